@@ -49,11 +49,8 @@ Encoder = TypeVar("Encoder", bound="PacksInOrder")
 class PackStream(SavableDataset[Any]):
     """The raw packs that one rank reads from a position on; an iteration ends with the epoch, and the next one goes on.
 
-    The first iteration after a state is the rest of the state's epoch: nothing if that epoch is finished.
-
-    Args:
-        reorders: each later epoch has its steps in another order.
-        order: int64[num], for each position the number of its pack in the tars; None: the order of the tars.
+    The first iteration after a state is the rest of the state's epoch: nothing if that epoch is finished. `order` has
+    for each position the number of its pack in the tars, int64[num]; None: the order of the tars.
     """
 
     _savable_fields = ("_position", "_count", "_epoch")
@@ -193,13 +190,8 @@ class _InOrder(BaseCoreDatasetFactory[Any]):
         return self.factory.as_file_store()
 
     def build(self, worker_rotation_offset: int = 0) -> SavableDataset[Any]:
-        return MapDataset(
-            self.stream,
-            self.factory.load_sample,
-            stateless_map_fn=True,
-            map_fn_config=self.factory.config,
-            worker_config=self.stream.worker_config,
-        )
+        options: dict[str, Any] = {"stateless_map_fn": True, "map_fn_config": self.factory.config}
+        return MapDataset(self.stream, self.factory.load_sample, worker_config=self.stream.worker_config, **options)
 
 
 class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
@@ -229,10 +221,8 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         if len(datasets) == 1 and _keeps_order(datasets[0].dataset, shuffle_buffer_size):
             stream = self._stream_of(datasets[0].dataset, manifests[0], worker_config)
             if self._states and worker_config.rank == 0 and not more.get("repeat", True) and stream.has_ended:
-                warning = (
-                    "%s: the states are of a finished epoch: repeat=False reads nothing, repeat=True the next epoch"
-                )
-                _log.warning(warning, datasets[0].dataset.path)
+                told = "the states are of a finished epoch: repeat=False reads nothing, repeat=True the next epoch"
+                _log.warning("%s: %s", datasets[0].dataset.path, told)
             loaded = copy.copy(datasets[0])
             loaded.dataset = _InOrder(loaded.dataset, stream)
             datasets = [loaded]
@@ -260,7 +250,9 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         num = len(factory) if order is None else len(order)
         here = Position(f"{num} packs ({_fingerprint(factory, manifest)})", topology, ranks=ranks, rank=worker.rank)
         position = resume(self._states, here, num)
-        is_even = _has_even_steps(planned, position, self._micro_batches) and _has_all_packs(factory, manifest)
+        of_splits = [split["packs"] for split in manifest.get("splits", {}).values()]
+        has_all = not factory.sample_excludes and len(factory) in of_splits  # else all later packs move
+        is_even = has_all and _has_even_steps(planned, position, self._micro_batches)
         if worker.rank == 0 and planned.has_steps and not is_even:
             warning = (
                 "%s: steps are not even as planned for %d ranks: here are %s%s, from pack %d on; they are with ranks"
@@ -292,12 +284,6 @@ def _has_even_steps(planned: Topology, position: Position, micro_batches: int | 
         if ranks != planned.data_parallel if micro_batches is None else micro_batches % of_each > 0:
             return False
     return (before.first + len(before.above)) % size == 0
-
-
-def _has_all_packs(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> bool:
-    """Say whether split.yaml leaves out no pack, after which all later packs would move."""
-    of_splits = [split["packs"] for split in manifest.get("splits", {}).values()]
-    return not factory.sample_excludes and len(factory) in of_splits
 
 
 def _keeps_order(factory: Any, shuffle_buffer_size: int | None) -> bool:

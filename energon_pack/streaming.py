@@ -22,7 +22,8 @@ from energon_pack.pooling.sample_measures import Measuring
 from energon_pack.steps.position import Position, reading, taken_by
 from energon_pack.steps.topology import ranks_here
 from energon_pack.trainers.doors import ForTrainers, import_rows
-from energon_pack.training.pack_encoder import Pack, PackEncoder
+from energon_pack.training.encoded import Pack
+from energon_pack.training.pack_encoder import PackEncoder
 
 __all__ = ["StreamingPackedDataset"]
 

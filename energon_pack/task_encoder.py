@@ -29,8 +29,8 @@ from energon_pack.reading import FatalSampleError, PacksInOrder, keep_unchosen, 
 from energon_pack.samples.flavors import UNPACKED, flavor_of_sample, inputs_of_sample
 from energon_pack.samples.member import MemberInput
 from energon_pack.training.batch import PackedBatch
+from energon_pack.training.encoded import BadPack, Pack
 from energon_pack.training.member_encoder import Encoded
-from energon_pack.training.pack_encoder import BadPack, Pack
 
 if TYPE_CHECKING:
     from energon_pack.pooling.sample_measures import Measuring

@@ -40,9 +40,9 @@ from energon_pack.sources.jsonl.index import LINE
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import absolute, real_path
-from energon_pack.verify import packs as checks
-from energon_pack.verify.shard import packs_of
-from energon_pack.verify.source import read_settings
+from energon_pack.verify import pack_checks as checks
+from energon_pack.verify.shard_checks import packs_of
+from energon_pack.verify.source_checks import read_settings
 
 _ROWS = 50_000  # rows that are sorted at once
 _PACKS = 256  # packs whose rows of the plan are held at once

@@ -27,7 +27,8 @@ from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.sources.prepared import Prepared, read_prepared
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.pack_encoder import Pack, PackEncoder
+from energon_pack.training.encoded import Pack
+from energon_pack.training.pack_encoder import PackEncoder
 
 __all__ = ["Packs", "packs", "shard_urls"]
 

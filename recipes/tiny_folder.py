@@ -64,11 +64,13 @@ def tiny_folder(processor: str, folder: str) -> Path:
 def _config(source: Path, loaded: Any) -> Any:
     """The config beside the processor, or the default of the model that its class is for."""
     import transformers as tf
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+    from transformers.models.auto import processing_auto
 
     if (source / "config.json").is_file() and "model_type" in json.loads((source / "config.json").read_text()):
         return tf.AutoConfig.from_pretrained(source)
-    kinds = [kind for kind, name in PROCESSOR_MAPPING_NAMES.items() if name == type(loaded).__name__]
+    kinds = [
+        kind for kind, name in vars(processing_auto)["PROCESSOR_MAPPING_NAMES"].items() if name == type(loaded).__name__
+    ]
     return tf.AutoConfig.for_model(kinds[0] if kinds else "llama")
 
 

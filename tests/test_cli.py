@@ -179,14 +179,6 @@ def test_paths_may_hold_an_equals_sign(tmp_path: Path, demo: tuple[Path, Path], 
     assert code == 0, errors
 
 
-def test_a_sweep_over_processors_gives_each_a_folder(tmp_path: Path, demo: tuple[Path, Path], shared: str) -> None:
-    shutil.copytree(demo[1], tmp_path / "other")
-    processors = f"model.processor={demo[1]},other"
-    code, _, errors = run_here("-m", "+model=qwen2_5_vl", processors, "stage=plan", shared, cwd=tmp_path)
-    assert code == 0, errors
-    assert len(planned(tmp_path)) == 2
-
-
 def planned(folder: Path) -> list[str]:
     """Names of the datasets that runs with stage=plan would write."""
     return sorted(path.name.removesuffix(".plan.html") for path in (folder / "packed").glob("*.plan.html"))
@@ -213,15 +205,6 @@ def test_a_run_says_how_even_its_steps_are(tmp_path: Path, shared: str) -> None:
     assert re.fullmatch(rf"steps: language model {three}, vision encoder {three}, both {three}", said[2][1])
     assert re.fullmatch(r"steps: trained tokens of a step are off the mean by up to .*% \(.*%; .*%\)", said[2][2])
     assert said[512] == ["steps: none is whole, for 11 packs of train are fewer than a step has"]
-
-
-def test_a_model_of_ones_own(tmp_path: Path, shared: str) -> None:
-    (tmp_path / "conf" / "model").mkdir(parents=True)
-    yaml = (conf_dir() / "model" / "qwen2_5_vl.yaml").read_text().replace("name: qwen2_5_vl", "name: mine")
-    (tmp_path / "conf" / "model" / "mine.yaml").write_text(yaml)
-    code, out, errors = run_here("--config-dir", "conf", "+model=mine", "stage=plan", shared, cwd=tmp_path)
-    assert code == 0, errors
-    assert "320" in out
 
 
 def test_a_model_built_upon_another_has_a_name_of_its_own(tmp_path: Path, shared: str) -> None:

@@ -101,7 +101,7 @@ def test_what_stalls_a_gpu_is_tried_on_a_cpu(
     gpu: ModuleType, packs: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Values for the tower spare reads, and 512 tokens and 128 segments are one shape; the loss stays."""
-    page, steps = run(gpu, packs, tmp_path / "page.md", monkeypatch, "--dry", "--stalls")
+    page, steps = run(gpu, packs, tmp_path / "page.md", monkeypatch, "--dry", "--stalls", "--steps", "3")
     rows = re.findall(
         r"│ (as it was|values for|and pad_to|and pad_segments)\S* .*│ +(\d+) +│ of a GPU only │ (\d+) ", page
     )

@@ -24,9 +24,9 @@ from energon_pack.samplers import PackSampler
 from energon_pack.samples.member import MemberInput
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.templates.template import Template
-from energon_pack.templates.tokens.added import Ranges
+from energon_pack.templates.tokens.added import Ids
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.pack_encoder import BadPack
+from energon_pack.training.encoded import BadPack
 from support.given import conversations
 from support.marks import first_of
 from support.packed import demo_config, packed, samples
@@ -96,14 +96,14 @@ def test_ids_are_made_by_the_engine_of_packing(
 ) -> None:
     """Else each text was tokenized anew in the loader, in three times the CPU of writing it."""
     lazy = packs if engine == Engine.auto else LazyPackedDataset(config(measure__engine=engine))
-    texts: list[tuple[str, Ranges]] = []
-    locate = Template.located
+    texts: list[str] = []
+    by_tokenizers = Template._by_tokenizers
 
-    def located(self: Template, some: Sequence[tuple[str, Ranges]]) -> list[tuple[list[int], Ranges]]:
-        texts.extend(some)
-        return locate(self, some)
+    def asked(self: Template, text: str, positions: Sequence[int]) -> tuple[Ids, list[int]]:
+        texts.append(text)
+        return by_tokenizers(self, text, positions)
 
-    monkeypatch.setattr(Template, "located", located)
+    monkeypatch.setattr(Template, "_by_tokenizers", asked)
     member_ids = [member.tokens.ids.tolist() for member in lazy[0].members]
     assert len(texts) == (len(member_ids) if engine == Engine.tokenizers else 0)
     assert member_ids == [member.tokens.ids.tolist() for member in packs[0].members]

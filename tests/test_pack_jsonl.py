@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from energon_pack.config import Format, PackConfig
-from energon_pack.errors import PackError, SamplesLost
+from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from support.marks import slow
 from support.packed import files, json_lines, train
@@ -127,13 +126,6 @@ def test_the_ledger_names_the_line(config: Make, tmp_path: Path) -> None:
     assert figures["by_media"]["image"]["samples_in"] == 7
 
 
-def test_losing_all_images_is_losing_a_modality(config: Make, tmp_path: Path) -> None:
-    """A wrong media_root, among many texts."""
-    source = write_lines(tmp_path / "s.jsonl", *[line([], "text")] * 200, line(["a.jpg"]))
-    with pytest.raises(SamplesLost, match="every image sample was skipped"):
-        packed(config, source)
-
-
 def test_a_lost_medium_without_an_extension_is_no_text(config: Make, tmp_path: Path) -> None:
     """One key of an LMDB that is missing, or a URL, among images would be every text sample, and nothing published.
 
@@ -219,14 +211,6 @@ def test_a_line_rewritten_with_its_time_kept_is_noticed(config: Make, source: Pa
     os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
     with pytest.raises(PackError, match=r"s\.jsonl changed since it was measured"):
         packed(config, source, max_skipped=0.5, output__name="again")
-
-
-def test_media_are_not_replaced_by_the_output(config: Make, source: Path) -> None:
-    _, folder = packed(config, source, max_skipped=0.5)
-    shutil.copytree(source.parent, folder / "media")
-    settings = {"source__media_root": str(folder / "media"), "output__overwrite": True}
-    with pytest.raises(PackError, match="lies in"):
-        packed(config, source, **settings)
 
 
 # ------------------------------------------------------------------------------------------------ which are drawn

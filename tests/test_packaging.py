@@ -145,10 +145,10 @@ def check_runs(python: Path, folder: Path, *overrides: str) -> None:
 
 
 @pytest.mark.long("commands of an installed wheel, each a process")
-def test_a_wheel_runs_from_any_folder(python: Path, tmp_path: Path) -> None:
+def test_a_wheel_runs_from_any_folder(python: Path, cache: Path, tmp_path: Path) -> None:
     folder = tmp_path / "elsewhere"
     folder.mkdir()
-    check_runs(python, folder, "measure.verify=0")
+    check_runs(python, folder, "measure.verify=0", f"cache_dir={cache}")
 
 
 @pytest.mark.slow

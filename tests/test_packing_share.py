@@ -127,15 +127,6 @@ def test_a_picture_is_in_one_split(config: Make, source: Path) -> None:
     assert len(pictures) == len({*pictures}) == 3
 
 
-def test_nothing_shared_is_todays_output(config: Make, source: Path) -> None:
-    """`share=none` measures, names and writes as before there was such a setting."""
-    folder = packed(config(source, packing__max_token_len=1024))
-    manifest = json.loads((folder / ".nv-meta/energon_pack.json").read_text())
-    assert (manifest["format"], manifest["flavor"]) == (3, "packed_multi_mix_qa")
-    assert not any("share" in name for name in manifest["content"]["packing"])
-    assert all(meta["format"] == 3 and "shared_lens" not in meta for meta in metas(folder))
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -11,10 +11,9 @@ from energon_pack.config import Mask, MediaIn, ModelConfig, Overlong, PackConfig
 from energon_pack.task_encoder import PackedTaskEncoder
 from support import processors
 from support.damage import found, lines
-from support.packed import files, json_lines, packed, samples, train
+from support.packed import json_lines, packed, samples, train
 from support.running import need_torchvision
 from support.samples import chat, sound, write_tar
-from support.stores import Bucket
 
 Make = Callable[..., PackConfig]
 
@@ -54,20 +53,6 @@ def run(made: tuple[Path, Path], cache: Path, tmp_path: Path) -> Make:
         return result
 
     return config
-
-
-@pytest.mark.slow  # images take the same way in test_pack.py
-@pytest.mark.parametrize("media", [*MediaIn])
-def test_the_same_bytes_from_everywhere(
-    run: Make, made: tuple[Path, Path], bucket: Bucket, tmp_path: Path, media: MediaIn
-) -> None:
-    """Were they not, a run that goes on elsewhere would train on other packs."""
-    stored = bucket.put_folder(made[0], "data")
-    expected = files(packed(run(output__media=media)))
-    assert len([name for name in expected if name.endswith(".tar")]) > 2
-    for name, again in (("two", run(executor__num_workers=2)), ("stored", run(stored))):
-        again.output.media, again.output.dir = media, str(tmp_path / name)
-        assert files(packed(again)) == expected
 
 
 def test_references_are_read_as_copies(run: Make) -> None:

@@ -64,7 +64,7 @@ class Skipping(PackedTaskEncoder):
 @pytest.fixture(scope="module")
 def dataset(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """41 packs, a shard each."""
-    settings: dict[str, Any] = {"output__max_shard_packs": 1, "source__limit": 150, "model__rope": Rope.qwen2_5_vl}
+    settings: dict[str, Any] = {"output__max_shard_packs": 1, "source__limit": 149, "model__rope": Rope.qwen2_5_vl}
     return pack_of(demo_config(demo, cache, tmp_path_factory.mktemp("packed"), packing__max_token_len=840, **settings))
 
 

@@ -86,7 +86,7 @@ def test_every_length_is_the_full_processors(real: Path, packed: Callable[[str],
     assert report["samples_packed"] == SETS[name] - NO_ANSWER.get(name, 0) - overlong
 
 
-@pytest.mark.parametrize("name", ["text_alpaca", "text_toolcall", slow("text_sharegpt_zh")])
+@pytest.mark.parametrize("name", [slow("text_alpaca"), "text_toolcall", slow("text_sharegpt_zh")])
 def test_text_is_packed_at_the_lower_bound(packed: Callable[[str], Path], name: str) -> None:
     report = json.loads((packed(name) / "report.json").read_text())
     assert report["packs"] == report["packs_lower_bound"] == -(-report["tokens"] // 4096)

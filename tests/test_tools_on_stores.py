@@ -20,7 +20,7 @@ from energon_pack.run.address import energon_address
 from energon_pack.run.stores import blocks, requests
 from energon_pack.sources import blockwise
 from energon_pack.verify import Options, verify
-from energon_pack.verify import shard as verify_shard
+from energon_pack.verify import shard_checks as verify_shard
 from support.corruptions import CORRUPTIONS
 from support.damage import found, lines, packed_to_damage
 from support.marks import slow

@@ -19,7 +19,7 @@ from energon_pack.errors import PackError
 from energon_pack.on_disk import PackedDataset
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.pack_encoder import BadPack
+from energon_pack.training.encoded import BadPack
 from energon_pack.webdataset import Packs, packs, shard_urls
 from support.batches import same
 from support.damage import read_shard, write_shard

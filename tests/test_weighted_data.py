@@ -16,8 +16,8 @@ from energon_pack.samples.member import SampleOptions
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.templates.settings import Untrained
 from energon_pack.training.batch import PackedBatch
+from energon_pack.training.encoded import BadPack, Pack
 from energon_pack.training.layout import IGNORE
-from energon_pack.training.pack_encoder import BadPack, Pack
 from energon_pack.unpack import unpack
 from energon_pack.verify import Options, verify
 from support.damage import read_shard, write_shard

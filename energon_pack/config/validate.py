@@ -92,8 +92,8 @@ def nearest_key(key: str) -> str:
     deeper = {key.rpartition(".")[2]: key for key in keys_of(schema)}
     for keys in ({key: key for key in names}, deeper):
         close = difflib.get_close_matches(name, keys, n=_GUESSES)
-        if near := next((one for one in close if _means(name, one)), None):
-            return f"did you mean {dot}{keys[near]}?"
+        if meant := next((one for one in close if _means(name, one)), None):
+            return f"did you mean {dot}{keys[meant]}?"
     if len(names) > _GUESSES and node:
         near = difflib.get_close_matches(name, names, n=_GUESSES, cutoff=0.0)
         return f"near it: {', '.join(dot + one for one in near)}; all of them: energon-pack --help {node}"

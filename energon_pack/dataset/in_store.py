@@ -1,16 +1,24 @@
 """A dataset on an object store, which has no rename: the dataset appears with its metadata, which are written last.
 
-PREFIX/.staging/NAME/identity     the marker: names the run that writes the shards; removed when the dataset is
-published PREFIX/.staging/NAME/.nv-meta/    metadata that names the shards where they are, for the check through Energon
+PREFIX/.staging/NAME/identity     the marker, {"identity": …, "run": …, "state": …}: names the run that writes the
+                                  shards; removed when the dataset is published
+PREFIX/.staging/NAME/.nv-meta/    metadata that names the shards where they are, for the check through Energon
 PREFIX/NAME/packed-000000.tar     each shard as it is written, followed by its .tar.idx
 PREFIX/NAME/.nv-meta/             written after all others, dataset.yaml last: without it, nobody reads the dataset
 
-A run removes, discards and publishes only while the marker is its own (`marker.py`). A run of the same identity
-continues from the shards that are there; a run of another identity needs output.overwrite=true if there are shards.
+Before a run changes the dataset, it has to win a conditional write of the marker, and it reads the marker before each
+further request. One gap remains: a run that is paused between reading the marker and its request still sends that one
+request when it resumes. If the other run has the same identity, a shard uploaded then has the same bytes.
+
+A run of the same identity continues from the shards that are there; a run of another identity needs
+output.overwrite=true if there are shards.
 """
 
+import json
+import uuid
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,10 +28,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from energon_pack.dataset.destination import another_run
 from energon_pack.dataset.energon import write_energon
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.manifest import MANIFEST
-from energon_pack.dataset.marker import Marker, Note, RunState
 from energon_pack.dataset.shards import ShardJob, WrittenShard, write_packs, written_shard
 from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.errors import PackError
@@ -37,6 +45,84 @@ from energon_pack.sources.tar import tar_len
 
 #: the files that make it a dataset: removed first and written last
 _DATASET, _MANIFEST = f"{META_FOLDER}/dataset.yaml", f"{META_FOLDER}/{MANIFEST}"
+
+
+class RunState(str, Enum):
+    """How far a run has come."""
+
+    writing = "writing"
+    #: the shards belong to another run, or are wrong
+    discarded = "discarded"
+    publishing = "publishing"
+
+
+@dataclass(frozen=True)
+class Note:
+    """The content of a marker; each run writes each of its notes once, and no two runs write the same."""
+
+    identity: str  # hash of everything that the bytes of the shards depend on
+    run: str
+    state: RunState
+
+    @classmethod
+    def new(cls, identity: str, state: RunState) -> "Note":
+        """Make the first note of a run."""
+        return cls(identity, uuid.uuid4().hex, state)
+
+    def trusts(self, identity: str) -> bool:
+        """Say whether the existing shards are from a run of this identity."""
+        return self.identity == identity and self.state is not RunState.discarded
+
+
+class Marker:
+    """The marker of one dataset."""
+
+    def __init__(self, dataset: str):
+        self._dataset = dataset
+        self.folder = f"{parent(dataset)}/.staging/{dataset.rpartition('/')[2]}"
+        self._address = f"{self.folder}/identity"
+
+    def read(self) -> tuple[Note | None, str | None]:
+        """Return the note, and its version for `win`; None: no run is at work, and none was stopped."""
+        try:
+            data, version = stores.read_with_version(self._address)
+        except FileNotFoundError:
+            return None, None
+        try:
+            fields = json.loads(data)
+            return Note(fields["identity"], fields["run"], RunState(fields["state"])), version
+        except (ValueError, KeyError, TypeError):  # written by another version of this package
+            return Note("", "", RunState.discarded), version
+
+    def win(self, note: Note, version: str | None) -> Note:
+        """Replace the note that was read by this one; raises PackError if another run was faster."""
+        if not stores.put_if(self._address, json.dumps(asdict(note)).encode(), version):
+            raise another_run(self._dataset)
+        return note
+
+    def move(self, note: Note, state: RunState) -> Note:
+        """Win the next state of a run; raises PackError if another run took over."""
+        now, version = self.read()
+        if now != note:
+            raise another_run(self._dataset)
+        return self.win(replace(note, state=state), version)
+
+    def refuse_lost(self, note: Note) -> None:
+        """Raise PackError if another run took over from the run that wrote this note."""
+        if self.read()[0] != note:
+            raise another_run(self._dataset)
+
+    def refuse_other(self, identity: str | None) -> None:
+        """Raise PackError if no run of this identity is at work, or its shards were discarded."""
+        note, _ = self.read()
+        if note is None or identity is None or not note.trusts(identity):
+            raise another_run(self._dataset)
+
+    def leave(self, note: Note) -> None:
+        """Remove the marker and everything beside it, unless the next run is already at work."""
+        names = stores.entries(self.folder)
+        if self.read()[0] == note:
+            stores.delete(names)
 
 
 class DatasetInStore(DatasetInFolder):

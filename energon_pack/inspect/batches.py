@@ -1,23 +1,17 @@
-"""Show a batch: positions, where members begin, and what each key holds."""
+"""Show a batch: where members begin, and what each key holds."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice, pairwise
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from energon_pack.report.pages.html import Html, details, join, table, tag
-from energon_pack.samples.media.kinds import KINDS
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.layout import IGNORE
 
 _MOST_ROWS = 64  # rows of a table of boundaries
 _FIRST = 8  # values of a tensor that are shown
-_KINDS = ("text", *KINDS)  # by the values of mm_token_type_ids
-_ROWS = ("text", "time", "height", "width")
 _WAYS = {
     "positions": "by positions that start again; kernels of variable length get cu_seqlens",
     "dict4d": "by masks made from position_ids",
@@ -29,17 +23,14 @@ _WAYS = {
 
 
 def batch_section(batch: PackedBatch) -> Html:
-    """Show positions, boundaries, masks and keys of a batch of one pack."""
+    """Show boundaries, masks and keys of a batch of one pack."""
     bounds = boundaries(batch)
     ways = "by masks, or a plan, made from tree_end" if "tree_end" in batch else _WAYS.get(batch.mask, batch.mask)
     return join(
         (
-            tag("h3", "Positions"),
-            positions_table(batch),
             tag("h3", "Where members begin"),
             bounds_table(bounds, batch),
             tag("p", f"Members are kept apart {ways}.", class_="faint"),
-            *weights_section(batch),
             tag("h3", "Keys of the batch"),
             keys_table(batch),
         )
@@ -49,41 +40,8 @@ def batch_section(batch: PackedBatch) -> Html:
 def boundaries(batch: PackedBatch) -> list[int]:
     """Return where each member begins in the row, and where the last one ends."""
     names = ("cu_seqlens_q_padded", "cu_seqlens_q", "cu_seq_lens_q")
-    found: list[int] = next(batch[name].tolist() for name in names if name in batch)
-    return found
-
-
-def positions_table(batch: PackedBatch) -> Html:
-    """Show the rows of positions as runs of tokens of one kind."""
-    positions = batch["position_ids"]
-    rows = positions.reshape(-1, positions.shape[-1])
-    named = dict(zip(["text"] if len(rows) == 1 else _ROWS[-len(rows) :], rows, strict=True))
-    says = tag("p", f"position_ids {list(positions.shape)}: {', '.join(named)}", class_="faint")
-    first = named.pop("text", None)
-    if first is not None and all(torch.equal(row, first) for row in named.values()):
-        alike = f"{', '.join(named)} are the same as text: there are no media."
-        return join((says, tag("p", alike, class_="faint") if named else None))
-    return join((says, _runs_table(named, batch)))
-
-
-def _runs_table(rows: Mapping[str, Tensor], batch: PackedBatch) -> Html:
-    """Build a table of runs of tokens of one kind and one member: the first and last position in each row."""
-    kinds = batch["mm_token_type_ids"].flatten()
-    starts = torch.zeros(len(kinds), dtype=torch.bool)
-    starts[boundaries(batch)[:-1]] = True
-    starts[1:] |= kinds[1:] != kinds[:-1]
-    places = [*starts.nonzero().flatten().tolist(), len(kinds)]
-    lines = [
-        (
-            _KINDS[int(kinds[start])],
-            f"{start:,}",
-            f"{end:,}",
-            *(f"{int(row[start:end].min()):,} – {int(row[start:end].max()):,}" for row in rows.values()),
-        )
-        for start, end in islice(pairwise(places), _MOST_ROWS)
-    ]
-    more = f"and {len(places) - 1 - _MOST_ROWS:,} more" if len(places) - 1 > _MOST_ROWS else None
-    return join((table(("tokens", "from", "to", *rows), lines), tag("p", more, class_="faint")))
+    bounds: list[int] = next(batch[name].tolist() for name in names if name in batch)
+    return bounds
 
 
 def bounds_table(bounds: Sequence[int], batch: PackedBatch) -> Html:
@@ -101,21 +59,6 @@ def bounds_table(bounds: Sequence[int], batch: PackedBatch) -> Html:
     whole = table(header, [[row[0], *(f"{value:,}" for value in row[1:])] for row in rows[:_MOST_ROWS]])
     more = tag("p", f"and {len(rows) - _MOST_ROWS:,} more", class_="faint") if len(rows) > _MOST_ROWS else None
     return join((values, details(f"{len(rows):,} members and paddings", whole, more)))
-
-
-def weights_section(batch: PackedBatch) -> Iterator[Html]:
-    """Show how many trained tokens have which weight, if some weight is not 1."""
-    name = "loss_weight" if "loss_weight" in batch else "loss_mask"
-    if name not in batch:
-        return
-    values, counts = batch[name][batch["labels"] != IGNORE].unique(return_counts=True)
-    if values.tolist() not in ([], [1.0]):
-        yield tag("h3", "What counts in the loss")
-        yield tag("p", "How much each trained token counts, in ", tag("code", name), ".", class_="faint")
-        rows = list(zip(values.tolist(), counts.tolist(), strict=True))
-        yield table(("weight", "tokens"), [(f"{value:.6g}", f"{number:,}") for value, number in rows[:_MOST_ROWS]])
-        if len(rows) > _MOST_ROWS:
-            yield tag("p", f"and {len(rows) - _MOST_ROWS:,} more weights", class_="faint")
 
 
 def keys_table(batch: PackedBatch) -> Html:

@@ -30,67 +30,67 @@ _CODES = {1: "nothing is called so; or refused, in one line"}
 
 def main() -> int:
     """Run the command; return its exit code."""
-    given = _arguments()
-    if given.source is not None:
+    options = _arguments()
+    if options.source is not None:
         from energon_pack.inspect.source import show_sample  # imports Hydra
 
-        return show_sample(given)
-    return _show_pack(given)
+        return show_sample(options)
+    return _show_pack(options)
 
 
-def _show_pack(given: argparse.Namespace) -> int:
-    if not given.given:
+def _show_pack(options: argparse.Namespace) -> int:
+    if not options.given:
         raise PackError("a folder of a packed dataset, or --source PATH +model=MODEL; --help says more")
-    if len(given.given) > 2 or any(map(is_override, given.given[1:])):
-        raise PackError(f"{' '.join(given.given[1:])}: one number or key of a pack; overrides are for --source")
-    opened = open_dataset(given.given[0])
+    if len(options.given) > 2 or any(map(is_override, options.given[1:])):
+        raise PackError(f"{' '.join(options.given[1:])}: one number or key of a pack; overrides are for --source")
+    opened = open_dataset(options.given[0])
     with opened.packs:
-        if given.search is not None:
-            return _search(opened, given)
-        named = given.given[1] if len(given.given) > 1 else "0"
-        if given.random is not None:
-            number = random.Random(given.random or None).randrange(len(opened.packs))
+        if options.search is not None:
+            return _search(opened, options)
+        named = options.given[1] if len(options.given) > 1 else "0"
+        if options.random is not None:
+            number = random.Random(options.random or None).randrange(len(opened.packs))
         else:
             number = opened.number_of(named)
-        if len(given.given) == 1 and given.random is None:
+        if len(options.given) == 1 and options.random is None:
             for line in about(opened):
                 say(line)
             say("")
         vocabulary, missing = None, None
-        if given.tokens or given.processor or given.html:
-            from energon_pack.inspect.tokens import vocabulary_for
+        if options.tokens or options.processor or options.html:
+            from energon_pack.inspect.vocabulary import vocabulary_for
 
-            vocabulary, missing = vocabulary_for(opened, given.processor, given.trust_remote_code)
-        found = opened.packs[number]
-        view = opened.view(found, vocabulary, _MOST_THUMBNAILS if given.html else 0)
-        if given.html:  # written before anything is printed, because `| head` ends the process
-            from energon_pack.inspect.page import pack_page
-            from energon_pack.inspect.tokens import processor_of
+            vocabulary, missing = vocabulary_for(opened, options.processor, options.trust_remote_code)
+        located = opened.packs[number]
+        view = opened.view(located, vocabulary, _MOST_THUMBNAILS if options.html else 0)
+        if options.html:  # written before anything is printed, because `| head` ends the process
+            from energon_pack.inspect.pack_page import pack_page
+            from energon_pack.inspect.vocabulary import processor_of
 
-            how = {"trust_remote_code": given.trust_remote_code}
-            write_page(given.html, pack_page(opened, found, view, processor_of(opened, given.processor), how))
+            how = {"trust_remote_code": options.trust_remote_code}
+            write_page(options.html, pack_page(opened, located, view, processor_of(opened, options.processor), how))
         print_blocks(Line(note, "bad") for note in (*opened.notes, *([missing] if missing else [])))
-        print_pack(view, given.full)
+        print_pack(view, options.full)
         following = min(number + 1, len(opened.packs) - 1)
-        print_next(f"python -m energon_pack.inspect {shlex.quote(given.given[0])} {following}", _others(given))
+        print_next(f"python -m energon_pack.inspect {shlex.quote(options.given[0])} {following}", _others(options))
     return 0
 
 
-def _others(given: argparse.Namespace) -> list[str]:
+def _others(options: argparse.Namespace) -> list[str]:
     """List other things that can be shown."""
-    return ["--search TEXT", "--random", *["--tokens"] * (not given.tokens), *["--html OUT"] * (not given.html)]
+    return ["--search TEXT", "--random", *["--tokens"] * (not options.tokens), *["--html OUT"] * (not options.html)]
 
 
-def _search(opened: Opened, given: argparse.Namespace) -> int:
+def _search(opened: Opened, options: argparse.Namespace) -> int:
     from energon_pack.inspect.dataset import search, skipped
 
-    hits, num_hits = search(opened, given.search, given.limit)
-    lost = list(skipped(opened, given.search, given.limit))
+    hits, num_hits = search(opened, options.search, options.limit)
+    lost = list(skipped(opened, options.search, options.limit))
     for line in lost:
         say(f"in no pack: {line}")
     if not hits:
         if not lost:
-            say(f"{given.search}: in no id of a member, and in no key of the {len(opened.packs):,} packs")
+            say(f"{options.search}: in no id of a member, and in no key of the {len(opened.packs):,} packs")
         return 0 if lost else 1
     rows = [(f"{hit.number:,}", f"#{hit.member}", hit.key, hit.sample_id) for hit in hits]
     print_table(Rows(("pack", "member", "key", "sample"), rows, num_words=4))
@@ -101,8 +101,8 @@ def _search(opened: Opened, given: argparse.Namespace) -> int:
 
 def _arguments() -> argparse.Namespace:
     takes = "DIR [PACK] | --source PATH +model=MODEL [OVERRIDES] [SAMPLE]"
-    what = "Look at a pack of a dataset, or at a sample of a source before it is packed."
-    tool = parser("inspect", takes, what, _EXAMPLES, _CODES)
+    purpose = "Look at a pack of a dataset, or at a sample of a source before it is packed."
+    tool = parser("inspect", takes, purpose, _EXAMPLES, _CODES)
     tool.add_argument(
         "given", nargs="*", metavar="DIR [PACK]", help="a packed dataset, and the number or key of a pack"
     )

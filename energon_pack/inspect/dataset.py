@@ -3,7 +3,7 @@
 import io
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import islice
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -61,10 +60,10 @@ class Opened:
             raise PackError(f"pack {named} of {self.folder}: no such key; --search {shlex.quote(named)} looks in ids")
         return found
 
-    def view(self, found: LocatedPack, vocabulary: "Vocabulary | None" = None, max_thumbnails: int = 0) -> PackView:
+    def view(self, located: LocatedPack, vocabulary: "Vocabulary | None" = None, max_thumbnails: int = 0) -> PackView:
         """Build the view of a pack, as far as it can be read."""
-        notes, rows = list(found.defects), None
-        key = found.pack.files.key
+        notes, rows = list(located.defects), None
+        key = located.pack.files.key
         if self.plan is not None:
             try:
                 rows = self.plan.members({key}).get(key)
@@ -74,16 +73,16 @@ class Opened:
         else:
             notes.append(f"{PLAN} is missing")
         longest = self.manifest.get("max_token_len")
-        place = Place(found.number, len(self.packs), found.shard, longest if type(longest) is int else None)
-        return pack_view(found.file, found.pack, place, rows, vocabulary, max_thumbnails, notes)
+        place = Place(located.number, len(self.packs), located.shard, longest if type(longest) is int else None)
+        return pack_view(located.file, located.pack, place, rows, vocabulary, max_thumbnails, notes)
 
 
 def open_dataset(dataset: str | Path) -> Opened:
     """Open a packed dataset."""
     folder = opened(dataset)
     if not folder.is_there:
-        what = _of_file(folder.path) if is_file(folder.path) else f"{folder}: no such folder, or nothing in it"
-        raise PackError(what)
+        why = _of_file(folder.path) if is_file(folder.path) else f"{folder}: no such folder, or nothing in it"
+        raise PackError(why)
     notes: list[str] = []
     manifest = _read(folder, f"{META_FOLDER}/{MANIFEST}", notes)
     report = _read(folder, REPORT, notes)
@@ -135,9 +134,12 @@ def about(opened: Opened) -> Iterator[str]:
     manifest, report, packs = opened.manifest, opened.report, opened.packs
     content = manifest.get("content")
     model, first = at(content, "model", "name"), packs[0].pack.flavor
-    made = [f"{manifest.get('flavor') or first.name}"]
-    made += [f"for {model}" if model else "for no model that it names", f"layout {manifest.get('layout', '?')}"]
-    yield f"{opened.folder}: {', '.join(made)}"
+    facts_of_form = [f"{manifest.get('flavor') or first.name}"]
+    facts_of_form += [
+        f"for {model}" if model else "for no model that it names",
+        f"layout {manifest.get('layout', '?')}",
+    ]
+    yield f"{opened.folder}: {', '.join(facts_of_form)}"
     facts = [f"{amount(len(packs), 'pack')} in {amount(len(packs.counts), 'shard')}"]
     if type(number := manifest.get("num_samples")) is int:
         facts[0] += f", {amount(number, 'sample')}"
@@ -175,23 +177,31 @@ class Hit(NamedTuple):
 
 
 def search(opened: Opened, text: str, most: int) -> tuple[list[Hit], int]:
-    """Return the first `most` hits, exact ones first, and the number of all; by the plan, or by reading each pack."""
-    num_hits = 0
-
-    def counted() -> Iterator[Hit]:
-        nonlocal num_hits
-        for number, hits in _of_packs(opened, text) if opened.plan is None else _of_plan(opened.plan, text, most):
-            num_hits += number
-            yield from hits
-
-    found = nsmallest(most, counted())
-    return found if opened.plan is None else _named(found, opened.plan), num_hits
+    """Return the first `most` hits in the plan, exact ones first, and the number of all."""
+    if opened.plan is None:
+        raise PackError(f"--search {text}: {opened.folder} has no {PLAN}, which names the members of packs")
+    hits: list[Hit] = []
+    num_hits = first = 0  # first: the first pack of a row group
+    for table in opened.plan.tables("pack", "shard", "key", "record_part"):
+        packs, ids = table["pack"].combine_chunks(), ids_of(table)
+        is_first = np.append(True, pc.not_equal(packs[1:], packs[:-1]).to_numpy(zero_copy_only=False))
+        starts = np.flatnonzero(is_first)
+        is_hit = pc.or_kleene(pc.match_substring(packs, text), pc.match_substring(ids, text))
+        rows = np.flatnonzero(pc.fill_null(is_hit, False).to_numpy(zero_copy_only=False))
+        numbers = np.searchsorted(starts, rows, side="right") - 1
+        for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
+            key, name, sample = packs[row].as_py(), ids[row].as_py(), table["key"][row].as_py()
+            hits.append(Hit(int(text not in (key, name, sample)), first + number, row - int(starts[number]), key, name))
+        num_hits, first = num_hits + len(rows), first + len(starts)
+        hits = nsmallest(most, hits)
+    members = opened.plan.members({hit.key for hit in hits})  # only they name parts of samples
+    return [hit._replace(sample_id=members[hit.key][hit.member].sample_id) for hit in hits], num_hits
 
 
 def skipped(opened: Opened, text: str, most: int) -> Iterator[str]:
     """Yield the first `most` samples in no pack, and why, from the ledger; lines that are no entries are left out."""
-    found = (entry for entry in entries(opened) if text in str(entry.get("sample_id", "")))
-    for entry in islice(found, most):
+    lost = (entry for entry in entries(opened) if text in str(entry.get("sample_id", "")))
+    for entry in islice(lost, most):
         yield f"{entry['sample_id']}: {entry.get('reason')}: {entry.get('detail')}"
 
 
@@ -211,57 +221,9 @@ def _entry(line: str) -> dict[str, Any]:
     return entry if isinstance(entry, dict) else {}
 
 
-def _of_plan(plan: PlanFile, text: str, most: int) -> Iterator[tuple[int, list[Hit]]]:
-    """Yield, for each row group, how many hits it has and the first of them, without the samples' ids."""
-    first = 0  # the first pack of this row group
-    spans = any(mark in text for mark in (TarShard.mark, JsonlShard.mark))  # the hit may begin in a shard's name
-    for table in plan.tables("pack", "shard", "key", *["record_part"] * spans):
-        packs, keys = table["pack"].combine_chunks(), table["key"]
-        names = (packs, ids_of(table)) if spans else (packs, keys, table["shard"])
-        rows = np.flatnonzero(_any([pc.match_substring(column, text) for column in names]))
-        starts = np.flatnonzero(np.concatenate(([True], _any([pc.not_equal(packs[1:], packs[:-1])]))))
-        if len(rows):
-            is_exact = _any([pc.equal(column.take(pa.array(rows)), text) for column in (*names, keys)])
-            best = np.argsort(~is_exact, kind="stable")[:most]
-            chosen = rows[best]
-            numbers = np.searchsorted(starts, chosen, side="right") - 1
-            ranks, places = (~is_exact[best]).astype(int), chosen - starts[numbers]
-            pack_keys = packs.take(pa.array(chosen)).to_pylist()
-            columns = (ranks.tolist(), (first + numbers).tolist(), places.tolist(), pack_keys)
-            yield len(rows), [Hit(*row, "") for row in zip(*columns, strict=True)]
-        first += len(starts)
-
-
-def _named(hits: list[Hit], plan: PlanFile) -> list[Hit]:
-    """Return the hits with the ids of their samples."""
-    members = plan.members({hit.key for hit in hits})
-    ids = {key: [row.sample_id for row in rows] for key, rows in members.items()}
-    return [hit._replace(sample_id=(ids.get(hit.key, [])[hit.member :] or ["?"])[0]) for hit in hits]
-
-
-def _any(columns: Sequence[pa.Array | pa.ChunkedArray]) -> npt.NDArray[np.bool_]:
-    """Return where at least one of the columns is true; null is not."""
-    values: npt.NDArray[np.bool_] = np.logical_or.reduce(
-        [np.asarray(pc.fill_null(column, False)) for column in columns]
-    )
-    return values
-
-
 def ids_of(table: pa.Table) -> pa.Array:
     """Return `<shard>/<key>` of each row; of a line, `<file>:<line>`."""
     is_line = pc.fill_null(pc.equal(table["record_part"], LINE), False)
     marks = pc.if_else(is_line, JsonlShard.mark, TarShard.mark)
     columns = [column.cast(pa.large_string()) for column in (table["shard"], marks, table["key"])]
     return pc.binary_join_element_wise(*columns, pa.scalar("", pa.large_string())).combine_chunks()
-
-
-def _of_packs(opened: Opened, text: str) -> Iterator[tuple[int, list[Hit]]]:
-    """Yield, for each pack, how many hits it has and which."""
-    for found in opened.packs.all():
-        key, ids = found.pack.files.key, found.pack.ids
-        hits = [
-            Hit(int(text not in (key, name, name.rpartition("/")[2])), found.number, member, key, name)
-            for member, name in enumerate(ids)
-            if text in name or text in key
-        ]
-        yield len(hits), hits

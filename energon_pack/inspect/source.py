@@ -48,7 +48,7 @@ _MOST_THUMBNAILS = 24
 
 
 @dataclass(frozen=True)
-class Looked:
+class SampleLook:
     """One sample as the tool shows it."""
 
     view: MemberView
@@ -56,31 +56,31 @@ class Looked:
     remarks: list[str] = field(default_factory=list)  # notes to print
 
 
-def show_sample(given: argparse.Namespace) -> int:
+def show_sample(options: argparse.Namespace) -> int:
     """Run the tool's `--source` mode; return the exit code."""
-    overrides = list(filter(is_override, given.given))
-    named = [text for text in given.given if not is_override(text)]
+    overrides = list(filter(is_override, options.given))
+    named = [text for text in options.given if not is_override(text)]
     if len(named) > 1:
         raise PackError(f"{' '.join(named)}: one number or id of a sample")
     config = compose_config(overrides)
-    if given.processor:
-        config = replace(config, model=replace(config.model, processor=given.processor))
-    source = find_source(config.source, given.source)
-    indexed, place, number = _chosen(source, named[0] if named else None, given.random)
+    if options.processor:
+        config = replace(config, model=replace(config.model, processor=options.processor))
+    source = find_source(config.source, options.source)
+    indexed, place, number = _chosen(source, named[0] if named else None, options.random)
     shard = indexed.shard
     template, missing = template_of(config)
     with Reader() as reader:
-        looked = look(config, reader, shard, indexed.rows[place], template, _MOST_THUMBNAILS if given.html else 0)
+        looked = look(config, reader, shard, indexed.rows[place], template, _MOST_THUMBNAILS if options.html else 0)
     num_files = len(source.shards)
     where = f"sample {place:,} of {shard.name}" + f", a file of {num_files:,} in the source" * (num_files > 1)
     remarks = [*indexed.damage, *looked.remarks]
     say(f"read as: {read_as(source)}")
     remarks += [missing] if missing else []
-    if given.html:  # written before anything is printed, because `| head` ends the process
-        write_page(given.html, sample_page(looked.view, where, looked.raw, remarks))
-    print_sample(looked.view, where, looked.raw, remarks, given.full)
-    words = " ".join(map(shlex.quote, ["--source", given.source, *overrides]))
-    following = number + 1 if given.random is None else "--random"
+    if options.html:  # written before anything is printed, because `| head` ends the process
+        write_page(options.html, sample_page(looked.view, where, looked.raw, remarks))
+    print_sample(looked.view, where, looked.raw, remarks, options.full)
+    words = " ".join(map(shlex.quote, ["--source", options.source, *overrides]))
+    following = number + 1 if options.random is None else "--random"
     print_next(f"python -m energon_pack.inspect {words} {following}", ["an id", "--random", "--html OUT"])
     return 0
 
@@ -92,7 +92,7 @@ def look(
     row: IndexRow | LengthsRow,
     template: Template | None,
     max_thumbnails: int = 0,
-) -> Looked:
+) -> SampleLook:
     """Read a sample as packing does; if it would be in no pack, say why."""
     sample_id = shard.sample_id(row.key)
     raw = b""
@@ -109,7 +109,7 @@ def look(
         )
     except Skip as skip:
         view = MemberView(sample_id, skip.media_type or "unknown", None, None, None, refused=str(skip))
-        return Looked(view, Raw(_json(raw, most=None), _json(raw, most=None)))
+        return SampleLook(view, Raw(_json(raw, most=None), _json(raw, most=None)))
     text = Raw(_json(raw), _json(raw, most=None))
     view = sample_view(sample, sample_id, reader, shard, template, max_thumbnails)
     where = "before the first user turn, or in place of <image> for a video"
@@ -121,7 +121,7 @@ def look(
     if template is not None and view.refused is None:
         view, more = _judged(config, view, sample, template)
         remarks += more
-    return Looked(view, text, remarks)
+    return SampleLook(view, text, remarks)
 
 
 def _judged(
@@ -135,14 +135,14 @@ def _judged(
     if rendered.leaves_out_reasoning:
         remarks.append("the chat template writes nothing of its reasoning")
     if rendered.num_control_tokens:
-        what = f"its text spells {rendered.num_control_tokens:,} special tokens"
-        remarks.append(f"{what} (source.control_tokens={config.source.control_tokens.value})")
+        reason = f"its text spells {rendered.num_control_tokens:,} special tokens"
+        remarks.append(f"{reason} (source.control_tokens={config.source.control_tokens.value})")
         if config.source.control_tokens is ControlTokens.skip:
-            return replace(view, refused=f"{Reason.CONTROL_TOKEN.value}: {what}"), remarks
+            return replace(view, refused=f"{Reason.CONTROL_TOKEN.value}: {reason}"), remarks
     counts = {"token_len": view.token_len, **counts_of(rendered, sample.kinds)}
     if unfit := flavor.unfit(do_not_fit(sample)):
-        what = f"{Reason.NOT_IN_FLAVOR.value}: {flavor.holder} has no place for it: {unfit}"
-        return replace(view, refused=what), remarks
+        reason = f"{Reason.NOT_IN_FLAVOR.value}: {flavor.holder} has no place for it: {unfit}"
+        return replace(view, refused=reason), remarks
     if cuts := cuts_of(sample, config.labels):
         remarks.append(f"labels.expand={config.labels.expand.value}: it becomes {amount(len(cuts), 'sample')}")
     if too_much := caps.exceeded(counts, packing):
@@ -174,7 +174,7 @@ def index_shard(source: Source, shard: Shard) -> Indexed:
     """Index one file of a source; raises PackError where it can't be read."""
     table = shard.index()
     about = about_of(table)
-    damage = [f"{shard.name} is damaged: {what} at byte {offset}" for offset, what in damage_of(about)]
+    damage = [f"{shard.name} is damaged: {fault} at byte {offset}" for offset, fault in damage_of(about)]
     damage += filter(None, [dotted_of(shard.path, about)])
     return Indexed(shard, [*rows_of(table, IndexRow)], damage)
 

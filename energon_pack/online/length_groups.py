@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.plan.bins.base import Bins
+from energon_pack.plan.bins.planned_bins import Bins
 from energon_pack.run.seeded import Ints, random_keys
 
 

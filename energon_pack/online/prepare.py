@@ -57,6 +57,7 @@ from energon_pack.samples.skip import Skip
 from energon_pack.sources.find import Source
 from energon_pack.sources.sample import ReadSample
 from energon_pack.sources.shard import TarShard
+from energon_pack.sources.storage import path_in
 from energon_pack.stages.measuring import Measured, index_source, measure_source, prepare_method
 from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.stages.planning import Planned, plan_source
@@ -113,6 +114,9 @@ class _Conversations(TarShard):
     @property
     def media_root(self) -> str:
         return self.root
+
+    def path_of(self, name: str) -> str:
+        return path_in(self.root, name)
 
 
 class _Slices(Dataset[pa.Table]):

@@ -22,7 +22,8 @@ from energon_pack.samples.member import MemberInput
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.steps.position import Position
 from energon_pack.templates.sample import Sample
-from energon_pack.training.pack_encoder import Pack, PackEncoder
+from energon_pack.training.encoded import Pack
+from energon_pack.training.pack_encoder import PackEncoder
 
 _ROUNDS = 6
 _WORD = 1 << 64

@@ -42,10 +42,12 @@ def alike(
     edges = np.arange(0, len(packs) + 1, max(1, start or len(packs)))
     while np.diff(edges).max(initial=0) > size:
         sizes = np.diff(edges)
-        mine = costs[:, packs]
-        waits = np.maximum.reduceat(mine, edges[:-1], axis=1) - np.add.reduceat(mine, edges[:-1], axis=1) / sizes
+        each_cost = costs[:, packs]
+        waits = (
+            np.maximum.reduceat(each_cost, edges[:-1], axis=1) - np.add.reduceat(each_cost, edges[:-1], axis=1) / sizes
+        )
         block = np.repeat(np.arange(len(sizes)), sizes)
-        cost = mine[waits.argmax(axis=0)[block], np.arange(len(packs))]
+        cost = each_cost[waits.argmax(axis=0)[block], np.arange(len(packs))]
         order = _sorted_within(block, cost)
         packs, middles = packs[order], edges[:-1] + -(-sizes // (2 * size)) * size
         if trained is not None and most_off < inf:
@@ -139,20 +141,20 @@ def mended(costs: Floats, trained: Ints, read: Ints, size: int, most_off: float)
         return read
     for step in astray.tolist():
         sign = 1 if sums[step] > most else -1
-        own = np.argsort(-sign * trained[steps[step]], kind="stable")[:_TRIED, None]
-        moved = trained[steps[step, own]] - trained[steps.ravel()]  # [own, packs]
-        there = np.repeat(sums, size) + moved
-        fits = (there >= least) & (there <= most) & (sums[step] - moved >= least) & (sums[step] - moved <= most)
+        ours = np.argsort(-sign * trained[steps[step]], kind="stable")[:_TRIED, None]
+        moved = trained[steps[step, ours]] - trained[steps.ravel()]  # [own, packs]
+        sums_then = np.repeat(sums, size) + moved
+        fits = (sums_then >= least) & (sums_then <= most) & (sums[step] - moved >= least) & (sums[step] - moved <= most)
         fits[:, step * size : (step + 1) * size] = False
         if not fits.any():
             return read
         of_packs = costs[:, steps]
-        before, others = of_packs.max(axis=2), _most_of_others(of_packs)
-        after = np.maximum(others[:, step, own], of_packs.reshape(len(costs), 1, -1))
-        after += np.maximum(others.reshape(len(costs), 1, -1), of_packs[:, step, own])
+        before, rest = of_packs.max(axis=2), _most_of_others(of_packs)
+        after = np.maximum(rest[:, step, ours], of_packs.reshape(len(costs), 1, -1))
+        after += np.maximum(rest.reshape(len(costs), 1, -1), of_packs[:, step, ours])
         rise = (after - np.repeat(before, size, axis=1)[:, None]).sum(axis=0)
         one, other = divmod(int(np.where(fits, rise, np.inf).argmin()), num)
-        here, place = (step, int(own[one, 0])), divmod(other, size)
+        here, place = (step, int(ours[one, 0])), divmod(other, size)
         steps[here], steps[place] = steps[place], steps[here]
         sums[step] -= moved[one, other]
         sums[place[0]] += moved[one, other]

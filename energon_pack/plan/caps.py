@@ -47,8 +47,8 @@ COLUMNS = tuple(dict.fromkeys(cap.column for cap in CAPS))
 
 def limits(packing: PackingConfig) -> list[tuple[Cap, int]]:
     """Return the caps that are set, each with its limit."""
-    given = [(cap, getattr(packing, cap.name)) for cap in CAPS]
-    return [(cap, limit) for cap, limit in given if limit is not None]
+    values = [(cap, getattr(packing, cap.name)) for cap in CAPS]
+    return [(cap, limit) for cap, limit in values if limit is not None]
 
 
 def costs(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[Ints, Ints]:

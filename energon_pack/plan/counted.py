@@ -144,20 +144,20 @@ def count_packs(items: Items, plan: PackPlan, cost: CostModel, max_token_len: in
     """Count tokens, members, costs and lengths of all packs of a plan, for the page."""
     num = len(MEDIA_TYPES)
     count, tokens, room = np.zeros((3, num), np.int64)
-    found = CountedPacks(count, tokens, room, 0, Tally(), Tally(), Moments(), 0.0, 0.0)
+    counts = CountedPacks(count, tokens, room, 0, Tally(), Tally(), Moments(), 0.0, 0.0)
     for part in plan.parts():
         media, features = media_of_packs(items, part), features_of_packs(items, part)
         lens = part.per_pack(items.lens)
-        found.packs += _by(media, num)
-        found.tokens += _by(media, num, lens)
-        found.room += _by(media, num, np.maximum(lens, max_token_len))
-        found.num_supervised += int(part.per_pack(items.num_supervised).sum())
-        found.members.add(features["members"])
-        found.visual_tokens.add(features["visual_tokens"])
-        found.attention_cost.add(features["attention_cost"])
+        counts.packs += _by(media, num)
+        counts.tokens += _by(media, num, lens)
+        counts.room += _by(media, num, np.maximum(lens, max_token_len))
+        counts.num_supervised += int(part.per_pack(items.num_supervised).sum())
+        counts.members.add(features["members"])
+        counts.visual_tokens.add(features["visual_tokens"])
+        counts.attention_cost.add(features["attention_cost"])
         lm, vision = costs_of_packs(items, part, cost).sum(axis=1).tolist()
-        found.lm, found.vision = found.lm + lm, found.vision + vision
-    return found
+        counts.lm, counts.vision = counts.lm + lm, counts.vision + vision
+    return counts
 
 
 def _by(media: AnyInts, num: int, weights: AnyInts | None = None) -> Ints:

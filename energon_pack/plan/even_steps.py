@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.plan.alike import Floats, alike, mended
-from energon_pack.plan.order import order_packs, with_even_shares
+from energon_pack.plan.pack_order import order_packs, with_even_shares
 from energon_pack.run.seeded import Ints, random_keys
 from energon_pack.steps.evenness import max_over_mean, off_the_mean
 from energon_pack.steps.topology import Topology, by_halves, stream
@@ -62,8 +62,8 @@ def lay_out(
         in_steps = with_even_shares(np.arange(num), topology.data_parallel * topology.micro_batches, amounts)
         layouts = chain([_within_steps(_shares(costs), topology, in_steps)], layouts)
     for read in layouts:
-        found = _Evenness(costs, trained, read, topology)
-        if found.off <= most_off and not (found.waits > most_waits).any():
+        evenness = _Evenness(costs, trained, read, topology)
+        if evenness.off <= most_off and not (evenness.waits > most_waits).any():
             written = np.empty(num, np.int64)
             written[together] = read
             return written
@@ -119,14 +119,14 @@ def _read(
     in_order = by_chance[np.argsort(costs.sum(axis=0)[by_chance], kind="stable")]
     over = _middling(trains[0, in_order], num % unit)
     size = min(topology.row, topology.data_parallel * topology.micro_batches)
-    left = _left_over(costs, trains[0], in_order[over], size, seed, most_off)
+    over_packs = _left_over(costs, trains[0], in_order[over], size, seed, most_off)
     if num < unit:
-        return left
+        return over_packs
     units = _units(costs, trains, np.delete(in_order, over), topology, seed, most_off)
     of_units = [(cost * 1e6).astype(np.int64)[units].sum(axis=1) for cost in (*costs, *trains)]
     nothing = np.zeros(len(units), np.int64)
     in_units = None if amounts is None else amounts[units].sum(axis=1)
-    return np.concatenate((units[order_packs(of_units, nothing, seed, in_units)].ravel(), left))
+    return np.concatenate((units[order_packs(of_units, nothing, seed, in_units)].ravel(), over_packs))
 
 
 def _middling(trains: Floats, num: int) -> slice:
@@ -145,8 +145,8 @@ def _left_over(costs: Floats, trains: Floats, in_order: Ints, size: int, seed: i
     middle = slice((len(in_order) - rest) // 2, (len(in_order) + rest) // 2)
     rows, over = alike(costs, np.delete(in_order, middle), size, None, trains, most_off), in_order[middle]
     mixed = (
-        some[np.argsort(random_keys(len(some), seed, 21), kind="stable")].ravel()
-        for some in (rows.reshape(-1, size), over)
+        group[np.argsort(random_keys(len(group), seed, 21), kind="stable")].ravel()
+        for group in (rows.reshape(-1, size), over)
     )
     return np.concatenate([*mixed])
 
@@ -200,10 +200,10 @@ def evened(costs: Floats, rounds: Ints, across: bool = False) -> Ints:
     total = np.zeros((len(costs), *rounds.shape[1:]))
     sets = np.arange(rounds.shape[1])
     for place, items in enumerate(rounds):
-        mine = costs[:, items]
-        chosen = (np.ptp(total, axis=2) + np.ptp(mine, axis=2)).argmax(axis=0)
+        of_items = costs[:, items]
+        chosen = (np.ptp(total, axis=2) + np.ptp(of_items, axis=2)).argmax(axis=0)
         least_first = np.argsort(total[chosen, sets], axis=1, kind="stable")
-        largest_first = np.argsort(-mine[chosen, sets], axis=1, kind="stable")
+        largest_first = np.argsort(-of_items[chosen, sets], axis=1, kind="stable")
         np.put_along_axis(dealt[place], least_first, np.take_along_axis(items, largest_first, 1), 1)
         total += costs[:, dealt[place]]
     for turn in range(_TURNS):
@@ -225,15 +225,15 @@ def _swap(costs: Floats, dealt: Ints, total: Floats, turn: int, later: int) -> N
     gap = total[:, pair, most] - total[:, pair, least]
     of_other = np.roll(np.arange(len(dealt)), -later)
     moved = costs[:, dealt[:, pair, most]] - costs[:, dealt[of_other][:, pair, least]]  # [costs, rounds, sets, pairs]
-    left = ((gap[:, None] - 2 * moved) ** 2).sum(axis=0)
-    best = left.argmin(axis=0)
-    at = np.nonzero(np.take_along_axis(left, best[None], 0)[0] < (gap**2).sum(axis=0))
-    place, of_set, high, low = best[at], at[0], most[at], least[at]
-    change = moved[:, place, at[0], at[1]]
+    distance = ((gap[:, None] - 2 * moved) ** 2).sum(axis=0)
+    best = distance.argmin(axis=0)
+    swapped = np.nonzero(np.take_along_axis(distance, best[None], 0)[0] < (gap**2).sum(axis=0))
+    place, of_set, high, low = best[swapped], swapped[0], most[swapped], least[swapped]
+    change = moved[:, place, swapped[0], swapped[1]]
     total[:, of_set, high] -= change
     total[:, of_set, low] += change
-    here, there = (place, of_set, high), (of_other[place], of_set, low)
-    dealt[here], dealt[there] = dealt[there], dealt[here]
+    here, partner = (place, of_set, high), (of_other[place], of_set, low)
+    dealt[here], dealt[partner] = dealt[partner], dealt[here]
 
 
 def _by_worker(packs: Ints, topology: Topology, seed: int) -> Ints:

@@ -2,20 +2,17 @@
 
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.lengths.measure import forgetting_wrong, how_measured
-from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import key_of
-from energon_pack.lengths.worker import LengthsRow, leave_out, lengths_table
+from energon_pack.lengths.worker import LengthsRow, leave_out
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.parts import Making, PartsJob, Whole, parts_of
+from energon_pack.plan.parts import Making, Whole, parts_of
 from energon_pack.run.context import Run
 from energon_pack.run.plain_data import plain
 from energon_pack.run.scratch import blocks
@@ -24,10 +21,7 @@ from energon_pack.samples.documents import is_document
 from energon_pack.samples.flavors.fit import do_not_fit
 from energon_pack.samples.frame_lists import has_lists
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.reader import Reader, SourceChanged
-from energon_pack.sources.rows import rows_of
-from energon_pack.sources.sample import ReadSample, read_again
-from energon_pack.templates.processor import load_saved
+from energon_pack.sources.sample import ReadSample
 from energon_pack.templates.settings import Expand, LabelsConfig, TrainOn
 
 #: Raise this number when the same conversation becomes other samples.
@@ -50,6 +44,7 @@ def expand(lengths: Lengths, labels: LabelsConfig, method: Method, run: Run) -> 
         "expand",
         key_of(asked, _VERSION, how_measured(method)),
         partial(_expanded, labels=labels),
+        EXPANDED_TYPE,
         lambda table: pc.is_null(table["reason"]).to_numpy(),
         ("reason",),
     )
@@ -81,25 +76,10 @@ def expansion_of(lengths: Lengths, labels: LabelsConfig) -> Expansion | None:
     return Expansion(labels.expand.value, conversations, len(lengths.items) - num, whole, tokens)
 
 
-def _expanded(job: PartsJob, labels: LabelsConfig) -> tuple[pa.Table, list[int]]:
-    """Return the samples made of conversations, and how many are made of each: 0 if it stays whole.
-
-    A conversation that can't be expanded gets one row with the reason.
-    """
-    template = load_saved(job.method.template_folder)
-    found: list[list[LengthsRow]] = []
-    with Reader() as reader:
-        hashes = MediaHashes(reader) if job.method.with_beginnings else None
-        for shard, row in zip(job.shards, rows_of(job.rows, LengthsRow), strict=True):
-            try:
-                sample = read_again(reader, shard, row, job.method.read)
-                cuts = cuts_of(sample, labels)
-            except Skip:  # unlikely: it could be read when it was measured
-                raise SourceChanged(shard.path) from None
-            whole = Whole(reader, shard, row, sample, template, job.method.engine, hashes)
-            found.append(_rows(whole, cuts, labels.expand) if cuts else [])
-    table = lengths_table(list(chain.from_iterable(found)), job.method.with_beginnings, EXPANDED_TYPE)
-    return table, list(map(len, found))
+def _expanded(whole: Whole, labels: LabelsConfig) -> list[LengthsRow]:
+    """Return the samples made of a conversation; one row with the reason where it can't be expanded."""
+    cuts = cuts_of(whole.sample, labels)
+    return _rows(whole, cuts, labels.expand) if cuts else []
 
 
 def cuts_of(sample: ReadSample, labels: LabelsConfig) -> list[Cut]:

@@ -80,8 +80,11 @@ class Items:
     def take(self, numbers: Ints | slice) -> "Items":
         """Return the items with these numbers."""
         counts = {name: values[numbers] for name, values in self.counts.items()}
-        columns = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "counts"}
-        return Items(counts, **{name: None if values is None else values[numbers] for name, values in columns.items()})
+        columns = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
+        chosen: dict[str, Any] = {
+            name: values if values is None else values[numbers] for name, values in columns.items()
+        }
+        return Items(counts, **chosen)
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,8 @@ def passes(times: Sequence[float], entry: Ints, trained: Ints, unit: int, seed: 
     of_epoch = max(1, min(ceil(max(times)), int(num_drawn) // (_MANY_STEPS * unit)))
     counts = np.zeros((of_epoch * num_epochs, len(entry)), np.int64)
     for number, each in enumerate(times):
-        mine = np.flatnonzero(entry == number)
-        counts[:, mine] = draws(each / of_epoch, trained[mine], True, seed, number, len(counts))
+        packs = np.flatnonzero(entry == number)
+        counts[:, packs] = draws(each / of_epoch, trained[packs], True, seed, number, len(counts))
     return counts
 
 

@@ -7,33 +7,29 @@ Each part of a conversation is one of its own: the system turn, a run of turns, 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
+import pyarrow.compute as pc
 
 from energon_pack.errors import PackError, amount
-from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import key_of
-from energon_pack.lengths.worker import LengthsRow, lengths_table
+from energon_pack.lengths.worker import LengthsRow
 from energon_pack.plan import caps
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
-from energon_pack.plan.parts import Making, PartsJob, Whole, parts_of
+from energon_pack.plan.parts import Making, Whole, parts_of
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.plan.text_parts import text_parts
 from energon_pack.run.context import Run
 from energon_pack.run.scratch import blocks
 from energon_pack.samples.cut import CUT_TYPE, TEXT_TYPE, Cut, exchanges
 from energon_pack.samples.documents import DOCUMENT, is_document
+from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.reader import Reader, SourceChanged
-from energon_pack.sources.rows import rows_of
-from energon_pack.sources.sample import read_again
-from energon_pack.templates.processor import load_saved
 from energon_pack.templates.settings import LabelsConfig
 
 #: Raise this number when the same sample is cut in another way.
@@ -60,15 +56,21 @@ def cut_overlong(lengths: Lengths, method: Method, packing: PackingConfig, label
     items = lengths.items
     overlong = lengths.scratch.zeros(lengths.num_samples, np.bool_)
     for block in blocks(lengths.num_samples):
-        overlong[block] = _is_overlong(items.lens[block], packing)
-        if packing.overlong != Overlong.split_turns:
-            overlong[block] &= items.media[block] == 0
+        overlong[block] = _is_overlong(items.lens[block], items.media[block] == 0, packing)
+    has_forms = packing.overlong == Overlong.split_text or (
+        packing.overlong == Overlong.truncate_text and not labels.cut_end
+    )
     making = Making(
         "cut",
         key_of(how_cut(packing), _VERSION, *([] if labels.cut_end else ["open"])),
-        partial(cut, packing=packing, cut_end=labels.cut_end),
-        lambda table: _is_overlong(table["token_len"].to_numpy(), packing),
-        ("token_len",),
+        partial(_parts, packing=packing, cut_end=labels.cut_end),
+        TEXT_TYPE if has_forms else CUT_TYPE,
+        lambda table: _is_overlong(
+            table["token_len"].to_numpy(),
+            pc.fill_null(pc.equal(table["media_type"], MEDIA_TYPES[0]), False).to_numpy(),
+            packing,
+        ),
+        ("token_len", "media_type"),
     )
     return parts_of(lengths, overlong, making, method, run)
 
@@ -82,32 +84,13 @@ def how_cut(packing: PackingConfig) -> dict[str, Any]:
     }
 
 
-def _is_overlong(token_len: npt.NDArray[Any], packing: PackingConfig) -> npt.NDArray[np.bool_]:
-    is_overlong: npt.NDArray[np.bool_] = (
-        caps.padded(token_len.astype(np.int64), packing.pad_to_multiple_of) > packing.max_token_len
-    )
-    return is_overlong
-
-
-def cut(job: PartsJob, packing: PackingConfig, cut_end: bool = True) -> tuple[pa.Table, list[int]]:
-    """Return the parts of overlong samples, as a table of `LENGTHS_SCHEMA`, and their number for each: 0 if uncut."""
-    template = load_saved(job.method.template_folder)
-    parts: list[list[LengthsRow]] = []
-    with Reader() as reader:
-        hashes = MediaHashes(reader) if job.method.with_beginnings else None
-        for shard, row in zip(job.shards, rows_of(job.rows, LengthsRow), strict=True):
-            parts.append([])
-            if packing.overlong == Overlong.split_turns or not row.parts:
-                try:
-                    sample = read_again(reader, shard, row, job.method.read)
-                    whole = Whole(reader, shard, row, sample, template, job.method.engine, hashes)
-                    parts[-1] = _parts(whole, packing, cut_end)
-                except Skip:  # unlikely: it could be read when it was measured
-                    raise SourceChanged(shard.path) from None
-    rows = list(chain.from_iterable(parts))
-    has_forms = packing.overlong == Overlong.split_text or (packing.overlong == Overlong.truncate_text and not cut_end)
-    table = lengths_table(rows, job.method.with_beginnings, TEXT_TYPE if has_forms else CUT_TYPE)
-    return table, list(map(len, parts))
+def _is_overlong(
+    token_len: npt.NDArray[Any], is_text: npt.NDArray[np.bool_], packing: PackingConfig
+) -> npt.NDArray[np.bool_]:
+    """Say which samples are too long, and may be cut: only text may be cut elsewhere than between turns."""
+    is_long = caps.padded(token_len.astype(np.int64), packing.pad_to_multiple_of) > packing.max_token_len
+    may_be_cut: npt.NDArray[np.bool_] = is_long & (is_text | (packing.overlong == Overlong.split_turns))
+    return may_be_cut
 
 
 def _parts(whole: Whole, packing: PackingConfig, cut_end: bool) -> list[LengthsRow]:
@@ -137,12 +120,12 @@ class _Conversation:
         """Return rows of its parts; none if it can't be cut."""
         edges = exchanges(self._messages)
         found_all = []
-        at = 0
-        while at < len(edges) - 1:
-            step = _most(lambda n, at=at: self._measured(edges[at], edges[at + n]), len(edges) - 1 - at)  # type: ignore[misc]
+        begin = 0
+        while begin < len(edges) - 1:
+            step = _most(lambda n, begin=begin: self._measured(edges[begin], edges[begin + n]), len(edges) - 1 - begin)  # type: ignore[misc]
             if step is None:
                 return []
-            at += step[0]
+            begin += step[0]
             found_all.append(step[1])
         return found_all
 
@@ -157,8 +140,8 @@ class _Conversation:
         if not isinstance(text, str) or self._messages[answer].get("tool_calls"):
             return []
         ends = self._whole.template.token_ends(text)
-        found = _most(lambda n: self._measured(edges[0], answer + 1, ends[n - 1]), len(ends))
-        return [] if found is None else [self._without_last(found[1])]
+        longest = _most(lambda n: self._measured(edges[0], answer + 1, ends[n - 1]), len(ends))
+        return [] if longest is None else [self._without_last(longest[1])]
 
     def _without_last(self, row: LengthsRow) -> LengthsRow:
         """Return the row of a beginning: nothing in it is trained where only the last answer is, and it lacks that."""

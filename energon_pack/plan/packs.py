@@ -69,10 +69,10 @@ class PackPlan:
 
     def is_packed(self, scratch: Scratch) -> npt.NDArray[np.bool_]:
         """Return for each item whether it is in a pack."""
-        found = scratch.zeros(len(self.left_out), np.bool_)
+        is_packed = scratch.zeros(len(self.left_out), np.bool_)
         for block in blocks(len(self.items)):
-            found[self.items[block]] = True
-        return found
+            is_packed[self.items[block]] = True
+        return is_packed
 
 
 class PackBuilder:
@@ -86,9 +86,9 @@ class PackBuilder:
         self._sizes.append(sizes)
         self._items.add(items)
 
-    def add_all(self, made: "PackBuilder") -> None:
-        self._sizes += made._sizes[1:]
-        items = made._items.array()
+    def add_all(self, other: "PackBuilder") -> None:
+        self._sizes += other._sizes[1:]
+        items = other._items.array()
         for block in blocks(len(items)):
             self._items.add(items[block])
 
@@ -104,11 +104,11 @@ def no_plan(items: Items) -> PackPlan:
 
 def taken(plan: PackPlan, packs: Sequence[Ints], scratch: Scratch = _IN_MEMORY) -> PackPlan:
     """Return a plan of the given packs, in this order."""
-    found = PackBuilder(scratch)
+    builder = PackBuilder(scratch)
     for order in packs:
         for block in blocks(len(order), plan.mean_members):
-            found.add(*members_of(plan, order[block]))
-    return found.plan(plan.left_out, plan.lower_bound)
+            builder.add(*members_of(plan, order[block]))
+    return builder.plan(plan.left_out, plan.lower_bound)
 
 
 def members_of(plan: PackPlan, order: Ints) -> tuple[Ints, Ints]:
@@ -169,21 +169,21 @@ def trained_by_entry(items: Items, plan: PackPlan) -> npt.NDArray[np.float64] | 
     if items.entry is None:
         return None
     num, done = int(items.entry.max(initial=0)) + 1, 0
-    found = np.zeros((plan.num_packs, num))
+    trained = np.zeros((plan.num_packs, num))
     for part in plan.parts():
         cell = np.repeat(np.arange(part.num_packs) * num, np.diff(part.starts)) + items.entry[part.items]
         sums = np.bincount(cell, items.num_supervised[part.items], part.num_packs * num)
-        found[done : done + part.num_packs] = sums.reshape(-1, num)
+        trained[done : done + part.num_packs] = sums.reshape(-1, num)
         done += part.num_packs
-    return found
+    return trained
 
 
 def costs_of_packs(items: Items, plan: PackPlan, cost: CostModel) -> npt.NDArray[np.float64]:
     """Return the costs of the language model, and of the encoders of media: float64[2, num_packs]."""
     visual = items.counts["num_visual_tokens"], items.counts["num_images"]
-    found = np.empty((2, plan.num_packs), np.float64)
-    found[0], found[1] = plan.per_pack(*lm_columns(items), of=cost.lm), plan.per_pack(*visual, of=cost.vision)
-    return found
+    costs = np.empty((2, plan.num_packs), np.float64)
+    costs[0], costs[1] = plan.per_pack(*lm_columns(items), of=cost.lm), plan.per_pack(*visual, of=cost.vision)
+    return costs
 
 
 def lm_columns(items: Items) -> tuple[AnyInts, ...]:

@@ -24,19 +24,21 @@ from energon_pack.lengths.measure import MeasuredShard
 from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Chunk, Piece, Record, TableCache, in_chunks, key_of
-from energon_pack.lengths.worker import LengthsRow, hash_beginnings, hash_media
+from energon_pack.lengths.worker import LengthsRow, hash_beginnings, hash_media, lengths_table
 from energon_pack.plan.items import REFUSED, Lengths
 from energon_pack.run.context import Run
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.cut import Cut
 from energon_pack.samples.sample import media_type
-from energon_pack.samples.skip import Reason
-from energon_pack.sources.reader import Reader
-from energon_pack.sources.sample import ReadSample, part_of
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.sources.reader import Reader, SourceChanged
+from energon_pack.sources.rows import rows_of
+from energon_pack.sources.sample import ReadSample, part_of, read_again
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import counted
 from energon_pack.sources.tar import num_tar_bytes
+from energon_pack.templates.processor import load_saved
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.settings import TrainOn
 from energon_pack.templates.template import Template
@@ -53,16 +55,13 @@ class PartsJob:
     method: Method
 
 
-#: Makes the parts of a job's samples: returns their table, and how many parts each sample has; 0: it stays whole.
-Make = Callable[[PartsJob], tuple[pa.Table, list[int]]]
-
-
 class Making(NamedTuple):
     """How parts are made."""
 
     stage: str  # as progress shows it
     key: str  # cache key: a hash of everything that parts depend on, except the lengths
-    make: Make
+    make: Callable[["Whole"], list[LengthsRow]]  # makes the parts of a sample; none: it stays whole
+    cut_type: pa.DataType
     chosen: Callable[[pa.Table], npt.NDArray[np.bool_]]  # tells which rows of lengths may get parts
     columns: tuple[str, ...]  # the columns that `chosen` reads
 
@@ -86,6 +85,7 @@ def parts_of(lengths: Lengths, are_asked: npt.NDArray[np.bool_], making: Making,
     num_left = Counter(chain.from_iterable(numbers.tolist() for numbers, _ in _asked(measured, todo, making, False)))
     num_parts = dict.fromkeys(num_left, 0)
     at_work: list[Ints] = []  # for each job, the shards of its samples
+    make = partial(_made, making.make, making.cut_type)
 
     def jobs() -> Iterator[PartsJob]:
         for numbers, rows in _asked(measured, todo, making, True):
@@ -96,7 +96,7 @@ def parts_of(lengths: Lengths, are_asked: npt.NDArray[np.bool_], making: Making,
 
     with run.progress.stage(making.stage, num_left.total(), "samples") as advance:
         try:
-            for (table, sizes), num_bytes in run.executor.map(partial(counted, making.make), jobs()):
+            for (table, sizes), num_bytes in run.executor.map(partial(counted, make), jobs()):
                 records = []
                 for number, size in zip(at_work[0].tolist(), sizes, strict=True):
                     records.append(Record(keys[number], num_parts[number], size))
@@ -137,20 +137,20 @@ def _with_parts(lengths: Lengths, parts: dict[int, list[Piece]], are_asked: npt.
     ids = [_ids(chunk.numbers_of_rows, chunk.read(["key"])) for chunk in chunks]
     known = pa.chunked_array(ids, pa.large_string())
     have_parts = lengths.scratch.zeros(lengths.num_samples, np.bool_)
-    wanted: list[pa.Array] = []
+    run_ids: list[pa.Array] = []
     for start, numbers, table in lengths.tables(["key"], with_parts=False):
         here = slice(start, start + table.num_rows)
         if are_asked[here].any():
             have_parts[here] = are_asked[here] & pc.is_in(_ids(numbers, table), known).to_numpy(zero_copy_only=False)
-            wanted.append(_ids(numbers, table).filter(pa.array(have_parts[here])))
-    ours = pa.chunked_array(wanted, pa.large_string())
+            run_ids.append(_ids(numbers, table).filter(pa.array(have_parts[here])))
+    ours = pa.chunked_array(run_ids, pa.large_string())
     samples = np.flatnonzero(have_parts)
-    found = []
-    for chunk, mine in zip(chunks, ids, strict=True):
-        places = pc.index_in(mine, ours)
+    chosen = []
+    for chunk, chunk_ids in zip(chunks, ids, strict=True):
+        places = pc.index_in(chunk_ids, ours)
         rows = np.flatnonzero(pc.is_valid(places).to_numpy(zero_copy_only=False))
-        found.append((chunk, rows, samples[places.take(pa.array(rows)).to_numpy()]))
-    return with_parts(lengths, found)
+        chosen.append((chunk, rows, samples[places.take(pa.array(rows)).to_numpy()]))
+    return with_parts(lengths, chosen)
 
 
 def with_parts(lengths: Lengths, parts: Iterable[tuple[Chunk, Ints, Ints]]) -> Lengths:
@@ -212,6 +212,24 @@ def _ids(numbers: Ints, table: pa.Table) -> pa.Array:
 # ------------------------------------------------------------------------------------------------------- in a worker
 
 
+def _made(
+    make: Callable[["Whole"], list[LengthsRow]], cut_type: pa.DataType, job: PartsJob
+) -> tuple[pa.Table, list[int]]:
+    """Return the parts of a job's samples, and how many parts each sample has."""
+    template = load_saved(job.method.template_folder)
+    parts: list[list[LengthsRow]] = []
+    with Reader() as reader:
+        hashes = MediaHashes(reader) if job.method.with_beginnings else None
+        for shard, row in zip(job.shards, rows_of(job.rows, LengthsRow), strict=True):
+            try:
+                sample = read_again(reader, shard, row, job.method.read)
+                parts.append(make(Whole(reader, shard, row, sample, template, job.method.engine, hashes)))
+            except Skip:  # unlikely: it could be read when it was measured
+                raise SourceChanged(shard.path) from None
+    table = lengths_table([*chain.from_iterable(parts)], job.method.with_beginnings, cut_type)
+    return table, list(map(len, parts))
+
+
 class Whole(NamedTuple):
     """A sample to make parts of."""
 
@@ -256,8 +274,8 @@ class Whole(NamedTuple):
     @property
     def trains_last(self) -> bool:
         """Whether only its last answer is trained."""
-        own = self.sample.options.labels.get("train_on", self.template.spec.labels.train_on)
-        return bool(own == TrainOn.last)
+        train_on = self.sample.options.labels.get("train_on", self.template.spec.labels.train_on)
+        return bool(train_on == TrainOn.last)
 
     def kinds(self) -> str:
         """Return a letter for each medium, as `Cut.kinds`."""

@@ -12,7 +12,7 @@ from energon_pack.plan import caps
 from energon_pack.plan.bins import lower_bound, pack_bins
 from energon_pack.plan.even_steps import lay_out
 from energon_pack.plan.items import AnyInts, Items, Lengths
-from energon_pack.plan.order import order_packs
+from energon_pack.plan.pack_order import order_packs
 from energon_pack.plan.packs import (
     LEFT_OUT,
     PackBuilder,
@@ -81,10 +81,10 @@ def _plan_all(items: Items, packing: PackingConfig, seed: int, scratch: Scratch)
     for turn, of_turn in _turns(items):
         of_items = items.take(of_turn)
         for numbers in windows(of_items, packing, seed_of(seed, turn)):
-            some = of_items.take(numbers)
-            plan = _packed(some, packing, seed_of(seed, turn))
-            plan = in_order(plan, some, packing, seed_of(seed, turn), scratch)
-            split = split_of_packs(some, plan)
+            window_items = of_items.take(numbers)
+            plan = _packed(window_items, packing, seed_of(seed, turn))
+            plan = in_order(plan, window_items, packing, seed_of(seed, turn), scratch)
+            split = split_of_packs(window_items, plan)
             for number in np.unique(split).tolist():
                 of_split = taken(plan, [np.flatnonzero(split == number)], scratch)
                 members = of_split.items if isinstance(numbers, slice) else numbers[of_split.items]
@@ -93,8 +93,8 @@ def _plan_all(items: Items, packing: PackingConfig, seed: int, scratch: Scratch)
             left_out[numbers if isinstance(of_turn, slice) else of_turn[numbers]] = plan.left_out
             bound += plan.lower_bound
     packs = PackBuilder(scratch)
-    for made in of_splits:
-        packs.add_all(made)
+    for builder in of_splits:
+        packs.add_all(builder)
     return packs.plan(left_out, bound)
 
 
@@ -126,18 +126,18 @@ def _packed(items: Items, packing: PackingConfig, seed: int) -> PackPlan:
     over_cap = is_there & (costs[1:] > limits[1:, None]).any(axis=0)
     left_out[over_cap] = LEFT_OUT.index(Reason.OVER_CAP)
     overlong = is_there & (costs[0] > limits[0])
-    own = np.flatnonzero(overlong & (costs[0] <= packing.longest[1]) & (left_out == 0))
-    overlong[own] = False
+    alone = np.flatnonzero(overlong & (costs[0] <= packing.longest[1]) & (left_out == 0))
+    overlong[alone] = False
     left_out[overlong] = LEFT_OUT.index(Reason.OVERLONG)
     if items.whole is not None:
         left_out = _together(left_out, items.whole)
-        own = own[left_out[own] == 0]
+        alone = alone[left_out[alone] == 0]
 
     to_pack = is_there & (left_out == 0)
-    to_pack[own] = False
-    sizes, own = _trained(np.ones(len(own), np.int64), own, items, left_out)
-    packs, bound = PackBuilder(_IN_MEMORY), len(own)
-    packs.add(sizes, own)
+    to_pack[alone] = False
+    sizes, alone = _trained(np.ones(len(alone), np.int64), alone, items, left_out)
+    packs, bound = PackBuilder(_IN_MEMORY), len(alone)
+    packs.add(sizes, alone)
     candidates = np.flatnonzero(to_pack)
     group = groups(items, packing)[candidates]
     candidates = candidates[np.argsort(group, kind="stable")]
@@ -170,9 +170,9 @@ def _together(left_out: npt.NDArray[np.int8], whole: AnyInts) -> npt.NDArray[np.
     conversations, place = np.unique(whole[out], return_inverse=True)
     code = np.zeros(len(conversations) + 1, np.int8)
     np.maximum.at(code, place, left_out[out])
-    there = np.searchsorted(conversations, whole)
-    is_out = np.append(conversations, -1)[there] == whole
-    return np.where(is_out, code[there], 0).astype(np.int8)
+    number = np.searchsorted(conversations, whole)
+    is_out = np.append(conversations, -1)[number] == whole
+    return np.where(is_out, code[number], 0).astype(np.int8)
 
 
 def in_order(
@@ -193,15 +193,15 @@ def in_order(
         of_windows = np.split(of_split[np.argsort(window[of_split], kind="stable")], starts[1:])
         by_number = dict(zip(numbers.tolist(), of_windows, strict=True))
         for number in by_chance([*by_number], seed):
-            mine = by_number[number]
-            some = plan if len(mine) == plan.num_packs else taken(plan, [mine], scratch)
-            kind = media_of_packs(items, some).astype(np.int64)
+            of_window = by_number[number]
+            window_plan = plan if len(of_window) == plan.num_packs else taken(plan, [of_window], scratch)
+            kind = media_of_packs(items, window_plan).astype(np.int64)
             if packing.group_by is GroupBy.dataset:
-                kind = groups(items.take(some.items[some.starts[:-1]]), packing)
-            features = list(features_of_packs(items, some).values())
-            in_row = order_packs(features, kind, seed_of(seed, number), trained_by_entry(items, some))
-            for block in blocks(len(in_row), some.mean_members):
-                packs.add(*members_of(some, in_row[block]))
+                kind = groups(items.take(window_plan.items[window_plan.starts[:-1]]), packing)
+            features = list(features_of_packs(items, window_plan).values())
+            in_row = order_packs(features, kind, seed_of(seed, number), trained_by_entry(items, window_plan))
+            for block in blocks(len(in_row), window_plan.mean_members):
+                packs.add(*members_of(window_plan, in_row[block]))
     return packs.plan(plan.left_out, plan.lower_bound)
 
 
@@ -221,11 +221,11 @@ def _in_steps(
         of_split = np.flatnonzero(split == code)
         last, over, read = int(turn[of_split].max()), of_split[:0], []
         for number in range(last + 1):
-            mine = np.concatenate((over, of_split[turn[of_split] == number]))
-            of_mine = None if amounts is None else amounts[mine]
-            laid = lay_out(flops[:, mine], trained[mine], topology, seed_of(seed, number), amounts=of_mine)
-            in_time = mine[laid[stream(len(mine), topology)]]
-            num = len(mine) if number == last else len(mine) // topology.unit * topology.unit
+            of_turn = np.concatenate((over, of_split[turn[of_split] == number]))
+            of_mine = None if amounts is None else amounts[of_turn]
+            laid = lay_out(flops[:, of_turn], trained[of_turn], topology, seed_of(seed, number), amounts=of_mine)
+            in_time = of_turn[laid[stream(len(of_turn), topology)]]
+            num = len(of_turn) if number == last else len(of_turn) // topology.unit * topology.unit
             read.append(in_time[:num])
             over = in_time[num:]  # packs that make no whole step come with the next turn
         written = np.empty_like(of_split)

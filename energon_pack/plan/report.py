@@ -155,6 +155,7 @@ def summarize(
     items, capacity, noted = lengths.items, packing.max_token_len, lengths.noted
     counted, packs = count(lengths, plan), count_packs(items, plan, cost, capacity)
     tokens, reasons = int(packs.tokens.sum()), _reasons(lengths, counted)
+    notes: dict[str, Any] = {f"samples_with_{note}": noted.samples[note] for note in NOTES}
     return Report(
         samples_in=lengths.num_samples,
         samples_excluded=num_found + num_repeated - lengths.num_samples,
@@ -177,7 +178,7 @@ def summarize(
         unknown_keys=noted.listed("unknown_keys"),
         image_modes=noted.listed("image_modes"),
         weighted_share=round(noted.num_weighted / max(1, noted.num_supervised), 6),
-        **{f"samples_with_{note}": noted.samples[note] for note in NOTES},
+        **notes,
         by_media=_by_media(counted, packs),
         shared=sharing_figures(lengths, plan),
         mixture=mixture_figures(shares, lengths, plan, capacity) or None,
@@ -256,11 +257,14 @@ def figures_of_steps(items: Items, plan: PackPlan, topology: Topology, cost: Cos
     if not topology.has_steps or not plan.num_packs:
         return None
     split = split_of_packs(items, plan)
-    mine = split == split[0]
-    (lm, vision), trained = costs_of_packs(items, plan, cost)[:, mine], plan.per_pack(items.num_supervised)[mine]
+    is_first = split == split[0]
+    (lm, vision), trained = (
+        costs_of_packs(items, plan, cost)[:, is_first],
+        plan.per_pack(items.num_supervised)[is_first],
+    )
     costs, order = PackCosts(lm, vision, trained), stream(len(trained), topology)
     world = topology.data_parallel, topology.micro_batches
-    found = {"split": SPLITS[split[0]], "cost": cost.source, **compared(costs, order, *world)}
+    step_figures = {"split": SPLITS[split[0]], "cost": cost.source, **compared(costs, order, *world)}
     if plan.places is not None:
-        found["without"] = figures(costs.take(np.argsort(plan.places[mine])[order]), *world)
-    return found
+        step_figures["without"] = figures(costs.take(np.argsort(plan.places[is_first])[order]), *world)
+    return step_figures

@@ -14,13 +14,13 @@ from energon_pack.sources.copies import source_key
 SPLITS = ("train", "val", "test")
 
 
-def split_shares(given: Mapping[str, float | None]) -> tuple[float, ...]:
+def split_shares(asked: Mapping[str, float | None]) -> tuple[float, ...]:
     """Return the share of each of `SPLITS`; if `train` is not given, it gets the rest."""
-    others = sum(given.get(name) or 0.0 for name in SPLITS[1:])
-    train = given.get("train")
-    shares = (1.0 - others if train is None else train, *(given.get(name) or 0.0 for name in SPLITS[1:]))
+    held_out = sum(asked.get(name) or 0.0 for name in SPLITS[1:])
+    train = asked.get("train")
+    shares = (1.0 - held_out if train is None else train, *(asked.get(name) or 0.0 for name in SPLITS[1:]))
     if min(shares) < 0 or abs(sum(shares) - 1) > 1e-9:
-        raise PackError(f"output.splits={dict(given)}: shares from 0 to 1, which come to 1 (train: null is the rest)")
+        raise PackError(f"output.splits={dict(asked)}: shares from 0 to 1, which come to 1 (train: null is the rest)")
     return shares
 
 

@@ -101,11 +101,11 @@ def trees_of(beginnings: Beginnings, items: Items, packing: PackingConfig, group
     by_group = beginnings.key ^ mixed(group[beginnings.item].astype(np.uint64))
     beginnings = _alike(beginnings._replace(key=by_group), items)
     order, shared = _in_order(beginnings, items.lens)
-    own = {name: values[order] - shared.get(name, 0) for name, values in items.counts.items()}
-    own["max_members"] = np.ones(len(order), np.int64)
-    own["max_attention_cost"] = _squares(items.lens[order], shared["token_len"])
+    added = {name: values[order] - shared.get(name, 0) for name, values in items.counts.items()}
+    added["max_members"] = np.ones(len(order), np.int64)
+    added["max_attention_cost"] = _squares(items.lens[order], shared["token_len"])
     is_first = shared["token_len"] == 0
-    starts = _cut(caps.costs(own, packing)[0], costs[:, order], limits, is_first)
+    starts = _cut(caps.costs(added, packing)[0], costs[:, order], limits, is_first)
     is_first[starts] = True
     of_items = {name: np.zeros(len(items), np.int32) for name in _FIELDS}
     for name, values in of_items.items():
@@ -135,9 +135,9 @@ def sharing_figures(lengths: Lengths, plan: PackPlan) -> dict[str, int] | None:
 
 def with_own_counts(items: Items, shared: Mapping[str, AnyInts]) -> Items:
     """Return the items with the counts that each adds to its pack."""
-    own = {name: values - shared[name] if name in shared else values for name, values in items.counts.items()}
-    own["max_attention_cost"] = _squares(items.lens, shared["token_len"])
-    return replace(items, counts=own, shared=shared["token_len"])
+    added = {name: values - shared[name] if name in shared else values for name, values in items.counts.items()}
+    added["max_attention_cost"] = _squares(items.lens, shared["token_len"])
+    return replace(items, counts=added, shared=shared["token_len"])
 
 
 def _squares(token_len: AnyInts, shared_len: AnyInts) -> Ints:
@@ -226,16 +226,16 @@ def _in_order(beginnings: Beginnings, lens: AnyInts) -> tuple[Ints, dict[str, In
     may_fork[place, row] = beginnings.may_fork
     is_fork = is_same & may_fork[:, order]
     deepest = depth - 1 - np.argmax(is_fork[::-1], axis=0)
-    at = np.where(is_fork.any(axis=0), starts[order] + deepest, -1)
-    shared = {name: np.where(at < 0, 0, beginnings.counts[name][at]).astype(np.int64) for name in _FIELDS}
+    fork = np.where(is_fork.any(axis=0), starts[order] + deepest, -1)
+    shared = {name: np.where(fork < 0, 0, beginnings.counts[name][fork]).astype(np.int64) for name in _FIELDS}
     return item[order], shared
 
 
-def _cut(own: Ints, whole: Ints, limits: Ints, is_first: npt.NDArray[np.bool_]) -> Ints:
+def _cut(added: Ints, whole: Ints, limits: Ints, is_first: npt.NDArray[np.bool_]) -> Ints:
     """Return where trees begin, so that each keeps to the limits of a pack.
 
     Args:
-        own: int64[k, num] costs of what each item adds.
+        added: int64[k, num] costs of what each item adds.
         whole: int64[k, num] costs of each item alone.
         is_first: whether an item shares nothing with the item before it.
     """
@@ -243,13 +243,13 @@ def _cut(own: Ints, whole: Ints, limits: Ints, is_first: npt.NDArray[np.bool_]) 
     if not len(starts):
         return starts
     ends = np.append(starts[1:], len(is_first))
-    sums = np.add.reduceat(own, starts, axis=1)
+    sums = np.add.reduceat(added, starts, axis=1)
     is_large = (sums > limits[:, None]).any(axis=0)
     more = list[int]()
     for start, end in zip(starts[is_large].tolist(), ends[is_large].tolist(), strict=True):
         used = whole[:, start].copy()
         for place in range(start + 1, end):
-            used += own[:, place]
+            used += added[:, place]
             if (used > limits).any():
                 more.append(place)
                 used = whole[:, place].copy()

@@ -20,7 +20,7 @@ import numpy as np
 from energon_pack.errors import check_buffer_size
 from energon_pack.plan import caps
 from energon_pack.plan.bins import pack_bins
-from energon_pack.plan.bins.base import fullest_sum
+from energon_pack.plan.bins.planned_bins import fullest_sum
 from energon_pack.plan.settings import PackingConfig
 
 Costs = Sequence[int]

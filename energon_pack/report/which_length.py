@@ -10,7 +10,7 @@ import numpy as np
 
 from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.pack_lengths import Choice, choices_of
-from energon_pack.plan.settings import PackingConfig
+from energon_pack.plan.settings import Algorithm, PackingConfig
 from energon_pack.run.scratch import blocks
 
 #: samples that each length is tried with, beside the plan of all; of more, a seeded draw is tried
@@ -134,6 +134,8 @@ def job_of(
         scale = num / len(there)
         there = np.sort(rng.choice(num, len(there), replace=False))
         packing = replace(packing, window=None)  # the samples drawn are fewer in each shard
+        if packing.algorithm in (Algorithm.auto, Algorithm.balanced):  # an estimate needs the number of packs alone
+            packing = replace(packing, algorithm=Algorithm.optimal)
     numbers = [
         block.start + np.flatnonzero(items.lens[block])[there[slice(*np.searchsorted(there, [start, end]))] - start]
         for block, (start, end) in zip(blocks(len(items)), pairwise(upto), strict=True)

@@ -55,20 +55,22 @@ def parser(
     """Make the parser of a tool, whose `--help` is a page."""
     program = _typed(name)
     lines = ["examples:", *(f"  {program} {example}" for example in examples), ""] if examples else []
-    own = {code: what for code, what in EXIT_CODES.items() if code != SamplesLost.exit_code} | dict(codes or {})
-    lines += ["exit codes:", *exit_code_lines(own)]
+    all_codes = {code: meaning for code, meaning in EXIT_CODES.items() if code != SamplesLost.exit_code} | dict(
+        codes or {}
+    )
+    lines += ["exit codes:", *exit_code_lines(all_codes)]
     tool = argparse.ArgumentParser(
         program,
         usage=f"{program} {takes} [options]",
         description=description,
         epilog="\n".join(lines),
-        formatter_class=_Page,
+        formatter_class=_HelpPage,
     )
     tool.add_argument("-V", "--version", action="version", version=f"energon-pack {VERSION}")
     return tool
 
 
-class _Page(argparse.RawDescriptionHelpFormatter):
+class _HelpPage(argparse.RawDescriptionHelpFormatter):
     """Formats a page of help as wide as the terminal, but no wider than one reads."""
 
     def __init__(self, prog: str) -> None:
@@ -77,12 +79,12 @@ class _Page(argparse.RawDescriptionHelpFormatter):
 
 def exit_code_lines(codes: Mapping[int, str]) -> list[str]:
     """Return a line for each exit code."""
-    return [f"  {code:<4} {what.replace('`', '')}" for code, what in codes.items()]
+    return [f"  {code:<4} {meaning.replace('`', '')}" for code, meaning in codes.items()]
 
 
 def tool_lines() -> list[str]:
     """Return a line for each tool."""
-    return [f"  {_typed(name):<35} {what}" for name, what in TOOLS.items()]
+    return [f"  {_typed(name):<35} {purpose}" for name, purpose in TOOLS.items()]
 
 
 def _typed(name: str) -> str:

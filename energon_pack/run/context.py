@@ -89,8 +89,8 @@ def executor_of(settings: ExecutorConfig) -> AbstractContextManager[Executor]:
         return LocalExecutor(settings.num_workers)
     if settings.kind != ExecutorKind.ray:
         settings.check()
-        made: AbstractContextManager[Executor] = entry_point("executors", "executor.kind", settings.kind)(settings)
-        return made
+        foreign: AbstractContextManager[Executor] = entry_point("executors", "executor.kind", settings.kind)(settings)
+        return foreign
     try:
         with environment(RAY_IS_QUIET):
             from energon_pack.run.executors.ray import RayExecutor

@@ -45,14 +45,14 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> None:
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-        made = Path(temporary) / "made"
-        made.mkdir()
-        make(made)
-        write_whole(made / _SUMS, json.dumps(_sums(made)).encode())
+        new_folder = Path(temporary) / "made"
+        new_folder.mkdir()
+        make(new_folder)
+        write_whole(new_folder / _SUMS, json.dumps(_sums(new_folder)).encode())
         if folder.exists() and not is_as_made(folder):  # if it is whole, another run made it first and may be using it
             os.rename(folder, Path(temporary) / "damaged")
         try:
-            os.rename(made, folder)
+            os.rename(new_folder, folder)
         except OSError:
             if not is_as_made(folder):
                 raise

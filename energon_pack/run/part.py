@@ -27,7 +27,7 @@ class Part(NamedTuple):
         return f"{self.number}/{self.num_parts}"
 
 
-class Spans:
+class EqualSpans:
     """Things that lie in a row, cut into parts of equal size.
 
         ┌── a ──┬──── b ────┬ c ┐

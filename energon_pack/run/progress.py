@@ -148,8 +148,8 @@ class Progress:
             self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - start, 3)
             if self.is_live and self._stages:
                 sign = ("✓ ", "green") if is_done else ("✗ ", "red")
-                said = finished_line(stage, self.seconds[stage], self.done.get(stage, Done()))
-                self._console.print(Text.assemble(sign, said))
+                line = finished_line(stage, self.seconds[stage], self.done.get(stage, Done()))
+                self._console.print(Text.assemble(sign, line))
             watcher.join()
 
     @contextmanager
@@ -201,9 +201,9 @@ class Progress:
         return self._stage or "" if self._work is None else self._log_line(self._work, time.monotonic())
 
     def _log_line(self, work: Work, now: float) -> str:
-        left = work.task.time_remaining
-        said = [*self._counts(work, now), *([] if left is None else [_left(left)])]
-        return f"{work.name}: {', '.join(said)}"
+        seconds = work.task.time_remaining
+        words = [*self._counts(work, now), *([] if seconds is None else [_left(seconds)])]
+        return f"{work.name}: {', '.join(words)}"
 
     def _counts(self, work: Work, now: float) -> list[str]:
         done = self.done.get(self._stage or "", Done())
@@ -248,8 +248,8 @@ class Progress:
         texts = []
         if work is not None:
             self._bars.update(work.task.id, completed=work.cost + work.begun())
-            what = "" if work.name == stage else f"{work.name}: "
-            texts.append(Text(what + "  ".join(self._counts(work, time.monotonic()))))
+            prefix = "" if work.name == stage else f"{work.name}: "
+            texts.append(Text(prefix + "  ".join(self._counts(work, time.monotonic()))))
         if stage in self._stages and (rest := self._stages[self._stages.index(stage) + 1 :]):
             texts.append(Text(" · ".join(rest), "bright_black"))
         return Group(self._bars.make_tasks_table(self._bars.tasks[-1:]), *(Padding(text, (0, 2)) for text in texts))
@@ -273,8 +273,8 @@ def finished_line(name: str, seconds: float, done: Done) -> str:
     """Describe a finished stage in a line."""
     samples = [amount(done.samples, "sample")] if done.samples else []
     took = f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=int(seconds)))
-    said = [f"{name:<{_NAME}}", f"{took:>8}", *samples, *_rates(done, seconds), *_cached(done), *_skipped(done)]
-    return "  ".join(said).rstrip()
+    words = [f"{name:<{_NAME}}", f"{took:>8}", *samples, *_rates(done, seconds), *_cached(done), *_skipped(done)]
+    return "  ".join(words).rstrip()
 
 
 def _rates(done: Done, seconds: float) -> Iterator[str]:

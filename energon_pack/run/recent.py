@@ -24,11 +24,11 @@ class Recent(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """Return a value, and remember that it was used."""
-        found = self._values.pop(key, None)
-        if found is None:
+        entry = self._values.pop(key, None)
+        if entry is None:
             return None
-        self._values[key] = found
-        return found[0]
+        self._values[key] = entry
+        return entry[0]
 
     def put(self, key: K, value: V) -> V:
         """Keep a value, forget others where there is no room, and return it."""
@@ -50,11 +50,11 @@ class Recent(Generic[K, V]):
 
     def drop(self, key: K) -> None:
         """Forget a value, if it is there."""
-        found = self._values.pop(key, None)
-        if found is not None:
-            self._size -= found[1]
+        entry = self._values.pop(key, None)
+        if entry is not None:
+            self._size -= entry[1]
             if self._close is not None:
-                self._close(found[0])
+                self._close(entry[0])
 
 
 def _one(value: object) -> int:

@@ -51,16 +51,16 @@ class Placed(NamedTuple):
 def place(record: Record, kinds: Sequence[str]) -> Placed:
     """Match a record with its media, whose kinds are in the order it lists them; raises Skip as `place_media` does."""
     messages, order, were_put_in = place_media(record.messages, kinds)
-    if said := part_settings(record.messages, kinds):
-        fields = {**record.fields, "media_settings": _merged(record.fields.get("media_settings"), said)}
+    if in_parts := part_settings(record.messages, kinds):
+        fields = {**record.fields, "media_settings": _merged(record.fields.get("media_settings"), in_parts)}
         record = replace(record, fields=fields)
     return Placed(record, list(kinds).count(IMAGE.kind), messages, order, were_put_in)
 
 
-def _merged(listed: Any, said: list[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
+def _merged(listed: Any, in_parts: list[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
     """Merge the settings that a sample lists for its media with those in its content parts; the parts win."""
     if listed is None:
-        return said
-    if not isinstance(listed, list) or len(listed) != len(said):
-        raise Skip(Reason.BAD_MESSAGE, f"media_settings is no list of {len(said)} entries: {str(listed)[:80]}")
-    return [{**(a or {}), **(b or {})} or None for a, b in zip(listed, said, strict=True)]
+        return in_parts
+    if not isinstance(listed, list) or len(listed) != len(in_parts):
+        raise Skip(Reason.BAD_MESSAGE, f"media_settings is no list of {len(in_parts)} entries: {str(listed)[:80]}")
+    return [{**(a or {}), **(b or {})} or None for a, b in zip(listed, in_parts, strict=True)]

@@ -80,20 +80,20 @@ def with_cuts(schema: pa.Schema, cuts: pa.StructType) -> pa.Schema:
     return schema.set(schema.get_field_index("cut"), pa.field("cut", cuts))
 
 
-def widened(cuts: pa.ChunkedArray, wanted: pa.StructType) -> pa.ChunkedArray:
+def widened(cuts: pa.ChunkedArray, kind: pa.StructType) -> pa.ChunkedArray:
     """Return a column of cuts as one of a type that has its fields first; one that is, as it is."""
-    if cuts.type == wanted:
+    if cuts.type == kind:
         return cuts
-    added = list(wanted)[cuts.type.num_fields :]
+    added = list(kind)[cuts.type.num_fields :]
     chunks = [
         pa.StructArray.from_arrays(
             [*chunk.flatten(), *(pa.nulls(len(chunk), each.type) for each in added)],
-            fields=list(wanted),
+            fields=list(kind),
             mask=chunk.is_null(),
         )
         for chunk in cuts.chunks
     ]
-    return pa.chunked_array(chunks, wanted)
+    return pa.chunked_array(chunks, kind)
 
 
 def split_id(sample_id: str) -> tuple[str, str | None]:
@@ -144,8 +144,8 @@ def messages_of(messages: Sequence[Message], cut: Cut) -> list[Message]:
         start = cut.first_character or 0
         part[-1] = {**part[-1], "content": part[-1]["content"][start : start + cut.num_characters]}
     if (asked := _media_turn(messages, cut)) is not None:
-        media, own = media_alone(messages[asked]["content"], cut.all_kinds), part[has_system]["content"]
-        part[has_system] = {**part[has_system], "content": with_media_first(media, own, cut.all_kinds)}
+        media, asked_content = media_alone(messages[asked]["content"], cut.all_kinds), part[has_system]["content"]
+        part[has_system] = {**part[has_system], "content": with_media_first(media, asked_content, cut.all_kinds)}
     return part
 
 
@@ -182,20 +182,20 @@ def fields_of_part(fields: Mapping[str, Any], cut: Cut, media: Sequence[int]) ->
 
     What its form asks of a template is among its options.
     """
-    own = dict(fields)
+    of_part = dict(fields)
     if isinstance(frames := fields.get("video_frames"), list):
-        own["video_frames"] = [frames[number] for number in of_kind(cut, media, "v") if number < len(frames)]
+        of_part["video_frames"] = [frames[number] for number in of_kind(cut, media, "v") if number < len(frames)]
     names = fields.get("patch_positions")
     if isinstance(names, list) and len(names) == cut.kinds.count("i"):
-        own["patch_positions"] = [names[number] for number in of_kind(cut, media, "i")]
+        of_part["patch_positions"] = [names[number] for number in of_kind(cut, media, "i")]
     settings = fields.get("media_settings")
     if isinstance(settings, list) and len(settings) == len(cut.kinds):
-        own["media_settings"] = [settings[number] for number in media]
+        of_part["media_settings"] = [settings[number] for number in media]
     if cut.form == "open":
-        own["label_settings"] = {**(fields.get("label_settings") or {}), "end_of_turn": False}
+        of_part["label_settings"] = {**(fields.get("label_settings") or {}), "end_of_turn": False}
     if cut.form == "tokens":
-        own["token_range"] = [cut.first_token, cut.end_token]
-    return own
+        of_part["token_range"] = [cut.first_token, cut.end_token]
+    return of_part
 
 
 def turns_of(

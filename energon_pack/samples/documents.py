@@ -40,8 +40,8 @@ def refuse_texts_between_images(fields: Mapping[str, Any]) -> None:
     texts = fields.get("texts")
     is_list_of_texts = isinstance(texts, list) and bool(texts) and all(isinstance(x, str | None) for x in texts)
     if is_list_of_texts or fields.get("text_list"):
-        what = "texts and images that take turns: write one text with <image> where each stands (source.map)"
-        raise Skip(Reason.BAD_MESSAGE, what)
+        detail = "texts and images that take turns: write one text with <image> where each stands (source.map)"
+        raise Skip(Reason.BAD_MESSAGE, detail)
 
 
 def answer_alone(messages: Sequence[Message]) -> list[Message] | None:

@@ -14,17 +14,17 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 
 
-def frame_parts(names: Sequence[Any], said: Mapping[str, Any]) -> list[Message]:
+def frame_parts(names: Sequence[Any], settings: Mapping[str, Any]) -> list[Message]:
     """Make the content parts of a video whose frames are files with these names."""
     if not names or not all(isinstance(name, str) for name in names):
         raise Skip(Reason.MISSING_MEDIA, f"a video lists something that is no frame: {str(list(names))[:80]}")
-    first, *others = ({"type": IMAGE.kind, "name": name} for name in names)
-    return [{**first, "settings": list_settings(len(names), said)}, *others]
+    first, *rest = ({"type": IMAGE.kind, "name": name} for name in names)
+    return [{**first, "settings": list_settings(len(names), settings)}, *rest]
 
 
-def list_settings(num: int, said: Mapping[str, Any]) -> dict[str, Any]:
+def list_settings(num: int, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings for the first of `num` images that are one video, from the settings of that video."""
-    return {FRAMES: num, **said}
+    return {FRAMES: num, **settings}
 
 
 def without_lists(messages: Sequence[Message]) -> list[Message]:

@@ -75,6 +75,10 @@ _HARMLESS: tuple[Mapping[str, str], ...] = (
         **dict.fromkeys(("lang", "language", "languages", "difficulty", "level"), "a kind"),
         **dict.fromkeys(("score", "rating", "quality", "score_chosen", "score_rejected"), "a mark"),
         **dict.fromkeys(("width", "height", "num_tokens", "num_turns", "length", "token_count"), "a size"),
+        **dict.fromkeys(
+            ("status", "error_message", "original_width", "original_height", "exif"), "img2dataset: a download"
+        ),
+        **dict.fromkeys(("sha256", "md5", "NSFW", "LICENSE", "similarity", "punsafe", "pwatermark"), "LAION: an image"),
         **dict.fromkeys(("channel",), "ms-swift: the group in which the loss is logged"),
         **dict.fromkeys(("solution", "ground_truth", "reward_model", "ability", "verifier"), "for rewards"),
         **dict.fromkeys(("prompt", "completion", "instruction", "input", "output"), "the conversation in another form"),

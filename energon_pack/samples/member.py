@@ -75,8 +75,8 @@ class MemberInput:
 
     def refuse_missing(self) -> None:
         """Raise OSError if the file of a medium is missing; a missing image raises it when it is decoded."""
-        files = {kind: own for kind, own in self.media.items() if kind != IMAGE.kind}
-        if missing := next((f"{kind} {own.index(b'')}" for kind, own in files.items() if b"" in own), None):
+        files = {kind: data for kind, data in self.media.items() if kind != IMAGE.kind}
+        if missing := next((f"{kind} {data.index(b'')}" for kind, data in files.items() if b"" in data), None):
             raise OSError(f"its {missing} is missing from the pack")
 
 
@@ -92,10 +92,10 @@ def media_fields(by_kind: Mapping[str, Any], plural: bool = True) -> dict[str, A
     name = {kind: medium.plural if plural else kind for kind, medium in KINDS.items()}
     fields = {name[kind]: by_kind[kind] for kind in (IMAGE.kind, VIDEO.kind)}
     fields |= {name[kind]: by_kind[kind] for kind in (AUDIO.kind,) if _has_media(by_kind[kind])}
-    others = {kind: by_kind[kind] for kind, _ in ADDED if _has_media(by_kind[kind])}
-    return {**fields, **({"others": others} if others else {})}
+    added = {kind: by_kind[kind] for kind, _ in ADDED if _has_media(by_kind[kind])}
+    return {**fields, **({"others": added} if added else {})}
 
 
 def _has_media(media: Any) -> bool:
     """Tell whether there are media of a kind: in a list, or in a list for each member."""
-    return any(not isinstance(own, list) or own for own in media or ())
+    return any(not isinstance(of_member, list) or of_member for of_member in media or ())

@@ -77,8 +77,8 @@ def _holds_null(value: list[Any]) -> bool:
 def _holds_strange_null(value: Any) -> bool:
     """Say whether a null stands where no author writes one; a turn that only calls may have null as its content."""
     if isinstance(value, dict):
-        others = [(key, item) for key, item in value.items() if key not in _MEANT]
-        return any(key != "content" if item is None else _holds_strange_null(item) for key, item in others)
+        items = [(key, item) for key, item in value.items() if key not in _MEANT]
+        return any(key != "content" if item is None else _holds_strange_null(item) for key, item in items)
     return isinstance(value, list) and any(map(_holds_strange_null, value))
 
 

@@ -26,23 +26,23 @@ def option_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def options_of(fields: Mapping[str, Any]) -> SampleOptions:
     """Read the options of a sample."""
-    if _NAMES.isdisjoint(fields) or not (own := option_fields(fields)):
+    if _NAMES.isdisjoint(fields) or not (options := option_fields(fields)):
         return NO_OPTIONS
-    variables, media = own.get("chat_template_kwargs", {}), own.get("media_settings", [])
-    labels = own.get("label_settings", {})
+    variables, media = options.get("chat_template_kwargs", {}), options.get("media_settings", [])
+    labels = options.get("label_settings", {})
     for name, value in (("chat_template_kwargs", variables), ("label_settings", labels)):
         if not isinstance(value, Mapping):
             raise Skip(Reason.BAD_MESSAGE, f"{name} are no object: {str(value)[:80]}")
     if not isinstance(media, list) or not all(item is None or isinstance(item, Mapping) for item in media):
         raise Skip(Reason.BAD_MESSAGE, f"media_settings are no list of objects: {str(media)[:80]}")
-    hears = own.get("use_audio_in_video", False)
+    hears = options.get("use_audio_in_video", False)
     if not isinstance(hears, bool):
         raise Skip(Reason.BAD_MESSAGE, f"use_audio_in_video is {str(hears)[:40]!r}, not true or false")
-    tokens = own.get("token_range")
+    tokens = options.get("token_range")
     is_range = isinstance(tokens, list) and len(tokens) == 2 and all(type(number) is int for number in tokens)
     if tokens is not None and not (is_range and 0 <= tokens[0] < tokens[1]):
         raise Skip(Reason.BAD_MESSAGE, f"token_range is {str(tokens)[:40]}, not the numbers of two tokens")
     all_media = {key: item for key, item in variables.items() if key in SHARED_KEYS}
     variables = {key: item for key, item in variables.items() if key not in SHARED_KEYS and item is not None}
     token_range = None if tokens is None else (tokens[0], tokens[1])
-    return SampleOptions(sample_weight(own), variables, tuple(media), all_media, labels, hears, token_range)
+    return SampleOptions(sample_weight(options), variables, tuple(media), all_media, labels, hears, token_range)

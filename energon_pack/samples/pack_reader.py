@@ -44,11 +44,12 @@ def pack_members(parts: Parts, value: Mapping[str, Any], read: ReadMedia) -> Ite
     names = _media_names(value)
     shared = num_shared(names, [tokens.shared_len for tokens in all_tokens])
     columns = zip(meta["sample_ids"], meta["token_lens"], all_tokens, names, shared, strict=True)
-    for sample_id, token_len, tokens, own, num in columns:
+    for sample_id, token_len, tokens, own_names, num in columns:
         refuse_other_len(sample_id, token_len, tokens)
         kinds = [kind for medium in tokens.media for kind in medium.part_kinds]
-        some = [*zip(own, [*kinds, *[IMAGE.kind] * len(own)], strict=False)]  # the encoder compares their numbers
-        by_kind = {kind: [medium_of(media, name, its) for name, its in some if its == kind] for kind in KINDS}
+        # the encoder compares their numbers
+        own_parts = [*zip(own_names, [*kinds, *[IMAGE.kind] * len(own_names)], strict=False)]
+        by_kind = {kind: [medium_of(media, name, its) for name, its in own_parts if its == kind] for kind in KINDS}
         before = kinds[:num]
         yield MemberInput(
             sample_id,
@@ -108,12 +109,13 @@ def _media_names(value: Mapping[str, Any]) -> Sequence[list[str]]:
     """Return the names of each member's media in the pack."""
     if has_references(value):
         names = [[name for name, *_ in of_member] for of_member in value["_meta"][PARTS]]
-        return [[name for name in own if not name.endswith(".npy")] for own in names]  # of an image's patches
+        # an .npy is of an image's patches
+        return [[name for name in own_names if not name.endswith(".npy")] for own_names in names]
     if "media_files" in value:
         files: list[list[str]] = value["media_files"]
         return files
     images = enumerate(value[IMAGE.plural])
-    return [[captioning_name(index, number) for number in range(len(own))] for index, own in images]
+    return [[captioning_name(index, number) for number in range(len(own_names))] for index, own_names in images]
 
 
 def captioning_name(index: int, number: int) -> str:

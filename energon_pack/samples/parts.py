@@ -29,7 +29,7 @@ def medium_of(parts: Parts, name: str, kind: str) -> Any:
 
 def media_by_kind(parts: Parts, media: Sequence[tuple[str, str]]) -> dict[str, list[Any]]:
     """Return the media of a sample by kind."""
-    return {kind: [medium_of(parts, name, own) for name, own in media if own == kind] for kind in KINDS}
+    return {kind: [medium_of(parts, name, its_kind) for name, its_kind in media if its_kind == kind] for kind in KINDS}
 
 
 def kind_of(parts: Parts, name: str) -> str:

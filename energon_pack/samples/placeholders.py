@@ -47,33 +47,33 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
     messages = [_without_names(message) for message in messages]
     if not kinds:
         return messages, [], False
-    found = [kind for message in messages for kind in _placeholders(message, kinds)]
+    spelled_kinds = [kind for message in messages for kind in _placeholders(message, kinds)]
     inserted = False
-    if sorted(found) != sorted(kinds):
+    if sorted(spelled_kinds) != sorted(kinds):
         spoken_to = [k for m in messages if m["role"] != "assistant" for k in _placeholders(m, kinds)]
         if sorted(spoken_to) == sorted(kinds):
-            found = spoken_to
+            spelled_kinds = spoken_to
         elif renamed := _with_videos(messages, kinds):
-            messages, inserted, found = renamed, True, list(kinds)
-        elif found or num_placeholders([m for m in messages if m["role"] == "user"]):
+            messages, inserted, spelled_kinds = renamed, True, list(kinds)
+        elif spelled_kinds or num_placeholders([m for m in messages if m["role"] == "user"]):
             spelled = [k for m in messages for k in _placeholders(m, tuple(PLACEHOLDERS))]
             raise Skip(Reason.PLACEHOLDER_MISMATCH, f"{_count(spelled)} in the text for {_count(kinds)}")
         else:
-            messages, inserted, found = _put_in(messages, kinds), True, list(kinds)
-    if found == [*kinds]:
+            messages, inserted, spelled_kinds = _put_in(messages, kinds), True, list(kinds)
+    if spelled_kinds == [*kinds]:
         return messages, [*range(len(kinds))], inserted
     waiting = {kind: [i for i, k in enumerate(kinds) if k == kind] for kind in PLACEHOLDERS}
-    return messages, [waiting[kind].pop(0) for kind in found], inserted
+    return messages, [waiting[kind].pop(0) for kind in spelled_kinds], inserted
 
 
 def part_settings(messages: Sequence[Message], kinds: Sequence[str]) -> list[dict[str, Any] | None]:
     """Return the settings in content parts for their media, in the order of the placeholders; empty: none."""
     if not any("settings" in part for m in messages if isinstance(m["content"], list) for part in m["content"]):
         return []
-    found = [(m["role"], said) for m in messages for said in _settings(m, kinds)]
-    if len(found) != len(kinds):  # the assistant's placeholders are plain text
-        found = [(role, said) for role, said in found if role != "assistant"]
-    return [said for _, said in found]
+    by_role = [(m["role"], settings) for m in messages for settings in _settings(m, kinds)]
+    if len(by_role) != len(kinds):  # the assistant's placeholders are plain text
+        by_role = [(role, settings) for role, settings in by_role if role != "assistant"]
+    return [settings for _, settings in by_role]
 
 
 def split_content(messages: Sequence[Message], kinds: Sequence[str]) -> list[Message]:
@@ -83,10 +83,10 @@ def split_content(messages: Sequence[Message], kinds: Sequence[str]) -> list[Mes
     """
     if not kinds:
         return list(messages)
-    found = [_placeholders(message, kinds) for message in messages]
-    in_all = sum(map(len, found))
+    spelled = [_placeholders(message, kinds) for message in messages]
+    in_all = sum(map(len, spelled))
     result = []
-    for message, here in zip(messages, found, strict=True):
+    for message, here in zip(messages, spelled, strict=True):
         literal = message["role"] == "assistant" and in_all != len(kinds)
         content = message["content"]
         if here and not literal and isinstance(content, str):

@@ -29,11 +29,13 @@ def preferred(value: Mapping[str, Any], keys: Sequence[str], take: Take | None) 
     if not (has_pair or rejected or label):
         return dict(value)
     labelled = f"{label}={value[label]}" if label else ""
-    what = "chosen and rejected" if has_pair else next(iter(rejected), labelled)
+    detail = "chosen and rejected" if has_pair else next(iter(rejected), labelled)
     if take is None:
-        raise Skip(Reason.PREFERENCE_DATA, f"{what}: preference data (source.take=chosen packs the good conversations)")
+        raise Skip(
+            Reason.PREFERENCE_DATA, f"{detail}: preference data (source.take=chosen packs the good conversations)"
+        )
     if label and not _is_good(value[label]):
-        raise Skip(Reason.NOT_CHOSEN, f"{what} (source.take=chosen)")
+        raise Skip(Reason.NOT_CHOSEN, f"{detail} (source.take=chosen)")
     rest = {name: item for name, item in value.items() if name not in PREFERENCE_KEYS}
     if has_pair:
         rest = {name: item for name, item in rest.items() if name not in _PROMPTS}

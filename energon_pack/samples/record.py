@@ -174,11 +174,11 @@ def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[li
         messages = turns if written.name in ("document", "text") else _messages(turns)
         return messages, {*(written.keys if written.used is None else written.used)}, others
     if settings.messages_key:
-        what = f"source.messages_key={settings.messages_key} names no field of it; there are {sorted(value)[:8]}"
-        raise Skip(Reason.NO_MESSAGES, what)
+        detail = f"source.messages_key={settings.messages_key} names no field of it; there are {sorted(value)[:8]}"
+        raise Skip(Reason.NO_MESSAGES, detail)
     is_chat = settings.sample_type in (SampleType.auto, SampleType.chat)
-    wanted = " or ".join(MESSAGE_KEYS) if is_chat else settings.sample_type.value
-    raise Skip(Reason.NO_MESSAGES, f"no {wanted} among {sorted(value)[:8]} (source.messages_key names the field)")
+    fields = " or ".join(MESSAGE_KEYS) if is_chat else settings.sample_type.value
+    raise Skip(Reason.NO_MESSAGES, f"no {fields} among {sorted(value)[:8]} (source.messages_key names the field)")
 
 
 def _messages(value: Any) -> list[Message]:
@@ -264,12 +264,12 @@ def _content(items: list[Any], index: int) -> str | list[Message]:
         elif kind in KINDS:
             named = next((item[key] for key in (item["type"], kind, "path", "url", "source") if item.get(key)), None)
             named = name_in(named) if isinstance(named, dict) else named
-            said = {key: item[key] for key in SETTING_KEYS if item.get(key) is not None}
+            settings = {key: item[key] for key in SETTING_KEYS if item.get(key) is not None}
             if kind == VIDEO.kind and isinstance(named, list):
-                parts += frame_parts(named, said)
+                parts += frame_parts(named, settings)
                 continue
             part = {"type": kind, **({"name": named} if isinstance(named, str) else {})}
-            parts.append({**part, "settings": said} if said else part)
+            parts.append({**part, "settings": settings} if settings else part)
         else:
             meant = hint(f"content[].{kind}")
             raise Skip(Reason.BAD_MESSAGE, f"message {index} has a content part {str(item)[:80]}{meant}")

@@ -64,13 +64,13 @@ def record_of(
         media: part and kind of each, in the order of the placeholders, which is also their order in the tar.
         messages_key: the only field in which packing looks for a conversation; None: the fields it knows.
     """
-    own = ("messages", "tools", "source_fields")
-    fields = {name: value for name, value in member.items() if name not in own}
+    keys = ("messages", "tools", "source_fields")
+    fields = {name: value for name, value in member.items() if name not in keys}
     clashing = member.get("source_fields")
     restored = fields | clashing if isinstance(clashing, dict) else fields
     places = [messages_key] if messages_key else list(MESSAGE_KEYS)
-    found = (key for key in places if key not in restored and not _is_before(places, key, restored))
-    if (key := next(found, None)) is None:  # reading takes it for the conversation: it stays where it is
+    free = (key for key in places if key not in restored and not _is_before(places, key, restored))
+    if (key := next(free, None)) is None:  # reading takes it for the conversation: it stays where it is
         key, restored = places[0], fields | {"source_fields": clashing}
     names = [name for name, _ in media]
     record: dict[str, Any] = {key: member["messages"], "media": media_type([kind for _, kind in media])}

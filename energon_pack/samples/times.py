@@ -72,13 +72,13 @@ def stamped(messages: Sequence[Message], marks: Sequence[str]) -> list[Message]:
         return first + "".join(f"{waiting.pop()}{_IMAGE}\n{piece}" for piece in rest)
 
     def in_parts(parts: list[Message]) -> list[Message]:
-        found: list[Message] = []
+        stamped_parts: list[Message] = []
         for part in parts:
             is_image = part["type"] == IMAGE.kind and waiting
-            found += (
+            stamped_parts += (
                 [{"type": "text", "text": waiting.pop()}, part, {"type": "text", "text": "\n"}] if is_image else [part]
             )
-        return found
+        return stamped_parts
 
     result = []
     for message in messages:

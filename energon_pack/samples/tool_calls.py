@@ -46,8 +46,8 @@ def with_tool_calls(turn: Message, index: int) -> Message:
             return turn
         calls = [_call(turn["function_call"], index)]
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        what = f"message {index} has tool_calls that are no list of calls: {str(spelled)[:80]}"
-        raise Skip(Reason.BAD_MESSAGE, what)
+        detail = f"message {index} has tool_calls that are no list of calls: {str(spelled)[:80]}"
+        raise Skip(Reason.BAD_MESSAGE, detail)
     calls = [_checked(call, index) for call in calls]
     return {**{key: item for key, item in turn.items() if key != "function_call"}, "tool_calls": calls}
 
@@ -197,8 +197,8 @@ def _arguments(value: Any, index: int) -> Any:
     if value is None or (isinstance(value, str) and not value.strip()):
         return {}
     if not isinstance(value, dict) and not (isinstance(value, str) and isinstance(_parsed(value), dict)):
-        what = f"message {index} calls a tool with arguments that are no object: {str(value)[:80]}"
-        raise Skip(Reason.BAD_MESSAGE, what)
+        detail = f"message {index} calls a tool with arguments that are no object: {str(value)[:80]}"
+        raise Skip(Reason.BAD_MESSAGE, detail)
     return value
 
 

@@ -52,10 +52,10 @@ def refuse_unread(record: Record, read: Sequence[str], has_media: bool, kind_of:
                 raise unread(f"{field.key} has {str(leaf)[:80]!r},", kind, hint(field.key), reads)
 
 
-def unread(what: str, kind: str, meant: str, reads: str) -> Skip:
+def unread(place: str, kind: str, meant: str, reads: str) -> Skip:
     """Make the reason for leaving out a sample with a medium that nothing reads."""
     ways = "; ".join(filter(None, (reads, "source.media=ignore packs the text alone")))
-    skip = Skip(Reason.MEDIA_UNREAD, f"{what} {KINDS[kind].noun}, and nothing reads it{meant or ':'} {ways}")
+    skip = Skip(Reason.MEDIA_UNREAD, f"{place} {KINDS[kind].noun}, and nothing reads it{meant or ':'} {ways}")
     skip.media_type = kind
     return skip
 
@@ -70,6 +70,8 @@ def _fields(record: Record, has_media: bool) -> Iterator[_Field]:
         return
     is_raw, has_places = is_document(record.messages), num_placeholders(record.messages) > 0
     for key, value in record.unknown.items():
+        if is_known(key):  # another text of the conversation
+            continue
         is_near = is_of_media(meant(key) or key)
         if is_near or not has_media:
             yield _Field(key, value, is_near, is_near or has_places or not is_raw)

@@ -99,12 +99,12 @@ class Blockwise:
                 runs[-1] = runs[-1][0], max(end, runs[-1][1])
             else:
                 runs.append((offset, end))
-        return [(at, min(at + _LARGEST, end)) for start, end in runs for at in range(start, end, _LARGEST)]
+        return [(first, min(first + _LARGEST, end)) for start, end in runs for first in range(start, end, _LARGEST)]
 
-    def have_ahead(self, spool: "_Spool", found: Sequence["_Fetched"]) -> None:
+    def have_ahead(self, spool: "_Spool", fetched: Sequence["_Fetched"]) -> None:
         """Keep these bytes for the next reads."""
-        self._starts = [one.start for one in found]
-        self._ahead = [(one.end, spool, one.place) for one in found]
+        self._starts = [one.start for one in fetched]
+        self._ahead = [(one.end, spool, one.place) for one in fetched]
 
     def forget_ahead(self) -> None:
         """Drop the bytes that were read ahead."""
@@ -165,18 +165,18 @@ def most_ahead() -> int:
     return max(_IN_MEMORY, disk_usage(tempfile.gettempdir()).free // _SHARE)
 
 
-def read_ahead(wanted: Sequence[tuple[Blockwise, Sequence[tuple[int, int]]]]) -> None:
+def read_ahead(objects: Sequence[tuple[Blockwise, Sequence[tuple[int, int]]]]) -> None:
     """Read the next ranges of these objects ahead, and drop earlier ranges.
 
-    `wanted`: for each object its ranges: an offset and a number of bytes each.
+    `objects`: for each object its ranges: an offset and a number of bytes each.
     """
-    found: list[tuple[Blockwise, list[_Fetched]]] = []
+    fetched: list[tuple[Blockwise, list[_Fetched]]] = []
     size = 0
-    for item, ranges in wanted:
+    for item, ranges in objects:
         item.forget_ahead()
-        found.append((item, []))
+        fetched.append((item, []))
         for start, end in item.requests(ranges):
-            found[-1][1].append(_Fetched(start, end, size))
+            fetched[-1][1].append(_Fetched(start, end, size))
             size += end - start
     if not size:
         return
@@ -186,10 +186,10 @@ def read_ahead(wanted: Sequence[tuple[Blockwise, Sequence[tuple[int, int]]]]) ->
         item, (start, end, place) = job
         return spool.has_room(place) and spool.write(place, item.get(start, end))
 
-    jobs = [(item, one) for item, its in found for one in its]
-    for item, _ in found:
+    jobs = [(item, one) for item, its in fetched for one in its]
+    for item, _ in fetched:
         item.meet()
     with ThreadPoolExecutor(_AT_ONCE) as pool:  # starts as many threads as there are jobs
         are_kept = iter([*pool.map(fetch, jobs)])  # after one fails, no other is begun
-    for item, its in found:
+    for item, its in fetched:
         item.have_ahead(spool, [one for one in its if next(are_kept)])

@@ -42,10 +42,10 @@ class DottedFile(NamedTuple):
 
 def refusal(path: str, name: str, number: int) -> str:
     """Say why a tar is refused."""
-    others = f" (and {number - 1:,} more like it)" if number > 1 else ""
+    more = f" (and {number - 1:,} more like it)" if number > 1 else ""
     key, _, part = name.rpartition("/")[2].partition(".")
     return (
-        f"{path}: {name}{others} can't be read as a sample: a key ends at the first dot of a name, as in"
+        f"{path}: {name}{more} can't be read as a sample: a key ends at the first dot of a name, as in"
         f" Energon, so its key is {key!r} and its part {part!r}, where a sample has {part.rpartition('.')[2]!r}."
         " If it is none, leave it out, or source.on_damaged=keep does; else write the tar anew, with no dot in its"
         " names but the last"
@@ -108,7 +108,7 @@ def _form(raw: bytes) -> list[str] | None:
     if not isinstance(value, dict) or not value:
         return None
     with suppress(Skip):
-        others = parse_record(value, ReadSettings()).fields
-        if conversation := [key for key in MESSAGE_KEYS if key in value and key not in others]:
+        fields = parse_record(value, ReadSettings()).fields
+        if conversation := [key for key in MESSAGE_KEYS if key in value and key not in fields]:
             return conversation  # whatever other fields there are
     return sorted(value)

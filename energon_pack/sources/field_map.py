@@ -72,15 +72,15 @@ class FieldMap:
 
 def _first(value: Any, name: str, ways: Sequence[_Way]) -> Any:
     for way in ways:
-        found = value
+        item = value
         try:
             for step in way[1:]:
-                found = found[int(step) if isinstance(found, list) else step]
+                item = item[int(step) if isinstance(item, list) else step]
         except (LookupError, TypeError, ValueError):
             continue
-        return found
-    wanted = " or ".join(f"{way[0]}[{']['.join(way[1:])}]" for way in ways)
-    raise Skip(Reason.BAD_MESSAGE, f"{wanted}, its {name} by {META_FOLDER}/dataset.yaml, is not there")
+        return item
+    place = " or ".join(f"{way[0]}[{']['.join(way[1:])}]" for way in ways)
+    raise Skip(Reason.BAD_MESSAGE, f"{place}, its {name} by {META_FOLDER}/dataset.yaml, is not there")
 
 
 def read_field_map(folder: str) -> FieldMap | None:
@@ -100,19 +100,19 @@ def read_field_map(folder: str) -> FieldMap | None:
     about = stated if isinstance(stated, dict) else value
     kind = re.sub("(Sample|Webdataset)$", "", str(about.get("__class__")))
     is_known = kind in _FIELDS or not str(about.get("__module__")).startswith("megatron.energon")
-    wanted = _FIELDS.get(kind) or {str(name): str(name) for name in named}
+    names = _FIELDS.get(kind) or {str(name): str(name) for name in named}
     ways = {name: list(_ways(str(text))) for name, text in named.items()}
     media = [way[0] for options in ways.values() for way in options if kind_by_name(way[0])]
-    fields = {ours: tuple(ways[name]) for name, ours in wanted.items() if name in ways and not _is_medium(ways[name])}
-    found = FieldMap(tuple(fields.items()), tuple(dict.fromkeys(media)))
-    why = _unclear(found) if is_known else f"a {about.get('__class__')} has no question and answer, caption or text"
+    fields = {ours: tuple(ways[name]) for name, ours in names.items() if name in ways and not _is_medium(ways[name])}
+    field_map = FieldMap(tuple(fields.items()), tuple(dict.fromkeys(media)))
+    why = _unclear(field_map) if is_known else f"a {about.get('__class__')} has no question and answer, caption or text"
     remedy = "source.map or source.columns.* says what is read of the JSON in its place"
-    return replace(found, refusal=f"{path}: {why}: {remedy}" if why else None)
+    return replace(field_map, refusal=f"{path}: {why}: {remedy}" if why else None)
 
 
-def _unclear(found: FieldMap) -> str | None:
-    parts = found.parts
-    if len(parts) == 1 and (_is_json(parts[0]) or all(ways == ((parts[0],),) for _, ways in found.fields)):
+def _unclear(field_map: FieldMap) -> str | None:
+    parts = field_map.parts
+    if len(parts) == 1 and (_is_json(parts[0]) or all(ways == ((parts[0],),) for _, ways in field_map.fields)):
         return None
     return f"field_map takes texts from {', '.join(parts) or 'no part'}: one part is read"
 

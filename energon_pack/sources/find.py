@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import bucket_of, lies_in, on_this_machine
-from energon_pack.sources.compressed import COMPRESSED, compressed_error
-from energon_pack.sources.foreign_formats import PARQUET
 from energon_pack.sources.mixture import Mixture
+from energon_pack.sources.other_formats import COMPRESSED, PARQUET, compressed_error
 from energon_pack.sources.shard import Shard, TarShard
 from energon_pack.sources.storage import State, absolute, expand, folder_of, state_of, walk
 
@@ -129,14 +128,14 @@ class Form(ABC):
 def find_files(form: Form, path: Sequence[str]) -> Source:
     """Find the files of one form in folders (searched recursively), files and globs."""
     roots, folders = list[str](), list[str]()
-    found = dict[str, Leaf]()  # by real path
+    leaf_of = dict[str, Leaf]()  # by real path
     for entry in path:
         root, inside, files = expand(os.path.expanduser(entry))
         roots.append(root)
         folders += inside
         for leaf in form.leaves(entry, inside, [*files, *chain.from_iterable(map(form.in_folder, inside))]):
-            found.setdefault(leaf.real_path, leaf)
-    leaves = [*found.values()]
+            leaf_of.setdefault(leaf.real_path, leaf)
+    leaves = [*leaf_of.values()]
     if compressed := sorted(leaf.path for leaf in leaves if COMPRESSED.search(leaf.path)):
         raise compressed_error(compressed[0], len(compressed))
     shards = [
@@ -210,17 +209,17 @@ def _above(path: str, folders: Collection[str]) -> str | None:
 
 def of_split(folder: str, files: Sequence[str], split: str | None) -> list[str]:
     """Return the files of a split that hold samples. `split`: its name; None: there is only one."""
-    found = {file: split_of(file.removeprefix(folder).lstrip("/")) for file in with_samples(files)}
-    counts = Counter(found.values())
+    split_of_file = {file: split_of(file.removeprefix(folder).lstrip("/")) for file in with_samples(files)}
+    counts = Counter(split_of_file.values())
     seen = ", ".join(f"{name or 'of no split'}: {amount(number, 'file')}" for name, number in counts.items())
     if split is None:
         if len(counts) > 1:
             raise PackError(
                 f"source.path={folder}: {seen}; source.split=train takes one split, a list of globs several"
             )
-        return list(found)
-    taken = [file for file, name in found.items() if name == _ALIKE.get(split, split)]
-    if found and not taken:
+        return list(split_of_file)
+    taken = [file for file, name in split_of_file.items() if name == _ALIKE.get(split, split)]
+    if split_of_file and not taken:
         raise PackError(f"source.split={split}: {folder} has {seen}")
     return taken
 

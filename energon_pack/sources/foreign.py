@@ -34,8 +34,8 @@ class PackForm(NamedTuple):
 
 def _listed(member: Fields, names: list[str]) -> Member:
     """Return a member whose media are listed by their names in the pack."""
-    own = {key: item for key, item in member.items() if item is not None and key not in ("media_files", "images")}
-    return {**own, "name": names}, names
+    fields = {key: item for key, item in member.items() if item is not None and key not in ("media_files", "images")}
+    return {**fields, "name": names}, names
 
 
 def _is_chats(value: Fields, parts: Sequence[str]) -> bool:
@@ -75,10 +75,10 @@ def _is_columns(value: Fields, parts: Sequence[str]) -> bool:
 def _columns(value: Fields) -> Iterator[Member]:
     number = len(value["images"])
     rows = zip(*(value.get(name) or [None] * number for name in _COLUMNS), strict=True)
-    for index, (images, arrays, *others) in enumerate(rows):
+    for index, (images, arrays, *rest) in enumerate(rows):
         names = [f"img{index}_{i}.jpg" for i in range(len(images))]
         positions = [f"img{index}_{i}.npy" if array else "" for i, array in enumerate(arrays or ())]
-        member = dict(zip(_COLUMNS[2:], others, strict=True))
+        member = dict(zip(_COLUMNS[2:], rest, strict=True))
         record, _ = _listed({**member, "patch_positions": positions if any(positions) else None}, names)
         yield record, [*names, *filter(None, positions)]
 

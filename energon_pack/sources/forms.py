@@ -19,7 +19,6 @@ from energon_pack.samples.media.kinds import MEDIA_NAMES
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.field_map import read_field_map
 from energon_pack.sources.find import LINES, Form, Leaf, Source, but_parquet, find_files, with_samples
-from energon_pack.sources.foreign_formats import ARROW
 from energon_pack.sources.jsonl.find import LineFiles, TableFiles, of_samples, stem
 from energon_pack.sources.mixture import (
     Entry,
@@ -29,6 +28,7 @@ from energon_pack.sources.mixture import (
     mixture_entries,
     object_in,
 )
+from energon_pack.sources.other_formats import ARROW
 from energon_pack.sources.own import Own, own_settings
 from energon_pack.sources.packs import with_members
 from energon_pack.sources.prepared import Selection
@@ -74,8 +74,8 @@ def _form_of(settings: SourceConfig, stems: Collection[str] | None = None) -> Fo
             return LineFiles(settings, JsonlShard, stems)
     kind = entry_point("sources", "source.format", settings.format)
     if not (isinstance(kind, type) and issubclass(kind, JsonlShard)):
-        there = "there is none of that name" if kind is None else f"{kind} is no class that derives from JsonlShard"
-        raise PackError(f"source.format={settings.format}: {there}; auto, wds and jsonl are always there")
+        why = "there is none of that name" if kind is None else f"{kind} is no class that derives from JsonlShard"
+        raise PackError(f"source.format={settings.format}: {why}; auto, wds and jsonl are always there")
     return (TableFiles if issubclass(kind, TableShard) else LineFiles)(settings, kind)
 
 
@@ -119,9 +119,10 @@ def _mixed(settings: SourceConfig, entries: Sequence[Entry]) -> Source:
     return replace(_together(parts), mixture=Mixture(tuple(entries), entry_of))
 
 
-def _read_as(settings: SourceConfig, own: Own) -> SourceConfig:
+def _read_as(settings: SourceConfig, entry: Own) -> SourceConfig:
     """Return the settings, overridden by an entry's own settings for reading records."""
-    read = {} if own.reading is None else {each.name: getattr(own.reading, each.name) for each in fields(ReadSettings)}
+    names = [] if entry.reading is None else [each.name for each in fields(ReadSettings)]
+    read = {name: getattr(entry.reading, name) for name in names}
     return replace(settings, **read)
 
 
@@ -157,8 +158,8 @@ def look(entry: str) -> Looked:
                 " source=jsonl the lines, a list of globs in source.path both"
             )
         tables = with_samples(of_samples(stems, walk(folder, TableShard.names)))
-        found = ((Format.wds, tars), (Format.jsonl, lines), (Format.table, tables))
-        forms |= {form for form, there in found if there}
+        by_form = ((Format.wds, tars), (Format.jsonl, lines), (Format.table, tables))
+        forms |= {form for form, files_of_form in by_form if files_of_form}
     if not forms and any(walk(folder, LINES) for folder in folders):  # a *.json alone is read, several are named
         forms = {Format.jsonl}
     if not forms and (media := next((file for folder in folders for file in walk(folder, _MEDIA)), None)):

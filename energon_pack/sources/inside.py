@@ -14,8 +14,8 @@ from energon_pack.run.plain_data import json_value
 from energon_pack.run.recent import Recent
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.foreign_formats import TABLE
 from energon_pack.sources.named_bytes import bytes_at
+from energon_pack.sources.other_formats import TABLE
 from energon_pack.sources.storage import File, InMemory, open_file, read_ahead, state_of
 
 _LARGEST = 4 << 30  # bytes of a member of an archive
@@ -127,13 +127,13 @@ def _environment(database: str, num_bytes: int) -> Any:
     try:
         environment = lmdb.open(database, subdir=os.path.isdir(database), readonly=True, lock=False, readahead=False)
     except lmdb.Error as error:
-        what = str(error).removeprefix(f"{database}: ")  # the ledger names no machine's folder
-        raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} is no LMDB: {what}") from None
+        detail = str(error).removeprefix(f"{database}: ")  # the ledger names no machine's folder
+        raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} is no LMDB: {detail}") from None
     needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
     if num_bytes < needed:  # reading a page that is not there would end the process
         environment.close()
-        what = f"its pages need {needed:,} bytes, it has {num_bytes:,}; mdb_copy -c writes one anew that is whole"
-        raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} is cut short: {what}")
+        detail = f"its pages need {needed:,} bytes, it has {num_bytes:,}; mdb_copy -c writes one anew that is whole"
+        raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} is cut short: {detail}")
     return environment
 
 
@@ -161,10 +161,10 @@ class OpenFiles:
             self._open, self._process = _none_open(), os.getpid()
         return self._open.get(path) or self._open.put(path, opened() if opened else open_medium(path))
 
-    def read_ahead(self, wanted: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None:
+    def read_ahead(self, ranges_of: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None:
         """Do `storage.read_ahead`, and drop everything that was read ahead before: only one batch is kept."""
-        before, self._ahead = self._ahead, [file for file, _ in wanted]
-        read_ahead([*((file, ()) for file in before if file not in self._ahead), *wanted])
+        before, self._ahead = self._ahead, [file for file, _ in ranges_of]
+        read_ahead([*((file, ()) for file in before if file not in self._ahead), *ranges_of])
 
     def __len__(self) -> int:
         return len(self._open)

@@ -129,8 +129,8 @@ def _entry(where: str, item: Any, folder: str) -> Entry:
     if isinstance(settings.get("media_root"), str):
         settings["media_root"] = in_folder(folder, settings["media_root"])
     epochs = 1.0 if weight is None and epochs is None else epochs
-    own = {key: item[key] for key in OWN_KEYS if key in item}
-    return Entry(name, paths[0] if len(paths) == 1 else paths, weight, epochs, most, settings, phase, own)
+    of_samples = {key: item[key] for key in OWN_KEYS if key in item}
+    return Entry(name, paths[0] if len(paths) == 1 else paths, weight, epochs, most, settings, phase, of_samples)
 
 
 def _number(where: str, item: dict[str, Any], key: str) -> float | None:

@@ -50,14 +50,14 @@ def bytes_at(
     try:
         for step in map(unquote, way):
             value = item(value, step)
-        found = plain(value)
+        medium = plain(value)
     except (IndexError, TypeError, ValueError, KeyError):
         raise KeyError("/".join(way)) from None
-    if isinstance(found, str):
+    if isinstance(medium, str):
         try:
-            return base64.b64decode(found.partition("base64,")[2] or found)
+            return base64.b64decode(medium.partition("base64,")[2] or medium)
         except binascii.Error as error:
             raise Skip(Reason.UNREADABLE_MEDIA, f"{'/'.join(way)}: {error}") from None
-    if not isinstance(found, bytes):
+    if not isinstance(medium, bytes):
         raise KeyError("/".join(way))
-    return found
+    return medium

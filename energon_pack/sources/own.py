@@ -52,15 +52,15 @@ class Own:
         """Return a record with the fields that each sample gets; the record's own fields override them."""
         if not self.options:
             return record
-        given = {key: _merged(item, record.fields.get(key)) for key, item in self.options.items()}
-        return replace(record, fields={**record.fields, **given})
+        fields = {key: _merged(item, record.fields.get(key)) for key, item in self.options.items()}
+        return replace(record, fields={**record.fields, **fields})
 
 
 NOTHING = Own()
 
 
-def _merged(given: Mapping[str, Any], said: Any) -> Any:
-    return {**given, **said} if isinstance(said, Mapping) else given if said is None else said
+def _merged(settings: Mapping[str, Any], value: Any) -> Any:
+    return {**settings, **value} if isinstance(value, Mapping) else settings if value is None else value
 
 
 def own_settings(where: str, item: Mapping[str, Any], run: ReadSettings) -> Own:
@@ -91,13 +91,13 @@ def own_settings(where: str, item: Mapping[str, Any], run: ReadSettings) -> Own:
 
 
 def _names(where: str, value: Any, kind: type[Columns] | type[Roles]) -> dict[str, str]:
-    there = [each.name for each in fields(kind)]
-    given = _object(where, value)
-    if unknown := next((key for key in given if key not in there), None):
-        raise PackError(f"{where}.{unknown}: there are {', '.join(there)}")
-    if wrong := next((key for key, name in given.items() if not isinstance(name, str)), None):
-        raise PackError(f"{where}.{wrong} is {given[wrong]!r}, no name")
-    return given
+    known = [each.name for each in fields(kind)]
+    names = _object(where, value)
+    if unknown := next((key for key in names if key not in known), None):
+        raise PackError(f"{where}.{unknown}: there are {', '.join(known)}")
+    if wrong := next((key for key, name in names.items() if not isinstance(name, str)), None):
+        raise PackError(f"{where}.{wrong} is {names[wrong]!r}, no name")
+    return names
 
 
 def _object(where: str, value: Any) -> dict[str, Any]:
@@ -111,9 +111,9 @@ def _whole(number: Any) -> Any:
 
 
 def _pixels(where: str, item: Mapping[str, Any]) -> dict[str, int]:
-    found = {key: _whole(item[key]) for key in _PIXELS if item.get(key) is not None}
-    if wrong := next((key for key, number in found.items() if type(number) is not int or number < 1), None):
-        raise PackError(f"{where}: {wrong} is {found[wrong]!r}, not a number of pixels")
-    if found.get("min_pixels", 1) > found.get("max_pixels", found.get("min_pixels", 1)):
-        raise PackError(f"{where}: min_pixels={found['min_pixels']} is more than max_pixels={found['max_pixels']}")
-    return found
+    pixels = {key: _whole(item[key]) for key in _PIXELS if item.get(key) is not None}
+    if wrong := next((key for key, number in pixels.items() if type(number) is not int or number < 1), None):
+        raise PackError(f"{where}: {wrong} is {pixels[wrong]!r}, not a number of pixels")
+    if pixels.get("min_pixels", 1) > pixels.get("max_pixels", pixels.get("min_pixels", 1)):
+        raise PackError(f"{where}: min_pixels={pixels['min_pixels']} is more than max_pixels={pixels['max_pixels']}")
+    return pixels

@@ -68,10 +68,10 @@ class PackShard(TarShard):
         except Skip as skip:
             yield replace(pack, parts=[], reason=skip.reason.value, detail=skip.detail)
             return
-        there = {part.name: part for part in pack.parts}
+        part_of = {part.name: part for part in pack.parts}
         for number, (_, names) in enumerate(members):
-            row = replace(pack, key=f"{pack.key}#{number}", parts=[there[name] for name in names if name in there])
-            lost = next((name for name in names if name not in there), None)
+            row = replace(pack, key=f"{pack.key}#{number}", parts=[part_of[name] for name in names if name in part_of])
+            lost = next((name for name in names if name not in part_of), None)
             if lost is not None and pack.reason is None:
                 row.reason, row.detail = Reason.MISSING_MEDIA.value, f"{lost!r} is not in its pack"
             yield row
@@ -95,7 +95,7 @@ def _samples(raw: bytes, form: str) -> list[tuple[bytes, list[str]]]:
     value, packs = load_json(raw), _form(form)
     if not isinstance(value, dict):
         raise Skip(Reason.NOT_AN_OBJECT, f"the JSON of the pack is a {type(value).__name__}, not an object")
-    schema = {name: what for name, what in packs.schema.items() if name in value or name not in packs.optional}
+    schema = {name: kind for name, kind in packs.schema.items() if name in value or name not in packs.optional}
     if wrong := next(wrong_fields(value, "", schema), None):
         raise Skip(Reason.BAD_MESSAGE, f"the pack: {wrong}")
     try:
@@ -109,8 +109,8 @@ def _samples(raw: bytes, form: str) -> list[tuple[bytes, list[str]]]:
 
 def _form(name: str) -> PackForm:
     """Return the form of packs of this name: another tool's, or a flavour of ours."""
-    if theirs := next((form for form in FORMS if form.name == name), None):
-        return theirs
+    if foreign := next((form for form in FORMS if form.name == name), None):
+        return foreign
     flavor = flavor_written(name)
     return PackForm(name, flavor.schema, frozenset(flavor.optional), partial(_members, flavor))
 
@@ -157,8 +157,8 @@ def _form_in(folder: str, tars: list[str]) -> str | None:
             raise PackError(f"{folder} holds packs of energon_pack, and no {_MANIFEST}: give the whole dataset")
         return next((form.name for value, parts in looked if (form := foreign_form(value, parts))), None)
     try:
-        made = json_value(manifest)
-        why = why_unknown(made)
+        written = json_value(manifest)
+        why = why_unknown(written)
     except (ValueError, AttributeError) as error:
         raise PackError(f"{folder}: {_MANIFEST} can't be read: {error}") from None
     if why is not None:
@@ -168,12 +168,12 @@ def _form_in(folder: str, tars: list[str]) -> str | None:
             raise PackError(f"{folder}: its media lie in its source (output.media=reference): pack that source again")
         if not any(name in value for name in ("messages", "prompts")):
             raise PackError(f"{folder}: its packs hold no messages (output.messages=false): pack its source again")
-    return flavor_written(made.get("flavor")).name
+    return flavor_written(written.get("flavor")).name
 
 
 def _first_samples(tar: str) -> list[tuple[dict[str, Any], list[str]]]:
     """Return the JSON objects of the first samples of a tar, each with the names of the parts before it."""
-    found: list[tuple[dict[str, Any], list[str]]] = []
+    samples: list[tuple[dict[str, Any], list[str]]] = []
     keys: dict[str, list[str]] = {}
     try:
         with open_file(tar) as file:
@@ -185,7 +185,7 @@ def _first_samples(tar: str) -> list[tuple[dict[str, Any], list[str]]]:
                 if part == "json" and size >= 0:
                     with suppress(ValueError):
                         value = json_value(file.read(offset, size))
-                        found += [(value, keys[key])] if isinstance(value, dict) else []
+                        samples += [(value, keys[key])] if isinstance(value, dict) else []
     except OSError:  # indexing says what is wrong
         return []
-    return found
+    return samples

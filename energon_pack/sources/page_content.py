@@ -93,12 +93,12 @@ class Snappy:
         except _TooMany:
             return self.whole.read(file, start, length)
 
-    def _pieces(self, file: Bytes, start: int, end: int, left: list[int]) -> list[bytes]:
+    def _pieces(self, file: Bytes, start: int, end: int, num_left: list[int]) -> list[bytes]:
         pieces = []
         number = bisect_right(self.starts, start) - 1
         while start < end:
-            left[0] -= 1
-            if left[0] < 0:
+            num_left[0] -= 1
+            if num_left[0] < 0:
                 raise _TooMany
             begin, until = int(self.starts[number]), min(end, int(self.starts[number + 1]))
             place = int(self.places[number])
@@ -106,7 +106,7 @@ class Snappy:
                 pieces.append(file.read(place + start - begin, until - start))
             else:  # a copy may overlap itself: then it repeats
                 far = -place
-                once = b"".join(self._pieces(file, begin - far, min(begin, until - far), left))
+                once = b"".join(self._pieces(file, begin - far, min(begin, until - far), num_left))
                 times = -(-(until - begin) // max(1, len(once)))
                 pieces.append((once * times)[start - begin : until - begin])
             start = until
@@ -119,12 +119,12 @@ class _TooMany(Exception):
 
 
 def content_of(
-    file: Bytes, of: tuple[str, str], codec: str | None, offset: int, packed_size: int, size: int
+    file: Bytes, file_id: tuple[str, str], codec: str | None, offset: int, packed_size: int, size: int
 ) -> Content:
     """Find the best way to read a page. `codec`: the compression; None: it is not compressed."""
     if codec is None:
         return Plain(offset, size)
-    whole = Compressed(codec, offset, packed_size, size, of)
+    whole = Compressed(codec, offset, packed_size, size, file_id)
     return (_snappy(file, whole) if codec == "snappy" else None) or whole
 
 
@@ -132,35 +132,35 @@ def _snappy(file: Bytes, whole: Compressed) -> Snappy | None:
     """Find the elements of a page; None: there are too many, or they do not make a page of that size."""
     end = whole.offset + whole.packed_size
     window_start, window = whole.offset, file.read(whole.offset, min(_WINDOW, whole.packed_size))
-    at, shift, size = whole.offset, 0, 0
+    place_of_tag, shift, size = whole.offset, 0, 0
     while True:  # the size of the page comes first
-        byte = window[at - window_start] if at - window_start < len(window) else 0
+        byte = window[place_of_tag - window_start] if place_of_tag - window_start < len(window) else 0
         size |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
+        place_of_tag, shift = place_of_tag + 1, shift + 7
         if byte < 128:
             break
     if size != whole.size:
         return None
     starts, places, start = [0], [], 0
-    while at < end:
-        if at - window_start + 5 > len(window) and window_start + len(window) < end:
-            window_start, window = at, file.read(at, min(_WINDOW, end - at))
-        here = at - window_start
+    while place_of_tag < end:
+        if place_of_tag - window_start + 5 > len(window) and window_start + len(window) < end:
+            window_start, window = place_of_tag, file.read(place_of_tag, min(_WINDOW, end - place_of_tag))
+        here = place_of_tag - window_start
         tag = window[here]
         kind, length = tag & 3, (tag >> 2) + 1
         if kind == 0:
             num_bytes = max(0, length - 60)  # 60 to 63 say how many bytes the length has
             if num_bytes:
                 length = int.from_bytes(window[here + 1 : here + 1 + num_bytes], "little") + 1
-            place = at + 1 + num_bytes
-            at = place + length
+            place = place_of_tag + 1 + num_bytes
+            place_of_tag = place + length
         else:
             num_bytes = (1, 2, 4)[kind - 1]
             far = int.from_bytes(window[here + 1 : here + 1 + num_bytes], "little")
             if kind == 1:
                 far, length = far | (tag >> 5) << 8, 4 + (tag >> 2 & 7)
             place = -far
-            at += 1 + num_bytes
+            place_of_tag += 1 + num_bytes
             if not 0 < far <= start:
                 return None
         start += length
@@ -168,4 +168,4 @@ def _snappy(file: Bytes, whole: Compressed) -> Snappy | None:
         starts.append(start)
         if len(places) > _MOST_ELEMENTS:
             return None
-    return Snappy(np.array(starts), np.array(places), whole) if start == size and at == end else None
+    return Snappy(np.array(starts), np.array(places), whole) if start == size and place_of_tag == end else None

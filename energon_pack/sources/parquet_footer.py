@@ -46,31 +46,33 @@ def _chunk(about: dict[int, Any]) -> Chunk:
     return chunk
 
 
-def read_struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
+def read_struct(data: bytes, position: int) -> tuple[dict[int, Any], int]:
     """Return the fields of a struct by their numbers, and where it ends."""
     fields: dict[int, Any] = {}
     number = 0
-    while data[at]:
-        delta, kind = data[at] >> 4, data[at] & 15
-        at += 1
+    while data[position]:
+        delta, kind = data[position] >> 4, data[position] & 15
+        position += 1
         if delta:
             number += delta
         else:
-            value, at = varint(data, at)
+            value, position = varint(data, position)
             number = _signed(value)
-        fields[number], at = (kind == _TRUE, at) if kind in (_TRUE, _FALSE) else _value(data, at, kind)
-    return fields, at + 1
+        fields[number], position = (
+            (kind == _TRUE, position) if kind in (_TRUE, _FALSE) else _value(data, position, kind)
+        )
+    return fields, position + 1
 
 
-def varint(data: bytes, at: int) -> tuple[int, int]:
+def varint(data: bytes, position: int) -> tuple[int, int]:
     """Return an unsigned number, and where it ends."""
     value = shift = 0
     while True:
-        byte = data[at]
-        at += 1
+        byte = data[position]
+        position += 1
         value |= (byte & 127) << shift
         if byte < 128:
-            return value, at
+            return value, position
         shift += 7
 
 
@@ -78,25 +80,25 @@ def _signed(value: int) -> int:
     return (value >> 1) ^ -(value & 1)
 
 
-def _value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
+def _value(data: bytes, position: int, kind: int) -> tuple[Any, int]:
     if kind in _INTEGERS:
-        value, at = varint(data, at)
-        return _signed(value), at
+        value, position = varint(data, position)
+        return _signed(value), position
     if kind == _BINARY:
-        size, at = varint(data, at)
-        return None, at + size
+        size, position = varint(data, position)
+        return None, position + size
     if kind == _STRUCT:
-        return read_struct(data, at)
+        return read_struct(data, position)
     if kind in _LISTS:
-        size, inner = data[at] >> 4, data[at] & 15
-        at += 1
+        size, inner = data[position] >> 4, data[position] & 15
+        position += 1
         if size == 15:
-            size, at = varint(data, at)
+            size, position = varint(data, position)
         values: list[Any] = []
         for _ in range(size):
-            item, at = (None, at + 1) if inner in (_TRUE, _FALSE) else _value(data, at, inner)
+            item, position = (None, position + 1) if inner in (_TRUE, _FALSE) else _value(data, position, inner)
             values.append(item)
-        return values, at
+        return values, position
     if kind not in _SIZES:
         raise ValueError(f"a field of type {kind}")
-    return None, at + _SIZES[kind]
+    return None, position + _SIZES[kind]

@@ -80,14 +80,14 @@ def is_read_by_pages(chunk: Chunk) -> bool:
     return chunk.codec in _CODECS and {_PLAIN, *_INDEXES, *_LEVELS}.issuperset(chunk.encodings)
 
 
-def column_of(file: Bytes, of: tuple[str, str], chunk: Chunk, leaf: Any) -> Column | None:
+def column_of(file: Bytes, file_id: tuple[str, str], chunk: Chunk, leaf: Any) -> Column | None:
     """Find the values of a column chunk; None: it has an encoding that only pyarrow reads."""
     if chunk.codec not in _CODECS:
         return None
     codec = _CODECS[chunk.codec]
     pages: list[Content] = []
     starts: list[np.ndarray] = []  # numbers of the entries at which rows begin
-    found: list[np.ndarray] = []  # for each page: page, start and length of its entries
+    all_entries: list[np.ndarray] = []  # for each page: page, start and length of its entries
     dictionary = np.zeros((0, 2), np.int64)
     num_entries = 0
     for page in _pages(file, chunk):
@@ -100,8 +100,8 @@ def column_of(file: Bytes, of: tuple[str, str], chunk: Chunk, leaf: Any) -> Colu
         encoding = about[4] if kind == _DATA_V2 else about[2]
         levels = about[6] + about[5] if kind == _DATA_V2 else 0  # bytes of levels, which are never compressed
         is_plain = kind == _DATA_V2 and about.get(7) is False
-        own = None if is_plain else codec
-        content = content_of(file, of, own, page.offset + levels, page.size - levels, page.plain_size - levels)
+        coding = None if is_plain else codec
+        content = content_of(file, file_id, coding, page.offset + levels, page.size - levels, page.plain_size - levels)
         pages.append(content)
         if kind == _DICTIONARY:
             if encoding not in (_PLAIN, _INDEXES[0]):
@@ -129,9 +129,9 @@ def column_of(file: Bytes, of: tuple[str, str], chunk: Chunk, leaf: Any) -> Colu
         elif num_values:
             return None
         starts.append(np.flatnonzero(repeated == 0) + num_entries)
-        found.append(entries)
+        all_entries.append(entries)
         num_entries += about[1]
-    every = np.concatenate(found) if found else np.zeros((0, 3), np.int64)
+    every = np.concatenate(all_entries) if all_entries else np.zeros((0, 3), np.int64)
     first = np.concatenate([*starts, [num_entries]])
     return Column(pages, first, *every.astype(np.int32).T)
 
@@ -172,19 +172,23 @@ def _levels(data: bytes, most: int, number: int) -> np.ndarray:
 def _hybrid(data: bytes, width: int, number: int) -> np.ndarray:
     """Decode runs of one value, and groups of eight packed values."""
     runs: list[np.ndarray] = []
-    at = have = 0
+    position = have = 0
     while have < number and width:
-        header, at = varint(data, at)
+        header, position = varint(data, position)
         if header & 1:
             size = (header >> 1) * width
-            bits = np.unpackbits(np.frombuffer(data[at : at + size], np.uint8), bitorder="little")
+            bits = np.unpackbits(np.frombuffer(data[position : position + size], np.uint8), bitorder="little")
             runs.append(bits.reshape(-1, width).astype(np.int64) @ (1 << np.arange(width)))
         else:
             size = (width + 7) // 8
             runs.append(
-                np.full(min(header >> 1, number - have), int.from_bytes(data[at : at + size], "little"), np.int64)
+                np.full(
+                    min(header >> 1, number - have),
+                    int.from_bytes(data[position : position + size], "little"),
+                    np.int64,
+                )
             )
-        at += size
+        position += size
         have += len(runs[-1])
     return np.concatenate(runs)[:number] if runs else np.zeros(number, np.int64)
 

@@ -81,8 +81,8 @@ class Selection:
     def _of_folder(self, folder: str) -> Prepared | None:
         if folder not in self._prepared:
             above = folder_of(folder)
-            found = read_prepared(folder, self._split)
-            self._prepared[folder] = self._of_folder(above) if found is None and above != folder else found
+            prepared = read_prepared(folder, self._split)
+            self._prepared[folder] = self._of_folder(above) if prepared is None and above != folder else prepared
         return self._prepared[folder]
 
 
@@ -100,8 +100,8 @@ def read_prepared(folder: str, split: str | None, knob: str = "source.split") ->
     excluded_shards: set[str] = set()
     excluded_keys: dict[str, set[str]] = {}
     for name in _names(splits.get("exclude"), f"{where}: exclude"):
-        shard, found, key = name.partition(".tar/")
-        if found:
+        shard, mark, key = name.partition(".tar/")
+        if mark:
             excluded_keys.setdefault(f"{shard}.tar", set()).add(key)
         else:
             excluded_shards.add(name)

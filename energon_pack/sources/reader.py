@@ -44,28 +44,28 @@ class Reader:
             of_medium: returns the ranges to read of a medium in its shard, as offset and number of bytes.
         """
         window: list[Item] = []
-        wanted: _Wanted = {}
+        ranges_of: _Wanted = {}
         bytes_left = places_left = 0
         for item in items:
             places = [place for shard, row in samples(item) for place in _places(shard, row, of_medium)]
             num_bytes = sum(size for _, _, size in places)
             bytes_left, places_left = bytes_left - num_bytes, places_left - len(places)
             if not places or bytes_left < 0 or places_left < 0:
-                self._fetch(wanted)
+                self._fetch(ranges_of)
                 yield from window
-                window, wanted = [], {}
+                window, ranges_of = [], {}
                 bytes_left, places_left = (most_ahead() - num_bytes, _MOST_PLACES) if places else (0, 0)
             window.append(item)
             for shard, offset, size in places:
-                wanted.setdefault(shard.path, (shard, []))[1].append((offset, size))
-        self._fetch(wanted)
+                ranges_of.setdefault(shard.path, (shard, []))[1].append((offset, size))
+        self._fetch(ranges_of)
         yield from window
 
-    def _fetch(self, wanted: "_Wanted") -> None:
+    def _fetch(self, ranges_of: "_Wanted") -> None:
         """Read ranges of shards ahead, and forget earlier ones."""
         self._ahead = {}
-        files = {path: shard.open() for path, (shard, _) in wanted.items()}
-        read_ahead([(file, wanted[path][1]) for path, file in files.items()])
+        files = {path: shard.open() for path, (shard, _) in ranges_of.items()}
+        read_ahead([(file, ranges_of[path][1]) for path, file in files.items()])
         self._ahead = files
 
     def raw(self, shard: Shard, row: SampleRow, lead: int = 0) -> bytes:

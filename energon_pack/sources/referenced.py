@@ -66,27 +66,27 @@ class SourceMedia:
 
     def read(self, references: Sequence[Reference]) -> list[bytes]:
         """Return the bytes of media."""
-        found: list[bytes] = []
+        media: list[bytes] = []
         for first in range(0, len(references), AT_ONCE):
-            some = references[first : first + AT_ONCE]
-            self.read_ahead(some)
-            found += map(self._read, some)
-        return found
+            batch = references[first : first + AT_ONCE]
+            self.read_ahead(batch)
+            media += map(self._read, batch)
+        return media
 
     def read_ahead(self, references: Sequence[Reference], whole: bool = True) -> None:
         """Read media from an object store ahead, all at once; `read` and `opened` report those that can't be read.
 
         `whole`: read media completely; else only their ends.
         """
-        wanted: dict[str, tuple[File, list[tuple[int, int]]]] = {}
+        ranges_of: dict[str, tuple[File, list[tuple[int, int]]]] = {}
         for reference in references if bucket_of(self._root) else ():
             path, offset, lead = self._place(reference)
             with suppress(PackError), _readable(path, reference):
                 (start, end), last = ends_within(offset, reference.size)
                 ends = [(start - lead, lead + end), last]
-                _, ranges = wanted.setdefault(path, (self._files.open(path), []))
+                _, ranges = ranges_of.setdefault(path, (self._files.open(path), []))
                 ranges += [(offset - lead, lead + reference.size)] if whole else ends
-        self._files.read_ahead(list(wanted.values()))
+        self._files.read_ahead(list(ranges_of.values()))
 
     def _read(self, reference: Reference) -> bytes:
         path, offset, lead = self._place(reference)

@@ -72,9 +72,9 @@ class ReadSample(NamedTuple):
             media: the bytes of each, or what a user's dataset has decoded.
         """
         in_order = zip(self.parts, media, strict=True)
-        named = [(part, f"{name}: {part.name or f'{part.kind} {i}'}", own) for i, (part, own) in enumerate(in_order)]
+        named = [(part, f"{name}: {part.name or f'{part.kind} {i}'}", data) for i, (part, data) in enumerate(in_order)]
         by_kind = {
-            kind: [medium.loaded(own, name_of) for part, name_of, own in named if part.kind == kind]
+            kind: [medium.loaded(data, name_of) for part, name_of, data in named if part.kind == kind]
             for kind, medium in KINDS.items()
         }
         frames = self.fields.get("video_frames")
@@ -102,21 +102,21 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
         record = shard.read_record(raw, row.record_part, seems is not None, settings)
         seems = record.declared or seems or media_type_by_name(record.listed_media or ())
         listed = reader.media(shard, record, row.key, row.parts)
-        found = _looked_at(reader, shard, listed)
-        kinds = [medium.kind for medium in found]
+        looked_at = _looked_at(reader, shard, listed)
+        kinds = [medium.kind for medium in looked_at]
         seems = media_type(kinds)
         placed = place(record, kinds)
         fields = placed.record.fields
         if settings.media is None:
             _refuse_unread(reader, shard, row, placed.record, [part.name for part in listed])
         opened = [listed[i] for i in placed.order]
-        media = _as_asked(reader, shard, opened, [found[i] for i in placed.order], fields)
+        media = _as_asked(reader, shard, opened, [looked_at[i] for i in placed.order], fields)
         positions, marks = _times(reader, shard, placed, row.key, row.parts)
         timed = stamped(placed.messages, marks) if marks else placed.messages
     except Skip as skip:
         skip.media_type = skip.media_type or seems or _seems(raw)
         raise
-    parts = [MediaPart(*listed[i], found[i].kind, found[i].extension) for i in placed.order]
+    parts = [MediaPart(*listed[i], looked_at[i].kind, looked_at[i].extension) for i in placed.order]
     return ReadSample(
         raw, placed.messages, timed, record.tools, fields, parts, positions, marks, bool(marks), media,
         placed.were_put_in, tuple(record.unknown), record.leaves_out_tools, record.drops_nulls,
@@ -166,8 +166,8 @@ def read_again(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSet
 
 def with_headers(reader: Reader, shard: Shard, sample: ReadSample) -> ReadSample:
     """Return a sample with the headers of its media."""
-    found = _looked_at(reader, shard, sample.parts)
-    return sample._replace(media=_as_asked(reader, shard, sample.parts, found, sample.fields))
+    media = _looked_at(reader, shard, sample.parts)
+    return sample._replace(media=_as_asked(reader, shard, sample.parts, media, sample.fields))
 
 
 def read_but_media(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings, raw: bytes) -> ReadSample:

@@ -70,8 +70,8 @@ class SourceConfig(ReadSettings):
     def check(self) -> None:
         """Raise PackError if the path is no path, nothing reads the format, or two settings name the messages."""
         if self.format not in list(Format) and entry_point("sources", "source.format", self.format) is None:
-            there = ", ".join(each.value for each in Format)
-            raise PackError(f"source.format={self.format}: there are {there}, and what installed packages add")
+            formats = ", ".join(each.value for each in Format)
+            raise PackError(f"source.format={self.format}: there are {formats}, and what installed packages add")
         named = {
             "source.messages_key": self.messages_key,
             "source.columns.messages": self.columns.messages,

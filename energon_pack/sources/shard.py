@@ -231,8 +231,8 @@ class JsonlShard(_File):
     @property
     def identity(self) -> tuple[Any, ...]:
         kind = type(self)
-        own = () if kind is JsonlShard else (kind.__module__, kind.__qualname__, kind.value_version)
-        return *super().identity[:-1], asdict(self.lines), *own
+        version_of_kind = () if kind is JsonlShard else (kind.__module__, kind.__qualname__, kind.value_version)
+        return *super().identity[:-1], asdict(self.lines), *version_of_kind
 
     @property
     def media_root(self) -> str:
@@ -301,8 +301,8 @@ class JsonlShard(_File):
     def _asked_for(self, name: str) -> str:
         """Return the name of a medium; raises Skip for an address on a store that no setting names."""
         if not self.lines.remote_media and bucket_of(name) not in ("", bucket_of(self.media_root)):
-            what = f"{name!r} is on another store than source.media_root; source.remote_media=true reads it there"
-            raise Skip(Reason.MISSING_MEDIA, what)
+            detail = f"{name!r} is on another store than source.media_root; source.remote_media=true reads it there"
+            raise Skip(Reason.MISSING_MEDIA, detail)
         return name
 
     @property

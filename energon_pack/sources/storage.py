@@ -133,9 +133,9 @@ class StoredFile(File):
         return data
 
 
-def read_ahead(wanted: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None:
+def read_ahead(ranges_of: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None:
     """Tell files which ranges will be read next, all at once, so that objects are read several at a time."""
-    if objects := [(file.blocks, ranges) for file, ranges in wanted if isinstance(file, StoredFile)]:
+    if objects := [(file.blocks, ranges) for file, ranges in ranges_of if isinstance(file, StoredFile)]:
         from energon_pack.sources import blockwise
 
         blockwise.read_ahead(objects)
@@ -283,17 +283,17 @@ def files_in(folder: str, below: Collection[str] = ()) -> dict[str, State | None
     if is_address(folder):
         from energon_pack.sources import stored
 
-        return {name: State(*found) if found else None for name, found in stored.files_in(folder, below).items()}
-    found: dict[str, State | None] = {}
+        return {name: State(*states) if states else None for name, states in stored.files_in(folder, below).items()}
+    states: dict[str, State | None] = {}
     for inner in ("", *below):
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(os.path.join(folder, inner)) as entries:
             for entry in entries:
                 name = f"{inner}/{entry.name}" if inner else entry.name
                 if not entry.is_dir():
-                    found[name] = None
+                    states[name] = None
                 elif name not in below:
-                    found[f"{name}/"] = None
-    return found
+                    states[f"{name}/"] = None
+    return states
 
 
 def _raise(error: OSError) -> None:

@@ -30,10 +30,10 @@ def expand(entry: str) -> tuple[str, list[str], list[str]]:
     if _MAGIC.search(entry):
         fixed = parent(_MAGIC.split(entry, maxsplit=1)[0] + "x")
         pattern = re.compile(_as_regex(entry))
-        found = stores.entries(fixed)
-        _LISTED.update(found)
-        folders = {above for address in found for above in _above(address, fixed) if pattern.fullmatch(above)}
-        return fixed, sorted(folders), [address for address in found if pattern.fullmatch(address)]
+        objects = stores.entries(fixed)
+        _LISTED.update(objects)
+        folders = {above for address in objects for above in _above(address, fixed) if pattern.fullmatch(above)}
+        return fixed, sorted(folders), [address for address in objects if pattern.fullmatch(address)]
     try:
         stores.find(entry)
         return parent(entry), [], [entry]
@@ -47,9 +47,9 @@ def expand(entry: str) -> tuple[str, list[str], list[str]]:
 
 def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
     """Do `storage.walk` for an address."""
-    found = _FOLDERS.get(folder) or stores.entries(folder)
-    _LISTED.update(found)
-    names = {address: address[len(folder) + 1 :] for address in found}
+    objects = _FOLDERS.get(folder) or stores.entries(folder)
+    _LISTED.update(objects)
+    names = {address: address[len(folder) + 1 :] for address in objects}
     return [
         address
         for address, name in names.items()
@@ -61,17 +61,17 @@ def files_in(folder: str, below: Collection[str]) -> dict[str, Found | None]:
     """Do `storage.files_in` for an address; an object that stands for a folder, as a web console makes it, is no
     file.
     """
-    objects = {address[len(folder) + 1 :]: found for address, found in stores.entries(folder).items()}
+    objects = {address[len(folder) + 1 :]: states for address, states in stores.entries(folder).items()}
     around = {name: [above.as_posix() for above in PurePosixPath(name).parents][:-1] for name in objects}
     folders = set(chain.from_iterable(around.values()))
-    found: dict[str, Found | None] = {}
+    states: dict[str, Found | None] = {}
     for name, state in objects.items():
         closed = next((above for above in reversed(around[name]) if above not in below), None)
         if closed is not None:
-            found[f"{closed}/"] = None
+            states[f"{closed}/"] = None
         elif name not in folders:
-            found[name] = state
-    return found
+            states[name] = state
+    return states
 
 
 def _above(address: str, fixed: str) -> list[str]:

@@ -25,8 +25,8 @@ from energon_pack.run.recent import Recent
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.nulls import without_nulls
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.foreign_formats import TABLE
 from energon_pack.sources.named_bytes import bytes_at, with_names
+from energon_pack.sources.other_formats import TABLE
 from energon_pack.sources.parquet_footer import Chunk, read_chunks
 from energon_pack.sources.parquet_pages import LIST, Column, Value, Way, column_of, is_read_by_pages, put_bytes, ways_of
 from energon_pack.sources.storage import File, InMemory, State, open_file, state_of
@@ -151,16 +151,16 @@ def _rows(key: _Key) -> list[bytes]:
 def _without_bytes(table: Table, key: _Key) -> list[Any] | None:
     """Read the rows of a group with empty bytes in place of bytes; None: the group has to be read whole."""
     schema = table.parquet.schema
-    found = []
+    columns = []
     for way, number in table.bytes_at.items():
         column = _column(table, key, number)
         if column is None or way.count(LIST) > 1:
             return None
-        found.append((way, column))
+        columns.append((way, column))
     texts = [schema.column(number).path for number in range(len(schema)) if _is_text(schema.column(number))]
     rows = table.parquet.read_row_group(key[2], columns=texts, use_threads=False).to_pylist() if texts else []
     rows = rows or [{} for _ in range(table.group_lens[key[2]])]
-    for way, column in found:
+    for way, column in columns:
         for number, row in enumerate(rows):
             put_bytes(row, way, column.are_there(number))
     return rows

@@ -15,7 +15,7 @@ from functools import lru_cache
 from zlib import adler32
 
 from energon_pack.samples.bytes import Bytes
-from energon_pack.sources.foreign_formats import what_else
+from energon_pack.sources.other_formats import what_else
 
 BLOCK = tarfile.BLOCKSIZE  # headers and contents fill whole blocks
 #: size of a member without own bytes: a link, a device, a sparse file
@@ -75,8 +75,10 @@ class TarScan:
                 window, start = read(offset, length), offset
                 header = window[:BLOCK]
             if len(header) < BLOCK:
-                what = "cut inside a member's header" if header else "no end-of-archive blocks"
-                self.damage.append(_no_tar(header, what) if offset == 0 else Damage(offset, what, hides=bool(header)))
+                detail = "cut inside a member's header" if header else "no end-of-archive blocks"
+                self.damage.append(
+                    _no_tar(header, detail) if offset == 0 else Damage(offset, detail, hides=bool(header))
+                )
                 return
             if header == _ZERO:
                 offset = self._after_end(offset)
@@ -144,10 +146,10 @@ class TarScan:
         return None
 
 
-def _no_tar(head: bytes, what: str) -> Damage:
+def _no_tar(head: bytes, detail: str) -> Damage:
     """Describe a file that does not begin like a tar: it has another format, or a damaged beginning."""
     other = what_else(head)
-    return Damage(0, f"{NO_TAR} but {other}" if other else what, hides=True)
+    return Damage(0, f"{NO_TAR} but {other}" if other else detail, hides=True)
 
 
 def num_tar_bytes(sizes: Sequence[int]) -> int:

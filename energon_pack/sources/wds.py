@@ -18,8 +18,8 @@ from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.compressed import compressed_error, compression
 from energon_pack.sources.dotted_keys import DottedFile, DottedKeys, Member, refusal
+from energon_pack.sources.other_formats import compressed_error, compression
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import NO_DATA, TarScan
 
@@ -90,7 +90,7 @@ def about_of(index: pa.Table) -> dict[str, str]:
 
 def damage_of(about: Mapping[str, str]) -> list[tuple[int, str]]:
     """Return offset and description of each damage that an index found."""
-    return [(offset, what) for offset, what in json.loads(about.get("damage", "[]"))]
+    return [(offset, detail) for offset, detail in json.loads(about.get("damage", "[]"))]
 
 
 def dotted_of(path: str, about: Mapping[str, str]) -> str | None:
@@ -138,11 +138,11 @@ class _Rows:
         for item in damage:
             if item.cut or item.hides:
                 key = _key_of(item.cut) if item.cut else f"@{item.offset}"
-                what = f"{item.what} at byte {item.offset}"
+                detail = f"{item.what} at byte {item.offset}"
                 if key in self._rows:  # other parts of this sample came earlier, not beside these
-                    self._reasons[self._rows[key]] = (Reason.TRUNCATED_TAR.value, what[:_LONGEST_DETAIL])
+                    self._reasons[self._rows[key]] = (Reason.TRUNCATED_TAR.value, detail[:_LONGEST_DETAIL])
                 else:
-                    self._append(key, None, Reason.TRUNCATED_TAR, what)
+                    self._append(key, None, Reason.TRUNCATED_TAR, detail)
 
     def leave_out(self, files: Sequence[DottedFile]) -> None:
         """Leave out keys with files that are separate samples, and add a row for each sample that is lost."""

@@ -87,7 +87,7 @@ def _missing(run: PackRun) -> dict[str, Sequence[int] | None]:
     jobs = planned_jobs(run, len(all_parts))
     if jobs is None:
         return {LENGTHS: all_parts, PLAN: None, WRITE: all_parts, PUBLISH: None}
-    parts = [part for part, some in enumerate(jobs) if not all(map(run.destination.has_shard, some))]
+    parts = [part for part, jobs_of_part in enumerate(jobs) if not all(map(run.destination.has_shard, jobs_of_part))]
     return {WRITE: parts, PUBLISH: None} if parts else {PUBLISH: None}
 
 

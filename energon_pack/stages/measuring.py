@@ -14,7 +14,7 @@ from energon_pack.plan.items import Lengths
 from energon_pack.plan.settings import Share
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.console import say
-from energon_pack.run.part import Part, Spans
+from energon_pack.run.part import EqualSpans, Part
 from energon_pack.run.scratch import Scratch
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.shard import Shard
@@ -80,7 +80,7 @@ def measure_share(run: PackRun, part: Part) -> dict[str, int]:
     All processes cut the bytes of the source into the same equal spans, so a part reads nothing of the others.
     """
     source, shards = run.config.source, run.source.shards
-    spans = Spans([shard.size for shard in shards])
+    spans = EqualSpans([shard.size for shard in shards])
     is_counted = source.limit is not None  # it counts the samples of all shards
     chosen = range(len(shards)) if is_counted else spans.overlapping(part)
     indexed = index_source(run, [shards[number] for number in chosen])

@@ -129,14 +129,16 @@ def _check_labels(config: PackConfig, source: Source) -> None:
 
 def _demo(config: PackConfig, cache_dir: Path) -> tuple[str, str]:
     """Return the source and processor of the built-in demo; a processor that is given replaces the built-in one."""
-    given = config.model.processor
-    if given is None and config.model.template != "qwen_vl":
+    processor_given = config.model.processor
+    if processor_given is None and config.model.template != "qwen_vl":
         raise PackError(f"the built-in demo is for qwen2_5_vl; +model={config.model.name} needs source.path")
     with naming_place("cache_dir", cache_dir):
         source, built_in = make_demo(cache_dir / "demo")
-    with_processor = "with a small built-in processor" if given is None else f"with the processor {given}"
+    with_processor = (
+        "with a small built-in processor" if processor_given is None else f"with the processor {processor_given}"
+    )
     say(
         f"built-in demo (no source.path given): {NUM_SAMPLES} samples made by energon_pack itself, {with_processor};"
         " its lengths are no model's"
     )
-    return source, given or built_in
+    return source, processor_given or built_in

@@ -84,8 +84,8 @@ def check_media_of(run: PackRun, planned: Planned) -> None:
 
 def _own_settings(lengths: Lengths) -> list[Any]:
     """Return the settings that entries of a mixture have of their own, by file; empty: there are none."""
-    own = [(item.shard.name, item.shard.own.identity) for item in lengths.shards if item.shard.own.identity]
-    return [own] if own else []
+    identities = [(item.shard.name, item.shard.own.identity) for item in lengths.shards if item.shard.own.identity]
+    return [identities] if identities else []
 
 
 def _state(item: MeasuredShard) -> tuple[str, int, str, str]:

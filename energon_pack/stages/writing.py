@@ -39,7 +39,7 @@ from energon_pack.plan.splits import SPLITS
 from energon_pack.run.console import say
 from energon_pack.run.executors.admission import packages, why_other_packages
 from energon_pack.run.files import write_whole
-from energon_pack.run.part import Part, Spans
+from energon_pack.run.part import EqualSpans, Part
 from energon_pack.run.seeded import Ints
 from energon_pack.sources.find import Source
 from energon_pack.sources.reader import SourceChanged
@@ -203,7 +203,7 @@ def planned_jobs(run: PackRun, num_parts: int) -> list[list[ShardJob]] | None:
     try:
         with run.destination.planned() as staging:
             about = _read_about(run, staging)
-            spans = Spans([size for *_, size in about["shards"]])
+            spans = EqualSpans([size for *_, size in about["shards"]])
             parts = (spans.within(Part(number, num_parts)) for number in range(num_parts))
             return [[*_planned_jobs(run, staging, about, chosen)] for chosen in parts]
     except PlanMissing:
@@ -252,7 +252,7 @@ def write_share(run: PackRun, part: Part) -> dict[str, Any]:
     with run.destination.planned() as staging, run.progress.timed("write"):
         about = _read_about(run, staging)
         _, num_packs, sizes = zip(*about["shards"], strict=True) if about["shards"] else ((), (), ())
-        chosen = Spans(sizes).within(part)
+        chosen = EqualSpans(sizes).within(part)
         jobs = _planned_jobs(run, staging, about, chosen)
         total = Amount(len(chosen), sum(num_packs[n] for n in chosen), sum(sizes[n] for n in chosen))
         try:

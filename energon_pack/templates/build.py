@@ -17,13 +17,14 @@ from energon_pack.run.heavy_imports import importing
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.renderer import Renderer
-from energon_pack.templates.families import ASKED, FAMILIES
+from energon_pack.templates.families import ASKED, FAMILIES, family_of
 from energon_pack.templates.families.asking import part_of
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 from energon_pack.templates.folder import class_of, has_media, settings_in, state_of
 from energon_pack.templates.frames import medium_in_question
 from energon_pack.templates.full import errors_only, full_processor, prepare_torchvision
 from energon_pack.templates.identity import TemplateSpec
+from energon_pack.templates.models import model_of
 from energon_pack.templates.preprocess import image_settings, video_settings
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
@@ -118,12 +119,17 @@ def _settings(
 def _refuse_misfits(template: Template, model: ModelConfig, where: str) -> None:
     """Raise PackError where the tokenizer lacks a token, or the chat template reads no such variable."""
     rules, variables = template.rules, template.spec.variables
+    name = class_of(Path(template.spec.processor.folder))
+    if model.template not in (*ASKED, "text", family_of(name) or model.template):
+        raise PackError(
+            f"{where} is a {name}, another family's than model.template={model.template}: +model={model_of(name)} packs"
+            " with it"
+        )
     if model.document_end and template.token_id(model.document_end) is None:
         raise PackError(f"model.document_end={model.document_end}: the tokenizer in {where} has no such token")
     replaced = () if model.template in ASKED else rules.media_tokens.values()
     for token in (*replaced, *rules.feature_tokens.values(), *rules.marks):
         if template.token_id(token) is None:
-            name = class_of(Path(template.spec.processor.folder))
             raise PackError(
                 f"{where}, a {name}, has no token {token}, which model.template={model.template} writes for media:"
                 " another family's processor, or another model's tokenizer?"

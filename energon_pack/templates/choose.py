@@ -197,7 +197,7 @@ def _nothing_fits(tried: list[Tried], folder: Path, where: str) -> str:
     if len(names) == 1 and tried[0].why_not.startswith((where, str(folder))):  # it can't be used at all
         return tried[0].why_not
     whys = [
-        why[:300] if len(names) == 1 else f"{' and '.join(templates)}: {why[:160]}" for why, templates in names.items()
+        why[:300] if len(names) == 1 else f"{' and '.join(templates)}: {why[:140]}" for why, templates in names.items()
     ]
     return (
         f"{where}: nothing counts the media of {class_of(folder)} as its own call does ({'; '.join(whys)}): are its"

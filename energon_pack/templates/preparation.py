@@ -73,26 +73,20 @@ class Preparation:
 
     def prepare_image(self, image: Image.Image, settings: MediumSettings | None = None) -> Image.Image:
         """Decode and prepare an image for the processor: by `media.image`, or by its sample's settings."""
-        image = self.shown(image, IMAGE.kind)
-        return self.stepped(image, self._steps(Media(IMAGE.kind, *image.size, settings=settings), 0)[1])
+        return self._prepared_pixels([image], IMAGE.kind, settings)[0]
 
     def prepare_frames(
         self, frames: Sequence[Image.Image], settings: MediumSettings | None = None
     ) -> list[Image.Image]:
         """Prepare the chosen frames for the processor: by `media.video`, or by the sample's settings."""
-        frames = [self.shown(frame, VIDEO.kind) for frame in frames]
-        if not frames:
-            return []
-        _, steps = self._steps(Media(VIDEO.kind, *frames[0].size, settings=settings), len(frames))
-        return [self.stepped(frame, steps) for frame in frames]
+        return self._prepared_pixels(frames, VIDEO.kind, settings) if frames else []
 
-    def shown(self, image: Image.Image, kind: str) -> Image.Image:
-        """Return an image with decoded pixels, as the run's settings look at images or at frames."""
-        return with_look(image, self.looks[kind])
-
-    def stepped(self, image: Image.Image, steps: Sequence[Step]) -> Image.Image:
-        """Return an image after its steps."""
-        return stepped(image, steps, getattr(self._image, "apply", _no_preprocessor))
+    def _prepared_pixels(
+        self, images: Sequence[Image.Image], kind: str, settings: MediumSettings | None
+    ) -> list[Image.Image]:
+        shown = [with_look(image, self.looks[kind]) for image in images]
+        _, steps = self._steps(Media(kind, *shown[0].size, settings=settings), len(shown))
+        return [stepped(image, steps, getattr(self._image, "apply", _no_preprocessor)) for image in shown]
 
     def seen(self, media: Sequence[Media], features: Sequence[int] = ()) -> list[SeenMedium]:
         """Return the media of a sample as the model sees them; a list of frames is one video.

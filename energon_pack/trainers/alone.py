@@ -9,9 +9,9 @@ import torch
 from energon_pack.errors import amount
 from energon_pack.trainers.collator import EPOCH, OF_LOSS, PACK, Collator
 from energon_pack.training.batch import total_weight, weighted_loss
+from energon_pack.training.encoded import Pack
 from energon_pack.training.host_reads import HostReads
 from energon_pack.training.masks import BOUNDARIES, outline_of
-from energon_pack.training.pack_encoder import Pack
 from energon_pack.training.wrapped import class_of, unwrapped
 
 #: keys of a batch from which a forward would compute a loss

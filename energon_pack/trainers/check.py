@@ -19,9 +19,9 @@ from energon_pack.trainers.alone import SampleLosses, reads_in_forward, samples_
 from energon_pack.trainers.check_dealing import dealing_of, refused
 from energon_pack.trainers.collator import Collator
 from energon_pack.trainers.loss import WeightedSteps
+from energon_pack.training.encoded import Pack
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.layout import IGNORE
-from energon_pack.training.pack_encoder import Pack
 
 __all__ = ["check_trainer"]
 

@@ -19,8 +19,9 @@ from energon_pack.run.seeded import Ints
 from energon_pack.samples.member import MemberInput
 from energon_pack.steps.topology import ranks_here
 from energon_pack.training.batch import PackedBatch
+from energon_pack.training.encoded import BadPack, Pack
 from energon_pack.training.member_encoder import Unread
-from energon_pack.training.pack_encoder import BadPack, Pack, PackEncoder
+from energon_pack.training.pack_encoder import PackEncoder
 
 if TYPE_CHECKING:
     from energon_pack.trainers.collator import Collator

@@ -12,7 +12,7 @@ from datasets.iterable_dataset import ExamplesIterable
 from energon_pack.errors import PackError
 from energon_pack.run.seeded import Ints
 from energon_pack.trainers.collator import EPOCH, PACK
-from energon_pack.training.pack_encoder import Pack
+from energon_pack.training.encoded import Pack
 
 #: columns with the tokens of a pack: the name in transformers' Trainer, and the name in ms-swift
 LENGTHS = ("length", "lengths")

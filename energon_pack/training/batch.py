@@ -46,10 +46,8 @@ class VisualInputs(SimpleNamespace):
 class PackedBatch(dict[str, Any]):
     """The tensors of a batch by name, with methods that know what the names mean.
 
-    Trainers rebuild mappings with `type(batch)({...})`, so everything known about a batch is one of its items.
-
-    Raises:
-        ValueError: the batch was cut to some of its rows.
+    Trainers rebuild mappings with `type(batch)({...})`, so everything known about a batch is one of its items. One that
+    was cut to some of its rows is a ValueError.
     """
 
     def __init__(self, *args: Any, **items: Any):
@@ -58,9 +56,7 @@ class PackedBatch(dict[str, Any]):
 
     @property
     def mask(self) -> str:
-        """How the model keeps members apart: `positions`, `dict4d`, `prefix4d`, `hybrid`, `indexed`, or `auto`: the one
-        that `guard` found for the model.
-        """
+        """How the model keeps members apart, as `model.mask` says; `auto`: as `guard` found for the model."""
         mask: str = self.get("mask", "positions")
         return mask
 
@@ -124,8 +120,7 @@ class PackedBatch(dict[str, Any]):
 
         Raises:
             ValueError: the inputs can't be made without the model; the batch is not `neat`.
-            MixingError: the model takes M-RoPE rows, and this batch has media without them; or this is a batch of
-                trees, for which the model or its attention has no place.
+            MixingError: the model takes M-RoPE rows that media here lack; or it has no place for trees.
         """
         if "input_ids" not in self or "cu_seqlens_q" in self or "doc_ids" not in self:
             raise ValueError("model_inputs is for layout=neat; Megatron's layouts are the batch itself")
@@ -290,9 +285,8 @@ def _refuse_cut(batch: Mapping[str, Any]) -> None:
 
 
 def touch_vision(model: Any, batch: Mapping[str, Any]) -> Tensor:
-    """Return 0, computed from the vision tower and the batch's dummy image: with it in the loss, each rank has
-    gradients for this tower, and no token sees the dummy. In a model that hears, it is computed from all other towers,
-    too, because a pack without sounds gives them no gradients.
+    """Return 0, computed from the vision tower and the batch's dummy image, which no token sees: with it in the loss
+    each rank has gradients for this tower; in a model that hears, for all other towers, too.
     """
     return _touch_dummy(model, batch) + _touch_hearing(model)
 

@@ -43,12 +43,7 @@ class ProbeLoss:
     """The loss of the samples that have a part in it: of the batch, and of each alone."""
 
     def __init__(self, probe: Probe, is_own: bool, is_divided: bool):
-        """Leave the labels of samples out that have no part in it.
-
-        Args:
-            is_own: whether it is the model's own, from labels.
-            is_divided: whether the model divides it by a number that it is given.
-        """
+        """Leave out the labels of samples without a part in it; see `RunOptions.own_loss` and `is_divided`."""
         batch = probe.batch
         counts = torch.zeros_like(batch["labels"], dtype=torch.bool)
         for one in probe.placed:

@@ -1,6 +1,6 @@
-"""A member as the model would see it alone."""
+"""A member as the model would see it alone, and a pack of members."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,44 @@ class Encoded:
     num_videos: int = 0
     #: how its media are joined with other members' media; inputs that are not named are concatenated in dimension 0
     joins: "Mapping[str, Join]" = field(default_factory=dict)
+
+
+class BadPack(ValueError):
+    """A pack can't be trained on: the message names the pack or the member, and what to do."""
+
+
+@dataclass
+class Pack:
+    """A pack whose members are encoded."""
+
+    key: str
+    members: list[Encoded]
+    #: media inputs of all members, in their order
+    media: dict[str, Tensor]
+    #: ids of members that were left out
+    dropped: list[str]
+
+
+def refuse_trees(packs: Sequence[Pack], where: str) -> None:
+    """Raise BadPack if samples share tokens."""
+    for pack in packs:
+        for member in pack.members:
+            if member.tokens.shared_len:
+                raise BadPack(
+                    f"{member.sample_id} in {pack.key}: it shares tokens with the sample before it, for which"
+                    f" {where} has no place: pack with packing.share=none"
+                )
+
+
+def refuse_weights(packs: Sequence[Pack], where: str, way_out: str) -> None:
+    """Raise BadPack if a sample, or a turn of it, has a weight other than 1."""
+    for pack in packs:
+        for member in pack.members:
+            if member.tokens.is_weighted:
+                raise BadPack(
+                    f"{member.sample_id} in {pack.key}: it or one of its turns has a weight other than 1, and {where}"
+                    f" has no place for it; {way_out}"
+                )
 
 
 def text_of(ids: Tensor, rows: Iterable[str] = ()) -> Encoded:

@@ -127,15 +127,7 @@ def is_answer(doc_ids: Tensor, labels: Tensor) -> Tensor:
 
 
 def prefix_mask(doc_ids: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
-    """Make the mask of a model that reads everything before the answer in both directions.
-
-    Args:
-        doc_ids: [B, S], 0 on the pad tail.
-        labels: [B, S], not shifted.
-
-    Returns:
-        [B, 1, S, S]: 0 where a token is seen, else the least value of `dtype`.
-    """
+    """Make the mask [B, 1, S, S] of a model that reads all before the answer in both directions; labels not shifted."""
     prefix = ~is_answer(doc_ids, labels)
     here = torch.arange(doc_ids.shape[1], device=doc_ids.device)
     seen = (here[:, None] >= here) | (prefix[:, :, None] & prefix[:, None, :])
@@ -181,12 +173,7 @@ def tree_causal(tree_end: Tensor) -> Tensor:
 
 
 def _by_kind(causal: Tensor, block: Tensor, index: Tensor, outline: Outline) -> dict[str, Tensor]:
-    """Make a mask for each kind of layer.
-
-    Args:
-        causal, block: bool [B, S, S]: tokens that a token follows; tokens of one image.
-        index: [B, S]: the place of each token in its sample.
-    """
+    """Make a mask for each kind of layer, by the tokens that a token follows, those of one image, and its place."""
     sight = outline.sight
     image = block if sight is not Sight.CAUSAL else torch.zeros_like(block)
     seen = causal if sight is Sight.IN_WINDOWS_ALONE else causal | image

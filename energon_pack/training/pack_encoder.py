@@ -9,7 +9,7 @@ load.
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +23,11 @@ from energon_pack.samples.tokens import LengthError
 from energon_pack.training import layout as layouts
 from energon_pack.training.batch import PackedBatch, VisualInputs
 from energon_pack.training.calls import keep_pages_in_worker
+from energon_pack.training.encoded import BadPack, Encoded, Pack, refuse_trees, refuse_weights
 from energon_pack.training.forward_inputs import MEDIA_KEYS, refuse_missing_kernels, refuse_rows
 from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE, RowForm
-from energon_pack.training.member_encoder import Encoded, MemberEncoder, Unread
+from energon_pack.training.member_encoder import MemberEncoder, Unread
 from energon_pack.training.own_rope import RowsError, rope_of
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from energon_pack.training.tower import Tower
 
 _log = logging.getLogger(__name__)
-
 _CHOICES = {
     "layout": ("neat", "thd", "rows", "mlm"),
     "labels": ("unshifted", "shifted"),
@@ -52,22 +52,6 @@ _SERVED = {
     "rope_rows": (False, ("neat", "thd")),
     "pad_segments": (None, ("neat", "thd")),
 }
-
-
-class BadPack(ValueError):
-    """A pack can't be trained on: the message names the pack or the member, and what to do."""
-
-
-@dataclass
-class Pack:
-    """A pack whose members are encoded."""
-
-    key: str
-    members: list[Encoded]
-    #: media inputs of all members, in their order
-    media: dict[str, torch.Tensor]
-    #: ids of members that were left out
-    dropped: list[str]
 
 
 def check_options(options: Mapping[str, Any], layout: str) -> None:
@@ -93,14 +77,13 @@ class PackEncoder:
     """Encodes packs for one model.
 
     Args:
-        made: the content of energon_pack.json, which says how the packs were made.
-        rules: of the processor and the settings with which they were measured.
+        made, rules: how the packs were made: energon_pack.json, and the rules of the processor.
         layout: `neat`, `thd`, `rows` (Megatron-Bridge up to 0.5) or `mlm` (Megatron-LM's multimodal example); by
             default the one the dataset was packed for.
         pad_to: width of a batch: its `longest` row; always `max_token_len` (pipeline and expert parallelism, CUDA
             graphs); the next multiple of a number of tokens; or the next of a list of widths.
         pad_segments: members and pad tail of a batch, filled up with empty ones, so that boundaries are always so many
-            and one more (neat, thd). The longest is then said to be as long as the row, which kernels take for a bound.
+            and one more (neat, thd). The longest is then said to be as long as the row.
         labels: `unshifted`, as transformers wants them, or `shifted` within each member (neat; thd's always are).
         loss_weight: `token`, `sample` or `sqrt`: batches then have weights; they always have some if the samples do.
         attention_mask: how members are kept apart, in place of `model.mask` (the default): `positions`, `dict4d`,
@@ -115,8 +98,7 @@ class PackEncoder:
             folder has no config.json: without either, a video ends the training.
 
     Raises:
-        ValueError: an option has no such value; a multiple does not divide the plan's; nobody knows how this
-            processor's media are joined.
+        ValueError: an option has no such value; nobody knows how this processor's media are joined.
         MixingError: a hybrid model whose kernels are missing.
     """
 
@@ -145,7 +127,7 @@ class PackEncoder:
             "loss_weight": loss_weight,
         }
         options |= {"attention_mask": attention_mask, "on_bad_member": on_bad_member, "rope_rows": rope_rows}
-        options["pad_segments"] = pad_segments
+        options |= {"pad_segments": pad_segments}
         check_options(options, self.layout)
         options |= {"pad_to_multiple_of": pad_to_multiple_of, "dummy_image": dummy_image}
         self._given = made, rules, options | {"tokens_per_second": tokens_per_second}
@@ -324,28 +306,6 @@ def _num_trained(batch: PackedBatch, packs: Sequence[Sequence[layouts.Member]]) 
     if "tree_end" in batch:
         return int((batch["labels"] != IGNORE).sum())
     return sum(int((member.labels != IGNORE).sum()) for pack in packs for member in pack)
-
-
-def refuse_trees(packs: Sequence[Pack], where: str) -> None:
-    """Raise BadPack if samples share tokens."""
-    for pack in packs:
-        for member in pack.members:
-            if member.tokens.shared_len:
-                raise BadPack(
-                    f"{member.sample_id} in {pack.key}: it shares tokens with the sample before it, for which"
-                    f" {where} has no place: pack with packing.share=none"
-                )
-
-
-def refuse_weights(packs: Sequence[Pack], where: str, way_out: str) -> None:
-    """Raise BadPack if a sample, or a turn of it, has a weight other than 1."""
-    for pack in packs:
-        for member in pack.members:
-            if member.tokens.is_weighted:
-                raise BadPack(
-                    f"{member.sample_id} in {pack.key}: it or one of its turns has a weight other than 1, and {where}"
-                    f" has no place for it; {way_out}"
-                )
 
 
 def _encoder(

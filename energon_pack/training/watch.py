@@ -41,11 +41,7 @@ def see(
     call: Callable[..., Any],
     follow: bool = False,
 ) -> RunValues:
-    """Run a part of a model.
-
-    Args:
-        follow: keep the embeddings of the tokens, with gradients, even if their table is frozen.
-    """
+    """Run a part of a model; `follow` the embeddings of its tokens with gradients, even if their table is frozen."""
     seen, shape = RunValues(), tokens_of(inputs).shape[:2]
 
     def note(_: Module, __: Any, output: Any) -> Any:

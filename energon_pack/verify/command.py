@@ -34,11 +34,11 @@ from energon_pack.run.stores.requests import losing_no_fault
 from energon_pack.samples.flavors import flavor_written
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.find import Source
-from energon_pack.verify import dataset as checks
+from energon_pack.verify import dataset_checks as checks
 from energon_pack.verify.findings import CHECKS, Findings
-from energon_pack.verify.packs import samples_of
-from energon_pack.verify.shard import VerifiedShard, VerifyJob, packs_of, verify_shards
-from energon_pack.verify.source import (
+from energon_pack.verify.pack_checks import samples_of
+from energon_pack.verify.shard_checks import VerifiedShard, VerifyJob, packs_of, verify_shards
+from energon_pack.verify.source_checks import (
     SourceSamples,
     drawn_of,
     find_source,
@@ -86,11 +86,11 @@ def verify(dataset: str | Path, options: Options = _DEFAULTS) -> Findings:
 
 def _verify(folder: DatasetFolder, options: Options, findings: Findings) -> None:
     stated = _stated(folder, findings)
-    given = options.source
+    paths = options.source
     if not has_messages(stated.manifest):
         why = "the packs hold no conversations (output.messages=false)"
-        findings.notes += [f"{why}: only their tokens are compared with the source"] * (given is not None)
-    source = None if given is None else find_source(folder, stated.report, given, options.media_root)
+        findings.notes += [f"{why}: only their tokens are compared with the source"] * (paths is not None)
+    source = None if paths is None else find_source(folder, stated.report, paths, options.media_root)
     how = options.processor, options.trust_remote_code
     with nullcontext() if source is None else saved_template(folder, stated.report, *how, findings) as template_folder:
         jobs = list(_jobs(stated, source, template_folder, options))
@@ -217,28 +217,28 @@ def print_findings(findings: Findings, max_errors: int) -> None:
     """Print a table with a row for each check, then a line for each defect."""
     rows: list[tuple[str, ...]] = []
     wrong = set()
-    for check, what in CHECKS.items():
+    for check, meaning in CHECKS.items():
         number_looked_at, number = findings.num_looked_at[check], findings.num_defects[check]
         if check in findings.num_looked_at or number:
             wrong |= {len(rows)} if number else set()
-            rows.append((check, what, f"{number_looked_at:,}", amount(number, "defect") if number else "ok"))
+            rows.append((check, meaning, f"{number_looked_at:,}", amount(number, "defect") if number else "ok"))
     print_table(Rows(("check", "what has to be true", "looked at", "result"), rows, 2, wrong))
     for note in findings.notes:
         say(note)
     shown = findings.first(max_errors)
-    left = findings.num_defects.total() - len(shown)
+    num_left = findings.num_defects.total() - len(shown)
     for defect in shown:
         more = findings.more[defect.check, defect.file]
-        left -= more
+        num_left -= more
         say(f"{defect}; and {more:,} more of {defect.file}" if more else str(defect))
-    if left:
-        say(f"and {left:,} more" if shown else f"{left:,} defects")
+    if num_left:
+        say(f"and {num_left:,} more" if shown else f"{num_left:,} defects")
 
 
 def main() -> int:
     """Run the command; return its exit code."""
-    given = vars(_arguments())
-    findings = verify(given.pop("dataset"), options := Options(**given))
+    arguments = vars(_arguments())
+    findings = verify(arguments.pop("dataset"), options := Options(**arguments))
     print_findings(findings, options.max_errors)
     return 1 if findings.num_defects.total() else 0
 

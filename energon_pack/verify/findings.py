@@ -73,9 +73,9 @@ class Findings:
     ) -> None:
         """Record what a check found at one place."""
         self.num_looked_at[check] += num_looked_at
-        for what in whats:
+        for text in whats:
             self.num_defects[check] += 1
-            self._keep(Defect(check, where, what, file))
+            self._keep(Defect(check, where, text, file))
 
     def _keep(self, defect: Defect) -> None:
         kept = self.defects.setdefault(defect.check, [])
@@ -114,12 +114,12 @@ def joined(arrays: Sequence[npt.ArrayLike]) -> Hashes:
     return np.concatenate([np.zeros(0, np.uint64), *arrays])
 
 
-def named(wanted: Hashes, names: Iterable[str]) -> Iterator[str]:
+def named(values: Hashes, names: Iterable[str]) -> Iterator[str]:
     """Yield the names whose hashes are wanted, each once."""
-    left = set(wanted.tolist())
+    unseen = set(values.tolist())
     for name in names:
-        if left and (value := hashed(name)) in left:
-            left.remove(value)
+        if unseen and (value := hashed(name)) in unseen:
+            unseen.remove(value)
             yield name
 
 

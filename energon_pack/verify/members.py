@@ -51,8 +51,8 @@ def compared(
     for index, member in enumerate(members):
         shard = shards.get(member.shard)
         if shard is None or not is_within(member, shard):
-            what = "the source has no shard" if shard is None else "it would lie beyond the end of the shard"
-            yield "source text", member.sample_id, [f"{what} {short(member.shard)}"], member.shard
+            why = "the source has no shard" if shard is None else "it would lie beyond the end of the shard"
+            yield "source text", member.sample_id, [f"{why} {short(member.shard)}"], member.shard
             continue
         try:
             sample = sources.with_headers(member, sources.read(member, settings))
@@ -122,9 +122,9 @@ def _media_differ(
         return
     for start in range(0, source.size, _CHUNK):
         number = min(_CHUNK, source.size - start)
-        ours, theirs = file.read(part.offset + start, number), source_file.read(source.offset + start, number)
-        if ours != theirs:
-            differs = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), 0)
+        ours, right = file.read(part.offset + start, number), source_file.read(source.offset + start, number)
+        if ours != right:
+            differs = next((i for i, pair in enumerate(zip(ours, right, strict=False)) if pair[0] != pair[1]), 0)
             yield f"{name} differs from {source.name} in the source at byte {start + differs}"
             return
 
@@ -132,36 +132,36 @@ def _media_differ(
 def made_otherwise(written: MemberTokens, template: Template, sample: Sample) -> Iterator[str]:
     """Yield how the tokens of a member differ from those that a template makes of it, each kind of difference once."""
     try:
-        (made,) = template.member_tokens([sample])
+        (again,) = template.member_tokens([sample])
     except Skip as skip:
         yield f"it can't be tokenized: {skip}"
         return
-    (made,) = members_of(pack_tokens([replace(made, shared_len=written.shared_len)]))  # as bytes hold it
-    numbers = len(written), len(made), written.num_supervised, made.num_supervised
+    (again,) = members_of(pack_tokens([replace(again, shared_len=written.shared_len)]))  # as bytes hold it
+    numbers = len(written), len(again), written.num_supervised, again.num_supervised
     if numbers[0] != numbers[1]:
         yield f"{numbers[0]} tokens, made again {numbers[1]}"
         return
-    yield from _first("token {} is {}, made again {}", written.ids.tolist(), made.ids.tolist())
+    yield from _first("token {} is {}, made again {}", written.ids.tolist(), again.ids.tolist())
     if numbers[2] != numbers[3]:
         yield f"{numbers[2]} trained tokens, made again {numbers[3]}"
     else:
-        yield from _first("token {} has the weight {:g}, made again {:g}", written.weight_of_each, made.weight_of_each)
-    if written.factor != made.factor:
-        yield f"its weight is {written.factor:g}, made again {made.factor:g}"
-    yield from _seen_differ(written.media, made.media)
+        yield from _first("token {} has the weight {:g}, made again {:g}", written.weight_of_each, again.weight_of_each)
+    if written.factor != again.factor:
+        yield f"its weight is {written.factor:g}, made again {again.factor:g}"
+    yield from _seen_differ(written.media, again.media)
 
 
-def _first(text: str, written: Sequence[Any], made: Sequence[Any]) -> Iterator[str]:
-    pairs = enumerate(zip_longest(written, made))
+def _first(text: str, written: Sequence[Any], again: Sequence[Any]) -> Iterator[str]:
+    pairs = enumerate(zip_longest(written, again))
     if (place := next((place for place, both in pairs if both[0] != both[1]), None)) is not None:
-        yield text.format(place, written[place], made[place])
+        yield text.format(place, written[place], again[place])
 
 
-def _seen_differ(written: Sequence[SeenMedium], made: Sequence[SeenMedium]) -> Iterator[str]:
-    if len(written) != len(made):
-        yield f"{len(written)} media, made again {len(made)}"
+def _seen_differ(written: Sequence[SeenMedium], again_media: Sequence[SeenMedium]) -> Iterator[str]:
+    if len(written) != len(again_media):
+        yield f"{len(written)} media, made again {len(again_media)}"
         return
-    for number, both in enumerate(zip(written, made, strict=True)):
+    for number, both in enumerate(zip(written, again_media, strict=True)):
         for name in (one.name for one in fields(SeenMedium)):
             ours, again = (getattr(medium, name) for medium in both)
             if ours != again:

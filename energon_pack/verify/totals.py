@@ -13,9 +13,9 @@ from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.errors import short
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason
-from energon_pack.verify.dataset import packed_samples
+from energon_pack.verify.dataset_checks import packed_samples
 from energon_pack.verify.findings import Hashes, hashed, named
-from energon_pack.verify.shard import VerifiedShard
+from energon_pack.verify.shard_checks import VerifiedShard
 
 _REASONS = {reason.value for reason in Reason}
 #: With these reasons a sample may be packed and in the ledger: the entry is a later sample with the same key.
@@ -121,10 +121,10 @@ def totals(
 
 def _by_split(shards: Sequence[VerifiedShard]) -> dict[str, dict[str, int]]:
     """Count packs, samples and tokens of each split; a shard belongs to the split that its samples are in."""
-    found: dict[str, dict[str, int]] = {}
+    splits: dict[str, dict[str, int]] = {}
     for shard in shards:
-        of = found.setdefault(next(iter(shard.splits)), {"packs": 0, "samples": 0, "tokens": 0})
-        of["packs"] += len(shard.packs)
-        of["samples"] += len(shard.samples) + sum(map(len, shard.parts.values()))
-        of["tokens"] += shard.num_tokens
-    return found
+        counts = splits.setdefault(next(iter(shard.splits)), {"packs": 0, "samples": 0, "tokens": 0})
+        counts["packs"] += len(shard.packs)
+        counts["samples"] += len(shard.samples) + sum(map(len, shard.parts.values()))
+        counts["tokens"] += shard.num_tokens
+    return splits

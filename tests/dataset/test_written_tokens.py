@@ -18,7 +18,7 @@ from megatron.energon.errors import FatalSampleError
 from energon_pack.config import Format, Mask, MediaIn, ModelConfig, OutputConfig, Overlong, PackConfig, Stage
 from energon_pack.errors import PackError
 from energon_pack.inspect.dataset import open_dataset
-from energon_pack.inspect.tokens import vocabulary_for
+from energon_pack.inspect.vocabulary import vocabulary_for
 from energon_pack.lengths.kept_tokens import Keeping, KeptTokens
 from energon_pack.lengths.measure import LengthsWrong
 from energon_pack.lengths.table_cache import Record, write_tables

@@ -78,7 +78,7 @@ COMPILED = {
     "import datasets\n": "tests/online/test_given.py",
     "from trl import": "test_a_program_of_a_trainer_runs_as_it_stands",
     "import Trainer, TrainingArguments": "test_a_program_of_a_trainer_runs_as_it_stands",
-    "source_losses(": "tests/training/test_source_losses.py",
+    "source_losses(": "tests/training/test_weights.py",
 }
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from energon_pack.config import PackConfig, Stage
-from energon_pack.errors import SamplesLost
 from energon_pack.pack import pack
 from support.samples import chat, write_tar
 
@@ -37,11 +36,3 @@ def test_lengths_are_taken_down_to_what_is_padded_to(config: Callable[..., PackC
     run.packing.max_token_len = 8192
     run.report.lens = [1000]
     assert [row["max_token_len"] for row in pack(run)["lens"]] == [960]
-
-
-def test_a_source_without_samples(config: Callable[..., PackConfig], tmp_path: Path) -> None:
-    run = config(write_tar(tmp_path / "s" / "x.tar", {}), stage=Stage.lengths)
-    assert [row["packs"] for row in pack(run)["lens"]] == [0] * 6
-    run.stage = Stage.all
-    with pytest.raises(SamplesLost):
-        pack(run)

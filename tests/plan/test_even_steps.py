@@ -72,9 +72,7 @@ def test_sums_by_head() -> None:
     "topology",
     [
         Topology(5),
-        Topology(8),
         Topology(8, 4),
-        Topology(8, 4, 4),
         Topology(8, 4, 8),
         Topology(8, 1, 8),
         Topology(16, 2),
@@ -153,11 +151,6 @@ def test_every_pack_has_one_place(num: int, data_parallel: int, others: tuple[in
     order = lay_out(*packs(num, seed), topology, seed)
     assert sorted(order.tolist()) == list(range(num))
     assert order.tolist() == lay_out(*packs(num, seed), topology, seed).tolist()
-
-
-def test_packs_without_any_cost() -> None:
-    """Text alone has no vision: nothing to divide by."""
-    assert sorted(lay_out(np.zeros((2, 20)), np.zeros(20, np.int64), Topology(4), 0).tolist()) == list(range(20))
 
 
 def test_one_swap_mends_a_step_by_head() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_pack.plan.order import likeness, order_packs
+from energon_pack.plan.pack_order import likeness, order_packs
 
 
 def features(num: int = 8000, seed: int = 0) -> dict[str, np.ndarray]:

@@ -1,13 +1,17 @@
 """The length that is recommended is the one that the rule on the page says."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
+from energon_pack.plan import caps
+from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.pack_lengths import Choice
-from energon_pack.plan.settings import PackingConfig
-from energon_pack.report.which_length import does, lengths_to_try, recommended
+from energon_pack.plan.settings import Algorithm, PackingConfig
+from energon_pack.report.which_length import does, job_of, lengths_to_try, recommended
 
 
 def choice(max_token_len: int, dropped: float, fill: float, packs: int = 10) -> Choice:
@@ -76,3 +80,16 @@ def test_the_rule_agrees_with_its_figures() -> None:
 def test_a_draw_stands_for_all() -> None:
     assert Choice(8192, 10, 0.1, 0.2, 30, 0.9).scaled(2.5) == Choice(8192, 25, 0.1, 0.2, 75, 0.9)
     assert np.isclose(choice(1, 0.1, 0.2).scaled(3).fill, 0.2)
+
+
+@pytest.mark.parametrize(("num_samples", "algorithm"), [(2_000, Algorithm.auto), (2_001, Algorithm.optimal)])
+def test_an_estimate_counts_packs_and_does_not_make_them_even(num_samples: int, algorithm: Algorithm) -> None:
+    """Even packs of a draw took three quarters of the time of the table, and nobody reads them."""
+    zeros = np.zeros(num_samples, np.int32)
+    items = Items(
+        dict.fromkeys(caps.COLUMNS, zeros) | {"token_len": zeros + 7},
+        zeros.astype(np.int8), zeros, zeros, zeros.astype(np.int8), zeros + 1,
+    )  # fmt: skip
+    lengths = cast(Lengths, SimpleNamespace(items=items, seed=0))
+    tried, packing, *_ = job_of(lengths, PackingConfig(max_token_len=64), [128])
+    assert (len(tried), packing.algorithm) == (2_000, algorithm)

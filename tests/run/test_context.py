@@ -8,9 +8,6 @@ import pytest
 
 from energon_pack.config import PackConfig
 from energon_pack.pack import pack
-from energon_pack.run.context import Run
-from energon_pack.run.executors import Executor
-from energon_pack.run.progress import Progress
 from support.elsewhere import Elsewhere
 from support.packed import files
 from support.running import PIPELINE
@@ -36,10 +33,3 @@ def test_an_executor_of_another_kind_packs_the_same_bytes(
     assert files(Path(remote.output.dir) / "packed") == files(Path(local.output.dir) / "packed")
     stages = {"_index_some", "partial", "measure", "get_ready", "write_shard", "audit", "check"}
     assert elsewhere.names >= stages
-
-
-def test_a_stage_that_keeps_results_needs_a_cache(tmp_path: Path) -> None:
-    executor: Executor = Elsewhere()
-    assert Run(executor, Progress(quiet=True), tmp_path).cache("lengths", "x") == tmp_path / "lengths" / "x"
-    with pytest.raises(AssertionError, match="needs a cache"):
-        Run(executor, Progress(quiet=True)).cache()

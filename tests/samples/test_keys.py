@@ -99,3 +99,9 @@ def test_no_key_of_seven_tools_is_unknown() -> None:
     for place, names in enumerate(OF_TOOLS):
         known = _KNOWN[place] | _ELSEWHERE[place].keys() | PREFERENCE_KEYS  # a label that is no label is listed
         assert [name for name in names.split() if name not in known] == []
+
+
+def test_what_img2dataset_writes_beside_a_caption_is_known() -> None:
+    """The best-known tars had a line of keys that nothing reads, in which a misspelt one was not seen."""
+    names = "caption url key status error_message width height original_width original_height exif sha256"
+    assert unknown_keys(dict.fromkeys(names.split(), "x"), ["caption"]) == {}

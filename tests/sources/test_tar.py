@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_pack.sources.compressed import compression
+from energon_pack.sources.other_formats import compression
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import NO_DATA, TarScan, is_header_of
 from support.samples import write_tar

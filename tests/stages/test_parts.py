@@ -15,7 +15,7 @@ from energon_pack.config import PackConfig, Stage
 from energon_pack.dataset.destination import PlanMissing
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
-from energon_pack.run.part import Part, Spans
+from energon_pack.run.part import EqualSpans, Part
 from support.packed import demo_config, files
 
 
@@ -144,7 +144,7 @@ def test_what_was_not_measured_is_measured_by_the_plan(config: PackConfig, tmp_p
 @given(st.lists(st.integers(0, 50), max_size=12), st.integers(1, 9))
 def test_each_thing_is_in_one_part(sizes: list[int], num_parts: int) -> None:
     """Each sample is in exactly one part, so it is measured once."""
-    spans, parts = Spans(sizes), [Part(number, num_parts) for number in range(num_parts)]
+    spans, parts = EqualSpans(sizes), [Part(number, num_parts) for number in range(num_parts)]
     assert sorted(number for part in parts for number in spans.within(part)) == [*range(len(sizes))]
     for number in range(len(sizes)):
         rows = [spans.rows(part, number, 7).tolist() for part in parts]
@@ -154,7 +154,7 @@ def test_each_thing_is_in_one_part(sizes: list[int], num_parts: int) -> None:
 
 def test_parts_are_equal_in_bytes() -> None:
     """One file of 90 bytes and one of 10, in two parts: the first is cut at 50."""
-    spans = Spans([90, 10])
+    spans = EqualSpans([90, 10])
     assert [len(spans.rows(Part(number, 2), 0, 9)) for number in range(2)] == [5, 4]
     assert [spans.overlapping(Part(number, 2)) for number in range(2)] == [[0], [0, 1]]
 

@@ -15,7 +15,7 @@ from torch.multiprocessing.spawn import start_processes
 
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import Guard, guard
-from support.ranks import free_ports
+from support.ports import free_ports
 from support.tiny import TEXT, make_batch, make_members, tf
 
 NUM_RANKS = 2

@@ -7,7 +7,6 @@ Everything is imported once and the ranks are forked: eight of them start as fas
 import importlib
 import json
 import os
-import socket
 import sys
 import warnings
 from typing import Any
@@ -19,6 +18,7 @@ from energon_pack.task_encoder import EncodedPack, PackedTaskEncoder
 from energon_pack.templates.full import prepare_torchvision
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.layout import IGNORE
+from support.ports import free_ports
 
 
 class Muted(PackedTaskEncoder):
@@ -29,17 +29,6 @@ class Muted(PackedTaskEncoder):
         batch["labels"] = torch.full_like(batch["labels"], IGNORE)
         batch["loss_weight"] = torch.zeros_like(batch["loss_weight"])
         return batch
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports that are free now, all different."""
-    servers = [socket.socket() for _ in range(number)]
-    for server in servers:
-        server.bind(("127.0.0.1", 0))
-    ports = [int(server.getsockname()[1]) for server in servers]
-    for server in servers:
-        server.close()
-    return ports
 
 
 def run(recipe: Any, runs: list[tuple[list[int], list[str]]], rank: int, num_ranks: int, ports: list[int]) -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from support.ports import free_ports
+
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "sinfo", "squeue")
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 _CONF = """\
@@ -57,7 +59,7 @@ class RealSlurm:
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self.conf = folder / "slurm.conf"
         user, host = pwd.getpwuid(os.geteuid()).pw_name, socket.gethostname().partition(".")[0]
-        ports = _free_ports(5)
+        ports = free_ports(5)
         nodes = (
             f"NodeName=n{number} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[number]} CPUs=1 State=UNKNOWN"
             for number in range(1, 5)
@@ -182,11 +184,3 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _free_ports(num: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(num)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]

@@ -132,13 +132,6 @@ def _idefics3() -> Any:
     )
 
 
-def _smolvlm() -> Any:
-    config = _idefics3().to_dict()
-    text, vision = config["text_config"], config["vision_config"]
-    vision.pop("model_type")
-    return tf.SmolVLMConfig(text_config=text, vision_config=vision, image_token_id=IMAGE, scale_factor=2)
-
-
 def _glm4v() -> Any:
     vision: Values = {"depth": 2, "hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 24, "num_heads": 2}
     vision |= {"patch_size": 2, "temporal_patch_size": 2, "image_size": 16, "initializer_range": 0.2}
@@ -200,7 +193,6 @@ FAMILIES: dict[str, Family] = {
         _llava_onevision, {"image": _tiles(1, 3, 3, 8, 8, image_sizes=[[8, 16]], batch_num_images=[1])}
     ),
     "idefics3": Family(_idefics3, {"image": _tiles(1, 2, 3, 8, 8)}),
-    "smolvlm": Family(_smolvlm, {"image": _tiles(1, 2, 3, 8, 8)}),
     "glm4v": Family(_glm4v, {"image": _patches(1)}, RopeRule("qwen2_vl")),
     "gemma3": Family(_gemma3, {"image": _tiles(1, 3, 8, 8)}, mask="dict4d"),
     "gpt_oss": Family(_gpt_oss, mask="dict4d", model=_TEXT_MODEL),

@@ -17,8 +17,8 @@ import torch
 
 from energon_pack.automodel import PackRow, PackRows, collate, dataset
 from energon_pack.templates.full import prepare_torchvision
+from energon_pack.training.encoded import Pack
 from energon_pack.training.member_encoder import Encoded
-from energon_pack.training.pack_encoder import Pack
 from support.alone import losses_alone
 from support.automodel import pack_overrides
 from support.running import ROOT

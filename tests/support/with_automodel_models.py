@@ -10,9 +10,9 @@ import torch
 
 from energon_pack.automodel import PackRows, check_rows, collate
 from energon_pack.errors import PackError
+from energon_pack.training.encoded import Pack
 from energon_pack.training.forward_inputs import missing_kernels
 from energon_pack.training.joining import join
-from energon_pack.training.pack_encoder import Pack
 from support.tiny import FAMILIES, make_batch, make_members, make_model
 
 

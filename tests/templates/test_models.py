@@ -3,15 +3,19 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import huggingface_hub
 import pytest
+from huggingface_hub import errors
 from omegaconf import OmegaConf
 
 from energon_pack.config import Mask, ModelConfig, Rope
 from energon_pack.errors import PackError
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
 from energon_pack.templates.families import AUTO, FAMILIES
-from energon_pack.templates.models import packaged_models, read_model
+from energon_pack.templates.folder import local_folder
+from energon_pack.templates.models import model_of, packaged_models, read_model
 from energon_pack.templates.processor import choice_of, prepare_template
 from support.models import of_model
 from support.running import ROOT, command, need_torchvision
@@ -118,3 +122,30 @@ def test_what_counts_each_models_media(dummies: Path, tmp_path: Path, name: str,
     choice = choice_of(prepare_template(settings, tmp_path))
     by = choice.template if choice.template in ("shapes", "pixels") else "rules"
     assert dict.fromkeys(choice.num_compared.keys() & {"image", "video"}, by) == wanted, choice
+
+
+# ------------------------------------------------------------------------------------------ where a processor lies
+
+
+@pytest.mark.parametrize("kind", [errors.LocalEntryNotFoundError, errors.GatedRepoError])
+def test_the_hub_says_no_for_a_reason(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The class of the error, and what to do."""
+
+    def refuse(*_: object, **__: Any) -> None:
+        raise kind.__new__(kind)  # its response is of a class that depends on the version of huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    with pytest.raises(PackError, match=rf"did not give it \({kind.__name__}.*HF_TOKEN.*model\.processor=FOLDER"):
+        local_folder("a/b")
+
+
+def test_a_processor_of_another_model_is_answered_with_its_name() -> None:
+    assert model_of("Qwen2_5_VLProcessor") == "qwen2_5_vl"
+    assert model_of("Qwen3VLProcessor") == "qwen3_vl"
+    assert model_of("SomeProcessor") == "auto"
+    assert {model_of("Qwen2_5_VLProcessor"), "auto"} <= set(packaged_models())
+
+
+def test_a_folder_that_is_not_there_is_no_name_of_a_hub(tmp_path: Path) -> None:
+    with pytest.raises(PackError, match=r"no such folder$"):
+        local_folder(str(tmp_path / "none"))

@@ -1,5 +1,6 @@
 """The samples that a processor is tried with, and what is said of what came of them."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from energon_pack.templates.build import build
 from energon_pack.templates.choose import Choice
 from energon_pack.templates.families.qwen_vl import QwenVL
 from energon_pack.templates.identity import UNEVEN
-from energon_pack.templates.processor import load_template
+from energon_pack.templates.processor import choice_of, load_template, prepare_template
 from energon_pack.templates.trial import Trial
 from support.models import of_model
 from support.processors import glm4v, ovis2, pixtral
@@ -70,3 +71,17 @@ def test_rules_that_count_other_features_are_no_longer_exact(
     monkeypatch.setattr(QwenVL, "expand", lambda *given: (own(*given)[0], own(*given)[1] + 2))
     template = load_template(of_model("qwen_vl", demo[1]))
     assert "features, " in trial.outcomes(template)["image"].difference
+
+
+@pytest.mark.parametrize("kept", [{"template": "of a later version", "tried": []}, {"template": "text"}, []])
+def test_a_choice_that_means_nothing_here_is_made_again(
+    tmp_path: Path, real: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kept: object
+) -> None:
+    """A later version had written the name of a family that is not here: no start came through any more."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    settings = of_model("text", real / "processors" / "qwen2_5_text")
+    prepare_template(settings, tmp_path / "first")
+    (file,) = (tmp_path / "energon_pack" / "choices").iterdir()
+    file.write_text(json.dumps(kept))
+    assert choice_of(prepare_template(settings, tmp_path / "second")).template == "text"
+    assert "is made again" in caplog.text

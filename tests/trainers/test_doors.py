@@ -21,7 +21,7 @@ from energon_pack.trainers.check import check_trainer
 from energon_pack.trainers.collator import Collator
 from energon_pack.trainers.loss import weighted
 from energon_pack.training.batch import total_weight, weighted_loss
-from energon_pack.training.pack_encoder import BadPack
+from energon_pack.training.encoded import BadPack
 from support.alone import demo_model, pack_demo
 from support.running import need_torchvision
 

@@ -4,11 +4,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention.flex_attention import create_block_mask
 
+from energon_pack.training import guards
+from energon_pack.training.batch import PackedBatch
 from energon_pack.training.forward_inputs import MixingError, check_inputs
 from energon_pack.training.guards import guard
-from energon_pack.training.layout import Member
+from energon_pack.training.layout import Member, RowForm, neat
+from energon_pack.training.masks import Outline, Sight
 from energon_pack.training.member_encoder import Encoded
 from support.tiny import TEXT, MadeEncoder, make_batch, make_members, make_model, text_members, tf
 
@@ -282,3 +288,42 @@ def test_packs_of_text_in_a_model_of_images() -> None:
     assert torch.allclose(packed[: len(first)], alone.logits[0], atol=1e-5)
     with pytest.raises(MixingError, match=r"plain positions for its media: pack with model.rope"):
         make_batch("llava", [make_members("llava", make_model("llava"))]).model_inputs(model)
+
+
+# How long a guarded row is, asked of the device only where its width leaves it open.
+
+
+def test_members_are_looked_for_in_wide_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each forward waited for the device to find members that could not be too long."""
+    asked: list[object] = []
+
+    def members_of(inputs: object) -> list[object]:
+        asked.append(inputs)
+        return []
+
+    monkeypatch.setattr(guards, "members_of", members_of)
+    inputs = {"position_ids": torch.tensor([[0, 1, 2, 0, 1]])}
+    assert (guards._length_of(inputs, 5), len(asked)) == (3, 0)
+    assert (guards._length_of(inputs, 4), len(asked)) == (3, 1)
+    far = {"position_ids": torch.tensor([[[0, 1, 2]], [[0, 40, 80]]])}  # M-RoPE of a video counts beyond its tokens
+    assert guards._length_of(far, 5) == 81
+
+
+# What a batch makes on its device is made there.
+
+DEVICE = torch.device("lazy")
+
+
+@pytest.mark.parametrize("mask", ["positions", "hybrid", "dict4d", "prefix4d"])
+def test_inputs_are_made_on_the_device_of_the_batch(mask: str) -> None:
+    """`hybrid` numbered members on the CPU: on a GPU `guard` refused every class with a state, and training stopped."""
+    made = neat([[member.tokens for member in text_members(64)]], RowForm())
+    outline = Outline("Tiny", False, None, 4, 4, Sight.IN_WINDOWS, torch.float32, DEVICE)
+    with FakeTensorMode(shape_env=ShapeEnv()) as fake:
+        batch = PackedBatch({k: fake.from_tensor(v) if isinstance(v, Tensor) else v for k, v in made.items()})
+        batch.mask = mask
+        inputs = batch.to(DEVICE).model_inputs(outline)
+    masks = inputs["attention_mask"] if isinstance(inputs.get("attention_mask"), dict) else {}
+    tensors = {name: value for name, value in {**inputs, **masks}.items() if isinstance(value, Tensor)}
+    assert len(tensors) > 3
+    assert {name: value.device.type for name, value in tensors.items()} == dict.fromkeys(tensors, "lazy")

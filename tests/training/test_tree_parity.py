@@ -29,7 +29,7 @@ from support.trees import tiny_tree
 
 CLASSES = (
     "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3", "llama", "mistral", "internvl", "llava_onevision", "gemma3",
-    "smolvlm", "glm4v", "gpt_oss",
+    "idefics3", "glm4v", "gpt_oss",
 )  # fmt: skip
 #: images that are seen in both directions have masks alone
 NOT = {("gpt_oss", "sdpa"), ("gemma3", "gathered")}

@@ -21,10 +21,10 @@ from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.pack_files import PackFiles
 from energon_pack.errors import PackError, printable, short
 from energon_pack.samples.sample import Part
-from energon_pack.verify import shard
+from energon_pack.verify import shard_checks as shard
 from energon_pack.verify.command import Options, main, verify
 from energon_pack.verify.findings import CHECKS, Findings
-from energon_pack.verify.packs import capacity
+from energon_pack.verify.pack_checks import capacity
 from support.corruptions import CORRUPTIONS, cut_short, duplicate_pack, flip
 from support.damage import (
     HOSTILE,

@@ -3,8 +3,8 @@
 `pack_bins` is all that others need. Lengths are handled as a histogram, and equal bins as one range of bins; two sorts
 then assign the planned places to the items.
 
-    packing ──► greedy, drawn, balanced ──► base          one limit
-            └─► capped ─► balanced                        several
+    packing ──► greedy, exact, drawn, balanced ──► base          one limit
+            └─► capped ─────► balanced                           several
 """
 
 from math import inf
@@ -13,8 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.plan.bins.balanced import balance
-from energon_pack.plan.bins.base import (
+from energon_pack.plan.bins.capped import pack_capped
+from energon_pack.plan.bins.drawn import drawn_fit
+from energon_pack.plan.bins.exact import exact_fit
+from energon_pack.plan.bins.greedy import best_fit_decreasing, first_fit_decreasing
+from energon_pack.plan.bins.planned_bins import (
     Bins,
+    SameBins,
     bins_of,
     count_bins,
     gather,
@@ -24,17 +29,14 @@ from energon_pack.plan.bins.base import (
     narrow,
     shuffled_argsort,
 )
-from energon_pack.plan.bins.capped import pack_capped
-from energon_pack.plan.bins.drawn import drawn_fit
-from energon_pack.plan.bins.greedy import best_fit_decreasing
 from energon_pack.plan.settings import Algorithm
 from energon_pack.run.seeded import Ints
 
 __all__ = ["Bins", "lower_bound", "lower_bound_l2", "pack_bins"]
 
 
-#: The search for a balanced plan ends at this many times the lower bound. `auto` accepts one more bin, too: it is not
-#: worth uneven ones.
+#: The search for a balanced plan ends at this many times the lower bound. `auto` accepts one more bin, too: the little
+#: that an exact fit may save is not worth packs sorted by length.
 _NEAR = 1.0001
 
 
@@ -95,13 +97,44 @@ def _pack_lengths(lens: Ints, capacity: int, algorithm: Algorithm, seed: int) ->
     narrow_lens = narrow(lens)
     items = shuffled_argsort(narrow_lens, seed)
 
-    if algorithm is Algorithm.best_fit_decreasing:
-        return gather(bins_of(best_fit_decreasing(histogram, capacity)), items, seed)
-    most = inf if algorithm is Algorithm.balanced else 1.001 * bound + 10
-    bin_of = balance(narrow_lens[items[::-1]] // unit, capacity, bound, bound * _NEAR, seed, most)
-    enough = {Algorithm.balanced: inf, Algorithm.auto: bound * _NEAR + 1, Algorithm.optimal: bound}[algorithm]
-    num_bins = inf if bin_of is None else int(bin_of.max()) + 1
-    if num_bins > enough:
-        runs = min(best_fit_decreasing(histogram, capacity), drawn_fit(histogram, capacity, seed), key=count_bins)
-        bin_of = bin_of if num_bins <= count_bins(runs) else None
-    return gather(bins_of(runs) if bin_of is None else bin_of[::-1], items, seed)
+    if algorithm in (Algorithm.auto, Algorithm.balanced):
+        exact: list[SameBins] = []
+
+        def limit() -> float:
+            if algorithm == Algorithm.balanced:
+                return inf
+            enough = bound * _NEAR + 1
+            exact.extend(_optimal(histogram, capacity, bound, enough, seed))
+            return max(count_bins(exact), enough)
+
+        bin_of = balance(narrow_lens[items[::-1]] // unit, capacity, bound, bound * _NEAR, seed, limit)
+        return gather(bins_of(exact) if bin_of is None else bin_of[::-1], items, seed)
+    if algorithm == Algorithm.optimal:
+        runs = _optimal(histogram, capacity, bound, bound, seed)
+    elif algorithm == Algorithm.best_fit_decreasing:
+        runs = best_fit_decreasing(histogram, capacity)
+    else:
+        runs = first_fit_decreasing(histogram, capacity)
+    return gather(bins_of(runs), items, seed)
+
+
+def _optimal(histogram: Ints, capacity: int, bound: int, enough: float, seed: int) -> list[SameBins]:
+    """Return the fewest bins that any way of this package finds.
+
+    Args:
+        enough: if a faster way needs only so many bins, the slowest way is not tried.
+    """
+    runs = exact_fit(histogram, capacity, seed)
+    if count_bins(runs) > bound:  # sets of few items may be luckier with best fit
+        runs = min(runs, best_fit_decreasing(histogram, capacity), key=count_bins)
+    if count_bins(runs) > enough:
+        runs = min(runs, _drawn(histogram, capacity, seed), key=count_bins)
+    return runs
+
+
+def _drawn(histogram: Ints, capacity: int, seed: int) -> list[SameBins]:
+    """Fill most bins as a stream does, then pack the items left at its end into as few bins as possible."""
+    runs, left = drawn_fit(histogram, capacity, seed)
+    rest = min(exact_fit(left, capacity, seed), best_fit_decreasing(left, capacity), key=count_bins)
+    num_bins = count_bins(runs)
+    return runs + [run._replace(first=num_bins + run.first) for run in rest]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.plan.bins.balanced import fill_gaps
-from energon_pack.plan.bins.base import Bins, gather, shuffled_argsort
+from energon_pack.plan.bins.planned_bins import Bins, gather, shuffled_argsort
 from energon_pack.run.seeded import AnyInts, Ints
 
 _LEVELS = 2**16 - 1  # loads are compared as 16-bit shares of a cap: NumPy sorts these by radix
@@ -152,7 +152,6 @@ class _Packing:
         """Fill bins to the last token; a bin that would break another cap stays unchanged."""
         items = items[np.argsort(self.costs[0, items], kind="stable")]
         gaps = fill_gaps(np.bincount(self.costs[0, items]), self.caps[0] - self._fill[0], int(self.caps[0]), seed)
-        assert gaps is not None, "any number of bins may be used"
         bins = gaps.bins_of()
         items, bins = items[bins < self.num_bins], bins[bins < self.num_bins]
         added = [np.bincount(bins, cost[items], self.num_bins) for cost in self.costs]

@@ -48,10 +48,10 @@ def terms_of(folders: Sequence[Folder], kept_as: str | None = None) -> Iterator[
         for folder in folders:
             if folder.is_written:
                 folder.path.mkdir(parents=True, exist_ok=True)
-                for left in folder.path.glob(f"{_MARK}*"):  # files of killed runs
+                for mark_file in folder.path.glob(f"{_MARK}*"):  # files of killed runs
                     with suppress(OSError):
-                        if time.time() - left.stat().st_mtime > _OLD_SECONDS:
-                            left.unlink()
+                        if time.time() - mark_file.stat().st_mtime > _OLD_SECONDS:
+                            mark_file.unlink()
                 mark = folder.path / f"{_MARK}{kept_as or uuid.uuid4().hex}"
                 if kept_as is None:
                     stack.callback(mark.unlink, missing_ok=True)
@@ -81,7 +81,9 @@ def why_unfit(terms: Terms) -> str | None:
 def why_other_packages(expected: Mapping[str, str | None]) -> str | None:
     """Say which packages differ from those that a run was started with; None: no package differs."""
     here = packages()
-    differ = [f"{name} {here[name]} instead of {there}" for name, there in expected.items() if here[name] != there]
+    differ = [
+        f"{name} {here[name]} instead of {version}" for name, version in expected.items() if here[name] != version
+    ]
     if not differ:
         return None
     return f"{platform.node()} has {', '.join(differ)}: install the same packages on all machines of a run"
@@ -97,8 +99,8 @@ def packages() -> dict[str, str | None]:
     code = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         code.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
-    own = f"{VERSION} (code {code.hexdigest()[:8]})"
-    return {"energon-pack": own, **{name: version_of(name) for name in _PACKAGES}}
+    version = f"{VERSION} (code {code.hexdigest()[:8]})"
+    return {"energon-pack": version, **{name: version_of(name) for name in _PACKAGES}}
 
 
 def _appears(path: str) -> bool:
@@ -122,8 +124,8 @@ def _main(path: str, *options: str) -> None:
     try:
         about = json.loads(Path(path).read_bytes())
     except OSError as error:
-        at = f"{platform.node()}: {path}: {error.strerror} (cache_dir)"
-        raise SystemExit(f"energon-pack: error: {printable(at)}") from None
+        place = f"{platform.node()}: {path}: {error.strerror} (cache_dir)"
+        raise SystemExit(f"energon-pack: error: {printable(place)}") from None
     terms = Terms(about["packages"], about["cwd"], tuple(map(tuple, about["seen"])))
     if options == ("--end",):
         forget(terms)

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from itertools import chain, islice
 from types import TracebackType
@@ -73,7 +73,9 @@ class RayExecutor:
         waiting: deque[Any] = deque()
         try:
             for job in chain(first_two, jobs):
-                waiting.append(self._remote.remote(self._terms, pickle.dumps((function, job), pickle.HIGHEST_PROTOCOL)))
+                with _loss_named():
+                    job_bytes = pickle.dumps((function, job), pickle.HIGHEST_PROTOCOL)
+                    waiting.append(self._remote.remote(self._terms, job_bytes))
                 self._at_work.add(waiting[-1])
                 while len(waiting) >= self._most():
                     yield self._first(waiting)
@@ -94,12 +96,13 @@ class RayExecutor:
         """Return the result of the first waiting job; raise PackError where no job ends for long."""
         most = self._settings.give_up_after
         num_ended, last = 0, time.monotonic()
-        while not ray.wait([waiting[0]], timeout=min(_LOOK_SECONDS, most))[0]:
-            ended, _ = ray.wait([*waiting], num_returns=len(waiting), timeout=0)
-            if len(ended) > num_ended:
-                num_ended, last = len(ended), time.monotonic()
-            elif time.monotonic() - last >= most:
-                raise PackError(self._why_idle())
+        with _loss_named():
+            while not ray.wait([waiting[0]], timeout=min(_LOOK_SECONDS, most))[0]:
+                ended, _ = ray.wait([*waiting], num_returns=len(waiting), timeout=0)
+                if len(ended) > num_ended:
+                    num_ended, last = len(ended), time.monotonic()
+                elif time.monotonic() - last >= most:
+                    raise PackError(self._why_idle())
         self._at_work.discard(waiting[0])
         return self._result(waiting.popleft())
 
@@ -147,7 +150,8 @@ class RayExecutor:
         """Have Ray end tasks that nobody waits for."""
         for task in self._at_work.intersection(tasks):
             self._at_work.discard(task)
-            ray.cancel(task, force=True)
+            with suppress(OSError):  # the node of this machine is lost
+                ray.cancel(task, force=True)
 
     def __enter__(self) -> "RayExecutor":
         with ExitStack() as stack:
@@ -169,6 +173,18 @@ class RayExecutor:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.__exit__(kind, value, trace)
+
+
+@contextmanager
+def _loss_named() -> Iterator[None]:
+    """Say so where Ray's node of this machine does not answer any more."""
+    try:
+        yield
+    except OSError as error:
+        raise PackError(
+            f"the head of the Ray cluster, or the node of this machine, was lost: {one_line(error)}; the same command"
+            " goes on from what is there"
+        ) from None
 
 
 def _by_value() -> Callable[[bytes, bytes], bytes | str]:

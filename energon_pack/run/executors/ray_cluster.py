@@ -31,8 +31,8 @@ def cluster_of(settings: ExecutorConfig) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    own: dict[str, Any] = {"address": "local", "num_cpus": settings.num_workers, "include_dashboard": False}
-    where = own if settings.address is None else {"address": settings.address}
+    private: dict[str, Any] = {"address": "local", "num_cpus": settings.num_workers, "include_dashboard": False}
+    where = private if settings.address is None else {"address": settings.address}
     handlers = {number: signal.getsignal(number) for number in INTERRUPTS}
     with _private() if settings.address is None else nullcontext():
         try:

@@ -68,12 +68,12 @@ class ExecutorConfig:
     def check(self) -> None:
         """Raise PackError for settings that allow no work or belong to another executor, and for an unknown kind."""
         if self.kind not in list(ExecutorKind) and entry_point("executors", "executor.kind", self.kind) is None:
-            there = ", ".join(kind.value for kind in ExecutorKind)
-            raise PackError(f"executor.kind={self.kind}: there are {there}, and what installed packages add")
+            kinds = ", ".join(kind.value for kind in ExecutorKind)
+            raise PackError(f"executor.kind={self.kind}: there are {kinds}, and what installed packages add")
         for kind, names in _OWN.items():
             if kind != self.kind:
-                others = [name for name in names if name not in _OWN.get(self.kind, ())]
-                self._refuse_given(others, f"is for executor={kind}")
+                foreign = [name for name in names if name not in _OWN.get(self.kind, ())]
+                self._refuse_given(foreign, f"is for executor={kind}")
         for name in ("num_cpus", "memory", "give_up_after"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -85,8 +85,8 @@ class ExecutorConfig:
         Settings of `slurm` return to their defaults, because a task would refuse them.
         """
         default = ExecutorConfig()
-        own = {name: getattr(default, name) for name in ("kind", *_OWN[ExecutorKind.slurm.value])}
-        set_back = {name: value for name, value in own.items() if value != getattr(self, name)}
+        defaults = {name: getattr(default, name) for name in ("kind", *_OWN[ExecutorKind.slurm.value])}
+        set_back = {name: value for name, value in defaults.items() if value != getattr(self, name)}
         return set_back if self.num_workers is None else {**set_back, "num_workers": self.num_workers}
 
     def _refuse_given(self, names: Iterable[str], why: str) -> None:

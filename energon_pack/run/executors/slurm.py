@@ -166,7 +166,7 @@ def _end_of(log: Path) -> tuple[int | None, str]:
     code = None
     if lines and lines[-1].startswith(_END):
         code = int(lines.pop().removeprefix(_END).split()[0])
-    errors = [found[1] for found in map(_ERROR.match, lines) if found]
+    errors = [match[1] for match in map(_ERROR.match, lines) if match]
     why = errors[-1] if errors else lines[-1] if lines else "its log is empty: is the disk full?"
     return code, why if errors or code is None else f"{why} (exit code {code})"
 
@@ -189,7 +189,7 @@ def _tasks(jobs: Mapping[str, str]) -> dict[str, list[str]] | None:
         return None
     rows = [line.split() for line in done.stdout.splitlines()]
     states = {stage: [state for number, state in rows if number == job] for stage, job in jobs.items()}
-    return {stage: some for stage, some in states.items() if some}
+    return {stage: stage_states for stage, stage_states in states.items() if stage_states}
 
 
 def _line(tasks: Mapping[str, Sequence[str]]) -> str:

@@ -32,8 +32,8 @@ def with_pictures(messages: Sequence[Message], lists_media: bool) -> list[Messag
     asked = [message for message in messages if message["role"] != "assistant"]
     texts = [message["content"] for message in asked if isinstance(message["content"], str)]
     if len(texts) < len(asked) or lists_media or num_placeholders(messages):
-        what = "<img> in a text, and other media in the sample: list all, and write <image> where each stands"
-        raise Skip(Reason.UNSUPPORTED_MEDIA, what)
+        detail = "<img> in a text, and other media in the sample: list all, and write <image> where each stands"
+        raise Skip(Reason.UNSUPPORTED_MEDIA, detail)
     for name in (name for text in texts for name in pictures_in(text)):
         if "://" in name:
             raise Skip(Reason.UNSUPPORTED_MEDIA, f"<img>{name}</img> in a text: {TO_DOWNLOAD}")
@@ -68,8 +68,8 @@ def with_marks_replaced(messages: list[Message], fields: Mapping[str, Any], list
         whole = "".join(text for _, text in _texts(messages))
         # unless an end tag follows: HTML, `<bbox>1,2,3,4</bbox>`
         if mark := next((m for m in _OF_OBJECTS if m in whole and m.replace("<", "</") not in whole), None):
-            what = f"{mark} stands for a value of 'objects', which is not put in its place (source.map can write it)"
-            raise Skip(Reason.BAD_MESSAGE, what)
+            detail = f"{mark} stands for a value of 'objects', which is not put in its place (source.map can write it)"
+            raise Skip(Reason.BAD_MESSAGE, detail)
     for role, text in _texts(messages):
         if role != "assistant" and "<img>" in text and pictures_in(text):
             listed = lists_media or any(map(fields.get, ("name", "media_files", *MEDIA_KEYS)))

@@ -61,13 +61,13 @@ def renamed(value: Any, settings: ReadSettings) -> Any:
         value = {settings.messages_key or "messages": value}
     if not isinstance(value, dict):
         return value
-    columns = {ours: theirs for ours in _FIELDS if (theirs := getattr(settings.columns, ours)) is not None}
+    columns = {ours: name for ours in _FIELDS if (name := getattr(settings.columns, ours)) is not None}
     for ours in ("messages", "prompt", "response"):
         if ours in columns and columns[ours] not in value:
-            what = f"source.columns.{ours}={columns[ours]} names no field of it; there are {sorted(value)[:8]}"
-            raise Skip(Reason.NO_MESSAGES, what)
+            detail = f"source.columns.{ours}={columns[ours]} names no field of it; there are {sorted(value)[:8]}"
+            raise Skip(Reason.NO_MESSAGES, detail)
     rest = {key: item for key, item in value.items() if key not in columns.values()}
-    value = rest | {ours: value[theirs] for ours, theirs in columns.items() if theirs in value}
+    value = rest | {ours: value[name] for ours, name in columns.items() if name in value}
     if {"prompt", "response"} <= columns.keys():
         sides = value.pop("prompt"), value.pop("response")
         if not all(sides):
@@ -98,6 +98,6 @@ def _our_turn(message: Any, settings: ReadSettings) -> Any:
     content_key = settings.columns.content or ("content" if "content" in message else "value")
     if role_key not in message:
         return message
-    roles = {theirs: ours for ours in _ROLES if (theirs := getattr(settings.roles, ours)) is not None}
+    roles = {name: ours for ours in _ROLES if (name := getattr(settings.roles, ours)) is not None}
     turn: Message = our_turn(message, role_key, content_key, roles)
     return turn if content_key in message else {key: item for key, item in turn.items() if key != "content"}

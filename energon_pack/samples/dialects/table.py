@@ -177,12 +177,13 @@ def conversation_of(value: Mapping[str, Any], settings: ReadSettings) -> tuple[W
     first = next(ways, None)
     if first is None or (first.name == "text" and not text_alone(value)):
         return None
-    columns, others = settings.columns, _SPOKEN.intersection(value).difference(first.keys)
+    columns, others = settings.columns, {*_SPOKEN.intersection(value).difference(first.keys)}
     is_decided = settings.messages_key or columns.messages or (columns.prompt and columns.response)
     if is_decided or not others or settings.sample_type is SampleType.document:
         return first, {}
     said = _texts([value[key] for key in first.keys])
-    others = {key for key in others if not _are_in(_texts(value[key]), said) and not _are_in(said, _texts(value[key]))}
+    texts = {key: _texts(value[key]) for key in others}
+    others = {key for key, own in texts.items() if not _are_in(own, said) and not _are_in(said, own)}
     lists = [key for key in sorted(others & _FIELDS) if isinstance(value[key], list) and key != "answers"]
     rest = [*((way.name, way.keys) for way in ways), *((key, (key,)) for key in lists)] if others else []
     for name, keys in rest:

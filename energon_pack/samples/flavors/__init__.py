@@ -43,8 +43,8 @@ def packed_flavor(name: str) -> PackedFlavor | None:
         raise PackError(
             f"output.flavor={name}: its class has the rules {sorted(unknown)}; there are {', '.join(RULES)}"
         )
-    made: PackedFlavor = flavor()
-    return made
+    new_flavor: PackedFlavor = flavor()
+    return new_flavor
 
 
 def flavor_written(name: object) -> PackedFlavor:

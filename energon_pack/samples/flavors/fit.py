@@ -74,8 +74,8 @@ def _more_than_stacks_read(sample: Content) -> str | None:
 def _media_unread(sample: Content) -> str | None:
     """Say which media make their encoders refuse a pack: they take images or videos, as many as the text spells."""
     kinds = _kinds(sample)
-    if others := {*kinds}.difference((IMAGE.kind, VIDEO.kind)):
-        return KINDS[min(others, key=kinds.index)].noun
+    if unread := {*kinds}.difference((IMAGE.kind, VIDEO.kind)):
+        return KINDS[min(unread, key=kinds.index)].noun
     if len({*kinds}) > 1:
         return "images and videos"
     if kinds != [part.kind for part in sample.parts]:

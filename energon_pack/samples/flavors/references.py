@@ -47,13 +47,13 @@ def defects_of(value: Fields) -> Iterator[str]:
     """Yield the reasons why the references of a pack can't be read."""
     meta = value["_meta"] if isinstance(value.get("_meta"), dict) else {}
     refs, parts, ids = value[REFS], meta.get(PARTS), meta.get("sample_ids")
-    for name, found, (wanted, is_it) in (
+    for name, listed, (said_kind, is_it) in (
         (REFS, refs, ("a list of lists of places in the source", _is_lists_of(_is_place))),
         (f"_meta.{PARTS}", parts, ("a list of lists of a name, a size and a checksum", _is_lists_of(_is_part))),
         ("_meta.sample_ids", ids, ("a list of strings", is_list_of(str))),
     ):
-        if not is_it(found):
-            yield f"{name} is {short(found)}, not {wanted}"
+        if not is_it(listed):
+            yield f"{name} is {short(listed)}, not {said_kind}"
             return
     if not len(refs) == len(parts or ()) == len(ids or ()) or any(map(_are_others, refs, parts or ())):
         yield f"{REFS} and _meta.{PARTS} are not of the same media"

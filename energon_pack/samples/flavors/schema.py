@@ -18,11 +18,11 @@ def wrong_fields(value: Any, where: str, schema: Schema) -> Iterator[str]:
     if not isinstance(value, dict):
         yield f"{where.rstrip('.')} is {short(value)}, not an object"
         return
-    for name, (wanted, is_it) in schema.items():
+    for name, (kind, is_it) in schema.items():
         if name not in value:
             yield f"no {where}{name}"
         elif not is_it(value[name]):
-            yield f"{where}{name} is {short(value[name])}, not {wanted}"
+            yield f"{where}{name} is {short(value[name])}, not {kind}"
 
 
 def is_list_of(kind: type) -> Callable[[Any], bool]:

@@ -53,14 +53,14 @@ def media_arguments(
     images, clips, sounds = (arguments.get(medium.argument, []) for medium in (IMAGE, VIDEO, AUDIO))
     arguments |= sound_arguments(media.order, [clip.sound for clip in clips], sounds)
     names = {kind: medium.argument for kind, medium in KINDS.items() if medium.argument in arguments}
-    own = {name: copy.deepcopy(settings.get(kind, {})) for kind, name in names.items()}
+    set_by = {name: {**copy.deepcopy(settings.get(kind, {}))} for kind, name in names.items()}
     if clips:
         arguments[VIDEO.argument] = [clip.frames for clip in clips]
         metadata = [clip.metadata for clip in clips]
-        own[VIDEO.argument] = {**own[VIDEO.argument], "do_sample_frames": False, "video_metadata": metadata}
+        set_by[VIDEO.argument] |= {"do_sample_frames": False, "video_metadata": metadata}
     if nests_images and len(images) > 1:
         arguments[IMAGE.argument] = [images]
-    return arguments | {f"{name}_kwargs": values for name, values in own.items() if values}
+    return arguments | {f"{name}_kwargs": values for name, values in set_by.items() if values}
 
 
 def metadata(num_in_source: float, fps: float, frames: Sequence[int]) -> dict[str, Any]:
@@ -79,8 +79,8 @@ def sound_arguments(order: Sequence[str], tracks: Sequence[Any], sounds: Sequenc
     if all(track is None for track in tracks):
         return {"audio": list(sounds)} if sounds else {}
     videos, alone = enumerate(tracks), ((None, sound) for sound in sounds)
-    found = [next(videos if kind == "video" else alone) for kind in order if kind in ("video", "audio")]
-    heard = [(number, sound) for number, sound in found if sound is not None]
+    sounds_in_order = [next(videos if kind == "video" else alone) for kind in order if kind in ("video", "audio")]
+    heard = [(number, sound) for number, sound in sounds_in_order if sound is not None]
     return {
         "audio": [sound for _, sound in heard],
         "audio_from_video_indices": [number for number, _ in heard],

@@ -43,8 +43,8 @@ def as_asked(
     result = list(media)
     if any(options.media) or options.all_media:
         each = options.media or [None] * len(media)
-        settings = [settings_of(own, options.all_media, m.kind) for m, own in zip(media, each, strict=True)]
-        result = [m if own is None else replace(m, settings=own) for m, own in zip(media, settings, strict=True)]
+        settings = [settings_of(item, options.all_media, m.kind) for m, item in zip(media, each, strict=True)]
+        result = [m if item is None else replace(m, settings=item) for m, item in zip(media, settings, strict=True)]
         _check_lists(result, each)
     result = result if video_frames is None else _with_frames(result, video_frames)
     if not options.use_audio_in_video:
@@ -56,8 +56,10 @@ def as_asked(
 def _heard(video: Media, file: BinaryIO) -> Media:
     """Return a video with its sound; like processors, return a silent video unchanged."""
     if video.settings is not None and video.settings.is_range:
-        what = "the sound of a part of a video is not heard: take out video_start and video_end, or use_audio_in_video"
-        raise Skip(Reason.UNSUPPORTED_MEDIA, what)
+        detail = (
+            "the sound of a part of a video is not heard: take out video_start and video_end, or use_audio_in_video"
+        )
+        raise Skip(Reason.UNSUPPORTED_MEDIA, detail)
     track = probe_track(file)
     return video if track is None else replace(video, num_samples=track[0], rate=track[1])
 
@@ -74,8 +76,8 @@ def span_of(video: Media) -> tuple[int, int]:
     first = 0 if start is None else math.ceil(start * video.fps)
     last = total - 1 if end is None else min(math.floor(end * video.fps), total - 1)
     if first >= last:
-        what = f"video_start={settings.video_start}, video_end={settings.video_end}: no two frames"
-        raise Skip(Reason.UNREADABLE_MEDIA, f"{what} of a video of {seconds:.2f} seconds")
+        detail = f"video_start={settings.video_start}, video_end={settings.video_end}: no two frames"
+        raise Skip(Reason.UNREADABLE_MEDIA, f"{detail} of a video of {seconds:.2f} seconds")
     return first, last - first + 1
 
 
@@ -108,9 +110,9 @@ def _clip(first: Media) -> Media:
     assert settings is not None
     assert settings.list_of_frames is not None
     num, rate = settings.list_of_frames, settings.sample_fps or settings.fps or _FPS
-    own = replace(settings, sample_fps=rate, fps=None, list_of_frames=None)
+    of_clip = replace(settings, sample_fps=rate, fps=None, list_of_frames=None)
     return replace(
-        first, kind=VIDEO.kind, num_frames=num, fps=settings.raw_fps or rate, frames=tuple(range(num)), settings=own
+        first, kind=VIDEO.kind, num_frames=num, fps=settings.raw_fps or rate, frames=tuple(range(num)), settings=of_clip
     )
 
 
@@ -123,8 +125,8 @@ def _check_lists(media: Sequence[Media], each: Sequence[Mapping[str, Any] | None
         frames = media[place : place + num]
         if len(frames) < num or any(frame.kind != IMAGE.kind for frame in frames):
             raise Skip(Reason.BAD_MESSAGE, f"{FRAMES} is {num}: there are no {num} images from that one on")
-        if said := next(filter(None, each[place + 1 : place + num]), None):
-            raise Skip(Reason.BAD_MESSAGE, f"a frame within a {FRAMES} has settings of its own: {str(said)[:80]}")
+        if of_frame := next(filter(None, each[place + 1 : place + num]), None):
+            raise Skip(Reason.BAD_MESSAGE, f"a frame within a {FRAMES} has settings of its own: {str(of_frame)[:80]}")
         if len(sizes := {(frame.width, frame.height) for frame in frames}) > 1:
             several = ", ".join(f"{width}×{height}" for width, height in sorted(sizes)[:3])
             raise Skip(Reason.UNREADABLE_MEDIA, f"the frames of a video have several sizes: {several}")
@@ -179,22 +181,24 @@ def settings_of(value: Mapping[str, Any] | None, of_all: Mapping[str, Any], kind
 
     `value`: the settings of this medium; a key whose value is None sets nothing.
     """
-    own = {key: item for key, item in (value or {}).items() if item is not None}
-    if not own and not of_all:
+    values = {key: item for key, item in (value or {}).items() if item is not None}
+    if not values and not of_all:
         return None
-    what = FRAMES if FRAMES in own else kind
-    if unknown := sorted(own.keys() - _OF[what]):
-        keys = ", ".join(key for key in SETTING_KEYS if key in _OF[what])
-        raise Skip(Reason.BAD_MESSAGE, f"{unknown[0]} of {_NOUNS[what]}: there are {keys}")
-    own = {key: of_all[key] for key in SHARED_KEYS if key in _OF[what] and of_all.get(key) is not None} | own
-    if not own:
+    noun = FRAMES if FRAMES in values else kind
+    if unknown := sorted(values.keys() - _OF[noun]):
+        keys = ", ".join(key for key in SETTING_KEYS if key in _OF[noun])
+        raise Skip(Reason.BAD_MESSAGE, f"{unknown[0]} of {_NOUNS[noun]}: there are {keys}")
+    values = {key: of_all[key] for key in SHARED_KEYS if key in _OF[noun] and of_all.get(key) is not None} | values
+    if not values:
         return None
-    found = MediumSettings(**{field.name: _number(own, field.name) for field in fields(MediumSettings)})  # type: ignore[arg-type]
-    if (found.resized_height is None) != (found.resized_width is None):
-        raise Skip(Reason.BAD_MESSAGE, f"resized_height and resized_width go together: {own}")
-    if found.fps is not None and found.nframes is not None:
-        raise Skip(Reason.BAD_MESSAGE, f"fps={found.fps:g} and nframes={found.nframes:g}: one of them says how many")
-    return found
+    settings = MediumSettings(**{field.name: _number(values, field.name) for field in fields(MediumSettings)})  # type: ignore[arg-type]
+    if (settings.resized_height is None) != (settings.resized_width is None):
+        raise Skip(Reason.BAD_MESSAGE, f"resized_height and resized_width go together: {values}")
+    if settings.fps is not None and settings.nframes is not None:
+        raise Skip(
+            Reason.BAD_MESSAGE, f"fps={settings.fps:g} and nframes={settings.nframes:g}: one of them says how many"
+        )
+    return settings
 
 
 def _number(values: Mapping[str, Any], key: str) -> float | None:

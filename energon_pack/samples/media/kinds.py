@@ -35,7 +35,7 @@ def _with_added(points: Iterable[EntryPoint]) -> dict[str, Medium]:
     return kinds
 
 
-def _defect(medium: Any, others: Iterable[Medium]) -> str:
+def _defect(medium: Any, kinds: Iterable[Medium]) -> str:
     """Say why a kind can't join others; empty: it can."""
     if not isinstance(medium, Medium):
         return f"{type(medium).__name__} is no energon_pack.Medium"
@@ -45,11 +45,11 @@ def _defect(medium: Any, others: Iterable[Medium]) -> str:
         return "noun is a noun with its article, and formats, fields and parts are not empty"
     if medium.token_type <= AUDIO.token_type:
         return f"token_type = {medium.token_type}: a number above {AUDIO.token_type}"
-    for what in ("kind", "letter", "token_type", "argument"):
-        if other := next((each for each in others if getattr(each, what) == getattr(medium, what)), None):
-            return f"{what} = {getattr(medium, what)!r} is {other.noun}'s"
-    taken = {name for each in others for own in each.formats for name in (own.extension, *own.also)}
-    if used := next((own.extension for own in medium.formats if {own.extension, *own.also} & taken), None):
+    for attribute in ("kind", "letter", "token_type", "argument"):
+        if other := next((each for each in kinds if getattr(each, attribute) == getattr(medium, attribute)), None):
+            return f"{attribute} = {getattr(medium, attribute)!r} is {other.noun}'s"
+    taken = {name for each in kinds for form in each.formats for name in (form.extension, *form.also)}
+    if used := next((form.extension for form in medium.formats if {form.extension, *form.also} & taken), None):
         return f"the extension {used} is another kind's"
     return "" if medium.example.kind == medium.kind else f"example is {medium.example!r}"
 

@@ -20,29 +20,29 @@ from energon_pack.samples.media.streams import UndecodableError, decode_frames
 from energon_pack.samples.tokens import CROP, OWN, RESIZE_FRAME, SeenMedium, Step
 
 
-def prepared_media(rules: InputRules, media: Sequence[SeenMedium], own: Sequence[Any]) -> Prepared:
+def prepared_media(rules: InputRules, media: Sequence[SeenMedium], data: Sequence[Any]) -> Prepared:
     """Return the media of a sample for its processor.
 
-    `own`: for each medium an image, or the bytes of another medium; for a list of frames, each image.
+    `data`: for each medium an image, or the bytes of another medium; for a list of frames, each image.
 
     Raises:
         ValueError, OSError: a medium can't be decoded, or is not what it was when it was packed.
     """
     ends = [*accumulate(len(medium.part_kinds) for medium in media)]
     each = zip(media, [0, *ends], ends, strict=False)
-    return Prepared([medium.kind for medium in media], [_prepared(rules, m, own[start:end]) for m, start, end in each])
+    return Prepared([medium.kind for medium in media], [_prepared(rules, m, data[start:end]) for m, start, end in each])
 
 
-def _prepared(rules: InputRules, medium: SeenMedium, own: Sequence[Any]) -> Any:
+def _prepared(rules: InputRules, medium: SeenMedium, data: Sequence[Any]) -> Any:
     if medium.kind == IMAGE.kind:
-        return _pixels(rules, medium, own)[0]
+        return _pixels(rules, medium, data)[0]
     if medium.kind != VIDEO.kind:
         known = Media(medium.kind, medium.width, medium.height, num_samples=medium.num_samples, rate=rules.rate)
-        return KINDS[medium.kind].decoded(own[0], known, rules.rate)
-    of_list = [own[index] for index in medium.frames] if medium.num_images else None
-    frames = _pixels(rules, medium, of_list or decode_frames(own[0], medium.frames))
+        return KINDS[medium.kind].decoded(data[0], known, rules.rate)
+    of_list = [data[index] for index in medium.frames] if medium.num_images else None
+    frames = _pixels(rules, medium, of_list or decode_frames(data[0], medium.frames))
     sound = Media(AUDIO.kind, num_samples=medium.num_samples, rate=rules.rate)
-    heard = AUDIO.decoded(own[0], sound, rules.rate) if medium.num_samples else None
+    heard = AUDIO.decoded(data[0], sound, rules.rate) if medium.num_samples else None
     return clip(medium, frames, heard)
 
 
@@ -56,8 +56,10 @@ def clip(video: SeenMedium, frames: Sequence[Image.Image], sound: Any = None) ->
 def _pixels(rules: InputRules, medium: SeenMedium, images: Sequence[Any]) -> list[Image.Image]:
     shown = [with_look(image, rules.looks[medium.kind]) for image in images]
     if other := next((image.size for image in shown if image.size != (medium.width, medium.height)), None):
-        wanted = f"{medium.width}×{medium.height}"
-        raise UndecodableError(f"its picture is {other[0]}×{other[1]}, and {wanted} by its header when it was measured")
+        expected = f"{medium.width}×{medium.height}"
+        raise UndecodableError(
+            f"its picture is {other[0]}×{other[1]}, and {expected} by its header when it was measured"
+        )
     return changed(rules, medium, shown)
 
 
@@ -68,8 +70,8 @@ def changed(rules: InputRules, medium: SeenMedium, images: Sequence[Image.Image]
 
 def _changed_by_another(rules: InputRules, image: Image.Image) -> Image.Image:
     """Return an image after the preprocessor of another package; raises PackError if it can't be imported."""
-    made: Image.Image = _preprocessor(json.dumps(rules.media)).apply(image)
-    return made
+    changed_image: Image.Image = _preprocessor(json.dumps(rules.media)).apply(image)
+    return changed_image
 
 
 @lru_cache(maxsize=1)
@@ -85,15 +87,15 @@ def media_inputs(rules: InputRules, media: Prepared) -> dict[str, Any]:
     return media_arguments(media, rules.call_settings, rules.nests_images)
 
 
-def stepped(image: Image.Image, steps: Sequence[Step], own: Callable[[Image.Image], Image.Image]) -> Image.Image:
+def stepped(image: Image.Image, steps: Sequence[Step], change: Callable[[Image.Image], Image.Image]) -> Image.Image:
     """Return an image after its steps."""
     for step in steps:
         size = step.width, step.height
         if step.operation == OWN:
-            image = own(image)
+            image = change(image)
         elif step.operation == CROP:
-            left, top = (image.width - step.width) // 2, (image.height - step.height) // 2
-            image = image.crop((left, top, left + step.width, top + step.height))
+            x, top = (image.width - step.width) // 2, (image.height - step.height) // 2
+            image = image.crop((x, top, x + step.width, top + step.height))
         elif step.operation == RESIZE_FRAME:
             image = _resized_by_torch(image, size)
         else:

@@ -6,7 +6,7 @@ from PIL import UnidentifiedImageError
 
 from energon_pack.errors import PackError
 from energon_pack.samples.bytes import Bytes, Range, as_file
-from energon_pack.samples.media.headers import plain_image
+from energon_pack.samples.media.image_probe import plain_image
 from energon_pack.samples.media.kinds import IMAGE, KINDS, format_of
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.sample import AnyPart

@@ -80,7 +80,7 @@ class Sound(Medium):
         """Return float32 [n]; a video's sound is a sound, too."""
         from energon_pack.samples.media.streams import UndecodableError, decode_audio
 
-        samples, wanted = decode_audio(data, rate), self.prepared(medium, rate).num_samples
-        if len(samples) != wanted:
-            raise UndecodableError(f"a sound has {len(samples)} samples, and {wanted} by its header: it is damaged")
+        samples, expected = decode_audio(data, rate), self.prepared(medium, rate).num_samples
+        if len(samples) != expected:
+            raise UndecodableError(f"a sound has {len(samples)} samples, and {expected} by its header: it is damaged")
         return samples

@@ -8,9 +8,8 @@ import os
 import struct
 from typing import Any, BinaryIO
 
-from energon_pack.samples.media.display_matrix import may_turn
 from energon_pack.samples.media.medium import SOUNDS_LIKE, Media, MediaFormat
-from energon_pack.samples.media.streams import film, is_cover, opened, pieces_in, probing, upright
+from energon_pack.samples.media.streams import film, is_cover, may_turn, opened, pieces_in, probing, upright
 from energon_pack.samples.skip import Reason, Skip
 
 _HIDDEN = 0.01  # fraction of a frame that counts as a rounding error

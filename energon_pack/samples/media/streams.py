@@ -1,8 +1,15 @@
-"""Opens videos and sounds with PyAV, and chooses the stream that a player plays."""
+"""Opens videos and sounds with PyAV, chooses the stream that a player plays, and turns pictures as players do.
+
+Only the header of an mp4 or a Matroska can ask for that. FFmpeg also turns single frames by what the codec says (an SEI
+of H.264 or HEVC, the EXIF of MJPEG), often the first and no other: that is ignored, or a film would have frames of two
+sizes.
+"""
 
 import importlib
 import io
 import math
+import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -12,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from energon_pack.samples.media.display_matrix import may_turn
 from energon_pack.samples.skip import Reason, Skip
 
 _ASKEW = 0.02  # of a side: a display matrix is rounded
@@ -91,9 +97,9 @@ def probing(noun: str) -> Iterator[None]:
         raise Skip(Reason.UNREADABLE_MEDIA, f"not a readable {noun}: {str(error) or type(error).__name__}") from None
 
 
-def resampled_length(num_samples: int, rate: int, wanted: int) -> int:
+def resampled_length(num_samples: int, rate: int, new_rate: int) -> int:
     """Return how many samples a sound has after `decode_audio` resamples it: those that begin before its end."""
-    return -(-num_samples * wanted // rate)
+    return -(-num_samples * new_rate // rate)
 
 
 def decode_audio(data: bytes, rate: int) -> Samples:
@@ -175,18 +181,18 @@ def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
     """
     av: Any = importlib.import_module("av")
     frames: dict[int, Image.Image] = {}
-    wanted = set(indices)
+    numbers = set(indices)
     try:
         with _shown(av, data) as (format_name, shown):
             is_turned = may_turn(io.BytesIO(data), format_name)
-            for index, frame in enumerate(islice(shown, max(wanted, default=-1) + 1)):
-                if index in wanted:
+            for index, frame in enumerate(islice(shown, max(numbers, default=-1) + 1)):
+                if index in numbers:
                     frames[index] = upright(frame) if is_turned else frame.to_image()
     except av.FFmpegError as error:
         raise UndecodableError(
-            f"a video can't be decoded after {len(frames)} of {len(wanted)} frames: {error}"
+            f"a video can't be decoded after {len(frames)} of {len(numbers)} frames: {error}"
         ) from None
-    missing = wanted - frames.keys()
+    missing = numbers - frames.keys()
     if missing:
         raise UndecodableError(f"a video has no frame {min(missing)}")
     return [frames[index] for index in indices]
@@ -226,8 +232,8 @@ def upright(frame: Any) -> Image.Image:
     turn = tuple(int(value) for value in axes.round().flat)
     if turn not in _TURNS or np.abs(axes - axes.round()).max() > _ASKEW:
         numbers = ", ".join(f"{value:.2f}" for value in axes.flat)
-        what = f"a film that players do not turn by a right angle: its display matrix is {numbers}"
-        raise Skip(Reason.UNSUPPORTED_MEDIA, what)
+        detail = f"a film that players do not turn by a right angle: its display matrix is {numbers}"
+        raise Skip(Reason.UNSUPPORTED_MEDIA, detail)
     method = _TURNS[turn]
     return image if method is None else image.transpose(method)
 
@@ -237,3 +243,62 @@ def _thread_type(av: Any) -> str:
     GIL to write the log, while freeing the decoder holds the GIL and waits for the threads. By default (level None)
     PyAV drops the log in C."""
     return "AUTO" if av.logging.get_level() is None else "NONE"
+
+
+_MOST_HEADER = 16 << 20  # bytes that are searched
+_MATRIX = bytes.fromhex("00010000" + "00" * 12 + "00010000" + "00" * 12 + "40000000")  # of an mp4: it changes nothing
+_PLACES = {b"mvhd": (36, 48), b"tkhd": (40, 52)}  # of the matrix, in bytes behind the name, in version 0 and 1
+_TRACKS, _PROJECTION = b"\x16\x54\xae\x6b", b"\x76\x70"  # of a Matroska
+_IN_TRACKS = (b"\xae", b"\xbf", b"\xec")  # a track, a checksum, a gap: what can stand first
+
+
+def may_turn(file: BinaryIO, format_name: str) -> bool:
+    """Tell whether a container may ask players to turn its pictures.
+
+    `format_name`: FFmpeg's name of the container.
+    """
+    if format_name.startswith("mov"):
+        return not _is_plain(_moov(file))
+    if format_name.startswith("matroska"):
+        file.seek(0)
+        tracks = _tracks(file.read(_MOST_HEADER))
+        return not tracks or any(_PROJECTION in track for track in tracks)
+    return False
+
+
+def _is_plain(tables: bytes) -> bool:
+    """Tell whether each matrix of an mp4 changes nothing; the header of a track of chapters holds one more."""
+    matrices = []
+    for match in re.finditer(b"mvhd|tkhd", tables):
+        start = match.end() + _PLACES[match[0]][tables[match.end() : match.end() + 1] == b"\1"]
+        matrices.append(tables[start : start + len(_MATRIX)])
+    return set(matrices) == {_MATRIX}
+
+
+def _tracks(header: bytes) -> list[bytes]:
+    """Return the lists of tracks of a Matroska that are whole; the directory before them holds only their name."""
+    lists = []
+    for match in re.finditer(re.escape(_TRACKS), header):
+        num_bytes = 9 - int.from_bytes(header[match.end() : match.end() + 1], "big").bit_length()  # of its size
+        start = match.end() + num_bytes
+        size = int.from_bytes(header[match.end() : start], "big") & ((1 << 7 * num_bytes) - 1)
+        if header[start : start + 1] in _IN_TRACKS and start + size <= len(header):
+            lists.append(header[start : start + size])
+    return lists
+
+
+def _moov(file: BinaryIO) -> bytes:
+    """Return the tables of an mp4; empty: there are none, or they are too large."""
+    end, position = file.seek(0, os.SEEK_END), 0
+    while position + 8 <= end:
+        file.seek(position)
+        head = file.read(16)
+        size = int.from_bytes(head[:4], "big")
+        size = int.from_bytes(head[8:], "big") if size == 1 else size or end - position
+        if head[4:8] == b"moov":
+            file.seek(position)
+            return file.read(size if size <= _MOST_HEADER else 0)
+        if size < 8:
+            break
+        position += size
+    return b""

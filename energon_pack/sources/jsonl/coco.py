@@ -56,8 +56,8 @@ def _image_names(file: File) -> dict[int, str] | None:
     if not is_coco(file):
         return None
     with mapped(file) as data:
-        found = _IMAGES.search(data)
-        text = "[]" if found is None else data[found.end() :].decode("utf-8", "replace")
+        begin = _IMAGES.search(data)
+        text = "[]" if begin is None else data[begin.end() :].decode("utf-8", "replace")
     try:
         images, _ = json.JSONDecoder().raw_decode(text)
         return {image["id"]: str(image["file_name"]) for image in images}

@@ -122,16 +122,16 @@ def _note_lists(record: Record, placed: list[_Medium]) -> None:
     if not lists:
         return
     rates = {key: record.fields[key] for key in ("fps", *RATE_KEYS) if record.fields.get(key) is not None}
-    said = record.fields.get("media_settings") or [None] * len(placed)
-    if not isinstance(said, list) or len(said) != len(placed):
-        what = f"media_settings is no list of {len(placed)} entries, one a medium: {str(said)[:80]}"
-        raise Skip(Reason.BAD_MESSAGE, what)
+    settings = record.fields.get("media_settings") or [None] * len(placed)
+    if not isinstance(settings, list) or len(settings) != len(placed):
+        detail = f"media_settings is no list of {len(placed)} entries, one a medium: {str(settings)[:80]}"
+        raise Skip(Reason.BAD_MESSAGE, detail)
     waiting = iter(_rates_of_each(rates, len(lists)))
     each: list[Any] = []
-    for medium, own in zip(placed, said, strict=True):
+    for medium, each_own in zip(placed, settings, strict=True):
         num = len(medium.paths)
         is_list = medium.is_frames and medium.is_video
-        each.append(list_settings(num, {**next(waiting), **(own or {})}) if is_list else own)
+        each.append(list_settings(num, {**next(waiting), **(each_own or {})}) if is_list else each_own)
         each += [None] * (num - 1)
     record.fields["media_settings"] = each
 
@@ -158,10 +158,10 @@ def _with_images_for_frames(messages: list[Message], listed: list[_Medium]) -> t
     waiting = {"<video>": iter(videos), "<image>": images}
     placed: list[_Medium] = []
 
-    def mark(found: str) -> str:
-        medium = next(waiting[found], None)
+    def mark(placeholder: str) -> str:
+        medium = next(waiting[placeholder], None)
         placed.extend([medium] if medium else [])
-        return "<image>" * len(medium.paths) if medium and medium.is_frames else found
+        return "<image>" * len(medium.paths) if medium and medium.is_frames else placeholder
 
     def parts(part: Message) -> list[Message]:
         marks = 1 if part["type"] == "text" else mark(f"<{part['type']}>").count("<image>")
@@ -171,8 +171,8 @@ def _with_images_for_frames(messages: list[Message], listed: list[_Medium]) -> t
 
     def marked(content: Any) -> Any:
         if isinstance(content, str):
-            return re.sub("<image>|<video>", lambda found: mark(found[0]), content)
-        return flat_content([own for part in content for own in parts(part)])
+            return re.sub("<image>|<video>", lambda matched: mark(matched[0]), content)
+        return flat_content([new for part in content for new in parts(part)])
 
     messages = [m if m["role"] == "assistant" else {**m, "content": marked(m["content"])} for m in messages]
     rest = list(images)
@@ -194,9 +194,9 @@ def _num_videos(message: Message) -> int:
 def _as_meta_says(value: Mapping[str, Any], lines: Lines) -> dict[str, Any]:
     """Rename a line's fields to the names for `parse_record`, by the columns and tags of its meta file."""
     value = dict(value)
-    for ours, theirs in lines.columns:
-        if theirs in value and ours != theirs:
-            value[ours] = value.pop(theirs)
+    for ours, name in lines.columns:
+        if name in value and ours != name:
+            value[ours] = value.pop(name)
     if "prompt" in dict(lines.columns) and "prompt" in value and not value.get("messages"):
         answer = [value["response"]] if value.get("response") is not None else []  # preference data has none
         asked = joined_question([value.get("prompt"), value.get("query")])

@@ -102,9 +102,9 @@ def find_media_root(shard: JsonlShard, settings: ReadSettings) -> str | None:
     names = [*dict.fromkeys(_first_names(shard, settings))][:most_names]
     if not names or any(_is_there(folder, name) for name in names):
         return None
-    found = {root: sum(_is_there(root, name) for name in names) for root in _places_around(shard.path)}
-    most = max(found.values(), default=0)
-    best = [root for root, number in found.items() if number == most]
+    num_in = {root: sum(_is_there(root, name) for name in names) for root in _places_around(shard.path)}
+    most = max(num_in.values(), default=0)
+    best = [root for root, number in num_in.items() if number == most]
     if most and len(best) > 1:
         raise PackError(
             f"{shard.path}: {names[0]} is in {best[0]} and in {best[1]}: source.media_root=FOLDER says which is meant"

@@ -24,9 +24,8 @@ from energon_pack.run.files import digest_of_rest
 from energon_pack.run.plain_data import json_value
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason
-from energon_pack.sources.compressed import compressed_error, compression
-from energon_pack.sources.foreign_formats import what_else
 from energon_pack.sources.jsonl.coco import is_coco, mapped
+from energon_pack.sources.other_formats import compressed_error, compression, what_else
 from energon_pack.sources.storage import File, open_file
 from energon_pack.sources.tar import BLOCK
 from energon_pack.sources.wds import INDEX_SCHEMA
@@ -57,9 +56,9 @@ class _Bad:
         self.damage: list[tuple[int, str]] = []
         self.is_last_bad = False
 
-    def end(self, number: int, offset: int, size: int, what: str) -> "Iterator[_Place]":
+    def end(self, number: int, offset: int, size: int, detail: str) -> "Iterator[_Place]":
         """Yield the rest of the file as its last sample, which can't be read."""
-        self.damage.append((offset, what))
+        self.damage.append((offset, detail))
         self.is_last_bad = True
         yield number, offset, size
 
@@ -81,7 +80,7 @@ def index_lines(path: str) -> pa.Table:
             f"{path} is one JSON object over several lines, without a list `data` of samples: jq -c '.FIELD[]'"
             f" < {shlex.quote(path)} writes those of another field as lines, jq -c . those of several objects"
         )
-    details = [what for _, what in bad.damage[-1:] if bad.is_last_bad]
+    details = [detail for _, detail in bad.damage[-1:] if bad.is_last_bad]
     return index_of(np.array(numbers), np.array(offsets), np.array(sizes), digest, details, bad.damage)
 
 
@@ -148,8 +147,8 @@ def _open(path: str) -> Iterator[File]:
     with file:
         if compression(file):
             raise compressed_error(path)
-        if what := _other_format(file.read(0, BLOCK), path):
-            raise PackError(f"{path} is {what}")
+        if other := _other_format(file.read(0, BLOCK), path):
+            raise PackError(f"{path} is {other}")
         yield file
 
 
@@ -157,8 +156,8 @@ def _other_format(head: bytes, path: str) -> str | None:
     """Name the format of a file without JSON in UTF-8, by its first bytes, and what to do; None: it may hold JSON."""
     if head.startswith(_TAR, _PLACE):
         return "a tar: source=wds reads tars"
-    if what := what_else(head):
-        return what
+    if other := what_else(head):
+        return other
     encoding = json.detect_encoding(head[:4])
     text = head[: len(head) // 4 * 4].decode(encoding, "ignore").strip()
     if encoding.startswith("utf-8") or text[:1] not in ("{", "["):
@@ -227,8 +226,8 @@ def _last_line(number: int, offset: int, line: bytes, bad: _Bad) -> Iterator[_Pl
         if text:
             yield number, offset, len(text)
         if nul >= 0 or line.endswith(b"\r"):
-            what = _NULS if nul >= 0 else "it breaks off between CR and LF"
-            yield from bad.end(number + bool(text), end, len(line) - len(text), what)
+            detail = _NULS if nul >= 0 else "it breaks off between CR and LF"
+            yield from bad.end(number + bool(text), end, len(line) - len(text), detail)
 
 
 def is_cut(text: bytes) -> bool:
@@ -281,9 +280,9 @@ def _elements(file: File, bad: _Bad, field: bytes | None) -> Iterator[_Place]:
             offset, size = end, 0
         goes_on = not is_cut and size and (number or field is None)
         if is_cut or goes_on or nul >= 0:
-            what = "it goes on behind the list" if goes_on else _NULS if nul >= 0 else "it breaks off"
-            what = f"{what}, after element {number}: {data[offset : offset + 40]!r}"
-            yield from bad.end(number + 1, offset, len(data) - offset, what)
+            detail = "it goes on behind the list" if goes_on else _NULS if nul >= 0 else "it breaks off"
+            detail = f"{detail}, after element {number}: {data[offset : offset + 40]!r}"
+            yield from bad.end(number + 1, offset, len(data) - offset, detail)
 
 
 def _trimmed(data: mmap.mmap | bytes, start: int, end: int) -> tuple[int, int]:

@@ -48,21 +48,21 @@ class Wanted:
     def check(self) -> None:
         """Raise PackError if a named entry is in no meta file."""
         if missing := [name for name in self._names or () if name not in self._there]:
-            there = ", ".join(sorted(self._there)) or "no meta file is in source.path"
-            raise PackError(f"source.datasets: no {missing[0]} among {there}")
+            names = ", ".join(sorted(self._there)) or "no meta file is in source.path"
+            raise PackError(f"source.datasets: no {missing[0]} among {names}")
 
 
 # ------------------------------------------------------------------------------------------ the files of a meta file
 
 
-def files_in(path: str, settings: SourceConfig, wanted: Wanted) -> Iterator[tuple[str, Lines]]:
+def files_in(path: str, settings: SourceConfig, chosen: Wanted) -> Iterator[tuple[str, Lines]]:
     """Yield the file itself, or the files that a meta file lists, each with how it is read."""
     root, folder = settings.media_root, folder_of(absolute(path))
     meta = _read(path)
     if meta is None:
         yield absolute(path), Lines(_folder(root or folder), remote_media=settings.remote_media)
         return
-    for name, value in sorted(wanted.of(path, meta).items()):
+    for name, value in sorted(chosen.of(path, meta).items()):
         where = f"{path}: {name}"
         if not isinstance(value.get("file_name"), str):
             raise PackError(

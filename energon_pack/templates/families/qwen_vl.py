@@ -10,11 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from energon_pack.errors import PackError
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings, number
-from energon_pack.templates.models import model_of
 from energon_pack.templates.preprocess import first_to_last, smart_resize
 
 
@@ -25,8 +23,6 @@ class QwenVL(MediaRules):
         *("Qwen2VLProcessor", "Qwen2_5_VLProcessor"),
         *("Exaone4_5_Processor", "HyperCLOVAXVisionV2Processor"),
     )
-    #: beginning of the names of processors with similar settings that make other tokens of a video
-    other_names = "Qwen3"
     #: defaults of the processor's image class
     image_size: dict[str, Any] = {"shortest_edge": 56 * 56, "longest_edge": 1280 * 28 * 28}  # noqa: RUF012
     #: defaults of the processor's video class
@@ -41,12 +37,6 @@ class QwenVL(MediaRules):
     def __init__(self, processor: ProcessorSettings):
         """Read the needed settings of a processor."""
         self.media_tokens = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
-        owner = str(processor.video.get("processor_class") or processor.processor.get("processor_class") or "")
-        if owner.startswith(self.other_names):
-            raise PackError(
-                f"model.processor's files are of {owner}, and videos become other tokens in this family: use"
-                f" +model={model_of(owner)}"
-            )
         image = _flat(processor.image, self.image_size)
         patch_size, merge_size = number(image, "patch_size"), number(image, "merge_size")
         self.factor = patch_size * merge_size
@@ -110,7 +100,6 @@ class Qwen3VL(QwenVL):
 
     processors = ("Qwen3VLProcessor", "Lfm3VlProcessor")
     has_old_names = False
-    other_names = "Qwen2"
     video_defaults = {  # noqa: RUF012
         "do_sample_frames": True,
         "fps": 2,

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_pack.plan.bins import drawn, lower_bound_l2, pack_bins
-from energon_pack.plan.bins.base import count_bins, fullest_sum
 from energon_pack.plan.bins.drawn import drawn_fit
+from energon_pack.plan.bins.planned_bins import count_bins, fullest_sum
 from energon_pack.plan.settings import Algorithm, PackingConfig
 from energon_pack.pooling.pool import Pool
 from energon_pack.run.seeded import Ints, random_keys
@@ -44,20 +44,21 @@ def test_no_choice_is_fuller(lens: list[int], room: int) -> None:
 
 @given(st.lists(st.integers(1, 30), max_size=80), st.integers(30, 60), st.integers(2, 9), st.integers(3, 30))
 @settings(max_examples=60)
-def test_each_item_is_in_a_bin(lens: list[int], capacity: int, waiting: int, most: int) -> None:
+def test_each_item_is_in_a_bin_or_left(lens: list[int], capacity: int, waiting: int, most: int) -> None:
     """If items are many, each drawn one stands for several; none may be lost or counted twice."""
     histogram = np.bincount(lens, minlength=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawn, "_WAITING", waiting)
         patch.setattr(drawn, "_MOST", most)
-        runs = drawn_fit(histogram, capacity, 0)
-    fill, counts = np.zeros(count_bins(runs), np.int64), np.zeros_like(histogram)
+        runs, left = drawn_fit(histogram, capacity, 0)
+    fill, counts = np.zeros(count_bins(runs), np.int64), left.copy()
     for length, copies, first, num_bins in runs:
         fill[first : first + num_bins] += length * copies
         counts[length] += copies * num_bins
     assert counts.tolist() == histogram.tolist()
     assert (fill <= capacity).all()
     assert (fill > 0).all()
+    assert left.sum() < waiting
 
 
 @pytest.mark.parametrize("name", HARD)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
-from energon_pack.samples.media.headers import plain_image
+from energon_pack.samples.media.image_probe import plain_image
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe, probe_part
 from energon_pack.samples.sample import Part

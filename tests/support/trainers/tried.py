@@ -11,7 +11,6 @@ import json
 import multiprocessing
 import os
 import runpy
-import socket
 import sys
 import traceback
 from pathlib import Path
@@ -23,6 +22,7 @@ prepare_torchvision()  # before any framework
 
 import energon_pack  # noqa: E402
 import energon_pack.trainers.check as checks  # noqa: E402
+from support.ports import free_ports  # noqa: E402
 
 
 class Said(BaseException):
@@ -38,13 +38,6 @@ def checked(trainer: Any) -> str:
 
 
 _check = checks.check_trainer
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("localhost", 0))
-        port: int = one.getsockname()[1]
-    return port
 
 
 def one_rank(way: dict[str, Any], rank: int, port: int, log: Path, said: Any) -> None:
@@ -80,7 +73,7 @@ def one_rank(way: dict[str, Any], rank: int, port: int, log: Path, said: Any) ->
 def tried(way: dict[str, Any], log: Path) -> str:
     """What the first rank is told."""
     fork = multiprocessing.get_context("fork")
-    said, port = fork.Queue(), free_port()
+    said, (port,) = fork.Queue(), free_ports(1)
     ranks = [
         fork.Process(target=one_rank, args=(way, rank, port, log.with_suffix(f".{rank}"), said))
         for rank in range(way["ranks"])

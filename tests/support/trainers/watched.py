@@ -30,7 +30,7 @@ from torch.nn.functional import cross_entropy  # noqa: E402
 
 import energon_pack.trainers.check as checks  # noqa: E402
 from energon_pack.trainers.collator import Collator  # noqa: E402
-from energon_pack.training.pack_encoder import Pack  # noqa: E402
+from energon_pack.training.encoded import Pack  # noqa: E402
 from energon_pack.training.wrapped import class_of, unwrapped  # noqa: E402
 
 noted: dict[str, Any] = {"losses": [], "expected": [], "checks": []}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from energon_pack.templates.tokens.added import Runs, grow
+from energon_pack.templates.tokens.added import AddedTokens, Runs, grow
 from energon_pack.templates.tokens.tokenizing import Tokenizing
 
 PAD, OTHER = "<|pad|>", "<|video|>"
@@ -58,3 +58,11 @@ def test_as_the_whole_text(engine: str, pieces: list[str], data: st.DataObject) 
     ((ids, ranges),) = Tokenizing(TOKENIZER, False, {PAD, OTHER}).located([(text, spans)], engine)
     assert ids.tolist() == whole.ids
     assert ranges == [(bisect_left(begins, start), bisect_left(begins, end)) for start, end in spans]
+
+
+def test_a_token_that_another_overlaps_or_holds_does_not_stand_alone() -> None:
+    added = AddedTokens(["<a>", "<b>", "<b><c>", "x<d", "<e>", "<e", "aba", ">>"])
+    assert added.stands_alone("<q>") is False
+    assert AddedTokens(["<a>", "<b>"]).stands_alone("<a>")
+    assert [token for token in added.all if added.stands_alone(token)] == ["x<d"]
+    assert [added.may_go_on(text) for text in ("a <b", "<b><", "a", "b", "")] == [True, True, True, False, False]

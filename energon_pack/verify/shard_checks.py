@@ -33,12 +33,12 @@ from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_positions
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import TOKENS, TokensDamaged
-from energon_pack.sources.compressed import compression
+from energon_pack.sources.other_formats import compression
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import counted
 from energon_pack.sources.tar import TarScan
 from energon_pack.templates.processor import load_saved
-from energon_pack.verify import packs as checks
+from energon_pack.verify import pack_checks as checks
 from energon_pack.verify.findings import Findings, hashed
 from energon_pack.verify.members import compared, is_within
 
@@ -127,12 +127,12 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
     try:
         with job.folder.open(job.name) as file, Sources(job.source or {}) as sources:
             compressed, scan = compression(file), TarScan(file)
-            for some in _in_turn(packs_in(scan)):
-                shard.ends[-1:] = array("Q", [*(files.start for files in some), some[-1].end])
-                rows = None if plan is None else _rows(plan, job, some, findings)
+            for group in _in_turn(packs_in(scan)):
+                shard.ends[-1:] = array("Q", [*(files.start for files in group), group[-1].end])
+                rows = None if plan is None else _rows(plan, job, group, findings)
                 plan = None if rows is None else plan
-                packs = [_to_compare(job, (rows or {}).get(files.key, [])) for files in some]
-                for files, _ in zip(some, sources.ahead(packs, are_copied=True), strict=True):
+                packs = [_to_compare(job, (rows or {}).get(files.key, [])) for files in group]
+                for files, _ in zip(group, sources.ahead(packs, are_copied=True), strict=True):
                     _verify_pack(file, files, rows, sources, job, shard)
             findings.add("tar", job.name, _damage(compressed, scan, len(shard.packs)))
             findings.add("index", job.name, _index(job, shard), len(shard.packs))
@@ -188,14 +188,14 @@ def _tokens(file: Bytes, pack: Pack, findings: Findings, where: str) -> list[Mem
 
 def _in_turn(packs: Iterator[PackFiles]) -> Iterator[list[PackFiles]]:
     """Group the packs of a shard into lists that are checked together."""
-    some: list[PackFiles] = []
+    group: list[PackFiles] = []
     for files in packs:
-        some.append(files)
-        if len(some) == _PACKS or files.end - some[0].start > _BYTES:
-            yield some
-            some = []
-    if some:
-        yield some
+        group.append(files)
+        if len(group) == _PACKS or files.end - group[0].start > _BYTES:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def packs_of(
@@ -243,10 +243,12 @@ def _index(job: VerifyJob, shard: VerifiedShard) -> Iterator[str]:
             yield f"entry {number} of its .tar.idx is {entry}, it should be {start}"
 
 
-def _rows(plan: PlanRows, job: VerifyJob, some: list[PackFiles], findings: Findings) -> dict[str, list[PlanRow]] | None:
+def _rows(
+    plan: PlanRows, job: VerifyJob, group: list[PackFiles], findings: Findings
+) -> dict[str, list[PlanRow]] | None:
     """Return the rows of the plan for some packs; None where the plan can't be read."""
     try:
-        return plan.members({files.key for files in some})
+        return plan.members({files.key for files in group})
     except PackError as error:
         findings.add("plan", job.name, [str(error)], 0)
         return None
@@ -290,8 +292,8 @@ def _decoded(file: Bytes, part: Part) -> Iterator[str]:
         data = file.read(part.offset, part.size)
         medium = probe(io.BytesIO(data))
         if medium.kind != VIDEO.kind:
-            if what := KINDS[medium.kind].defect(data, medium):
-                yield f"{part.name}: {what}"
+            if defect := KINDS[medium.kind].defect(data, medium):
+                yield f"{part.name}: {defect}"
         elif (number := len(frame_times(data))) < medium.num_frames:
             yield f"{part.name}: {number} frames decode, its header says {medium.num_frames}"
     except Skip as skip:

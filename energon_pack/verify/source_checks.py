@@ -38,22 +38,22 @@ _FEW = 20  # samples of a file that are named each
 
 
 def find_source(
-    folder: DatasetFolder, report: Mapping[str, Any], given: Sequence[str], media_root: str | None = None
+    folder: DatasetFolder, report: Mapping[str, Any], paths: Sequence[str], media_root: str | None = None
 ) -> Source:
     """Find the source that a dataset was packed from.
 
     Args:
-        given: its paths now; empty: those of report.json, or, if packs refer to their source, where loading looks.
+        paths: its paths now; empty: those of report.json, or, if packs refer to their source, where loading looks.
         media_root: where the media of JSONL are now; None: where they were.
     """
     settings = at(report, "config", "source")
     if not isinstance(settings, dict) or "path" not in settings:
         raise PackError(f"{folder}/{REPORT} does not say how the source was read (config.source)")
     stated: Any = settings["path"]
-    path: Any = given[0] if len(given) == 1 else list(given)  # the YAML of a mixture is a single path
-    if isinstance(stated, dict) and given:
+    path: Any = paths[0] if len(paths) == 1 else list(paths)  # the YAML of a mixture is a single path
+    if isinstance(stated, dict) and paths:
         raise PackError("--source PATH: a mixture of the config has several; put them back where they were")
-    if not given:
+    if not paths:
         if isinstance(stated, dict):
             path = _mixture_now(folder, report, stated)
         elif stated is None:
@@ -66,7 +66,7 @@ def find_source(
             raise PackError(f"{folder}/{REPORT} has config.source.path={short(stated)}: --source PATH says where it is")
     split, root = settings.get("split"), settings.get("media_root")
     if media_root is None and isinstance(root, str):
-        media_root = when_packed(report, root) if given else _now(folder, report, root)
+        media_root = when_packed(report, root) if paths else _now(folder, report, root)
     try:
         format, is_remote = str(settings.get("format", "wds")), settings.get("remote_media") is True
         reading = read_settings({"content": at(report, "config")})
@@ -103,9 +103,11 @@ def saved_template(
     folder: DatasetFolder, report: Mapping[str, Any], processor: str | None, trust_remote_code: bool, findings: Findings
 ) -> Iterator[str | None]:
     """Save the template of a dataset, and yield its folder; None: there is none here, as the findings then say."""
-    with TemporaryDirectory(prefix="energon_pack-") as made:
+    with TemporaryDirectory(prefix="energon_pack-") as folder_here:
         try:
-            load_template(folder.path, processor or packed_with(folder, report), trust_remote_code).save(Path(made))
+            load_template(folder.path, processor or packed_with(folder, report), trust_remote_code).save(
+                Path(folder_here)
+            )
         except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
             why = f"its tokens are not compared with the source: {one_line(error)}"
             if processor or isinstance(error, OtherTokenizer):
@@ -114,7 +116,7 @@ def saved_template(
                 findings.notes.append(f"{why} (--processor FOLDER names its processor)")
             yield None
             return
-        yield made
+        yield folder_here
 
 
 def packed_with(folder: DatasetFolder, report: Mapping[str, Any]) -> str | None:
@@ -128,8 +130,8 @@ def packed_with(folder: DatasetFolder, report: Mapping[str, Any]) -> str | None:
 def demo_of(folder: DatasetFolder, report: Mapping[str, Any]) -> tuple[str, str]:
     """Return the source and the processor of a packed demo: from its cache, or made again."""
     cache = at(report, "config", "cache_dir")
-    given = when_packed(report, cache) if isinstance(cache, str) else None
-    return make_demo(cache_folder(given, folder_of(folder.path)) / "demo")
+    cache_dir = when_packed(report, cache) if isinstance(cache, str) else None
+    return make_demo(cache_folder(cache_dir, folder_of(folder.path)) / "demo")
 
 
 def read_settings(manifest: Mapping[str, Any]) -> ReadSettings:
@@ -178,8 +180,8 @@ def drawn_of(report: Mapping[str, Any]) -> Drawn:
     """Read the settings of the draw from report.json; where it is damaged, all samples are drawn."""
     limit, seed = at(report, "config", "source", "limit"), at(report, "config", "seed")
     entries = report.get("mixture")
-    found = {str(at(entry, "name")): at(entry, "epochs") for entry in entries} if isinstance(entries, list) else {}
-    times = {name: time for name, time in found.items() if isinstance(time, int | float) and 0 <= time < 1e6}
+    epochs_of = {str(at(entry, "name")): at(entry, "epochs") for entry in entries} if isinstance(entries, list) else {}
+    times = {name: time for name, time in epochs_of.items() if isinstance(time, int | float) and 0 <= time < 1e6}
     epochs = at(report, "config", "packing", "epochs")
     num_epochs = epochs if type(epochs) is int and 1 <= epochs <= MOST_EPOCHS else 1
     return Drawn(limit if type(limit) is int else None, seed if type(seed) is int else 0, times, num_epochs)
@@ -198,7 +200,7 @@ class SourceSamples:
 def source_samples(source: Source, drawn: Drawn, run: Run) -> SourceSamples:
     """Read all samples that are drawn. Call it first: bytes read from an object store are kept for the next steps."""
     jobs = [_Job(shard, drawn.seed, drawn.most_times_of(shard.name)) for shard in source.shards]
-    found, defects, copies = list[Hashes](), list[str](), list[Hashes]()
+    sample_hashes, defects, copies = list[Hashes](), list[str](), list[Hashes]()
     size = sum(job.shard.size for job in jobs)
     with run.progress.stage("source", len(jobs), "shards", size) as advance:
         for job, values in zip(jobs, run.executor.map(_samples_of, jobs), strict=True):
@@ -207,10 +209,10 @@ def source_samples(source: Source, drawn: Drawn, run: Run) -> SourceSamples:
                 continue
             samples, of_copies = values
             copies.append(of_copies)
-            found.append(samples[: None if drawn.limit is None else drawn.limit - sum(map(len, found))])
-            run.progress.add(len(found[-1]))
+            sample_hashes.append(samples[: None if drawn.limit is None else drawn.limit - sum(map(len, sample_hashes))])
+            run.progress.add(len(sample_hashes[-1]))
             advance(1, job.shard.size)
-    return SourceSamples(jobs, found, defects, joined(copies))
+    return SourceSamples(jobs, sample_hashes, defects, joined(copies))
 
 
 def unaccounted(
@@ -229,8 +231,8 @@ def unaccounted(
     ours, num_ours = np.unique(joined([packed, skipped]), return_counts=True)
     is_copy = np.isin(ours, samples.copies) & (num_ours == 1)
     ours, num_ours = ours[~is_copy], num_ours[~is_copy]
-    there = np.searchsorted(ours, wanted).clip(0, max(len(ours) - 1, 0))
-    times = np.where(ours[there] == wanted, num_ours[there], 0) if len(ours) else np.zeros(len(wanted), np.int64)
+    place = np.searchsorted(ours, wanted).clip(0, max(len(ours) - 1, 0))
+    times = np.where(ours[place] == wanted, num_ours[place], 0) if len(ours) else np.zeros(len(wanted), np.int64)
     lost = wanted[times < num_wanted]
     if len(lost):
         in_source = (name for job in samples.jobs for name in _names(job))
@@ -240,11 +242,11 @@ def unaccounted(
         yield from _by_file(named(too_often, names), "is no sample of the source, or accounted for twice", "unknown")
 
 
-def _by_file(names: Iterator[str], what: str, kind: str) -> Iterator[tuple[int, list[str], str | None]]:
+def _by_file(names: Iterator[str], fault: str, kind: str) -> Iterator[tuple[int, list[str], str | None]]:
     """Yield a few samples of a file each for itself, and many as one."""
     of_files: dict[str, list[str]] = {}
     for name in names:
-        of_files.setdefault(_file_of(name), []).append(f"{name} {what}")
+        of_files.setdefault(_file_of(name), []).append(f"{name} {fault}")
     for file, defects in of_files.items():
         yield 0, defects, f"the {kind} samples in {file}" if len(defects) > _FEW else None
 

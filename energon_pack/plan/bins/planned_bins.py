@@ -22,7 +22,7 @@ class Bins(NamedTuple):
         return len(self.starts) - 1
 
 
-class Run(NamedTuple):
+class SameBins(NamedTuple):
     """`num_bins` bins from `first` on take `copies` items of `length` each. A plan is a list of these."""
 
     length: int
@@ -68,11 +68,11 @@ def narrow(values: AnyInts) -> AnyInts:
     return values.astype(np.int32) if values.max(initial=0) < 2**31 else values
 
 
-def count_bins(runs: Sequence[Run]) -> int:
+def count_bins(runs: Sequence[SameBins]) -> int:
     return max((run.first + run.num_bins for run in runs), default=0)
 
 
-def bins_of(runs: Sequence[Run]) -> AnyInts:
+def bins_of(runs: Sequence[SameBins]) -> AnyInts:
     """Return the bin of each planned item; items in ascending order of length."""
     table = np.fromiter(chain.from_iterable(runs), np.int64, 4 * len(runs)).reshape(-1, 4)
     table = table[np.argsort(table[:, 0], kind="stable")]
@@ -146,9 +146,9 @@ def fullest_sum(lens: Iterable[int], room: int) -> list[int]:
                 reached.append((number, length, new))
                 if new >> room:
                     break
-    at, chosen = sums.bit_length() - 1, []
+    total, chosen = sums.bit_length() - 1, []
     for number, length, new in reversed(reached):
-        if new >> at & 1:
+        if new >> total & 1:
             chosen.append(number)
-            at -= length
+            total -= length
     return chosen[::-1]

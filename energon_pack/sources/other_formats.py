@@ -1,4 +1,4 @@
-"""Find compressed files by their first bytes, and refuse them with advice, because sources are read in place."""
+"""Find files that are neither tars nor lines by their first bytes, and refuse them with advice."""
 
 import re
 import shlex
@@ -28,16 +28,37 @@ def compressed_error(path: str, number: int = 1) -> PackError:
     with open_file(path) as file:
         command = compression(file)
     plain = plain_name(path)
-    made = plain if plain != path else f"{path}.plain"
-    rest = f"rm {shlex.quote(path)}" if plain != path else f"mv {shlex.quote(made)} {shlex.quote(path)}"
-    unpack = f"{command} < {shlex.quote(path)} > {shlex.quote(made)} && {rest}"
+    unpacked = plain if plain != path else f"{path}.plain"
+    rest = f"rm {shlex.quote(path)}" if plain != path else f"mv {shlex.quote(unpacked)} {shlex.quote(path)}"
+    unpack = f"{command} < {shlex.quote(path)} > {shlex.quote(unpacked)} && {rest}"
     if command is None:  # only its name looks compressed
         unpack = f"mv {shlex.quote(path)} {shlex.quote(plain)}"
-    others = f" (and {number - 1} more)" if number > 1 else ""
-    return PackError(f"{path}{others} is compressed, sources are read in place: replace it by what it holds: {unpack}")
+    more = f" (and {number - 1} more)" if number > 1 else ""
+    return PackError(f"{path}{more} is compressed, sources are read in place: replace it by what it holds: {unpack}")
 
 
 def plain_name(path: str) -> str:
     """Return the name of a file after unpacking."""
     stem, is_short = _ENDING.sub("", path), path.lower().endswith(("tgz", "tbz", "tbz2", "txz"))
     return f"{stem}.tar" if is_short else stem
+
+
+_LINES = "source=jsonl reads lines of JSON in UTF-8, with media as files of their own"
+#: advice for a folder of Parquet files
+PARQUET = "Parquet: source=table reads it"
+ARROW = "Arrow, which is not read: datasets.load_from_disk(FOLDER).to_parquet(FILE) writes Parquet of it"
+_FORMATS = (
+    (b"PAR1", PARQUET),
+    (b"ARROW1", ARROW),
+    (b"PK\x03\x04", f"a zip archive: {_LINES}"),
+)
+
+#: the extension of tables
+TABLE = ".parquet"
+
+
+def what_else(head: bytes) -> str | None:
+    """Name the format of a file that begins with these bytes, with advice; None: unknown."""
+    if head[16:20] == b"\xde\xc0\xef\xbe":
+        return 'an LMDB: lines of JSON name its values, {"images": ["DIR.lmdb::KEY"], …}'
+    return next((name for magic, name in _FORMATS if head.startswith(magic)), None)

@@ -25,8 +25,8 @@ from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.input_rules import INPUTS, TRIAL
 from energon_pack.sources.tar import TarScan
 from energon_pack.verify.findings import Hashes, hashes, joined, named, several
-from energon_pack.verify.packs import samples_of
-from energon_pack.verify.shard import VerifiedShard, packs_of
+from energon_pack.verify.pack_checks import samples_of
+from energon_pack.verify.shard_checks import VerifiedShard, packs_of
 
 _META_FILES = {
     "dataset.yaml", "crude.yaml", "typed.yaml", "split.yaml", ".info.json", ".info.yaml", MANIFEST,
@@ -44,15 +44,15 @@ _SHARDS = "SELECT tar_file_id FROM samples UNION SELECT tar_file_id FROM sample_
 
 def files(folder: DatasetFolder, prefix: str) -> Iterator[str]:
     """Check that every file is there, and no other."""
-    there = set(folder.names)
-    yield from (f"{name} is missing" for name in sorted(NEEDED - there))
+    names = set(folder.names)
+    yield from (f"{name} is missing" for name in sorted(NEEDED - names))
     known = {PLAN, LEDGER, REPORT, PAGE, *(f"{META_FOLDER}/{name}" for name in _META_FILES)}
     known |= {f"{META_FOLDER}/{PROCESSOR}/{name}" for name in _of_processor(folder)}
     shard = shard_names(prefix)
-    for name in sorted(there - known):
+    for name in sorted(names - known):
         if not shard.fullmatch(name):
             yield f"{name} is none of a packed dataset's files"
-        elif name.endswith(".idx") and name.removesuffix(".idx") not in there:
+        elif name.endswith(".idx") and name.removesuffix(".idx") not in names:
             yield f"{name} is there without its shard"
     yield from (f"{name} is a folder" for name in folder.folders)
 
@@ -67,10 +67,10 @@ def _of_processor(folder: DatasetFolder) -> dict[str, Any]:
 
 def _changed_files(folder: DatasetFolder, manifest: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[str]:
     """Check that the files from which training gets its inputs are as they were packed."""
-    wanted = {name: at(manifest, "hashes", name) for name in HASHED}
-    wanted |= {f"{PROCESSOR}/{name}": its_hash for name, its_hash in _of_processor(folder).items()}
-    wanted |= {MANIFEST: report.get("manifest_hash")} if report else {}
-    for name, its_hash in wanted.items():
+    expected = {name: at(manifest, "hashes", name) for name in HASHED}
+    expected |= {f"{PROCESSOR}/{name}": its_hash for name, its_hash in _of_processor(folder).items()}
+    expected |= {MANIFEST: report.get("manifest_hash")} if report else {}
+    for name, its_hash in expected.items():
         try:
             if hash_of(folder.read(f"{META_FOLDER}/{name}")) != its_hash:
                 yield f"{name} is not as it was packed"
@@ -102,19 +102,19 @@ def metadata(
 
 def counts(folder: DatasetFolder, manifest: Mapping[str, Any], shards: Sequence[VerifiedShard]) -> Iterator[str]:
     """Check what Energon's own files say of the shards."""
-    there = {shard.name: len(shard.packs) for shard in shards}
+    num_packs = {shard.name: len(shard.packs) for shard in shards}
     for name in (".info.json", ".info.yaml"):
         value, why = _load(folder, name)
         claimed = at(value, "shard_counts")
         if value is None or not isinstance(claimed, dict):
             yield from why if value is None else [f"{name} has shard_counts={short(claimed)}"]
             continue
-        for shard in sorted({*claimed, *there}, key=str):
-            if claimed.get(shard) != there.get(shard):
-                numbers = f"{short(claimed.get(shard))} packs of {short(shard)}, there are {there.get(shard, 0)}"
+        for shard in sorted({*claimed, *num_packs}, key=str):
+            if claimed.get(shard) != num_packs.get(shard):
+                numbers = f"{short(claimed.get(shard))} packs of {short(shard)}, there are {num_packs.get(shard, 0)}"
                 yield f"{name} counts {numbers}"
     planned = {split: at(manifest, "splits", split, "packs") or 0 for split in SPLITS}
-    yield from _splits(folder, there, planned, {shard.name: shard.splits for shard in shards})
+    yield from _splits(folder, num_packs, planned, {shard.name: shard.splits for shard in shards})
 
 
 def _splits(
@@ -142,8 +142,8 @@ def _splits(
             yield f"split.yaml has {num_packs.get(part)} packs in {short(part)}, {MANIFEST} has {planned.get(part)}"
     for part, names in splits.items():
         for name in names or ():
-            if others := of_samples.get(name, set()) - {part}:
-                yield f"{name} is in split {part}, and holds samples of {', '.join(sorted(others))}"
+            if foreign := of_samples.get(name, set()) - {part}:
+                yield f"{name} is in split {part}, and holds samples of {', '.join(sorted(foreign))}"
 
 
 def _dataset_yamls(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterator[str]:
@@ -160,12 +160,12 @@ def _dataset_yamls(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterat
         yield f"{SAMPLE_LOADER} is there, and packing wrote none"
     stack = sample_type if isinstance(sample_type, str) else None
     forms = [form for form in STACKS if stack and form.name == name] or [flavor]
-    wanted = [dataset_yamls(form, which, stack) for form in forms]
-    yield from min((list(_changed_yamls(folder, yamls)) for yamls in wanted), key=len)
+    expected = [dataset_yamls(form, which, stack) for form in forms]
+    yield from min((list(_changed_yamls(folder, yamls)) for yamls in expected), key=len)
 
 
-def _changed_yamls(folder: DatasetFolder, wanted: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    for name, expected in wanted.items():
+def _changed_yamls(folder: DatasetFolder, yamls: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for name, expected in yamls.items():
         value, why = _load(folder, name)
         if value is None:
             yield from why or [f"{name} is missing"]
@@ -213,13 +213,13 @@ def _shard(index: sqlite3.Connection, number: int, folder: DatasetFolder, shard:
         packs = list(packs_in(TarScan(file)))
     samples = [(pack.key, place, pack.start, pack.end - pack.start) for place, pack in enumerate(packs)]
     parts = [(place, *part) for place, pack in enumerate(packs) for part in pack.parts]
-    for what, wanted, query in (("packs", samples, _SAMPLES), ("parts", parts, _PARTS)):
-        found: list[Any] = index.execute(query, (number,)).fetchall()
-        if len(found) != len(wanted):
-            yield f"{INDEX} has {len(found)} {what} of {shard}, there are {len(wanted)}"
-        elif found != wanted:
-            ours, theirs = next(pair for pair in zip(found, wanted, strict=True) if pair[0] != pair[1])
-            yield f"{INDEX} has {short(ours)} of {shard}, there is {short(theirs)}"
+    for noun, expected, query in (("packs", samples, _SAMPLES), ("parts", parts, _PARTS)):
+        rows: list[Any] = index.execute(query, (number,)).fetchall()
+        if len(rows) != len(expected):
+            yield f"{INDEX} has {len(rows)} {noun} of {shard}, there are {len(expected)}"
+        elif rows != expected:
+            ours, right = next(pair for pair in zip(rows, expected, strict=True) if pair[0] != pair[1])
+            yield f"{INDEX} has {short(ours)} of {shard}, there is {short(right)}"
 
 
 # ------------------------------------------------------------------------------------------------ packs and samples
@@ -229,8 +229,8 @@ def keys(folder: DatasetFolder, shards: Sequence[VerifiedShard], plan: PlanFile 
     """Check that no pack is there twice, and none of the plan is missing."""
     packs = joined([shard.packs for shard in shards])
     if len(twice := several(packs)):
-        found = (pack.files.key for shard in shards for _, pack, _ in packs_of(folder, shard.name))
-        yield from (f"{key} is there twice" for key in named(twice, found))
+        all_keys = (pack.files.key for shard in shards for _, pack, _ in packs_of(folder, shard.name))
+        yield from (f"{key} is there twice" for key in named(twice, all_keys))
     if plan is None:
         return
     try:
@@ -251,8 +251,8 @@ def samples(folder: DatasetFolder, shards: Sequence[VerifiedShard]) -> Iterator[
             parts.setdefault(sample, []).extend(numbers)
     if len(twice := several(joined([*(shard.samples for shard in shards), hashes(parts)]))):
         packs = (pack for shard in shards for _, pack, _ in packs_of(folder, shard.name))
-        found = (sample for pack in packs for sample, _ in samples_of(pack, None))
-        yield from (f"{sample} is there twice" for sample in named(twice, found))
+        all_samples = (sample for pack in packs for sample, _ in samples_of(pack, None))
+        yield from (f"{sample} is there twice" for sample in named(twice, all_samples))
     for sample, numbers in parts.items():
         counts = Counter(numbers)
         number = int(numbers[0].partition("of")[2])

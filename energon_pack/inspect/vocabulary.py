@@ -8,7 +8,7 @@ from energon_pack.errors import one_line
 from energon_pack.inspect.dataset import Opened
 from energon_pack.report.views.spans import Vocabulary
 from energon_pack.samples.media.kinds import KINDS
-from energon_pack.verify.source import packed_with
+from energon_pack.verify.source_checks import packed_with
 
 
 def vocabulary_for(
@@ -37,9 +37,9 @@ def _written(opened: Opened, processor: str | None, trust_remote_code: bool) -> 
     if not any(Path(rules.folder).iterdir()):  # a dataset of text keeps no tokenizer
         rules = read_rules(path, processor_of(opened, None), trust_remote_code)
     tokenizer = tokenizer_of(rules, path).backend_tokenizer
-    return Vocabulary(tokenizer, {kind: own for kind in KINDS if (own := rules.feature_id(kind)) is not None})
+    return Vocabulary(tokenizer, {kind: number for kind in KINDS if (number := rules.feature_id(kind)) is not None})
 
 
-def processor_of(opened: Opened, given: str | None) -> str | None:
+def processor_of(opened: Opened, processor: str | None) -> str | None:
     """Return the given processor, or the one that the dataset was packed with."""
-    return given or (packed_with(opened.folder, opened.report) if opened.manifest else None)
+    return processor or (packed_with(opened.folder, opened.report) if opened.manifest else None)

@@ -1,13 +1,17 @@
-"""The items that are left, and which of them fill a gap to the last token: sets of lengths as bits of one integer.
+"""Exact fit: each bin is completed with items that fill it to the last token, found in the histogram of the lengths.
 
 The idea is that of minimum bin slack (Gupta, Ho, "A new heuristic algorithm for the one-dimensional bin-packing
-problem", 1999), with at most three items to fill a gap.
+problem", 1999), with at most three items to complete a bin, and sets of lengths as bits of one integer. Several bins
+are filled alike at once, as long as enough is left for the others. A heuristic: no bound is proven. Measured, bins over
+the lower bound L2, best fit in brackets: long-tailed mixtures 0 (0 to 0.05 %); uniform 700-2600 in 8k 0.14 % (1.8 %);
+tiles of 256 in 8k 0.03 % (0.35 %); video of 4-16k in 32k 0.3 % (2.9 %). It costs 2 to 10 times best fit: 0.1 to 1 s for
+1M items.
 """
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.plan.bins.base import Run
+from energon_pack.plan.bins.planned_bins import SameBins
 from energon_pack.run.seeded import Chance, Ints
 
 _TRIES = 6  # first items tried for a completion with three
@@ -58,7 +62,7 @@ class Stock:
                 return None
         return together if more else None
 
-    def take(self, content: dict[int, int], first: int, num_bins: int) -> list[Run]:
+    def take(self, content: dict[int, int], first: int, num_bins: int) -> list[SameBins]:
         """Fill bins from `first` on, each with this content: length → copies."""
         runs = []
         for length, copies in content.items():
@@ -66,7 +70,7 @@ class Stock:
             if not self._counts[length]:
                 self._lengths ^= 1 << length
                 self._mirrored ^= 1 << (self._top - length)
-            runs.append(Run(length, copies, first, num_bins))
+            runs.append(SameBins(length, copies, first, num_bins))
         return runs
 
     def largest_within(self, gap: int) -> int:
@@ -125,3 +129,40 @@ class Stock:
 
 def _as_bits(there: npt.NDArray[np.bool_]) -> int:
     return int.from_bytes(np.packbits(there, bitorder="little").tobytes(), "little")
+
+
+def exact_fit(histogram: Ints, capacity: int, seed: int) -> list[SameBins]:
+    """Pack longest first; each bin is completed exactly if possible, else with the longest item that fits.
+
+    The completion is random: always taking the longest uses up one end of the histogram, and then nothing fits the last
+    bins.
+    """
+    stock = Stock(histogram, Chance(seed, stream=2))
+    runs: list[SameBins] = []
+    num_bins = 0
+    while longest := stock.largest:
+        # Not all items of this length at once: that would use up the lengths that complete the next bins.
+        wanted = max(1, stock.count(longest) // (capacity // longest))
+        content = _fill(stock, capacity - longest, {longest: 1})
+        number = stock.times(content, wanted)
+        runs += stock.take(content, num_bins, number)
+        num_bins += number
+    return runs
+
+
+def _fill(stock: Stock, gap: int, content: dict[int, int]) -> dict[int, int]:
+    """Complete a bin: length → number of items."""
+    while gap:
+        completed = stock.with_more(content, stock.exact(gap))
+        if completed:
+            return completed
+        length = stock.largest_within(gap)
+        while length and stock.count(length) <= content.get(length, 0):
+            length = stock.largest_within(length - 1)
+        if not length:
+            break
+        left = stock.count(length) - content.get(length, 0)
+        copies = max(1, min(left, gap // length - 2))  # leaves a gap that two or three items may fill
+        content[length] = content.get(length, 0) + copies
+        gap -= copies * length
+    return content

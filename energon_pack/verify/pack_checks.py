@@ -63,10 +63,12 @@ def tokens(pack: Pack, members: Sequence[MemberTokens]) -> Iterator[str]:
         "num_supervised": ("trained tokens", [member.num_supervised for member in members]),
         "shared_lens": ("shared tokens", [member.shared_len for member in members]),
     }
-    for name, (noun, own) in numbers.items():
-        if (said := pack.meta.get(name, own)) != own:
-            first = next((index for index, both in enumerate(zip(own, said, strict=False)) if both[0] != both[1]), 0)
-            yield f"tokens: members of {_few(own, first)} {noun}, _meta.{name} says {_few(said, first)}"
+    for name, (noun, counts) in numbers.items():
+        if (stated := pack.meta.get(name, counts)) != counts:
+            first = next(
+                (index for index, both in enumerate(zip(counts, stated, strict=False)) if both[0] != both[1]), 0
+            )
+            yield f"tokens: members of {_few(counts, first)} {noun}, _meta.{name} says {_few(stated, first)}"
     for index, (member, kinds) in enumerate(zip(members, pack.kinds, strict=False)):
         found_kinds = Counter(kind for medium in member.media for kind in medium.part_kinds)
         if None not in kinds and found_kinds != Counter(kinds):
@@ -84,26 +86,27 @@ def _few(numbers: Sequence[int], first: int) -> str:
 
 def kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
     """Check that the first bytes of a part fit its extension; without an extension, its kind."""
-    extension, wanted = name.rpartition(".")[2], pack.flavor.kind(name)
+    extension, expected = name.rpartition(".")[2], pack.flavor.kind(name)
     if extension == "npy" and not pack.flavor.names_content:
         if not head.startswith(_ARRAY_MAGIC):
             yield f"{name} begins with {head[:8]!r}: no array"
         return
     format = format_of(head)
     usual, content = (format.extension, format.kind) if format else (None, None)
-    what = f"{name} begins with {head[:8]!r}: {usual or 'no medium that is known'}"
+    line = f"{name} begins with {head[:8]!r}: {usual or 'no medium that is known'}"
     if pack.flavor.names_content:
         is_other = extension not in (usual, SOUNDS_LIKE.get(usual or ""))
-        if is_other and (usual or extension in IMAGE_EXTENSIONS or wanted not in (None, IMAGE.kind)):
-            yield what
-    elif wanted and wanted != content:
-        yield f"{what}, not of the kind {wanted}"
+        if is_other and (usual or extension in IMAGE_EXTENSIONS or expected not in (None, IMAGE.kind)):
+            yield line
+    elif expected and expected != content:
+        yield f"{line}, not of the kind {expected}"
 
 
-def messages(pack: Pack, wanted: bool) -> Iterator[str]:
+def messages(pack: Pack, expected: bool) -> Iterator[str]:
     """Check that a pack holds conversations, or none, as `output.messages` said."""
-    if MESSAGES in pack.flavor.optional and pack.fields and (MESSAGES in pack.fields) != wanted:
-        yield f"{'no' if wanted else 'it has'} {MESSAGES}, and it was packed with output.messages={str(wanted).lower()}"
+    if MESSAGES in pack.flavor.optional and pack.fields and (MESSAGES in pack.fields) != expected:
+        has = "no" if expected else "it has"
+        yield f"{has} {MESSAGES}, and it was packed with output.messages={str(expected).lower()}"
 
 
 def placeholders(pack: Pack) -> Iterator[str]:
@@ -174,10 +177,10 @@ def capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[PlanRow] 
             yield caps.over(name, value, limit)
 
 
-def fingerprint(pack: Pack, wanted: Any) -> Iterator[str]:
-    found = pack.meta.get("fingerprint", wanted)
-    if found != wanted and wanted is not None:
-        yield f"fingerprint {short(found)}, the manifest has {short(wanted)}"
+def fingerprint(pack: Pack, expected: Any) -> Iterator[str]:
+    fingerprint = pack.meta.get("fingerprint", expected)
+    if fingerprint != expected and expected is not None:
+        yield f"fingerprint {short(fingerprint)}, the manifest has {short(expected)}"
 
 
 def plan(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[str]:
@@ -189,7 +192,7 @@ def plan(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[str]:
         [[(part.kind, part.extension) for part in member.parts] for member in members],
         [member.num_shared_media for member in members],
     )
-    wanted: dict[str, list[Any]] = {
+    expected: dict[str, list[Any]] = {
         "sample_ids": [member.sample_id for member in members],
         "token_lens": [member.token_len for member in members],
         "num_supervised": [member.num_supervised for member in members],
@@ -197,10 +200,10 @@ def plan(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[str]:
         "source_parts": [[part.name for part in member.parts] for member in members],
         "media_files": names,
     }
-    found = {**pack.meta, **({} if pack.named is None else {"media_files": pack.names})}
-    for name, values in wanted.items():
-        if name in found and found[name] != values:
-            yield f"{name}: {_difference(found[name], values)}"
+    stated = {**pack.meta, **({} if pack.named is None else {"media_files": pack.names})}
+    for name, values in expected.items():
+        if name in stated and stated[name] != values:
+            yield f"{name}: {_difference(stated[name], values)}"
     places = {reference.name: reference.place for reference in pack.references}
     for its_names, member in zip(names, members, strict=True):
         for name, part in [*zip(its_names, member.parts, strict=True)][member.num_shared_media :]:
@@ -212,11 +215,11 @@ def plan(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[str]:
                 yield f"{name} lies at byte {place[1]} of {short(place[0])}, in the plan at {wanted_place}"
 
 
-def _difference(found: Sequence[Any], wanted: Sequence[Any]) -> str:
-    if len(found) != len(wanted):
-        return f"{len(found)} members, {len(wanted)} good rows in the plan"
-    index = next(i for i, (ours, theirs) in enumerate(zip(found, wanted, strict=True)) if ours != theirs)
-    return f"member {index} is {short(found[index])}, in the plan {short(wanted[index])}"
+def _difference(stated: Sequence[Any], expected: Sequence[Any]) -> str:
+    if len(stated) != len(expected):
+        return f"{len(stated)} members, {len(expected)} good rows in the plan"
+    index = next(i for i, (ours, right) in enumerate(zip(stated, expected, strict=True)) if ours != right)
+    return f"member {index} is {short(stated[index])}, in the plan {short(expected[index])}"
 
 
 def samples_of(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[tuple[str, str | None]]:

@@ -40,8 +40,8 @@ def likeness(features: Sequence[Ints], num_bits: int = 16) -> npt.NDArray[np.uin
         rank[by_value] = np.searchsorted(feature[by_value], feature[by_value])  # equal values get equal ranks
         scaled = (rank * (2**num_bits - 1) // max(1, len(rank) - 1)).astype(np.uint64)
         for bit in range(num_bits):
-            at = np.uint64(bit * len(features) + len(features) - 1 - place)
-            code |= ((scaled >> np.uint64(bit)) & np.uint64(1)) << at
+            shift = np.uint64(bit * len(features) + len(features) - 1 - place)
+            code |= ((scaled >> np.uint64(bit)) & np.uint64(1)) << shift
     return code
 
 
@@ -125,26 +125,26 @@ def _first_of_pairs(
         sizes: units of each half; the units of a half are neighbours.
         num_pairs, start: for each unit, the pairs of its half and where they start.
     """
-    at = np.cumsum(sizes) - sizes
+    begin = np.cumsum(sizes) - sizes
     most = int((sizes + 1).max() // 2)
-    pairs = at[:, None] + 2 * np.arange(most)
+    pairs = begin[:, None] + 2 * np.arange(most)
     is_pair = 2 * np.arange(most) + 1 < sizes[:, None]
     last = len(amounts) - 1
     apart = amounts[pairs.clip(0, last)] - amounts[(pairs + 1).clip(0, last)]
     apart *= is_pair[..., None]
-    alone = np.where((sizes % 2 == 1)[:, None], amounts[(at + sizes - 1).clip(0, last)], 0.0)
+    alone = np.where((sizes % 2 == 1)[:, None], amounts[(begin + sizes - 1).clip(0, last)], 0.0)
     is_turned = _turned(apart, alone)
     half = np.repeat(np.arange(len(sizes)), sizes)
     first: npt.NDArray[np.int64] = is_turned[half, (np.arange(len(amounts)) - start) // 2].astype(np.int64)
     return first
 
 
-def _turned(apart: npt.NDArray[np.float64], left: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+def _turned(apart: npt.NDArray[np.float64], start: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     """Flip the signs of vectors in each row so that their sum is short: first within blocks, then of whole blocks.
 
     Args:
         apart: float64[num_rows, num, num_kinds].
-        left: float64[num_rows, num_kinds] sums to start from.
+        start: float64[num_rows, num_kinds] sums to start from.
 
     Returns:
         bool[num_rows, num].
@@ -161,7 +161,7 @@ def _turned(apart: npt.NDArray[np.float64], left: npt.NDArray[np.float64]) -> np
         vector = blocks[:, :, place]
         turned[:, :, place] = (sums * vector).sum(-1) > 0
         sums += np.where(turned[:, :, place, None], -vector, vector)
-    total = left.copy()
+    total = start.copy()
     for number in range(num_blocks):
         turns = (total * sums[:, number]).sum(-1) > 0
         turned[turns, number] ^= True
@@ -195,13 +195,13 @@ def _swap(steps: Ints, first: Ints, places: Ints, off: Floats) -> None:
     place."""
     one, other = steps[first], steps[first + 1]
     gap = (off[one].sum(axis=1) - off[other].sum(axis=1)) / 2
-    mine, theirs = one[:, places], other[:, places]
-    left = np.zeros((len(first), len(places), len(places)))
+    ones, next_ones = one[:, places], other[:, places]
+    distance = np.zeros((len(first), len(places), len(places)))
     for kind in range(off.shape[1]):  # a sum over an axis would round differently on other machines
-        moved = off[mine, kind][:, :, None] - off[theirs, kind][:, None, :]
-        left += (gap[:, kind, None, None] - moved) ** 2
-    flat = left.reshape(len(first), -1)
+        moved = off[ones, kind][:, :, None] - off[next_ones, kind][:, None, :]
+        distance += (gap[:, kind, None, None] - moved) ** 2
+    flat = distance.reshape(len(first), -1)
     best = flat.argmin(axis=1)
     rows = np.flatnonzero(flat[np.arange(len(first)), best] < (gap**2).sum(axis=1))
-    here, there = (places[place[rows]] for place in np.divmod(best, len(places)))
-    steps[first[rows], here], steps[first[rows] + 1, there] = other[rows, there], one[rows, here]
+    here, partner = (places[place[rows]] for place in np.divmod(best, len(places)))
+    steps[first[rows], here], steps[first[rows] + 1, partner] = other[rows, partner], one[rows, here]
