@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -18,6 +19,7 @@ from typing import Any
 
 import megatron_lm
 import packed_data
+import psutil
 import pytest
 import read_packs
 import torch
@@ -229,6 +231,51 @@ def torchrun(
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with open(folder / "output", "a") as output:
         return subprocess.Popen(list(map(str, command)), cwd=folder, env=environment, stdout=output, stderr=output)
+
+
+@pytest.mark.slow
+def test_two_processes_killed_and_resumed_see_the_samples_of_an_undisturbed_run(
+    packed: Path, demo: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Some steps have images in only one process; gradients equal those over all tokens together."""
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    common = (packed, "--processor", demo[1], "--num-workers", "1", "--save", "save", "--ids", "ids")
+    whole = torchrun(tmp_path / "whole", *common, "--max-steps", "8", "--save-every", "1", "--val-every", "8")
+    assert whole.wait(120) == 0, (tmp_path / "whole" / "output").read_text()
+
+    folder = tmp_path / "killed"
+    killed = torchrun(folder, *common, "--max-steps", "1000", "--save-every", "3", "--val-every", "1000")
+    note = folder / "ids.0"
+    while not (note.exists() and len(noted(note)) >= 5):  # step 3 is saved, 4 and 5 are lost
+        assert killed.poll() is None, (folder / "output").read_text()
+        time.sleep(0.02)
+    for process in [*psutil.Process(killed.pid).children(recursive=True), psutil.Process(killed.pid)]:
+        process.send_signal(signal.SIGKILL)
+    killed.wait()
+    before = [len(noted(folder / f"ids.{rank}")) for rank in range(2)]
+    resumed = torchrun(folder, *common, "--max-steps", "8", "--save-every", "3", "--resume")
+    assert resumed.wait(120) == 0, (folder / "output").read_text()
+    encoder = PackedTaskEncoder(packed, str(demo[1]))
+    batches = []
+    for rank in range(2):
+        after = noted(folder / f"ids.{rank}")
+        assert after[before[rank]][0] in (4, 7)  # the step after a checkpoint
+        assert dict(after) == dict(noted(tmp_path / "whole" / f"ids.{rank}"))
+        assert set(dict(after)) == set(range(1, 9))
+        worker = WorkerConfig(rank=rank, world_size=2, num_workers=1)
+        batches.append(list(islice(packed_data.train_loader(packed, encoder, worker), 8)))
+    assert any("pixel_values" in a != "pixel_values" in b for a, b in zip(*batches, strict=True))
+
+    model = train_tiny.tiny_model(encoder)
+    counts = [one[0]["num_trained"] for one in batches]
+    for one, count in zip(batches, counts, strict=True):
+        (model(**one[0].model_inputs(model)).loss * count / sum(counts)).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    state = torch.load(tmp_path / "whole" / "save" / "step_00000001" / "model.pt")["optimizer"]["state"]
+    for name, parameter in model.named_parameters():
+        expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        torch.testing.assert_close(state[name]["exp_avg"], 0.1 * expected, atol=1e-6, rtol=1e-3)
 
 
 @pytest.mark.slow

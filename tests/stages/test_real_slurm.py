@@ -1,5 +1,6 @@
 """Slurm itself, as a distribution has it: faults of tasks, nodes and its controller, and the same bytes."""
 
+import re
 import shutil
 import subprocess
 import time
@@ -194,6 +195,42 @@ def test_a_node_that_is_not_like_the_others(runs: Runs, expected: dict[str, byte
         assert "Traceback" not in said
         runs.slurm.restart_node("n1")
     assert runs.run("publish", _nothing)[0] == 0
+    runs.check(expected)
+
+
+def test_a_disk_that_is_full_in_one_task(runs: Runs, expected: dict[str, bytes]) -> None:
+    """The command says so in a line; with room it goes on from what is there."""
+    out = runs.folder / "out"
+    out.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "none", str(out)], check=True)
+    try:
+        for size in ("400k", "1200k"):  # too small for lengths, and for shards
+            subprocess.run(["mount", "-o", f"remount,size={size}", str(out)], check=True)
+            code, said = runs.run("lengths", _nothing)
+            assert code == 1, said
+            assert re.search("No space left|are free|is the disk full", said.splitlines()[-1]), said
+        subprocess.run(["mount", "-o", "remount,size=200m", str(out)], check=True)
+        assert runs.run("publish", _nothing)[0] == 0
+        runs.check(expected)
+    finally:
+        subprocess.run(["umount", "--lazy", str(out)], check=True)
+
+
+def test_two_commands_with_one_output(runs: Runs, expected: dict[str, bytes]) -> None:
+    """The second joins the first where it asks for the same, and is refused where it does not."""
+    others: list[tuple[int, str]] = []
+
+    def another() -> None:
+        for settings in ((), ("seed=7",)):
+            run = start_alone(*runs.command, *settings, cwd=runs.folder)
+            said, errors = run.communicate(timeout=500)
+            others.append((run.returncode, said + errors))
+
+    assert runs.run("lengths", another)[0] == 0
+    (joined, said), (refused, why) = others
+    assert (joined, refused) == (0, 1), said + why
+    assert "do this run already" in said
+    assert len(why.strip().splitlines()) == 1
     runs.check(expected)
 
 
