@@ -52,7 +52,7 @@ def _run_parts(command: tuple[str, ...], random: Random) -> int:
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 stdout=subprocess.DEVNULL,
             )
-            running[process] = part, now + random.uniform(1, 8) if num_kills < 16 and random.random() < 0.4 else 1e18
+            running[process] = part, now + random.uniform(1, 4) if num_kills < 16 and random.random() < 0.4 else 1e18
         for process, (part, killed_at) in [*running.items()]:
             if process.poll() is None and time.monotonic() > killed_at:
                 process.send_signal(signal.SIGKILL)
