@@ -105,12 +105,12 @@ def _means(name: str, known: str) -> bool:
 
     What is spelled alike may mean another thing: `max_packed_tokens` and `max_dropped_tokens`.
     """
-    sides = name.lower().split("_"), known.split("_")
-    return any(
-        all(any(_is_like(word, other) for other in others) for word in words)
-        for words, others in (sides, sides[::-1])
-        if words is sides[0] or len(words) > 1
-    )
+    words, known_words = name.lower().split("_"), known.split("_")
+    return _are_like(words, known_words) or (len(known_words) > 1 and _are_like(known_words, words))
+
+
+def _are_like(words: Sequence[str], others: Sequence[str]) -> bool:
+    return all(any(_is_like(word, other) for other in others) for word in words)
 
 
 def _is_like(word: str, other: str) -> bool:

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -72,7 +72,7 @@ class ShardJob:
     flavor: PackedFlavor
     split: str
     checksums: npt.NDArray[np.uint32]  # for each row of the row group, the checksum of its sample as measured
-    kept: npt.NDArray[np.uint64]  # for each row, where its tokens are kept, in the next
+    kept: npt.NDArray[np.uint64]  # for each row, where its tokens are kept in `tokens_folder`
     tokens_folder: Path
     root: str | None = None  # the place of the source: packs refer to media in it; None: media are copied
     #: the identity of a run that syncs and marks each shard by itself; None: all shards are synced at the end
@@ -193,7 +193,7 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
         put = _copied if job.root is None else _referred
         for members in sources.ahead(_by_packs(rows), are_copied=job.root is None):
             samples = [sources.read(row, job.settings) for row, _ in members]
-            of_each = zip(members, places, strict=False)
+            of_each = zip(members, islice(places, len(members)), strict=True)
             found = [None if row.cut else kept.find(place, checksum) for (row, checksum), place in of_each]
             tokens = tokens_of(members, samples, found, sources, job.template_folder, job.engine)
             each = zip(members, samples, tokens, strict=True)

@@ -119,7 +119,7 @@ def measured(
 
     Args:
         samples: pairs of a row without counts and its sample; None where the row says why the sample is left out.
-        keeping: keeps their tokens; None: tokens are only counted.
+        keeping: keeps their tokens; None: they are not kept.
     """
     rows: list[LengthsRow] = []
     waiting: list[_Waiting] = []
