@@ -206,8 +206,6 @@ def _refuse_other_world(dataset: str | Path, worker: Any, ours: bool, goes_on: b
     if goes_on:
         raise ValueError(f"{dataset}: only packs read in order go on from states: {knob}")
     manifest = read_manifest(dataset) if is_packed_here(dataset) else {}
-    if manifest.get("parts"):
-        raise ValueError(f"{dataset} is an order over datasets, which Energon's own dealing does not know: {knob}")
     planned = topology_of(manifest)
     ranks, workers = worker.world_size, max(1, worker.num_workers)
     if not planned.has_steps or ranks * workers == planned.row:

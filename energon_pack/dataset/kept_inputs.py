@@ -28,7 +28,7 @@ class OtherTokenizer(ValueError):
 
 
 def read_input_rules(dataset: str | Path, processor: str | None = None) -> InputRules:
-    """Read the rules of a dataset; of a Metadataset, or an order over datasets, those of the one with most files."""
+    """Read the rules of a dataset; of a Metadataset, those of the one with most files."""
     values_of = [(folder, _values(folder)) for folder in folders_of(dataset)]
     folder, values = max(values_of, key=lambda pair: len(pair[1]["files"]))
     hashes, has_code = values.pop("files"), values.pop("has_code")

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, at
-from energon_pack.dataset.folder import DatasetFolder, opened
+from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.lookup import LocatedPack, PackLookup
 from energon_pack.dataset.manifest import MANIFEST, REPORT, is_packed_here
 from energon_pack.errors import PackError, amount
@@ -79,7 +79,7 @@ class Opened:
 
 def open_dataset(dataset: str | Path) -> Opened:
     """Open a packed dataset."""
-    folder = opened(dataset)
+    folder = DatasetFolder(dataset)
     if not folder.is_there:
         why = _of_file(folder.path) if is_file(folder.path) else f"{folder}: no such folder, or nothing in it"
         raise PackError(why)
