@@ -58,6 +58,7 @@ def bad_data(figures: Figures, max_skipped: float) -> Iterator[Remark]:
         f"{part(num, samples)} are lost to bad data: {named}",
         f"nothing is published above max_skipped={max_skipped:g}" if too_many else "they are in no pack; see skipped",
         _HELP.get(most, "the details under skipped samples say what is wrong with each"),
+        sample=most.value,
     )
 
 
@@ -119,7 +120,8 @@ def trained(figures: Figures) -> Iterator[Remark]:
         yield Remark(Grade.look, what, "prompts may have been taken for answers", knob)
     if trained and source.untrained > _UNTRAINED * source.measured:
         what = f"{part(source.untrained, source.measured)} have no token that is trained on"
-        yield Remark(Grade.look, what, "they cost time and teach nothing", "labels.train_on, the roles of the turns")
+        knob = "labels.train_on, the roles of the turns"
+        yield Remark(Grade.look, what, "they cost time and teach nothing", knob, sample="untrained")
 
 
 def weights(figures: Figures) -> Iterator[Remark]:
@@ -132,6 +134,7 @@ def weights(figures: Figures) -> Iterator[Remark]:
             f"{part(num, source.samples)} have weights: {share} of the trained tokens count other than 1",
             "the loss of such packs is weighted_loss, for a model's own knows of no weights",
             "the weights of turns and samples in the source",
+            sample="weights",
         )
 
 
@@ -179,7 +182,7 @@ def notes(figures: Figures) -> Iterator[Remark]:
         if num := figures.source.notes.get(name):
             most = _MANY_NOTED.get(name, 1.0) * figures.source.samples
             grade = Grade.wrong if num > most else Grade.look
-            yield Remark(grade, f"{part(num, figures.source.samples)} {what}", why, knob)
+            yield Remark(grade, f"{part(num, figures.source.samples)} {what}", why, knob, sample=name)
 
 
 def unknown_keys(figures: Figures) -> Iterator[Remark]:
@@ -194,6 +197,7 @@ def unknown_keys(figures: Figures) -> Iterator[Remark]:
         what,
         why,
         "nothing where they are remarks; else a key that is read: messages, system, tools, images, videos",
+        sample="unknown_keys",
     )
 
 
@@ -203,7 +207,7 @@ def image_modes(figures: Figures) -> Iterator[Remark]:
     if modes:
         named = ", ".join(f"{mode} ({found['samples']:,}, as {found['example']})" for mode, found in modes.items())
         what = f"samples have images of more than 8 bits a channel, by mode: {named}"
-        yield Remark(Grade.look, what, LOST_BITS, "the images: convert them to 8 bits")
+        yield Remark(Grade.look, what, LOST_BITS, "the images: convert them to 8 bits", sample="image_modes")
 
 
 def images(figures: Figures) -> Iterator[Remark]:
@@ -212,7 +216,7 @@ def images(figures: Figures) -> Iterator[Remark]:
         why = "the model is shown nothing of their media"
         knob = "model.processor, media=…"
         what = f"{amount(num, 'sample')} with media {'has' if num == 1 else 'have'} no visual token"
-        yield Remark(Grade.wrong, what, why, knob, changes_lengths=True)
+        yield Remark(Grade.wrong, what, why, knob, changes_lengths=True, sample="without_features")
     images = figures.source.images
     if images is None or images.most <= 1.5 * images.least:
         return
@@ -225,6 +229,7 @@ def images(figures: Figures) -> Iterator[Remark]:
             + (": of so few tokens no text can be read" if images.most <= _FEW_TOKENS else ""),
             "a larger model.max_pixels, or none; media.image",
             changes_lengths=True,
+            sample="most_visual",
         )
     if images.at_least > _AT_BOUND * images.samples:
         yield Remark(

@@ -32,7 +32,7 @@ def media_first(figures: Figures) -> Iterator[Remark]:
     """Tell that a few large media make packs long, whether anything is dropped or not."""
     if first := figures.media_first:
         why = "a longer pack costs memory and attention in every step, for these alone"
-        yield Remark(Grade.look, str(first), why, first.knob)
+        yield Remark(Grade.look, str(first), why, first.knob, sample="most_visual")
 
 
 def overlong(figures: Figures) -> Iterator[Remark]:
@@ -55,6 +55,7 @@ def overlong(figures: Figures) -> Iterator[Remark]:
             f"{what}: {amount(num, 'sample')} {'is' if num == 1 else 'are'} longer than {figures.max_token_len:,}",
             f"training never sees what is longer than a pack; by tokens it is mostly of {loss.medium} samples",
             ", or ".join(knobs) or "packing.max_token_len",
+            sample=Reason.OVERLONG.value,
         )
 
 
@@ -78,7 +79,9 @@ def untrained(figures: Figures) -> Iterator[Remark]:
     if num := figures.skipped_by_reason.get(Reason.NOTHING_TRAINED.value):
         what = f"{part(num, figures.source.samples)} are in no pack, for none of their tokens is trained"
         knob = "labels.train_on, the roles and weights of the turns; labels.untrained=keep packs them with others"
-        yield Remark(Grade.look, what, "they would cost time and teach nothing", knob)
+        yield Remark(
+            Grade.look, what, "they would cost time and teach nothing", knob, sample=Reason.NOTHING_TRAINED.value
+        )
 
 
 def over_cap(figures: Figures) -> Iterator[Remark]:
@@ -86,14 +89,16 @@ def over_cap(figures: Figures) -> Iterator[Remark]:
     if num := figures.skipped_by_reason.get(Reason.OVER_CAP.value):
         broken = part(num, figures.source.samples)
         why = "alone they are more than a pack may hold"
-        yield Remark(Grade.look, f"{broken} break a limit of packing.max_…", why, "the limits of packing")
+        what, knob = f"{broken} break a limit of packing.max_…", "the limits of packing"
+        yield Remark(Grade.look, what, why, knob, sample=Reason.OVER_CAP.value)
 
 
 def not_in_flavor(figures: Figures) -> Iterator[Remark]:
     """Tell how many samples the JSON of the packs can't hold."""
     if num := figures.skipped_by_reason.get(Reason.NOT_IN_FLAVOR.value):
         what = f"{part(num, figures.source.samples)} have no place in packs of this flavour"
-        yield Remark(Grade.look, what, "its JSON can't hold them", "output.flavor=packed_multi_mix_qa")
+        knob = "output.flavor=packed_multi_mix_qa"
+        yield Remark(Grade.look, what, "its JSON can't hold them", knob, sample=Reason.NOT_IN_FLAVOR.value)
 
 
 def mixture(figures: Figures) -> Iterator[Remark]:

@@ -62,7 +62,7 @@ def pack_view(
         notes = [*notes, "it holds no conversations (output.messages=false)"]
     members = []
     for index in range(num_members):
-        row, is_read = None if rows is None else rows[index], index < (most_read or num_members)
+        row, is_read = None if rows is None else rows[index], most_read is None or index < most_read
         view = _member(file, pack, index, row, max_thumbnails, is_read)
         if vocabulary is not None and is_read and index < len(tokens):
             view = _with_tokens(view, tokens[index], vocabulary)

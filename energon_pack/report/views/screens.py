@@ -48,8 +48,9 @@ def pack_section(view: PackView, max_chars: int = 12_000, max_members: int = 24)
         tag("p", MARKED, class_="says") if any(member.spans for member in shown) else None,
         *members[:_OPEN],
         details(_more(len(members) - _OPEN), *members[_OPEN:]) if members[_OPEN:] else None,
-        Line(f"and {_more(rest)}").to_html() if rest else None,
+        Line(f"and {_more(rest)}").to_html() if rest and shown else None,
         class_="pack",
+        id=f"pack-{view.number}",
     )
 
 
