@@ -161,7 +161,7 @@ def _sample_lengths(figures: Figures) -> Iterator[Html]:
         return
     yield tag("p", "All samples that were measured, packed or not.", class_="says")
     yield histogram(source.token_len, "tokens of a sample", "samples", (most, f"max_token_len {most:,}"))
-    header = ("medium", "measured", "shortest", "median", "90 %", "99 %", "longest", "tokens", "of them trained on")
+    header = ("medium", "samples", *_RANKS.values(), "tokens", "trained")
     rows = [
         (
             name,
