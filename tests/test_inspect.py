@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from energon_pack.dataset.files import PLAN, PlanFile
 from energon_pack.dataset.folder import DatasetFolder
@@ -190,12 +189,11 @@ def test_a_page_is_written_into_what_is_there(dataset: Path, shown: Show, tmp_pa
 # ------------------------------------------------------------------------------------------- others', and damaged
 
 
-def test_a_metadataset_names_the_datasets_to_look_at(dataset: Path, tmp_path: Path) -> None:
-    blend = {"splits": {"train": {"blend": [{"path": str(dataset), "weight": 1}]}}}
-    (tmp_path / "blend.yaml").write_text(yaml.safe_dump(blend))
-    assert f"is a Metadataset, not a folder: give one of {dataset}" in refusal(tmp_path, tmp_path / "blend.yaml")
+def test_what_is_no_dataset_is_refused(dataset: Path, tmp_path: Path) -> None:
+    """The line says what to give instead."""
+    assert "of a Metadataset, one it names" in refusal(tmp_path, dataset / PLAN)
     assert "packed datasets in it" in refusal(tmp_path, dataset.parent)
-    assert "no such folder" in refusal(tmp_path, tmp_path / "nothing")
+    assert "nothing in it" in refusal(tmp_path, tmp_path / "nothing")
     write_tar(tmp_path / "source" / "a.tar", {"a.json": chat("q", "a")})
     assert "of a source: --source" in refusal(tmp_path, tmp_path / "source")
     assert "a folder of a packed dataset, or --source" in refusal(tmp_path)

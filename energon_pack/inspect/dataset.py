@@ -26,7 +26,6 @@ from energon_pack.samples.bytes import as_file
 from energon_pack.samples.flavors import flavor_written
 from energon_pack.sources.jsonl.index import LINE
 from energon_pack.sources.shard import JsonlShard, TarShard
-from energon_pack.sources.storage import is_file
 
 if TYPE_CHECKING:  # a look at a pack needs no tokenizer
     from energon_pack.report.views.spans import Vocabulary
@@ -81,8 +80,10 @@ def open_dataset(dataset: str | Path) -> Opened:
     """Open a packed dataset."""
     folder = opened(dataset)
     if not folder.is_there:
-        why = _of_file(folder.path) if is_file(folder.path) else f"{folder}: no such folder, or nothing in it"
-        raise PackError(why)
+        raise PackError(
+            f"{folder}: no folder of a packed dataset, or nothing in it: give one (of a Metadataset, one it names);"
+            f" of a source: --source {shlex.quote(folder.path)}"
+        )
     notes: list[str] = []
     manifest = _read(folder, f"{META_FOLDER}/{MANIFEST}", notes)
     report = _read(folder, REPORT, notes)
@@ -103,22 +104,6 @@ def open_dataset(dataset: str | Path) -> Opened:
     return Opened(folder, manifest, report, packs, notes)
 
 
-def _of_file(path: str) -> str:
-    """Say why a file is no dataset, and what to give instead."""
-    if path.endswith((".yaml", ".yml")):
-        import yaml
-
-        from energon_pack.dataset.manifest import packed_datasets
-
-        try:
-            folders = list(dict.fromkeys(packed_datasets(path)))
-        except (OSError, ValueError, yaml.YAMLError):
-            folders = []
-        which = f": give one of {', '.join(map(str, folders[:8]))}" if folders else ", and names no packed dataset"
-        return f"{path} is a Metadataset, not a folder{which}"
-    return f"{path} is a file: give the folder of a packed dataset; of a source: --source {shlex.quote(path)}"
-
-
 def _read(folder: DatasetFolder, name: str, notes: list[str]) -> dict[str, Any]:
     try:
         return folder.read_object(name)
@@ -130,36 +115,27 @@ def _read(folder: DatasetFolder, name: str, notes: list[str]) -> dict[str, Any]:
 
 
 def about(opened: Opened) -> Iterator[str]:
-    """Describe a dataset in a few lines."""
+    """Describe a dataset in a few lines; what a damaged one does not say is `?`."""
     manifest, report, packs = opened.manifest, opened.report, opened.packs
-    content = manifest.get("content")
-    model, first = at(content, "model", "name"), packs[0].pack.flavor
-    facts_of_form = [f"{manifest.get('flavor') or first.name}"]
-    facts_of_form += [
-        f"for {model}" if model else "for no model that it names",
-        f"layout {manifest.get('layout', '?')}",
-    ]
-    yield f"{opened.folder}: {', '.join(facts_of_form)}"
+    flavor, model = manifest.get("flavor") or packs[0].pack.flavor.name, at(manifest, "content", "model", "name")
+    for_model = model or "no model that it names"
+    yield f"{opened.folder}: {flavor}, for {for_model}, layout {manifest.get('layout', '?')}"
     facts = [f"{amount(len(packs), 'pack')} in {amount(len(packs.counts), 'shard')}"]
-    if type(number := manifest.get("num_samples")) is int:
-        facts[0] += f", {amount(number, 'sample')}"
-    if type(tokens := manifest.get("num_tokens")) is int:
-        facts.append(f"{tokens:,} tokens")
+    facts[0] += f", {_number(manifest.get('num_samples'))} samples"
+    facts.append(f"{_number(manifest.get('num_tokens'))} tokens")
     if isinstance(fill := report.get("fill"), (int, float)):
         facts.append(f"fill {fill:.2%} of {_number(manifest.get('max_token_len'))}")
     yield " · ".join(facts)
-    media = report.get("by_media")
-    media = media.items() if isinstance(media, dict) else ()
-    kinds = [f"{kind} {_number(at(value, 'samples'))}" for kind, value in media]
-    splits = report.get("by_split")
-    splits = splits.items() if isinstance(splits, dict) else ()
-    parts = [f"{split} {_number(at(value, 'packs'))} packs" for split, value in splits]
-    if kinds or parts:
-        yield " · ".join([f"samples: {', '.join(kinds)}"] * bool(kinds) + [f"splits: {', '.join(parts)}"] * bool(parts))
-    if report:
-        processor = at(report, "config", "model", "processor") or at(content, "model", "hub_id")
-        is_demo = at(report, "config", "source", "path") is None
-        yield f"processor when it was packed: {processor if not is_demo else 'of the built-in demo'}"
+    kinds = [f"{kind} {_number(at(of, 'samples'))}" for kind, of in _items(report.get("by_media"))]
+    parts = [f"{split} {_number(at(of, 'packs'))} packs" for split, of in _items(report.get("by_split"))]
+    yield " · ".join(f"{name}: {', '.join(said)}" for name, said in (("samples", kinds), ("splits", parts)) if said)
+    processor = at(report, "config", "model", "processor") or at(manifest, "content", "model", "hub_id")
+    is_demo = report and at(report, "config", "source", "path") is None
+    yield f"processor when it was packed: {'of the built-in demo' if is_demo else processor}"
+
+
+def _items(value: Any) -> Any:
+    return value.items() if isinstance(value, dict) else ()
 
 
 def _number(value: Any) -> str:
@@ -200,25 +176,20 @@ def search(opened: Opened, text: str, most: int) -> tuple[list[Hit], int]:
 
 def skipped(opened: Opened, text: str, most: int) -> Iterator[str]:
     """Yield the first `most` samples in no pack, and why, from the ledger; lines that are no entries are left out."""
-    lost = (entry for entry in entries(opened) if text in str(entry.get("sample_id", "")))
-    for entry in islice(lost, most):
-        yield f"{entry['sample_id']}: {entry.get('reason')}: {entry.get('detail')}"
-
-
-def entries(opened: Opened) -> Iterator[dict[str, Any]]:
-    """Yield the ledger's entries; {} for a line that is no entry."""
     if not opened.folder.has(LEDGER):
         return
     with opened.folder.open(LEDGER) as file:
-        yield from map(_entry, io.TextIOWrapper(as_file(file, 1 << 20), encoding="utf-8", errors="replace"))
+        lines = io.TextIOWrapper(as_file(file, 1 << 20), encoding="utf-8", errors="replace")
+        lost = (entry for entry in map(_entry, lines) if text in str(at(entry, "sample_id")))
+        for entry in islice(lost, most):
+            yield f"{entry['sample_id']}: {entry.get('reason')}: {entry.get('detail')}"
 
 
-def _entry(line: str) -> dict[str, Any]:
+def _entry(line: str) -> Any:
     try:
-        entry = json.loads(line)
+        return json.loads(line)
     except ValueError:
-        return {}
-    return entry if isinstance(entry, dict) else {}
+        return None
 
 
 def ids_of(table: pa.Table) -> pa.Array:
