@@ -262,7 +262,7 @@ def how(source: Path, demo: tuple[Path, Path]) -> list[str]:
 def test_a_sample_is_shown_before_it_is_packed(how: list[str], shown: Show, tmp_path: Path) -> None:
     text = shown(*how)
     assert "a.tar/put_in\nsample 0 of a.tar, a file of 2 in the source" in text
-    assert "were put before the first user turn" in text
+    assert "! placeholders put in: the model reads media there" in text
     assert "user       <image>What is it?" in text
     assert "image 56×84, 6 tokens  jpg" in text
     assert "[image 56×84, 6 tokens]" in text

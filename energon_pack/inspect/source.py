@@ -15,21 +15,21 @@ from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
 from energon_pack.errors import PackError, amount
 from energon_pack.inspect import is_override, write_page
-from energon_pack.lengths.counts import counts_of
-from energon_pack.lengths.worker import LengthsRow
+from energon_pack.lengths.method import Method
+from energon_pack.lengths.worker import LengthsRow, measured, note
 from energon_pack.plan import caps
 from energon_pack.plan.expand import cuts_of
+from energon_pack.plan.noted import NOTES
+from energon_pack.report.data_rules import NOTED
 from energon_pack.report.views.screens import print_next, print_sample, sample_page
 from energon_pack.report.views.spans import encoded, vocabulary_of
 from energon_pack.report.views.text import Raw
 from energon_pack.report.views.view import Medium, MemberView, thumbnail, turns_of
 from energon_pack.run.console import say
-from energon_pack.samples.flavors.fit import do_not_fit
 from energon_pack.samples.keys import hint
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.sample import MediaPart, media_type
-from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import NOTHING_TRAINED, Reason, Skip
 from energon_pack.sources.find import Source
 from energon_pack.sources.forms import find_source, read_as
@@ -94,64 +94,54 @@ def look(
     max_thumbnails: int = 0,
 ) -> SampleLook:
     """Read a sample as packing does; if it would be in no pack, say why."""
-    sample_id = shard.sample_id(row.key)
+    sample_id, reads = shard.sample_id(row.key), config.source.reading
     raw = b""
     try:
         if row.record_size:
             raw = reader.raw(shard, row)
         if row.reason is not None:
             raise Skip(Reason(row.reason), row.detail or "")
-        reads = config.source.reading
-        sample = (
-            read_sample(reader, shard, row, reads)
-            if isinstance(row, IndexRow)
-            else read_again(reader, shard, row, reads)
-        )
+        if isinstance(row, LengthsRow):
+            sample = read_again(reader, shard, row, reads)
+        else:
+            sample = read_sample(reader, shard, row, reads)
+            row = LengthsRow(row.key, row.record_part, row.record_offset, row.record_size, [], [], None, 0, 0, 0)
+            note(row, sample)
+            if template is not None:
+                measured(iter([(row, sample)]), template, Method("", reads))
     except Skip as skip:
         view = MemberView(sample_id, skip.media_type or "unknown", None, None, None, refused=str(skip))
         return SampleLook(view, Raw(_json(raw, most=None), _json(raw, most=None)))
-    text = Raw(_json(raw), _json(raw, most=None))
     view = sample_view(sample, sample_id, reader, shard, template, max_thumbnails)
-    where = "before the first user turn, or in place of <image> for a video"
-    remarks = [f"its text has no placeholders for its media: they were put {where}"] * sample.placeholders_put_in
-    unknown = ", ".join(f"{key}{hint(key)}" for key in sample.unknown)
+    remarks = [
+        f"{noted.replace('_', ' ')}: {why} ({knob})"
+        for noted, (_, why, knob) in NOTED.items()
+        if getattr(row, NOTES[noted])
+    ]
+    unknown = ", ".join(f"{key}{hint(key)}" for key in row.unknown_keys or ())
     remarks += [f"its keys are not known, and nothing reads them: {unknown}"] * bool(unknown)
-    remarks += ["its tools are left out, and its calls are text (source.tools=text)"] * sample.leaves_out_tools
-    remarks += ["nulls of a table are dropped from its calls and tools (source.nulls=keep)"] * sample.drops_nulls
     if template is not None and view.refused is None:
-        view, more = _judged(config, view, sample, template)
-        remarks += more
-    return SampleLook(view, text, remarks)
+        refused, more = _judged(config, row, sample)
+        view, remarks = replace(view, refused=refused), remarks + more
+    return SampleLook(view, Raw(_json(raw), _json(raw, most=None)), remarks)
 
 
-def _judged(
-    config: PackConfig, view: MemberView, sample: ReadSample, template: Template
-) -> tuple[MemberView, list[str]]:
-    """Say what packing would do with a sample that has tokens."""
-    rendered = template.render(Sample(sample.timed, sample.media, sample.tools, sample.options))
+def _judged(config: PackConfig, row: LengthsRow, sample: ReadSample) -> tuple[str | None, list[str]]:
+    """Say why packing would leave out a sample that has tokens, and what else it would do with it."""
     remarks, packing, flavor = [], config.packing, config.output.packed_flavor()
-    if rendered.leaves_out_tools:
-        remarks.append("the chat template writes nothing of its tools")
-    if rendered.leaves_out_reasoning:
-        remarks.append("the chat template writes nothing of its reasoning")
-    if rendered.num_control_tokens:
-        reason = f"its text spells {rendered.num_control_tokens:,} special tokens"
-        remarks.append(f"{reason} (source.control_tokens={config.source.control_tokens.value})")
-        if config.source.control_tokens is ControlTokens.skip:
-            return replace(view, refused=f"{Reason.CONTROL_TOKEN.value}: {reason}"), remarks
-    counts = {"token_len": view.token_len, **counts_of(rendered, sample.kinds)}
-    if unfit := flavor.unfit(do_not_fit(sample)):
-        reason = f"{Reason.NOT_IN_FLAVOR.value}: {flavor.holder} has no place for it: {unfit}"
-        return replace(view, refused=reason), remarks
+    if row.reason is not None:
+        return f"{row.reason}: {row.detail}", []
+    if unfit := flavor.unfit(row.does_not_fit or {}):
+        return f"{Reason.NOT_IN_FLAVOR.value}: {flavor.holder} has no place for it: {unfit}", []
     if cuts := cuts_of(sample, config.labels):
         remarks.append(f"labels.expand={config.labels.expand.value}: it becomes {amount(len(cuts), 'sample')}")
-    if too_much := caps.exceeded(counts, packing):
+    if too_much := caps.exceeded({name: getattr(row, name) for name in caps.COLUMNS}, packing):
         remarks.append(f"{', '.join(too_much)}: packing.overlong={packing.overlong.value} says what becomes of it")
-    if not view.num_supervised:
-        if config.labels.untrained is Untrained.drop:
-            return replace(view, refused=f"{Reason.NOTHING_TRAINED.value}: {NOTHING_TRAINED}"), remarks
-        remarks.append(NOTHING_TRAINED)
-    return view, remarks
+    if row.num_supervised:
+        return None, remarks
+    if config.labels.untrained is Untrained.drop:
+        return f"{Reason.NOTHING_TRAINED.value}: {NOTHING_TRAINED}", remarks
+    return None, [*remarks, NOTHING_TRAINED]
 
 
 def template_of(config: PackConfig) -> tuple[Template | None, str | None]:

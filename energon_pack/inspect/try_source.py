@@ -180,8 +180,10 @@ def _try(given: argparse.Namespace, begin: Callable[[Sequence[str]], PackRun]) -
         raise PackError("report.lens: every sample is longer than all of them")
     say(advice(cured.choices.lens))
     lens = cured.measured.lengths.items.lens
-    for line in _gains_lines(gains_of(lens[(lens > 0) & (lens <= cured.best.max_token_len)], cured.best)):
-        say(line)
+    per_pack = np.count_nonzero((lens > 0) & (lens <= cured.best.max_token_len)) / cured.share / cured.best.packs
+    say(
+        f"a pack holds {per_pack:.1f} samples: for as many samples a step as with one in a row, divide its packs by that"
+    )
     print_heading("── next")
     _print_next(given, cured.best, cures)
     if why := bad_data(tried.choices, config.max_skipped):
@@ -267,37 +269,6 @@ def _print_cuts(config: PackConfig, report: Report) -> None:
         say(f"packing.overlong={config.packing.overlong.value}, {config.packing.max_token_len:,} tokens a pack: {line}")
     if why := dropped(report, config.packing):
         say(f"nothing would be published: {why}")
-
-
-@dataclass(frozen=True)
-class Gains:
-    """What packing saves against batches of samples in rows of their own."""
-
-    samples_per_pack: float
-    padded_share: float  # tokens of rows padded to the longest of their batch, for one token of a pack's row
-
-
-def gains_of(lens: np.ndarray, chosen: Choice, seed: int = 0) -> Gains:
-    """Compare packs with batches of as many samples, drawn by chance and padded to the longest of each."""
-    per_pack = len(lens) / chosen.packs
-    size = max(1, round(per_pack))
-    order = np.random.default_rng(seed).permutation(lens)
-    batches = [order[start : start + size] for start in range(0, len(order), size)]
-    padded = sum(int(batch.max()) * len(batch) for batch in batches)
-    return Gains(per_pack, padded / (chosen.packs * chosen.max_token_len))
-
-
-def _gains_lines(gains: Gains) -> list[str]:
-    per_pack, share = gains.samples_per_pack, gains.padded_share
-    tokens = f"{share:.2f} times fewer tokens" if share > 1 else f"{1 / share:.2f} times as many tokens"
-    return [
-        f"against one sample a step: {per_pack:.1f} times fewer steps; against batches of"
-        f" {max(1, round(per_pack)):,} padded to their longest: {tokens}",
-        f"a pack holds {per_pack:.1f} samples: for as many samples a step as before, divide ranks x micro batches x"
-        f" accumulation by {per_pack:.1f}",
-        f"or keep the packs a step and multiply Adam's learning rate by {math.sqrt(per_pack):.1f} (square root rule,"
-        f" Malladi et al. 2022), SGD's by {per_pack:.1f} (linear rule, Goyal et al. 2017)",
-    ]
 
 
 def _print_next(given: argparse.Namespace, chosen: Choice, cures: Sequence[str]) -> None:

@@ -34,6 +34,47 @@ _HELP = {
 }
 
 
+#: what stands out in samples, by the name of its note: what, why it matters, the setting
+NOTED = {
+    "placeholders_put_in": (
+        "had media and no place for them: placeholders were put in front of the first user turn, or videos took the"
+        " place of <image>",
+        "the model reads media there, wherever the text meant them",
+        "<image> and <video> in the source's text",
+    ),
+    "placeholders_as_text": (
+        "have <image> or <video> in their text and no media: it stays text",
+        "media may have been lost on the way",
+        "the media of these samples",
+    ),
+    "assistant_first": (
+        "begin with a turn of the assistant",
+        "where roles have changed places, questions are trained on, and answers are not",
+        "the roles in the source (inspect --source shows what is trained on)",
+    ),
+    "control_tokens": (
+        "spell out control tokens of the model in their text",
+        "such text can end a turn or pretend to be another role",
+        "source.control_tokens",
+    ),
+    "tools_left_out": (
+        "have tools that the chat template writes nothing of",
+        "calls are trained on without what they call",
+        "model.chat_template",
+    ),
+    "reasoning_left_out": (
+        "have reasoning that the chat template writes nothing of",
+        "answers are trained on without the thoughts that led to them",
+        "model.chat_template",
+    ),
+    "nulls_dropped": (
+        "are rows of a table, whose null values in calls and tools are dropped",
+        "a row has the keys of all rows, and calls would be trained on with arguments of other tools",
+        "source.nulls=keep",
+    ),
+}
+
+
 def empty(figures: Figures) -> Iterator[Remark]:
     """Tell that there is nothing to pack."""
     if not figures.source.samples:
@@ -129,56 +170,14 @@ def weights(figures: Figures) -> Iterator[Remark]:
     source = figures.source
     if num := source.notes.get("weights"):
         share = percent(source.num_weighted, source.num_supervised)
-        yield Remark(
-            Grade.note,
-            f"{part(num, source.samples)} have weights: {share} of the trained tokens count other than 1",
-            "the loss of such packs is weighted_loss, for a model's own knows of no weights",
-            "the weights of turns and samples in the source",
-            sample="weights",
-        )
+        what = f"{part(num, source.samples)} have weights: {share} of the trained tokens count other than 1"
+        why = "the loss of such packs is weighted_loss, for a model's own knows of no weights"
+        yield Remark(Grade.note, what, why, "the weights of turns and samples in the source", sample="weights")
 
 
 def notes(figures: Figures) -> Iterator[Remark]:
     """Tell which texts were changed, or partly left out."""
-    said = {
-        "placeholders_put_in": (
-            "had media and no place for them: placeholders were put in front of the first user turn, or videos took the"
-            " place of <image>",
-            "the model reads media there, wherever the text meant them",
-            "<image> and <video> in the source's text",
-        ),
-        "placeholders_as_text": (
-            "have <image> or <video> in their text and no media: it stays text",
-            "media may have been lost on the way",
-            "the media of these samples",
-        ),
-        "assistant_first": (
-            "begin with a turn of the assistant",
-            "where roles have changed places, questions are trained on, and answers are not",
-            "the roles in the source (inspect --source shows what is trained on)",
-        ),
-        "control_tokens": (
-            "spell out control tokens of the model in their text",
-            "such text can end a turn or pretend to be another role",
-            "source.control_tokens",
-        ),
-        "tools_left_out": (
-            "have tools that the chat template writes nothing of",
-            "calls are trained on without what they call",
-            "model.chat_template",
-        ),
-        "reasoning_left_out": (
-            "have reasoning that the chat template writes nothing of",
-            "answers are trained on without the thoughts that led to them",
-            "model.chat_template",
-        ),
-        "nulls_dropped": (
-            "are rows of a table, whose null values in calls and tools are dropped",
-            "a row has the keys of all rows, and calls would be trained on with arguments of other tools",
-            "source.nulls=keep",
-        ),
-    }
-    for name, (what, why, knob) in said.items():
+    for name, (what, why, knob) in NOTED.items():
         if num := figures.source.notes.get(name):
             most = _MANY_NOTED.get(name, 1.0) * figures.source.samples
             grade = Grade.wrong if num > most else Grade.look
