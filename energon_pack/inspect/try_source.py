@@ -181,9 +181,7 @@ def _try(given: argparse.Namespace, begin: Callable[[Sequence[str]], PackRun]) -
     say(advice(cured.choices.lens))
     lens = cured.measured.lengths.items.lens
     per_pack = np.count_nonzero((lens > 0) & (lens <= cured.best.max_token_len)) / cured.share / cured.best.packs
-    say(
-        f"a pack holds {per_pack:.1f} samples: for as many samples a step as with one in a row, divide its packs by that"
-    )
+    say(f"a pack holds {per_pack:.1f} samples: for as many samples a step as before, divide its rows by that")
     print_heading("── next")
     _print_next(given, cured.best, cures)
     if why := bad_data(tried.choices, config.max_skipped):
