@@ -1,4 +1,4 @@
-"""Open a packed dataset to look at it, or at any of its packs, even if it is damaged."""
+"""Open a packed dataset to look at it, or at any of its packs."""
 
 import io
 import json
@@ -60,20 +60,12 @@ class Opened:
         return found
 
     def view(self, located: LocatedPack, vocabulary: "Vocabulary | None" = None, max_thumbnails: int = 0) -> PackView:
-        """Build the view of a pack, as far as it can be read."""
-        notes, rows = list(located.defects), None
-        key = located.pack.files.key
-        if self.plan is not None:
-            try:
-                rows = self.plan.members({key}).get(key)
-                notes += [f"it is not in {PLAN}"] * (rows is None)
-            except PackError as error:
-                notes.append(str(error))
-        else:
-            notes.append(f"{PLAN} is missing")
+        """Build the view of a pack; raises PackError if it is damaged."""
+        plan, key = self.plan, located.pack.files.key
+        rows = plan.members({key}).get(key) if plan else None
         longest = self.manifest.get("max_token_len")
         place = Place(located.number, len(self.packs), located.shard, longest if type(longest) is int else None)
-        return pack_view(located.file, located.pack, place, rows, vocabulary, max_thumbnails, notes)
+        return pack_view(located.file, located.pack, place, rows, vocabulary, max_thumbnails, located.defects)
 
 
 def open_dataset(dataset: str | Path) -> Opened:
@@ -81,7 +73,7 @@ def open_dataset(dataset: str | Path) -> Opened:
     folder = opened(dataset)
     if not folder.is_there:
         raise PackError(
-            f"{folder}: no folder of a packed dataset, or nothing in it: give one (of a Metadataset, one it names);"
+            f"{folder} is no packed dataset: nothing is in it, or it is a file; give a folder (a Metadataset names some);"
             f" of a source: --source {shlex.quote(folder.path)}"
         )
     notes: list[str] = []

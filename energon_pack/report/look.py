@@ -9,9 +9,10 @@ import numpy as np
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.lookup import PackLookup
+from energon_pack.errors import PackError
 from energon_pack.plan.items import Items
 from energon_pack.plan.packs import PackPlan, features_of_packs, media_of_packs
-from energon_pack.report.pages.html import Html, details
+from energon_pack.report.pages.html import Html, details, tag
 from energon_pack.report.views.packed import Place, pack_view
 from energon_pack.report.views.screens import pack_section
 from energon_pack.report.views.spans import vocabulary_of
@@ -69,6 +70,9 @@ def _sections(job: LookJob) -> Iterator[tuple[int, Html]]:
         for order, (number, found) in enumerate(chosen.items()):
             place = Place(number, len(packs), found.shard, job.max_token_len)
             members, most = rows.get(found.pack.files.key), _MEMBERS if order < _MOST else 0
-            view = pack_view(found.file, found.pack, place, members, vocabulary, _THUMBNAILS, found.defects, most)
-            shown = pack_section(view, _CHARS, most)
+            try:
+                view = pack_view(found.file, found.pack, place, members, vocabulary, _THUMBNAILS, found.defects, most)
+                shown = pack_section(view, _CHARS, most)
+            except PackError as error:  # a page ends no run
+                shown = tag("p", str(error), class_="bad")
             yield number, details(f"Pack {number:,}: {job.packs[number]}", shown, is_open=number == first)

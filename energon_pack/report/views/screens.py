@@ -138,7 +138,6 @@ def member_blocks(member: MemberView, max_chars: int = 0) -> list[Block]:
     return [
         Line(member_facts(member)),
         *([Line(f"In no pack: {member.refused}", "bad")] if member.refused else []),
-        *(Line(note, "bad") for note in member.notes),
         Pictures(member.media),
         Turns(member.turns, max_chars) if member.spans is None else Tokens(member.spans, max_chars),
     ]
@@ -198,7 +197,7 @@ def sample_page(view: MemberView, place: str, raw: Raw, remarks: Sequence[str]) 
 
 def _notes(view: MemberView, remarks: Iterable[str]) -> list[Block]:
     refused = [f"It would be in no pack: {view.refused}"] if view.refused else []
-    return [Line(note, "bad") for note in (*refused, *remarks, *view.notes)]
+    return [Line(note, "bad") for note in (*refused, *remarks)]
 
 
 def print_next(command: str, others: Sequence[str]) -> None:
