@@ -192,7 +192,7 @@ def test_a_page_is_written_into_what_is_there(dataset: Path, shown: Show, tmp_pa
 
 def test_what_is_no_dataset_is_refused(dataset: Path, tmp_path: Path) -> None:
     """The line says what to give instead."""
-    assert "a Metadataset names some" in refusal(tmp_path, dataset / PLAN)
+    assert "Metadatasets name some" in refusal(tmp_path, dataset / PLAN)
     assert "packed datasets in it" in refusal(tmp_path, dataset.parent)
     assert "nothing is in it" in refusal(tmp_path, tmp_path / "nothing")
     write_tar(tmp_path / "source" / "a.tar", {"a.json": chat("q", "a")})

@@ -73,7 +73,7 @@ def open_dataset(dataset: str | Path) -> Opened:
     folder = opened(dataset)
     if not folder.is_there:
         raise PackError(
-            f"{folder} is no packed dataset: nothing is in it, or it is a file; give a folder (a Metadataset names some);"
+            f"{folder} is no packed dataset: nothing is in it, or it is a file: give a folder (Metadatasets name some);"
             f" of a source: --source {shlex.quote(folder.path)}"
         )
     notes: list[str] = []
