@@ -4,13 +4,12 @@ import io
 import json
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from heapq import nsmallest
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,8 +23,6 @@ from energon_pack.report.views.view import PackView
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.flavors import flavor_written
-from energon_pack.sources.jsonl.index import LINE
-from energon_pack.sources.shard import JsonlShard, TarShard
 
 if TYPE_CHECKING:  # a look at a pack needs no tokenizer
     from energon_pack.report.views.spans import Vocabulary
@@ -47,17 +44,41 @@ class Opened:
         return PlanFile(self.folder) if self.folder.has(PLAN) else None
 
     def number_of(self, named: str) -> int:
-        """Return the number of the pack that is meant: by a number, from the end if negative, or by a key."""
+        """Return the number of the pack that is meant: by a number, from the end if negative, by its key, or a sample.
+
+        Raises:
+            PackError: there is none; of a sample that was left out, it says why.
+        """
         num_packs = len(self.packs)
         if named.lstrip("-").isdecimal():
             number = int(named) + (num_packs if named.startswith("-") else 0)
             if 0 <= number < num_packs:
                 return number
             raise PackError(f"pack {named} of {self.folder}: there are {num_packs:,}, from 0 on")
-        found = self.packs.number_of(named)
+        found = self.packs.number_of(self._pack_of(named) or named)
         if found is None:
-            raise PackError(f"pack {named} of {self.folder}: no such key; --search {shlex.quote(named)} looks in ids")
+            why = next(self._left_out(named), "no such key of a pack, and no such sample in its plan or ledger")
+            raise PackError(f"{named} of {self.folder}: {why}")
         return found
+
+    def _pack_of(self, sample: str) -> str | None:
+        """Return the key of the first pack with a sample: `<shard>/<key>`, `<file>:<line>`, or its key alone."""
+        shards = {sample[place + 1 :]: sample[:place] for place, sign in enumerate(sample) if sign in "/:"}
+        for table in self.plan.tables("pack", "shard", "key") if self.plan else ():
+            for row in table.filter(pc.is_in(table["key"], pa.array([sample, *shards]))).to_pylist():
+                if row["key"] == sample or shards[row["key"]] == row["shard"]:
+                    return str(row["pack"])
+        return None
+
+    def _left_out(self, sample: str) -> Iterator[str]:
+        """Yield why a sample is in no pack, from the ledger; lines that are no entries are passed over."""
+        if not self.folder.has(LEDGER):
+            return
+        with self.folder.open(LEDGER) as file:
+            for line in io.TextIOWrapper(as_file(file, 1 << 20), encoding="utf-8", errors="replace"):
+                with suppress(ValueError):
+                    if sample in line and at(entry := json.loads(line), "sample_id") == sample:
+                        yield f"in no pack: {entry.get('reason')}: {entry.get('detail')}"
 
     def view(self, located: LocatedPack, vocabulary: "Vocabulary | None" = None, max_thumbnails: int = 0) -> PackView:
         """Build the view of a pack; raises PackError if it is damaged."""
@@ -132,61 +153,3 @@ def _items(value: Any) -> Any:
 
 def _number(value: Any) -> str:
     return f"{value:,}" if type(value) is int else "?"
-
-
-class Hit(NamedTuple):
-    """A member whose id, or whose pack's key, contains the searched text."""
-
-    rank: int  # 0: id or key equals the text
-    number: int  # of the pack
-    member: int
-    key: str  # of the pack
-    sample_id: str
-
-
-def search(opened: Opened, text: str, most: int) -> tuple[list[Hit], int]:
-    """Return the first `most` hits in the plan, exact ones first, and the number of all."""
-    if opened.plan is None:
-        raise PackError(f"--search {text}: {opened.folder} has no {PLAN}, which names the members of packs")
-    hits: list[Hit] = []
-    num_hits = first = 0  # first: the first pack of a row group
-    for table in opened.plan.tables("pack", "shard", "key", "record_part"):
-        packs, ids = table["pack"].combine_chunks(), ids_of(table)
-        is_first = np.append(True, pc.not_equal(packs[1:], packs[:-1]).to_numpy(zero_copy_only=False))
-        starts = np.flatnonzero(is_first)
-        is_hit = pc.or_kleene(pc.match_substring(packs, text), pc.match_substring(ids, text))
-        rows = np.flatnonzero(pc.fill_null(is_hit, False).to_numpy(zero_copy_only=False))
-        numbers = np.searchsorted(starts, rows, side="right") - 1
-        for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
-            key, name, sample = packs[row].as_py(), ids[row].as_py(), table["key"][row].as_py()
-            hits.append(Hit(int(text not in (key, name, sample)), first + number, row - int(starts[number]), key, name))
-        num_hits, first = num_hits + len(rows), first + len(starts)
-        hits = nsmallest(most, hits)
-    members = opened.plan.members({hit.key for hit in hits})  # only they name parts of samples
-    return [hit._replace(sample_id=members[hit.key][hit.member].sample_id) for hit in hits], num_hits
-
-
-def skipped(opened: Opened, text: str, most: int) -> Iterator[str]:
-    """Yield the first `most` samples in no pack, and why, from the ledger; lines that are no entries are left out."""
-    if not opened.folder.has(LEDGER):
-        return
-    with opened.folder.open(LEDGER) as file:
-        lines = io.TextIOWrapper(as_file(file, 1 << 20), encoding="utf-8", errors="replace")
-        lost = (entry for entry in map(_entry, lines) if text in str(at(entry, "sample_id")))
-        for entry in islice(lost, most):
-            yield f"{entry['sample_id']}: {entry.get('reason')}: {entry.get('detail')}"
-
-
-def _entry(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
-
-
-def ids_of(table: pa.Table) -> pa.Array:
-    """Return `<shard>/<key>` of each row; of a line, `<file>:<line>`."""
-    is_line = pc.fill_null(pc.equal(table["record_part"], LINE), False)
-    marks = pc.if_else(is_line, JsonlShard.mark, TarShard.mark)
-    columns = [column.cast(pa.large_string()) for column in (table["shard"], marks, table["key"])]
-    return pc.binary_join_element_wise(*columns, pa.scalar("", pa.large_string())).combine_chunks()
