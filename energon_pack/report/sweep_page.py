@@ -71,7 +71,6 @@ def sweep_html(sweep: Sweep, folder: Path) -> str:
 
 
 def _jobs(sweep: Sweep, folder: Path) -> Html:
-    same = "= job 0: it came to the same figures as job 0. " * any(row.same_as is not None for row in sweep.rows)
     grey = "Grey: it would not be published. " * any(row.refused for row in sweep.rows)
     sources = sorted({row.cost_source for row in sweep.rows if row.cost_source})
     by = None
@@ -83,7 +82,7 @@ def _jobs(sweep: Sweep, folder: Path) -> Html:
         how = "No time: that would be the sizes of the models, not of the data."
     whole = _rows(sweep, folder).to_html() if sweep.rows else tag("p", "None.")
     star = f"★: {BEST}. " * (sweep.best is not None)
-    says = tag("p", f"Bars: the share of the most in a column. {same}{grey}{star}{how}", class_="faint")
+    says = tag("p", f"Bars: the share of the most in a column. {grey}{star}{how}", class_="faint")
     return section("Jobs", whole, says, details("How time is estimated", tag("p", by, class_="faint")) if by else None)
 
 
@@ -99,9 +98,6 @@ def _rows(sweep: Sweep, folder: Path) -> Rows:
         cells += [_value(row.settings[key]) for key in sweep.keys]
         cells += [_sizes(row.cost_source or "")] * sweep.is_over_models
         cells += [(row.refused or "").partition(",")[0]] * has_why
-        if row.same_as is not None:
-            rows.append([*cells, f"= job {row.same_as}", *[""] * (len(columns) - 1)])
-            continue
         for _, told, field in columns:
             value = getattr(row, field)  # None: the stage of a job does not compute it
             cells.append("" if value is None else barred(told(value), value / most[field]))
