@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
-import pyarrow as pa
 
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
@@ -26,7 +25,6 @@ from energon_pack.dataset.plan_file import ledger
 from energon_pack.errors import PackError, SamplesLost, amount
 from energon_pack.inspect.source import look
 from energon_pack.lengths.index import every
-from energon_pack.lengths.worker import LengthsRow
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import Choice, Choices, try_lengths
 from energon_pack.plan.packs import no_plan
@@ -35,6 +33,7 @@ from energon_pack.plan.settings import CUTTING
 from energon_pack.report.images import MediaFirst, media_first
 from energon_pack.report.printed import part_lines, print_choices
 from energon_pack.report.remark import part
+from energon_pack.report.sheet import rows_at
 from energon_pack.report.views.screens import member_blocks, print_blocks, print_heading
 from energon_pack.report.views.text import Line
 from energon_pack.report.which_length import advice, lengths_to_choose, recommended
@@ -47,7 +46,6 @@ from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.sources.forms import read_as
 from energon_pack.sources.mixture import stem_of
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import rows_of
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import path_in
 from energon_pack.stages import measuring
@@ -199,11 +197,7 @@ def _show_samples(config: PackConfig, lengths: Lengths, template: Template) -> N
     """Print some samples as training gets them, each with its kind: the longest, an odd one, and some in even steps."""
     numbers = _to_show(lengths)
     print_heading("── as they are trained: what counts is green, or «so»")
-    found: dict[int, tuple[Shard, LengthsRow]] = {}
-    for of_numbers, chunk, rows in lengths.places(np.array([*numbers])):
-        shards, table = chunk.numbers_of_rows[rows], chunk.read(None).take(pa.array(rows))
-        for place, shard, row in zip(of_numbers.tolist(), shards.tolist(), rows_of(table, LengthsRow), strict=True):
-            found[place] = lengths.shards[shard].shard, row
+    found = {place: (shard, row) for place, shard, row, _ in rows_at(lengths, np.array([*numbers]))}
     with Reader() as reader:
         for place, kind in enumerate(numbers.values()):
             looked = look(config, reader, *found[place], template)

@@ -6,7 +6,7 @@ The kinds are the longest, the shortest, one of each remark, some drawn by chanc
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.errors import PackError
+from energon_pack.lengths.worker import LengthsRow
 from energon_pack.plan.items import AnyInts, Lengths
 from energon_pack.plan.noted import LISTED, NOTES
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
@@ -27,7 +28,7 @@ from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import MeasuredRow, rows_of
+from energon_pack.sources.rows import rows_of
 from energon_pack.sources.sample import read_but_media
 from energon_pack.sources.shard import Shard
 
@@ -46,8 +47,7 @@ class Tile:
     kind: str
     why: str  # its remark, or the reason for which it is in no pack
     shard: Shard
-    row: MeasuredRow
-    detail: str  # what is wrong with it; empty: nothing
+    row: LengthsRow
     num_tokens: int  # 0: it was not measured
     pack: int | None  # None: it is in no pack
     picture: bytes | None = None  # WebP
@@ -60,19 +60,21 @@ def chosen(lengths: Lengths, plan: PackPlan, remarks: Sequence[Remark]) -> list[
     picks = [*_by_length(lengths, plan.left_out), *_of_remarks(lengths, plan.left_out, whys)]
     numbers = np.array([number for _, number, _ in picks], np.int64)
     packs, tiles = _packs_with(lengths, plan, numbers), dict[int, Tile]()
-    columns = [*{*(field.name for field in fields(MeasuredRow)), *lengths.reads, "detail"}]
-    for places, chunk, rows in lengths.places(numbers):
-        table, shards = chunk.read(columns).take(pa.array(rows)), chunk.numbers_of_rows[rows]
-        reasons, details = lengths.reason(table).to_pylist(), table["detail"].to_pylist()
-        for place, shard, row, reason, detail in zip(
-            places.tolist(), shards.tolist(), rows_of(table, MeasuredRow), reasons, details, strict=True
-        ):
-            kind, number, why = picks[place]
-            left_out = LEFT_OUT[plan.left_out[number]]
-            why = why or reason or (left_out.value if left_out else "")
-            tokens = int(lengths.sample_lens[number])
-            tiles[place] = Tile(kind, why, lengths.shards[shard].shard, row, detail or "", tokens, packs.get(number))
+    for place, shard, row, reason in rows_at(lengths, numbers):
+        kind, number, why = picks[place]
+        left_out = LEFT_OUT[plan.left_out[number]]
+        why = why or reason or (left_out.value if left_out else "")
+        tiles[place] = Tile(kind, why, shard, row, int(lengths.sample_lens[number]), packs.get(number))
     return [tiles[place] for place in sorted(tiles)]
+
+
+def rows_at(lengths: Lengths, numbers: Ints) -> Iterator[tuple[int, Shard, LengthsRow, str | None]]:
+    """Yield of some samples their places in `numbers`, files, rows, and why they can be in no pack of any plan."""
+    for places, chunk, rows in lengths.places(numbers):
+        table, shards = chunk.read(None).take(pa.array(rows)), chunk.numbers_of_rows[rows].tolist()
+        reasons = lengths.reason(table).to_pylist()
+        for place, shard, *of_row in zip(places.tolist(), shards, rows_of(table, LengthsRow), reasons, strict=True):
+            yield place, lengths.shards[shard].shard, *of_row
 
 
 def _by_length(lengths: Lengths, left_out: Marks) -> Iterator[tuple[str, int, str]]:
@@ -162,8 +164,8 @@ def drawn(job: tuple[Sequence[Tile], ReadSettings]) -> list[Tile]:
 
 def _drawn(reader: Reader, tile: Tile, settings: ReadSettings) -> Tile:
     shard, row = tile.shard, tile.row
-    if tile.detail:
-        return replace(tile, words=tile.detail)
+    if row.detail:
+        return replace(tile, words=row.detail)
     try:
         if row.parts and KINDS[row.parts[0].kind].has_picture:
             part = row.parts[0]

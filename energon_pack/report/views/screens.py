@@ -1,6 +1,6 @@
 """Show a pack, and a sample of a source, in a terminal and on a page."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from rich.text import Text
@@ -248,12 +248,6 @@ def _member_pieces(member: MemberView, name: str) -> list[Piece]:
 def _fewer(pieces: Sequence[Piece]) -> list[Piece]:
     """Merge neighbours until few enough pieces are left; a merged piece has the kind that most of it is."""
     every = -(-len(pieces) // _MOST_PIECES)
-    return list(pieces) if every < 2 else list(_joined(pieces, every))
-
-
-def _joined(pieces: Sequence[Piece], every: int) -> Iterator[Piece]:
-    for start in range(0, len(pieces), every):
-        some = pieces[start : start + every]
-        most = max(some, key=lambda piece: piece.size)
-        size = sum(piece.size for piece in some)
-        yield most._replace(size=size, label=f"{most.label}, and {len(some) - 1} more")
+    groups = [pieces[start : start + every] for start in range(0, len(pieces), every)]
+    sums = [(max(group, key=lambda piece: piece.size), sum(piece.size for piece in group)) for group in groups]
+    return [most._replace(size=size, label=f"{most.label} …" if every > 1 else most.label) for most, size in sums]
