@@ -6,9 +6,10 @@ A pack is read by its place: no tokenizer is imported to show it, and no other p
 import argparse
 import random
 import shlex
+from pathlib import Path
 
 from energon_pack.errors import PackError
-from energon_pack.inspect import is_override, write_page
+from energon_pack.inspect import is_override
 from energon_pack.inspect.dataset import about, open_dataset
 from energon_pack.report.views.screens import print_blocks, print_next, print_pack
 from energon_pack.report.views.text import Line
@@ -64,12 +65,21 @@ def _show_pack(options: argparse.Namespace) -> int:
             from energon_pack.inspect.vocabulary import processor_of
 
             how = {"trust_remote_code": options.trust_remote_code}
-            write_page(options.html, pack_page(opened, located, view, processor_of(opened, options.processor), how))
+            _write(options.html, pack_page(opened, located, view, processor_of(opened, options.processor), how))
         print_blocks(Line(note, "bad") for note in (*opened.notes, *([missing] if missing else [])))
         print_pack(view, options.full)
         following = min(number + 1, len(opened.packs) - 1)
         print_next(f"python -m energon_pack.inspect {shlex.quote(options.given[0])} {following}", _others(options))
     return 0
+
+
+def _write(out: str, page: str) -> None:
+    """Write the page over what is there, which may be a link or a device; print where."""
+    try:
+        Path(out).write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise PackError(f"--html {out}: {error.strerror}") from None
+    say(f"written: {out} ({len(page) / 1000:,.0f} kB)\n")
 
 
 def _others(options: argparse.Namespace) -> list[str]:

@@ -163,15 +163,12 @@ def some_of_each(ledger: Iterable[Mapping[str, Any]], reasons: Mapping[str, int]
         ledger: read only until each reason has enough entries.
         reasons: how many samples each reason has.
     """
-    left = {reason: min(number, _EXAMPLES) for reason, number in reasons.items() if number}
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for entry in ledger if left else ():
-        reason = entry["reason"]
-        if reason in left:
-            found.setdefault(reason, []).append(entry)
-            left[reason] -= 1
-            if not left[reason]:
-                del left[reason]
-            if not left:
+    missing = {reason: min(number, _EXAMPLES) for reason, number in reasons.items()}
+    examples: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in ledger if any(missing.values()) else ():
+        if missing.get(entry["reason"]):
+            examples.setdefault(entry["reason"], []).append(entry)
+            missing[entry["reason"]] -= 1
+            if not any(missing.values()):
                 break
-    return found
+    return examples

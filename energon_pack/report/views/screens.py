@@ -7,10 +7,10 @@ from rich.text import Text
 
 from energon_pack.errors import amount, printable
 from energon_pack.report.pages.bars import Piece, legend, strip
-from energon_pack.report.pages.html import Html, details, join, page, section, tag
+from energon_pack.report.pages.html import Html, details, join, tag
 from energon_pack.report.pages.rows import Rows, code, print_table
-from energon_pack.report.views.text import MARKED, Block, Line, Pictures, Raw, Tokens, Turns
-from energon_pack.report.views.view import Medium, MemberView, PackView, times
+from energon_pack.report.views.text import MARKED, Block, Line, Pictures, Tokens, Turns
+from energon_pack.report.views.view import Medium, MemberView, PackView, Span, times
 from energon_pack.run.console import console, say
 from energon_pack.samples.media.kinds import KINDS
 
@@ -159,45 +159,21 @@ def member_facts(member: MemberView) -> str:
     return " · ".join(facts)
 
 
-def _sample_parts(view: MemberView, raw: Raw) -> dict[str, list[Block]]:
-    """Return the parts of a sample before it is packed, by their titles, as far as it was understood."""
-    parts: dict[str, list[Block]] = {"as it was read": [raw]}
+def print_sample(view: MemberView, place: str, raw: str, remarks: Iterable[str], full: bool = False) -> None:
+    """Print a sample before it is packed: as it was read, as it was understood, and its tokens."""
+    most = None if full or view.refused else _CHARS
+    print_heading(view.sample_id)
+    refused = [f"It would be in no pack: {view.refused}"] if view.refused else []
+    print_blocks([Line(place), *(Line(note, "bad") for note in (*refused, *remarks))])
+    parts: dict[str, list[Block]] = {"as it was read": [Tokens([Span(raw, "text", 0, 0.0)])]}
     if view.turns:
         parts["as it was understood"] = [Turns(view.turns), Pictures(view.media)]
     if view.spans is not None:
         facts = f"{_count(view.token_len)} tokens, {_count(view.num_visual_tokens)} visual"
-        parts[f"as tokens: {facts}, {_count(view.num_supervised)} trained on"] = [Tokens(view.spans)]
-    return parts
-
-
-def print_sample(view: MemberView, place: str, raw: Raw, remarks: Iterable[str], full: bool = False) -> None:
-    """Print a sample before it is packed: as it was read, as it was understood, and its tokens."""
-    print_heading(view.sample_id)
-    print_blocks([Line(place), *_notes(view, remarks)])
-    for title, blocks in _sample_parts(view, raw).items():
-        print_heading(f"── {title}{_MARKS * title.startswith('as tokens')}")
-        print_blocks(blocks, None if full or view.refused else _CHARS)
-
-
-def sample_page(view: MemberView, place: str, raw: Raw, remarks: Sequence[str]) -> str:
-    """Build the page of a sample, the last thing that became of it first; arguments as of `print_sample`."""
-    head: list[Block] = [Line(place), *([Line(member_facts(view))] if view.turns else []), *_notes(view, remarks)]
-    return page(
-        f"Sample {view.sample_id}",
-        tag("h1", tag("code", view.sample_id)),
-        *(block.to_html() for block in head),
-        *(
-            section(
-                f"A{title[1:]}", *(block.to_html() for block in blocks), says=MARKED if view.spans and not n else None
-            )
-            for n, (title, blocks) in enumerate(reversed(_sample_parts(view, raw).items()))
-        ),
-    )
-
-
-def _notes(view: MemberView, remarks: Iterable[str]) -> list[Block]:
-    refused = [f"It would be in no pack: {view.refused}"] if view.refused else []
-    return [Line(note, "bad") for note in (*refused, *remarks)]
+        parts[f"as tokens: {facts}, {_count(view.num_supervised)} trained on{_MARKS}"] = [Tokens(view.spans)]
+    for title, blocks in parts.items():
+        print_heading(f"── {title}")
+        print_blocks(blocks, most)
 
 
 def print_next(command: str, others: Sequence[str]) -> None:
