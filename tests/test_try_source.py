@@ -5,10 +5,8 @@ import re
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from energon_pack.inspect.try_source import gains_of
 from energon_pack.plan.pack_lengths import Choice, Choices
 from energon_pack.report.printed import print_choices
 from support.running import command_here
@@ -44,6 +42,7 @@ def test_a_source_is_shown_from_its_form_to_the_next_command(demo: tuple[Path, P
     ]
     assert "180 of 320 image samples (56%))" in kinds
     assert any(line.startswith(f"energon-pack source.path={source} ") and line.endswith("=2048") for line in lines)
+    assert "a pack holds 7.6 samples: for as many samples a step" in shown.stdout, "320 samples in 42 packs"
     named = source.name
     assert any(
         line.startswith(f"torchrun recipes/train_ddp.py packed/{named} --processor {processor}") for line in lines
@@ -136,9 +135,3 @@ def test_what_would_be_cut_off_is_said(demo: tuple[Path, Path], tmp_path: Path) 
     shown = tried(tmp_path, path, f"model.processor={demo[1]}", "executor.num_workers=1", *cut)
     assert "packing.overlong=truncate_text, 256 tokens a pack: cut off: 3,3" in shown.stdout
     assert "nothing would be published: 1 overlong sample loses 93% of all tokens" in shown.stdout
-
-
-def test_gains_are_those_of_the_lengths() -> None:
-    """Four samples of 10 and 40 tokens in one pack of 100, against two rows of a batch padded to 40 each."""
-    gains = gains_of(np.array([10, 40, 10, 40]), Choice(100, 0, 0.0, 0.0, packs=1, fill=1.0))
-    assert (gains.samples_per_pack, gains.padded_share) == (4.0, 1.6)

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
-import pyarrow as pa
 
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
@@ -26,7 +25,6 @@ from energon_pack.dataset.plan_file import ledger
 from energon_pack.errors import PackError, SamplesLost, amount
 from energon_pack.inspect.source import look
 from energon_pack.lengths.index import every
-from energon_pack.lengths.worker import LengthsRow
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import Choice, Choices, try_lengths
 from energon_pack.plan.packs import no_plan
@@ -35,6 +33,7 @@ from energon_pack.plan.settings import CUTTING
 from energon_pack.report.images import MediaFirst, media_first
 from energon_pack.report.printed import part_lines, print_choices
 from energon_pack.report.remark import part
+from energon_pack.report.sheet import rows_at
 from energon_pack.report.views.screens import member_blocks, print_blocks, print_heading
 from energon_pack.report.views.text import Line
 from energon_pack.report.which_length import advice, lengths_to_choose, recommended
@@ -47,7 +46,6 @@ from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.sources.forms import read_as
 from energon_pack.sources.mixture import stem_of
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import rows_of
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import path_in
 from energon_pack.stages import measuring
@@ -180,8 +178,8 @@ def _try(given: argparse.Namespace, begin: Callable[[Sequence[str]], PackRun]) -
         raise PackError("report.lens: every sample is longer than all of them")
     say(advice(cured.choices.lens))
     lens = cured.measured.lengths.items.lens
-    for line in _gains_lines(gains_of(lens[(lens > 0) & (lens <= cured.best.max_token_len)], cured.best)):
-        say(line)
+    per_pack = np.count_nonzero((lens > 0) & (lens <= cured.best.max_token_len)) / cured.share / cured.best.packs
+    say(f"a pack holds {per_pack:.1f} samples: for as many samples a step as before, divide its rows by that")
     print_heading("── next")
     _print_next(given, cured.best, cures)
     if why := bad_data(tried.choices, config.max_skipped):
@@ -199,11 +197,7 @@ def _show_samples(config: PackConfig, lengths: Lengths, template: Template) -> N
     """Print some samples as training gets them, each with its kind: the longest, an odd one, and some in even steps."""
     numbers = _to_show(lengths)
     print_heading("── as they are trained: what counts is green, or «so»")
-    found: dict[int, tuple[Shard, LengthsRow]] = {}
-    for of_numbers, chunk, rows in lengths.places(np.array([*numbers])):
-        shards, table = chunk.numbers_of_rows[rows], chunk.read(None).take(pa.array(rows))
-        for place, shard, row in zip(of_numbers.tolist(), shards.tolist(), rows_of(table, LengthsRow), strict=True):
-            found[place] = lengths.shards[shard].shard, row
+    found = {place: (shard, row) for place, shard, row, _ in rows_at(lengths, np.array([*numbers]))}
     with Reader() as reader:
         for place, kind in enumerate(numbers.values()):
             looked = look(config, reader, *found[place], template)
@@ -267,37 +261,6 @@ def _print_cuts(config: PackConfig, report: Report) -> None:
         say(f"packing.overlong={config.packing.overlong.value}, {config.packing.max_token_len:,} tokens a pack: {line}")
     if why := dropped(report, config.packing):
         say(f"nothing would be published: {why}")
-
-
-@dataclass(frozen=True)
-class Gains:
-    """What packing saves against batches of samples in rows of their own."""
-
-    samples_per_pack: float
-    padded_share: float  # tokens of rows padded to the longest of their batch, for one token of a pack's row
-
-
-def gains_of(lens: np.ndarray, chosen: Choice, seed: int = 0) -> Gains:
-    """Compare packs with batches of as many samples, drawn by chance and padded to the longest of each."""
-    per_pack = len(lens) / chosen.packs
-    size = max(1, round(per_pack))
-    order = np.random.default_rng(seed).permutation(lens)
-    batches = [order[start : start + size] for start in range(0, len(order), size)]
-    padded = sum(int(batch.max()) * len(batch) for batch in batches)
-    return Gains(per_pack, padded / (chosen.packs * chosen.max_token_len))
-
-
-def _gains_lines(gains: Gains) -> list[str]:
-    per_pack, share = gains.samples_per_pack, gains.padded_share
-    tokens = f"{share:.2f} times fewer tokens" if share > 1 else f"{1 / share:.2f} times as many tokens"
-    return [
-        f"against one sample a step: {per_pack:.1f} times fewer steps; against batches of"
-        f" {max(1, round(per_pack)):,} padded to their longest: {tokens}",
-        f"a pack holds {per_pack:.1f} samples: for as many samples a step as before, divide ranks x micro batches x"
-        f" accumulation by {per_pack:.1f}",
-        f"or keep the packs a step and multiply Adam's learning rate by {math.sqrt(per_pack):.1f} (square root rule,"
-        f" Malladi et al. 2022), SGD's by {per_pack:.1f} (linear rule, Goyal et al. 2017)",
-    ]
 
 
 def _print_next(given: argparse.Namespace, chosen: Choice, cures: Sequence[str]) -> None:

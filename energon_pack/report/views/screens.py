@@ -1,16 +1,16 @@
 """Show a pack, and a sample of a source, in a terminal and on a page."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from rich.text import Text
 
 from energon_pack.errors import amount, printable
 from energon_pack.report.pages.bars import Piece, legend, strip
-from energon_pack.report.pages.html import Html, details, join, page, section, tag
+from energon_pack.report.pages.html import Html, details, join, tag
 from energon_pack.report.pages.rows import Rows, code, print_table
-from energon_pack.report.views.text import MARKED, Block, Line, Pictures, Raw, Tokens, Turns
-from energon_pack.report.views.view import Medium, MemberView, PackView, times
+from energon_pack.report.views.text import MARKED, Block, Line, Pictures, Tokens, Turns
+from energon_pack.report.views.view import Medium, MemberView, PackView, Span, times
 from energon_pack.run.console import console, say
 from energon_pack.samples.media.kinds import KINDS
 
@@ -48,8 +48,9 @@ def pack_section(view: PackView, max_chars: int = 12_000, max_members: int = 24)
         tag("p", MARKED, class_="says") if any(member.spans for member in shown) else None,
         *members[:_OPEN],
         details(_more(len(members) - _OPEN), *members[_OPEN:]) if members[_OPEN:] else None,
-        Line(f"and {_more(rest)}").to_html() if rest else None,
+        Line(f"and {_more(rest)}").to_html() if rest and shown else None,
         class_="pack",
+        id=f"pack-{view.number}",
     )
 
 
@@ -137,7 +138,6 @@ def member_blocks(member: MemberView, max_chars: int = 0) -> list[Block]:
     return [
         Line(member_facts(member)),
         *([Line(f"In no pack: {member.refused}", "bad")] if member.refused else []),
-        *(Line(note, "bad") for note in member.notes),
         Pictures(member.media),
         Turns(member.turns, max_chars) if member.spans is None else Tokens(member.spans, max_chars),
     ]
@@ -159,45 +159,21 @@ def member_facts(member: MemberView) -> str:
     return " · ".join(facts)
 
 
-def _sample_parts(view: MemberView, raw: Raw) -> dict[str, list[Block]]:
-    """Return the parts of a sample before it is packed, by their titles, as far as it was understood."""
-    parts: dict[str, list[Block]] = {"as it was read": [raw]}
+def print_sample(view: MemberView, place: str, raw: str, remarks: Iterable[str], full: bool = False) -> None:
+    """Print a sample before it is packed: as it was read, as it was understood, and its tokens."""
+    most = None if full or view.refused else _CHARS
+    print_heading(view.sample_id)
+    refused = [f"It would be in no pack: {view.refused}"] if view.refused else []
+    print_blocks([Line(place), *(Line(note, "bad") for note in (*refused, *remarks))])
+    parts: dict[str, list[Block]] = {"as it was read": [Tokens([Span(raw, "text", 0, 0.0)])]}
     if view.turns:
         parts["as it was understood"] = [Turns(view.turns), Pictures(view.media)]
     if view.spans is not None:
         facts = f"{_count(view.token_len)} tokens, {_count(view.num_visual_tokens)} visual"
-        parts[f"as tokens: {facts}, {_count(view.num_supervised)} trained on"] = [Tokens(view.spans)]
-    return parts
-
-
-def print_sample(view: MemberView, place: str, raw: Raw, remarks: Iterable[str], full: bool = False) -> None:
-    """Print a sample before it is packed: as it was read, as it was understood, and its tokens."""
-    print_heading(view.sample_id)
-    print_blocks([Line(place), *_notes(view, remarks)])
-    for title, blocks in _sample_parts(view, raw).items():
-        print_heading(f"── {title}{_MARKS * title.startswith('as tokens')}")
-        print_blocks(blocks, None if full or view.refused else _CHARS)
-
-
-def sample_page(view: MemberView, place: str, raw: Raw, remarks: Sequence[str]) -> str:
-    """Build the page of a sample, the last thing that became of it first; arguments as of `print_sample`."""
-    head: list[Block] = [Line(place), *([Line(member_facts(view))] if view.turns else []), *_notes(view, remarks)]
-    return page(
-        f"Sample {view.sample_id}",
-        tag("h1", tag("code", view.sample_id)),
-        *(block.to_html() for block in head),
-        *(
-            section(
-                f"A{title[1:]}", *(block.to_html() for block in blocks), says=MARKED if view.spans and not n else None
-            )
-            for n, (title, blocks) in enumerate(reversed(_sample_parts(view, raw).items()))
-        ),
-    )
-
-
-def _notes(view: MemberView, remarks: Iterable[str]) -> list[Block]:
-    refused = [f"It would be in no pack: {view.refused}"] if view.refused else []
-    return [Line(note, "bad") for note in (*refused, *remarks, *view.notes)]
+        parts[f"as tokens: {facts}, {_count(view.num_supervised)} trained on{_MARKS}"] = [Tokens(view.spans)]
+    for title, blocks in parts.items():
+        print_heading(f"── {title}")
+        print_blocks(blocks, most)
 
 
 def print_next(command: str, others: Sequence[str]) -> None:
@@ -248,12 +224,6 @@ def _member_pieces(member: MemberView, name: str) -> list[Piece]:
 def _fewer(pieces: Sequence[Piece]) -> list[Piece]:
     """Merge neighbours until few enough pieces are left; a merged piece has the kind that most of it is."""
     every = -(-len(pieces) // _MOST_PIECES)
-    return list(pieces) if every < 2 else list(_joined(pieces, every))
-
-
-def _joined(pieces: Sequence[Piece], every: int) -> Iterator[Piece]:
-    for start in range(0, len(pieces), every):
-        some = pieces[start : start + every]
-        most = max(some, key=lambda piece: piece.size)
-        size = sum(piece.size for piece in some)
-        yield most._replace(size=size, label=f"{most.label}, and {len(some) - 1} more")
+    groups = [pieces[start : start + every] for start in range(0, len(pieces), every)]
+    sums = [(max(group, key=lambda piece: piece.size), sum(piece.size for piece in group)) for group in groups]
+    return [most._replace(size=size, label=f"{most.label} …" if every > 1 else most.label) for most, size in sums]

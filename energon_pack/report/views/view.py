@@ -94,7 +94,6 @@ class MemberView:
     media: list[Medium] = field(default_factory=list)
     spans: list[Span] | None = None  # None: without the model's tokenizer
     refused: str | None = None  # why it would be in no pack: reason and detail; None: it would be in one
-    notes: list[str] = field(default_factory=list)  # facts that could not be told, and why
     weight: float = 1.0  # of the whole sample
     shared_len: int = 0  # how many first tokens it shares with the member before it in the pack
     num_shared_visual: int = 0  # how many of these hold visual features
