@@ -179,7 +179,15 @@ def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[li
         raise Skip(Reason.NO_MESSAGES, detail)
     is_chat = settings.sample_type in (SampleType.auto, SampleType.chat)
     fields = " or ".join(MESSAGE_KEYS) if is_chat else settings.sample_type.value
-    raise Skip(Reason.NO_MESSAGES, f"no {fields} among {sorted(value)[:8]} (source.messages_key names the field)")
+    raise Skip(Reason.NO_MESSAGES, f"no {fields} among {sorted(value)[:8]} ({_reads(value)})")
+
+
+def _reads(value: Mapping[str, Any]) -> str:
+    """Name the setting that reads a conversation in a field of another name."""
+    turns = [key for key, item in value.items() if isinstance(item, list) and item and isinstance(item[0], dict)]
+    if named := next((key for key in turns if not {"role", "from"}.isdisjoint(value[key][0])), None):
+        return f"source.messages_key={named} reads its turns"
+    return "source.messages_key names a field of turns, source.columns.prompt and .response name two of texts"
 
 
 def _messages(value: Any) -> list[Message]:
