@@ -114,7 +114,7 @@ def _drawn(item: IndexedShard, seed: int) -> IndexedShard:
     return item if rows is None else replace(item, rows=rows, how_drawn=(item.shard.ratio, seed, item.shard.name))
 
 
-def every(step: int, indexed: Sequence[IndexedShard]) -> list[IndexedShard]:
+def every_nth_sample(step: int, indexed: Sequence[IndexedShard]) -> list[IndexedShard]:
     """Return every `step`-th sample of some shards, from the first on."""
     ends = accumulate((item.num_samples for item in indexed), initial=0)
     firsts = [-start % step for start, _ in zip(ends, indexed, strict=False)]

@@ -79,7 +79,7 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
     return list(map(MeasuredShard, indexed, pieces, was_cached))
 
 
-def measure_part(indexed: list[IndexedShard], rows: Sequence[Ints], method: Method, run: Run) -> int:
+def measure_some(indexed: list[IndexedShard], rows: Sequence[Ints], method: Method, run: Run) -> int:
     """Measure some samples into the cache, as `measure_shards` does with all; return how many they are.
 
     Args:
