@@ -10,7 +10,7 @@ import pytest
 from energon_pack.plan.pack_lengths import Choice, Choices
 from energon_pack.report.printed import print_choices
 from support.running import command_here
-from support.samples import chat, picture, write_tar
+from support.samples import chat, picture, video, write_tar
 
 
 def tried(folder: Path, *words: str | Path) -> "subprocess.CompletedProcess[str]":
@@ -101,6 +101,42 @@ def test_what_cures_is_in_the_next_command(demo: tuple[Path, Path], tmp_path: Pa
     assert " source.take=chosen " in command
     assert shown.returncode == 3
     assert "bad data cost 7 of 10 samples, max_skipped=0.01 allows fewer: without source.take=chosen" in shown.stderr
+
+
+def test_what_drops_too_much_ends_as_the_run_does_and_names_fewer_frames(
+    demo: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command that was printed next dropped 70 % of the tokens and published nothing; `try` ended with 0."""
+    pytest.importorskip("av")
+    members = {
+        "t.json": chat("a", "b"),
+        "v.json": chat("<video>a", "b", name=["0.mp4"]),
+        "v.0.mp4": video(24, 280, 280),
+    }
+    source = write_tar(tmp_path / "s" / "x.tar", members)
+    words = (source, f"model.processor={demo[1]}", "executor.num_workers=1")
+    monkeypatch.setattr("energon_pack.steps.cost.most_positions", lambda _: 1024)
+    shown = tried(tmp_path, *words, "report.lens=[512]")
+    assert shown.returncode == 3
+    assert "with media=fps media.fps=1, measured again: 0 lost" in shown.stdout
+    (command,) = re.findall("^energon-pack source.path=.*", shown.stdout, re.MULTILINE)
+    assert " media=fps media.fps=1 " in command
+    assert "packing.max_dropped_tokens=0.1 allows less: without media=fps media.fps=1 nothing" in shown.stderr
+
+
+def test_a_field_of_turns_with_another_name_is_read_by_the_next_command(
+    demo: tuple[Path, Path], tmp_path: Path
+) -> None:
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "A cat."}]
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"talk": turns}) + "\n")
+    shown = tried(tmp_path, path, f"model.processor={demo[1]}", "executor.num_workers=1")
+    assert (
+        "no messages or conversations or texts among ['talk'] (source.messages_key=talk reads its turns)"
+        in shown.stdout
+    )
+    assert "with source.messages_key=talk, measured again: 0 lost" in shown.stdout
+    assert shown.returncode == 3
 
 
 def test_few_large_pictures_come_first(demo: tuple[Path, Path], tmp_path: Path) -> None:

@@ -29,20 +29,20 @@ from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import Choice, Choices, try_lengths
 from energon_pack.plan.packs import no_plan
 from energon_pack.plan.report import Report, num_lost_to_bad_data
-from energon_pack.plan.settings import CUTTING
+from energon_pack.plan.settings import CUTTING, Overlong, PackingConfig
 from energon_pack.report.images import MediaFirst, media_first
 from energon_pack.report.printed import part_lines, print_choices
 from energon_pack.report.remark import part
 from energon_pack.report.sheet import rows_at
 from energon_pack.report.views.screens import member_blocks, print_blocks, print_heading
 from energon_pack.report.views.text import Line
-from energon_pack.report.which_length import advice, lengths_to_choose, recommended
+from energon_pack.report.which_length import MOST_DROPPED, advice, lengths_to_choose, recommended
 from energon_pack.run.command import count, parser, run
 from energon_pack.run.console import say
 from energon_pack.run.context import executor_of
 from energon_pack.run.progress import Progress
 from energon_pack.run.user_cache import user_folder
-from energon_pack.samples.media.kinds import MEDIA_TYPES
+from energon_pack.samples.media.kinds import MEDIA_TYPES, VIDEO
 from energon_pack.sources.forms import read_as
 from energon_pack.sources.mixture import stem_of
 from energon_pack.sources.reader import Reader
@@ -60,7 +60,9 @@ _MOST_FILES = 64
 _MOST_SAMPLES = 10_000
 _SHOWN = 5
 _CHARS = 600  # of the text of a sample
-_TYPED = re.compile(r"source\.(tools|take|remote_media)=\w+")  # cures that a detail names as they are typed
+#: cures that a detail names as they are typed
+_TYPED = re.compile(r"source\.(tools|take|remote_media|messages_key|columns\.(images|videos|audios))=\w+")
+_FEWER_FRAMES = ["media=fps", "media.fps=1"]
 _STAGES = "index", "processor", "lengths", "plan"
 _EXAMPLES = (
     "/data/FineVision model.processor=/models/Qwen3-VL-8B-Instruct",
@@ -158,7 +160,7 @@ def _try(given: argparse.Namespace, begin: Callable[[Sequence[str]], PackRun]) -
         _print_cuts(config, plan_source(tried.run, tried.measured).report)
     cures: list[str] = []
     cured = tried
-    for cure in _cures(tried.media_first, examples):
+    for cure in _cures(tried, examples):
         with suppress(PackError):
             with_cure = _measured(begin([*cures, *cure]), given)
             if with_cure.is_better_than(cured):
@@ -182,8 +184,9 @@ def _try(given: argparse.Namespace, begin: Callable[[Sequence[str]], PackRun]) -
     say(f"a pack holds {per_pack:.1f} samples: for as many samples a step as before, divide its rows by that")
     print_heading("── next")
     _print_next(given, cured.best, cures)
-    if why := bad_data(tried.choices, config.max_skipped):
-        raise SamplesLost(f"{why}: without {' '.join(cures) or 'a cure'} nothing would be published")
+    for state, those in ((f"with {' '.join(cures)}, too,", cured), (f"without {' '.join(cures)}", tried)):
+        if why := bad_data(those.choices, config.max_skipped) or _overlong(those.best, config.packing):
+            raise SamplesLost(f"{why}: {state if cures else 'so'} nothing would be published")
 
 
 def _spread(shards: Sequence[Shard], most: int) -> list[Shard]:
@@ -249,10 +252,22 @@ def _print_losses(lengths: Lengths, examples: Mapping[str, tuple[str, str]]) -> 
         say(f"{number:,} of {lengths.num_samples:,}  {reason}, as {sample}: {detail}")
 
 
-def _cures(first: MediaFirst | None, examples: Mapping[str, tuple[str, str]]) -> list[list[str]]:
+def _cures(tried: Tried, examples: Mapping[str, tuple[str, str]]) -> list[list[str]]:
     """Return settings that may help: those that details name as they are typed, and smaller media."""
     typed = [[match[0]] for _, detail in examples.values() if (match := _TYPED.search(detail))]
-    return [*typed, *([first.knob.split()] if first else [])]
+    if tried.media_first:
+        return [*typed, tried.media_first.knob.split()]
+    are_dropped = tried.best is not None and tried.best.dropped_tokens_share > MOST_DROPPED
+    has_videos = bool((tried.measured.lengths.items.media == MEDIA_TYPES.index(VIDEO.kind)).any())
+    return [*typed, *([_FEWER_FRAMES] if are_dropped and has_videos else [])]
+
+
+def _overlong(best: Choice | None, packing: PackingConfig) -> str | None:
+    """Say why a run with the best length would publish nothing, because it drops too much; None: it would publish."""
+    if packing.overlong is not Overlong.auto or best is None or best.dropped_tokens_share <= packing.max_dropped_tokens:
+        return None
+    dropped = f"packs of {best.max_token_len:,} tokens drop {best.dropped_tokens_share:.0%} of all tokens"
+    return f"{dropped}, packing.max_dropped_tokens={packing.max_dropped_tokens:g} allows less"
 
 
 def _print_cuts(config: PackConfig, report: Report) -> None:

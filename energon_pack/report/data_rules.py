@@ -23,7 +23,7 @@ _HELP = {
     Reason.MISSING_MEDIA: "source.media_root, source.remote_media, or the names in the JSON",
     Reason.UNREADABLE_MEDIA: "convert or remove these files",
     Reason.MEDIA_UNREAD: "the key that names the media (source.columns.images), or source.media=ignore",
-    Reason.UNSUPPORTED_MEDIA: "another model, or convert the files",
+    Reason.UNSUPPORTED_MEDIA: "what the details name: another model, a package, or files to download or convert",
     Reason.PLACEHOLDER_MISMATCH: "as many placeholders (<image>, <video>, <audio>) in the text as there are media",
     Reason.PREFERENCE_DATA: "source.take=chosen",
     Reason.NO_MESSAGES: "source.messages_key or source.columns.messages: the field that holds the turns",

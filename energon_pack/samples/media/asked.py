@@ -21,7 +21,7 @@ from energon_pack.samples.media.medium import (
 )
 from energon_pack.samples.media.stream_probe import probe_track
 from energon_pack.samples.member import SampleOptions
-from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.skip import Reason, Skip, one_value
 
 _FPS = 2.0  # frames a second of a list of frames without a rate, as in qwen_vl_utils
 
@@ -194,6 +194,7 @@ def settings_of(value: Mapping[str, Any] | None, of_all: Mapping[str, Any], kind
     settings = MediumSettings(**{field.name: _number(values, field.name) for field in fields(MediumSettings)})  # type: ignore[arg-type]
     if (settings.resized_height is None) != (settings.resized_width is None):
         raise Skip(Reason.BAD_MESSAGE, f"resized_height and resized_width go together: {values}")
+    one_value(values, ("fps", "sample_fps"))
     if settings.fps is not None and settings.nframes is not None:
         raise Skip(
             Reason.BAD_MESSAGE, f"fps={settings.fps:g} and nframes={settings.nframes:g}: one of them says how many"
