@@ -18,11 +18,11 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.lookup import PackLookup
 from energon_pack.dataset.pack_files import packs_in
 from energon_pack.errors import PackError
-from energon_pack.report.views.packed import Place, pack_view
+from energon_pack.report.views.packed import pack_view
 from energon_pack.report.views.screens import pack_section
 from energon_pack.report.views.spans import vocabulary_of
 from energon_pack.report.views.text import Tokens, shared_evenly
-from energon_pack.report.views.view import PackView, Span, thumbnail
+from energon_pack.report.views.view import PackView, Place, Span, thumbnail
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.pack_tokens import pack_tokens
