@@ -257,7 +257,7 @@ class Progress:
     def _watch(self, stage: str, ended: Event) -> None:
         this = psutil.Process(os.getpid())
         while True:
-            finished = ended.wait(0.1)
+            finished = ended.wait(0.5)  # looking for workers takes some milliseconds
             used = 0
             for process in [this, *this.children(recursive=True)]:
                 try:
