@@ -4,12 +4,15 @@
     an entry: its CRC-32, begun with the checksum of its sample │ bytes of the JSON, and of the ids │ JSON │ ids
 
 The column `kept` of the lengths says where an entry lies: the digits of its file, then its offset, 32 bits each. An
-entry that is not there, was damaged, or is of another sample is None: the sample is then tokenized anew.
+entry that is not there, was damaged, or is of another sample is None: the sample is then tokenized anew. So files may
+go at any time: the oldest where all of a cache have more than `_MOST_IN_CACHE` bytes, and all of a folder with any of
+its lengths.
 """
 
 import json
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
 from operator import methodcaller
 from pathlib import Path
@@ -27,6 +30,7 @@ _MAGIC = b"EPKT"
 _HEAD, _SIZES = struct.Struct("<III"), struct.Struct("<II")
 _ID = np.dtype("<u4")
 _MOST_BYTES = 64 << 20  # of a file: what comes behind is not kept
+_MOST_IN_CACHE = 16 << 30
 _STEPS = [field.name for field in fields(SeenMedium)].index("steps")
 _AT_ONCE = 4096  # bytes of an entry that are read at once
 _encode = json.JSONEncoder(separators=(",", ":"), default=methodcaller("item")).encode
@@ -54,6 +58,7 @@ class Keeping:
         number = crc32(data)
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / _name(number), data, sync=False)
+        _remove_oldest(folder.parent)
         return number << 32
 
 
@@ -88,6 +93,25 @@ class KeptTokens:
 
     def __exit__(self, *_: object) -> None:
         self._files.__exit__()
+
+
+def forget_tokens(folder: Path) -> None:
+    """Remove all tokens that are kept in a folder."""
+    for path in folder.glob("*.tokens"):
+        path.unlink(missing_ok=True)
+
+
+def _remove_oldest(cache: Path) -> None:
+    """Remove the oldest files below the folders of a cache, so that the others are within the bound."""
+    states = []
+    for path in cache.glob("*/*.tokens"):
+        with suppress(FileNotFoundError):  # another process removed it
+            states.append((path.stat(), path))
+    num_bytes = 0
+    for state, path in sorted(states, key=lambda item: item[0].st_mtime_ns, reverse=True):
+        num_bytes += state.st_size
+        if num_bytes > _MOST_IN_CACHE:
+            path.unlink(missing_ok=True)
 
 
 def _name(number: int) -> str:

@@ -1,6 +1,7 @@
 """The tokens that packing writes are those of the template; a sample with other tokens than measured ends the run."""
 
 import json
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -208,6 +209,7 @@ def test_an_engine_that_counts_wrong_is_not_asked_again(
     make: Callable[..., PackConfig] = partial(config, source, cache_dir=str(tmp_path / "cache"))
     with pytest.raises(LengthsWrong, match=r"28 tokens, .*, and 29 and 4 as measured with measure.engine=auto"):
         pack(make())
+    assert not [*tmp_path.glob("cache/lengths/*/*.tokens")], "tokens of lengths that were forgotten"
     assert pack(make())["tokens"] == 3 * 28
 
 
@@ -252,6 +254,18 @@ def test_kept_tokens_are_those_of_their_sample_or_none(tmp_path: Path) -> None:
         assert kept.find(1 << 32 | 4, 0) is None, "there is no such file"
         assert kept.find(file + places[0], 1) is None, "it is another sample's"
         assert not path.exists()
+
+
+def test_the_oldest_tokens_go_where_a_cache_has_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing bounded them: each model and each changed source left its tokens on the disk for ever."""
+    monkeypatch.setattr("energon_pack.lengths.kept_tokens._MOST_IN_CACHE", 100)
+    for day, folder in enumerate(("a", "b", "a")):
+        keeping = Keeping()
+        keeping.add(MemberTokens(np.array([day] * 3), []), day)
+        number = keeping.write(tmp_path / folder) >> 32
+        os.utime(tmp_path / folder / f"{number:08x}.tokens", (day, day))
+    sizes = [(path.parent.name, path.stat().st_mtime) for path in tmp_path.glob("*/*.tokens")]
+    assert sorted(sizes) == [("a", 2.0), ("b", 1.0)]
 
 
 # ------------------------------------------------------------------------------------------------------- another medium
