@@ -81,11 +81,7 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
 
 
 def measure_part(indexed: list[IndexedShard], rows: Sequence[Ints], method: Method, run: Run) -> int:
-    """Measure some samples into the cache, as `measure_shards` does with all; return how many they are.
-
-    Args:
-        rows: for each shard, the rows of the samples to measure.
-    """
+    """Measure some samples into the cache, as `measure_shards` does with all; return how many they are."""
     cache = lengths_cache(method, run)
     keys = [_lengths_key(item) for item in indexed]
     found = [cache.find(key, item.num_samples) for key, item in zip(keys, indexed, strict=True)]
@@ -102,13 +98,7 @@ def _measure(
     run: Run,
     wanted: Sequence[Ints] | None = None,
 ) -> list[int]:
-    """Measure missing and stale samples and keep them; return the numbers of the shards that have new rows.
-
-    Args:
-        keys: the cache keys of the shards.
-        found: for each shard, the pieces that the cache has and the rows it lacks.
-        wanted: for each shard, the rows to measure; None: all.
-    """
+    """Measure missing and stale samples and keep them; return the numbers of the shards that have new rows."""
     pieces = [pieces for pieces, _ in found]
     todo = {number: missing for number, (_, missing) in enumerate(found) if len(missing)}
     stale: Stale = {}
@@ -258,11 +248,7 @@ def cached_as(measured: Sequence[MeasuredShard], method: Method) -> tuple[str, l
 
 
 def forget(cached: tuple[str, list[str]], run: Run, are_wrong: bool = True) -> None:
-    """Make the next run measure shards again that `cached_as` named, with the tokens of the same folder.
-
-    Args:
-        are_wrong: their lengths were wrong; False: a shard changed.
-    """
+    """Make the next run measure shards again that `cached_as` named, with the tokens of the same folder."""
     folder, keys = cached
     if are_wrong:
         _note_of(folder, run).touch()

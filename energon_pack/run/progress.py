@@ -161,11 +161,7 @@ class Progress:
         cost: float | None = None,
         begun: Callable[[], float] | None = None,
     ) -> Iterator[Advance]:
-        """Yield a function to call with the number of units just done.
-
-        Args:
-            cost: of all units, in proportion to their time; None: each takes as long.
-        """
+        """Yield a function to call with the number of units just done."""
         if total == 0:
             yield _nothing
             return
