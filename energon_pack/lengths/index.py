@@ -54,9 +54,6 @@ class IndexedShard:
 def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, run: Run) -> list[IndexedShard]:
     """Index every shard that is not in the cache yet, and draw its samples as often as its `ratio` says.
 
-    Args:
-        seed: of the draws.
-
     Raises:
         PackError: a tar is compressed; or with `keep_damaged` off, as `refuse_damaged`.
     """
@@ -86,11 +83,7 @@ def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, run: Run) -
 
 
 def refuse_damaged(indexed: Iterable[tuple[Shard, Mapping[str, str]]]) -> None:
-    """Raise PackError if a file is damaged, or has keys with dots.
-
-    Args:
-        indexed: each file, with the metadata of its index.
-    """
+    """Raise PackError if a file is damaged, or has keys with dots."""
     damaged: list[tuple[Shard, int, str]] = []
     for shard, about in indexed:
         if dotted := wds.dotted_of(shard.path, about):

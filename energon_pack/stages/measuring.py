@@ -35,11 +35,7 @@ class Measured:
 
 
 def index_source(run: PackRun, shards: Sequence[Shard] | None = None) -> list[IndexedShard]:
-    """Find the place of each sample of the source, and draw samples by the `sample_ratio` of their file.
-
-    Args:
-        shards: the shards to index; None: the whole source.
-    """
+    """Find the place of each sample of the source, and draw samples by the `sample_ratio` of their file."""
     with run.timed("index"):
         chosen = run.source.shards if shards is None else [*shards]
         return index_shards(chosen, run.config.source.on_damaged is OnDamaged.keep, run.config.seed, run)
