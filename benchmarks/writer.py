@@ -35,6 +35,7 @@ from timing import at_least, at_most, cpu_and_wall_seconds
 from energon_pack.dataset.energon import write_metadata
 from energon_pack.dataset.files import PLAN_SCHEMA
 from energon_pack.dataset.shards import ShardJob, WrittenShard, write_shard
+from energon_pack.lengths.kept_tokens import Keeping
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.plain_data import node_of
 from energon_pack.samples.flavors import DEFAULT
@@ -45,6 +46,7 @@ from energon_pack.sources.demo import make_demo
 from energon_pack.sources.forms import find_source
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
+from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.templates.models import read_model
 from energon_pack.templates.processor import load_saved, prepare_template
@@ -82,19 +84,26 @@ def make_template(folder: Path) -> str:
 
 
 def make_plan(source: Path, path: Path, template: str) -> int:
-    """A plan of packs in random order, as packing writes it, and checksums beside; the number of its shards."""
+    """A plan of packs in random order, as packing writes it; beside it checksums, and tokens as measuring keeps them;
+    the number of its shards.
+    """
     rows: list[dict[str, Any]] = []
     (tokens,) = load_saved(template).member_tokens([Sample([*TURNS], [Media("image", 448, 448)])])
     counts = {"token_len": len(tokens), "num_supervised": tokens.num_supervised, "num_visual_tokens": 256}
+    keeping = Keeping()
     with Reader() as reader:
         for shard in find_source(SourceConfig(), str(source)).shards:
             for sample in rows_of(shard.index(), IndexRow):
-                checksum = reader.checksum(shard, reader.raw(shard, sample), sample.parts)
+                read = read_sample(reader, shard, sample, ReadSettings())
+                checksum = reader.checksum(shard, read.raw, read.parts)
+                kept = keeping.add(tokens, read, checksum)
                 parts = [MediaPart(*part, "image", "jpg") for part in sample.parts]
-                more = {"media_type": "image", "checksum": checksum, **counts}
+                more = {"media_type": "image", "checksum": checksum, "kept": kept, **counts}
                 rows.append({**asdict(sample), "shard": shard.name, "parts": parts, **more})
     random.Random(0).shuffle(rows)
-    np.save(path.with_suffix(".npy"), np.array([row["checksum"] for row in rows], np.uint32))
+    number = keeping.write(path.parent)
+    beside = [(row["checksum"], row["kept"] and number + row["kept"]) for row in rows]
+    np.save(path.with_suffix(".npy"), np.array(beside, np.uint64))
     for place, row in enumerate(rows):
         row["pack"] = f"p_{place // PACK_MEMBERS:08d}"
     size = SHARD_PACKS * PACK_MEMBERS
@@ -128,13 +137,14 @@ def write(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     shards = {shard.name: shard for shard in find_source(SourceConfig(), str(source)).shards}
-    sums = np.load(plan.with_suffix(".npy"))
+    beside = np.load(plan.with_suffix(".npy"))
     size = SHARD_PACKS * PACK_MEMBERS
     how = ReadSettings(), template, "auto", "fingerprint", DEFAULT, "train"
     jobs = (
         ShardJob(
-            *(folder / f"packed-{i:06d}.tar", plan, i, shards, *how, sums[i * size : (i + 1) * size]),
-            *(np.zeros(size, np.uint64), folder),
+            *(folder / f"packed-{i:06d}.tar", plan, i, shards, *how),
+            *(beside[i * size : (i + 1) * size, 0].astype(np.uint32), beside[i * size : (i + 1) * size, 1]),
+            plan.parent,
         )
         for i in range(num_shards)
     )
