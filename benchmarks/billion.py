@@ -115,6 +115,7 @@ def rows_of_lengths(first: int, num: int) -> pa.Table:
         "num_control_tokens": nothing,
         "num_weighted": nothing,
         "checksum": chance.integers(0, 2**32, num, np.uint32),
+        "kept": np.zeros(num, np.uint64),
         "reason": pa.array(["unreadable_media" if lost else None for lost in is_lost.tolist()]),
         "detail": pa.array(["made up" if lost else None for lost in is_lost.tolist()], pa.large_string()),
     }
