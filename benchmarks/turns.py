@@ -3,7 +3,7 @@
 Every figure is CPU seconds, user and system, of all processes of one command, the best of some rounds; in a round each
 tree runs each command once, one tree right after the other. The slope between two sizes of a source tells what a sample
 costs apart from starting. All trees run in this environment, on the same data, each with caches of its own, with one
-worker. `--write` writes docs/tables/turns.csv.
+worker. `--write` writes docs/tables/turns.csv, and what stands between the marks of docs/performance.md.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -29,7 +30,8 @@ from energon_pack.sources.demo import make_demo
 
 HERE = Path(__file__).resolve().parent.parent
 FEW, MANY, SOME_TEXTS, TEXTS = 1_000, 8_000, 600, 3_000  # samples
-TABLE = HERE / "docs/tables/turns.csv"
+TABLE, PAGE = HERE / "docs/tables/turns.csv", HERE / "docs/performance.md"
+MARKED = re.compile(r"(?<=<!-- turns -->).*(?=<!-- end -->)")
 #: What a training does with packs, without a model.
 LOADING = """
 import sys
@@ -176,10 +178,14 @@ def _cells(values: Sequence[float], unit: str) -> list[str]:
 
 
 def write(rows: Sequence[Sequence[str]]) -> None:
-    """Write the table of docs/, with the date."""
+    """Write the table of docs/, with the date, and what a million samples cost."""
     header = f"{rows[0][0]}; best of three rounds on {date.today()}"
     with TABLE.open("w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([[header, *rows[0][1:]], *rows[1:]])
+    text, image = (row[-2] for row in rows if row[0] in [*SLOPES][:2])
+    minutes = [round(1e3 * float(slope.split()[0]) / 60) for slope in (text, image)]
+    cells = f"[{text} and {image} a sample](tables/turns.csv) | {minutes[0]} and {minutes[1]} minutes"
+    PAGE.write_text(MARKED.sub(cells, PAGE.read_text()))
 
 
 if __name__ == "__main__":
