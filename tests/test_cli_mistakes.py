@@ -1,5 +1,7 @@
 """Every mistake on the command line is one line that names the value and the fix."""
 
+import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -138,3 +140,16 @@ def check_mistake(
     assert len(errors.splitlines()) == 1, errors
     assert errors.startswith("energon-pack: error: ")
     assert all(name in errors for name in names), errors
+
+
+def test_an_interrupt_while_the_package_is_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the first half second printed twelve lines of imports."""
+
+    class Interrupted:
+        @property
+        def main(self) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "energon_pack.cli", Interrupted())
+    with pytest.raises(SystemExit, match="130"):
+        runpy.run_module("energon_pack", run_name="__main__")
