@@ -9,4 +9,6 @@ if __name__ == "__main__":  # worker processes re-import this file under another
         from energon_pack.cli import main
     except PackError as error:  # a package that adds a kind of media
         sys.exit(f"energon-pack: error: {error}")
+    except KeyboardInterrupt:  # before anything began
+        sys.exit(130)
     main()

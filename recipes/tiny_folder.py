@@ -45,12 +45,21 @@ def tiny_folder(processor: str, folder: str) -> Path:
         raise SystemExit(f"{source}: transformers loads no processor from it: {error}") from None
     tokenizer: Any = getattr(loaded, "tokenizer", loaded)
     config: Any = _config(source, loaded)
+    config = getattr(config, "thinker_config", config)  # of Qwen-Omni, the part that is trained
     for node in (config, *(getattr(config, name) for name in config.sub_configs)):
         _shrink(node)
-    if hasattr(config, "vision_start_token_id"):  # Qwen's positions have three rows
+    if hasattr(getattr(config, "audio_config", None), "num_mel_bins") and hasattr(loaded, "feature_extractor"):
+        config.audio_config.num_mel_bins = loaded.feature_extractor.feature_size
+    is_qwen = config.model_type.startswith("qwen") and hasattr(config, "vision_config")
+    if is_qwen or hasattr(config, "vision_start_token_id"):  # its positions have three rows
         config.get_text_config().rope_parameters["mrope_section"] = [2, 3, 3]  # half of a head
     _set_tokens(config, loaded, tokenizer)
-    autos = tf.AutoModelForImageTextToText, tf.AutoModelForCausalLM, tf.AutoModelForSpeechSeq2Seq
+    autos = (
+        tf.AutoModelForImageTextToText,
+        tf.AutoModelForCausalLM,
+        tf.AutoModelForMultimodalLM,
+        tf.AutoModelForSeq2SeqLM,
+    )
     auto: Any = next((auto for auto in autos if type(config) in auto._model_mapping), None)
     if auto is None:
         raise SystemExit(f"{source}: no class of transformers trains a {config.model_type}")
@@ -92,9 +101,12 @@ def _set_tokens(config: Any, loaded: Any, tokenizer: Any) -> None:
     for name in ("bos", "eos", "pad"):
         for node in (config, text):
             setattr(node, f"{name}_token_id", getattr(tokenizer, f"{name}_token_id"))
-    for name in [name for name in vars(config) if name.endswith(("_token_id", "_token_index"))]:
-        kind = name.rpartition("_token_")[0]
-        token = getattr(loaded, f"{kind}_token", None) or f"<|{kind}|>"
+    for name in {*vars(config), "vision_start_token_id"}:
+        kind, is_token, _ = name.rpartition("_token_")
+        spelled = kind, kind.replace("start", "bos").replace("end", "eos")  # as Qwen-Omni's processor names them
+        token = next(filter(None, (getattr(loaded, f"{each}_token", None) for each in spelled)), f"<|{kind}|>")
+        if not is_token or not name.endswith(("_id", "_index")):
+            continue
         if kind not in ("bos", "eos", "pad") and isinstance(token, str) and token in tokenizer.get_vocab():
             setattr(config, name, tokenizer.convert_tokens_to_ids(token))
 

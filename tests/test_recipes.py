@@ -39,6 +39,7 @@ from energon_pack.pack import pack
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.training.batch import PackedBatch, total_weight
 from energon_pack.webdataset import packs
+from support import processors
 from support.marks import slow
 from support.packed import demo_config
 from support.packed import packed as pack_of
@@ -789,3 +790,15 @@ def test_a_tiny_folder_is_a_model_for_its_processor(packed: Path, demo: tuple[Pa
     batch = packs.collator(model)([packs[0]])
     assert model(**batch).loss.isfinite()
     assert sum(parameter.numel() for parameter in model.parameters()) < 3_000_000
+
+
+def test_a_tiny_folder_is_made_of_a_processor_that_hears_and_of_nothing_else(tmp_path: Path) -> None:
+    """ "No class trains a qwen2_5_omni": sounds had no first step; a folder of data ended with a traceback."""
+    processors.qwen2_5_omni(tmp_path / "processor")
+    assert recipes.main(["tiny", str(tmp_path / "processor"), str(tmp_path / "tiny")]) == 0
+    config = json.loads((tmp_path / "tiny" / "config.json").read_text())
+    assert config["architectures"] == ["Qwen2_5OmniThinkerForConditionalGeneration"]
+    assert config["audio_config"]["num_mel_bins"] == 8
+    (tmp_path / "data").mkdir()
+    with pytest.raises(SystemExit, match="transformers loads no processor from it"):
+        recipes.main(["tiny", str(tmp_path / "data"), str(tmp_path / "none")])

@@ -17,19 +17,6 @@ from energon_pack.run.part import Part
 from energon_pack.templates.models import read_model
 from energon_pack.templates.settings import Expand, Mask, MediaConfig, Think, TrainOn
 
-#: Removed settings, and what to use instead.
-_GONE = {
-    "executor.num_nodes": "executor.num_tasks counts tasks, of which several run on a node",
-    "executor.lost_after": "Slurm itself starts the task of a lost node again",
-    "executor.launch": "start stages with part=NUMBER/PARTS instead",
-    "packing.share_max_branches": "packing.max_members limits what a pack holds",
-    "packing.step_weights": "all terms of a step's cost count alike",
-    "source.boxes": "source.map writes the text of boxes",
-    "source.classes": "lines of JSON name the files of folders of classes",
-    "source.compressed": "unpack the file by the command that the run shows",
-    "source.mixture": "source.path has the entries of a mixture, by name, or names its file",
-    "source.slice": "stage=lengths, plan, write and publish with part=NUMBER/PARTS: several machines, one dataset",
-}
 #: names of settings in other tools
 _ELSEWHERE = {
     "packing.max_token_len": "max_seq_len max_seq_length seq_len seq_length max_length sequence_len cutoff_len",
@@ -80,8 +67,6 @@ def _add_model(composed: DictConfig) -> None:
 def nearest_key(key: str) -> str:
     """Suggest what a user may have meant by a key that does not exist."""
     node, _, name = key.rpartition(".")
-    if gone := next((gone for gone in _GONE if f"{key}.".startswith(f"{gone}.")), None):
-        return f"{gone} is gone: {_GONE[gone]}"
     if meant := next((ours for ours, names in _ELSEWHERE.items() if name in names.split()), None):
         return f"did you mean {meant}?"
     of_that_name = [ours for ours in keys_of(PackConfig) if ours.rpartition(".")[2] == name]
@@ -92,10 +77,9 @@ def nearest_key(key: str) -> str:
         schema = get_type_hints(schema).get(step)
         if schema is None:
             ours, *others = of_that_name or ("",)
-            above = "".join(f"{one}." for one in steps[: depth - 1])
-            return (
-                f"did you mean {ours}?" if ours and not others else nearest_name(step, [above + one for one in names])
-            )
+            if ours and not others:
+                return f"did you mean {ours}?"
+            return nearest_key(".".join(steps[:depth])) if depth > 1 else nearest_name(step, names)
         if not is_dataclass(schema):
             return f"{node} has no keys of its own"
     names = sorted(get_type_hints(schema))

@@ -104,4 +104,7 @@ def test_no_key_of_seven_tools_is_unknown() -> None:
 def test_what_img2dataset_writes_beside_a_caption_is_known() -> None:
     """The best-known tars had a line of keys that nothing reads, in which a misspelt one was not seen."""
     names = "caption url key status error_message width height original_width original_height exif sha256"
+    names += (
+        " uid md5 NSFW similarity aesthetic watermark_score face_bboxes clip_l14_similarity_score"  # LAION, DataComp
+    )
     assert unknown_keys(dict.fromkeys(names.split(), "x"), ["caption"]) == {}
