@@ -13,6 +13,8 @@ from energon_pack.report.views.view import PackView
 from energon_pack.samples.flavors import inputs_of_pack
 
 _MAX_CHARS, _MAX_MEMBERS, _VALUES = 60_000, 64, 24
+#: a processor that is missing or takes no such media; a manifest or a pack that is damaged
+_NO_BATCH = (PackError, ValueError, ImportError, OSError, NotImplementedError, KeyError, TypeError, AttributeError)
 _SAYS = "The batch of this pack alone, made by the encoder that training uses, in either layout."
 
 
@@ -49,10 +51,8 @@ def _batch(opened: Opened, located: LocatedPack, layout: str, processor: str | N
             pack = encoder.encode(name, members)
             assert pack is not None, "on_bad_member=raise"
             rows = [*_keys(encoder.batch([pack]))]
-    except (PackError, ValueError, ImportError, OSError, NotImplementedError) as error:
-        return tag("p", f"No batch: {clipped(' '.join(str(error).split()), 400)}", class_="bad")
-    except (KeyError, TypeError, AttributeError) as error:  # the manifest or the pack is damaged
-        return tag("p", f"No batch: {one_line(error)}", class_="bad")
+    except _NO_BATCH as error:
+        return tag("p", f"No batch: {one_line(error, 400)}", class_="bad")
     return table(("key", "shape", "type", "first values"), rows, num_words=4, class_="keys")
 
 

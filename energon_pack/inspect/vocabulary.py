@@ -23,11 +23,8 @@ def vocabulary_for(
         return None, "no tokens: the manifest is missing"
     try:
         return _written(opened, processor, trust_remote_code), None
-    except (OSError, ValueError, ImportError) as error:
-        text = " ".join(str(error).split())
-        return None, f"no tokens: {text[:300]}{'' if processor else ' (--processor FOLDER names another)'}"
-    except (KeyError, TypeError, AttributeError) as error:  # the manifest is damaged
-        return None, f"no tokens: the manifest does not say how it was packed: {one_line(error)}"
+    except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:  # or a damaged manifest
+        return None, f"no tokens: {one_line(error, 300)}{'' if processor else ' (--processor FOLDER names another)'}"
 
 
 def _written(opened: Opened, processor: str | None, trust_remote_code: bool) -> Vocabulary:

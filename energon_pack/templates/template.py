@@ -82,15 +82,11 @@ class Template(Preparation, Tokenizing):
                 token, and the errors of the family's rules.
         """
         sample, labels = as_seen(sample), self._labels(sample)
-        waiting: dict[str, list[tuple[int, str, int]]] = {kind: [] for kind in self.media_tokens}
         for media in sample.media:
-            if media.kind not in waiting:
+            if media.kind not in self.media_tokens:
                 advice = f": models that do are {', '.join(models)}" if (models := KINDS[media.kind].models) else ""
                 raise Skip(Reason.UNSUPPORTED_MEDIA, f"model.template={self.spec.family} sees no {media.kind}{advice}")
-        expansions, before, after = self._expand(sample.media)
-        for number, (media, expanded) in enumerate(zip(sample.media, expansions, strict=True)):
-            waiting[media.kind].append((number, *expanded))
-        places = [(0, 0)] * len(expansions)
+        expansions, *around = self._expand(sample.media)
         messages = self._as_the_template_takes_them(sample)
         chat, frames = self._chat_for(sample)
         leaves_out_tools = bool(sample.tools)
@@ -99,35 +95,7 @@ class Template(Preparation, Tokenizing):
         else:
             marked, weights = chat.render_marked(messages, sample.tools, labels)
             leaves_out_tools = refuse_left_out(chat.renderer, messages, sample.tools)
-
-        pieces = ["" if marked.startswith(before) else before]  # do not write a first token twice
-        spans: list[tuple[int, int]] = []
-        position, cursor, span_start = len(pieces[0]), 0, 0
-        num_features = dict.fromkeys(KINDS, 0)
-        for start, mark in self._marks.find_all(marked):
-            piece = marked[cursor:start]
-            cursor = start + len(mark)
-            pieces.append(piece)
-            position += len(piece)
-            if mark == OPEN:
-                span_start = position
-            elif mark == CLOSE:
-                spans.append((span_start, position))
-            else:
-                of_kind = waiting.get(self._kinds.get(mark, ""), [])
-                if not of_kind:  # the model would look for missing features
-                    raise Skip(Reason.CONTROL_TOKEN, f"the text spells the media token {mark}")
-                number, text, num_tokens = of_kind.pop(0)
-                pieces.append(text)
-                places[number] = position, position + len(text)
-                position += len(text)
-                num_features[self._kinds[mark]] += num_tokens
-                if sample.media[number].is_heard:
-                    num_features[AUDIO.kind] += _num_heard(text, self.rules.feature_tokens[AUDIO.kind])
-        pieces += [marked[cursor:], after]
-        if left_out := sum(map(len, waiting.values())):
-            raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {left_out} media")
-        text = "".join(pieces)
+        text, spans, places, num_features = self._spliced(marked, around, sample.media, expansions)
         placed = [place for place in places if place[1]]
         spans, weights = self._trained(chat, frames, text, spans, weights, placed, labels)
         if not sample.options.weight:
@@ -146,6 +114,43 @@ class Template(Preparation, Tokenizing):
             sample.options.token_range,
             [number for _, number in expansions],
         )
+
+    def _spliced(
+        self, marked: str, around: Sequence[str], media: Sequence[Media], expansions: Sequence[tuple[str, int]]
+    ) -> tuple[str, list[tuple[int, int]], list[tuple[int, int]], dict[str, int]]:
+        """Put expanded media into a rendered text; return it, what its marks say is trained, the places of the media,
+        and their feature tokens by kind."""
+        waiting: dict[str, list[tuple[int, str, int]]] = {kind: [] for kind in self.media_tokens}
+        for number, (medium, expanded) in enumerate(zip(media, expansions, strict=True)):
+            waiting[medium.kind].append((number, *expanded))
+        before, after = around
+        pieces = ["" if marked.startswith(before) else before]  # do not write a first token twice
+        spans: list[tuple[int, int]] = []
+        position, cursor, span_start = len(pieces[0]), 0, 0
+        places, num_features = [(0, 0)] * len(expansions), dict.fromkeys(KINDS, 0)
+        for start, mark in self._marks.find_all(marked):
+            piece = marked[cursor:start]
+            cursor = start + len(mark)
+            pieces.append(piece)
+            position += len(piece)
+            if mark == OPEN:
+                span_start = position
+            elif mark == CLOSE:
+                spans.append((span_start, position))
+            else:
+                of_kind = waiting.get(self._kinds.get(mark, ""), [])
+                if not of_kind:  # the model would look for missing features
+                    raise Skip(Reason.CONTROL_TOKEN, f"the text spells the media token {mark}")
+                number, text, num_tokens = of_kind.pop(0)
+                pieces.append(text)
+                places[number] = position, position + len(text)
+                position += len(text)
+                num_features[self._kinds[mark]] += num_tokens
+                if media[number].is_heard:
+                    num_features[AUDIO.kind] += _num_heard(text, self.rules.feature_tokens[AUDIO.kind])
+        if left_out := sum(map(len, waiting.values())):
+            raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {left_out} media")
+        return "".join([*pieces, marked[cursor:], after]), spans, places, num_features
 
     def _trained(
         self,

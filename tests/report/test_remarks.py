@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from energon_pack.plan.noted import LISTED, NOTES
 from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.report import MediaFigures
 from energon_pack.report.data_rules import _HELP
@@ -11,6 +12,7 @@ from energon_pack.report.figures import Figures, Loss, MediumIn, Origin, Tries
 from energon_pack.report.images import TokensOfImages
 from energon_pack.report.remark import Grade
 from energon_pack.report.remarks import remarks
+from energon_pack.samples.skip import Reason
 from support.figures import FIGURES, LENS, figures, overlong
 
 
@@ -58,10 +60,6 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
         figures(report={"skipped_by_reason": {"over_cap": 12}}),
         ("look", "12 of 1,000 samples (1.20%) break a limit of packing.max_…"),
     ),
-    "a flavour": (
-        figures(report={"skipped_by_reason": {"not_in_flavor": 5}}),
-        ("look", "5 of 1,000 samples (0.50%) have no place in packs of this flavour"),
-    ),
     "no token is trained on": (figures({"num_supervised": 0}), ("wrong", "no token is trained on")),
     "few tokens are trained on": (
         figures({"num_supervised": 10_000}), ("look", "1.00% of the tokens of texts are trained on"),
@@ -88,14 +86,6 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
         figures({"notes": {"placeholders_put_in": 7}}),
         ("look", "7 of 1,000 samples (0.70%) had media and no place for them: placeholders were put in front of the"
                  " first user turn, or videos took the place of <image>"),
-    ),
-    "tools left out": (
-        figures({"notes": {"tools_left_out": 7}}),
-        ("look", "7 of 1,000 samples (0.70%) have tools that the chat template writes nothing of"),
-    ),
-    "reasoning left out": (
-        figures({"notes": {"reasoning_left_out": 7}}),
-        ("look", "7 of 1,000 samples (0.70%) have reasoning that the chat template writes nothing of"),
     ),
     "no visual token": (figures({"without_visual": 3}), ("wrong", "3 samples with media have no visual token")),
     "images at the most": (
@@ -149,6 +139,8 @@ def test_what_stands_out(name: str) -> None:
     of, expected = CASES[name]
     assert said(of) == [expected]
     assert all(remark.why and remark.knob for remark in remarks(of))
+    known = {"", "most_visual", "untrained", "without_features", *NOTES, *LISTED, *Reason}
+    assert {remark.sample for remark in remarks(of)} <= known, "the contact sheet finds a sample of each"
 
 
 def test_bad_data_is_wrong_where_it_is_too_much() -> None:

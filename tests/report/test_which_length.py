@@ -50,12 +50,9 @@ def test_few_packs_need_not_be_full() -> None:
     assert not does(choice(8192, 0.02, 0.99, packs=12))
 
 
-def test_the_planned_length_is_tried_too() -> None:
-    assert lengths_to_try([4096, 1000], PackingConfig(max_token_len=2560, pad_to_multiple_of=64)) == [960, 2560, 4096]
-
-
-def test_a_length_for_all_samples_is_tried() -> None:
+def test_the_planned_length_and_one_for_all_samples_are_tried() -> None:
     """With the longest sample of 16,569 tokens doublings offer 32,768, and 17,408 would do."""
+    assert lengths_to_try([4096, 1000], PackingConfig(max_token_len=2560, pad_to_multiple_of=64)) == [960, 2560, 4096]
     assert lengths_to_try([4096, 32768], PackingConfig(max_token_len=4096), 16569) == [4096, 17408, 32768]
     assert lengths_to_try([4096], PackingConfig(max_token_len=8192), 5000) == [4096, 8192]
 
