@@ -389,34 +389,12 @@ def images_without_boundaries(model: Any) -> None:
         )
 
 
-def statistics_of_all_images(model: Any) -> None:
-    on_images(model, lambda x: (x - x.mean(0)) / (x.std(0) + 1e-3))
-
-
 def gradients_of_all_images(model: Any) -> None:
     on_images(model, lambda x: Turned.apply(x, lambda grad: grad + 0.1 * grad.mean(0)))
 
 
-def the_place_in_a_row_with_images(model: Any) -> None:
-    model.model.language_model.register_forward_pre_hook(
-        lambda _, args, given: (args, {**given, "inputs_embeds": _placed(given["inputs_embeds"])}), with_kwargs=True
-    )
-
-
-def _placed(x: Tensor) -> Tensor:
-    return x + 0.1 * torch.sin(places(x))
-
-
-def rows_with_images(model: Any) -> None:
-    seen = [False]
-    model.model.visual.register_forward_hook(lambda *_: seen.__setitem__(0, True))
-    model.register_forward_pre_hook(lambda *_: seen.__setitem__(0, False))
-    model.model.language_model.norm.register_forward_hook(lambda _, __, out: mixed(out) if seen[0] else out)
-
-
 IMAGES = [
-    the_last_patches, the_image_before, images_without_boundaries, statistics_of_all_images,
-    gradients_of_all_images, the_place_in_a_row_with_images, rows_with_images,
+    the_last_patches, the_image_before, images_without_boundaries, gradients_of_all_images,
 ]  # fmt: skip
 
 
@@ -430,22 +408,6 @@ def test_an_attack_on_packs_of_images_is_refused(attack: Attack) -> None:
     batch = make_batch("qwen2_5_vl", [[members[1]] * 4])
     with pytest.raises(MixingError, match="mixes the members"):
         model(**batch.model_inputs(model))
-
-
-def test_packs_of_text_behind_packs_of_images_are_tried() -> None:
-    """The model was marked as tried."""
-    model = make_model("qwen2_5_vl")
-    members = make_members("qwen2_5_vl", model)
-    guard(model, MadeEncoder(members))
-    seen = [False]
-    model.model.visual.register_forward_hook(lambda *_: seen.__setitem__(0, True))
-    model.register_forward_pre_hook(lambda *_: seen.__setitem__(0, False))
-    model.model.language_model.norm.register_forward_hook(
-        lambda _, __, out: out if seen[0] or out.shape[1] < 30 else mixed(out)
-    )
-    model(**make_batch("qwen2_5_vl", [[members[1]] * 4]).model_inputs(model))
-    with pytest.raises(MixingError, match="mixes the members"):
-        model(**make_batch("qwen2_5_vl", [[members[0], members[2]] * 2]).model_inputs(model))
 
 
 def experts() -> Any:
