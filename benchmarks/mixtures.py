@@ -1,8 +1,8 @@
 """Shares and even steps of a mixture of five real sets, as Energon's loaders read it: `python benchmarks/mixtures.py`.
 
-The sets of shared/real with weights 40, 30, 15, 10 and 5 are packed in one plan. The loaders of all ranks read every
-pack; costs and trained tokens are those of the plan. Weights are shares of trained tokens, packs have 2,048 tokens and
-refer to their media.
+The sets of shared/real with weights 40, 30, 15, 10 and 5 are packed in one plan, and each of its own and then put in
+one order (`energon_pack.order`). The loaders of all ranks read every pack; costs and trained tokens are those of the
+plan. Weights are shares of trained tokens, packs have 2,048 tokens and refer to their media.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from multiprocessing import get_context
@@ -25,17 +26,21 @@ from rich.table import Table
 
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import PACKS, PackSums, read_as_packed, read_manifest
+from energon_pack.dataset.manifest import read_manifest
+from energon_pack.dataset.ordered import OrderedDataset, members_of_parts
 from energon_pack.loading import train_arguments
+from energon_pack.order import main as order
 from energon_pack.plan.items import Lengths
+from energon_pack.plan.made import packs_of
 from energon_pack.plan.mix import draw, mixture_figures
+from energon_pack.plan.packs import costs_of_packs
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.reading import PacksInOrder
 from energon_pack.run.scratch import Scratch
 from energon_pack.run.seeded import Ints
 from energon_pack.sources.mixture import Entry, Mixture
-from energon_pack.steps.cost import cost_model
+from energon_pack.steps.cost import CostModel, cost_model
 from energon_pack.steps.evenness import PackCosts, figures
 from energon_pack.steps.topology import Topology
 
@@ -68,15 +73,18 @@ def packed(folder: Path, name: str, source: Path, epochs: int, group_by: str, to
     return folder / name
 
 
-def keys_of_rank(folder: Path, rank: int, topology: Topology, num: int) -> list[str]:
-    """The keys of the first packs of a rank."""
+def keys_of_rank(folder: Path, rank: int, topology: Topology, num: int) -> list[tuple[str, str]]:
+    """The first packs of a rank, as (folder of the tar, key)."""
     workers = topology.workers if topology.workers > 1 else 0
     worker = WorkerConfig(rank=rank, world_size=topology.data_parallel, num_workers=workers)
     packs = get_train_dataset(folder, **{**train_arguments(folder, Raw(), worker), "batch_size": None})
-    return [pack.__key__ for pack in islice(get_loader(packs), num)]
+    return [
+        (str(pack.__sources__[0].shard_name).rpartition("/")[0], pack.__key__)
+        for pack in islice(get_loader(packs), num)
+    ]
 
 
-def read(folder: Path, topology: Topology, num: int) -> list[str]:
+def read(folder: Path, topology: Topology, num: int) -> list[tuple[str, str]]:
     """All packs of whole rows, in the order in which the ranks together read them."""
     ranks = range(topology.data_parallel)
     jobs = [(folder, rank, topology, num // topology.row * topology.workers) for rank in ranks]
@@ -89,20 +97,32 @@ def read(folder: Path, topology: Topology, num: int) -> list[str]:
 
 
 class Packs:
-    """What the packs of a dataset hold, by their keys."""
+    """What the packs of datasets hold, by (folder of the tar, key)."""
 
-    def __init__(self, path: Path):
-        sums = PackSums.read(read_as_packed(path, PACKS))
-        self.costs = PackCosts(sums.lm, sums.vision, sums.trained)
-        self.number: dict[str, int] = {}
-        self.trained = np.zeros((len(sums.lm), len(SETS)))
+    def __init__(self, parts: dict[str, Path], by_entry: bool):
+        manifests = [read_manifest(path) for path in parts.values()]
+        pairs = zip(parts.items(), manifests, strict=True)
+        found = [OrderedDataset(name, DatasetFolder(path), str(path), manifest) for (name, path), manifest in pairs]
+        items, sizes, of_pack = members_of_parts(found)
+        packs = packs_of(sizes)
+        language, vision = costs_of_packs(items, packs, CostModel.from_json(manifests[0]["cost"]))
+        self.costs = PackCosts(language, vision, packs.per_pack(items.num_supervised))
+        rows = [row for part in found for row in self._rows(part, not by_entry)]
+        keys = list(dict.fromkeys((folder, key) for folder, key, _ in rows))
+        self.number = {key: number for number, key in enumerate(keys)}
         entries = {name: number for number, name in enumerate(SETS)}
-        for rows in PlanFile(DatasetFolder(path)).columns("pack", "shard", "num_supervised"):
-            for pack, shard, trained in zip(*rows, strict=True):
-                number = self.number.setdefault(pack, len(self.number))
-                self.trained[number, entries[shard.partition("/")[0]]] += trained
+        of_member = np.array([entries[shard.partition("/")[0]] for _, _, shard in rows]) if by_entry else None
+        self.trained = np.zeros((len(sizes), len(SETS)))
+        pack = np.repeat(np.arange(len(sizes)), sizes)
+        np.add.at(self.trained, (pack, of_pack[pack] if of_member is None else of_member), items.num_supervised)
 
-    def row(self, keys: list[str], topology: Topology) -> list[str]:
+    @staticmethod
+    def _rows(part: OrderedDataset, is_part: bool) -> Iterator[tuple[str, str, str]]:
+        for packs, shards in PlanFile(part.folder).columns("pack", "shard"):
+            for pack, shard in zip(packs, shards, strict=True):
+                yield part.path if is_part else "", pack, shard
+
+    def row(self, keys: list[tuple[str, str]], topology: Topology) -> list[str]:
         order: Ints = np.array([self.number[key] for key in keys])
         found = figures(self.costs.take(order), topology.data_parallel, topology.micro_batches)
         waits = [f"{found[name]['epoch']:.4f}" for name in ("lm", "vision", "both")]
@@ -172,7 +192,18 @@ def main() -> None:
                 label = f"{topology.data_parallel}×{topology.workers}, {topology.micro_batches}"
                 path = packed(folder, name, mix, args.epochs, group_by, topology)
                 keys = read(path, topology, read_manifest(path)["num_packs"])
-                table.add_row(f"one plan, group_by={group_by}", label, *Packs(path).row(keys, topology))
+                table.add_row(f"one plan, group_by={group_by}", label, *Packs({"": path}, True).row(keys, topology))
+        alone = {n: packed(folder, n, REAL / path, 1, "media", Topology()) for n, (path, _) in SETS.items()}
+        given = [f"{path}={SETS[name][1]}" for name, path in alone.items()]
+        packs = Packs(alone, False)
+        for topology in TOPOLOGIES[: args.topologies]:
+            out = folder / f"order-{topology.row}-{topology.micro_batches}"
+            who = ("--ranks", topology.data_parallel, "--workers", topology.workers)
+            steps = ("--micro-batches", topology.micro_batches, "--epochs", args.epochs)
+            order([str(out), *given, *map(str, (*who, *steps))])
+            keys = read(out, topology, read_manifest(out)["num_packs"])
+            label = f"{topology.data_parallel}×{topology.workers}, {topology.micro_batches}"
+            table.add_row("order over five datasets", label, *packs.row(keys, topology))
     console.print(table)
 
 

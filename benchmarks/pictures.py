@@ -27,6 +27,7 @@ MOST_BYTES = 150_000
 #: picture: page, the anchors of the sections in it (none: what is above them), width, colours
 SHOTS = {
     "report": ("report.html", ("in-and-out", "what-to-look-at"), 1200, "light"),
+    "sheet": ("report.html", ("contact-sheet",), 1200, "light"),
     "pack": ("report.html", ("a-few-packs",), 1200, "dark"),
     "telephone": ("report.html", ("which-length",), 500, "dark"),
     "sweep": ("sweep.html", ("jobs",), 1200, "light"),
@@ -85,7 +86,7 @@ def shot(page: Path, anchors: tuple[str, ...], width: int, colours: str, folder:
 
 def trimmed(image: Image.Image) -> Image.Image:
     """Without the empty ground around it, and no higher than one looks at."""
-    ground = Image.new("RGB", image.size, image.getpixel((0, 0)))
+    ground = Image.new("RGB", image.size, image.getpixel((image.width - 1, image.height - 1)))
     box = ImageChops.difference(image, ground).getbbox() or (0, 0, *image.size)
     left, top = max(0, box[0] - _MARGIN), max(0, box[1] - _MARGIN)
     right, bottom = min(image.width, box[2] + _MARGIN), min(image.height, box[3] + _MARGIN, top + _MOST_SHOWN)

@@ -1,5 +1,7 @@
 """Errors a user can mend. The command line prints the message as one line and exits with `exit_code`."""
 
+import difflib
+import os
 import re
 from collections.abc import Mapping
 from numbers import Integral
@@ -81,6 +83,16 @@ def refuse_password(name: str, value: str) -> None:
     """
     if _NAME_AND_PASSWORD.search(value):
         raise PackError(f"{name}{value}: an address with a password in it is not taken; keys belong in the environment")
+
+
+def near_path(path: str) -> str:
+    """Suggest a path for one that is not there: `; did you mean /data/llava?`; empty: none is spelled alike."""
+    folder, name = os.path.split(path.rstrip("/"))
+    try:
+        near = difflib.get_close_matches(name, os.listdir(os.path.expanduser(folder) or "."), 1)
+    except OSError:
+        return ""
+    return f"; did you mean {os.path.join(folder, near[0])}?" if near else ""
 
 
 def amount(number: int, noun: str) -> str:

@@ -67,7 +67,7 @@ def make_sample_loader(
         messages_key, sample_type, caption_prompt, take, tools: how unpacked samples are read: `source.*` of the
             packing.
         source_root: the folder of the media that packs of `output.media=reference` refer to; None: the folder in
-            ENERGON_PACK_SOURCE_ROOT, else the one at packing.
+            ENERGON_PACK_SOURCE, else the one at packing.
     """
     if flavor != UNPACKED.name:
         return partial(_load_pack, flavor=flavor_written(flavor), read=LoadedMedia(source_root))
@@ -206,6 +206,8 @@ def _refuse_other_world(dataset: str | Path, worker: Any, ours: bool, goes_on: b
     if goes_on:
         raise ValueError(f"{dataset}: only packs read in order go on from states: {knob}")
     manifest = read_manifest(dataset) if is_packed_here(dataset) else {}
+    if manifest.get("parts"):
+        raise ValueError(f"{dataset} is an order over datasets, which Energon's own dealing does not know: {knob}")
     planned = topology_of(manifest)
     ranks, workers = worker.world_size, max(1, worker.num_workers)
     if not planned.has_steps or ranks * workers == planned.row:

@@ -7,6 +7,7 @@ unshuffled order. Any other number of ranks and workers reads in the same order,
 
 import copy
 import hashlib
+import io
 import json
 import logging
 from bisect import bisect_right
@@ -17,6 +18,7 @@ from itertools import accumulate
 from tarfile import TarError
 from typing import Any, TypeVar
 
+import numpy as np
 from megatron.energon import SavableDataset, TaskEncoder, WorkerConfig
 from megatron.energon.errors import FatalSampleError as FatalSampleError  # ends the training; others are only logged
 from megatron.energon.flavors import BaseWebdatasetFactory
@@ -25,13 +27,14 @@ from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
 from megatron.energon.wrappers import MapDataset, PackingDataset
 from megatron.energon.wrappers.base import BaseWrapperDataset
 
-from energon_pack.dataset.manifest import MANIFEST
+from energon_pack.dataset.manifest import MANIFEST, ORDER
 from energon_pack.dataset.readable import refuse_lost, unread
 from energon_pack.errors import amount
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value
+from energon_pack.run.seeded import Ints
 from energon_pack.steps.journal import resume
-from energon_pack.steps.position import Position, State, Stream, positions_in
+from energon_pack.steps.position import Position, State, Stream, positions_of_states
 from energon_pack.steps.topology import Topology, topology_of
 
 __all__ = ["PackStream", "PacksInOrder", "positions_of"]
@@ -46,7 +49,8 @@ Encoder = TypeVar("Encoder", bound="PacksInOrder")
 class PackStream(SavableDataset[Any]):
     """The raw packs that one rank reads from a position on; an iteration ends with the epoch, and the next one goes on.
 
-    The first iteration after a state is the rest of the state's epoch: nothing if that epoch is finished.
+    The first iteration after a state is the rest of the state's epoch: nothing if that epoch is finished. `order` has
+    for each position the number of its pack in the tars, int64[num]; None: the order of the tars.
     """
 
     _savable_fields = ("_position", "_count", "_epoch")
@@ -57,18 +61,19 @@ class PackStream(SavableDataset[Any]):
         position: Position,
         worker_config: WorkerConfig,
         reorders: bool = False,
+        order: Ints | None = None,
     ):
         super().__init__(worker_config=worker_config)
-        self.position, self._shards = position, factory.shards
+        self.position, self._order, self._shards = position, order, factory.shards
         #: packs of an epoch
-        self.num = len(factory)
+        self.num = len(factory) if order is None else len(order)
         self._reorders = reorders
         self._reader = ShardInfosITarReader(
             factory.path,
             factory.shards,
             part_filter=factory.part_filter,
             sample_filter=factory.sample_filter,
-            itar_cache_size=min(_MAX_OPEN, position.topology.row),
+            itar_cache_size=_MAX_OPEN if order is not None else min(_MAX_OPEN, position.topology.row),
         )
         self.reset_state_own()
 
@@ -88,7 +93,7 @@ class PackStream(SavableDataset[Any]):
 
     def restore_state(self, state: Any) -> None:
         super().restore_state(state)
-        (position,) = positions_in([{"position": self._position}], self.position, "save_state_rank()")
+        (position,) = positions_of_states([{"position": self._position}], self.position, "save_state_rank()")
         self._stream, self._has_ended = Stream(self.num, position.topology, self._reorders), False
 
     def __iter__(self) -> Iterator[Any]:
@@ -106,6 +111,7 @@ class PackStream(SavableDataset[Any]):
     def _pack(self, position: int) -> Any:
         """Return a pack's parts as Energon reads them; None: the dataset excludes the pack."""
         number = self._stream.index(position)
+        number = number if self._order is None else int(self._order[number])
         try:
             pack = self._reader[number]
         except (OSError, TarError, ValueError) as error:
@@ -240,9 +246,10 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         has_one_turn = manifest.get("turns", 1) == 1
         # Without a planned topology each rank that begins gets a stretch of shards, however many workers it has.
         topology = Topology(ranks) if planned == Topology() and has_one_turn else planned
-        packs = f"{len(factory)} packs ({_fingerprint(factory, manifest)})"
-        here = Position(packs, topology, ranks=ranks, rank=worker.rank)
-        position = resume(self._states, here, len(factory))
+        order = _order(factory, manifest)
+        num = len(factory) if order is None else len(order)
+        here = Position(f"{num} packs ({_fingerprint(factory, manifest)})", topology, ranks=ranks, rank=worker.rank)
+        position = resume(self._states, here, num)
         of_splits = [split["packs"] for split in manifest.get("splits", {}).values()]
         has_all = not factory.sample_excludes and len(factory) in of_splits  # else all later packs move
         is_even = has_all and _has_even_steps(planned, position, self._micro_batches)
@@ -263,7 +270,7 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
                 planned.row,
                 all_packs,
             )
-        return PackStream(factory, position, worker, has_one_turn)
+        return PackStream(factory, position, worker, has_one_turn, order)
 
 
 def _has_even_steps(planned: Topology, position: Position, micro_batches: int | None) -> bool:
@@ -299,6 +306,20 @@ def _manifest(factory: Any) -> Manifest:
     file = None if path is None else path / META_FOLDER / MANIFEST
     content: Manifest = json_value(file.read_bytes()) if file is not None and file.is_file() else {}
     return content
+
+
+def _order(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> Ints | None:
+    """Return the numbers of packs in the order of a plan over several datasets; None: there is one dataset."""
+    if not manifest.get("parts"):
+        return None
+    for part in manifest["parts"]:
+        file = factory.path / part["path"] / META_FOLDER / MANIFEST
+        if hashlib.sha256(file.read_bytes()).hexdigest()[:16] != part["digest"]:
+            raise ValueError(f"{factory.path}: {part['path']} was packed again since: make the order anew")
+    order: Ints = np.load(io.BytesIO((factory.path / META_FOLDER / ORDER).read_bytes()))
+    if len(factory) != manifest["splits"]["train"]["packs"]:
+        raise ValueError(f"{factory.path}: an order is of the split train, as it was when the order was made")
+    return order
 
 
 def _fingerprint(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> str:

@@ -91,6 +91,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         manifest = self.encoder.made
         content = manifest["content"]
         read = content["source"]
+        self._names = {str(part["path"]): part["name"] for part in manifest.get("parts") or ()}
         #: names of the entries of a mixture, for `source_losses`; empty: there is none, or it is in a blend
         self.sources: list[str] = [] if str(path).endswith((".yaml", ".yml")) else manifest.get("entries") or []
         if packing_buffer_size is not None:
@@ -121,7 +122,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
             SkipSample: all members were dropped.
         """
         if self._measuring is None:
-            return self._encoded(sample, sample.__key__, inputs_of(sample))
+            return self._encoded(sample, sample.__key__, self._inputs_of(sample))
         if flavor_of_sample(sample) is not UNPACKED:
             raise FatalSampleError(f"{sample.__key__} is a pack: packing_buffer_size packs unpacked samples")
         (member,) = inputs_of(sample)
@@ -136,6 +137,13 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         number = 0 if worker is None else self.current_sample_index // max(1, worker.num_workers)
         waiting: MeasuredSample = MeasuredSample.derive_from(sample, member=member, measured=measured, number=number)
         return waiting
+
+    def _inputs_of(self, sample: Any) -> Iterator[MemberInput]:
+        """Yield the members of a pack; of an order over several datasets, ids begin with the dataset's name."""
+        folder = (sample.__sources__[0].shard_name or "").rpartition("/")[0] if sample.__sources__ else ""
+        name = self._names.get(folder)
+        for member in inputs_of(sample):
+            yield member if name is None else replace(member, sample_id=f"{name}/{member.sample_id}")
 
     def select_samples_to_pack(self, samples: list[MeasuredSample]) -> list[list[MeasuredSample]]:
         """Choose which samples in Energon's buffer share a pack; every sample is in one, as if no more came.

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.files import PLAN, PlanFile, PlanRow, PlanRows, has_messages
-from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.folder import DatasetFolder, opened
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.source_media import DatasetMedia
@@ -55,7 +55,7 @@ _Row = dict[str, Any]
 
 def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> int:
     """Write the members of a packed dataset as single samples; return their number."""
-    folder = DatasetFolder(dataset)
+    folder = opened(dataset)
     plan, (flavor, messages_key) = PlanFile(folder), _settings(folder)
     out = out.absolute()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):

@@ -39,7 +39,10 @@ def tiny_folder(processor: str, folder: str) -> Path:
     import transformers as tf
 
     source, made = Path(processor), Path(folder)
-    loaded: Any = tf.AutoProcessor.from_pretrained(source)
+    try:
+        loaded: Any = tf.AutoProcessor.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"{source}: transformers loads no processor from it: {error}") from None
     tokenizer: Any = getattr(loaded, "tokenizer", loaded)
     config: Any = _config(source, loaded)
     for node in (config, *(getattr(config, name) for name in config.sub_configs)):
@@ -111,7 +114,9 @@ def _try(model: Any, loaded: Any) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "energon_pack.recipes tiny", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("processor", help="the folder of a processor, or of a whole model: no weights are read")
     parser.add_argument("folder", help="where the tiny model is to be")
     given = parser.parse_args(arguments)

@@ -36,6 +36,7 @@ trainers
 lazy streaming on_disk
 automodel
 unpack cli metadataset inspect recipes
+order
 __main__
 """
 #: Below all: media, leaves that read bytes, processors, what a pack and its members are.

@@ -231,7 +231,7 @@ def test_with_automodels_own_interfaces(tmp_path: Path) -> None:
     files = [ROOT / "tests" / "support" / f"with_automodel{part}.py" for part in ("", "_models")]
     out = run(python, "-m", "pytest", *options, *files, cwd=ROOT, PYTHONPATH=str(ROOT))
     assert "passed" in out
-    assert "skipped" not in out
+    assert re.findall(r"(\d+) skipped", out) == ([] if torch.cuda.is_available() else ["2"])  # flash attention
 
 
 # What a model that Automodel has built is asked before a training: whether it keeps the members of packs apart.

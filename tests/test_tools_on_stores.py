@@ -63,8 +63,7 @@ def ranges(bucket: Bucket) -> dict[str, list[tuple[int, int]]]:
     [
         ("verify", ["--decode", "--source", "--num-workers", "1"]),
         ("inspect", ["5", "--full"]),
-        ("inspect", ["--search", "i03"]),
-        ("inspect", ["--search", "bad"]),
+        ("inspect", ["sub/b.tar/i03"]),
     ],
 )
 def test_a_tool_says_of_an_address_what_it_says_of_a_folder(

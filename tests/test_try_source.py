@@ -5,14 +5,12 @@ import re
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from energon_pack.inspect.try_source import gains_of
 from energon_pack.plan.pack_lengths import Choice, Choices
 from energon_pack.report.printed import print_choices
 from support.running import command_here
-from support.samples import chat, picture, write_tar
+from support.samples import chat, picture, video, write_tar
 
 
 def tried(folder: Path, *words: str | Path) -> "subprocess.CompletedProcess[str]":
@@ -44,6 +42,7 @@ def test_a_source_is_shown_from_its_form_to_the_next_command(demo: tuple[Path, P
     ]
     assert "180 of 320 image samples (56%))" in kinds
     assert any(line.startswith(f"energon-pack source.path={source} ") and line.endswith("=2048") for line in lines)
+    assert "a pack holds 7.6 samples: for as many samples a step" in shown.stdout, "320 samples in 42 packs"
     named = source.name
     assert any(
         line.startswith(f"torchrun recipes/train_ddp.py packed/{named} --processor {processor}") for line in lines
@@ -104,6 +103,42 @@ def test_what_cures_is_in_the_next_command(demo: tuple[Path, Path], tmp_path: Pa
     assert "bad data cost 7 of 10 samples, max_skipped=0.01 allows fewer: without source.take=chosen" in shown.stderr
 
 
+def test_what_drops_too_much_ends_as_the_run_does_and_names_fewer_frames(
+    demo: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command that was printed next dropped 70 % of the tokens and published nothing; `try` ended with 0."""
+    pytest.importorskip("av")
+    members = {
+        "t.json": chat("a", "b"),
+        "v.json": chat("<video>a", "b", name=["0.mp4"]),
+        "v.0.mp4": video(24, 280, 280),
+    }
+    source = write_tar(tmp_path / "s" / "x.tar", members)
+    words = (source, f"model.processor={demo[1]}", "executor.num_workers=1")
+    monkeypatch.setattr("energon_pack.steps.cost.most_positions", lambda _: 1024)
+    shown = tried(tmp_path, *words, "report.lens=[512]")
+    assert shown.returncode == 3
+    assert "with media=fps media.fps=1, measured again: 0 lost" in shown.stdout
+    (command,) = re.findall("^energon-pack source.path=.*", shown.stdout, re.MULTILINE)
+    assert " media=fps media.fps=1 " in command
+    assert "packing.max_dropped_tokens=0.1 allows less: without media=fps media.fps=1 nothing" in shown.stderr
+
+
+def test_a_field_of_turns_with_another_name_is_read_by_the_next_command(
+    demo: tuple[Path, Path], tmp_path: Path
+) -> None:
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "A cat."}]
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"talk": turns}) + "\n")
+    shown = tried(tmp_path, path, f"model.processor={demo[1]}", "executor.num_workers=1")
+    assert (
+        "no messages or conversations or texts among ['talk'] (source.messages_key=talk reads its turns)"
+        in shown.stdout
+    )
+    assert "with source.messages_key=talk, measured again: 0 lost" in shown.stdout
+    assert shown.returncode == 3
+
+
 def test_few_large_pictures_come_first(demo: tuple[Path, Path], tmp_path: Path) -> None:
     """`try` said "16,384 is right" of a set in which one picture of sixty needed it."""
     members = {f"{n:02}.json": chat("word " * 150, "b") for n in range(30)}
@@ -136,9 +171,3 @@ def test_what_would_be_cut_off_is_said(demo: tuple[Path, Path], tmp_path: Path) 
     shown = tried(tmp_path, path, f"model.processor={demo[1]}", "executor.num_workers=1", *cut)
     assert "packing.overlong=truncate_text, 256 tokens a pack: cut off: 3,3" in shown.stdout
     assert "nothing would be published: 1 overlong sample loses 93% of all tokens" in shown.stdout
-
-
-def test_gains_are_those_of_the_lengths() -> None:
-    """Four samples of 10 and 40 tokens in one pack of 100, against two rows of a batch padded to 40 each."""
-    gains = gains_of(np.array([10, 40, 10, 40]), Choice(100, 0, 0.0, 0.0, packs=1, fill=1.0))
-    assert (gains.samples_per_pack, gains.padded_share) == (4.0, 1.6)

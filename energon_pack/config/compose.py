@@ -56,6 +56,8 @@ def one_line(error: Exception, given: Sequence[str]) -> str:
         return f"no {group} '{name}'; {nearest_name(name, error.options)}"
     if isinstance(error, OverrideParseException):
         key, equals, value = error.override.partition("=")
+        if value.endswith(","):
+            return f"{error.override}: a list of values has no blanks: {key}=1024,2048"
         if equals:
             return f"{error.override}: a value with special characters goes in quotes: '{key}=\"{value}\"'"
         return f"{error.override}: not of the form KEY=VALUE{meant_tool(key, given)}"
@@ -64,7 +66,8 @@ def one_line(error: Exception, given: Sequence[str]) -> str:
         key = refused[1]
         said = next((argument for argument in given if argument.startswith(f"{key}=")), f"{key}=…")
         if "No match in the defaults list" in text:
-            return f"{said}: {key} has no default to replace; write +{said}"
+            instead = f"model.processor={said.partition('=')[2]}" if "/" in said else f"+{said}"
+            return f"{said}: {key} has no default to replace; write {instead}"
         return f"{said}: unknown key {key}; {nearest_key(key)}"
     if is_node := re.search(r"Error merging override (([\w.]+)=.*)\n.* is not a subclass of ", text):
         return f"{is_node[1]}: {is_node[2]} has keys of its own; {nearest_key(is_node[2] + '.')}"

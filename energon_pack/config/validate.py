@@ -30,6 +30,15 @@ _GONE = {
     "source.mixture": "source.path has the entries of a mixture, by name, or names its file",
     "source.slice": "stage=lengths, plan, write and publish with part=NUMBER/PARTS: several machines, one dataset",
 }
+#: names of settings in other tools
+_ELSEWHERE = {
+    "packing.max_token_len": "max_seq_len max_seq_length seq_len seq_length max_length sequence_len cutoff_len",
+    "model.processor": "model_path model_name_or_path processor_path tokenizer tokenizer_path",
+    "model.max_pixels": "max_pixels image_max_pixels",
+    "source.path": "data_path data_dir dataset train_file input",
+    "output.dir": "output_dir output_path save_dir out",
+    "executor.num_workers": "num_proc dataset_num_proc preprocessing_num_workers",
+}
 _GUESSES = 3  # names to suggest if none is spelled alike
 
 
@@ -73,6 +82,8 @@ def nearest_key(key: str) -> str:
     node, _, name = key.rpartition(".")
     if gone := next((gone for gone in _GONE if f"{key}.".startswith(f"{gone}.")), None):
         return f"{gone} is gone: {_GONE[gone]}"
+    if meant := next((ours for ours, names in _ELSEWHERE.items() if name in names.split()), None):
+        return f"did you mean {meant}?"
     of_that_name = [ours for ours in keys_of(PackConfig) if ours.rpartition(".")[2] == name]
     schema: Any = PackConfig
     steps = node.split(".") if node else []
@@ -92,11 +103,11 @@ def nearest_key(key: str) -> str:
     deeper = {key.rpartition(".")[2]: key for key in keys_of(schema)}
     for keys in ({key: key for key in names}, deeper):
         close = difflib.get_close_matches(name, keys, n=_GUESSES)
-        if meant := next((one for one in close if _means(name, one)), None):
-            return f"did you mean {dot}{keys[meant]}?"
+        if near := next((one for one in close if _means(name, one)), None):
+            return f"did you mean {dot}{keys[near]}?"
     if len(names) > _GUESSES and node:
-        near = difflib.get_close_matches(name, names, n=_GUESSES, cutoff=0.0)
-        return f"near it: {', '.join(dot + one for one in near)}; all of them: energon-pack --help {node}"
+        nearest = difflib.get_close_matches(name, names, n=_GUESSES, cutoff=0.0)
+        return f"near it: {', '.join(dot + one for one in nearest)}; all of them: energon-pack --help {node}"
     return f"there are: {', '.join(dot + name for name in names)}"
 
 

@@ -5,6 +5,7 @@ for its state, and an object that is overwritten meanwhile is noticed.
 """
 
 import errno
+import hashlib
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,8 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from energon_pack.dataset.manifest import PROCESSOR
+from energon_pack.dataset.manifest import MANIFEST, ORDER, PROCESSOR
+from energon_pack.errors import PackError
 from energon_pack.run.address import energon_address, is_address, tidy
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value
@@ -121,3 +123,26 @@ class DatasetFolder:
                     copy.write(file.read(start, _PIECE))
                 copy.flush()
                 yield Path(copy.name)
+
+
+def parts_of(folder: DatasetFolder) -> list[str]:
+    """Return the paths of the datasets in an order; empty: the folder is no order."""
+    if not folder.has(f"{META_FOLDER}/{ORDER}"):
+        return []
+    try:
+        return [str(part["path"]) for part in folder.read_object(f"{META_FOLDER}/{MANIFEST}")["parts"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def opened(place: str | Path) -> DatasetFolder:
+    """Open a folder of packs; raises PackError for an order over several, which holds none."""
+    folder = DatasetFolder(place)
+    if parts := parts_of(folder):
+        raise PackError(f"{folder} is an order over datasets, and holds no packs: name {' or '.join(parts)}")
+    return folder
+
+
+def digest(folder: DatasetFolder) -> str:
+    """Return a hash of how a dataset was packed, which changes when it is packed again."""
+    return hashlib.sha256(folder.read(f"{META_FOLDER}/{MANIFEST}")).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Read the file that training needs before any pack: energon_pack.json.
+"""Read what training needs before any pack: energon_pack.json, and packs.npy with sums of each pack.
 
 A dataset is a folder, or its address on an object store; the YAML of a Metadataset names several.
 """
@@ -28,6 +28,8 @@ PROCESSOR = "processor"
 PACKS = "packs.npy"
 #: files whose hashes energon_pack.json holds; that of the processor's files are in inputs.json
 HASHED = (INPUTS, TRIAL, PACKS)
+#: for an order over datasets: the numbers of their packs, in reading order
+ORDER = "order.npy"
 #: beside a dataset.yaml for another tool, or for cookers: loads packs with this package's own classes
 TYPED = "typed.yaml"
 
@@ -73,8 +75,11 @@ def _why_unknown(manifest: Mapping[str, Any]) -> str | None:
 
 
 def folders_of(dataset: str | Path) -> list[str | Path]:
-    """Return the folders that packs of a dataset lie in: its own, or those that a Metadataset names."""
-    return [*dict.fromkeys(packed_datasets(dataset))] if is_metadataset(dataset) else [dataset]
+    """Return the folders that packs of a dataset lie in: its own, or those that a Metadataset or an order names."""
+    if is_metadataset(dataset):
+        return [*dict.fromkeys(packed_datasets(dataset))]
+    manifest = json_value(read_meta(dataset, MANIFEST) or b"{}")
+    return [_joined(dataset, part["path"]) for part in manifest.get("parts") or ()] or [dataset]
 
 
 def processor_folder(dataset: str | Path) -> str | None:

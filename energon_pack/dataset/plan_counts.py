@@ -1,5 +1,6 @@
 """Count tokens, images and sounds of each member in the rows of a plan: costs depend on them."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,16 @@ from energon_pack.steps.cost import CostModel
 _COLUMNS = ("pack", "media_type", "token_len", "num_supervised", "num_visual_tokens", "parts")
 
 
-def pack_sums(plan: PlanFile, cost: CostModel) -> PackSums:
-    """Return the sums over the members of each pack in a written plan."""
+def tables_with_counts(plan: PlanFile, *more: str) -> Iterator[pa.Table]:
+    """Yield the rows of a plan with the columns that `items_of` needs, one row group at a time."""
     with plan.opened() as file:
         optional = [name for name in OPTIONAL if name in file.schema_arrow.names]
-    tables = plan.tables(*_COLUMNS, *optional)
-    sums = [sums_of(_items_of(table), packs_of(_sizes_of(table)), cost) for table in tables]
+    yield from plan.tables(*_COLUMNS, *optional, *more)
+
+
+def pack_sums(plan: PlanFile, cost: CostModel) -> PackSums:
+    """Return the sums over the members of each pack in a written plan."""
+    sums = [sums_of(items_of(table), packs_of(sizes_of(table)), cost) for table in tables_with_counts(plan)]
     return PackSums(*map(np.concatenate, zip(*sums, strict=True)))
 
 
@@ -35,7 +40,7 @@ def sums_of(items: Items, packs: PackPlan, cost: CostModel) -> PackSums:
     return PackSums(lm, vision, packs.per_pack(items.lens), packs.per_pack(items.num_supervised))
 
 
-def _sizes_of(table: pa.Table) -> Ints:
+def sizes_of(table: pa.Table) -> Ints:
     """Count the members of each pack, whose rows stand one after another."""
     packs = table["pack"].combine_chunks().dictionary_encode().indices.to_numpy()
     starts = np.concatenate(([0], np.flatnonzero(np.diff(packs)) + 1, [len(packs)]))
@@ -43,7 +48,7 @@ def _sizes_of(table: pa.Table) -> Ints:
     return sizes
 
 
-def _items_of(table: pa.Table) -> Items:
+def items_of(table: pa.Table) -> Items:
     """Return the members of some packs as the items of a plan; shared tokens count for the member before."""
     parts = table["parts"].combine_chunks()
     kinds, member = pc.struct_field(pc.list_flatten(parts), "kind"), pc.list_parent_indices(parts).to_numpy()

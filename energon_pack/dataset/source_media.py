@@ -7,7 +7,7 @@ ENERGON_PACK_SOURCE, and report.json beside the packs, which names the place at 
 import os
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from energon_pack.dataset.manifest import REPORT
 from energon_pack.errors import PackError
@@ -23,7 +23,11 @@ SOURCE_ROOT = "ENERGON_PACK_SOURCE"
 
 
 def source_root(dataset: str | os.PathLike[str]) -> str:
-    """Return the place of a dataset's source."""
+    """Return the place of a dataset's source: that in ENERGON_PACK_SOURCE, else the one in report.json.
+
+    Raises:
+        PackError: neither says it.
+    """
     if root := os.environ.get(SOURCE_ROOT):
         return root
     try:
@@ -77,7 +81,13 @@ class LoadedMedia:
 
     def __call__(self, references: Sequence[Reference], parts: Parts) -> list[bytes]:
         """Return the bytes of media of a pack."""
-        dataset = str(parts["__sources__"][0].dataset_path) if parts.get("__sources__") else ""
+        dataset = _folder_of(parts["__sources__"][0]) if parts.get("__sources__") else ""
         if dataset not in self._datasets:
             self._datasets[dataset] = DatasetMedia(dataset, self._root)
         return self._datasets[dataset].read(references, parts)
+
+
+def _folder_of(source: Any) -> str:
+    """Return the folder of packs that Energon read a sample from: an order names tars of several folders."""
+    path = source.dataset_path
+    return str((path / source.shard_name).parent if "/" in (source.shard_name or "") else path)

@@ -6,23 +6,22 @@ A pack is read by its place: no tokenizer is imported to show it, and no other p
 import argparse
 import random
 import shlex
+from pathlib import Path
 
-from energon_pack.errors import PackError, amount
-from energon_pack.inspect import is_override, write_page
-from energon_pack.inspect.dataset import Opened, about, open_dataset
-from energon_pack.report.pages.rows import Rows, print_table
+from energon_pack.errors import PackError
+from energon_pack.inspect import is_override
+from energon_pack.inspect.dataset import about, open_dataset
 from energon_pack.report.views.screens import print_blocks, print_next, print_pack
 from energon_pack.report.views.text import Line
 from energon_pack.run.command import count, parser
 from energon_pack.run.console import say
 
-_MOST_HITS = 20
 _MOST_THUMBNAILS = 24
 _EXAMPLES = (
     "packed/demo-qwen2_5_vl-neat-8192",
     "packed/demo-qwen2_5_vl-neat-8192 7 --tokens",
     "packed/demo-qwen2_5_vl-neat-8192 -1 --html pack.html",
-    "packed/demo-qwen2_5_vl-neat-8192 --search demo_0001",
+    "packed/demo-qwen2_5_vl-neat-8192 demo-000000.tar/demo_00192",
     "--source FOLDER +model=qwen2_5_vl model.processor=FOLDER 12",
 )
 _CODES = {1: "nothing is called so; or refused, in one line"}
@@ -45,8 +44,6 @@ def _show_pack(options: argparse.Namespace) -> int:
         raise PackError(f"{' '.join(options.given[1:])}: one number or key of a pack; overrides are for --source")
     opened = open_dataset(options.given[0])
     with opened.packs:
-        if options.search is not None:
-            return _search(opened, options)
         named = options.given[1] if len(options.given) > 1 else "0"
         if options.random is not None:
             number = random.Random(options.random or None).randrange(len(opened.packs))
@@ -68,7 +65,7 @@ def _show_pack(options: argparse.Namespace) -> int:
             from energon_pack.inspect.vocabulary import processor_of
 
             how = {"trust_remote_code": options.trust_remote_code}
-            write_page(options.html, pack_page(opened, located, view, processor_of(opened, options.processor), how))
+            _write(options.html, pack_page(opened, located, view, processor_of(opened, options.processor), how))
         print_blocks(Line(note, "bad") for note in (*opened.notes, *([missing] if missing else [])))
         print_pack(view, options.full)
         following = min(number + 1, len(opened.packs) - 1)
@@ -76,38 +73,26 @@ def _show_pack(options: argparse.Namespace) -> int:
     return 0
 
 
+def _write(out: str, page: str) -> None:
+    """Write the page over what is there, which may be a link or a device; print where."""
+    try:
+        Path(out).write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise PackError(f"--html {out}: {error.strerror}") from None
+    say(f"written: {out} ({len(page) / 1000:,.0f} kB)\n")
+
+
 def _others(options: argparse.Namespace) -> list[str]:
     """List other things that can be shown."""
-    return ["--search TEXT", "--random", *["--tokens"] * (not options.tokens), *["--html OUT"] * (not options.html)]
-
-
-def _search(opened: Opened, options: argparse.Namespace) -> int:
-    from energon_pack.inspect.dataset import search, skipped
-
-    hits, num_hits = search(opened, options.search, options.limit)
-    lost = list(skipped(opened, options.search, options.limit))
-    for line in lost:
-        say(f"in no pack: {line}")
-    if not hits:
-        if not lost:
-            say(f"{options.search}: in no id of a member, and in no key of the {len(opened.packs):,} packs")
-        return 0 if lost else 1
-    rows = [(f"{hit.number:,}", f"#{hit.member}", hit.key, hit.sample_id) for hit in hits]
-    print_table(Rows(("pack", "member", "key", "sample"), rows, num_words=4))
-    rest = num_hits - len(hits)
-    say(amount(num_hits, "member") + (f", {rest:,} not shown (--limit N)" if rest else ""))
-    return 0
+    return ["a sample", "--random", *["--tokens"] * (not options.tokens), *["--html OUT"] * (not options.html)]
 
 
 def _arguments() -> argparse.Namespace:
     takes = "DIR [PACK] | --source PATH +model=MODEL [OVERRIDES] [SAMPLE]"
     purpose = "Look at a pack of a dataset, or at a sample of a source before it is packed."
     tool = parser("inspect", takes, purpose, _EXAMPLES, _CODES)
-    tool.add_argument(
-        "given", nargs="*", metavar="DIR [PACK]", help="a packed dataset, and the number or key of a pack"
-    )
-    tool.add_argument("--search", metavar="TEXT", help="packs and members whose ids hold it, exact ones first")
-    tool.add_argument("--limit", type=count, default=_MOST_HITS, metavar="N", help="hits to show (default 20)")
+    named = "a packed dataset, and the number or key of a pack, or a sample in it"
+    tool.add_argument("given", nargs="*", metavar="DIR [PACK]", help=named)
     tool.add_argument("--random", nargs="?", type=count, const=0, metavar="SEED", help="any pack, or any sample")
     tool.add_argument("--full", action="store_true", help="all members, all text")
     tool.add_argument("--tokens", action="store_true", help="the text as tokens; needs the processor")

@@ -1,23 +1,18 @@
 """Build the page of a pack: its content, and the batch that training gets."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
 
 from energon_pack.dataset.lookup import LocatedPack
 from energon_pack.errors import PackError, one_line
 from energon_pack.inspect.dataset import Opened, about
-from energon_pack.report.pages.html import Html, page, section, tag
-from energon_pack.report.views.screens import members_rows, pack_section
+from energon_pack.report.pages.html import Html, clipped, page, section, table, tag
+from energon_pack.report.views.screens import pack_section
 from energon_pack.report.views.view import PackView
 from energon_pack.samples.flavors import inputs_of_pack
-from energon_pack.samples.member import MemberInput
 
-if TYPE_CHECKING:  # imports torch, which only a page with batches needs
-    from energon_pack.training.batch import PackedBatch
-
-_LAYOUTS = ("neat", "thd")
-_MAX_CHARS, _MAX_MEMBERS, _MOST_ROWS = 60_000, 64, 400
-_TITLE = "What training gets"
+_MAX_CHARS, _MAX_MEMBERS, _VALUES = 60_000, 64, 24
 _SAYS = "The batch of this pack alone, made by the encoder that training uses, in either layout."
 
 
@@ -25,55 +20,52 @@ def pack_page(
     opened: Opened, located: LocatedPack, view: PackView, processor: str | None, how: Mapping[str, Any]
 ) -> str:
     """Build the page of a pack."""
+    # members that share their beginnings lie in a row of `neat` alone
+    layouts = ["neat", *["thd"] * (not any(located.pack.shared_lens))]
     return page(
-        f"Pack {view.number:,} of {opened.folder.name}",
-        tag("h1", f"Pack {view.number:,} of {opened.folder.name}"),
+        f"Pack {view.place.number:,} of {opened.folder.name}",
+        tag("h1", f"Pack {view.place.number:,} of {opened.folder.name}"),
         *(tag("p", line, class_="faint") for line in about(opened)),
         *(tag("p", note, class_="bad") for note in opened.notes),
         pack_section(view, _MAX_CHARS, _MAX_MEMBERS),
-        section("Members", members_rows(view.members[:_MOST_ROWS]).to_html()),
-        *training_sections(opened, located, processor, how),
+        *(
+            section(f"What training gets: {layout}", _batch(opened, located, layout, processor, how), says=_SAYS)
+            for layout in layouts
+        ),
     )
 
 
-def training_sections(
-    opened: Opened, located: LocatedPack, processor: str | None, how: Mapping[str, Any]
-) -> Iterator[Html]:
-    """Yield a section for each layout; where no batch can be made, it says why."""
-    from energon_pack.inspect.batches import batch_section
-
-    for layout in _layouts_of(located):
-        title = f"{_TITLE}: {layout}"
-        try:
-            yield section(title, batch_section(batch_of(opened, located, layout, processor, how)), says=_SAYS)
-        except (PackError, ValueError, ImportError, OSError, NotImplementedError) as error:
-            yield section(title, tag("p", f"No batch: {' '.join(str(error).split())[:400]}", class_="bad"))
-        except (KeyError, TypeError, AttributeError) as error:  # the manifest or the pack is damaged
-            yield section(title, tag("p", f"No batch: {one_line(error)}", class_="bad"))
-
-
-def _layouts_of(located: LocatedPack) -> Sequence[str]:
-    """Return the layouts that a pack has: members that share their beginnings lie in a row of `neat` alone."""
-    return _LAYOUTS[:1] if any(located.pack.shared_lens) else _LAYOUTS
-
-
-def batch_of(
-    opened: Opened, located: LocatedPack, layout: str, processor: str | None, how: Mapping[str, Any]
-) -> "PackedBatch":
-    """Make the batch of one pack; raises as `dataset_encoder.pack_encoder` and `PackEncoder`."""
-    from energon_pack.dataset_encoder import pack_encoder
+def _batch(opened: Opened, located: LocatedPack, layout: str, processor: str | None, how: Mapping[str, Any]) -> Html:
+    """List each key of the batch of one pack with its shape, type and first values; or say why there is no batch."""
+    from energon_pack.dataset_encoder import pack_encoder  # imports torch, which only a page needs
     from energon_pack.templates.full import errors_only
 
-    with errors_only():
-        encoder = pack_encoder(opened.folder.path, processor, **how, layout=layout, rope_rows=True)
-        pack = encoder.encode(located.pack.files.key, inputs_of(opened, located))
-        assert pack is not None, "on_bad_member=raise"
-        return encoder.batch([pack])
+    name, file = located.pack.files.key, located.file
+    parts = {part.name: file.read(part.offset, part.size) for part in located.pack.files.parts if part.size >= 0}
+    try:
+        with errors_only():
+            encoder = pack_encoder(opened.folder.path, processor, **how, layout=layout, rope_rows=True)
+            members = inputs_of_pack({"__key__": name, **parts}, located.pack.flavor, opened.packs.media.read)
+            pack = encoder.encode(name, members)
+            assert pack is not None, "on_bad_member=raise"
+            rows = [*_keys(encoder.batch([pack]))]
+    except (PackError, ValueError, ImportError, OSError, NotImplementedError) as error:
+        return tag("p", f"No batch: {clipped(' '.join(str(error).split()), 400)}", class_="bad")
+    except (KeyError, TypeError, AttributeError) as error:  # the manifest or the pack is damaged
+        return tag("p", f"No batch: {one_line(error)}", class_="bad")
+    return table(("key", "shape", "type", "first values"), rows, num_words=4, class_="keys")
 
 
-def inputs_of(opened: Opened, located: LocatedPack) -> Iterator[MemberInput]:
-    """Yield the members of a pack as training gets them."""
-    parts: dict[str, Any] = {
-        part.name: located.file.read(part.offset, part.size) for part in located.pack.files.parts if part.size >= 0
-    }
-    return inputs_of_pack({"__key__": located.pack.files.key, **parts}, located.pack.flavor, opened.packs.media.read)
+def _keys(batch: Mapping[str, Any]) -> Iterator[tuple[Html, str, str, Html]]:
+    from torch import Tensor
+
+    inner = {name: vars(value) for name, value in batch.items() if isinstance(value, SimpleNamespace)}
+    flat = {f"{name}.{key}": item for name, items in inner.items() for key, item in items.items() if item is not None}
+    for name, value in ({key: batch[key] for key in batch if key not in inner} | flat).items():
+        shape, kind, shown = "", type(value).__name__, str(value)
+        if isinstance(value, Tensor):
+            shape, kind = " × ".join(map(str, value.shape)) or "scalar", str(value.dtype).removeprefix("torch.")
+            first = value.flatten()[:_VALUES].tolist()
+            shown = ", ".join(f"{item:.3g}" if isinstance(item, float) else str(item) for item in first)
+            shown += ", …" * (value.numel() > _VALUES)
+        yield tag("code", name), shape, kind, tag("code", clipped(shown, 160))

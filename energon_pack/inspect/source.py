@@ -14,22 +14,21 @@ from typing import Any
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
 from energon_pack.errors import PackError, amount
-from energon_pack.inspect import is_override, write_page
-from energon_pack.lengths.counts import counts_of
-from energon_pack.lengths.worker import LengthsRow
+from energon_pack.inspect import is_override
+from energon_pack.lengths.method import Method
+from energon_pack.lengths.worker import LengthsRow, measured, note
 from energon_pack.plan import caps
 from energon_pack.plan.expand import cuts_of
-from energon_pack.report.views.screens import print_next, print_sample, sample_page
+from energon_pack.plan.noted import NOTES
+from energon_pack.report.data_rules import NOTED
+from energon_pack.report.views.screens import print_next, print_sample
 from energon_pack.report.views.spans import encoded, vocabulary_of
-from energon_pack.report.views.text import Raw
-from energon_pack.report.views.view import Medium, MemberView, thumbnail, turns_of
+from energon_pack.report.views.view import Medium, MemberView, turns_of
 from energon_pack.run.console import say
-from energon_pack.samples.flavors.fit import do_not_fit
 from energon_pack.samples.keys import hint
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.raw_json import load_json
-from energon_pack.samples.sample import MediaPart, media_type
-from energon_pack.samples.settings import ControlTokens
+from energon_pack.samples.sample import media_type
 from energon_pack.samples.skip import NOTHING_TRAINED, Reason, Skip
 from energon_pack.sources.find import Source
 from energon_pack.sources.forms import find_source, read_as
@@ -44,7 +43,6 @@ from energon_pack.templates.settings import TemplateSettings, Untrained
 from energon_pack.templates.template import Template
 
 _MOST_CHARS = 400  # characters of a string in the raw JSON
-_MOST_THUMBNAILS = 24
 
 
 @dataclass(frozen=True)
@@ -52,12 +50,16 @@ class SampleLook:
     """One sample as the tool shows it."""
 
     view: MemberView
-    raw: Raw  # its JSON or text, long strings shortened, and the same unshortened
+    raw: str  # its JSON or text, long strings shortened
     remarks: list[str] = field(default_factory=list)  # notes to print
 
 
 def show_sample(options: argparse.Namespace) -> int:
     """Run the tool's `--source` mode; return the exit code."""
+    if options.html:
+        raise PackError(
+            "--html is for a pack; energon-pack stage=plan makes a page with pictures of a source's samples"
+        )
     overrides = list(filter(is_override, options.given))
     named = [text for text in options.given if not is_override(text)]
     if len(named) > 1:
@@ -70,18 +72,16 @@ def show_sample(options: argparse.Namespace) -> int:
     shard = indexed.shard
     template, missing = template_of(config)
     with Reader() as reader:
-        looked = look(config, reader, shard, indexed.rows[place], template, _MOST_THUMBNAILS if options.html else 0)
+        looked = look(config, reader, shard, indexed.rows[place], template)
     num_files = len(source.shards)
     where = f"sample {place:,} of {shard.name}" + f", a file of {num_files:,} in the source" * (num_files > 1)
     remarks = [*indexed.damage, *looked.remarks]
     say(f"read as: {read_as(source)}")
     remarks += [missing] if missing else []
-    if options.html:  # written before anything is printed, because `| head` ends the process
-        write_page(options.html, sample_page(looked.view, where, looked.raw, remarks))
     print_sample(looked.view, where, looked.raw, remarks, options.full)
     words = " ".join(map(shlex.quote, ["--source", options.source, *overrides]))
     following = number + 1 if options.random is None else "--random"
-    print_next(f"python -m energon_pack.inspect {words} {following}", ["an id", "--random", "--html OUT"])
+    print_next(f"python -m energon_pack.inspect {words} {following}", ["an id", "--random"])
     return 0
 
 
@@ -91,67 +91,56 @@ def look(
     shard: Shard,
     row: IndexRow | LengthsRow,
     template: Template | None,
-    max_thumbnails: int = 0,
 ) -> SampleLook:
     """Read a sample as packing does; if it would be in no pack, say why."""
-    sample_id = shard.sample_id(row.key)
+    sample_id, reads = shard.sample_id(row.key), config.source.reading
     raw = b""
     try:
         if row.record_size:
             raw = reader.raw(shard, row)
         if row.reason is not None:
             raise Skip(Reason(row.reason), row.detail or "")
-        reads = config.source.reading
-        sample = (
-            read_sample(reader, shard, row, reads)
-            if isinstance(row, IndexRow)
-            else read_again(reader, shard, row, reads)
-        )
+        if isinstance(row, LengthsRow):
+            sample = read_again(reader, shard, row, reads)
+        else:
+            sample = read_sample(reader, shard, row, reads)
+            row = LengthsRow(row.key, row.record_part, row.record_offset, row.record_size, [], [], None, 0, 0, 0)
+            note(row, sample)
+            if template is not None:
+                measured(iter([(row, sample)]), template, Method("", reads))
     except Skip as skip:
         view = MemberView(sample_id, skip.media_type or "unknown", None, None, None, refused=str(skip))
-        return SampleLook(view, Raw(_json(raw, most=None), _json(raw, most=None)))
-    text = Raw(_json(raw), _json(raw, most=None))
-    view = sample_view(sample, sample_id, reader, shard, template, max_thumbnails)
-    where = "before the first user turn, or in place of <image> for a video"
-    remarks = [f"its text has no placeholders for its media: they were put {where}"] * sample.placeholders_put_in
-    unknown = ", ".join(f"{key}{hint(key)}" for key in sample.unknown)
+        return SampleLook(view, _json(raw, most=None))
+    view = sample_view(sample, sample_id, template)
+    remarks = [
+        f"{noted.replace('_', ' ')}: {why} ({knob})"
+        for noted, (_, why, knob) in NOTED.items()
+        if getattr(row, NOTES[noted])
+    ]
+    unknown = ", ".join(f"{key}{hint(key)}" for key in row.unknown_keys or ())
     remarks += [f"its keys are not known, and nothing reads them: {unknown}"] * bool(unknown)
-    remarks += ["its tools are left out, and its calls are text (source.tools=text)"] * sample.leaves_out_tools
-    remarks += ["nulls of a table are dropped from its calls and tools (source.nulls=keep)"] * sample.drops_nulls
     if template is not None and view.refused is None:
-        view, more = _judged(config, view, sample, template)
-        remarks += more
-    return SampleLook(view, text, remarks)
+        refused, more = _judged(config, row, sample)
+        view, remarks = replace(view, refused=refused), remarks + more
+    return SampleLook(view, _json(raw), remarks)
 
 
-def _judged(
-    config: PackConfig, view: MemberView, sample: ReadSample, template: Template
-) -> tuple[MemberView, list[str]]:
-    """Say what packing would do with a sample that has tokens."""
-    rendered = template.render(Sample(sample.timed, sample.media, sample.tools, sample.options))
+def _judged(config: PackConfig, row: LengthsRow, sample: ReadSample) -> tuple[str | None, list[str]]:
+    """Say why packing would leave out a sample that has tokens, and what else it would do with it."""
     remarks, packing, flavor = [], config.packing, config.output.packed_flavor()
-    if rendered.leaves_out_tools:
-        remarks.append("the chat template writes nothing of its tools")
-    if rendered.leaves_out_reasoning:
-        remarks.append("the chat template writes nothing of its reasoning")
-    if rendered.num_control_tokens:
-        reason = f"its text spells {rendered.num_control_tokens:,} special tokens"
-        remarks.append(f"{reason} (source.control_tokens={config.source.control_tokens.value})")
-        if config.source.control_tokens is ControlTokens.skip:
-            return replace(view, refused=f"{Reason.CONTROL_TOKEN.value}: {reason}"), remarks
-    counts = {"token_len": view.token_len, **counts_of(rendered, sample.kinds)}
-    if unfit := flavor.unfit(do_not_fit(sample)):
-        reason = f"{Reason.NOT_IN_FLAVOR.value}: {flavor.holder} has no place for it: {unfit}"
-        return replace(view, refused=reason), remarks
+    if row.reason is not None:
+        return f"{row.reason}: {row.detail}", []
+    if unfit := flavor.unfit(row.does_not_fit or {}):
+        return f"{Reason.NOT_IN_FLAVOR.value}: {flavor.holder} has no place for it: {unfit}", []
     if cuts := cuts_of(sample, config.labels):
         remarks.append(f"labels.expand={config.labels.expand.value}: it becomes {amount(len(cuts), 'sample')}")
-    if too_much := caps.exceeded(counts, packing):
+    if too_much := caps.exceeded({name: getattr(row, name) for name in caps.COLUMNS}, packing):
         remarks.append(f"{', '.join(too_much)}: packing.overlong={packing.overlong.value} says what becomes of it")
-    if not view.num_supervised:
-        if config.labels.untrained is Untrained.drop:
-            return replace(view, refused=f"{Reason.NOTHING_TRAINED.value}: {NOTHING_TRAINED}"), remarks
-        remarks.append(NOTHING_TRAINED)
-    return view, remarks
+    if row.num_supervised:
+        return None, remarks
+    if config.labels.untrained is Untrained.drop:
+        return f"{Reason.NOTHING_TRAINED.value}: {NOTHING_TRAINED}", remarks
+    return None, [*remarks, NOTHING_TRAINED]
 
 
 def template_of(config: PackConfig) -> tuple[Template | None, str | None]:
@@ -240,33 +229,14 @@ def _shortened(value: Any, most: int | None) -> Any:
     return [_shortened(item, most) for item in value] if isinstance(value, list) else value
 
 
-def sample_view(
-    sample: ReadSample,
-    sample_id: str,
-    reader: Reader,
-    shard: Shard,
-    template: Template | None = None,
-    max_thumbnails: int = 0,
-) -> MemberView:
+def sample_view(sample: ReadSample, sample_id: str, template: Template | None = None) -> MemberView:
     """Build the view of a sample with its tokens; where the template has none, say why it would be in no pack."""
-    view = MemberView(
-        sample_id,
-        media_type(sample.kinds),
-        None,
-        None,
-        None,
-        turns_of(sample.messages),
-        [
-            Medium(part.kind, part.name, KINDS[medium.kind].size(medium), medium.num_frames, part.size)
-            for part, medium in zip(sample.parts, sample.media, strict=True)
-        ],
-        weight=sample.options.weight,
-    )
-    with_pictures = [
-        _pictured(medium, reader, shard, part) if number < max_thumbnails and KINDS[medium.kind].has_picture else medium
-        for number, (medium, part) in enumerate(zip(view.media, sample.parts, strict=True))
+    media = [
+        Medium(part.kind, part.name, KINDS[medium.kind].size(medium), medium.num_frames, part.size)
+        for part, medium in zip(sample.parts, sample.media, strict=True)
     ]
-    view = replace(view, media=with_pictures)
+    turns, weight = turns_of(sample.messages), sample.options.weight
+    view = MemberView(sample_id, media_type(sample.kinds), None, None, None, turns, media, weight=weight)
     if template is None:
         return view
     try:
@@ -274,10 +244,3 @@ def sample_view(
         return encoded(view, tokens, vocabulary_of(template))
     except Skip as skip:
         return replace(view, refused=str(skip))
-
-
-def _pictured(medium: Medium, reader: Reader, shard: Shard, part: MediaPart) -> Medium:
-    try:
-        return replace(medium, data=thumbnail(reader.read(shard, part), medium.kind))
-    except ValueError as error:
-        return replace(medium, problem=str(error))

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
-import pyarrow as pa
 
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
@@ -25,29 +24,28 @@ from energon_pack.dataset.lost_samples import bad_data, dropped
 from energon_pack.dataset.plan_file import ledger
 from energon_pack.errors import PackError, SamplesLost, amount
 from energon_pack.inspect.source import look
-from energon_pack.lengths.index import every
-from energon_pack.lengths.worker import LengthsRow
+from energon_pack.lengths.index import every_nth_sample
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import Choice, Choices, try_lengths
 from energon_pack.plan.packs import no_plan
 from energon_pack.plan.report import Report, num_lost_to_bad_data
-from energon_pack.plan.settings import CUTTING
+from energon_pack.plan.settings import CUTTING, Overlong, PackingConfig
 from energon_pack.report.images import MediaFirst, media_first
 from energon_pack.report.printed import part_lines, print_choices
 from energon_pack.report.remark import part
+from energon_pack.report.sheet import rows_at
 from energon_pack.report.views.screens import member_blocks, print_blocks, print_heading
 from energon_pack.report.views.text import Line
-from energon_pack.report.which_length import advice, lengths_to_choose, recommended
+from energon_pack.report.which_length import MOST_DROPPED, advice, lengths_to_choose, recommended
 from energon_pack.run.command import count, parser, run
 from energon_pack.run.console import say
 from energon_pack.run.context import executor_of
 from energon_pack.run.progress import Progress
 from energon_pack.run.user_cache import user_folder
-from energon_pack.samples.media.kinds import MEDIA_TYPES
+from energon_pack.samples.media.kinds import MEDIA_TYPES, VIDEO
 from energon_pack.sources.forms import read_as
 from energon_pack.sources.mixture import stem_of
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import rows_of
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import path_in
 from energon_pack.stages import measuring
@@ -62,7 +60,9 @@ _MOST_FILES = 64
 _MOST_SAMPLES = 10_000
 _SHOWN = 5
 _CHARS = 600  # of the text of a sample
-_TYPED = re.compile(r"source\.(tools|take|remote_media)=\w+")  # cures that a detail names as they are typed
+#: cures that a detail names as they are typed
+_TYPED = re.compile(r"source\.(tools|take|remote_media|messages_key|columns\.(images|videos|audios))=\w+")
+_FEWER_FRAMES = ["media=fps", "media.fps=1"]
 _STAGES = "index", "processor", "lengths", "plan"
 _EXAMPLES = (
     "/data/FineVision model.processor=/models/Qwen3-VL-8B-Instruct",
@@ -115,13 +115,16 @@ class Tried:
     media_first: MediaFirst | None
 
     @property
-    def num_lost(self) -> int:
+    def num_lost_to_bad_data(self) -> int:
         return num_lost_to_bad_data(self.measured.lengths.reasons)
 
     def is_better_than(self, other: "Tried") -> bool:
         """Say whether fewer samples are lost, or else a shorter pack does, or else there are fewer tokens."""
         lens = [each.best.max_token_len if each.best else 1 << 62 for each in (self, other)]
-        ours, theirs = (self.num_lost, lens[0], self.choices.tokens), (other.num_lost, lens[1], other.choices.tokens)
+        ours, theirs = (
+            (each.num_lost_to_bad_data, most, each.choices.tokens)
+            for each, most in zip((self, other), lens, strict=True)
+        )
         return ours < theirs
 
 
@@ -137,7 +140,7 @@ def _measured(run: PackRun, given: argparse.Namespace, is_first: bool = False) -
         raise PackError(f"{given.path}: no sample in {amount(len(shards), 'file')}")
     step = math.ceil(num_rows / given.num_samples)
     method = measuring.prepare_method(run)
-    measured = measuring.measure_source(run, every(step, indexed) if step > 1 else indexed, method)
+    measured = measuring.measure_source(run, every_nth_sample(step, indexed) if step > 1 else indexed, method)
     folder = measured.method.template_folder
     lens, positions = config.report.lens, most_positions(folder_of(folder))
     tried = lengths_to_choose(lens, config.packing, measured.lengths.items, positions)
@@ -160,7 +163,7 @@ def _try(given: argparse.Namespace, begin: Callable[[Sequence[str]], PackRun]) -
         _print_cuts(config, plan_source(tried.run, tried.measured).report)
     cures: list[str] = []
     cured = tried
-    for cure in _cures(tried.media_first, examples):
+    for cure in _cures(tried, examples):
         with suppress(PackError):
             with_cure = _measured(begin([*cures, *cure]), given)
             if with_cure.is_better_than(cured):
@@ -174,18 +177,19 @@ def _try(given: argparse.Namespace, begin: Callable[[Sequence[str]], PackRun]) -
         say(f"measured: 1 sample in {tried.step:,}, of {some}")
     print_choices(tried.choices, [str(tried.media_first)] * bool(tried.media_first))
     if cures:
-        say(f"with {' '.join(cures)}, measured again: {cured.num_lost:,} lost; of these lengths:")
+        say(f"with {' '.join(cures)}, measured again: {cured.num_lost_to_bad_data:,} lost; of these lengths:")
         print_choices(cured.choices)
     if cured.best is None:
         raise PackError("report.lens: every sample is longer than all of them")
     say(advice(cured.choices.lens))
     lens = cured.measured.lengths.items.lens
-    for line in _gains_lines(gains_of(lens[(lens > 0) & (lens <= cured.best.max_token_len)], cured.best)):
-        say(line)
+    per_pack = np.count_nonzero((lens > 0) & (lens <= cured.best.max_token_len)) / cured.share / cured.best.packs
+    say(f"a pack holds {per_pack:.1f} samples: for as many samples a step as before, divide its rows by that")
     print_heading("── next")
     _print_next(given, cured.best, cures)
-    if why := bad_data(tried.choices, config.max_skipped):
-        raise SamplesLost(f"{why}: without {' '.join(cures) or 'a cure'} nothing would be published")
+    for state, those in ((f"with {' '.join(cures)}, too,", cured), (f"without {' '.join(cures)}", tried)):
+        if why := bad_data(those.choices, config.max_skipped) or _overlong(those.best, config.packing):
+            raise SamplesLost(f"{why}: {state if cures else 'so'} nothing would be published")
 
 
 def _spread(shards: Sequence[Shard], most: int) -> list[Shard]:
@@ -199,11 +203,7 @@ def _show_samples(config: PackConfig, lengths: Lengths, template: Template) -> N
     """Print some samples as training gets them, each with its kind: the longest, an odd one, and some in even steps."""
     numbers = _to_show(lengths)
     print_heading("── as they are trained: what counts is green, or «so»")
-    found: dict[int, tuple[Shard, LengthsRow]] = {}
-    for of_numbers, chunk, rows in lengths.places(np.array([*numbers])):
-        shards, table = chunk.numbers_of_rows[rows], chunk.read(None).take(pa.array(rows))
-        for place, shard, row in zip(of_numbers.tolist(), shards.tolist(), rows_of(table, LengthsRow), strict=True):
-            found[place] = lengths.shards[shard].shard, row
+    found = {place: (shard, row) for place, shard, row, _ in rows_at(lengths, np.array([*numbers]))}
     with Reader() as reader:
         for place, kind in enumerate(numbers.values()):
             looked = look(config, reader, *found[place], template)
@@ -255,10 +255,22 @@ def _print_losses(lengths: Lengths, examples: Mapping[str, tuple[str, str]]) -> 
         say(f"{number:,} of {lengths.num_samples:,}  {reason}, as {sample}: {detail}")
 
 
-def _cures(first: MediaFirst | None, examples: Mapping[str, tuple[str, str]]) -> list[list[str]]:
+def _cures(tried: Tried, examples: Mapping[str, tuple[str, str]]) -> list[list[str]]:
     """Return settings that may help: those that details name as they are typed, and smaller media."""
     typed = [[match[0]] for _, detail in examples.values() if (match := _TYPED.search(detail))]
-    return [*typed, *([first.knob.split()] if first else [])]
+    if tried.media_first:
+        return [*typed, tried.media_first.knob.split()]
+    are_dropped = tried.best is not None and tried.best.dropped_tokens_share > MOST_DROPPED
+    has_videos = bool((tried.measured.lengths.items.media == MEDIA_TYPES.index(VIDEO.kind)).any())
+    return [*typed, *([_FEWER_FRAMES] if are_dropped and has_videos else [])]
+
+
+def _overlong(best: Choice | None, packing: PackingConfig) -> str | None:
+    """Say why a run with the best length would publish nothing, because it drops too much; None: it would publish."""
+    if packing.overlong is not Overlong.auto or best is None or best.dropped_tokens_share <= packing.max_dropped_tokens:
+        return None
+    dropped = f"packs of {best.max_token_len:,} tokens drop {best.dropped_tokens_share:.0%} of all tokens"
+    return f"{dropped}, packing.max_dropped_tokens={packing.max_dropped_tokens:g} allows less"
 
 
 def _print_cuts(config: PackConfig, report: Report) -> None:
@@ -267,37 +279,6 @@ def _print_cuts(config: PackConfig, report: Report) -> None:
         say(f"packing.overlong={config.packing.overlong.value}, {config.packing.max_token_len:,} tokens a pack: {line}")
     if why := dropped(report, config.packing):
         say(f"nothing would be published: {why}")
-
-
-@dataclass(frozen=True)
-class Gains:
-    """What packing saves against batches of samples in rows of their own."""
-
-    samples_per_pack: float
-    padded_share: float  # tokens of rows padded to the longest of their batch, for one token of a pack's row
-
-
-def gains_of(lens: np.ndarray, chosen: Choice, seed: int = 0) -> Gains:
-    """Compare packs with batches of as many samples, drawn by chance and padded to the longest of each."""
-    per_pack = len(lens) / chosen.packs
-    size = max(1, round(per_pack))
-    order = np.random.default_rng(seed).permutation(lens)
-    batches = [order[start : start + size] for start in range(0, len(order), size)]
-    padded = sum(int(batch.max()) * len(batch) for batch in batches)
-    return Gains(per_pack, padded / (chosen.packs * chosen.max_token_len))
-
-
-def _gains_lines(gains: Gains) -> list[str]:
-    per_pack, share = gains.samples_per_pack, gains.padded_share
-    tokens = f"{share:.2f} times fewer tokens" if share > 1 else f"{1 / share:.2f} times as many tokens"
-    return [
-        f"against one sample a step: {per_pack:.1f} times fewer steps; against batches of"
-        f" {max(1, round(per_pack)):,} padded to their longest: {tokens}",
-        f"a pack holds {per_pack:.1f} samples: for as many samples a step as before, divide ranks x micro batches x"
-        f" accumulation by {per_pack:.1f}",
-        f"or keep the packs a step and multiply Adam's learning rate by {math.sqrt(per_pack):.1f} (square root rule,"
-        f" Malladi et al. 2022), SGD's by {per_pack:.1f} (linear rule, Goyal et al. 2017)",
-    ]
 
 
 def _print_next(given: argparse.Namespace, chosen: Choice, cures: Sequence[str]) -> None:

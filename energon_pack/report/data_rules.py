@@ -23,7 +23,7 @@ _HELP = {
     Reason.MISSING_MEDIA: "source.media_root, source.remote_media, or the names in the JSON",
     Reason.UNREADABLE_MEDIA: "convert or remove these files",
     Reason.MEDIA_UNREAD: "the key that names the media (source.columns.images), or source.media=ignore",
-    Reason.UNSUPPORTED_MEDIA: "another model, or convert the files",
+    Reason.UNSUPPORTED_MEDIA: "what the details name: another model, a package, or files to download or convert",
     Reason.PLACEHOLDER_MISMATCH: "as many placeholders (<image>, <video>, <audio>) in the text as there are media",
     Reason.PREFERENCE_DATA: "source.take=chosen",
     Reason.NO_MESSAGES: "source.messages_key or source.columns.messages: the field that holds the turns",
@@ -31,6 +31,47 @@ _HELP = {
     Reason.CONTROL_TOKEN: "source.control_tokens",
     Reason.PROCESSOR_ERROR: "the details name what the processor refuses",
     Reason.TRUNCATED_TAR: "copy the tar again",
+}
+
+
+#: what stands out in samples, by the name of its note: what, why it matters, the setting
+NOTED = {
+    "placeholders_put_in": (
+        "had media and no place for them: placeholders were put in front of the first user turn, or videos took the"
+        " place of <image>",
+        "the model reads media there, wherever the text meant them",
+        "<image> and <video> in the source's text",
+    ),
+    "placeholders_as_text": (
+        "have <image> or <video> in their text and no media: it stays text",
+        "media may have been lost on the way",
+        "the media of these samples",
+    ),
+    "assistant_first": (
+        "begin with a turn of the assistant",
+        "where roles have changed places, questions are trained on, and answers are not",
+        "the roles in the source (inspect --source shows what is trained on)",
+    ),
+    "control_tokens": (
+        "spell out control tokens of the model in their text",
+        "such text can end a turn or pretend to be another role",
+        "source.control_tokens",
+    ),
+    "tools_left_out": (
+        "have tools that the chat template writes nothing of",
+        "calls are trained on without what they call",
+        "model.chat_template",
+    ),
+    "reasoning_left_out": (
+        "have reasoning that the chat template writes nothing of",
+        "answers are trained on without the thoughts that led to them",
+        "model.chat_template",
+    ),
+    "nulls_dropped": (
+        "are rows of a table, whose null values in calls and tools are dropped",
+        "a row has the keys of all rows, and calls would be trained on with arguments of other tools",
+        "source.nulls=keep",
+    ),
 }
 
 
@@ -58,6 +99,7 @@ def bad_data(figures: Figures, max_skipped: float) -> Iterator[Remark]:
         f"{part(num, samples)} are lost to bad data: {named}",
         f"nothing is published above max_skipped={max_skipped:g}" if too_many else "they are in no pack; see skipped",
         _HELP.get(most, "the details under skipped samples say what is wrong with each"),
+        sample=most.value,
     )
 
 
@@ -119,7 +161,8 @@ def trained(figures: Figures) -> Iterator[Remark]:
         yield Remark(Grade.look, what, "prompts may have been taken for answers", knob)
     if trained and source.untrained > _UNTRAINED * source.measured:
         what = f"{part(source.untrained, source.measured)} have no token that is trained on"
-        yield Remark(Grade.look, what, "they cost time and teach nothing", "labels.train_on, the roles of the turns")
+        knob = "labels.train_on, the roles of the turns"
+        yield Remark(Grade.look, what, "they cost time and teach nothing", knob, sample="untrained")
 
 
 def weights(figures: Figures) -> Iterator[Remark]:
@@ -127,59 +170,18 @@ def weights(figures: Figures) -> Iterator[Remark]:
     source = figures.source
     if num := source.notes.get("weights"):
         share = percent(source.num_weighted, source.num_supervised)
-        yield Remark(
-            Grade.note,
-            f"{part(num, source.samples)} have weights: {share} of the trained tokens count other than 1",
-            "the loss of such packs is weighted_loss, for a model's own knows of no weights",
-            "the weights of turns and samples in the source",
-        )
+        what = f"{part(num, source.samples)} have weights: {share} of the trained tokens count other than 1"
+        why = "the loss of such packs is weighted_loss, for a model's own knows of no weights"
+        yield Remark(Grade.note, what, why, "the weights of turns and samples in the source", sample="weights")
 
 
 def notes(figures: Figures) -> Iterator[Remark]:
     """Tell which texts were changed, or partly left out."""
-    said = {
-        "placeholders_put_in": (
-            "had media and no place for them: placeholders were put in front of the first user turn, or videos took the"
-            " place of <image>",
-            "the model reads media there, wherever the text meant them",
-            "<image> and <video> in the source's text",
-        ),
-        "placeholders_as_text": (
-            "have <image> or <video> in their text and no media: it stays text",
-            "media may have been lost on the way",
-            "the media of these samples",
-        ),
-        "assistant_first": (
-            "begin with a turn of the assistant",
-            "where roles have changed places, questions are trained on, and answers are not",
-            "the roles in the source (inspect --source shows what is trained on)",
-        ),
-        "control_tokens": (
-            "spell out control tokens of the model in their text",
-            "such text can end a turn or pretend to be another role",
-            "source.control_tokens",
-        ),
-        "tools_left_out": (
-            "have tools that the chat template writes nothing of",
-            "calls are trained on without what they call",
-            "model.chat_template",
-        ),
-        "reasoning_left_out": (
-            "have reasoning that the chat template writes nothing of",
-            "answers are trained on without the thoughts that led to them",
-            "model.chat_template",
-        ),
-        "nulls_dropped": (
-            "are rows of a table, whose null values in calls and tools are dropped",
-            "a row has the keys of all rows, and calls would be trained on with arguments of other tools",
-            "source.nulls=keep",
-        ),
-    }
-    for name, (what, why, knob) in said.items():
+    for name, (what, why, knob) in NOTED.items():
         if num := figures.source.notes.get(name):
             most = _MANY_NOTED.get(name, 1.0) * figures.source.samples
             grade = Grade.wrong if num > most else Grade.look
-            yield Remark(grade, f"{part(num, figures.source.samples)} {what}", why, knob)
+            yield Remark(grade, f"{part(num, figures.source.samples)} {what}", why, knob, sample=name)
 
 
 def unknown_keys(figures: Figures) -> Iterator[Remark]:
@@ -194,6 +196,7 @@ def unknown_keys(figures: Figures) -> Iterator[Remark]:
         what,
         why,
         "nothing where they are remarks; else a key that is read: messages, system, tools, images, videos",
+        sample="unknown_keys",
     )
 
 
@@ -203,7 +206,7 @@ def image_modes(figures: Figures) -> Iterator[Remark]:
     if modes:
         named = ", ".join(f"{mode} ({found['samples']:,}, as {found['example']})" for mode, found in modes.items())
         what = f"samples have images of more than 8 bits a channel, by mode: {named}"
-        yield Remark(Grade.look, what, LOST_BITS, "the images: convert them to 8 bits")
+        yield Remark(Grade.look, what, LOST_BITS, "the images: convert them to 8 bits", sample="image_modes")
 
 
 def images(figures: Figures) -> Iterator[Remark]:
@@ -212,7 +215,7 @@ def images(figures: Figures) -> Iterator[Remark]:
         why = "the model is shown nothing of their media"
         knob = "model.processor, media=…"
         what = f"{amount(num, 'sample')} with media {'has' if num == 1 else 'have'} no visual token"
-        yield Remark(Grade.wrong, what, why, knob, changes_lengths=True)
+        yield Remark(Grade.wrong, what, why, knob, changes_lengths=True, sample="without_features")
     images = figures.source.images
     if images is None or images.most <= 1.5 * images.least:
         return
@@ -225,6 +228,7 @@ def images(figures: Figures) -> Iterator[Remark]:
             + (": of so few tokens no text can be read" if images.most <= _FEW_TOKENS else ""),
             "a larger model.max_pixels, or none; media.image",
             changes_lengths=True,
+            sample="most_visual",
         )
     if images.at_least > _AT_BOUND * images.samples:
         yield Remark(

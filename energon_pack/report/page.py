@@ -15,8 +15,7 @@ from energon_pack.report.pages.bars import histogram, short
 from energon_pack.report.pages.html import Html, clipped, page, section, table, tag
 from energon_pack.report.printed import besides, length_rows, media_rows
 from energon_pack.report.remark import Grade, Remark
-from energon_pack.report.remarks import CHECKED, remarks
-from energon_pack.report.views.view import Medium
+from energon_pack.report.remarks import CHECKED
 from energon_pack.report.which_length import advice, recommended
 
 _TITLE, _NAME, _VALUE = 120, 120, 60  # characters
@@ -38,10 +37,20 @@ class About:
     failed: str | None = None  # why nothing is published
 
 
-def run_page(figures: Figures, about: About, looked_at: Sequence[Html] = (), left_out: Sequence[Medium] = ()) -> str:
-    """Build the page as one HTML document."""
+def run_page(
+    figures: Figures,
+    about: About,
+    found: Sequence[Remark] = (),
+    looked_at: Sequence[Html] = (),
+    contact_sheet: Html | None = None,
+) -> str:
+    """Build the page as one HTML document.
+
+    Args:
+        found: what stands out in the run.
+        looked_at: the sections of packs.
+    """
     title = clipped(about.title, _TITLE)
-    found = remarks(figures, about.facts, about.config.max_skipped)
     model = about.config.model
     said = f"stage={about.config.stage.value}, model {model.name}, processor {about.processor}"
     why = "Nothing is published: " if about.config.stage is Stage.all else "stage=all would publish nothing: "
@@ -55,10 +64,11 @@ def run_page(figures: Figures, about: About, looked_at: Sequence[Html] = (), lef
         _length(figures, found),
         section("In and out", *_in_and_out(figures)),
         _to_look_at(found, about.config),
+        contact_sheet,
         section("Token lengths", *_sample_lengths(figures)),
         section("Which length", *_pack_lengths(figures)),
         section("Packs", *_packs(figures.report, figures.shapes)) if figures.report and figures.shapes else None,
-        particulars.skipped(figures, about.ledger, left_out),
+        particulars.skipped(figures, about.ledger),
         section("A few packs", tag("div", *looked_at, class_="aside"), says=says) if looked_at else None,
         particulars.time(about.facts) if about.facts else None,
         particulars.settings(about.config, about.facts, about.processor, about.folder),
@@ -151,7 +161,7 @@ def _sample_lengths(figures: Figures) -> Iterator[Html]:
         return
     yield tag("p", "All samples that were measured, packed or not.", class_="says")
     yield histogram(source.token_len, "tokens of a sample", "samples", (most, f"max_token_len {most:,}"))
-    header = ("medium", "measured", "shortest", "median", "90 %", "99 %", "longest", "tokens", "of them trained on")
+    header = ("medium", "samples", *_RANKS.values(), "tokens", "trained")
     rows = [
         (
             name,

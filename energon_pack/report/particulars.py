@@ -10,9 +10,7 @@ from energon_pack.errors import amount
 from energon_pack.plan.report import RunFacts
 from energon_pack.report.figures import Figures
 from energon_pack.report.pages.bars import short
-from energon_pack.report.pages.html import Html, clipped, details, join, section, table, tag
-from energon_pack.report.views.text import Pictures
-from energon_pack.report.views.view import Medium
+from energon_pack.report.pages.html import Html, clipped, details, section, table, tag
 from energon_pack.run.user_cache import version_of
 from energon_pack.samples.skip import Reason
 from energon_pack.templates.models import packaged_models, read_model
@@ -22,7 +20,7 @@ _TEXT, _CONFIG, _PLACE = 200, 12_000, 4096  # characters of an id or a detail, o
 _PACKAGES = ("transformers", "tokenizers", "numpy", "pyarrow", "megatron-energon")
 
 
-def skipped(figures: Figures, ledger: str | None, left_out: Sequence[Medium] = ()) -> Html:
+def skipped(figures: Figures, ledger: str | None) -> Html:
     """List the samples that were left out, or are cut, by reason, with examples."""
     reasons, samples = figures.in_ledger, figures.source.samples
     title = "Skipped samples"
@@ -37,9 +35,6 @@ def skipped(figures: Figures, ledger: str | None, left_out: Sequence[Medium] = (
     for reason, *_ in rows:
         if entries := figures.examples.get(reason):
             made.append(details(f"{reason}: {len(entries)} of {reasons[reason]:,}", _examples(entries), is_open=True))
-    if left_out:
-        heading = tag("h3", "The longest with images or videos that the settings leave out")
-        made.append(join((heading, Pictures(left_out).to_html())))
     if ledger:
         made.append(tag("p", "All of them: ", tag("code", ledger), class_="faint"))
     return section(title, *made)

@@ -175,7 +175,7 @@ def length_rows(choices: Sequence[Choice], marks: Mapping[int, str] | None = Non
     """Return what each pack length would drop, and how full its packs would be.
 
     Args:
-        marks: words beside some lengths, the recommended one last; None: no column for them.
+        marks: words beside some lengths, the recommended one last, for a page; None: no column for them.
     """
     header = ("packing.max_token_len", *[""] * bool(marks), "dropped", "of samples", "of tokens", "packs", "fill")
     rows: list[tuple[str | Cell, ...]] = [
@@ -192,7 +192,7 @@ def length_rows(choices: Sequence[Choice], marks: Mapping[int, str] | None = Non
     ]
     recommended = [*marks][-1] if marks else None
     strong = {number for number, row in enumerate(choices) if row.max_token_len == recommended}
-    return Rows(header, rows, num_words=0, strong=strong)
+    return Rows(header, rows, num_words=2 * bool(marks), strong=strong)
 
 
 def print_stages(progress: Progress) -> None:

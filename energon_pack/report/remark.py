@@ -30,6 +30,9 @@ class Remark:
     why: str
     knob: str
     changes_lengths: bool = False  # the remedy makes samples longer or shorter
+    #: the samples that it is about, of which the contact sheet shows one: a `Reason`, one of `NOTES` or `LISTED`,
+    #: `untrained`, `without_features`, `most_visual`; empty: none in particular
+    sample: str = ""
 
 
 def part(number: int, of: int, medium: str = "") -> str:

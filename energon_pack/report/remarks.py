@@ -26,36 +26,55 @@ _SMALLER = {
     IMAGE.kind: ["smaller images (model.max_pixels)"],
     VIDEO.kind: ["fewer frames (media=fps media.fps=1)", "smaller frames (media.video_max_pixels)"],
 }
+#: what is said of samples that are left out by choice: what, why it matters, the setting
+_LEFT_OUT = {
+    Reason.NOTHING_TRAINED: (
+        "are in no pack, for none of their tokens is trained",
+        "they would cost time and teach nothing",
+        "labels.train_on, the roles and weights of the turns; labels.untrained=keep packs them with others",
+    ),
+    Reason.OVER_CAP: (
+        "break a limit of packing.max_…",
+        "alone they are more than a pack may hold",
+        "the limits of packing",
+    ),
+    Reason.NOT_IN_FLAVOR: (
+        "have no place in packs of this flavour",
+        "its JSON can't hold them",
+        "output.flavor=packed_multi_mix_qa",
+    ),
+}
 
 
 def media_first(figures: Figures) -> Iterator[Remark]:
     """Tell that a few large media make packs long, whether anything is dropped or not."""
     if first := figures.media_first:
         why = "a longer pack costs memory and attention in every step, for these alone"
-        yield Remark(Grade.look, str(first), why, first.knob)
+        yield Remark(Grade.look, str(first), why, first.knob, sample="most_visual")
 
 
 def overlong(figures: Figures) -> Iterator[Remark]:
     """Tell how many samples are longer than a pack; if the user chose to drop them, that is no fault."""
     loss, tokens, (num, dropped) = figures.loss, figures.source.tokens, figures.overlong
-    if loss and num and dropped > MOST_DROPPED * tokens:
-        what = f"{short(dropped)} tokens ({percent(dropped, tokens)}) are dropped"
-        best = recommended(figures.tries.choices)
-        knobs = [figures.media_first.knob] if figures.media_first else [*_SMALLER.get(loss.medium, [])]
-        if best and best.choice.max_token_len > figures.max_token_len:
-            still = best.choice.dropped_tokens_share
-            left = f" ({percent(still, 1)} of the tokens are still dropped)" if still else ""
-            knobs.append(f"packing.max_token_len={best.choice.max_token_len}{left}")
-        if not (figures.report and figures.report.expanded):
-            knobs.append(loss.keeps_more)
-        most = dropped > _MANY_DROPPED * tokens or num > figures.source.samples / 2
-        most = most or loss.is_too_much
-        yield Remark(
-            Grade.wrong if most and not loss.is_meant else Grade.look,
-            f"{what}: {amount(num, 'sample')} {'is' if num == 1 else 'are'} longer than {figures.max_token_len:,}",
-            f"training never sees what is longer than a pack; by tokens it is mostly of {loss.medium} samples",
-            ", or ".join(knobs) or "packing.max_token_len",
-        )
+    if not (loss and num and dropped > MOST_DROPPED * tokens):
+        return
+    best = recommended(figures.tries.choices)
+    knobs = [figures.media_first.knob] if figures.media_first else [*_SMALLER.get(loss.medium, [])]
+    if best and best.choice.max_token_len > figures.max_token_len:
+        still = best.choice.dropped_tokens_share
+        left = f" ({percent(still, 1)} of the tokens are still dropped)" if still else ""
+        knobs.append(f"packing.max_token_len={best.choice.max_token_len}{left}")
+    if not (figures.report and figures.report.expanded):
+        knobs.append(loss.keeps_more)
+    most = dropped > _MANY_DROPPED * tokens or num > figures.source.samples / 2 or loss.is_too_much
+    yield Remark(
+        Grade.wrong if most and not loss.is_meant else Grade.look,
+        f"{short(dropped)} tokens ({percent(dropped, tokens)}) are dropped: {amount(num, 'sample')}"
+        f" {'is' if num == 1 else 'are'} longer than {figures.max_token_len:,}",
+        f"training never sees what is longer than a pack; by tokens it is mostly of {loss.medium} samples",
+        ", or ".join(knobs) or "packing.max_token_len",
+        sample=Reason.OVERLONG.value,
+    )
 
 
 def cut_off(figures: Figures) -> Iterator[Remark]:
@@ -73,27 +92,12 @@ def cut_off(figures: Figures) -> Iterator[Remark]:
         )
 
 
-def untrained(figures: Figures) -> Iterator[Remark]:
-    """Tell how many samples are left out because nothing of them is trained."""
-    if num := figures.skipped_by_reason.get(Reason.NOTHING_TRAINED.value):
-        what = f"{part(num, figures.source.samples)} are in no pack, for none of their tokens is trained"
-        knob = "labels.train_on, the roles and weights of the turns; labels.untrained=keep packs them with others"
-        yield Remark(Grade.look, what, "they would cost time and teach nothing", knob)
-
-
-def over_cap(figures: Figures) -> Iterator[Remark]:
-    """Tell how many samples break another limit."""
-    if num := figures.skipped_by_reason.get(Reason.OVER_CAP.value):
-        broken = part(num, figures.source.samples)
-        why = "alone they are more than a pack may hold"
-        yield Remark(Grade.look, f"{broken} break a limit of packing.max_…", why, "the limits of packing")
-
-
-def not_in_flavor(figures: Figures) -> Iterator[Remark]:
-    """Tell how many samples the JSON of the packs can't hold."""
-    if num := figures.skipped_by_reason.get(Reason.NOT_IN_FLAVOR.value):
-        what = f"{part(num, figures.source.samples)} have no place in packs of this flavour"
-        yield Remark(Grade.look, what, "its JSON can't hold them", "output.flavor=packed_multi_mix_qa")
+def left_out(figures: Figures) -> Iterator[Remark]:
+    """Tell how many samples are in no pack by another choice of the settings."""
+    for reason, (what, why, knob) in _LEFT_OUT.items():
+        if num := figures.skipped_by_reason.get(reason.value):
+            said = f"{part(num, figures.source.samples)} {what}"
+            yield Remark(Grade.look, said, why, knob, sample=reason.value)
 
 
 def mixture(figures: Figures) -> Iterator[Remark]:
@@ -117,19 +121,17 @@ def fill(figures: Figures) -> Iterator[Remark]:
         what = f"{amount(report.packs, 'pack')} where {report.packs_lower_bound:,} could do"
         knob = "packing.algorithm=optimal, packing.group_by=none, no packing.window"
         yield Remark(Grade.look, what, "each pack is a step's work, whatever it holds", knob)
+    knob = (
+        "packing.group_by=none lets shorter samples fill them" if len(report.by_media) > 1 else "packing.max_token_len"
+    )
     for name, medium in report.by_media.items():
-        lens = figures.source.by_medium.get(name)
         could_do = math.ceil(medium.fill * medium.packs)  # full packs, and a last one
         if medium.fill < _LITTLE_FILL and medium.packs > _ABOVE_BOUND * could_do:
-            half = lens and lens.token_len and lens.token_len["p50"] > figures.max_token_len / 2
-            why = (
-                "most of its samples are longer than half a pack"
-                if half
-                else "no sample is left that fits into what is free in them"
-            )
-            knob = "packing.group_by=none lets shorter samples fill them" if len(report.by_media) > 1 else ""
-            what = f"packs of {name} are {medium.fill:.0%} full"
-            yield Remark(Grade.look, what, why, knob or "packing.max_token_len")
+            lens = figures.source.by_medium.get(name)
+            why = "no sample is left that fits into what is free in them"
+            if lens and lens.token_len and lens.token_len["p50"] > figures.max_token_len / 2:
+                why = "most of its samples are longer than half a pack"
+            yield Remark(Grade.look, f"packs of {name} are {medium.fill:.0%} full", why, knob)
 
 
 def length(figures: Figures) -> Iterator[Remark]:
@@ -166,9 +168,7 @@ RULES: dict[str, Callable[[Figures], Iterator[Remark]]] = {
     "sources": data_rules.folders,
     "overlong samples": overlong,
     "samples that are cut": cut_off,
-    "samples without training": untrained,
-    "limits": over_cap,
-    "flavour": not_in_flavor,
+    "samples without training, limits, flavour": left_out,
     "trained tokens": data_rules.trained,
     "weights": data_rules.weights,
     "placeholders, control tokens, tools": data_rules.notes,

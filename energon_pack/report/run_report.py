@@ -12,16 +12,16 @@ from energon_pack.config import PackConfig, Stage
 from energon_pack.lengths.method import Method
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import Choice
-from energon_pack.plan.packs import PackPlan
+from energon_pack.plan.packs import PackPlan, no_plan
 from energon_pack.plan.report import Report, RunFacts
 from energon_pack.report.figures import Figures, Tries, origins_of, planned_figures, source_figures
 from energon_pack.report.images import media_first
-from energon_pack.report.look import LeftOut, LookJob, drawn, left_out_pictures, look, packs_to_look_at
+from energon_pack.report.look import LookJob, look, packs_to_look_at
 from energon_pack.report.page import About, run_page
 from energon_pack.report.pages.html import Html
 from energon_pack.report.remark import Grade, Remark
 from energon_pack.report.remarks import remarks
-from energon_pack.report.views.view import Medium
+from energon_pack.report.sheet import Tile, chosen, drawn, sheet
 from energon_pack.report.which_length import advice, job_of, num_tried, try_some
 from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
@@ -56,8 +56,7 @@ class RunReport:
             job = job_of(lengths, config.packing, config.report.lens, self.most_positions)
             self._choices = run.executor.start(try_some, job)
         self._method = method
-        self._packs: dict[int, str] = {}
-        self._left_out: list[LeftOut] = []
+        self._planned = lengths, no_plan(lengths.items)
         self._of_plan: dict[str, Any] = {"origins": origins_of(lengths, None)}
 
     def add_choices(self, choices: Sequence[Choice]) -> None:
@@ -72,8 +71,7 @@ class RunReport:
     def add_plan(self, lengths: Lengths, plan: PackPlan, report: Report) -> None:
         """Add the plan, and what became of the samples."""
         self._of_plan = planned_figures(lengths, plan, report, self._config.packing)
-        self._packs = packs_to_look_at(lengths.items, plan)
-        self._left_out = left_out_pictures(lengths, plan)
+        self._planned = lengths, plan
 
     def write(
         self,
@@ -98,24 +96,22 @@ class RunReport:
             stored: address of the folder with their shards, if they are elsewhere.
         """
         with self._run.progress.timed("report"):
-            looked_at = self._look(written, stored) if written else []
-            left_out = self._pictures_of_left_out()
             figures = self._figures()
             figures = replace(figures, examples=some_of_each(ledger, figures.in_ledger))
+            found = remarks(figures, facts, self._config.max_skipped)
+            tiles = chosen(*self._planned, found)
+            looked_at = fitting(self._look(written, stored, tiles), _MOST_LOOKED_AT) if written else {}
+            tiles = self._run.executor.result(self._run.executor.start(drawn, (tiles, self._config.source.reading)))
             title = self._config.output.name or "run"
             about = About(self._config, title, self._processor, facts, folder, ledger_name, failed)
-            packs = fitting(looked_at, _MOST_LOOKED_AT)
-            write_whole(path, run_page(figures, about, packs, left_out).encode())
-            return Seen(figures.examples, self._wrong(figures, facts))
+            contact_sheet = sheet(tiles, looked_at.keys())
+            write_whole(path, run_page(figures, about, found, [*looked_at.values()], contact_sheet).encode())
+            return Seen(figures.examples, _wrong(found))
 
     def wrong(self) -> list[Remark]:
         """Return what is wrong, for a run that writes no page."""
         with self._run.progress.timed("report"):
-            return self._wrong(self._figures(), None)
-
-    def _wrong(self, figures: Figures, facts: RunFacts | None) -> list[Remark]:
-        found = remarks(figures, facts, self._config.max_skipped)
-        return [remark for remark in found if remark.grade is Grade.wrong]
+            return _wrong(remarks(self._figures(), None, self._config.max_skipped))
 
     def _figures(self) -> Figures:
         most = self._config.packing.max_token_len
@@ -135,24 +131,27 @@ class RunReport:
             return Tries(self._run.executor.result(self._choices), num_tried(num_samples), num_samples)
         return Tries([*self._choices], num_samples, num_samples)
 
-    def _pictures_of_left_out(self) -> list[Medium]:
-        if not self._left_out:
-            return []
-        return self._run.executor.result(self._run.executor.start(drawn, self._left_out))
-
-    def _look(self, folder: Path, stored: str | None) -> list[Html]:
+    def _look(self, folder: Path, stored: str | None, tiles: Sequence[Tile]) -> dict[int, Html]:
+        """Draw some packs: those where something is seen, and those with samples of the contact sheet."""
         flavor, most = self._config.output.flavor, self._config.packing.max_token_len
-        job = LookJob(folder, flavor, self._packs, self._method.template_folder, most, stored)
+        lengths, plan = self._planned
+        of_tiles = {tile.pack: f"of a sample on the sheet, {tile.kind}" for tile in tiles if tile.pack is not None}
+        packs = packs_to_look_at(lengths.items, plan)
+        job = LookJob(folder, flavor, packs | of_tiles | packs, self._method.template_folder, most, stored)
         return self._run.executor.result(self._run.executor.start(look, job))
 
 
-def fitting(sections: Sequence[Html], room: int) -> list[Html]:
+def _wrong(found: Sequence[Remark]) -> list[Remark]:
+    return [remark for remark in found if remark.grade is Grade.wrong]
+
+
+def fitting(sections: Mapping[int, Html], room: int) -> dict[int, Html]:
     """Return the sections that fit into `room` bytes; the first ones are taken first."""
-    taken = []
-    for section in sections:
+    taken = {}
+    for number, section in sections.items():
         size = len(section.encode())
         if size <= room:
-            taken.append(section)
+            taken[number] = section
             room -= size
     return taken
 
@@ -164,15 +163,12 @@ def some_of_each(ledger: Iterable[Mapping[str, Any]], reasons: Mapping[str, int]
         ledger: read only until each reason has enough entries.
         reasons: how many samples each reason has.
     """
-    left = {reason: min(number, _EXAMPLES) for reason, number in reasons.items() if number}
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for entry in ledger if left else ():
-        reason = entry["reason"]
-        if reason in left:
-            found.setdefault(reason, []).append(entry)
-            left[reason] -= 1
-            if not left[reason]:
-                del left[reason]
-            if not left:
+    missing = {reason: min(number, _EXAMPLES) for reason, number in reasons.items()}
+    examples: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in ledger if any(missing.values()) else ():
+        if missing.get(entry["reason"]):
+            examples.setdefault(entry["reason"], []).append(entry)
+            missing[entry["reason"]] -= 1
+            if not any(missing.values()):
                 break
-    return found
+    return examples

@@ -1,20 +1,15 @@
 """Compare the jobs of a sweep, and choose the best by stated rules."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from energon_pack.plan.pack_lengths import Choice
-from energon_pack.plan.report import RunFacts
 from energon_pack.report.sweep_folder import jobs_of
 from energon_pack.report.which_length import MOST_DROPPED, recommended
 
-#: fields of report.json that describe the run, not the packs
-_OF_THE_RUN = {field.name for field in fields(RunFacts)}
-_SHOWN_BYTES = 1e5  # a size is shown in steps of so many bytes
 _NEAR = 1.01  # times the least cost of a token
 
 
@@ -33,13 +28,12 @@ class Row:
     packs: int
     fill: float
     tokens: int  # in packs
-    attention_cost: float | None  # Σ len² over all packs
-    flops: float | None  # of an epoch's forward passes, waiting included
-    cost_source: str | None
-    num_bytes: int | None  # bytes that were written
+    attention_cost: float | None = None  # Σ len² over all packs
+    flops: float | None = None  # of an epoch's forward passes, waiting included
+    cost_source: str | None = None
+    num_bytes: int | None = None  # bytes that were written
     time: float | None = None  # of an epoch, relative to the shortest
     time_of_token: float | None = None  # time of a token in packs, relative to the shortest
-    same_as: int | None = None  # number of an earlier job with the same figures
     refused: str | None = None  # why nothing of it is published; None: it is
 
     @property
@@ -109,12 +103,11 @@ def sweep_of(folder: Path) -> Sweep:
     keys = sorted({key for job in jobs for key in job["settings"]})
     keys = [key for key in keys if len({job["settings"].get(key) for job in jobs}) > 1]
     failed, rows = [], []
-    first: dict[str, int] = {}
     for job in jobs:
         settings = {key: job["settings"].get(key, "") for key in keys}
         figures = job.get("figures")
         if figures and _is_whole(figures):
-            rows.append(replace(_same(_row(job, settings), figures, first), refused=job["error"]))
+            rows.append(_row(job, settings))
         elif job["error"] is not None:
             failed.append(Failed(job["number"], settings, job["error"], job.get("page")))
     sweep = Sweep(keys, rows, failed)
@@ -126,30 +119,20 @@ def _is_whole(figures: Mapping[str, Any]) -> bool:
     return "lens" in figures or "tokens_left_out" in figures
 
 
-def _same(row: Row, figures: Mapping[str, Any], first: dict[str, int]) -> Row:
-    """Return the row, with the number of the earlier job that has the same figures."""
-    what = {key: value for key, value in figures.items() if key not in _OF_THE_RUN}
-    what["bytes"] = round((row.num_bytes or 0) / _SHOWN_BYTES)
-    number = first.setdefault(json.dumps(what, sort_keys=True, default=str), row.number)
-    return row if number == row.number else replace(row, same_as=number)
-
-
 def _row(job: Mapping[str, Any], settings: dict[str, str]) -> Row:
-    figures, number, page, may_drop = job["figures"], job["number"], job["page"], job["max_dropped_tokens"]
+    figures, keys = job["figures"], ("number", "page", "max_dropped_tokens")
+    about = {"settings": settings, "refused": job.get("error"), **{key: job[key] for key in keys}}
+    about["samples"] = figures["samples_in"]
     if "lens" in figures:
-        return _of_lengths(figures, number, settings, page, may_drop)
+        return _of_lengths(figures, about)
     out = figures["tokens_left_out"]
     flops, steps = figures["flops"], figures.get("steps")
     waiting = steps["in_order"]["both"]["epoch"] if steps and steps["in_order"]["steps"] else 1.0
     return Row(
-        number=number,
-        settings=settings,
-        page=page,
+        **about,
         max_token_len=figures["max_token_len"],
-        samples=figures["samples_in"],
         dropped=figures["samples_skipped"],
         dropped_tokens_share=out / max(1, out + figures["tokens"]),
-        max_dropped_tokens=may_drop,
         packs=figures["packs"],
         fill=figures["fill"],
         tokens=figures["tokens"],
@@ -160,27 +143,19 @@ def _row(job: Mapping[str, Any], settings: dict[str, str]) -> Row:
     )
 
 
-def _of_lengths(figures: Mapping[str, Any], number: int, settings: dict[str, str], page: str, may_drop: float) -> Row:
+def _of_lengths(figures: Mapping[str, Any], about: Mapping[str, Any]) -> Row:
     """Return the row of a job with `stage=lengths`: it is about the recommended length."""
     choices = [Choice(**choice) for choice in figures["lens"]]
     found = recommended(choices)
     best = found.choice if found else Choice(0, 0, 0.0, 0.0, 0, 0.0)
     return Row(
-        number=number,
-        settings=settings,
-        page=page,
+        **about,
         max_token_len=best.max_token_len,
-        samples=figures["samples_in"],
         dropped=best.dropped + figures["samples_in"] - figures["samples_measured"],
         dropped_tokens_share=best.dropped_tokens_share,
-        max_dropped_tokens=may_drop,
         packs=best.packs,
         fill=best.fill,
         tokens=round(figures["tokens"] * (1 - best.dropped_tokens_share)),
-        attention_cost=None,
-        flops=None,
-        cost_source=None,
-        num_bytes=None,
     )
 
 

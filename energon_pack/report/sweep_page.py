@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from energon_pack.errors import amount
 from energon_pack.report.pages.bars import barred, short
-from energon_pack.report.pages.html import Html, clipped, join, page, section, table, tag
+from energon_pack.report.pages.html import Html, clipped, details, join, page, section, table, tag
 from energon_pack.report.pages.rows import Cell, Rows, print_table
 from energon_pack.report.sweep import BEST, Sweep, sweep_of
 from energon_pack.report.which_length import RULE
@@ -57,10 +57,9 @@ def sweep_html(sweep: Sweep, folder: Path) -> str:
     said = [f"{amount(len(sweep.rows) - num_refused, 'job')} done", *(f"{n} {what}" for what, n in others.items() if n)]
     verdict = tag("p", f"No job is the best: {sweep.why_no_best}.", class_="verdict")
     if best:
-        named = (
-            ", ".join(f"{key}={clipped(value, _VALUE)}" for key, value in best.settings.items()) or f"job {best.number}"
-        )
-        verdict = tag("p", tag("b", "Best: "), tag("b", named, class_="good"), f" — {BEST}.", class_="verdict")
+        named = ", ".join(f"{key}={_value(value)}" for key, value in best.settings.items()) or f"job {best.number}"
+        does = f": it drops {best.dropped_tokens_share:.2%} of the tokens and fills {best.fill:.2%} of its packs."
+        verdict = tag("p", tag("b", "Best: "), tag("b", named, class_="good"), does, class_="verdict")
     return page(
         "Sweep · energon_pack",
         tag("h1", f"Sweep over {clipped(', '.join(names), 3 * _VALUE) or 'nothing'}"),
@@ -72,19 +71,19 @@ def sweep_html(sweep: Sweep, folder: Path) -> str:
 
 
 def _jobs(sweep: Sweep, folder: Path) -> Html:
-    same = "= job 0: it came to the same figures as job 0. " * any(row.same_as is not None for row in sweep.rows)
     grey = "Grey: it would not be published. " * any(row.refused for row in sweep.rows)
     sources = sorted({row.cost_source for row in sweep.rows if row.cost_source})
+    by = None
     if any(row.time for row in sweep.rows):
-        how = f"{_TIME} Counted by: {clipped('; '.join(sources), _ERROR)}."
+        how, by = "", f"{_TIME} Counted by: {clipped('; '.join(sources), _ERROR)}."
     elif not sources:
         how = f"stage=lengths: each row has the length that is recommended: {RULE}."
     else:
         how = "No time: that would be the sizes of the models, not of the data."
     whole = _rows(sweep, folder).to_html() if sweep.rows else tag("p", "None.")
-    return section(
-        "Jobs", whole, tag("p", f"Bars: the share of the most in a column. {same}{grey}{how}", class_="faint")
-    )
+    star = f"★: {BEST}. " * (sweep.best is not None)
+    says = tag("p", f"Bars: the share of the most in a column. {grey}{star}{how}", class_="faint")
+    return section("Jobs", whole, says, details("How time is estimated", tag("p", by, class_="faint")) if by else None)
 
 
 def _rows(sweep: Sweep, folder: Path) -> Rows:
@@ -96,12 +95,9 @@ def _rows(sweep: Sweep, folder: Path) -> Rows:
     for row in sweep.rows:
         link, star = _link(str(row.number), row.page, folder), "★" * (row is best)
         cells: list[str | Cell] = [Cell(f"{row.number}{star}", join((link, star)))]
-        cells += [clipped(row.settings[key], _VALUE) for key in sweep.keys]
-        cells += [clipped(row.cost_source or "", _VALUE)] * sweep.is_over_models
+        cells += [_value(row.settings[key]) for key in sweep.keys]
+        cells += [_sizes(row.cost_source or "")] * sweep.is_over_models
         cells += [(row.refused or "").partition(",")[0]] * has_why
-        if row.same_as is not None:
-            rows.append([*cells, f"= job {row.same_as}", *[""] * (len(columns) - 1)])
-            continue
         for _, told, field in columns:
             value = getattr(row, field)  # None: the stage of a job does not compute it
             cells.append("" if value is None else barred(told(value), value / most[field]))
@@ -110,6 +106,17 @@ def _rows(sweep: Sweep, folder: Path) -> Rows:
     strong = {number for number, row in enumerate(sweep.rows) if row is best}
     faint = {number for number, row in enumerate(sweep.rows) if row.refused}
     return Rows([*words, *(name for name, _, _ in columns)], rows, len(words), strong, faint)
+
+
+def _value(text: str) -> str:
+    """Return a setting's value as it is shown; of a path its last name."""
+    return clipped(text.strip("'\"").rstrip("/").rpartition("/")[2] if "/" in text else text, _VALUE)
+
+
+def _sizes(source: str) -> str:
+    """Say where the sizes of a model come from: its config.json, or what is assumed."""
+    _, is_assumed, sizes = source.partition(": ")
+    return f"assumed: {sizes.partition(' and ')[0]}" if is_assumed else clipped(source, _VALUE)
 
 
 def _names(keys: Sequence[str]) -> list[str]:
@@ -121,6 +128,8 @@ def _names(keys: Sequence[str]) -> list[str]:
 def _columns(sweep: Sweep) -> list[tuple[str, Callable[[Any], str], str]]:
     """Return the columns in which some job has a value; the pack length only where it is no setting of the sweep."""
     columns = [column for column in _COLUMNS if any(getattr(row, column[2]) is not None for row in sweep.rows)]
+    if sweep.is_over_models:  # their costs are not of the data
+        columns = [column for column in columns if column[2] not in ("attention_cost", "num_bytes")]
     if "packing.max_token_len" not in sweep.keys:
         columns.insert(2, ("max_token_len", "{:,}".format, "max_token_len"))
     return columns
@@ -128,7 +137,7 @@ def _columns(sweep: Sweep) -> list[tuple[str, Callable[[Any], str], str]]:
 
 def _failures(sweep: Sweep, folder: Path) -> Html:
     rows = [
-        [_link(str(job.number), job.page, folder), *(clipped(job.settings[key], _VALUE) for key in sweep.keys),
+        [_link(str(job.number), job.page, folder), *(_value(job.settings[key]) for key in sweep.keys),
          clipped(job.error, _ERROR)]
         for job in sweep.failed
     ]  # fmt: skip

@@ -39,6 +39,7 @@ TOOLS: dict[str, str] = {
     "inspect": "look at a pack, or at a sample of a source before it is packed",
     "unpack": "the samples of a packed dataset, each of its own again",
     "metadataset": "blend packed datasets",
+    "order": "read several packed datasets in one order",
     "recipes": "trainings to read and adapt, with the tested versions, into a folder",
 }
 _WIDEST_HELP = 110

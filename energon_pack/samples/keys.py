@@ -16,7 +16,7 @@ from energon_pack.samples.media.medium import RATE_KEYS, SETTING_KEYS
 from energon_pack.samples.options import OPTION_KEYS
 from energon_pack.samples.preference import LABELS, PREFERENCE_KEYS
 from energon_pack.samples.sample import MESSAGE_KEYS, REASONING_KEYS
-from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.skip import Reason, Skip, one_value
 from energon_pack.samples.weights import TURN_WEIGHT_KEYS
 
 _LONGEST = 60  # most characters of an unknown key
@@ -79,6 +79,8 @@ _HARMLESS: tuple[Mapping[str, str], ...] = (
             ("status", "error_message", "original_width", "original_height", "exif"), "img2dataset: a download"
         ),
         **dict.fromkeys(("sha256", "md5", "NSFW", "LICENSE", "similarity", "punsafe", "pwatermark"), "LAION: an image"),
+        **dict.fromkeys(("hash", "aesthetic", "watermark_score", "face_bboxes"), "LAION, DataComp: an image"),
+        **dict.fromkeys(("clip_b32_similarity_score", "clip_l14_similarity_score"), "DataComp: an image"),
         **dict.fromkeys(("channel",), "ms-swift: the group in which the loss is logged"),
         **dict.fromkeys(("solution", "ground_truth", "reward_model", "ability", "verifier"), "for rewards"),
         **dict.fromkeys(("prompt", "completion", "instruction", "input", "output"), "the conversation in another form"),
@@ -173,18 +175,10 @@ def said_once(value: dict[str, Any], place: int = 0) -> dict[str, Any]:
     if len(_PAIRED[place].intersection(value)) < 2:
         return value
     for keys in _ALIKE[place]:
-        first, *others = [key for key in keys if value.get(key)] or [""]
-        for key in others:
-            if not _are_same(value[first], value[key]):
-                said = f"{_PLACES[place]}{first} is {str(value[first])[:40]!r} and {key} {str(value[key])[:40]!r}"
-                raise Skip(Reason.BAD_MESSAGE, f"{said}: two spellings of one thing; source.map can leave one out")
+        one_value(value, keys, _PLACES[place])
+        others = [key for key in keys if value.get(key)][1:]
         value = {key: item for key, item in value.items() if key not in others}
     return value
-
-
-def _are_same(first: Any, other: Any) -> bool:
-    one, two = (item if isinstance(item, list) else [item] for item in (first, other))
-    return bool(one == two)
 
 
 def unknown_keys(value: Mapping[str, Any], conversation: Sequence[str]) -> dict[str, list[Any]]:

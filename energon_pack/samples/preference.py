@@ -10,7 +10,7 @@ from typing import Any
 
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import Take
-from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.skip import Reason, Skip, one_value
 
 _REJECTED = frozenset(("rejected_response", "rejected_messages", "rejected_images"))
 #: keys that say whether an answer is good: true or false, 1 or 0, or a word; any other value is a remark
@@ -25,7 +25,9 @@ def preferred(value: Mapping[str, Any], keys: Sequence[str], take: Take | None) 
     has_pair = value.get("chosen") is not None and value.get("rejected") is not None
     rejected = sorted(name for name in _REJECTED if value.get(name))
     completed = value.get("prompt") is not None and value.get("completion") is not None
-    label = next((name for name in LABELS if _is_good(value.get(name)) is not None), None)
+    labels = {name: is_good for name in LABELS if (is_good := _is_good(value.get(name))) is not None}
+    one_value({name: [is_good] for name, is_good in labels.items()}, LABELS)
+    label = next(iter(labels), None)
     if not (has_pair or rejected or label):
         return dict(value)
     labelled = f"{label}={value[label]}" if label else ""
@@ -55,7 +57,7 @@ def _prompt(value: Mapping[str, Any], key: str) -> list[Message]:
     """Return the turns before the answer, from the conversation or from a prompt."""
     if isinstance(value.get(key), list):
         return list(value[key])
-    prompt: Any = next((value[name] for name in _PROMPTS if value.get(name)), [])
+    prompt: Any = one_value(value, _PROMPTS) or []
     return prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
 
 

@@ -29,7 +29,7 @@ from energon_pack.samples.placeholders import flat_content, kind_of_parts
 from energon_pack.samples.preference import PREFERENCE_KEYS, preferred
 from energon_pack.samples.sample import MESSAGE_KEYS, REASONING_KEYS, Message
 from energon_pack.samples.settings import Frames, ReadSettings, SampleType, ToolsAs
-from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.skip import Reason, Skip, one_value
 from energon_pack.samples.tool_calls import (
     CALL_ROLES,
     OTHER_PARTS,
@@ -48,6 +48,7 @@ _ROLES = {
     **dict.fromkeys(("function", "observation", "function_response", "tool_response", "ipython"), "tool"),
 }
 _MEDIA_KEYS = ("name", "media_files")
+_NAMING, _PART = (*PART_TYPES, "path", "url", "source"), "content[]."  # what names the medium of a content part
 _KIND_KEYS = ("media", "media_type")
 _NOT_FIELDS = (*_KIND_KEYS, "tools", "functions")
 
@@ -135,7 +136,7 @@ def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = F
         messages=messages,
         tools=None if is_as_text else tools,
         listed_media=_listed_media(value, listings, messages),
-        declared=spelled or next((kind for key in _KIND_KEYS if (kind := _kind(value.get(key)))), None),
+        declared=spelled or one_value({key: _kind(value.get(key)) for key in _KIND_KEYS}, _KIND_KEYS),
         fields={key: item for key, item in value.items() if key not in used},
         unknown=unknown,
         leaves_out_tools=is_as_text and (tools is not None or has_calls),
@@ -178,7 +179,15 @@ def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[li
         raise Skip(Reason.NO_MESSAGES, detail)
     is_chat = settings.sample_type in (SampleType.auto, SampleType.chat)
     fields = " or ".join(MESSAGE_KEYS) if is_chat else settings.sample_type.value
-    raise Skip(Reason.NO_MESSAGES, f"no {fields} among {sorted(value)[:8]} (source.messages_key names the field)")
+    raise Skip(Reason.NO_MESSAGES, f"no {fields} among {sorted(value)[:8]} ({_reads(value)})")
+
+
+def _reads(value: Mapping[str, Any]) -> str:
+    """Name the setting that reads a conversation in a field of another name."""
+    turns = [key for key, item in value.items() if isinstance(item, list) and item and isinstance(item[0], dict)]
+    if named := next((key for key in turns if not {"role", "from"}.isdisjoint(value[key][0])), None):
+        return f"source.messages_key={named} reads its turns"
+    return "source.messages_key names a field of turns, source.columns.prompt and .response name two of texts"
 
 
 def _messages(value: Any) -> list[Message]:
@@ -262,8 +271,7 @@ def _content(items: list[Any], index: int) -> str | list[Message]:
             said_once(item, 2)
             parts.append({"type": "text", "text": text})
         elif kind in KINDS:
-            named = next((item[key] for key in (item["type"], kind, "path", "url", "source") if item.get(key)), None)
-            named = name_in(named) if isinstance(named, dict) else named
+            named = one_value({key: name_in(item.get(key)) for key in _NAMING}, (item["type"], kind, *_NAMING), _PART)
             settings = {key: item[key] for key in SETTING_KEYS if item.get(key) is not None}
             if kind == VIDEO.kind and isinstance(named, list):
                 parts += frame_parts(named, settings)
@@ -277,8 +285,7 @@ def _content(items: list[Any], index: int) -> str | list[Message]:
 
 
 def _listed_media(value: Mapping[str, Any], listings: Sequence[str], messages: list[Message]) -> list[str] | None:
-    if len(listings) > 1 and value[listings[0]] != value[listings[1]]:
-        raise Skip(Reason.MISSING_MEDIA, f"{' and '.join(listings)} list other media: leave one of them out")
+    one_value(value, listings)
     for key in listings:
         names = list(_flatten(value[key]))
         if not all(isinstance(name, str) for name in names):

@@ -1,6 +1,8 @@
 """The reasons for leaving a sample out, and the exception that does it."""
 
+from collections.abc import Mapping, Sequence
 from enum import Enum
+from typing import Any
 
 from energon_pack.errors import without_passwords
 
@@ -61,3 +63,21 @@ class Skip(Exception):
 
     def __str__(self) -> str:
         return f"{self.reason.value}: {self.detail}"
+
+
+def one_value(value: Mapping[str, Any], keys: Sequence[str], place: str = "") -> Any:
+    """Return what spellings of one thing say, or an empty value of the first that is there; None: none is there.
+
+    Args:
+        place: what the error writes before a key, as `messages[].`.
+
+    Raises:
+        Skip: `bad_message`: two of them differ, and one would be dropped.
+    """
+    first, *others = [key for key in keys if value.get(key)] or [key for key in keys if key in value][:1] or [""]
+    for key in others:
+        one, other = (item if isinstance(item, list) else [item] for item in (value[first], value[key]))
+        if one != other:
+            said = f"{place}{first} is {str(value[first])[:40]!r} and {key} {str(value[key])[:40]!r}"
+            raise Skip(Reason.BAD_MESSAGE, f"{said}: two spellings of one thing; source.map can leave one out")
+    return value.get(first)

@@ -14,7 +14,7 @@ from typing import Any
 
 from energon_pack.samples.raw_json import parse_json
 from energon_pack.samples.sample import REASONING_KEYS, Message
-from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.skip import Reason, Skip, one_value
 from energon_pack.samples.weights import TURN_WEIGHT_KEYS
 
 #: roles of turns that are calls
@@ -63,14 +63,14 @@ def turns_of_parts(turn: Message, index: int) -> list[Message]:
         if kind == "tool_use":
             calls.append(_call({"id": part.get("id"), "name": part.get("name"), "arguments": part.get("input")}, index))
         elif kind == "tool_call":
-            calls += _calls_in(part.get("value", part.get("tool_call")), index)[1]
+            calls += _calls_in(one_value(part, ("value", "tool_call"), "content[]."), index)[1]
         elif kind == "tool_result":
             content = part.get("content")
             named = {"tool_call_id": part["tool_use_id"]} if isinstance(part.get("tool_use_id"), str) else {}
             weights = {key: turn[key] for key in TURN_WEIGHT_KEYS.intersection(turn)}
             results.append({"role": "tool", "content": "" if content is None else content, **named, **weights})
         elif kind in OTHER_PARTS:
-            thoughts.append(part.get("thinking", part.get("value")))
+            thoughts.append(one_value(part, ("thinking", "value"), "content[]."))
         elif calls:
             raise Skip(Reason.BAD_MESSAGE, f"message {index} goes on after a tool call: {str(part)[:80]}")
         else:
@@ -141,6 +141,7 @@ def _tool(item: Any) -> Any:
         item = schema
     if not isinstance(item, dict) or "function" in item or "type" in item or not isinstance(item.get("name"), str):
         return item
+    one_value(item, ("parameters", "input_schema"))
     function = {("parameters" if key == "input_schema" else key): field for key, field in item.items()}
     return {"type": "function", "function": function}
 
@@ -177,7 +178,7 @@ def _call(value: Any, index: int) -> Message:
     function = value.get("function", value) if isinstance(value, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
         raise Skip(Reason.BAD_MESSAGE, f"message {index} is no JSON of a tool call with a name: {str(value)[:80]}")
-    arguments = _arguments(function.get("arguments", function.get("parameters")), index)
+    arguments = _arguments(one_value(function, ("arguments", "parameters")), index)
     named = {"id": value["id"]} if isinstance(value.get("id"), str) else {}
     return {**named, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, near_path
 from energon_pack.run.address import is_address, joined, parent, tidy
 
 Job = TypeVar("Job")
@@ -239,7 +239,7 @@ def expand(entry: str) -> tuple[str, list[str], list[str]]:
     if os.path.isfile(entry):
         return os.path.dirname(entry) or ".", [], [entry]
     if not glob.has_magic(entry):
-        raise PackError(f"source.path={entry}: no such folder or file")
+        raise PackError(f"source.path={entry}: no such folder or file{near_path(entry)}")
     fixed = re.split(r"[*?\[]", entry, maxsplit=1)[0]
     matches = sorted(glob.glob(entry, recursive=True))
     files = [match for match in matches if os.path.isfile(match)]

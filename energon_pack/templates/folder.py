@@ -6,18 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from energon_pack.errors import PackError, one_line
+from energon_pack.errors import PackError, near_path, one_line
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 _SETTINGS_FILES = ("*.json", "*.txt", "*.jinja", "additional_chat_templates/*.jinja", "*.model", "*.tiktoken", "*.py")
+#: a folder of a processor has at least one of them
+_OF_A_PROCESSOR = ("*processor_config.json", "tokenizer*", "vocab*", "*.model", "*.tiktoken")
 
 
 def local_folder(processor: str, revision: str | None = None) -> Path:
     """Return the folder of a processor; a hub id is downloaded. Raises PackError if there is neither."""
+    refuse_missing_folder(processor)
     folder = Path(processor).expanduser()
     if folder.is_dir():
         return folder
-    refuse_missing_folder(processor)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -32,10 +34,14 @@ def local_folder(processor: str, revision: str | None = None) -> Path:
 
 
 def refuse_missing_folder(processor: str) -> None:
-    """Raise PackError if a processor can only be a folder, and the folder is missing."""
+    """Raise PackError if a processor can only be a folder, and the folder is missing; or is of something else."""
     is_path = processor.startswith(("/", ".", "~")) or processor.count("/") > 1
     if is_path and not Path(processor).expanduser().is_dir():
-        raise PackError(f"model.processor={processor}: no such folder")
+        raise PackError(f"model.processor={processor}: no such folder{near_path(processor)}")
+    folder = Path(processor).expanduser()
+    if folder.is_dir() and not any(next(folder.glob(pattern), None) for pattern in _OF_A_PROCESSOR):
+        names = "preprocessor_config.json, tokenizer.json or the like"
+        raise PackError(f"model.processor={processor}: no folder of a processor: {names} is not there")
 
 
 def settings_files(folder: Path) -> list[Path]:

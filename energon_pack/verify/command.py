@@ -17,7 +17,7 @@ from typing import Any
 
 from energon_pack.config import MediaIn
 from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, at, has_messages
-from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.folder import DatasetFolder, opened
 from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.errors import PackError, amount
@@ -71,7 +71,7 @@ _DEFAULTS = Options()
 @losing_no_fault()
 def verify(dataset: str | Path, options: Options = _DEFAULTS) -> Findings:
     """Return all that is wrong with a packed dataset; raises PackError if it is none, or its source is missing."""
-    folder = DatasetFolder(dataset)
+    folder = opened(dataset)
     if options.media_root is not None and options.source is None:
         raise PackError(f"--media-root {options.media_root} is for --source, which compares with the source")
     findings = Findings(options.max_errors)

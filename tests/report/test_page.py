@@ -17,6 +17,7 @@ from energon_pack.report.figures import Origin
 from energon_pack.report.page import About, run_page
 from energon_pack.report.pages.bars import log_histogram
 from energon_pack.report.pages.html import Html
+from energon_pack.report.remarks import remarks
 from energon_pack.samples.skip import Reason
 from support.figures import FIGURES, figures
 from support.html_page import check_page
@@ -146,7 +147,7 @@ def worst() -> tuple[Any, About]:
 def test_names_that_mean_harm_are_text() -> None:
     """Otherwise the author of the data could run any script in the reader's browser."""
     of, about = worst()
-    page = run_page(of, about)
+    page = run_page(of, about, remarks(of))
     said = check_page(page)
     assert "<script" not in page
     assert "<img" not in page
@@ -158,7 +159,7 @@ def test_names_that_mean_harm_are_text() -> None:
 def test_the_largest_page_is_small() -> None:
     """It is sent by mail and opened on telephones. Packs to look at take 200 kB at most."""
     of, about = worst()
-    assert len(run_page(of, about, [Html("x" * 200_000)]).encode()) < _MOST
+    assert len(run_page(of, about, remarks(of), [Html("x" * 200_000)]).encode()) < _MOST
 
 
 def test_what_is_not_there_is_not_shown() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from energon_pack.samples.dialects.table import DIALECTS
+from energon_pack.samples.media.asked import settings_of
 from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.settings import ReadSettings, SampleType, Take
 from energon_pack.samples.skip import Skip
@@ -101,6 +102,10 @@ def test_what_is_read_today_is_read_first() -> None:
 SAID = [{"role": "user", "content": "<image>What is it?"}, {"role": "assistant", "content": "A cat."}]
 
 
+def asked(**image: Any) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "image", **image}, {"type": "text", "text": "q"}]}
+
+
 @pytest.mark.parametrize(
     ("more", "named"),
     [
@@ -130,11 +135,38 @@ def test_what_repeats_the_conversation_is_none_of_its_own_and_other_texts_are_na
         {"messages": [{"role": "user", "content": "q", "value": "p"}, SAID[1]]},
         {"messages": [SAID[0], {**SAID[1], "thinking": "a", "reasoning_content": "b"}]},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "q", "value": "p"}]}, SAID[1]]},
+        {"messages": SAID, "images": [{"path": "a.jpg", "url": "b.jpg"}]},
+        {"messages": SAID, "images": [{"path": "a.jpg", "image": "b.jpg"}]},
+        {"messages": SAID, "videos": [{"path": "a.mp4", "frame_indices": [0]}], "video_frames": [[1]]},
+        {"messages": SAID, "name": ["a.jpg"], "media_files": ["b.jpg"]},
+        {"messages": SAID, "media": "image", "media_type": "Video"},
+        {"messages": [asked(image="a.jpg", path="b.jpg"), SAID[1]]},
+        {"messages": [asked(image="a.jpg", video="b.mp4"), SAID[1]]},
+        {"messages": [asked(image={"url": "a.jpg", "path": "b.jpg"}), SAID[1]]},
+        {
+            "messages": [
+                SAID[0],
+                {"role": "tool_call", "content": '{"name": "f", "arguments": {"a": 1}, "parameters": {"b": 1}}'},
+            ]
+        },
+        {"messages": SAID, "tools": [{"name": "f", "parameters": {"a": 1}, "input_schema": {"b": 1}}]},
+        {"file_name": "a.jpg", "text": "a cat", "caption": "a dog"},
     ],
 )
 def test_two_spellings_of_one_thing_that_differ_are_an_error(value: dict[str, Any]) -> None:
     """One was trained, the other dropped without a word; media of both were joined in a guessed order."""
-    assert "two spellings of one thing" in said_of(value)
+    with pytest.raises(Skip, match="two spellings of one thing"):
+        parse_line(value, Lines("/data"), AUTO)
+
+
+def test_other_spellings_that_differ_are_an_error() -> None:
+    """The frames of a list were taken at one of two rates, the verdict of one of two labels was believed."""
+    with pytest.raises(Skip, match=r"fps is '2' and sample_fps '4': two spellings"):
+        settings_of({"list_of_frames": 2, "fps": 2, "sample_fps": 4}, {}, "image")
+    with pytest.raises(Skip, match=r"label is .* and kto_tag .* two spellings"):
+        parse_record({"messages": SAID, "label": True, "kto_tag": 0}, ReadSettings(take=Take.chosen))
+    with pytest.raises(Skip, match="prompt is 'p' and question 'q': two spellings"):
+        parse_record({"prompt": "p", "question": "q", "chosen": "a", "rejected": "b"}, ReadSettings(take=Take.chosen))
 
 
 def test_two_spellings_that_say_the_same_are_one_medium() -> None:
@@ -144,8 +176,11 @@ def test_two_spellings_that_say_the_same_are_one_medium() -> None:
     assert parse_line({"messages": [part, SAID[1]], "images": ["a.jpg"]}, Lines("/data"), AUTO).listed_media == [
         "a.jpg"
     ]
-    with pytest.raises(Skip, match=r"a content part names '/x/a\.jpg', and the sample lists 'b\.jpg'"):
-        parse_line({"messages": [part, SAID[1]], "images": ["b.jpg"]}, Lines("/data"), AUTO)
+    both = {"messages": SAID, "name": ["a.jpg"], "images": [{"path": "x/a.jpg", "image": "x/a.jpg", "url": None}]}
+    assert parse_line(both, Lines("/data"), AUTO).listed_media == ["x/a.jpg"]
+    for other in ({"messages": [part, SAID[1]]}, {"messages": SAID, "name": ["/x/a.jpg"]}):
+        with pytest.raises(Skip, match=r"names '/x/a\.jpg', and the sample lists 'b\.jpg'"):
+            parse_line({**other, "images": ["b.jpg"]}, Lines("/data"), AUTO)
 
 
 def test_a_turn_has_one_role() -> None:

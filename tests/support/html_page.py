@@ -3,7 +3,7 @@
 import re
 from html.parser import HTMLParser
 
-_EMPTY = {"br", "hr", "img", "input", "meta"}
+_EMPTY = {"br", "hr", "img", "input", "meta", "wbr"}
 _BLOCKS = {"p", "div", "table", "section", "ul", "h1", "h2", "h3", "pre", "details"}
 
 

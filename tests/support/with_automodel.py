@@ -207,19 +207,40 @@ def each_alone(pack: Pack) -> dict[str, Encoded]:
     return found
 
 
+#: Automodel computes in bfloat16 else
+FP32 = {
+    "model.torch_dtype": "float32",
+    "distributed.mp_policy._target_": "torch.distributed.fsdp.MixedPrecisionPolicy",
+    "distributed.mp_policy.param_dtype": "float32",
+    "distributed.mp_policy.reduce_dtype": "float32",
+    "distributed.mp_policy.output_dtype": "float32",
+}
+
+
+def build_here(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU Automodel builds no model."""
+    make = tf.AutoModelForImageTextToText.from_pretrained
+    monkeypatch.setattr(recipes, "build_model", lambda *_, **__: make(model_dir))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda *_: None)
+
+
+@pytest.mark.parametrize("mask", ["positions", "block_causal"])
 def test_losses_of_its_recipe_are_those_of_the_samples_alone(
-    pack: list[str], demo: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mask: str,
+    pack: list[str],
+    demo: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`recipes/automodel/finetune.py`, with a tiny model made here; else all is Automodel's: loader, loss, steps."""
+    """`recipes/automodel/finetune.py` with a tiny model. All is Automodel's; without a GPU the model is made here."""
+    on_gpu = torch.cuda.is_available()
     finetune, tiny = import_module("automodel.finetune"), import_module("train_tiny").tiny_model
     model_dir, steps, lr = tmp_path / "model", 5, 2e-3
     shutil.copytree(demo[1], model_dir)
-    packs = dataset(pack, mask="positions").packs
+    packs = dataset(pack, mask=mask).packs
     tiny(packs.encoder).save_pretrained(model_dir)
-    make = tf.AutoModelForImageTextToText.from_pretrained
-
-    monkeypatch.setattr(recipes, "build_model", lambda *_, **__: make(model_dir))
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda *_: None)
+    if not on_gpu:
+        build_here(model_dir, monkeypatch)
     for name, value in {
         "RANK": 0,
         "LOCAL_RANK": 0,
@@ -228,13 +249,15 @@ def test_losses_of_its_recipe_are_those_of_the_samples_alone(
         "MASTER_PORT": 0,
     }.items():
         monkeypatch.setenv(name, str(value))
-    given = {
+    given = FP32 | {
         "model.pretrained_model_name_or_path": model_dir, "checkpoint.checkpoint_dir": tmp_path, "lr_scheduler": None,
-        "checkpoint.enabled": False, "optimizer.lr": lr, "optimizer.weight_decay": 0.0, "dist_env.backend": "gloo",
+        "checkpoint.enabled": False, "optimizer.lr": lr, "optimizer.weight_decay": 0.0,
+        "dist_env.backend": "nccl" if on_gpu else "gloo", "model.attn_implementation": "sdpa",
+        "freeze_config.freeze_vision_tower": False,
         "step_scheduler.global_batch_size": 2, "step_scheduler.max_steps": steps, "step_scheduler.val_every_steps": 3,
     }  # fmt: skip
     for part in ("", "validation_"):
-        given |= {f"{part}dataset.pack": repr(pack), f"{part}dataset.mask": "positions"}
+        given |= {f"{part}dataset.pack": repr(pack), f"{part}dataset.mask": mask}
         given |= {f"{part}dataset.pixels": None, f"{part}dataloader.num_workers": 0}
         given |= {f"{part}dataloader.pin_memory": False, f"{part}dataloader.shuffle": False}
     words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
@@ -243,10 +266,10 @@ def test_losses_of_its_recipe_are_those_of_the_samples_alone(
 
     shown = [each_alone(packs[number]) for number in range(2 * steps)]
     members = {name: member for pack in shown for name, member in pack.items()}
-    model = make(model_dir).train()
+    model = tf.AutoModelForImageTextToText.from_pretrained(model_dir).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
     expected = losses_alone(model, optimizer, members, [[*shown[2 * i], *shown[2 * i + 1]] for i in range(steps)])
     largest = max(abs(one - other) for one, other in zip(losses, expected, strict=True))
-    print(f"{steps} steps of two packs: {largest:.1e}, from {expected[0]:.3f} to {expected[-1]:.3f}")
+    print(f"{mask}, {steps} steps: {largest:.1e}, from {expected[0]:.3f} to {expected[-1]:.3f}")
     assert largest < 1e-4
     assert (tmp_path / "validation.jsonl").read_text().count("val_loss") == 2

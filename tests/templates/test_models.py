@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from energon_pack.config import Mask, ModelConfig, Rope
 from energon_pack.errors import PackError
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
+from energon_pack.sources.storage import expand
 from energon_pack.templates.families import AUTO, FAMILIES
 from energon_pack.templates.folder import local_folder
 from energon_pack.templates.models import model_of, packaged_models, read_model
@@ -149,3 +150,15 @@ def test_a_processor_of_another_model_is_answered_with_its_name() -> None:
 def test_a_folder_that_is_not_there_is_no_name_of_a_hub(tmp_path: Path) -> None:
     with pytest.raises(PackError, match=r"no such folder$"):
         local_folder(str(tmp_path / "none"))
+
+
+def test_a_folder_of_something_else_is_no_processor_and_a_near_path_is_named(tmp_path: Path) -> None:
+    """A folder of data was said to lack the settings of images alone: `+model=text packs texts with it`."""
+    (tmp_path / "qwen2_5_vl").mkdir()
+    (tmp_path / "qwen2_5_vl" / "data.json").write_text("[]")
+    with pytest.raises(PackError, match=r"no folder of a processor: preprocessor_config\.json"):
+        local_folder(str(tmp_path / "qwen2_5_vl"))
+    with pytest.raises(PackError, match=r"no such folder; did you mean .*/qwen2_5_vl\?$"):
+        local_folder(str(tmp_path / "qwen25_vl"))
+    with pytest.raises(PackError, match=r"no such folder or file; did you mean .*/qwen2_5_vl/data\.json\?$"):
+        expand(str(tmp_path / "qwen2_5_vl" / "dat.json"))

@@ -18,7 +18,7 @@ from support.packed import demo_config, packed
 from support.running import need_torchvision
 from support.trainers.environments import python_of
 from support.trainers.sets import TrainedOn, media, texts
-from support.trainers.stacks import RECIPES, Settings, Stack, run
+from support.trainers.stacks import ON_GPU, RECIPES, Settings, Stack, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -36,10 +36,11 @@ _OF_VERL = {
 _OF_TITAN = {
     "training.seq_len": 1024, "training.local_batch_size": 1, "training.mixed_precision_param": "float32",
     "debug.seed": 0, "optimizer.param-groups.0.optimizer-kwargs.lr": 2e-3, "metrics.log_freq": 1,
-    "parallelism.spmd_backend": "partial_dtensor",
+    **({} if ON_GPU else {"parallelism.spmd_backend": "partial_dtensor"}),
 }  # fmt: skip
 _OF_TUNE: Settings = {
-    "output_dir": "out", "resume_from_checkpoint": False, "seed": 0, "shuffle": False, "batch_size": 1, "device": "cpu",
+    "output_dir": "out", "resume_from_checkpoint": False, "seed": 0, "shuffle": False, "batch_size": 1,
+    "device": "cuda" if ON_GPU else "cpu",
     "gradient_accumulation_steps": 2, "optimizer": {"_component_": "torch.optim.AdamW", "lr": 2e-3},
     "optimizer_in_bwd": False, "loss": {"_component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"},
     "dtype": "fp32", "enable_activation_checkpointing": False, "enable_activation_offloading": False,
@@ -49,7 +50,7 @@ _OF_TUNE: Settings = {
 
 
 def _of_lightning(packs: Path, model: Path, folder: Path, settings: Settings) -> list[Any]:
-    words = {"accumulate": 2, "learning_rate": 2e-3, "accelerator": "cpu"} | settings
+    words = {"accumulate": 2, "learning_rate": 2e-3, "accelerator": "gpu" if ON_GPU else "cpu"} | settings
     return [RECIPES / "with_lightning.py", packs, model, *(f"--{name}={value}" for name, value in words.items())]
 
 

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_EMPTY = {"br", "hr", "img", "input", "meta"}  # elements without content and end tag
+_EMPTY = {"br", "hr", "img", "input", "meta", "wbr"}  # elements without content and end tag
 _CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 _CONTROLS |= dict.fromkeys((*range(0x80, 0xA0), *range(0xD800, 0xE000)), 0xFFFD)  # found in names that are no UTF-8
 _STYLE = Path(__file__).with_name("style.css")
@@ -70,8 +70,9 @@ def table(header: Sequence[Any], rows: Iterable[Sequence[Any]], num_words: int =
         kinds = (None if number < num_words else "number" for number in range(len(cells)))
         return tag("tr", *(tag(name, cell, class_=kind) for cell, kind in zip(cells, kinds, strict=True)))
 
+    names = [Html(re.sub("(?<=[._])", tag("wbr"), join([name]))) for name in header]  # long names fold there
     body = join(row("td", cells) for cells in rows)
-    whole = tag("table", tag("thead", row("th", header)), tag("tbody", body), class_=class_)
+    whole = tag("table", tag("thead", row("th", names)), tag("tbody", body), class_=class_)
     return tag("div", whole, class_="scrolls")
 
 

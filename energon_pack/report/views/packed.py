@@ -1,13 +1,13 @@
-"""Build the view of a written pack, as far as it can be read: packs may be damaged, or written by another tool."""
+"""Build the view of a written pack."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from energon_pack.dataset.contents import Pack, messages_of, written_tokens
 from energon_pack.dataset.files import PlanRow
+from energon_pack.errors import PackError, one_line
 from energon_pack.report.views.spans import Vocabulary, encoded
-from energon_pack.report.views.view import Medium, MemberView, PackView, thumbnail, turns_of
+from energon_pack.report.views.view import Medium, MemberView, PackView, Place, thumbnail, turns_of
 from energon_pack.samples.bytes import Bytes, Range, as_file
 from energon_pack.samples.flavors.schema import MESSAGES
 from energon_pack.samples.media.kinds import IMAGE, KINDS
@@ -15,18 +15,7 @@ from energon_pack.samples.media.probe import probe
 from energon_pack.samples.options import options_of
 from energon_pack.samples.sample import Part, media_type
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import TokensDamaged
-
-
-@dataclass(frozen=True)
-class Place:
-    """The place of a pack in its dataset."""
-
-    number: int  # its number in the order of the plan
-    num_packs: int
-    shard: str
-    max_token_len: int | None = None
 
 
 def pack_view(
@@ -36,105 +25,70 @@ def pack_view(
     rows: Sequence[PlanRow] | None = None,
     vocabulary: Vocabulary | None = None,
     max_thumbnails: int = 0,
-    notes: Sequence[str] = (),
+    defects: Sequence[str] = (),
     most_read: int | None = None,
 ) -> PackView:
     """Build the view of a pack with all of its members.
 
     Args:
         file: the shard that the pack is in.
-        rows: of the plan; None: there is no plan, or it can't be read.
+        rows: of the plan; None: there is no plan.
         vocabulary: of the tokenizer with which the pack was made; None: show no tokens.
         max_thumbnails: how many media get a picture.
-        notes: faults of its JSON.
+        defects: of its JSON.
         most_read: how many members' text and media are read, the first ones; of the others, the numbers. None: all.
+
+    Raises:
+        PackError: the pack is damaged.
     """
-    if rows is not None and len(rows) != len(pack.ids):
-        notes, rows = [*notes, f"the plan has {len(rows)} members of it"], None
-    num_members = max(len(pack.ids), len(pack.members or ()))
-    tokens: list[MemberTokens] = []
-    if vocabulary is not None:
-        try:
-            tokens = written_tokens(file, pack)
-        except TokensDamaged as error:
-            notes = [*notes, f"tokens: {error}"]
-    if MESSAGES in pack.flavor.optional and pack.fields and MESSAGES not in pack.fields:
-        notes = [*notes, "it holds no conversations (output.messages=false)"]
-    members = []
-    for index in range(num_members):
-        row, is_read = None if rows is None else rows[index], index < (most_read or num_members)
+    where = f"{place.shard}: pack {place.number}"
+    if defects:
+        raise PackError(f"{where}: {defects[0]}: python -m energon_pack.verify says more")
+    try:
+        members = _members(file, pack, rows or [None] * len(pack.ids), vocabulary, max_thumbnails, most_read)
+    except (Skip, TokensDamaged, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise PackError(f"{where}: {one_line(error)}: python -m energon_pack.verify says more") from None
+    holds_text = MESSAGES in pack.fields or MESSAGES not in pack.flavor.optional
+    return PackView(pack.files.key, place, pack.media_type, members, holds_text)
+
+
+def _members(
+    file: Bytes,
+    pack: Pack,
+    rows: Sequence[PlanRow | None],
+    vocabulary: Vocabulary | None,
+    max_thumbnails: int,
+    most_read: int | None,
+) -> list[MemberView]:
+    members, tokens = [], written_tokens(file, pack) if vocabulary is not None else []
+    for index, row in zip(range(len(pack.ids)), rows, strict=True):
+        is_read = most_read is None or index < most_read
         view = _member(file, pack, index, row, max_thumbnails, is_read)
-        if vocabulary is not None and is_read and index < len(tokens):
-            view = _with_tokens(view, tokens[index], vocabulary)
-        members.append(view)
+        members.append(encoded(view, tokens[index], vocabulary) if vocabulary is not None and is_read else view)
         max_thumbnails -= sum(medium.data is not None for medium in view.media)
-    return PackView(
-        pack.files.key, place.number, place.num_packs, place.shard, pack.media_type, place.max_token_len, members,
-        list(notes),
-    )  # fmt: skip
+    return members
 
 
 def _member(file: Bytes, pack: Pack, index: int, row: PlanRow | None, max_thumbnails: int, is_read: bool) -> MemberView:
-    notes: list[str] = []
-    names = pack.names[index] if index < len(pack.names) else []
+    names = pack.names[index]
     kinds = [pack.flavor.kind(name) or IMAGE.kind for name in names]
     media = [
         _medium(file, pack.parts.get(name), name, kind, number < max_thumbnails) if is_read else Medium(kind, name)
         for number, (name, kind) in enumerate(zip(names, kinds, strict=True))
     ]
-    view = MemberView(
-        sample_id=pack.ids[index] if index < len(pack.ids) else f"{pack.files.key}#{index}",
+    has_text = is_read and pack.members is not None
+    return MemberView(
+        sample_id=pack.ids[index],
         media_type=media_type([medium.kind for medium in media]),
-        token_len=_stated(pack, "token_lens", index),
-        num_supervised=_stated(pack, "num_supervised", index),
+        token_len=pack.meta["token_lens"][index],
+        num_supervised=pack.meta["num_supervised"][index],
         num_visual_tokens=None if row is None else row.num_visual_tokens,
+        turns=turns_of(messages_of(file, pack, index)) if has_text else [],
         media=media,
-        notes=notes,
-        shared_len=pack.shared_lens[index] if index < len(pack.shared_lens) else 0,
+        weight=options_of(pack.flavor.fields((pack.members or [])[index])).weight if has_text else 1.0,
+        shared_len=pack.shared_lens[index],
         num_shared_visual=0 if row is None else row.num_shared_visual_tokens,
     )
-    if pack.members is None or not is_read:
-        return view
-    with _noting(notes):
-        view.turns.extend(turns_of(messages_of(file, pack, index)))
-        return replace(view, weight=options_of(pack.flavor.fields(pack.members[index])).weight)
-    return view
-
-
-def _with_tokens(view: MemberView, tokens: MemberTokens, vocabulary: Vocabulary) -> MemberView:
-    """Return the view of a member with the tokens that were written."""
-    with _noting(view.notes):
-        return _checked(view, encoded(view, tokens, vocabulary))
-    return view
-
-
-@contextmanager
-def _noting(notes: list[str]) -> Iterator[None]:
-    """Note what is wrong with a member, once."""
-    try:
-        yield
-    except Skip as skip:
-        notes += {f"{skip}"}.difference(notes)
-    except (KeyError, IndexError) as error:
-        notes += {f"the pack lacks {error}"}.difference(notes)
-    except (TypeError, ValueError, AttributeError) as error:  # a damaged conversation
-        notes += {f"it can't be read: {str(error) or type(error).__name__}"}.difference(notes)
-
-
-def _checked(stated: MemberView, made: MemberView) -> MemberView:
-    """Return the encoded member, with a note where the pack states another length."""
-    for name, ours, theirs in (
-        ("tokens", made.token_len, stated.token_len),
-        ("trained tokens", made.num_supervised, stated.num_supervised),
-    ):
-        if theirs is not None and ours != theirs:
-            made.notes.append(f"{ours:,} {name} here, {theirs:,} in the pack")
-    return made
-
-
-def _stated(pack: Pack, name: str, index: int) -> int | None:
-    values = pack.meta.get(name, ()) if name in pack.flavor.meta else ()
-    return int(values[index]) if index < len(values) else None
 
 
 def _medium(file: Bytes, part: Part | None, name: str, kind: str, has_picture: bool) -> Medium:

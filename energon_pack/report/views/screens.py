@@ -1,16 +1,16 @@
 """Show a pack, and a sample of a source, in a terminal and on a page."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from rich.text import Text
 
 from energon_pack.errors import amount, printable
 from energon_pack.report.pages.bars import Piece, legend, strip
-from energon_pack.report.pages.html import Html, details, join, page, section, tag
+from energon_pack.report.pages.html import Html, details, join, tag
 from energon_pack.report.pages.rows import Rows, code, print_table
-from energon_pack.report.views.text import MARKED, Block, Line, Pictures, Raw, Tokens, Turns
-from energon_pack.report.views.view import Medium, MemberView, PackView, times
+from energon_pack.report.views.text import MARKED, Block, Line, Pictures, Tokens, Turns
+from energon_pack.report.views.view import Medium, MemberView, PackView, Span, times
 from energon_pack.run.console import console, say
 from energon_pack.samples.media.kinds import KINDS
 
@@ -42,14 +42,15 @@ def pack_section(view: PackView, max_chars: int = 12_000, max_members: int = 24)
     rest = len(view.members) - len(shown)
     return tag(
         "div",
-        tag("h3", f"Pack {view.number:,} of {view.num_packs:,}: ", tag("code", view.key)),
+        tag("h3", f"Pack {view.place.number:,} of {view.place.num_packs:,}: ", tag("code", view.key)),
         *(block.to_html() for block in _pack_blocks(view)),
         pack_strip(view),
         tag("p", MARKED, class_="says") if any(member.spans for member in shown) else None,
         *members[:_OPEN],
         details(_more(len(members) - _OPEN), *members[_OPEN:]) if members[_OPEN:] else None,
-        Line(f"and {_more(rest)}").to_html() if rest else None,
+        Line(f"and {_more(rest)}").to_html() if rest and shown else None,
         class_="pack",
+        id=f"pack-{view.place.number}",
     )
 
 
@@ -60,10 +61,8 @@ def _more(number: int) -> str:
 def print_pack(view: PackView, full: bool = False) -> None:
     """Print a pack: its facts, its members, and their text."""
     out = console()
-    out.print(Text.assemble(f"pack {view.number:,} of {view.num_packs:,}  ", (view.key, "bold")))
+    out.print(Text.assemble(f"pack {view.place.number:,} of {view.place.num_packs:,}  ", (view.key, "bold")))
     print_blocks(_pack_blocks(view))
-    if not view.members:
-        return
     out.print()
     print_table(members_rows(view.members if full else view.members[:_LISTED]))
     shown = view.members if full else view.members[:_SHOWN]
@@ -87,19 +86,17 @@ def print_heading(text: str) -> None:
 
 
 def _pack_blocks(view: PackView) -> list[Block]:
-    return [Line(pack_facts(view)), *(Line(note, "bad") for note in view.notes)]
+    missing = [] if view.holds_text else [Line("it holds no conversations (output.messages=false)", "bad")]
+    return [Line(pack_facts(view)), *missing]
 
 
 def pack_facts(view: PackView) -> str:
     """Describe a pack in a line."""
+    total, most = view.token_len, view.place.max_token_len
+    trained = sum(member.num_supervised or 0 for member in view.members)
     facts = [view.media_type, amount(len(view.members), "member")]
-    if (total := view.token_len) is not None and view.members:
-        most = view.max_token_len
-        facts.append(f"{total:,} of {most:,} tokens ({total / most:.1%})" if most else f"{total:,} tokens")
-        if None not in (trained := [member.num_supervised for member in view.members]):
-            share = sum(filter(None, trained))
-            facts.append(f"{share:,} trained on ({share / max(1, total):.0%})")
-    return " · ".join([*facts, view.shard or "not written yet"])
+    facts.append(f"{total:,} of {most:,} tokens ({total / most:.1%})" if most else f"{total:,} tokens")
+    return " · ".join([*facts, f"{trained:,} trained on ({trained / max(1, total):.0%})", view.place.shard])
 
 
 def members_rows(members: Sequence[MemberView]) -> Rows:
@@ -137,7 +134,6 @@ def member_blocks(member: MemberView, max_chars: int = 0) -> list[Block]:
     return [
         Line(member_facts(member)),
         *([Line(f"In no pack: {member.refused}", "bad")] if member.refused else []),
-        *(Line(note, "bad") for note in member.notes),
         Pictures(member.media),
         Turns(member.turns, max_chars) if member.spans is None else Tokens(member.spans, max_chars),
     ]
@@ -159,45 +155,21 @@ def member_facts(member: MemberView) -> str:
     return " · ".join(facts)
 
 
-def _sample_parts(view: MemberView, raw: Raw) -> dict[str, list[Block]]:
-    """Return the parts of a sample before it is packed, by their titles, as far as it was understood."""
-    parts: dict[str, list[Block]] = {"as it was read": [raw]}
+def print_sample(view: MemberView, place: str, raw: str, remarks: Iterable[str], full: bool = False) -> None:
+    """Print a sample before it is packed: as it was read, as it was understood, and its tokens."""
+    most = None if full or view.refused else _CHARS
+    print_heading(view.sample_id)
+    refused = [f"It would be in no pack: {view.refused}"] if view.refused else []
+    print_blocks([Line(place), *(Line(note, "bad") for note in (*refused, *remarks))])
+    parts: dict[str, list[Block]] = {"as it was read": [Tokens([Span(raw, "text", 0, 0.0)])]}
     if view.turns:
         parts["as it was understood"] = [Turns(view.turns), Pictures(view.media)]
     if view.spans is not None:
         facts = f"{_count(view.token_len)} tokens, {_count(view.num_visual_tokens)} visual"
-        parts[f"as tokens: {facts}, {_count(view.num_supervised)} trained on"] = [Tokens(view.spans)]
-    return parts
-
-
-def print_sample(view: MemberView, place: str, raw: Raw, remarks: Iterable[str], full: bool = False) -> None:
-    """Print a sample before it is packed: as it was read, as it was understood, and its tokens."""
-    print_heading(view.sample_id)
-    print_blocks([Line(place), *_notes(view, remarks)])
-    for title, blocks in _sample_parts(view, raw).items():
-        print_heading(f"── {title}{_MARKS * title.startswith('as tokens')}")
-        print_blocks(blocks, None if full or view.refused else _CHARS)
-
-
-def sample_page(view: MemberView, place: str, raw: Raw, remarks: Sequence[str]) -> str:
-    """Build the page of a sample, the last thing that became of it first; arguments as of `print_sample`."""
-    head: list[Block] = [Line(place), *([Line(member_facts(view))] if view.turns else []), *_notes(view, remarks)]
-    return page(
-        f"Sample {view.sample_id}",
-        tag("h1", tag("code", view.sample_id)),
-        *(block.to_html() for block in head),
-        *(
-            section(
-                f"A{title[1:]}", *(block.to_html() for block in blocks), says=MARKED if view.spans and not n else None
-            )
-            for n, (title, blocks) in enumerate(reversed(_sample_parts(view, raw).items()))
-        ),
-    )
-
-
-def _notes(view: MemberView, remarks: Iterable[str]) -> list[Block]:
-    refused = [f"It would be in no pack: {view.refused}"] if view.refused else []
-    return [Line(note, "bad") for note in (*refused, *remarks, *view.notes)]
+        parts[f"as tokens: {facts}, {_count(view.num_supervised)} trained on{_MARKS}"] = [Tokens(view.spans)]
+    for title, blocks in parts.items():
+        print_heading(f"── {title}")
+        print_blocks(blocks, most)
 
 
 def print_next(command: str, others: Sequence[str]) -> None:
@@ -209,17 +181,15 @@ def print_next(command: str, others: Sequence[str]) -> None:
 _MOST_PIECES = 400  # pieces on a page; more would be narrower than a pixel
 
 
-def pack_strip(pack: PackView) -> Html | None:
-    """Draw a pack as a bar, with a key to its colours; a member that was not measured has no piece."""
+def pack_strip(pack: PackView) -> Html:
+    """Draw a pack as a bar, with a key to its colours."""
     pieces = [
         piece._replace(is_odd=number % 2 == 1)
         for number, member in enumerate(pack.members)
         for piece in _member_pieces(member, f"member {number}")
     ]
-    if not pieces:
-        return None
     used = sum(piece.size for piece in pieces)
-    total = max(pack.max_token_len or 0, used)
+    total = max(pack.place.max_token_len or 0, used)
     kinds = dict.fromkeys([*(piece.kind for piece in pieces), *["padding"] * (total > used)])
     return join((strip(_fewer(pieces), total), legend(kinds)))
 
@@ -234,13 +204,11 @@ def _member_pieces(member: MemberView, name: str) -> list[Piece]:
             num = sum(span.num_tokens for span in spans)
             sums.append((kind, max(0, num - left)))
             left = max(0, left - num)
-    elif member.token_len is None:
-        return []
     elif member.num_visual_tokens is None:
-        sums = [("unknown" if member.media else "text", member.token_len - member.shared_len)]
+        sums = [("unknown" if member.media else "text", (member.token_len or 0) - member.shared_len)]
     else:
         visual = member.num_visual_tokens - member.num_shared_visual
-        sums = [(member.media_type, visual), ("text", member.token_len - member.shared_len - visual)]
+        sums = [(member.media_type, visual), ("text", (member.token_len or 0) - member.shared_len - visual)]
     words = {"mix": "images and videos", "unknown": "text and media"}
     return [Piece(kind, size, f"{where}: {words.get(kind, kind)}, {size:,} tokens") for kind, size in sums if size > 0]
 
@@ -248,12 +216,6 @@ def _member_pieces(member: MemberView, name: str) -> list[Piece]:
 def _fewer(pieces: Sequence[Piece]) -> list[Piece]:
     """Merge neighbours until few enough pieces are left; a merged piece has the kind that most of it is."""
     every = -(-len(pieces) // _MOST_PIECES)
-    return list(pieces) if every < 2 else list(_joined(pieces, every))
-
-
-def _joined(pieces: Sequence[Piece], every: int) -> Iterator[Piece]:
-    for start in range(0, len(pieces), every):
-        some = pieces[start : start + every]
-        most = max(some, key=lambda piece: piece.size)
-        size = sum(piece.size for piece in some)
-        yield most._replace(size=size, label=f"{most.label}, and {len(some) - 1} more")
+    groups = [pieces[start : start + every] for start in range(0, len(pieces), every)]
+    sums = [(max(group, key=lambda piece: piece.size), sum(piece.size for piece in group)) for group in groups]
+    return [most._replace(size=size, label=f"{most.label} …" if every > 1 else most.label) for most, size in sums]

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from energon_pack.errors import printable
-from energon_pack.report.pages.html import Html, details, join, picture, table, tag
+from energon_pack.report.pages.html import Html, join, picture, table, tag
 from energon_pack.report.views.view import Medium, Span, Turn, times
 from energon_pack.run.console import has_colours
 from energon_pack.samples.media.kinds import KINDS
@@ -186,25 +186,6 @@ def _figure(medium: Medium) -> Html:
         tag("figcaption", tag("code", medium.name), tag("br"), medium.as_seen),
         tag("figcaption", medium.problem, class_="bad") if medium.problem else None,
     )
-
-
-@dataclass(frozen=True)
-class Raw:
-    """JSON, or text, as it was read."""
-
-    text: str
-    whole: str
-
-    def to_html(self) -> Html:
-        all_of_it = details("all of it", tag("pre", _first(self.whole))) if self.whole != self.text else None
-        return join((tag("pre", _first(self.text)), all_of_it))
-
-    def to_terminal(self, most: int | None) -> Text:
-        return _cut(_plain(self.text), most)
-
-
-def _first(text: str) -> str:
-    return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}… {len(text) - MAX_CHARS:,} more characters"
 
 
 def _folded(text: str, most: int) -> Html:

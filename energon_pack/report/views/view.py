@@ -94,31 +94,34 @@ class MemberView:
     media: list[Medium] = field(default_factory=list)
     spans: list[Span] | None = None  # None: without the model's tokenizer
     refused: str | None = None  # why it would be in no pack: reason and detail; None: it would be in one
-    notes: list[str] = field(default_factory=list)  # facts that could not be told, and why
     weight: float = 1.0  # of the whole sample
     shared_len: int = 0  # how many first tokens it shares with the member before it in the pack
     num_shared_visual: int = 0  # how many of these hold visual features
 
 
 @dataclass(frozen=True)
+class Place:
+    """The place of a pack in its dataset."""
+
+    number: int  # its number in the order of the plan
+    num_packs: int
+    shard: str
+    max_token_len: int | None = None
+
+
+@dataclass(frozen=True)
 class PackView:
-    """A pack of a dataset, or of a plan."""
+    """A pack of a dataset."""
 
     key: str
-    number: int  # its place in the order of the plan
-    num_packs: int
-    shard: str | None  # its file; None: it is not written
+    place: Place
     media_type: str
-    max_token_len: int | None
     members: list[MemberView]
-    notes: list[str] = field(default_factory=list)  # facts that could not be told, and why
+    holds_text: bool = True  # False: `output.messages=false`
 
     @property
-    def token_len(self) -> int | None:
-        """Return the tokens of the pack; None where a member was not measured."""
-        lens = [member.token_len for member in self.members]
-        shared = sum(member.shared_len for member in self.members)
-        return None if None in lens else sum(filter(None, lens)) - shared
+    def token_len(self) -> int:
+        return sum((member.token_len or 0) - member.shared_len for member in self.members)
 
 
 _EDGE = 160  # pixels

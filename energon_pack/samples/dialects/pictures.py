@@ -11,7 +11,7 @@ from typing import Any
 from energon_pack.samples.media.kinds import MEDIA_KEYS, kind_by_name
 from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.sample import Message
-from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.skip import Reason, Skip, one_value
 
 #: marks that ms-swift replaces by the names and boxes in the field `objects`
 _OF_OBJECTS = ("<ref-object>", "<bbox>")
@@ -53,13 +53,15 @@ def _parts(text: str) -> str | list[Message]:
     return [*parts, {"type": "text", "text": text[start:]}] if start < len(text) else parts
 
 
-def name_in(named: Mapping[str, Any]) -> Any:
+def name_in(named: Any) -> Any:
     """Return the name in an object that stands for a medium: OpenAI's `{"url": …}` and `{"data": …, "format": "wav"}`,
-    Anthropic's `source`.
+    Anthropic's `source`. Another value is returned unchanged.
     """
+    if not isinstance(named, Mapping):
+        return named
     if named.get("type") == "base64" and isinstance(named.get("data"), str):
         return f"data:{named.get('media_type') or 'image/png'};base64,{named['data']}"
-    return named.get("url", named.get("path", named.get("data")))
+    return one_value(named, ("url", "path", "data"))
 
 
 def with_marks_replaced(messages: list[Message], fields: Mapping[str, Any], lists_media: bool = False) -> list[Message]:

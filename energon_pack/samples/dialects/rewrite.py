@@ -13,7 +13,7 @@ from energon_pack.samples.media.kinds import MEDIA_KEYS, kind_by_name
 from energon_pack.samples.raw_json import parse_json
 from energon_pack.samples.sample import MESSAGE_KEYS, Message
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.skip import Reason, Skip, one_value
 
 _FIELDS = ("messages", "prompt", "response", "system", "tools", "images", "videos", "audios", "id")
 _ROLES = ("user", "assistant", "system", "tool")
@@ -51,6 +51,7 @@ def _list_in(text: str) -> list[Any] | None:
 
 def _of_image_folder(value: dict[str, Any]) -> dict[str, Any]:
     """Rename the fields of ImageFolder's metadata.jsonl: `{file_name, text}`."""
+    one_value(value, ("text", "caption"))
     ours = {"file_name": "image", "text": "caption"}
     return {ours.get(name, name): item for name, item in value.items()}
 

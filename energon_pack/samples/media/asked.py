@@ -21,7 +21,7 @@ from energon_pack.samples.media.medium import (
 )
 from energon_pack.samples.media.stream_probe import probe_track
 from energon_pack.samples.member import SampleOptions
-from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.skip import Reason, Skip, one_value
 
 _FPS = 2.0  # frames a second of a list of frames without a rate, as in qwen_vl_utils
 
@@ -176,12 +176,12 @@ _MOST = sys.float_info.max
 _NOUNS = {FRAMES: "a list of frames", **{kind: medium.noun for kind, medium in KINDS.items()}}
 
 
-def settings_of(value: Mapping[str, Any] | None, of_all: Mapping[str, Any], kind: str) -> MediumSettings | None:
+def settings_of(of_this: Mapping[str, Any] | None, of_all: Mapping[str, Any], kind: str) -> MediumSettings | None:
     """Read the settings of a medium; None if the record sets nothing for it.
 
-    `value`: the settings of this medium; a key whose value is None sets nothing.
+    `of_this`: the settings of this medium; a key whose value is None sets nothing.
     """
-    values = {key: item for key, item in (value or {}).items() if item is not None}
+    values = {key: item for key, item in (of_this or {}).items() if item is not None}
     if not values and not of_all:
         return None
     noun = FRAMES if FRAMES in values else kind
@@ -194,6 +194,7 @@ def settings_of(value: Mapping[str, Any] | None, of_all: Mapping[str, Any], kind
     settings = MediumSettings(**{field.name: _number(values, field.name) for field in fields(MediumSettings)})  # type: ignore[arg-type]
     if (settings.resized_height is None) != (settings.resized_width is None):
         raise Skip(Reason.BAD_MESSAGE, f"resized_height and resized_width go together: {values}")
+    one_value(values, ("fps", "sample_fps"))
     if settings.fps is not None and settings.nframes is not None:
         raise Skip(
             Reason.BAD_MESSAGE, f"fps={settings.fps:g} and nframes={settings.nframes:g}: one of them says how many"

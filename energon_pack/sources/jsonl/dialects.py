@@ -19,7 +19,7 @@ from energon_pack.samples.placeholders import flat_content, num_placeholders
 from energon_pack.samples.record import Record, parse_in_our_words
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import Frames, ReadSettings
-from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.skip import Reason, Skip, one_value
 
 _PATHS = ("path", "url", *PART_TYPES)  # keys with the path, in an entry that is an object
 _ROLE_TAGS = {
@@ -80,17 +80,20 @@ def parse_line(value: Any, lines: Lines, settings: ReadSettings) -> Record:
         raise Skip(Reason.PLACEHOLDER_MISMATCH, "patch_positions, and frames and images in another order in the text")
     record.listed_media = [path for medium in placed for path in medium.paths]
     chosen = [medium.frames for medium in listed if medium.is_video and not medium.is_frames]
-    if any(chosen) and "video_frames" not in record.fields:
-        record.fields["video_frames"] = chosen
+    if any(chosen):
+        spelled = {"video_frames": record.fields.get("video_frames"), "frame_indices": chosen}
+        record.fields["video_frames"] = one_value(spelled, [*spelled])
     return record
 
 
 def _refuse_other_names(record: Record, paths: Sequence[str]) -> None:
-    """Refuse content parts that name other files than those that the sample lists; raises Skip: `bad_message`."""
+    """Refuse `name` and content parts that name other files than those that the sample lists."""
     contents = [message["content"] for message in record.messages if isinstance(message["content"], list)]
-    for name in (part["name"] for content in contents for part in content if "name" in part):
+    in_parts = [part["name"] for content in contents for part in content if "name" in part]
+    for name in [*(record.listed_media or ()), *in_parts]:
         if not any(f"/{path}".endswith(f"/{name}") or f"/{name}".endswith(f"/{path}") for path in paths):
-            what = f"a content part names {name[:80]!r}, and the sample lists {paths[0][:80]!r}: leave one of them out"
+            where = "a content part" if name in in_parts else "name, or media_files,"
+            what = f"{where} names {name[:80]!r}, and the sample lists {paths[0][:80]!r}: leave one of them out"
             raise Skip(Reason.BAD_MESSAGE, what)
 
 
@@ -106,7 +109,7 @@ def _media(value: Any, key: str) -> Iterator[_Medium]:
 
 def _path(entry: Any, key: str) -> str:
     if isinstance(entry, dict):
-        entry = next((entry[name] for name in _PATHS if isinstance(entry.get(name), str)), entry)
+        entry = one_value(entry, _PATHS, f"{key}[].") or entry
     if not isinstance(entry, str) or not entry:
         raise Skip(Reason.MISSING_MEDIA, f"{key} lists something that is no path: {str(entry)[:80]}")
     if bucket_of(entry):

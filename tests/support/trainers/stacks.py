@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from support.running import ROOT
@@ -19,10 +20,12 @@ Settings = dict[str, Any]
 #: settings that every recipe is given
 COMMON: Settings = {"gradient_accumulation_steps": 2, "learning_rate": 2e-3, "logging_steps": 1}
 _OF_TRAINER = {**COMMON, "lr_scheduler_type": "constant", "report_to": "none", "output_dir": "out"}
-_CPU = {"use_cpu": True, "bf16": False, "disable_tqdm": True}
+#: one rank may train on a GPU where there is one; each step is compared with a plain copy on the CPU
+ON_GPU = torch.cuda.is_available()
+_CPU = {"use_cpu": not ON_GPU, "bf16": False, "disable_tqdm": True}
 _OF_SWIFT = {
     "tuner_type": "full", "torch_dtype": "float32", "attn_impl": "sdpa", "check_model": False,
-    "dataloader_num_workers": 0, "add_version": False, "use_cpu": True,
+    "dataloader_num_workers": 0, "add_version": False, "use_cpu": not ON_GPU,
 }  # fmt: skip
 _OF_LLAMA_FACTORY = {
     "do_train": True, "finetuning_type": "full", "per_device_train_batch_size": 1, "flash_attn": "sdpa",

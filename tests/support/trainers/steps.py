@@ -14,10 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from support.trainers.watched import alone, noted  # first: it prepares torchvision
+from support.trainers.watched import alone, noted, of_all_ranks  # first: it prepares torchvision
 
 import torch
-import torch.distributed as dist
 
 from energon_pack.on_disk import PackedDataset
 
@@ -59,9 +58,7 @@ class Steps:
         self._plain.load_state_dict(weights)
         packs = read[self._done : self._done + num]
         assert len(packs) == num
-        total = torch.tensor(alone(self._plain, packs[0][0], [row[1:] for row in packs]), dtype=torch.float64)
-        if dist.is_initialized():
-            dist.all_reduce(total)
+        total = of_all_ranks(alone(self._plain, packs[0][0], [row[1:] for row in packs]))
         noted["expected"].append(float(total[0] / total[1]))
         self._done += num
 

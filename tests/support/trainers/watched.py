@@ -33,6 +33,7 @@ from energon_pack.trainers.collator import Collator  # noqa: E402
 from energon_pack.training.encoded import Pack  # noqa: E402
 from energon_pack.training.wrapped import class_of, unwrapped  # noqa: E402
 
+torch.backends.cudnn.allow_tf32 = False  # convolutions on a GPU, beside those of a CPU
 noted: dict[str, Any] = {"losses": [], "expected": [], "checks": []}
 calls: list[tuple[Any, list[Any]]] = []
 _lay_out, _check, _init = Collator.__call__, checks.check_trainer, theirs.Trainer.__init__
@@ -78,6 +79,15 @@ def alone(model: Any, packs: Any, rows: list[Any]) -> tuple[float, float]:
     return ce, total
 
 
+def of_all_ranks(sums: tuple[float, float]) -> torch.Tensor:
+    """Sums over all ranks; NCCL adds on its GPU alone."""
+    total = torch.tensor(sums, dtype=torch.float64)
+    if dist.is_initialized():
+        total = total.cuda() if dist.get_backend() == "nccl" else total
+        dist.all_reduce(total)
+    return total
+
+
 def samples_of(model: Any, packs: Any, row: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
     """The tokens of each sample of a pack, and what a model with images is given beside them."""
     if isinstance(row, Pack):  # of a stream: texts alone
@@ -115,9 +125,7 @@ class Watch(transformers.TrainerCallback):
             self.done = max(0, len(calls) - num - 1)
         packs = calls[0][0]
         rows = [row for _, some in calls[self.done : self.done + num] for row in some]
-        total = torch.tensor(alone(self.plain, packs, rows), dtype=torch.float64)
-        if dist.is_initialized():
-            dist.all_reduce(total)
+        total = of_all_ranks(alone(self.plain, packs, rows))
         noted["expected"].append(float(total[0] / total[1]))
         self.done += num
 

@@ -1,7 +1,7 @@
-"""torchtitan's loop on a CPU, watched: see steps.py.
+"""torchtitan's loop, watched: see steps.py.
 
-torchtitan asks for a GPU by name. Here it is told that its device is the CPU, and its attention, whose kernel has no
-backward on a CPU, is computed by pairs of tokens with torchtitan's own rule for which pair is seen.
+torchtitan asks for a GPU by name. Without one it is told that its device is the CPU, and its attention, whose kernel
+has no backward on a CPU, is computed by pairs of tokens with torchtitan's own rule for which pair is seen.
 """
 
 # ruff: noqa: I001
@@ -16,13 +16,15 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention.flex_attention import create_mask
 from torch.nn.functional import scaled_dot_product_attention
 
-utils: Any = torch._utils
-utils._get_available_device_type = lambda: "cpu"
-answers = {"device_name": "CPU", "device_properties": SimpleNamespace(total_memory=1)}
-for name, answer in answers.items():
-    setattr(torch.cpu, f"get_{name}", lambda *_, answer=answer: answer)
-for name in ("reset_peak_memory_stats", "empty_cache", "memory_stats"):
-    setattr(torch.cpu, name, lambda *_: {})
+ON_GPU = torch.cuda.is_available()
+if not ON_GPU:
+    utils: Any = torch._utils
+    utils._get_available_device_type = lambda: "cpu"
+    answers = {"device_name": "CPU", "device_properties": SimpleNamespace(total_memory=1)}
+    for name, answer in answers.items():
+        setattr(torch.cpu, f"get_{name}", lambda *_, answer=answer: answer)
+    for name in ("reset_peak_memory_stats", "empty_cache", "memory_stats"):
+        setattr(torch.cpu, name, lambda *_: {})
 
 import torchtitan.distributed.utils as distributed  # noqa: E402
 import torchtitan.models.qwen3 as qwen3  # noqa: E402
@@ -67,7 +69,7 @@ def train(self: Any) -> None:
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
     )  # fmt: skip
     for module in self.model_parts[0].modules():
-        if isinstance(module, FSDPModule):
+        if isinstance(module, FSDPModule) and not ON_GPU:
             module.set_force_sum_reduction_for_comms(True)  # gloo has no other
     self.steps = Steps(transformers.Qwen3ForCausalLM(config))
     _train(self)
@@ -88,7 +90,8 @@ def log(self: Any, step: int, global_avg_loss: float, *rest: Any, **more: Any) -
 
 if __name__ == "__main__":
     qwen3.qwen3_configs["0.6B"] = tiny
-    distributed.set_pg_timeouts = lambda **_: None  # its barrier names a GPU
-    FlexAttention._compiled_flex_attn = staticmethod(by_pairs)
+    if not ON_GPU:
+        distributed.set_pg_timeouts = lambda **_: None  # its barrier names a GPU
+        FlexAttention._compiled_flex_attn = staticmethod(by_pairs)
     Trainer.train, Trainer.train_step, MetricsProcessor.log = train, train_step, log
     run()

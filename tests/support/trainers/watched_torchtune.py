@@ -11,6 +11,7 @@ from typing import Any
 
 from support.trainers.steps import Steps, noted, run, whole  # first: it prepares torchvision
 
+import torch
 import torchtune.training as training
 import transformers
 from omegaconf import OmegaConf
@@ -42,7 +43,8 @@ if __name__ == "__main__":
     config = transformers.AutoConfig.from_pretrained(settings.checkpointer.checkpoint_dir)
     state.update(num=settings.gradient_accumulation_steps, steps=Steps(transformers.Qwen2ForCausalLM(config)))
     state["sizes"] = config.num_attention_heads, config.num_key_value_heads, config.hidden_size
-    for name in ("get_memory_stats", "log_memory_stats", "cleanup_before_training"):
-        setattr(training, name, lambda *_, **__: {})  # its recipe for ranks asks a GPU
+    if not torch.cuda.is_available():  # its recipe for ranks asks a GPU
+        for name in ("get_memory_stats", "log_memory_stats", "cleanup_before_training"):
+            setattr(training, name, lambda *_, **__: {})
     DiskLogger.log_dict, TransformerDecoder.__call__ = log_dict, call
     run()

@@ -1,0 +1,138 @@
+"""Write one order over the packs of several datasets: a folder without packs, which Energon reads as one dataset.
+
+    OUT/.nv-meta/split.yaml, .info.json      paths of the tars of all datasets
+                 order.npy                   numbers of all their packs, in the order that `PacksInOrder` reads
+                 energon_pack.json           copied from a dataset; `parts` names all datasets
+
+Nothing is copied. Validation and test parts are read one after another, as Energon does.
+"""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from energon_pack.dataset.energon import write_energon
+from energon_pack.dataset.files import PlanFile
+from energon_pack.dataset.folder import DatasetFolder, digest
+from energon_pack.dataset.manifest import MANIFEST, ORDER
+from energon_pack.dataset.plan_counts import items_of, sizes_of, tables_with_counts
+from energon_pack.dataset.shards import WrittenShard
+from energon_pack.errors import PackError
+from energon_pack.plan.items import Items
+from energon_pack.plan.splits import SPLITS
+from energon_pack.run.files import META_FOLDER, write_whole
+from energon_pack.run.plain_data import yaml_value
+from energon_pack.run.seeded import Ints
+from energon_pack.samples.flavors import flavor_written
+
+
+@dataclass(frozen=True)
+class OrderedDataset:
+    """A packed dataset of an order."""
+
+    name: str
+    folder: DatasetFolder
+    path: str  # as energon_pack.json writes it
+    manifest: Mapping[str, Any]
+
+    def split_parts(self) -> dict[str, list[str]]:
+        """Return its tars by split."""
+        split = yaml_value(self.folder.read(f"{META_FOLDER}/split.yaml"))
+        if split.get("exclude"):
+            raise PackError(f"{self.folder}: split.yaml excludes packs: an order has whole tars")
+        return {name: list(split["split_parts"].get(name) or ()) for name in SPLITS}
+
+    def shard_counts(self) -> dict[str, int]:
+        """Return the number of packs in each tar."""
+        counts: dict[str, int] = self.folder.read_object(f"{META_FOLDER}/.info.json")["shard_counts"]
+        return counts
+
+
+def members_of_parts(parts: Sequence[OrderedDataset]) -> tuple[Items, Ints, Ints]:
+    """Read the members of all packs of the train splits."""
+    tables, sizes, of_pack, of_member = [], list[Ints](), list[Ints](), list[Ints]()
+    for number, part in enumerate(parts):
+        plan = PlanFile(part.folder)
+        by_shard = {table["output_shard"][0].as_py(): table for table in tables_with_counts(plan, "output_shard")}
+        counts = part.shard_counts()
+        for shard in part.split_parts()["train"]:
+            table = by_shard.get(shard)
+            its_sizes = np.zeros(0, np.int64) if table is None else sizes_of(table)
+            if table is None or len(its_sizes) != counts.get(shard):
+                raise PackError(
+                    f"{part.folder}: the plan has {len(its_sizes)} packs of {shard}, not {counts.get(shard)}"
+                )
+            tables.append(table)
+            sizes.append(its_sizes)
+            of_pack.append(np.full(len(its_sizes), number))
+            of_member.append(np.full(table.num_rows, number))
+    if not tables:
+        raise PackError("no dataset has packs of the split train")
+    entry = np.concatenate(of_member).astype(np.int16) if len(parts) > 1 else None
+    items = items_of(pa.concat_tables(tables, promote_options="default"))  # some parts may have sounds
+    items = items if entry is None else replace(items, entry=entry)
+    return items, np.concatenate(sizes), np.concatenate(of_pack)
+
+
+def write_ordered(
+    out: Path, parts: Sequence[OrderedDataset], order: Ints, topology: Mapping[str, int], num_turns: int
+) -> None:
+    """Write the folder completely, or not at all."""
+    staging = out.with_name(f".{out.name}.partial-{os.getpid()}")
+    staging.mkdir(parents=True)
+    try:
+        _write(staging, parts, order, topology, num_turns)
+        if out.exists():
+            shutil.rmtree(out)
+        staging.rename(out)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _write(
+    folder: Path, parts: Sequence[OrderedDataset], order: Ints, topology: Mapping[str, int], num_turns: int
+) -> None:
+    shards = [
+        WrittenShard(f"{part.path}/{name}", counts[name], 0, 0, 0, split)
+        for split in SPLITS
+        for part in parts
+        for counts in [part.shard_counts()]
+        for name in part.split_parts()[split]
+    ]
+    longest = max(parts, key=lambda part: int(part.manifest["max_token_len"])).manifest
+    write_energon(folder, shards, flavor_written(longest["flavor"]), "typed")
+    data = io.BytesIO()
+    np.save(data, order)
+    manifest = {key: value for key, value in longest.items() if key not in ("entries", "turns", "num_packs", "hashes")}
+    manifest |= {
+        "topology": dict(topology),
+        "turns": num_turns,
+        "splits": _splits(parts),
+        "num_packs": len(order),
+        **{name: sum(part.manifest[name] for part in parts) for name in ("num_samples", "num_tokens")},
+        **({"entries": [part.name for part in parts]} if len(parts) > 1 else {}),
+        "parts": [{"name": part.name, "path": part.path, "digest": digest(part.folder)} for part in parts],
+        "order": hashlib.sha256(data.getvalue()).hexdigest()[:16],
+    }
+    write_whole(folder / META_FOLDER / ORDER, data.getvalue())
+    write_whole(folder / META_FOLDER / MANIFEST, json.dumps(manifest, indent=2, sort_keys=True).encode())
+
+
+def _splits(parts: Sequence[OrderedDataset]) -> dict[str, dict[str, int]]:
+    """Add up the packs of the datasets in each split."""
+    sums: dict[str, dict[str, int]] = {}
+    for part in parts:
+        for split, counts in part.manifest["splits"].items():
+            of_split = sums.setdefault(split, dict.fromkeys(counts, 0))
+            for name, number in counts.items():
+                of_split[name] += number
+    return sums

@@ -1,0 +1,150 @@
+"""Give several packed datasets one common order: `python -m energon_pack.order OUT DIR[=WEIGHT] …`.
+
+    text 30 ─┐                  OUT/.nv-meta: the tars of both, and the order of their packs;
+    image 70 ─┴─ one order ──►  every step has even costs, and both datasets by their shares
+
+Nothing is copied. Energon's own blend draws at random in each worker; `PackedTaskEncoder` reads this order as one
+stream.
+"""
+
+import os
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from energon_pack.dataset.folder import DatasetFolder, parts_of
+from energon_pack.dataset.ordered import OrderedDataset, members_of_parts, write_ordered
+from energon_pack.errors import PackError, amount
+from energon_pack.metadataset import BlendEntry, read_entry, refuse_unlike, relative_path
+from energon_pack.plan.items import Items
+from energon_pack.plan.made import order_made, packs_of, passes
+from energon_pack.plan.mix import MANY_EPOCHS, EntryShare, shares_of
+from energon_pack.plan.packs import PackPlan, costs_of_packs
+from energon_pack.plan.report import STEP_COSTS
+from energon_pack.plan.settings import PackingConfig
+from energon_pack.run.command import count, on_disk, parser, run
+from energon_pack.run.console import say
+from energon_pack.run.seeded import Ints
+from energon_pack.sources.mixture import Entry as Asked
+from energon_pack.sources.storage import absolute, real_path
+from energon_pack.steps.cost import CostModel
+from energon_pack.steps.evenness import PackCosts, figures
+from energon_pack.steps.topology import Topology, stream
+
+#: fields that packs of one order must share, beside a blend's fields: training reads one manifest
+_ALIKE = ("flavor", "layout", "mask", "pad_to_multiple_of")
+
+
+def order_packs(
+    entries: list[BlendEntry], out: str, topology: Topology, num_epochs: int = 1, seed: int = 0, relative: bool = False
+) -> None:
+    """Write one order over the packs of these datasets, and print its figures."""
+    _refuse_unlike(entries)
+    parts = _parts(entries, out if relative else None)
+    items, sizes, entry_of = members_of_parts(parts)
+    packs, cost = packs_of(sizes), CostModel.from_json(entries[0].manifest["cost"])
+    trained = packs.per_pack(items.num_supervised)
+    asked = [
+        Asked(part.name, part.path, entry.given, 1.0 if entry.given is None else None)
+        for part, entry in zip(parts, entries, strict=True)
+    ]
+    shares = shares_of(asked, entry_of, trained)
+    times = [share.epochs for share in shares]
+    counts = passes(times, entry_of, trained, topology.unit, seed, num_epochs)
+    order = order_made(items, packs, counts, PackingConfig(topology=topology), seed, cost)
+    write_ordered(Path(out), parts, order, asdict(topology), len(counts))
+    _say_shares(shares, np.bincount(entry_of[order], trained[order], len(parts)))
+    if topology.has_steps:
+        _say_steps(items, packs, order, topology, cost)
+    say(f"written: {out}, an order of {amount(len(order), 'pack')} of {amount(len(parts), 'dataset')}")
+
+
+def _refuse_unlike(entries: list[BlendEntry]) -> None:
+    refuse_unlike(entries, "samples")
+    if twice := next((path for path, times in Counter(e.folder.path for e in entries).items() if times > 1), None):
+        raise PackError(f"{twice} is named twice: give it once, with a larger weight")
+    manifests = [entry.manifest for entry in entries]
+    first, *further = ({**{name: m[name] for name in _ALIKE}, "labels": m["content"]["labels"]} for m in manifests)
+    for entry, settings in zip(entries[1:], further, strict=True):
+        if name := next((name for name in first if first[name] != settings[name]), None):
+            raise PackError(
+                f"{entry.folder} was packed with {name}={settings[name]}, {entries[0].folder} with {first[name]}:"
+                " training reads packs of one order in one way"
+            )
+    if nested := next((entry.folder for entry in entries if entry.manifest.get("parts")), None):
+        raise PackError(f"{nested} is an order itself: name the datasets that it is of")
+
+
+def _parts(entries: list[BlendEntry], start: str | None) -> list[OrderedDataset]:
+    """Name the datasets: by their folders, with a number where two are called the same."""
+    times = Counter(entry.folder.name for entry in entries)
+    parts = []
+    for number, entry in enumerate(entries, 1):
+        name = entry.folder.name
+        path = entry.folder.for_energon if start is None else relative_path(entry.folder, start)
+        parts.append(
+            OrderedDataset(name if times[name] == 1 else f"{name}-{number}", entry.folder, path, entry.manifest)
+        )
+    return parts
+
+
+def _say_shares(shares: list[EntryShare], tokens: np.ndarray) -> None:
+    for share, number in zip(shares, tokens.tolist(), strict=True):
+        asked = "" if share.asked is None else f" (asked: {share.asked:.2%})"
+        often = ": its packs come often" if share.epochs > MANY_EPOCHS else ""
+        part = f"{number / max(1, tokens.sum()):.2%} of the trained tokens"
+        say(f"{share.name}: {part}{asked}, each pack {share.epochs:.2f} times{often}")
+
+
+def _say_steps(items: Items, packs: PackPlan, order: Ints, topology: Topology, cost: CostModel) -> None:
+    language, vision = costs_of_packs(items, packs, cost)
+    costs = PackCosts(language, vision, packs.per_pack(items.num_supervised))
+    read = order[stream(len(order), topology)]
+    spread = figures(costs.take(read), topology.data_parallel, topology.micro_batches)
+    waits = ", ".join(f"{word} {spread[name]['epoch']:.3f}" for name, word in STEP_COSTS.items())
+    say(f"steps: {spread['steps']:,}; 1 is the time of an epoch without waiting: {waits}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    tool = parser(
+        "order",
+        "OUT DIR[=WEIGHT]...",
+        "Write one order over the packs of several datasets, for training that reads them as if packed together.",
+        examples=("packed/both packed/text=30 packed/image=70 --ranks 8 --workers 4", "packed/both packed/a packed/b"),
+    )
+    tool.add_argument("out", metavar="OUT", help="the folder to write, which holds no packs")
+    tool.add_argument(
+        "datasets",
+        nargs="+",
+        metavar="DIR[=WEIGHT]",
+        help="packed datasets; a WEIGHT is a share of the trained tokens, and without each pack comes once in an epoch",
+    )
+    steps = tool.add_argument_group("who trains: steps are even for them")
+    steps.add_argument("--ranks", type=count, default=1, metavar="N", help="data-parallel ranks (1)")
+    steps.add_argument("--workers", type=count, default=1, metavar="N", help="of the loader of each rank (1)")
+    steps.add_argument("--micro-batches", type=count, default=1, metavar="N", help="packs of each rank in a step (1)")
+    drawn = tool.add_argument_group("how packs come")
+    drawn.add_argument("--epochs", type=count, default=1, metavar="N", help="each draws anew, in another order (1)")
+    drawn.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws and of the order (0)")
+    written = tool.add_argument_group("what is written")
+    written.add_argument("--relative", action="store_true", help="paths of the datasets relative to OUT")
+    written.add_argument("--overwrite", action="store_true", help="replace OUT, if it is an order")
+    options = tool.parse_args(arguments)
+    on_disk(options.out, ": an order is a folder of this machine; the datasets may be on object stores")
+    out = real_path(absolute(os.path.expanduser(options.out)))
+    is_order = os.path.isdir(out) and bool(parts_of(DatasetFolder(out)))
+    if os.path.exists(out) and not (options.overwrite and is_order):
+        hint = "--overwrite replaces it" if is_order else "it is no order over datasets: choose another name"
+        raise PackError(f"{options.out} exists; {hint}")
+    topology = Topology(options.ranks, options.workers, options.micro_batches)
+    topology.check()
+    entries = [read_entry(text) for text in options.datasets]
+    order_packs(entries, out, topology, options.epochs, options.seed, options.relative)
+    return 0
+
+
+if __name__ == "__main__":
+    run("order", main)

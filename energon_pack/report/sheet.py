@@ -1,0 +1,203 @@
+"""The contact sheet of a run: a few samples of each kind, with their tokens; a click opens the strip of their pack.
+
+    lengths, plan, remarks ──chosen──► samples ──drawn, in a worker──► tiles ──sheet──► HTML
+
+The kinds are the longest, the shortest, one of each remark, some drawn by chance, and what is left out.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from energon_pack.errors import PackError
+from energon_pack.lengths.worker import LengthsRow
+from energon_pack.plan.items import AnyInts, Lengths
+from energon_pack.plan.noted import LISTED, NOTES
+from energon_pack.plan.packs import LEFT_OUT, PackPlan
+from energon_pack.report.pages.html import Html, clipped, picture, section, tag
+from energon_pack.report.remark import Remark
+from energon_pack.report.views.view import thumbnail, turns_of
+from energon_pack.run.scratch import blocks
+from energon_pack.run.seeded import Ints
+from energon_pack.samples.media.kinds import KINDS
+from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Skip
+from energon_pack.sources.reader import Reader
+from energon_pack.sources.rows import rows_of
+from energon_pack.sources.sample import read_but_media
+from energon_pack.sources.shard import Shard
+
+Marks = npt.NDArray[np.int8]  # `PackPlan.left_out`
+TITLE = "Contact sheet"
+_EACH, _BY_CHANCE, _REMARKS = 4, 6, 8  # samples of a kind
+_WORDS, _CAPTION = 150, 90  # characters
+_MOST_BYTES = 8 << 20  # bytes of a medium that is read; of a larger one there is no picture
+_LONGEST, _SHORTEST, _REMARK, _CHANCE, _OUT = "longest", "shortest", "of a remark", "by chance", "left out"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A sample of the sheet."""
+
+    kind: str
+    why: str  # its remark, or the reason for which it is in no pack
+    shard: Shard
+    row: LengthsRow
+    num_tokens: int  # 0: it was not measured
+    pack: int | None  # None: it is in no pack
+    picture: bytes | None = None  # WebP
+    words: str = ""  # its first words, or why there is no picture
+
+
+def chosen(lengths: Lengths, plan: PackPlan, remarks: Sequence[Remark]) -> list[Tile]:
+    """Choose the samples of the sheet; they are not read yet."""
+    whys = {remark.sample: remark.what for remark in reversed(remarks) if remark.sample}
+    picks = [*_by_length(lengths, plan.left_out), *_of_remarks(lengths, plan.left_out, whys)]
+    numbers = np.array([number for _, number, _ in picks], np.int64)
+    packs, tiles = _packs_with(lengths, plan, numbers), dict[int, Tile]()
+    for place, shard, row, reason in rows_at(lengths, numbers):
+        kind, number, why = picks[place]
+        left_out = LEFT_OUT[plan.left_out[number]]
+        why = why or reason or (left_out.value if left_out else "")
+        tiles[place] = Tile(kind, why, shard, row, int(lengths.sample_lens[number]), packs.get(number))
+    return [tiles[place] for place in sorted(tiles)]
+
+
+def rows_at(lengths: Lengths, numbers: Ints) -> Iterator[tuple[int, Shard, LengthsRow, str | None]]:
+    """Yield of some samples their places in `numbers`, files, rows, and why they can be in no pack of any plan."""
+    for places, chunk, rows in lengths.places(numbers):
+        table, shards = chunk.read(None).take(pa.array(rows)), chunk.numbers_of_rows[rows].tolist()
+        reasons = lengths.reason(table).to_pylist()
+        for place, shard, *of_row in zip(places.tolist(), shards, rows_of(table, LengthsRow), reasons, strict=True):
+            yield place, lengths.shards[shard].shard, *of_row
+
+
+def _by_length(lengths: Lengths, left_out: Marks) -> Iterator[tuple[str, int, str]]:
+    """Yield kind and number of the samples that are chosen by their length, or by chance."""
+    lens = lengths.sample_lens
+
+    def first(is_in: Callable[..., npt.NDArray[np.bool_]], sign: int) -> list[int]:
+        best: Ints = np.zeros(0, np.int64)
+        for block in blocks(lengths.num_samples):
+            here = block.start + np.flatnonzero(is_in(lens[block], left_out[block]))
+            best = np.concatenate((best, here))
+            best = best[np.argsort(sign * lens[best].astype(np.int64), kind="stable")[:_EACH]]
+        return [*map(int, best)]
+
+    by_chance = np.random.default_rng(lengths.seed).integers(0, max(1, lengths.num_samples), 64)[: lengths.num_samples]
+    packed = [number for number in dict.fromkeys(by_chance.tolist()) if lens[number] and not left_out[number]]
+    kinds = {
+        _LONGEST: first(lambda lens, out: (lens > 0) & (out == 0), -1),
+        _SHORTEST: first(lambda lens, out: (lens > 0) & (out == 0), 1),
+        _CHANCE: packed[:_BY_CHANCE],
+        _OUT: first(lambda _, out: out > 0, -1) + first(lambda lens, out: (lens == 0) & (out == 0), 1),
+    }
+    yield from ((kind, number, "") for kind, numbers in kinds.items() for number in numbers)
+
+
+def _of_remarks(lengths: Lengths, left_out: Marks, whys: dict[str, str]) -> Iterator[tuple[str, int, str]]:
+    """Yield for each remark the first sample that it is about; see `Remark.sample`."""
+    missing, of_arrays = dict([*whys.items()][:_REMARKS]), _by_arrays(lengths)
+    for key in of_arrays.keys() & missing.keys():
+        yield _REMARK, int(of_arrays[key]().argmax()), missing.pop(key)
+    columns = {NOTES.get(key, key) for key in missing if key in NOTES or key in LISTED} | {*lengths.reads}
+    for start, _, table in lengths.tables([*columns], with_parts=False) if missing else ():
+        for key, why in [*missing.items()]:
+            is_of = _is_of(key, lengths, table, left_out[start : start + table.num_rows])
+            if is_of.any():
+                yield _REMARK, start + int(is_of.argmax()), why
+                del missing[key]
+        if not missing:
+            return
+
+
+def _by_arrays(lengths: Lengths) -> dict[str, Callable[[], AnyInts]]:
+    """Return functions whose largest value is at a sample that some remark is about."""
+    items, num = lengths.items, lengths.num_samples
+    visual, audio = (items.counts[f"num_{kind}_tokens"][:num] for kind in ("visual", "audio"))
+    there = lengths.sample_lens[:num] > 0
+    return {
+        "most_visual": lambda: visual,
+        "untrained": lambda: there & (items.num_supervised[:num] == 0),
+        "without_features": lambda: there & (items.media[:num] > 0) & (visual == 0) & (audio == 0),
+    }
+
+
+def _is_of(key: str, lengths: Lengths, table: pa.Table, left_out: Marks) -> npt.NDArray[np.bool_]:
+    """Return which samples a remark is about: those with a note, or those left out for a reason."""
+    if key in NOTES:
+        return np.asarray(pc.greater(pc.cast(table[NOTES[key]], pa.int64()), 0))
+    if key in LISTED:
+        return np.asarray(pc.is_valid(table[key]))
+    is_lost = np.asarray(pc.fill_null(pc.equal(lengths.reason(table), key), False))
+    is_out: npt.NDArray[np.bool_] = left_out == next((code for code, why in enumerate(LEFT_OUT) if why == key), -1)
+    return is_lost | is_out
+
+
+def _packs_with(lengths: Lengths, plan: PackPlan, samples: Ints) -> dict[int, int]:
+    """Return the numbers of the first packs that samples, or their parts, are in."""
+    packs: dict[int, int] = {}
+    num, num_packs = lengths.num_samples, 0
+    for part in plan.parts():
+        owners = part.items.copy()
+        is_part = owners >= num
+        owners[is_part] = lengths.whole_of_part[owners[is_part] - num]
+        places = np.flatnonzero(np.isin(owners, samples))
+        in_pack = num_packs + np.searchsorted(part.starts, places, "right") - 1
+        for sample, pack in zip(owners[places].tolist(), in_pack.tolist(), strict=True):
+            packs.setdefault(sample, pack)
+        num_packs += part.num_packs
+    return packs
+
+
+def drawn(job: tuple[Sequence[Tile], ReadSettings]) -> list[Tile]:
+    """Read the samples, and draw their first media; may run in a worker. One that can't be read says why."""
+    tiles, settings = job
+    with Reader() as reader:
+        return [_drawn(reader, tile, settings) for tile in tiles]
+
+
+def _drawn(reader: Reader, tile: Tile, settings: ReadSettings) -> Tile:
+    shard, row = tile.shard, tile.row
+    if row.detail:
+        return replace(tile, words=row.detail)
+    try:
+        if row.parts and KINDS[row.parts[0].kind].has_picture:
+            part = row.parts[0]
+            if part.size > _MOST_BYTES:
+                return replace(tile, words=f"{part.size / 1e6:,.0f} MB: no picture is made of it")
+            return replace(tile, picture=thumbnail(reader.read(shard, part), part.kind))
+        turns = turns_of(read_but_media(reader, shard, row, settings, reader.raw(shard, row)).messages)
+        return replace(tile, words=" ".join(turn.text for turn in turns if turn.role != "system"))
+    except (PackError, Skip, ValueError, OSError) as error:
+        return replace(tile, words=str(error))
+
+
+def sheet(tiles: Sequence[Tile], packs: Collection[int]) -> Html | None:
+    """Build the section of the sheet. `packs`: the numbers of the packs that the page shows."""
+    by_kind = {kind: [*some] for kind, some in groupby(tiles, key=lambda tile: tile.kind)}
+    groups = []
+    for kind in (_LONGEST, _SHORTEST, _REMARK, _CHANCE, _OUT):
+        if figures := [_figure(tile, packs) for tile in by_kind.get(kind, ())]:
+            groups.append(tag("div", tag("h3", kind.capitalize()), tag("div", *figures, class_="pictures")))
+    if not groups:
+        return None
+    says = "A click opens the pack of a sample. Pictures are as they are stored; of text the first words are shown."
+    return section(TITLE, tag("div", *groups, class_="sheet"), says=says)
+
+
+def _figure(tile: Tile, packs: Collection[int]) -> Html:
+    name = tile.shard.sample_id(tile.row.key)
+    tokens = f"{tile.num_tokens:,} tokens" if tile.num_tokens else "not measured"
+    shown = tag("blockquote", clipped(tile.words, _WORDS) or "no words")
+    if tile.picture is not None:
+        shown = picture(tile.picture, "image/webp", f"{name}, {tokens}", loading="lazy")
+    if tile.pack is not None and tile.pack in packs:
+        shown = tag("a", shown, href=f"#pack-{tile.pack}")
+    why = tag("figcaption", clipped(tile.why, _CAPTION)) if tile.why else None
+    return tag("figure", shown, tag("figcaption", tag("b", tokens), title=name), why)
