@@ -165,6 +165,7 @@ def tokens_of(template: Template, member: MemberInput, engine: str = "auto") -> 
         LengthError: it has another length than it was measured with.
         OSError, Skip: a medium is missing, or its bytes are no medium; or the member can't be rendered.
     """
+    tokens: MemberTokens
     (tokens,) = template.member_tokens([sample_of(member)], engine)
     if member.token_len is not None and len(tokens) != member.token_len:
         raise LengthError(

@@ -410,6 +410,22 @@ def test_an_attack_on_packs_of_images_is_refused(attack: Attack) -> None:
         model(**batch.model_inputs(model))
 
 
+def test_packs_of_text_behind_packs_of_images_are_tried() -> None:
+    """The model was marked as tried."""
+    model = make_model("qwen2_5_vl")
+    members = make_members("qwen2_5_vl", model)
+    guard(model, MadeEncoder(members))
+    seen = [False]
+    model.model.visual.register_forward_hook(lambda *_: seen.__setitem__(0, True))
+    model.register_forward_pre_hook(lambda *_: seen.__setitem__(0, False))
+    model.model.language_model.norm.register_forward_hook(
+        lambda _, __, out: out if seen[0] or out.shape[1] < 30 else mixed(out)
+    )
+    model(**make_batch("qwen2_5_vl", [[members[1]] * 4]).model_inputs(model))
+    with pytest.raises(MixingError, match="mixes the members"):
+        model(**make_batch("qwen2_5_vl", [[members[0], members[2]] * 2]).model_inputs(model))
+
+
 def experts() -> Any:
     torch.manual_seed(0)
     config = tf.Qwen3MoeConfig(**TEXT, head_dim=8, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2)
