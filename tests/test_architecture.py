@@ -71,7 +71,7 @@ ASKED_FOR = {
 #: Guard: proves a model. Of reading it imports what a batch is.
 GUARD = "errors version run training"
 #: Modules of training that turn packs into batches: guard has none of them.
-ENCODERS = {f"training.{name}" for name in ("calls", "member_encoder", "own_rope", "pack_encoder", "pixels")}
+ENCODERS = {f"training.{name}" for name in ("calls", "member_encoder", "pack_encoder", "pixels", "rope")}
 #: The most modules and lines of this package that a door imports, by what `benchmarks/imports.py` measures.
 MOST = {"a batch of images": (82, 8_200), "guard": (19, 3_200)}
 

@@ -5,7 +5,7 @@ from functools import partial
 
 from energon_pack.run.context import Run
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.templates.choose import Choice
+from energon_pack.templates.choose import TemplateChoice
 from energon_pack.templates.identity import Identity
 from energon_pack.templates.processor import choice_of, identity_of, lines_of, prepare_template, saved_template
 from energon_pack.templates.settings import TemplateSettings
@@ -26,7 +26,7 @@ class Method:
         return identity_of(self.template_folder)
 
     @property
-    def choice(self) -> Choice:
+    def choice(self) -> TemplateChoice:
         """Return the rules that count media, and how they were compared."""
         return choice_of(self.template_folder)
 

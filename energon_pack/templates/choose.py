@@ -42,7 +42,7 @@ _BESIDE = {
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedTemplate:
     """Rules that were tried and rejected."""
 
     template: str
@@ -50,7 +50,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Choice:
+class TemplateChoice:
     """The chosen rules for a model's media and their comparison; kept beside the template, and reported."""
 
     template: str  # a name in FAMILIES
@@ -59,7 +59,7 @@ class Choice:
     num_compared: dict[str, int] = field(default_factory=dict)
     #: kinds of media that the processor takes, but that are not measured, and why
     left_out: dict[str, str] = field(default_factory=dict)
-    tried: list[Tried] = field(default_factory=list)
+    tried: list[TriedTemplate] = field(default_factory=list)
     #: why nothing was compared
     note: str = ""
     #: whether the chat template writes a token that ends an answer
@@ -113,7 +113,7 @@ class _Candidate:
 
 
 @errors_only()
-def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]:
+def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, TemplateChoice]:
     """Build the template of a model with its family's rules if they are exact, else with the next exact ones.
 
     Args:
@@ -125,13 +125,13 @@ def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]:
     name, where = settings.model.template, f"model.processor={settings.model.named_processor()}"
     refuse_damaged(folder)
     if name == "text":
-        return build(settings, folder), Choice(name)
+        return build(settings, folder), TemplateChoice(name)
     if name == AUTO:
         if not has_media(folder):
             raise PackError(f"{where} has no settings of an image or video processor: +model=text packs texts with it")
         refuse_other_class(settings.model.processor_class, folder, where)
         refuse_unpackable(folder, where)
-    tried: list[Tried] = []
+    tried: list[TriedTemplate] = []
     candidates: list[_Candidate] = []
     trial = Trial()
     for template in _templates(settings, folder, tried):
@@ -140,7 +140,7 @@ def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]:
         except ImportError as error:
             if name == AUTO:
                 raise PackError(f"{where}: its full processor can't be asked: {one_line(error, 160)}") from None
-            return template, Choice(name, note=f"not compared with the full processor: {one_line(error, 160)}")
+            return template, TemplateChoice(name, note=f"not compared with the full processor: {one_line(error, 160)}")
         full = full_processor(template.spec.processor)
         kinds = candidates[0].outcomes.keys() - {"text"}
         if name == AUTO:
@@ -152,12 +152,12 @@ def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]:
         key=lambda candidate: (len(candidate.exact & KINDS.keys()), len(candidate.exact)),
         default=None,
     )
-    tried += [Tried(item.name, item.why_not) for item in candidates if item is not best]
+    tried += [TriedTemplate(item.name, item.why_not) for item in candidates if item is not best]
     if best is None or not best.exact:
-        tried += [] if best is None else [Tried(best.name, best.why_not)]
+        tried += [] if best is None else [TriedTemplate(best.name, best.why_not)]
         raise PackError(_nothing_fits(tried, folder, where))
     kinds = kinds | (best.outcomes.keys() & {HEARD})
-    choice = Choice(
+    choice = TemplateChoice(
         best.name,
         type(full).__name__,
         {kind: best.outcomes[kind].num_compared for kind in sorted(best.exact)},
@@ -167,7 +167,7 @@ def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]:
     return best.template.only(sorted(best.exact)) if kinds - best.exact else best.template, choice
 
 
-def _templates(settings: TemplateSettings, folder: Path, tried: list[Tried]) -> Iterator[Template]:
+def _templates(settings: TemplateSettings, folder: Path, tried: list[TriedTemplate]) -> Iterator[Template]:
     """Yield templates in the order in which they are tried; `tried` gets those that can't be asked."""
     name = settings.model.template
     first = family_of(class_of(folder)) if name == AUTO else name
@@ -177,7 +177,7 @@ def _templates(settings: TemplateSettings, folder: Path, tried: list[Tried]) -> 
         except PackError as error:
             if family == name:
                 raise
-            tried.append(Tried(family, str(error)))
+            tried.append(TriedTemplate(family, str(error)))
 
 
 def _why_left_out(kind: str, candidates: Sequence[_Candidate]) -> str:
@@ -189,7 +189,7 @@ def _why_left_out(kind: str, candidates: Sequence[_Candidate]) -> str:
     return f"{candidates[-1].name} knows none"
 
 
-def _nothing_fits(tried: list[Tried], folder: Path, where: str) -> str:
+def _nothing_fits(tried: list[TriedTemplate], folder: Path, where: str) -> str:
     """Say in one line why no rules count a processor's media; a reason that all share is said once."""
     names: dict[str, list[str]] = {}
     for item in tried:

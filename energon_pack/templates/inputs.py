@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,18 +17,18 @@ from energon_pack.run.plain_data import plain
 from energon_pack.run.user_cache import version_of
 from energon_pack.samples.input_rules import BLANK, HEARD, PROBE, SIZES, TWINS, InputRules, Trial
 from energon_pack.samples.media.asked import as_asked
-from energon_pack.samples.media.image import Look
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.tokens import LengthError, MemberTokens, SeenMedium
+from energon_pack.samples.tokens import LengthError, MemberTokens
 from energon_pack.templates.families import ASKED
-from energon_pack.templates.families.rules import MediaRules
-from energon_pack.templates.identity import TemplateSpec
 from energon_pack.templates.sample import Sample
+
+#: a `Template`, whose module imports this one
+Template = Any
 
 #: (width, height) of each member's images; they differ so that processors cut them into unequal numbers of tiles
 _IMAGES = ([(96, 64)], [(300, 700)], [(1000, 600), (120, 80)])
@@ -48,35 +48,7 @@ _TEXTS = (
 )
 
 
-class MemberTokenizer(Protocol):
-    """What tokenizes samples: a `Template`."""
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    def member_tokens(self, samples: Sequence[Sample], engine: str = ...) -> list[MemberTokens]: ...
-
-
-class TrialTemplate(MemberTokenizer, Protocol):
-    """What a trial asks: a `Template`."""
-
-    rules: MediaRules
-    spec: TemplateSpec
-    factor: int
-    looks: dict[str, Look]
-    media_tokens: dict[str, str]
-    special: list[str]
-
-    @property
-    def vocabulary_size(self) -> int: ...
-
-    def token_id(self, token: str) -> int | None: ...
-    def ids_of(self, text: str) -> list[int]: ...
-    def num_features(self, media: Sequence[Media]) -> list[int]: ...
-    def seen(self, media: Sequence[Media], features: Sequence[int] = ()) -> list[SeenMedium]: ...
-
-
-def input_rules_of(template: TrialTemplate) -> InputRules:
+def input_rules_of(template: Template) -> InputRules:
     """Return what training needs of a template."""
     spec, rules = template.spec, template.rules
     names = rules.holders
@@ -111,7 +83,7 @@ def input_rules_of(template: TrialTemplate) -> InputRules:
     )
 
 
-def trial_of(template: TrialTemplate) -> list[Trial]:
+def trial_of(template: Template) -> list[Trial]:
     """Return the members of a trial, for each kind of media that a template takes."""
     kinds = [kind for kind in KINDS if kind in template.media_tokens]
     trial = [*_probes(template, kinds)]
@@ -129,7 +101,7 @@ def trial_of(template: TrialTemplate) -> list[Trial]:
     return trial
 
 
-def _probes(template: TrialTemplate, kinds: Sequence[str]) -> Iterator[Trial]:
+def _probes(template: Template, kinds: Sequence[str]) -> Iterator[Trial]:
     """Yield members for a model: of text, and with a medium of each kind."""
     each: list[tuple[str, list[Media]]] = [("", [])]
     for kind in kinds:
@@ -146,7 +118,7 @@ def _probes(template: TrialTemplate, kinds: Sequence[str]) -> Iterator[Trial]:
             yield Trial(PROBE, kind, *template.member_tokens([Sample(messages, media)]))
 
 
-def _of_media(template: TrialTemplate, purpose: str, kind: str, media: Sequence[Media]) -> list[Trial]:
+def _of_media(template: Template, purpose: str, kind: str, media: Sequence[Media]) -> list[Trial]:
     """Return the member of these media; none where the rules of media refuse a size."""
     try:
         seen = template.seen(media, template.num_features(media))
@@ -155,7 +127,7 @@ def _of_media(template: TrialTemplate, purpose: str, kind: str, media: Sequence[
     return [Trial(purpose, kind, MemberTokens(np.zeros(0, np.int64), [], media=seen))]
 
 
-def _sizes(template: TrialTemplate, kind: str) -> list[list[Media]]:
+def _sizes(template: Template, kind: str) -> list[list[Media]]:
     """Return media of one kind, in several sizes and numbers."""
     if kind == IMAGE.kind:
         return [[Media(kind, *size) for size in sizes] for sizes in _IMAGES]
@@ -167,18 +139,18 @@ def _sizes(template: TrialTemplate, kind: str) -> list[list[Media]]:
     return [[KINDS[kind].drawn(rng) for _ in range(number)] for number in (1, 1, 2)]
 
 
-def _clip(template: TrialTemplate, num_frames: int, width: int, height: int) -> Media:
+def _clip(template: Template, num_frames: int, width: int, height: int) -> Media:
     """Return a video; with `media.num_frames` every video has that many frames."""
     number = template.spec.media.num_frames or num_frames
     return Media(VIDEO.kind, width, height, "mp4", number, _FPS, tuple(range(number)))
 
 
-def _sound(template: TrialTemplate, seconds: float) -> Media:
+def _sound(template: Template, seconds: float) -> Media:
     rate = template.rules.rate
     return Media(AUDIO.kind, num_samples=round(seconds * rate), rate=rate)
 
 
-def _heard(template: TrialTemplate, video: Media, seconds: float) -> Media:
+def _heard(template: Template, video: Media, seconds: float) -> Media:
     sound = _sound(template, seconds)
     return replace(video, num_samples=sound.num_samples, rate=sound.rate)
 
@@ -186,13 +158,14 @@ def _heard(template: TrialTemplate, video: Media, seconds: float) -> Media:
 # ------------------------------------------- members that are in no pack: unpacked samples, and packs of other tools
 
 
-def tokens_of(template: MemberTokenizer, member: MemberInput, engine: str = "auto") -> MemberTokens:
+def tokens_of(template: Template, member: MemberInput, engine: str = "auto") -> MemberTokens:
     """Render and tokenize a member that was in no pack.
 
     Raises:
         LengthError: it has another length than it was measured with.
         OSError, Skip: a medium is missing, or its bytes are no medium; or the member can't be rendered.
     """
+    tokens: MemberTokens
     (tokens,) = template.member_tokens([sample_of(member)], engine)
     if member.token_len is not None and len(tokens) != member.token_len:
         raise LengthError(

@@ -19,7 +19,7 @@ from energon_pack.run.user_cache import keep, read_kept, version_of
 from energon_pack.samples.media.kinds import ADDED
 from energon_pack.templates.build import build
 from energon_pack.templates.chat.jinja import writes_date
-from energon_pack.templates.choose import Choice, Tried, choose
+from energon_pack.templates.choose import TemplateChoice, TriedTemplate, choose
 from energon_pack.templates.families import ASKED, AUTO, FAMILIES
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 from energon_pack.templates.folder import local_folder, settings_files
@@ -71,18 +71,18 @@ def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
     return os.fspath(saved)
 
 
-def choice_of(folder: str) -> Choice:
+def choice_of(folder: str) -> TemplateChoice:
     """Return how the rules of the template that `prepare_template` wrote were chosen."""
     return _choice(json.loads(Path(folder, _CHOICE).read_bytes()))
 
 
-def _choice(values: Any) -> Choice:
+def _choice(values: Any) -> TemplateChoice:
     if values["template"] not in FAMILIES:
         raise ValueError(f"there is no model.template={values['template']}")
-    return Choice(**{**values, "tried": [Tried(**item) for item in values["tried"]]})
+    return TemplateChoice(**{**values, "tried": [TriedTemplate(**item) for item in values["tried"]]})
 
 
-def _chosen(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]:
+def _chosen(settings: TemplateSettings, folder: Path) -> tuple[Template, TemplateChoice]:
     """Do `choose`, or take its result from the user's cache if the same was compared before."""
     key = _key(settings, folder)
     if kept := read_kept("choices", key, _choice):

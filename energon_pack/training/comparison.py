@@ -134,7 +134,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _ForwardRun:
     """The results of one run."""
 
     values: Tensor
@@ -149,7 +149,7 @@ def compare(way: RunOptions, probe: Probe) -> Finding:
     routing = Routing() if way.is_routed else None
     leaves = [leaf for one in probe.placed for leaf in one.leaves.values()]
     packed = _run(way, {**probe.inputs, **loss.inputs()}, loss.of_batch, leaves, routing)
-    alone: dict[int, _Run] = {}
+    alone: dict[int, _ForwardRun] = {}
     for one in probe.placed:
         if _key(way, one) not in alone:
             alike = [other for other in probe.placed if _key(way, other) == _key(way, one)]
@@ -184,7 +184,7 @@ def _run_alone(
     loss: ProbeLoss,
     routing: Routing | None,
     shape: torch.Size,
-) -> _Run:
+) -> _ForwardRun:
     """Run the sample of some places in a batch [B, S, …] alone; no gradients are followed of one without a loss."""
     sample, in_loss = places[0].sample, any(one.in_loss for one in places)
     leaves = leaves_of(sample.media) if places[0].leaves else {}
@@ -204,16 +204,16 @@ def _run(
     loss_of: Callable[[RunValues], Tensor],
     leaves: Sequence[Tensor],
     routing: Routing | None,
-) -> _Run:
+) -> _ForwardRun:
     way.begin()
     with routed(way.part, routing):
         seen = see(way.part, inputs, way.call, way.follow)
         values = logits_of(seen).detach()
         if not way.follow:
-            return _Run(values, seen.dtypes)
+            return _ForwardRun(values, seen.dtypes)
         assert seen.embedded is not None
         loss = loss_of(seen)
         if routing is not None:
             routing.is_over = True
         gradients = gradients_of(loss, seen.embedded, leaves, way.weights)
-    return _Run(values, seen.dtypes, float(loss.detach()), gradients)
+    return _ForwardRun(values, seen.dtypes, float(loss.detach()), gradients)

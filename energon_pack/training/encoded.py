@@ -1,6 +1,6 @@
 """A member as the model would see it alone, and a pack of members."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -45,24 +45,20 @@ class Pack:
 
 def refuse_trees(packs: Sequence[Pack], where: str) -> None:
     """Raise BadPack if samples share tokens."""
-    for pack in packs:
-        for member in pack.members:
-            if member.tokens.shared_len:
-                raise BadPack(
-                    f"{member.sample_id} in {pack.key}: it shares tokens with the sample before it, for which"
-                    f" {where} has no place: pack with packing.share=none"
-                )
+    why = f"it shares tokens with the sample before it, for which {where} has no place: pack with packing.share=none"
+    _refuse(packs, lambda tokens: bool(tokens.shared_len), why)
 
 
 def refuse_weights(packs: Sequence[Pack], where: str, way_out: str) -> None:
     """Raise BadPack if a sample, or a turn of it, has a weight other than 1."""
+    why = f"it or one of its turns has a weight other than 1, and {where} has no place for it; {way_out}"
+    _refuse(packs, lambda tokens: tokens.is_weighted, why)
+
+
+def _refuse(packs: Sequence[Pack], is_bad: Callable[[Member], bool], why: str) -> None:
     for pack in packs:
-        for member in pack.members:
-            if member.tokens.is_weighted:
-                raise BadPack(
-                    f"{member.sample_id} in {pack.key}: it or one of its turns has a weight other than 1, and {where}"
-                    f" has no place for it; {way_out}"
-                )
+        if bad := next((member for member in pack.members if is_bad(member.tokens)), None):
+            raise BadPack(f"{bad.sample_id} in {pack.key}: {why}")
 
 
 def text_of(ids: Tensor, rows: Iterable[str] = ()) -> Encoded:

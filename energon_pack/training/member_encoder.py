@@ -24,9 +24,8 @@ from energon_pack.training.calls import TokenRow, filled_with_noise
 from energon_pack.training.encoded import Encoded as Encoded
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Member
-from energon_pack.training.own_rope import OwnRope, RowsError
 from energon_pack.training.pixels import Pixels
-from energon_pack.training.rope import RopeRule, rope_positions
+from energon_pack.training.rope import OwnRope, RopeRule, RowsError, rope_positions
 
 _log = logging.getLogger(__name__)
 #: media inputs on which rows of M-RoPE depend

@@ -28,7 +28,7 @@ from energon_pack.training.forward_inputs import MEDIA_KEYS, refuse_missing_kern
 from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE, RowForm
 from energon_pack.training.member_encoder import MemberEncoder, Unread
-from energon_pack.training.own_rope import RowsError, rope_of
+from energon_pack.training.rope import RowsError, rope_of
 
 if TYPE_CHECKING:
     from energon_pack.training.probe_batches import ProbeTree
@@ -119,18 +119,10 @@ class PackEncoder:
         dummy_image: bool = False,
         tokens_per_second: float | None = None,
     ):
+        options = {name: value for name, value in locals().items() if name not in ("self", "made", "rules")}
         self.made, self.layout, self.rules = made, layout or made["layout"], rules
-        options: dict[str, Any] = {
-            "layout": self.layout,
-            "pad_to": pad_to,
-            "labels": labels,
-            "loss_weight": loss_weight,
-        }
-        options |= {"attention_mask": attention_mask, "on_bad_member": on_bad_member, "rope_rows": rope_rows}
-        options |= {"pad_segments": pad_segments}
         check_options(options, self.layout)
-        options |= {"pad_to_multiple_of": pad_to_multiple_of, "dummy_image": dummy_image}
-        self._given = made, rules, options | {"tokens_per_second": tokens_per_second}
+        self._arguments = made, rules, options
         #: whether the dataset's samples may share their beginnings
         self.has_trees = made["content"].get("packing", {}).get("share", "none") != "none"
         #: whether labels stand where they are predicted
@@ -256,7 +248,7 @@ class PackEncoder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the arguments: a spawned worker makes a new encoder."""
-        return _encoder, (*self._given, self.tower)
+        return _encoder, (*self._arguments, self.tower)
 
     def _rounded(self, member: layouts.Member) -> int:
         return -(-len(member) // self._form.multiple) * self._form.multiple
@@ -308,10 +300,8 @@ def _num_trained(batch: PackedBatch, packs: Sequence[Sequence[layouts.Member]]) 
     return sum(int((member.labels != IGNORE).sum()) for pack in packs for member in pack)
 
 
-def _encoder(
-    manifest: Mapping[str, Any], rules: InputRules, options: dict[str, Any], tower: "Tower | None"
-) -> PackEncoder:
-    encoder = PackEncoder(manifest, rules, **options)
+def _encoder(made: Mapping[str, Any], rules: InputRules, options: Any, tower: "Tower | None") -> PackEncoder:
+    encoder = PackEncoder(made, rules, **options)
     encoder.use_tower(tower)
     return encoder
 

@@ -28,7 +28,7 @@ _REMEDIES = {
 
 
 @dataclass(frozen=True)
-class _Tried:
+class _TriedMedia:
     """The result of trying one kind of media."""
 
     joins: Mapping[str, Join] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Pixels:
     def __init__(self, rules: InputRules):
         self._rules = rules
         self._call = Calls(rules)
-        self._tried: dict[str, _Tried] = {}
+        self._tried: dict[str, _TriedMedia] = {}
 
     def __call__(self, members: Sequence[Prepared]) -> dict[str, Tensor]:
         """Return the media inputs of some members."""
@@ -116,30 +116,30 @@ class Pixels:
     def _known(self) -> dict[str, Join]:
         return {name: rule for one in self._tried.values() for name, rule in one.joins.items()}
 
-    def _of(self, kind: str) -> _Tried:
+    def _of(self, kind: str) -> _TriedMedia:
         if kind not in self._tried:
-            self._tried[kind] = self._try(kind) if kind in self._call.kinds else _Tried()
+            self._tried[kind] = self._try(kind) if kind in self._call.kinds else _TriedMedia()
         return self._tried[kind]
 
     @errors_only()  # warnings about noise say nothing about the data
-    def _try(self, kind: str) -> _Tried:
+    def _try(self, kind: str) -> _TriedMedia:
         name = self._call.name
         members = list(noisy_members(self._rules, SIZES, kind))
         try:
             proven = prove(self._call, members, list(noisy_members(self._rules, TWINS, kind)))
         except Exception as error:  # any class of any processor may be behind it
             why = " ".join(str(error).split())[:300] or type(error).__name__
-            tried = _Tried(refused=f"{name}: {KINDS[kind].nouns} of several members can't be joined: {why}")
+            tried = _TriedMedia(refused=f"{name}: {KINDS[kind].nouns} of several members can't be joined: {why}")
         else:
             known = self._known
             other = [key for key, rule in proven.joins.items() if known.get(key, rule) != rule]
             limit = proven.limit or (f"{other[0]} of other media is joined by another rule" if other else "")
             if other or (limit and kind == IMAGE.kind):
-                tried = _Tried(refused=f"{name}: {limit}")
+                tried = _TriedMedia(refused=f"{name}: {limit}")
             else:
                 without_text = kind == IMAGE.kind and self._needs_no_text([members[0], members[-1]])
                 rows = self._tokens_of_rows(kind, members)
-                tried = _Tried(proven.joins, proven.at_once, without_text, limit=limit, tokens_of_row=rows)
+                tried = _TriedMedia(proven.joins, proven.at_once, without_text, limit=limit, tokens_of_row=rows)
         if why := tried.refused or (tried.limit and f"{name}: {tried.limit} ({_REMEDIES.get(kind, 'a pack a batch')})"):
             _log.warning("%s", why)
         return tried

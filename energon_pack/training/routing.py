@@ -20,7 +20,7 @@ _ROUTED = re.compile("moe|expert|router", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class _Choice:
+class _ExpertChoice:
     #: int64 [..., chosen]
     indices: Tensor
     num_choices: int
@@ -37,9 +37,9 @@ class Routing(TorchFunctionMode):
         self.is_over = False
         self._earlier, self._rows, self._num_rows = earlier, rows, num_rows
         #: choices since a part began, for each time that it did, by its name
-        self._choices: dict[str, list[list[_Choice]]] = {}
+        self._choices: dict[str, list[list[_ExpertChoice]]] = {}
         self._left: dict[str, int] = {}
-        self._number, self._own, self._repeated = 0, list[_Choice](), list[_Choice]()
+        self._number, self._own, self._repeated = 0, list[_ExpertChoice](), list[_ExpertChoice]()
 
     @property
     def has_choices(self) -> bool:
@@ -70,9 +70,9 @@ class Routing(TorchFunctionMode):
             return result
         return torch.return_types.topk((args[0].gather(-1, choice.indices), choice.indices))
 
-    def _chosen(self, indices: Tensor, num_choices: int) -> _Choice:
+    def _chosen(self, indices: Tensor, num_choices: int) -> _ExpertChoice:
         again = self._again(indices, num_choices)
-        return _Choice(indices if again is None else again, num_choices, again is not None)
+        return _ExpertChoice(indices if again is None else again, num_choices, again is not None)
 
     def _again(self, indices: Tensor, num_choices: int) -> Tensor | None:
         """Return the earlier choice at this place; None: there is none that fits."""

@@ -34,7 +34,6 @@ _STATEFUL = re.compile(
 )
 #: names of parts that predict more than the next token
 _MTP = re.compile(r"mtp|nextn|multi_?token", re.IGNORECASE)
-_WAY_OUT = "pack with packing.share=none"
 
 
 def attention_inputs(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
@@ -70,26 +69,22 @@ def plan_of(batch: Mapping[str, Any]) -> TreePlan:
 def refuse(model: Any) -> None:
     """Refuse a model in which the branches of a tree would see each other, or have another loss."""
     name, text, attention = class_of(model).__name__, model.config.get_text_config(), attention_of(model)
-    if strange := sorted(kinds_of_layers(text) - _KINDS):
-        raise MixingError(f"{name} has layers of {strange[0]}: a branch would go on from its sibling; {_WAY_OUT}")
+    wrong = [
+        f"has layers of {kind}: a branch would go on from its sibling"
+        for kind in sorted(kinds_of_layers(text) - _KINDS)
+    ]
     for part_name, part in model.named_modules():
-        if _STATEFUL.search(type(part).__name__):
-            raise MixingError(
-                f"{name} has a {type(part).__name__}, which carries a state along the row: a branch would go on from"
-                f" its sibling; {_WAY_OUT}"
-            )
-        if _MTP.search(type(part).__name__) or _MTP.search(part_name.rpartition(".")[2]):
-            raise MixingError(
-                f"{name} predicts more than the next token ({part_name}), and the one after it may be in another"
-                f" branch; {_WAY_OUT}"
-            )
+        kind = type(part).__name__
+        if _STATEFUL.search(kind):
+            wrong.append(f"has a {kind}, which carries a state along the row: a branch would go on from its sibling")
+        if _MTP.search(kind) or _MTP.search(part_name.rpartition(".")[2]):
+            wrong.append(f"predicts more than the next token ({part_name}): the one after it may be in another branch")
     if getattr(text, "output_router_logits", False):
-        raise MixingError(
-            f"{name} adds a loss of its router, which would count shared tokens once: output_router_logits=False, or"
-            f" {_WAY_OUT}"
-        )
+        wrong.append("adds a loss of its router, which would count shared tokens once (output_router_logits=False)")
     if reads_prefix_whole(class_of(model), model.config):
-        raise MixingError(f"{name} reads all before the answer in both directions, and trees have none; {_WAY_OUT}")
+        wrong.append("reads all before the answer in both directions, and trees have none")
+    if wrong:
+        raise MixingError(f"{name} {wrong[0]}; pack with packing.share=none")
     if attention == TREE and getattr(text, "attention_chunk_size", None):
         raise MixingError(f"{name} attends in chunks, which {TREE} does not: attn_implementation='sdpa' or 'eager'")
     if attention not in ("sdpa", "eager", TREE):

@@ -16,9 +16,6 @@ import yaml
 from megatron.energon import (
     DefaultTaskEncoder,
     SampleDecoder,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
 )
 from megatron.energon.errors import FatalSampleError
 from megatron.energon.flavors import BaseWebdatasetFactory
@@ -29,11 +26,9 @@ from energon_pack.flavors import MultiMixQASample, PackedMultiMixQASample
 from energon_pack.loading import cookers, make_sample_loader
 from energon_pack.pack import pack
 from energon_pack.packed_with import load_template
-from energon_pack.samples.media.medium import Media
 from energon_pack.samples.pack_tokens import pack_tokens
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.task_encoder import PackedTaskEncoder
-from energon_pack.templates.sample import Sample
 from support.batches import same
 from support.corruptions import cut_tokens, flip_an_id
 from support.damage import Members, read_shard, write_shard
@@ -93,17 +88,6 @@ def test_every_pack_once_with_its_images(packed: Path, num_workers: int, dataset
         assert p.media_type == ("image" if any(p.images) else "text")
 
 
-def test_training_comes_to_the_measured_lengths(packed: Path, demo: tuple[Path, Path]) -> None:
-    """The promise of offline packing: nothing is longer in training than when it was measured."""
-    template = load_template(packed, str(demo[1]))
-    for p in train(packed):
-        for messages, images, tools, token_len, num_supervised in zip(
-            p.messages, p.images, p.tools, p.token_lens, p.num_supervised, strict=True
-        ):
-            tokens = template.encode(Sample(messages, [Media("image", *image.size) for image in images], tools))
-            assert (len(tokens.ids), tokens.num_supervised) == (token_len, num_supervised)
-
-
 def test_another_processor_trains_the_tokens_that_were_packed(
     packed: Path, demo: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -117,34 +101,6 @@ def test_another_processor_trains_the_tokens_that_were_packed(
     assert fingerprints[0]["chat_template"] != fingerprints[1]["chat_template"]
     for sample in samples:
         assert same(*(encoder.batch([encoder.encode_sample(sample)]) for encoder in (ours, theirs)))
-
-
-def test_a_loader_goes_on_where_it_was_saved(packed: Path) -> None:
-    dataset = get_train_dataset(
-        packed,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-        batch_size=None,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-    )
-    loader = get_savable_loader(dataset)
-    stream = iter(loader)
-    for _ in range(5):
-        next(stream)
-    state = loader.save_state_rank()
-    expected = [next(stream).__key__ for _ in range(8)]
-    again = get_savable_loader(
-        get_train_dataset(
-            packed,
-            worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-            batch_size=None,
-            shuffle_buffer_size=None,
-            max_samples_per_sequence=None,
-        )
-    )
-    again.restore_state_rank(state)
-    stream = iter(again)
-    assert [next(stream).__key__ for _ in range(8)] == expected
 
 
 def test_images_come_upright(config: Callable[..., PackConfig], tmp_path: Path) -> None:

@@ -158,8 +158,7 @@ def plain(sample: Any) -> dict[str, Any]:
     return {name: value(getattr(sample, name)) for name in names}
 
 
-@pytest.mark.parametrize("config_name", ["dataset.yaml", "crude.yaml"])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("config_name", "num_workers"), [("dataset.yaml", 0), ("crude.yaml", 2)])
 def test_every_pack_is_the_one_with_copies(both: tuple[Path, Path], config_name: str, num_workers: int) -> None:
     """Through Energon's own loaders, in the order of each other; all fields, pixel by pixel."""
     encoder = Cooked if config_name == "crude.yaml" else DefaultTaskEncoder
@@ -383,8 +382,9 @@ def gone(source: Path) -> None:
     (source / "sub" / "b.tar").unlink()
 
 
-@pytest.mark.parametrize("damage", [other_pixels, other_name, shifted, cut, gone])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("damage", "num_workers"), [(other_pixels, 0), (other_name, 0), (shifted, 0), (cut, 0), (gone, 2)]
+)
 def test_a_stale_tar_ends_the_training(
     referred: Path, tmp_path: Path, damage: Callable[[Path], None], num_workers: int
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from energon_pack.samples.media.medium import Media
 from energon_pack.templates.build import build
-from energon_pack.templates.choose import Choice
+from energon_pack.templates.choose import TemplateChoice
 from energon_pack.templates.families.qwen_vl import QwenVL
 from energon_pack.templates.identity import UNEVEN
 from energon_pack.templates.processor import choice_of, load_template, prepare_template
@@ -28,12 +28,14 @@ def test_videos_of_several_lengths_are_tried_with_enough_frames() -> None:
 def test_what_is_left_out_is_said_once_in_words() -> None:
     """Samples of videos with images go with the videos: three lines for one reason were said."""
     why = "no such token"
-    alone = Choice("kimi", "KimiProcessor", {"image": 50}, {"mixed": "it knows none", "uneven": "none", "video": why})
+    alone = TemplateChoice(
+        "kimi", "KimiProcessor", {"image": 50}, {"mixed": "it knows none", "uneven": "none", "video": why}
+    )
     assert alone.lines("auto") == [
         "videos of KimiProcessor can't be measured: no such token",
         "media by kimi of KimiProcessor: 50 images as in its full call",
     ]
-    several = Choice("internvl", "P", {"image": 50, "video": 5}, {"uneven": "stack expects equal sizes"})
+    several = TemplateChoice("internvl", "P", {"image": 50, "video": 5}, {"uneven": "stack expects equal sizes"})
     assert several.lines("auto") == [
         "videos of several lengths in one sample of P can't be measured: stack expects equal sizes",
         "media by internvl of P: 50 images, 5 videos as in its full call",

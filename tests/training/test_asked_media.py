@@ -12,9 +12,7 @@ import pytest
 import torch
 
 from energon_pack.config import Format, Frames, Rope
-from energon_pack.packed_with import load_template
 from energon_pack.task_encoder import PackedTaskEncoder
-from energon_pack.templates.full import full_processor
 from energon_pack.unpack import unpack
 from support.alone import demo_model, members_of
 from support.packed import demo_config, json_lines, packed, train
@@ -121,25 +119,6 @@ def test_unpacked_and_packed_again(dataset: Path, demo: tuple[Path, Path], cache
     again = packed(demo_config(demo, cache, tmp_path, tmp_path / "single", packing__max_token_len=1024))
     lens = [sorted(n for pack in train(folder) for n in pack.token_lens) for folder in (dataset, again)]
     assert lens[0] == lens[1]
-
-
-def test_a_list_of_frames_is_what_the_full_processor_makes(
-    encoder: PackedTaskEncoder, dataset: Path, demo: tuple[Path, Path]
-) -> None:
-    import numpy as np
-
-    processor = full_processor(encoder.rules)
-    template = load_template(dataset, str(demo[1]))
-    text = processor.apply_chat_template(
-        [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "?"}]},
-         {"role": "assistant", "content": "4 circles"}],
-        chat_template=template.spec.chat_template, tokenize=False,
-    )  # fmt: skip
-    frames = np.zeros((5, 56, 84, 3), np.uint8)
-    about = {"fps": 1.0, "total_num_frames": 5, "duration": 5.0, "frames_indices": [0, 1, 2, 3, 4]}
-    made = processor(text=[text], videos=[frames], do_sample_frames=False, video_metadata=[about])
-    (member,) = members_of(dataset, encoder, ["s.jsonl:6"]).values()
-    assert member.tokens.ids.tolist() == made["input_ids"][0]
 
 
 def test_frames_may_stay_images(source: Path, demo: tuple[Path, Path], cache: Path, tmp_path: Path) -> None:

@@ -389,34 +389,12 @@ def images_without_boundaries(model: Any) -> None:
         )
 
 
-def statistics_of_all_images(model: Any) -> None:
-    on_images(model, lambda x: (x - x.mean(0)) / (x.std(0) + 1e-3))
-
-
 def gradients_of_all_images(model: Any) -> None:
     on_images(model, lambda x: Turned.apply(x, lambda grad: grad + 0.1 * grad.mean(0)))
 
 
-def the_place_in_a_row_with_images(model: Any) -> None:
-    model.model.language_model.register_forward_pre_hook(
-        lambda _, args, given: (args, {**given, "inputs_embeds": _placed(given["inputs_embeds"])}), with_kwargs=True
-    )
-
-
-def _placed(x: Tensor) -> Tensor:
-    return x + 0.1 * torch.sin(places(x))
-
-
-def rows_with_images(model: Any) -> None:
-    seen = [False]
-    model.model.visual.register_forward_hook(lambda *_: seen.__setitem__(0, True))
-    model.register_forward_pre_hook(lambda *_: seen.__setitem__(0, False))
-    model.model.language_model.norm.register_forward_hook(lambda _, __, out: mixed(out) if seen[0] else out)
-
-
 IMAGES = [
-    the_last_patches, the_image_before, images_without_boundaries, statistics_of_all_images,
-    gradients_of_all_images, the_place_in_a_row_with_images, rows_with_images,
+    the_last_patches, the_image_before, images_without_boundaries, gradients_of_all_images,
 ]  # fmt: skip
 
 

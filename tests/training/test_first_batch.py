@@ -103,6 +103,7 @@ def test_what_a_copy_does_not_have_is_refused_with_its_place(change: Change, pla
         held, inputs = guarded(model)
     else:
         held, inputs = guarded(model)
+        model(**inputs)
         change(model)
     with pytest.raises(MixingError, match=rf"mixes the members of its first batch: .* It first shows in {place}"):
         model(**inputs)
@@ -154,17 +155,6 @@ def test_code_that_is_replaced_while_it_trains(
     monkeypatch.undo()
     model(**inputs)
     assert len(held.trials) == 2 + (replace is not forward_of_the_class)  # the first code was tried already
-
-
-@pytest.mark.parametrize(("change", "place"), CHANGES)
-def test_a_model_that_is_changed_while_it_trains(change: Change, place: str) -> None:
-    model = make_model("llama")
-    held, inputs = guarded(model)
-    model(**inputs)
-    change(model)
-    with pytest.raises(MixingError, match=place):
-        model(**inputs)
-    held.remove()
 
 
 class Norm(nn.Module):
@@ -304,18 +294,6 @@ def test_pixels_that_change_nothing_are_said_once(caplog: pytest.LogCaptureFixtu
     said = [record.getMessage() for record in caplog.records if "other media change nothing" in record.getMessage()]
     assert len(said) == 1
     assert len(held.trials) == 2
-
-
-def test_images_that_see_each_other_are_refused() -> None:
-    """Other words show nothing of it: only other pixels do."""
-    model = make_model("qwen2_5_vl")
-    members = make_members("qwen2_5_vl", model)
-    guard(model, MadeEncoder(members, "positions"))
-    merger = model.model.visual.merger
-    merger.register_forward_hook(lambda _, __, features: features + features.mean(0, keepdim=True))
-    images = [members[1], members[0], members[1]]
-    with pytest.raises(MixingError, match=r"other media move their own outputs by 1\.1, those of others by 0\.26"):
-        model(**inputs_of("qwen2_5_vl", model, [images]))
 
 
 def test_each_rank_compares_as_many_samples_alone() -> None:

@@ -39,7 +39,7 @@ def compare(*arguments: str | Path, cwd: Path) -> None:
 def test_energon_reads_the_same_batches_from_a_bucket(
     config: Make, demo: tuple[Path, Path], bucket: Bucket, tmp_path: Path
 ) -> None:
-    """Workers are forked from a process that has read its manifest from there."""
+    """Workers are forked from a process that has read its manifest from there; a blend may name it, too."""
     run = config(demo[0], packing__max_token_len=LEN, source__limit=40)
     pack(run)
     pack(replace(run, output=replace(run.output, dir=f"{bucket.address}/out"), cache_dir=str(tmp_path / "cache")))
@@ -48,6 +48,13 @@ def test_energon_reads_the_same_batches_from_a_bucket(
     equal(batches(address, demo[1], 0), batches(local, demo[1], 0))
     compare("packs", address, local, demo[1], cwd=tmp_path)
     assert read_manifest(address) == read_manifest(f"{bucket.address}/out/packed") == read_manifest(local)
+    blend = {
+        "__module__": "megatron.energon",
+        "__class__": "MetadatasetV2",
+        "splits": {"train": {"blend": [{"path": address, "weight": 1}]}},
+    }
+    (tmp_path / "blend.yaml").write_text(yaml.safe_dump(blend))
+    assert read_manifest(str(tmp_path / "blend.yaml")) == read_manifest(address)
 
 
 @pytest.mark.slow
@@ -63,21 +70,6 @@ def test_each_worker_has_a_connection_of_its_own(bucket: Bucket, tmp_path: Path)
     assert of_b
     assert of_c
     assert len(of_a | of_b | of_c) == len(of_a) + len(of_b) + len(of_c)
-
-
-def test_a_blend_may_name_datasets_in_buckets(
-    config: Make, demo: tuple[Path, Path], bucket: Bucket, tmp_path: Path
-) -> None:
-    run = config(demo[0], packing__max_token_len=LEN, source__limit=40, output__dir=f"{bucket.address}/out")
-    pack(run)
-    address = energon_address(f"{bucket.address}/out/packed")
-    blend = {
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {"train": {"blend": [{"path": address, "weight": 1}]}},
-    }
-    (tmp_path / "blend.yaml").write_text(yaml.safe_dump(blend))
-    assert read_manifest(str(tmp_path / "blend.yaml")) == read_manifest(address)
 
 
 def test_packs_are_made_of_a_source_in_a_bucket_while_they_are_loaded(

@@ -15,9 +15,9 @@ from energon_pack.templates.template import Template
 from energon_pack.training.calls import Calls, _noise
 from energon_pack.training.encoded import are_heard
 from energon_pack.training.member_encoder import Encoded, MemberEncoder
-from energon_pack.training.own_rope import OwnRope, rope_of
 from energon_pack.training.pixels import Pixels
 from energon_pack.training.proof import prove
+from energon_pack.training.rope import OwnRope, rope_of
 from support import omni, processors
 from support.models import of_model
 from support.running import need_torchvision
@@ -96,7 +96,7 @@ def test_guard_shows_packs_with_them(template: Template, name: str, monkeypatch:
             return out
 
     assert not prove(Leaky, config, members, "positions")[-1].is_exact
-    monkeypatch.setattr("energon_pack.training.own_rope.are_heard", lambda types: False)
+    monkeypatch.setattr("energon_pack.training.rope.are_heard", lambda types: False)
     assert not prove(make, config, members_of(template), "positions")[-1].is_exact
 
 

@@ -27,8 +27,7 @@ from energon_pack.templates.template import Template
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import Member, RowForm, neat, thd
 from energon_pack.training.member_encoder import MemberEncoder
-from energon_pack.training.own_rope import OwnRope, RowsError, rope_of, small_config
-from energon_pack.training.rope import RopeRule, rope_positions
+from energon_pack.training.rope import OwnRope, RopeRule, RowsError, rope_of, rope_positions, small_config
 from energon_pack.training.shrink import shrink
 from support.models import of_model
 from support.running import ROOT, need_torchvision

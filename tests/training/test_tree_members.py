@@ -14,10 +14,9 @@ from energon_pack.templates.processor import load_template
 from energon_pack.templates.template import Template
 from energon_pack.training.encoded import BadPack
 from energon_pack.training.member_encoder import Encoded, MemberEncoder, Unread
-from energon_pack.training.own_rope import rope_of
 from energon_pack.training.pack_encoder import PackEncoder
 from energon_pack.training.pixels import Pixels
-from energon_pack.training.rope import RopeRule
+from energon_pack.training.rope import RopeRule, rope_of
 from support.models import of_model
 from support.processors import glm4v
 from support.running import need_torchvision

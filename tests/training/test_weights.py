@@ -216,16 +216,6 @@ def test_packed_is_alone_with_weights(name: str, kind: str | None) -> None:
 # ----------------------------------------------------------------------------------------------- from the template
 
 
-def test_tokens_have_the_weights_of_their_turns(template: Template) -> None:
-    """Each range keeps its own weight; where all are 1 there are none."""
-    one, other = (template.encode(Sample(turns(*weights), [])) for weights in ((1.0, 1.0), (0.5, 1.0, 2.0)))
-    assert one.weights == []
-    assert other.weights == [0.5, 1.0, 2.0]
-    assert len(other.supervised) == 3
-    texts = [template.tokenizer.decode(other.ids[start:end]) for start, end in other.supervised]
-    assert [text.strip()[:5] for text in texts] == ["Say 0", "Say 1", "Say 2"]
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.sampled_from([0.5, 1.0, 2.0])), max_size=6))
 def test_ranges_and_weights_stay_aligned(pieces: list[tuple[int, int, float]]) -> None:
@@ -339,6 +329,3 @@ def test_without_entries_all_samples_are_one() -> None:
 def test_a_sample_of_another_dataset_is_named() -> None:
     with pytest.raises(ValueError, match=r"charts/a\.tar/1: its entry 'charts' is none of chat, other"):
         source_losses(torch.zeros(2, 9, 11), batch(False, False), ["chat", "other"])
-
-
-# ------------------------------------------------------------------------------------------------- over real ranks

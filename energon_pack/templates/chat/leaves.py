@@ -45,7 +45,7 @@ class Level(Enum):
     IDS = "ids"  # of tool calls only the ids
 
 
-class Leaf(NamedTuple):
+class TextLeaf(NamedTuple):
     """One text."""
 
     message: int
@@ -60,7 +60,7 @@ class Mark(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenText:
     """An output without its marks, and the places of the marks."""
 
     text: str
@@ -68,11 +68,11 @@ class Written:
     generated: list[tuple[int, int]]  # the output of the template's `{% generation %}`
 
 
-def mark_leaves(messages: Sequence[Message], level: Level) -> tuple[list[Message], list[Leaf]]:
+def mark_leaves(messages: Sequence[Message], level: Level) -> tuple[list[Message], list[TextLeaf]]:
     """Return the conversation with marks around its texts, and the owner of each text."""
-    leaves: list[Leaf] = []
+    leaves: list[TextLeaf] = []
 
-    def marked(text: str, leaf: Leaf) -> str:
+    def marked(text: str, leaf: TextLeaf) -> str:
         number = f"{len(leaves):o}".translate(_DIGITS)
         leaves.append(leaf)
         first, last = f"{_FIRST}{number}{_STOP}", f"{_LAST}{number}{_STOP}"
@@ -83,7 +83,7 @@ def mark_leaves(messages: Sequence[Message], level: Level) -> tuple[list[Message
     return [_marked_message(index, message, level, marked) for index, message in enumerate(messages)], leaves
 
 
-def read_marks(output: str) -> Written:
+def read_marks(output: str) -> WrittenText:
     """Take the marks out of an output that was rendered with marks."""
     pieces: list[str] = []
     marks: list[Mark] = []
@@ -99,7 +99,7 @@ def read_marks(output: str) -> Written:
             generated.append((begin, position))
         else:
             marks.append(Mark(int("".join(str(ord(digit) - 0xFDD8) for digit in match[2]), 8), position))
-    return Written("".join([*pieces, output[cursor:]]), marks, generated)
+    return WrittenText("".join([*pieces, output[cursor:]]), marks, generated)
 
 
 def _marked_message(index: int, message: Message, level: Level, marked: Any) -> Message:
@@ -110,15 +110,15 @@ def _marked_message(index: int, message: Message, level: Level, marked: Any) -> 
         (key for key in REASONING_KEYS if isinstance(message.get(key), str) and message[key].strip()), None
     )
     if reasoning is not None:
-        new[reasoning] = marked(message[reasoning], Leaf(index))
+        new[reasoning] = marked(message[reasoning], TextLeaf(index))
     content = message.get("content")
     if isinstance(content, list):
         new["content"] = _marked_parts(content, index, marked)
     elif isinstance(content, str) and (content.strip() or level is Level.EMPTY or not (calls or reasoning)):
-        new["content"] = marked(content, Leaf(index))
+        new["content"] = marked(content, TextLeaf(index))
     if calls:
         new["tool_calls"] = [
-            _marked_call(call, Leaf(index, number), level, marked) for number, call in enumerate(calls)
+            _marked_call(call, TextLeaf(index, number), level, marked) for number, call in enumerate(calls)
         ]
     return new
 
@@ -128,13 +128,13 @@ def _marked_parts(parts: list[Any], index: int, marked: Any) -> list[Any]:
     texts = [number for number, part in enumerate(parts) if part.get("type") == "text"]
     spoken = [number for number in texts if parts[number]["text"].strip()] or texts[:1]
     new = [
-        {**part, "text": marked(part["text"], Leaf(index))} if number in spoken else part
+        {**part, "text": marked(part["text"], TextLeaf(index))} if number in spoken else part
         for number, part in enumerate(parts)
     ]
-    return new if spoken else [*new, {"type": "text", "text": marked("", Leaf(index))}]
+    return new if spoken else [*new, {"type": "text", "text": marked("", TextLeaf(index))}]
 
 
-def _marked_call(call: Any, leaf: Leaf, level: Level, marked: Any) -> Any:
+def _marked_call(call: Any, leaf: TextLeaf, level: Level, marked: Any) -> Any:
     if not isinstance(call, dict):
         return call
     if level is Level.IDS:
@@ -150,7 +150,7 @@ def _marked_call(call: Any, leaf: Leaf, level: Level, marked: Any) -> Any:
     return {**call, "function": new} if "function" in call else new
 
 
-def _marked_value(value: Any, leaf: Leaf, marked: Any) -> Any:
+def _marked_value(value: Any, leaf: TextLeaf, marked: Any) -> Any:
     if isinstance(value, str):
         return marked(value, leaf)
     if isinstance(value, list):

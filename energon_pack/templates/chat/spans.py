@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.templates.chat.leaves import Leaf, Level, Mark, Written, mark_leaves, read_marks
+from energon_pack.templates.chat.leaves import Level, Mark, TextLeaf, WrittenText, mark_leaves, read_marks
 from energon_pack.templates.chat.left_out import REMEDY
 from energon_pack.templates.chat.renderer import last_question
 from energon_pack.templates.chat.turns import Prefixes, Span, SpecialTokens, Turn, pattern_of, shared_beginning
@@ -30,8 +30,8 @@ class _Marked:
 
     messages: Sequence[Message]
     tools: Any
-    written: Written
-    leaves: list[Leaf]
+    written: WrittenText
+    leaves: list[TextLeaf]
     level: Level
 
     @property
@@ -39,7 +39,7 @@ class _Marked:
         return self.written.text
 
     @property
-    def owners(self) -> Iterator[tuple[Mark, Leaf]]:
+    def owners(self) -> Iterator[tuple[Mark, TextLeaf]]:
         """Yield the marks, and the owner of each text."""
         return ((mark, self.leaves[mark.leaf]) for mark in self.written.marks)
 
@@ -258,12 +258,12 @@ class Spans:
         return next(edges, 0)
 
 
-def _is_written_twice(written: Written) -> bool:
+def _is_written_twice(written: WrittenText) -> bool:
     """Say whether a text stands in two places: then its marks are useless."""
     return any(number > 2 for number in Counter(mark.leaf for mark in written.marks).values())
 
 
-def _first_of_calls(written: Written, leaves: Sequence[Leaf]) -> Written:
+def _first_of_calls(written: WrittenText, leaves: Sequence[TextLeaf]) -> WrittenText:
     """Drop the marks of texts that repeat a part of a call, such as its name beside its result."""
     times = Counter[int]()
     marks = []
@@ -274,10 +274,10 @@ def _first_of_calls(written: Written, leaves: Sequence[Leaf]) -> Written:
     return written if len(marks) == len(written.marks) else replace(written, marks=marks)
 
 
-def _calls(messages: Sequence[Message]) -> set[Leaf]:
+def _calls(messages: Sequence[Message]) -> set[TextLeaf]:
     """Return all tool calls of a conversation."""
     return {
-        Leaf(i, number)
+        TextLeaf(i, number)
         for i, message in enumerate(messages)
         if isinstance(calls := message.get("tool_calls"), list)
         for number in range(len(calls))

@@ -67,13 +67,6 @@ def test_ids_of_each_engine_are_those_of_the_tokenizer(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@given(rendered=st.lists(texts_with_spans(), max_size=4))
-@settings(deadline=None, max_examples=300)
-def test_counts_are_those_of_the_tokens(template: Template, engine: str, rendered: list[Rendered]) -> None:
-    assert template.count(rendered, need(engine)) == reference(template, rendered)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("processor", "family", "step"),
     [
