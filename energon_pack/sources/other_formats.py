@@ -1,10 +1,12 @@
 """Find files that are neither tars nor lines by their first bytes, and refuse them with advice."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from energon_pack.errors import PackError
 from energon_pack.samples.bytes import Bytes
-from energon_pack.sources.storage import open_file
+from energon_pack.sources.storage import File, open_file
 
 #: names of compressed tars and lines
 COMPRESSED = re.compile(r"(?i)\.(tgz|tbz2?|txz|(tar|jsonl?)\.(gz|bz2|xz|zst|zstd|lz4))$")
@@ -31,6 +33,19 @@ def compressed_error(path: str, number: int = 1) -> PackError:
     return PackError(
         f"{path}{more} is compressed, and sources are read in place: put what {command} gives in its place"
     )
+
+
+@contextmanager
+def opened_plain(path: str) -> Iterator[File]:
+    """Open a file that is not compressed; raises PackError for another, or one that can't be opened."""
+    try:
+        file = open_file(path)
+    except OSError as error:
+        raise PackError(f"{path}: {error.strerror}") from None
+    with file:
+        if compression(file):
+            raise compressed_error(path)
+        yield file
 
 
 _LINES = "source=jsonl reads lines of JSON in UTF-8, with media as files of their own"

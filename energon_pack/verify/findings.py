@@ -47,10 +47,10 @@ class Defect(NamedTuple):
 
     check: str
     where: str
-    what: str
+    detail: str
 
     def __str__(self) -> str:
-        return f"{self.check}: {printable(self.where)}: {printable(self.what)}"
+        return f"{self.check}: {printable(self.where)}: {printable(self.detail)}"
 
 
 @dataclass

@@ -220,7 +220,7 @@ def _damage(compressed: str | None, scan: TarScan, num_packs: int) -> Iterator[s
     if compressed:
         yield f"it is compressed: {compressed}"
         return
-    yield from (f"{damage.what} at byte {damage.offset}" for damage in scan.damage)
+    yield from (f"{damage.detail} at byte {damage.offset}" for damage in scan.damage)
     if not num_packs and not scan.damage:
         yield "it holds no pack"
 

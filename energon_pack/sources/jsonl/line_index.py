@@ -24,8 +24,8 @@ from energon_pack.run.plain_data import json_value
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.jsonl.coco import is_coco, mapped
-from energon_pack.sources.other_formats import compressed_error, compression, what_else
-from energon_pack.sources.storage import File, open_file
+from energon_pack.sources.other_formats import opened_plain, what_else
+from energon_pack.sources.storage import File
 from energon_pack.sources.tar import BLOCK
 from energon_pack.sources.wds import INDEX_SCHEMA
 
@@ -139,13 +139,7 @@ def digest_of(path: str) -> str:
 
 @contextmanager
 def _open(path: str) -> Iterator[File]:
-    try:
-        file = open_file(path)
-    except OSError as error:
-        raise PackError(f"{path}: {error.strerror}") from None
-    with file:
-        if compression(file):
-            raise compressed_error(path)
+    with opened_plain(path) as file:
         if other := _other_format(file.read(0, BLOCK)):
             raise PackError(f"{path} is {other}")
         yield file
