@@ -67,7 +67,7 @@ def make_sample_loader(
         messages_key, sample_type, caption_prompt, take, tools: how unpacked samples are read: `source.*` of the
             packing.
         source_root: the folder of the media that packs of `output.media=reference` refer to; None: the folder in
-            ENERGON_PACK_SOURCE_ROOT, else the one at packing.
+            ENERGON_PACK_SOURCE, else the one at packing.
     """
     if flavor != UNPACKED.name:
         return partial(_load_pack, flavor=flavor_written(flavor), read=LoadedMedia(source_root))

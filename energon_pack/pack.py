@@ -138,7 +138,7 @@ def _write(run: PackRun, planned: Planned, page: RunReport) -> dict[str, Any]:
         writing.write_plan_file(run, planned, staging)
         if config.stage is Stage.publish:
             publishing.refuse_unwritten(run, jobs())
-        auditing = start(lengths.shards, method, config.measure.verify, config.seed, run, is_shared)
+        auditing = start(lengths.shards, method, config.measure.verify, config.seed, run)
         claim = "" if destination.is_stored else claim_of(lengths.flavor, config.output.dataset_yaml.value)
         run.executor.start(get_ready, claim)  # the imports of the check, while packs are written
         with run.progress.timed("write"):

@@ -34,7 +34,7 @@ from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value
 from energon_pack.run.seeded import Ints
 from energon_pack.steps.journal import resume
-from energon_pack.steps.position import Position, State, Stream, positions_in
+from energon_pack.steps.position import Position, State, Stream, positions_of_states
 from energon_pack.steps.topology import Topology, topology_of
 
 __all__ = ["PackStream", "PacksInOrder", "positions_of"]
@@ -93,7 +93,7 @@ class PackStream(SavableDataset[Any]):
 
     def restore_state(self, state: Any) -> None:
         super().restore_state(state)
-        (position,) = positions_in([{"position": self._position}], self.position, "save_state_rank()")
+        (position,) = positions_of_states([{"position": self._position}], self.position, "save_state_rank()")
         self._stream, self._has_ended = Stream(self.num, position.topology, self._reorders), False
 
     def __iter__(self) -> Iterator[Any]:

@@ -14,7 +14,7 @@ from energon_pack.online.length_groups import Groups, group
 from energon_pack.plan.even_steps import lay_out
 from energon_pack.run.recent import Recent
 from energon_pack.run.seeded import Ints, seed_of
-from energon_pack.steps.position import Position, State, Stream, Taken, positions_in, taken_by
+from energon_pack.steps.position import Position, State, Stream, Taken, positions_of_states, taken_by
 from energon_pack.steps.topology import Topology, ranks_here
 
 __all__ = ["LengthGroupedSampler", "PackSampler"]
@@ -103,7 +103,7 @@ class _Dealer(Sampler[Item]):
 
     def _go_on(self, states: Sequence[State]) -> None:
         position = here = self._beginning
-        if of_ranks := positions_in(states, here, _METHOD):
+        if of_ranks := positions_of_states(states, here, _METHOD):
             position = replace(of_ranks[0], rank=here.rank)
             if any(replace(other, rank=here.rank) != position for other in of_ranks):
                 raise ValueError("states of several steps: give those of one checkpoint")

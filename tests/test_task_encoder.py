@@ -17,6 +17,7 @@ from megatron.energon.errors import FatalSampleError
 from energon_pack import metadataset
 from energon_pack.config import Rope
 from energon_pack.dataset.manifest import processor_folder, read_manifest
+from energon_pack.errors import PackError
 from energon_pack.flavors import MultiMixQASample, PackedCaptioningSample
 from energon_pack.packed_with import load_template
 from energon_pack.samples.media.lazy_image import LazyImage
@@ -275,6 +276,20 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         PackedTaskEncoder(packed, str(demo[1]), **settings)
+
+
+def test_a_processor_of_other_pixels_is_refused_with_the_setting_and_both_values(
+    packed: Path, demo: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The features did not fit their tokens, and nothing said why; with another mean, other pixels were trained."""
+    other = shutil.copytree(demo[1], tmp_path / "other")
+    file = other / "preprocessor_config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps({**settings, "image_processor_type": "Fast", "of_another_version": 1}))
+    PackedTaskEncoder(packed, str(other))
+    file.write_text(json.dumps({**settings, "max_pixels": 50176}))
+    with pytest.raises(PackError, match=r"_config\.json: max_pixels is 50176, and where .* packed 1003520: "):
+        PackedTaskEncoder(packed, str(other))
 
 
 def test_a_hybrid_model_is_refused_without_its_kernels(packed: Path, demo: tuple[Path, Path], tmp_path: Path) -> None:

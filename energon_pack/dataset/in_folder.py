@@ -176,7 +176,7 @@ class DatasetInFolder:
         return staging
 
     def discard(self, staging: Path, identity: str) -> None:
-        """Remove all shards, so that no run goes on from them."""
+        """Remove the indices of all shards, so that no run goes on from them."""
         for index in staging.glob("*.tar.idx"):
             index.unlink()
 

@@ -58,7 +58,10 @@ class RunState(str, Enum):
 
 @dataclass(frozen=True)
 class Note:
-    """The content of a marker; each run writes each of its notes once, and no two runs write the same."""
+    """The content of a marker: which run writes a dataset, and how far it is.
+
+    No two notes are equal, so a run sees by equality whether the marker is still its own.
+    """
 
     identity: str  # hash of everything that the bytes of the shards depend on
     run: str
@@ -70,7 +73,7 @@ class Note:
         return cls(identity, uuid.uuid4().hex, state)
 
     def trusts(self, identity: str) -> bool:
-        """Say whether the existing shards are from a run of this identity."""
+        """Say whether existing shards may be kept: they are of this identity, and were not discarded."""
         return self.identity == identity and self.state is not RunState.discarded
 
 

@@ -41,7 +41,29 @@ def read_input_rules(dataset: str | Path, processor: str | None = None) -> Input
         processor = processor or processor_folder(dataset)
         if processor is None:
             raise PackError(f"{dataset}: its processor runs code of its own: processor=FOLDER, trust_remote_code=True")
+    if processor is not None:
+        _refuse_other_settings(folder, processor, hashes)
     return replace(rules, folder=processor or _local(folder, hashes))
+
+
+def _refuse_other_settings(folder: str | Path, processor: str, hashes: Mapping[str, str]) -> None:
+    """Refuse a processor that would make other pixels: a setting that both folders have differs."""
+    for name in hashes:
+        if name.endswith("processor_config.json") and (path := Path(processor, name)).is_file():
+            packed = _leaves(json_value(read_as_packed(folder, f"{PROCESSOR}/{name}", hashes[name])))
+            here = _leaves(json_value(path.read_bytes()))
+            for key in sorted(packed.keys() & here.keys()):
+                if packed[key] != here[key] and not key.endswith(("_type", "_class", "_version", "_path")):
+                    values = f"is {str(here[key])[:60]}, and where {folder} was packed {str(packed[key])[:60]}"
+                    cure = "leave the processor out, for the dataset holds its own, or pack again"
+                    raise PackError(f"{path}: {key} {values}: {cure}")
+
+
+def _leaves(value: Any, name: str = "") -> dict[str, Any]:
+    """Return the values of nested objects by their dotted names."""
+    if not isinstance(value, Mapping):
+        return {name: value}
+    return {key: leaf for inner in value for key, leaf in _leaves(value[inner], f"{name}.{inner}".lstrip(".")).items()}
 
 
 def refuse_other_ids(

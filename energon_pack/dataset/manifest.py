@@ -1,4 +1,4 @@
-"""Read the file that training needs before any pack: energon_pack.json.
+"""Read what training needs before any pack: energon_pack.json, and packs.npy with sums of each pack.
 
 A dataset is a folder, or its address on an object store; the YAML of a Metadataset names several.
 """

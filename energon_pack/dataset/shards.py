@@ -192,10 +192,10 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
         rows = zip(rows_of(table, PlanRow), job.checksums.tolist(), strict=True)
         put = _copied if job.root is None else _referred
         for members in sources.ahead(_by_packs(rows), are_copied=job.root is None):
-            samples = [sources.read(row, job.settings) for row, _ in members]
             of_each = zip(members, islice(places, len(members)), strict=True)
-            found = [None if row.cut else kept.find(place, checksum) for (row, checksum), place in of_each]
-            tokens = tokens_of(members, samples, found, sources, job.template_folder, job.engine)
+            known = [None if row.cut else kept.find(place, checksum) for (row, checksum), place in of_each]
+            samples = [sources.read(row, job.settings, its) for (row, _), its in zip(members, known, strict=True)]
+            tokens = tokens_of(members, samples, known, sources, job.template_folder, job.engine)
             each = zip(members, samples, tokens, strict=True)
             whole = (_Member(row, checksum, sample, its) for (row, checksum), sample, its in each)
             packs = groupby(whole, key=lambda member: member.row.pack)

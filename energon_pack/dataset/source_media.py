@@ -23,7 +23,11 @@ SOURCE_ROOT = "ENERGON_PACK_SOURCE"
 
 
 def source_root(dataset: str | os.PathLike[str]) -> str:
-    """Return the place of a dataset's source."""
+    """Return the place of a dataset's source: that in ENERGON_PACK_SOURCE, else the one in report.json.
+
+    Raises:
+        PackError: neither says it.
+    """
     if root := os.environ.get(SOURCE_ROOT):
         return root
     try:

@@ -7,6 +7,7 @@ from zlib import crc32
 
 from energon_pack.dataset.files import PlanRow
 from energon_pack.dataset.tar_writer import TarWriter
+from energon_pack.lengths.kept_tokens import Kept
 from energon_pack.lengths.measure import LengthsWrong
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.parts import Reference
@@ -42,11 +43,14 @@ class Sources:
 
         return self._reader.ahead(packs, samples, whole if are_copied else ends_within)
 
-    def read(self, row: PlanRow, settings: ReadSettings) -> ReadSample:
-        """Read a sample without its media."""
+    def read(self, row: PlanRow, settings: ReadSettings, kept: Kept | None = None) -> ReadSample:
+        """Read a sample without its media; its conversation is parsed unless it is kept."""
         shard, lead = self._shards[row.shard], self._lead(row)
         raw = self._reader.raw(shard, row, lead)
         self._check_header(raw[:lead], row, row.record_part, row.record_size)
+        if kept and kept.conversation:
+            messages, tools, fields = kept.conversation
+            return ReadSample(raw[lead:], messages, messages, tools, fields, row.parts, [], [], False, [])
         try:
             return read_but_media(self._reader, shard, row, settings, raw[lead:])
         except Skip as skip:  # it could be read when it was measured
@@ -127,7 +131,7 @@ class Sources:
 def tokens_of(
     members: Members,
     samples: Sequence[ReadSample],
-    kept: Sequence[MemberTokens | None],
+    kept: Sequence[Kept | None],
     sources: Sources,
     template_folder: str,
     engine: str,
@@ -137,7 +141,8 @@ def tokens_of(
     Args:
         kept: the tokens that measuring made; None: they were not kept, and are made.
     """
-    tokens, missing = [*kept], [number for number, its in enumerate(kept) if its is None]
+    tokens = [its and its.tokens for its in kept]
+    missing = [number for number, its in enumerate(kept) if its is None]
     read = {number: sources.with_headers(members[number][0], samples[number]) for number in missing}
     as_seen = {number: Sample(its.timed, its.media, its.tools, its.options) for number, its in read.items()}
     with suppress(Skip):  # each alone, to name the one

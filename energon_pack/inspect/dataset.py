@@ -18,8 +18,8 @@ from energon_pack.dataset.folder import DatasetFolder, opened
 from energon_pack.dataset.lookup import LocatedPack, PackLookup
 from energon_pack.dataset.manifest import MANIFEST, REPORT, is_packed_here
 from energon_pack.errors import PackError, amount
-from energon_pack.report.views.packed import Place, pack_view
-from energon_pack.report.views.view import PackView
+from energon_pack.report.views.packed import pack_view
+from energon_pack.report.views.view import PackView, Place
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.flavors import flavor_written

@@ -8,11 +8,11 @@ from energon_pack.dataset.lookup import LocatedPack
 from energon_pack.errors import PackError, one_line
 from energon_pack.inspect.dataset import Opened, about
 from energon_pack.report.pages.html import Html, clipped, page, section, table, tag
-from energon_pack.report.views.screens import members_rows, pack_section
+from energon_pack.report.views.screens import pack_section
 from energon_pack.report.views.view import PackView
 from energon_pack.samples.flavors import inputs_of_pack
 
-_MAX_CHARS, _MAX_MEMBERS, _MOST_ROWS, _VALUES = 60_000, 64, 400, 24
+_MAX_CHARS, _MAX_MEMBERS, _VALUES = 60_000, 64, 24
 _SAYS = "The batch of this pack alone, made by the encoder that training uses, in either layout."
 
 
@@ -23,12 +23,11 @@ def pack_page(
     # members that share their beginnings lie in a row of `neat` alone
     layouts = ["neat", *["thd"] * (not any(located.pack.shared_lens))]
     return page(
-        f"Pack {view.number:,} of {opened.folder.name}",
-        tag("h1", f"Pack {view.number:,} of {opened.folder.name}"),
+        f"Pack {view.place.number:,} of {opened.folder.name}",
+        tag("h1", f"Pack {view.place.number:,} of {opened.folder.name}"),
         *(tag("p", line, class_="faint") for line in about(opened)),
         *(tag("p", note, class_="bad") for note in opened.notes),
         pack_section(view, _MAX_CHARS, _MAX_MEMBERS),
-        section("Members", members_rows(view.members[:_MOST_ROWS]).to_html()),
         *(
             section(f"What training gets: {layout}", _batch(opened, located, layout, processor, how), says=_SAYS)
             for layout in layouts

@@ -24,7 +24,7 @@ from energon_pack.dataset.lost_samples import bad_data, dropped
 from energon_pack.dataset.plan_file import ledger
 from energon_pack.errors import PackError, SamplesLost, amount
 from energon_pack.inspect.source import look
-from energon_pack.lengths.index import every
+from energon_pack.lengths.index import every_nth_sample
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import Choice, Choices, try_lengths
 from energon_pack.plan.packs import no_plan
@@ -115,13 +115,16 @@ class Tried:
     media_first: MediaFirst | None
 
     @property
-    def num_lost(self) -> int:
+    def num_lost_to_bad_data(self) -> int:
         return num_lost_to_bad_data(self.measured.lengths.reasons)
 
     def is_better_than(self, other: "Tried") -> bool:
         """Say whether fewer samples are lost, or else a shorter pack does, or else there are fewer tokens."""
         lens = [each.best.max_token_len if each.best else 1 << 62 for each in (self, other)]
-        ours, theirs = (self.num_lost, lens[0], self.choices.tokens), (other.num_lost, lens[1], other.choices.tokens)
+        ours, theirs = (
+            (each.num_lost_to_bad_data, most, each.choices.tokens)
+            for each, most in zip((self, other), lens, strict=True)
+        )
         return ours < theirs
 
 
@@ -137,7 +140,7 @@ def _measured(run: PackRun, given: argparse.Namespace, is_first: bool = False) -
         raise PackError(f"{given.path}: no sample in {amount(len(shards), 'file')}")
     step = math.ceil(num_rows / given.num_samples)
     method = measuring.prepare_method(run)
-    measured = measuring.measure_source(run, every(step, indexed) if step > 1 else indexed, method)
+    measured = measuring.measure_source(run, every_nth_sample(step, indexed) if step > 1 else indexed, method)
     folder = measured.method.template_folder
     lens, positions = config.report.lens, most_positions(folder_of(folder))
     tried = lengths_to_choose(lens, config.packing, measured.lengths.items, positions)
@@ -174,7 +177,7 @@ def _try(given: argparse.Namespace, begin: Callable[[Sequence[str]], PackRun]) -
         say(f"measured: 1 sample in {tried.step:,}, of {some}")
     print_choices(tried.choices, [str(tried.media_first)] * bool(tried.media_first))
     if cures:
-        say(f"with {' '.join(cures)}, measured again: {cured.num_lost:,} lost; of these lengths:")
+        say(f"with {' '.join(cures)}, measured again: {cured.num_lost_to_bad_data:,} lost; of these lengths:")
         print_choices(cured.choices)
     if cured.best is None:
         raise PackError("report.lens: every sample is longer than all of them")

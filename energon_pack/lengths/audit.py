@@ -123,20 +123,14 @@ class Auditing:
     rest: Sequence[AuditJob] = ()  # for all workers
 
 
-def start(
-    measured: Sequence[MeasuredShard], method: Method, share: float, seed: int, run: Run, is_dealt: bool = False
-) -> Auditing:
-    """Start to audit a share of the samples while the run goes on.
-
-    Args:
-        is_dealt: True: one process checks what it can in reasonable time, and the rest is dealt to all workers at the
-            end. False: the one process checks all.
+def start(measured: Sequence[MeasuredShard], method: Method, share: float, seed: int, run: Run) -> Auditing:
+    """Start to audit a share of the samples while the run goes on: one process checks what it can in reasonable time,
+    and the rest is dealt to all workers at the end.
     """
     kept = _kept(measured, method, share, seed)
     if kept.exists():
         return Auditing(method, kept, Audit(**{**json.loads(kept.read_bytes()), "is_known": True}))
-    rows = draw(measured, share, seed)
-    jobs = [AuditJob(part, method) for part in (_parts(rows) if is_dealt else [rows] if rows else [])]
+    jobs = [AuditJob(part, method) for part in _parts(draw(measured, share, seed))]
     return Auditing(method, kept, run.executor.start(audit, jobs[0]) if jobs else Audit(0, 0), jobs[1:])
 
 

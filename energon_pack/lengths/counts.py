@@ -8,11 +8,7 @@ from energon_pack.templates.sample import Rendered
 
 
 def counts_of(rendered: Rendered, kinds: Sequence[str]) -> dict[str, int]:
-    """Count everything but tokens that `caps` may limit, by the name of its column.
-
-    Args:
-        kinds: the kind of each medium.
-    """
+    """Count everything but tokens that `caps` may limit, by the name of its column."""
     return {
         "num_visual_tokens": rendered.num_visual_tokens,
         IMAGE.column: kinds.count(IMAGE.kind),
@@ -22,10 +18,6 @@ def counts_of(rendered: Rendered, kinds: Sequence[str]) -> dict[str, int]:
 
 
 def weighted_spans(rendered: Rendered, factor: float) -> list[tuple[int, int]]:
-    """Return the spans of supervised characters whose weight in the loss is not 1.
-
-    Args:
-        factor: the weight of the whole sample.
-    """
+    """Return the spans of supervised characters whose weight in the loss is not 1."""
     pairs = zip(rendered.spans, rendered.weights or repeat(1.0), strict=False)
     return [span for span, weight in pairs if weight * factor != 1]

@@ -54,9 +54,6 @@ class IndexedShard:
 def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, run: Run) -> list[IndexedShard]:
     """Index every shard that is not in the cache yet, and draw its samples as often as its `ratio` says.
 
-    Args:
-        seed: of the draws.
-
     Raises:
         PackError: a tar is compressed; or with `keep_damaged` off, as `refuse_damaged`.
     """
@@ -86,11 +83,7 @@ def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, run: Run) -
 
 
 def refuse_damaged(indexed: Iterable[tuple[Shard, Mapping[str, str]]]) -> None:
-    """Raise PackError if a file is damaged, or has keys with dots.
-
-    Args:
-        indexed: each file, with the metadata of its index.
-    """
+    """Raise PackError if a file is damaged, or has keys with dots."""
     damaged: list[tuple[Shard, int, str]] = []
     for shard, about in indexed:
         if dotted := wds.dotted_of(shard.path, about):
@@ -114,7 +107,7 @@ def _drawn(item: IndexedShard, seed: int) -> IndexedShard:
     return item if rows is None else replace(item, rows=rows, how_drawn=(item.shard.ratio, seed, item.shard.name))
 
 
-def every(step: int, indexed: Sequence[IndexedShard]) -> list[IndexedShard]:
+def every_nth_sample(step: int, indexed: Sequence[IndexedShard]) -> list[IndexedShard]:
     """Return every `step`-th sample of some shards, from the first on."""
     ends = accumulate((item.num_samples for item in indexed), initial=0)
     firsts = [-start % step for start, _ in zip(ends, indexed, strict=False)]

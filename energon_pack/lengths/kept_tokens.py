@@ -1,19 +1,23 @@
-"""Keep the tokens that measuring made, so that a run that writes the samples looks them up.
+"""Keep the tokens that measuring made, and the conversation it read: a run that writes the samples looks them up.
 
     <cache of lengths>/<8 hexadecimal digits>.tokens: b"EPKT" │ entry │ entry … as many as one job measured
     an entry: its CRC-32, begun with the checksum of its sample │ bytes of the JSON, and of the ids │ JSON │ ids
+    JSON: rows of ids, trained ranges, weights, media, factor, messages, tools, fields
 
 The column `kept` of the lengths says where an entry lies: the digits of its file, then its offset, 32 bits each. An
-entry that is not there, was damaged, or is of another sample is None: the sample is then tokenized anew.
+entry that is not there, was damaged, or is of another sample is None: the sample is then tokenized anew. So files may
+go at any time: the oldest where all of a cache have more than `_MOST_IN_CACHE` bytes, and all of a folder with any of
+its lengths.
 """
 
 import json
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
 from operator import methodcaller
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -22,14 +26,25 @@ import numpy.typing as npt
 from energon_pack.run.files import write_whole
 from energon_pack.samples.tokens import MemberTokens, SeenMedium, Step
 from energon_pack.sources.inside import OpenFiles
+from energon_pack.sources.sample import ReadSample
 
 _MAGIC = b"EPKT"
 _HEAD, _SIZES = struct.Struct("<III"), struct.Struct("<II")
 _ID = np.dtype("<u4")
 _MOST_BYTES = 64 << 20  # of a file: what comes behind is not kept
+_MOST_IN_CACHE = 16 << 30
 _STEPS = [field.name for field in fields(SeenMedium)].index("steps")
-_AT_ONCE = 4096  # bytes of an entry that are read at once
-_encode = json.JSONEncoder(separators=(",", ":"), default=methodcaller("item")).encode
+_AT_ONCE = 8192  # bytes of an entry that are read at once
+_FORM = 1  # raise it with the form of entries, or where the same sample gets another conversation
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=methodcaller("item")).encode
+
+
+class Kept(NamedTuple):
+    """What is kept of a sample."""
+
+    tokens: MemberTokens
+    #: messages, tools and other fields; None: it has images with times, which lie in other files, too
+    conversation: list[Any] | None
 
 
 class Keeping:
@@ -38,9 +53,9 @@ class Keeping:
     def __init__(self) -> None:
         self._entries, self._num_bytes = [_MAGIC], len(_MAGIC)
 
-    def add(self, tokens: MemberTokens, checksum: int) -> int:
+    def add(self, tokens: MemberTokens, sample: ReadSample, checksum: int) -> int:
         """Add the tokens of a sample; return the offset of its entry, or 0 if it is not kept."""
-        entry = _entry(tokens, checksum)
+        entry = _entry(tokens, [] if sample.times_images else [sample.messages, sample.tools, sample.fields], checksum)
         place = self._num_bytes
         if place + len(entry) > _MOST_BYTES:
             return 0
@@ -54,6 +69,7 @@ class Keeping:
         number = crc32(data)
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / _name(number), data, sync=False)
+        _remove_oldest(folder.parent)
         return number << 32
 
 
@@ -63,8 +79,8 @@ class KeptTokens:
     def __init__(self, folder: Path):
         self._folder, self._files = folder, OpenFiles()
 
-    def find(self, kept: int, checksum: int) -> MemberTokens | None:
-        """Return the tokens of a sample; None: they are not there."""
+    def find(self, kept: int, checksum: int) -> Kept | None:
+        """Return what is kept of a sample; None: it is not there."""
         if not kept:
             return None
         path = f"{self._folder}/{_name(kept >> 32)}"
@@ -78,10 +94,10 @@ class KeptTokens:
         size = _HEAD.size + json_len + ids_len
         if len(data) < size <= _MOST_BYTES:
             data = file.read(place, size)
-        if found != crc32(memoryview(data)[4:size], checksum):
+        if found != crc32(memoryview(data)[4:size], checksum ^ _FORM):
             Path(path).unlink(missing_ok=True)  # it was cut or damaged
             return None
-        return _tokens(json.loads(data[_HEAD.size : _HEAD.size + json_len]), data[:size], _HEAD.size + json_len)
+        return _kept(json.loads(data[_HEAD.size : _HEAD.size + json_len]), data[:size], _HEAD.size + json_len)
 
     def __enter__(self) -> "KeptTokens":
         return self
@@ -90,16 +106,36 @@ class KeptTokens:
         self._files.__exit__()
 
 
+def forget_tokens(folder: Path) -> None:
+    """Remove all tokens that are kept in a folder."""
+    for path in folder.glob("*.tokens"):
+        path.unlink(missing_ok=True)
+
+
+def _remove_oldest(cache: Path) -> None:
+    """Remove the oldest files below the folders of a cache, so that the others are within the bound."""
+    states = []
+    for path in cache.glob("*/*.tokens"):
+        with suppress(FileNotFoundError):  # another process removed it
+            states.append((path.stat(), path))
+    num_bytes = 0
+    for state, path in sorted(states, key=lambda item: item[0].st_mtime_ns, reverse=True):
+        num_bytes += state.st_size
+        if num_bytes > _MOST_IN_CACHE:
+            path.unlink(missing_ok=True)
+
+
 def _name(number: int) -> str:
     return f"{number:08x}.tokens"
 
 
-def _entry(tokens: MemberTokens, checksum: int) -> bytes:
+def _entry(tokens: MemberTokens, conversation: list[Any], checksum: int) -> bytes:
     values = _squeezed(tokens.ids)
     media = [[*vars(medium).values()] for medium in tokens.media]
-    said = _encode([len(values), tokens.supervised, tokens.weights, media, tokens.factor]).encode()
+    about = [len(values), tokens.supervised, tokens.weights, media, tokens.factor, *conversation]
+    said = _encode(about).encode(errors="surrogatepass")
     rest = b"".join([_SIZES.pack(len(said), values.nbytes), said, values.tobytes()])
-    return crc32(rest, checksum).to_bytes(4, "little") + rest
+    return crc32(rest, checksum ^ _FORM).to_bytes(4, "little") + rest
 
 
 def _squeezed(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
@@ -114,11 +150,12 @@ def _squeezed(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
     return rows
 
 
-def _tokens(said: Sequence[Any], data: bytes, place: int) -> MemberTokens:
-    num_rows, supervised, weights, media, factor = said
+def _kept(said: Sequence[Any], data: bytes, place: int) -> Kept:
+    num_rows, supervised, weights, media, factor, *conversation = said
     rows = np.frombuffer(data, _ID, offset=place).reshape(num_rows, -1).astype(np.int64)
     ids = rows[0] if num_rows == 1 else np.repeat(*rows)
-    return MemberTokens(ids, [*map(tuple, supervised)], weights, [*map(_medium, media)], factor)
+    tokens = MemberTokens(ids, [*map(tuple, supervised)], weights, [*map(_medium, media)], factor)
+    return Kept(tokens, conversation or None)
 
 
 def _medium(values: list[Any]) -> SeenMedium:

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from energon_pack.errors import PackError
 from energon_pack.lengths.changed_media import Stale, is_news, stale_rows
 from energon_pack.lengths.index import IndexedShard, batches, index_cache
+from energon_pack.lengths.kept_tokens import forget_tokens
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Chunk, Piece, Record, TableCache, in_chunks, key_of
 from energon_pack.lengths.worker import BEGINNINGS_VERSION, LENGTHS_VERSION, MeasureJob, measure
@@ -79,7 +80,7 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
     return list(map(MeasuredShard, indexed, pieces, was_cached))
 
 
-def measure_part(indexed: list[IndexedShard], rows: Sequence[Ints], method: Method, run: Run) -> int:
+def measure_some(indexed: list[IndexedShard], rows: Sequence[Ints], method: Method, run: Run) -> int:
     """Measure some samples into the cache, as `measure_shards` does with all; return how many they are.
 
     Args:
@@ -101,13 +102,7 @@ def _measure(
     run: Run,
     wanted: Sequence[Ints] | None = None,
 ) -> list[int]:
-    """Measure missing and stale samples and keep them; return the numbers of the shards that have new rows.
-
-    Args:
-        keys: the cache keys of the shards.
-        found: for each shard, the pieces that the cache has and the rows it lacks.
-        wanted: for each shard, the rows to measure; None: all.
-    """
+    """Measure missing and stale samples and keep them; return the numbers of the shards that have new rows."""
     pieces = [pieces for pieces, _ in found]
     todo = {number: missing for number, (_, missing) in enumerate(found) if len(missing)}
     stale: Stale = {}
@@ -237,9 +232,7 @@ def forgetting_wrong(measured: Sequence[MeasuredShard], method: Method, run: Run
         if isinstance(error, reader.SourceChanged):
             wrong = [item for item in wrong if item.shard.path == error.path]
             index_cache(run).forget(item.key for item in wrong)
-        lengths_cache(method, run).forget(map(_lengths_key, wrong))
-        if isinstance(error, LengthsWrong):
-            _note_of(how_measured(method), run).touch()
+        forget((how_measured(method), [*map(_lengths_key, wrong)]), run, isinstance(error, LengthsWrong))
         raise
 
 
@@ -258,11 +251,13 @@ def cached_as(measured: Sequence[MeasuredShard], method: Method) -> tuple[str, l
     return how_measured(method), [_lengths_key(item.indexed) for item in measured]
 
 
-def forget(cached: tuple[str, list[str]], run: Run) -> None:
-    """Make the next run measure shards again that `cached_as` named: their lengths were wrong."""
+def forget(cached: tuple[str, list[str]], run: Run, are_wrong: bool = True) -> None:
+    """Make the next run measure shards again that `cached_as` named, with the tokens of the same folder."""
     folder, keys = cached
-    _note_of(folder, run).touch()
+    if are_wrong:
+        _note_of(folder, run).touch()
     TableCache(run.cache("lengths", folder)).forget(keys)
+    forget_tokens(run.cache("lengths", folder))
 
 
 def check_unchanged(measured: Sequence[MeasuredShard], run: Run) -> None:

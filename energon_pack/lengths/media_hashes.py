@@ -1,9 +1,9 @@
 """Hashes the content of media, so that samples with the same image are found whatever it is called."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from energon_pack.run.recent import Recent
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.sample import MediaPart
 from energon_pack.sources.reader import Reader
@@ -17,7 +17,7 @@ class MediaHashes:
 
     def __init__(self, reader: Reader):
         self._reader = reader
-        self._known: OrderedDict[tuple[str, MediaPart], bytes] = OrderedDict()
+        self._known: Recent[tuple[str, MediaPart], bytes] = Recent(_MOST)
 
     def of(self, shard: Shard, parts: Sequence[MediaPart], media: Sequence[Media]) -> list[tuple[str, bytes]] | None:
         """Return kind and hash of each medium; the hash covers its bytes and the settings that the sample has for it.
@@ -38,11 +38,7 @@ class MediaHashes:
 
     def _content(self, shard: Shard, part: MediaPart) -> bytes:
         key = shard.path, part
-        found = self._known.pop(key, None)
-        if found is None:
-            data = self._reader.part_file(shard, part).read(part.offset, part.size)
-            found = blake2b(data, digest_size=16).digest()
-        self._known[key] = found
-        if len(self._known) > _MOST:
-            self._known.popitem(last=False)
-        return found
+        if (known := self._known.get(key)) is not None:
+            return known
+        data = self._reader.part_file(shard, part).read(part.offset, part.size)
+        return self._known.put(key, blake2b(data, digest_size=16).digest())

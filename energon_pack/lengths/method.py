@@ -31,7 +31,11 @@ class Method:
         return choice_of(self.template_folder)
 
     def lines(self, asked: str) -> list[str]:
-        """Return the lines that a run prints about the template before it measures samples."""
+        """Return the lines that a run prints about the template before it measures samples.
+
+        Args:
+            asked: the value of `model.template`.
+        """
         return [*self.choice.lines(asked), *lines_of(self.template_folder)]
 
 

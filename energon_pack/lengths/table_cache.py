@@ -225,11 +225,7 @@ class Chunk:
 
 
 def in_chunks(kept: Iterable[tuple[int, Sequence[Piece]]], max_rows: int = _CHUNK_ROWS) -> Iterator[Chunk]:
-    """Group pieces into chunks that fit into memory, in their order: at most `max_rows` rows each, or one piece.
-
-    Args:
-        kept: pairs of an owner's number and the pieces to read for it.
-    """
+    """Group pieces into chunks that fit into memory, in their order: at most `max_rows` rows each, or one piece."""
     chunk, num_rows = Chunk([], [], []), 0
     for number, pieces in kept:
         start = 0

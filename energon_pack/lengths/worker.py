@@ -90,6 +90,7 @@ class _Waiting:
     """A sample whose tokens are still to be counted."""
 
     row: LengthsRow
+    read: ReadSample
     sample: Sample
     rendered: Rendered
     weighted: list[tuple[int, int]]  # spans of supervised characters whose weight is not 1
@@ -196,7 +197,7 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
     row.reasoning_left_out = rendered.leaves_out_reasoning
     if unread := _unread(sample, seen, template.spec.variables):
         row.unknown_keys = list(dict.fromkeys([*sample.unknown, *unread]))
-    return _Waiting(row, seen, rendered, weighted_spans(rendered, seen.options.weight))
+    return _Waiting(row, sample, seen, rendered, weighted_spans(rendered, seen.options.weight))
 
 
 def _unread(sample: ReadSample, seen: Sample, variables: Collection[str]) -> list[str]:
@@ -222,7 +223,7 @@ def _count(template: Template, waiting: list[_Waiting], engine: str, keeping: Ke
     for item, member in zip(waiting, made, strict=True):
         row = item.row
         row.token_len, row.num_supervised = len(member), member.num_supervised
-        row.kept = keeping.add(member, row.checksum) if keeping else 0
+        row.kept = keeping.add(member, item.read, row.checksum) if keeping else 0
         if not row.token_len:
             row.reason, row.detail = Reason.PROCESSOR_ERROR.value, "the chat template renders nothing"
         if (tokens := item.rendered.token_range) and row.token_len != tokens[1] - tokens[0]:
@@ -252,11 +253,7 @@ def hash_beginnings(template: Template, samples: Sequence[tuple[LengthsRow, Rend
 def lengths_table(
     rows: Sequence[LengthsRow], with_beginnings: bool = False, cuts: pa.StructType = CUT_TYPE
 ) -> pa.Table:
-    """Make a table of `LENGTHS_SCHEMA`, or of `SHARED_SCHEMA`, from rows.
-
-    Args:
-        cuts: the type of its column `cut`.
-    """
+    """Make a table of `LENGTHS_SCHEMA`, or of `SHARED_SCHEMA`, from rows."""
     schema = with_cuts(SHARED_SCHEMA if with_beginnings else LENGTHS_SCHEMA, cuts)
     values = {field.name: list(map(attrgetter(field.name), rows)) for field in schema}
     values["cut"] = [cut and cut[: cuts.num_fields] for cut in values["cut"]]

@@ -154,12 +154,12 @@ class WorkerCounters:
     def __init__(self, values: torch.Tensor):
         self._values = values
 
-    def add(self, name: str, number: int = 1) -> None:
+    def add(self, name: str, num: int = 1) -> None:
         """Add to a counter: one of `NAMES`, or the samples left out for a `Reason`."""
-        self._values[_COLUMNS[name]] += number
+        self._values[_COLUMNS[name]] += num
 
-    def set(self, name: str, number: int) -> None:
-        self._values[_COLUMNS[name]] = number
+    def set(self, name: str, num: int) -> None:
+        self._values[_COLUMNS[name]] = num
 
     def state(self) -> list[int]:
         values: list[int] = self._values.tolist()

@@ -60,10 +60,6 @@ def _traded(cost: Floats, trained: Floats, edges: Ints, middles: Ints, most_off:
     """Return an order in which the halves of blocks traded packs until the mean of `trained` is near enough to 1.
 
     Each block trades as few packs as that takes.
-
-    Args:
-        cost, trained: of packs, which are sorted by cost in each block.
-        edges, middles: where the blocks begin and end, and their middles.
     """
     order = np.arange(len(cost))
     low, high = middles - edges[:-1], edges[1:] - middles

@@ -212,11 +212,7 @@ def evened(costs: Floats, rounds: Ints, across: bool = False) -> Ints:
 
 
 def _swap(costs: Floats, dealt: Ints, total: Floats, turn: int, later: int) -> None:
-    """Swap items, in place, between bins that have much and bins that have little of the least even cost.
-
-    Args:
-        later: a bin's item of one round is swapped for the other bin's item of so many rounds later.
-    """
+    """Swap items, in place, between bins that have much and bins that have little of the least even cost."""
     half = dealt.shape[2] // 2
     sets = np.arange(dealt.shape[1])
     by_total = np.argsort(total[np.ptp(total, axis=2).argmax(axis=0), sets], axis=1, kind="stable")

@@ -120,16 +120,7 @@ class CachedRows:
 
 
 class Lengths:
-    """The samples of a run, in the order of the source, then the parts of samples that were cut.
-
-    Args:
-        flavor: the flavor of the packs.
-        shares: the shares of the splits.
-        seed: decides which sample is in which split.
-        scratch: where the arrays are kept.
-        split_by_medium: samples with the same first medium are in the same split.
-        untrained: whether samples of which nothing is trained may be packed.
-    """
+    """The samples of a run, in the order of the source, then the parts of samples that were cut."""
 
     #: the columns that `reason` reads
     reads = ("reason", "does_not_fit", "num_supervised")
@@ -180,11 +171,7 @@ class Lengths:
         self.refused = REFUSED.empty_table()
 
     def lost_tokens(self, samples: slice, left_out: AnyInts) -> AnyInts:
-        """Return how many tokens of each sample are in none of its packed parts.
-
-        Args:
-            left_out: `PackPlan.left_out` of these samples.
-        """
+        """Return how many tokens of each sample are in none of its packed parts."""
         lost: AnyInts = np.where(self.is_cut[samples] & (left_out == 0), self.cut_off[samples], 0)
         return lost
 
@@ -201,11 +188,7 @@ class Lengths:
                 yield rows.start, numbers, table
 
     def places(self, items: Ints) -> Iterator[tuple[Ints, Chunk, Ints]]:
-        """Yield where the rows of items are: the items in a chunk of the cache, the chunk, and their rows in it.
-
-        Args:
-            items: in any order.
-        """
+        """Yield where the rows of items are: the items in a chunk of the cache, the chunk, and their rows in it."""
         for rows in self.rows:
             of_items = np.flatnonzero((items >= rows.start) & (items < rows.start + rows.num))
             if len(of_items):

@@ -142,11 +142,7 @@ def _may_train(lengths: Lengths, packing: PackingConfig) -> tuple[npt.NDArray[np
 
 
 def _draw_entries(entries: Sequence[Entry], entry: Ints, trained: Ints, counts: Ints, seed: int) -> list[EntryShare]:
-    """Draw the samples of each entry of a mixture: sets `counts`, int64[num_epochs, num_samples].
-
-    Args:
-        entry: int64[num_samples] index of the entry; -1: the sample is not drawn.
-    """
+    """Draw the samples of each entry of a mixture: sets `counts`, int64[num_epochs, num_samples]."""
     for number, item in enumerate(entries):
         of_entry = np.flatnonzero(entry == number)
         left_out = of_entry[~chosen(len(of_entry), item.max_samples, seed, 2 * number)]
@@ -162,13 +158,7 @@ def _draw_entries(entries: Sequence[Entry], entry: Ints, trained: Ints, counts: 
 
 
 def _drawn(lengths: Lengths, counts: Ints, phase_of_shard: Ints, entry_of_shard: Ints | None = None) -> Lengths:
-    """Return the lengths with each sample as often as `counts` says; a sample that never comes stays as not drawn.
-
-    Args:
-        counts: int[num_epochs, num_samples]; a sample that can't be packed comes once in total.
-        phase_of_shard: the phase of each file, from 0.
-        entry_of_shard: the entry of each file in a mixture, if there are several.
-    """
+    """Return the lengths with each sample as often as `counts` says; a sample that never comes stays as not drawn."""
     drawn = lengths.emptied()
     drawn.num_turns = len(counts) * (int(phase_of_shard.max(initial=0)) + 1)
     drawn.entry_of_shard = entry_of_shard

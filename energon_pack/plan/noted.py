@@ -39,11 +39,7 @@ class Noted:
         self._examples: dict[tuple[str, str], str] = {}
 
     def add(self, table: pa.Table, id_of: Callable[[int], str]) -> None:
-        """Count samples.
-
-        Args:
-            id_of: tells the id of the sample in a row.
-        """
+        """Count samples."""
         for note, column in NOTES.items():
             self.samples[note] += pc.sum(pc.greater(pc.cast(table[column], pa.int64()), 0)).as_py() or 0
         self.num_supervised += pc.sum(table["num_supervised"]).as_py() or 0

@@ -51,12 +51,7 @@ class Choices:
 def try_lengths(
     lengths: Lengths, packing: PackingConfig, tried: Sequence[int], most_positions: int | None = None
 ) -> Choices:
-    """Return the spread of the samples' lengths, and the result of planning with each pack length.
-
-    Args:
-        tried: pack lengths; each is rounded down to a multiple of `pad_to_multiple_of`.
-        most_positions: the model's number of positions; None: not known.
-    """
+    """Return the spread of the samples' lengths, and the result of planning with each pack length."""
     lens = _measured(lengths.items)
     return Choices(
         samples_in=lengths.num_samples,

@@ -67,11 +67,7 @@ class Making(NamedTuple):
 
 
 def parts_of(lengths: Lengths, are_asked: npt.NDArray[np.bool_], making: Making, method: Method, run: Run) -> Lengths:
-    """Return the lengths with parts in place of the samples that have parts.
-
-    Args:
-        are_asked: bool[num_samples]: whether `making.chosen` chooses each sample of this run.
-    """
+    """Return the lengths with parts in place of the samples that have parts."""
     items, measured = lengths.items, lengths.shards
     of_shards = set[int]()
     for block in blocks(lengths.num_samples):
@@ -158,9 +154,6 @@ def with_parts(lengths: Lengths, parts: Iterable[tuple[Chunk, Ints, Ints]]) -> L
 
     If a part has a reason to be in no pack, its sample is left out for that reason. A row that is `cut_off` is no
     part: it has the number of tokens that no part has.
-
-    Args:
-        parts: chunks with parts, the rows to take from each, and the sample of each row.
     """
     cut = lengths.emptied()
     cut.is_cut, is_out = (lengths.scratch.zeros(lengths.num_samples, np.bool_) for _ in range(2))

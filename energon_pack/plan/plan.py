@@ -59,11 +59,6 @@ def plan_packs(
     (`group_by`, `window`) or splits share no pack. Packs of one split come in a row, in the order of their turns. One
     window is planned at a time.
 
-    Args:
-        cost: the cost model that is made even over the ranks of a step, for `packing.topology`; None: a common model.
-        scratch: where the plan is kept.
-        trees: trees of items, with what each item adds; a tree is whole in a pack. None: nothing is shared.
-
     Raises:
         PackError: `need_image`, and there are too few items with images.
     """

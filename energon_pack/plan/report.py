@@ -142,13 +142,6 @@ def summarize(
 ) -> Report:
     """Compute the figures of a plan.
 
-    Args:
-        cost: the cost model of a sample, by which steps are even.
-        num_found: all samples in the source, also those that its settings leave out.
-        num_repeated: draws of samples that were drawn before.
-        expansion: the result of `labels.expand`; None: `labels.expand=none`.
-        shares: of the entries of a mixture.
-
     Raises:
         PackError: samples_in is not packed + skipped. Never seen; nothing may be published then.
     """

@@ -25,7 +25,7 @@ _ALL = (1 << 31) - 1  # tokens
 
 
 def text_parts(whole: Whole, packing: PackingConfig) -> Iterator[LengthsRow]:
-    """Yield the rows of a document's parts, of as many tokens as fit a pack; nothing where no pack holds two."""
+    """Yield the rows of a document's parts, of as many tokens as fit a pack; none if that is one."""
     text, rendered = whole.sample.messages[0]["content"], whole.template.render(whole.as_sample)
     most = most_tokens(packing)
     if most < 2 or not isinstance(text, str):

@@ -88,13 +88,7 @@ class Measuring:
     def choose(
         self, measured: Sequence[SampleMeasures], datasets: Sequence[Hashable], ages: Sequence[int], at_end: bool
     ) -> list[list[int]]:
-        """Make full packs from about half of the samples and let the others wait; return indices, the oldest first.
-
-        Args:
-            datasets: the dataset of each sample.
-            ages: for each sample, how many samples came after it.
-            at_end: no more samples come: pack all of them, as packing offline would.
-        """
+        """Make full packs from about half of the samples and let the others wait; return indices, the oldest first."""
         pool = Pool(self.packing, max(1, len(measured)))
         for i, (sample, dataset, age) in enumerate(zip(measured, datasets, ages, strict=True)):
             pool.add(i, sample.costs, self.group(sample, dataset), since=-(age // _ROUNDS))

@@ -73,7 +73,6 @@ class Source:
     without_visual: int  # samples with media that hold no visual token
     images: TokensOfImages | None  # None: there are none, or their rules can't be asked
     sees_media: bool  # whether the model sees media
-    drawn_again: int = 0
     unknown_keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # see `Report.unknown_keys`
     image_modes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # see `Report.image_modes`
     num_weighted: int = 0  # trained tokens whose weight in the loss is not 1
@@ -177,7 +176,6 @@ def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: in
         without_visual=sum(kinds[name].without_visual for name in _WITH_FEATURES),
         images=tokens_of_images(rules, images.values >> 32, images.values & 0xFFFFFFFF, images.counts),
         sees_media=rules is None or bool(rules.media_tokens),
-        drawn_again=num_repeated,
         unknown_keys=lengths.noted.listed("unknown_keys"),
         image_modes=lengths.noted.listed("image_modes"),
         num_weighted=lengths.noted.num_weighted,

@@ -13,9 +13,10 @@ from energon_pack.errors import PackError
 from energon_pack.plan.items import Items
 from energon_pack.plan.packs import PackPlan, features_of_packs, media_of_packs
 from energon_pack.report.pages.html import Html, details, tag
-from energon_pack.report.views.packed import Place, pack_view
+from energon_pack.report.views.packed import pack_view
 from energon_pack.report.views.screens import pack_section
 from energon_pack.report.views.spans import vocabulary_of
+from energon_pack.report.views.view import Place
 from energon_pack.samples.flavors import flavor_written
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.templates.processor import load_saved

@@ -30,11 +30,8 @@ class Part(NamedTuple):
 class EqualSpans:
     """Things that lie in a row, cut into parts of equal size.
 
-        ┌── a ──┬──── b ────┬ c ┐
-        └─ 0/2 ─────┴── 1/2 ────┘
-
-    Args:
-        sizes: of each thing; each part gets an equal share of their sum.
+    ┌── a ──┬──── b ────┬ c ┐
+    └─ 0/2 ─────┴── 1/2 ────┘
     """
 
     def __init__(self, sizes: Sequence[int]):

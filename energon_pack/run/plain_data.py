@@ -71,9 +71,6 @@ def plain(node: Any) -> dict[str, Any]:
 def node_of(kind: type[Node], values: Mapping[str, Any]) -> Node:
     """Build the dataclass whose fields have these values: the inverse of `plain`.
 
-    Args:
-        values: keys that are no fields are left out; a missing field gets its default.
-
     Raises:
         ValueError: a value is not one of its enum's.
     """

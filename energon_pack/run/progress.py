@@ -161,11 +161,7 @@ class Progress:
         cost: float | None = None,
         begun: Callable[[], float] | None = None,
     ) -> Iterator[Advance]:
-        """Yield a function to call with the number of units just done.
-
-        Args:
-            cost: of all units, in proportion to their time; None: each takes as long.
-        """
+        """Yield a function to call with the number of units just done."""
         if total == 0:
             yield _nothing
             return
@@ -257,7 +253,7 @@ class Progress:
     def _watch(self, stage: str, ended: Event) -> None:
         this = psutil.Process(os.getpid())
         while True:
-            finished = ended.wait(0.1)
+            finished = ended.wait(0.5)  # looking for workers takes some milliseconds
             used = 0
             for process in [this, *this.children(recursive=True)]:
                 try:

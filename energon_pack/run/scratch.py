@@ -18,22 +18,14 @@ AT_WORK = 1 << 20  # numbers of a block; results computed in blocks do not depen
 
 
 def blocks(num: int, each: float = 1.0) -> Iterator[slice]:
-    """Yield slices of `num` things in a row, many things each.
-
-    Args:
-        each: how many numbers one thing has.
-    """
+    """Yield slices of `num` things in a row, many things each."""
     size = max(1, int(AT_WORK / max(1.0, each)))
     for start in range(0, num, size):
         yield slice(start, min(start + size, num))
 
 
 class Scratch:
-    """The place of the arrays.
-
-    Args:
-        folder: of the files; None: arrays are in memory.
-    """
+    """The place of the arrays."""
 
     def __init__(self, folder: Path | None = None):
         self._folder = folder

@@ -44,8 +44,10 @@ def without_nulls_of_a_table(record: dict[str, Any], setting: Nulls | None) -> d
 
 
 def are_of_a_table(record: Mapping[str, Any]) -> bool:
-    """Say whether the nulls of a record are a table's: one stands where no author writes null, and all objects in the
-    same place of its lists have the same keys.
+    """Say whether the nulls of a record come from a table, which writes one for each key that an object lacks.
+
+    They do if all objects in the same place of its lists have the same keys, and a null stands where no author writes
+    one.
     """
     lists = {key: value for key, value in record.items() if isinstance(value, list)}
     return any(map(_holds_strange_null, lists.values())) and _are_uniform(lists, "", {})

@@ -123,13 +123,13 @@ def captioning_name(index: int, number: int) -> str:
     return f"img{index}_{number}.jpg"
 
 
-def num_shared(names: Sequence[list[str]], shared_lens: list[int]) -> Iterator[int]:
+def num_shared(part_names: Sequence[list[str]], shared_lens: list[int]) -> Iterator[int]:
     """Yield how many of its first media each member shares with the member before it.
 
-    `names`: the names of each member's parts.
+    `part_names`: the names of each member's parts.
     """
     before: list[str] = []
-    for of_member, shared_len in zip(names, shared_lens, strict=True):
+    for of_member, shared_len in zip(part_names, shared_lens, strict=True):
         num = 0
         while shared_len and num < min(len(before), len(of_member)) and before[num] == of_member[num]:
             num += 1

@@ -60,6 +60,11 @@ class ReadSample(NamedTuple):
         return [part.kind for part in self.parts]
 
     @property
+    def times_images(self) -> bool:
+        """Whether its fields give images times, perhaps by files beside it."""
+        return not self.fields.keys().isdisjoint(_OF_TIMES)
+
+    @property
     def options(self) -> SampleOptions:
         """Return its options for rendering and training; raises Skip if they are invalid."""
         return options_of(self.fields)

@@ -23,9 +23,6 @@ from energon_pack.stages.writing import num_planned, plan_settings, planned_jobs
 def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
     """Submit the missing jobs of a run, and wait for them.
 
-    Args:
-        command: the user's command, without `stage` and `executor`.
-
     Returns:
         The figures of report.json; empty if the run does not wait.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from energon_pack.config import OnDamaged, plain
 from energon_pack.errors import amount
 from energon_pack.lengths.index import IndexedShard, first_samples, index_shards
-from energon_pack.lengths.measure import by_trusted_engine, measure_part, measure_shards
+from energon_pack.lengths.measure import by_trusted_engine, measure_shards, measure_some
 from energon_pack.lengths.method import Method, prepare
 from energon_pack.plan.expand import expand
 from energon_pack.plan.items import Lengths
@@ -35,11 +35,7 @@ class Measured:
 
 
 def index_source(run: PackRun, shards: Sequence[Shard] | None = None) -> list[IndexedShard]:
-    """Find the place of each sample of the source, and draw samples by the `sample_ratio` of their file.
-
-    Args:
-        shards: the shards to index; None: the whole source.
-    """
+    """Find the place of each sample of the source, and draw samples by the `sample_ratio` of their file."""
     with run.timed("index"):
         chosen = run.source.shards if shards is None else [*shards]
         return index_shards(chosen, run.config.source.on_damaged is OnDamaged.keep, run.config.seed, run)
@@ -88,6 +84,6 @@ def measure_share(run: PackRun, part: Part) -> dict[str, int]:
     with run.timed("lengths"):
         first = first_samples(indexed, source.limit)
         rows = [spans.rows(part, number, item.num_samples) for number, item in zip(chosen, first, strict=False)]
-        number = measure_part(first, rows, method, run)
+        number = measure_some(first, rows, method, run)
     say(f"the lengths of {amount(number, 'sample')} are in {run.cache()}: part {part} of the source")
     return {"samples": number}

@@ -96,11 +96,7 @@ def publish(
 
 
 def there_already(run: PackRun, planned: Planned, page: RunReport, report: dict[str, Any]) -> dict[str, Any]:
-    """End a run whose dataset is published already, after the same checks of the source as in a run that writes.
-
-    Args:
-        report: report.json of the dataset.
-    """
+    """End a run whose dataset is published already, after the same checks of the source as in a run that writes."""
     named, output = run.destination.named, run.config.output
     refuse_changed(named, dataset_yamls(planned.lengths.flavor, output.dataset_yaml.value, output.sample_type))
     with forgetting_wrong(planned.lengths.shards, planned.method, run):

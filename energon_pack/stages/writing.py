@@ -62,11 +62,7 @@ def write_plan_file(run: PackRun, planned: Planned, staging: Path) -> None:
 
 
 def shard_jobs(run: PackRun, planned: Planned, staging: Path, is_shared: bool) -> Iterator[ShardJob]:
-    """Return the jobs that write the shards, one after another.
-
-    Args:
-        is_shared: other processes write shards, too: each shard is synced, and a file beside it says so.
-    """
+    """Return the jobs that write the shards, one after another."""
     lengths, method = planned.lengths, planned.method
     sources = [item.shard for item in lengths.shards]
     identity = planned.identity if is_shared else None
@@ -148,11 +144,7 @@ def write_shards(run: PackRun, jobs: Iterable[ShardJob], staging: Path, total: A
 
 
 def leave_jobs(run: PackRun, planned: Planned, staging: Path, why_not: str | None) -> None:
-    """Write the files that `stage=write` needs.
-
-    Args:
-        why_not: why the shards would not be published; None: they may be written.
-    """
+    """Write the files that `stage=write` needs."""
     folder, method = staging / JOBS, planned.method
     folder.mkdir(exist_ok=True)
     (folder / ABOUT).unlink(missing_ok=True)

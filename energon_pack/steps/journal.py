@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from typing import Any
 
-from energon_pack.steps.position import Position, State, positions_in, reading, taken_by
+from energon_pack.steps.position import Position, State, positions_of_states, reading, taken_by
 
 #: items of a batch that the journal reads
 _NOTED = ("__key__", "positions", "sample_ids", "num_tokens", "num_trained")
@@ -100,7 +100,7 @@ def resume(states: Sequence[State], here: Position, num: int) -> Position:
     """Return the position from which a rank reads packs: here, or where the states of a checkpoint are."""
     if not states:
         return here
-    positions = positions_in(states, here, _METHOD)
+    positions = positions_of_states(states, here, _METHOD)
     if _is_of_rank(states, here.ranks, here.rank):
         return positions[0]
     taken = taken_by(positions)

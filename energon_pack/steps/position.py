@@ -1,4 +1,4 @@
-"""A place in a stream: which of its numbers are taken, which a rank takes next, and where other ranks go on.
+"""How a stream is dealt to ranks, and where each rank is in it: what is taken, what comes next, where others go on.
 
     Position of a rank ─after─► Position: some turns later ─taken_by, all ranks'─► Taken ─► Position of other ranks …
 
@@ -127,7 +127,7 @@ def taken_by(positions: Sequence[Position], reader: str = "rank") -> Taken:
     return before.and_of_left(num, ahead)
 
 
-def positions_in(states: Sequence[State], here: Position, method: str) -> list[Position]:
+def positions_of_states(states: Sequence[State], here: Position, method: str) -> list[Position]:
     """Return the positions in states."""
     refuse_none(states, method)
     with reading(method):

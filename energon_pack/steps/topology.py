@@ -1,4 +1,4 @@
-"""Compute how Energon's loader deals packs to ranks and workers, and the order in which they all read.
+"""Compute the order in which Energon's own loader reads packs, with so many ranks and workers.
 
     packs on disk ──split to global workers──► a stretch each ──ranks take from their workers by turns──► steps
 

@@ -92,7 +92,7 @@ class Preparation:
         """Return the media of a sample as the model sees them; a list of frames is one video.
 
         Args:
-            features: for each, the tokens that hold its features; empty: nobody needs their number.
+            features: for each medium that is returned, the number of tokens that hold its features; empty: 0 for all.
         """
         lists = [*lists_of_frames(media)]
         each = zip(lists, features or [0] * len(lists), strict=True)

@@ -47,6 +47,8 @@ _LISTS: list[tuple[str, ...]] = [
     ("audio", HEARD, "image"),
     *[kinds for kind, _ in ADDED for kinds in (*[(kind,)] * 10, *[(kind,) * 2] * 4, (kind, "image", kind))],
 ]
+#: a larger medium is drawn anew with this chance: the full processor takes 30 ms for a large one
+_FEW_PIXELS, _DRAWN_ANEW = 100_000, 0.85
 _STILL = 0.25  # share of samples with one colour or still frames: shows a count that depends on pixels
 _NUM_FRAMES_UNEVEN = (36, 60)  # enough for processors that choose 32, and at 2 a second: no length is refused by chance
 _QUESTION = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "Noise, I think."}]
@@ -202,7 +204,11 @@ def _medium(kind: str, rng: np.random.Generator, is_uneven: bool) -> Media:
     if kind == HEARD:
         heard = AUDIO.drawn(rng)
         return replace(_medium(VIDEO.kind, rng, is_uneven), num_samples=heard.num_samples, rate=heard.rate)
-    return VIDEO.drawn(rng, _NUM_FRAMES_UNEVEN) if is_uneven and kind == VIDEO.kind else KINDS[kind].drawn(rng)
+    while True:
+        medium = VIDEO.drawn(rng, _NUM_FRAMES_UNEVEN) if is_uneven and kind == VIDEO.kind else KINDS[kind].drawn(rng)
+        num_pixels = medium.width * medium.height * max(medium.num_frames, 1)
+        if num_pixels <= _FEW_PIXELS or is_uneven or rng.random() > _DRAWN_ANEW:
+            return medium
 
 
 def _with_frames(full: Any, template: Template, one: Try) -> list[int]:

@@ -124,7 +124,7 @@ class ModelTrial:
 
     @property
     def unshown(self) -> str:
-        """Say which change moved nothing."""
+        """Say why the trial shows nothing: a change moved no output, or all outputs are alike."""
         return next(
             (f"other {one.what} change nothing" for one in self.moved if not one.is_shown), "outputs are all alike"
         )

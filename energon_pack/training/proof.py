@@ -4,6 +4,7 @@
 
 A class is exact with `positions`, with masks (`dict4d`, `prefix4d`), or with its kernels (`hybrid`). Any other class is
 refused, and the error names a setting that was probed and works, if there is one. It is tried in eval() and in train().
+The tolerances stand here.
 """
 
 import copy

@@ -37,7 +37,10 @@ _NO_HEADS_WIDTH = 256  # width for models without heads
 
 
 def shrink_sizes(config: Any) -> None:
-    """Keep one layer of each kind, at least two, and make them small; vocabulary, special tokens and patches stay."""
+    """Shrink a config in place: one layer of each kind, two or more in all, and small widths.
+
+    Vocabulary, special tokens and patches stay.
+    """
     text = config.get_text_config()
     widths: dict[int, int] = {}
     foreign = {vars(part)[name] for part in parts(config) if (name := _width(part))}

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, ModuleList
 
 from energon_pack.errors import one_line
 from energon_pack.training.as_it_was import full_precision
@@ -66,6 +66,8 @@ class Tower:
         with torch.device("meta"):
             module = make._from_config(copy.deepcopy(config))
         module.config._attn_implementation = "flash_attention_2"  # only flash attention asks for the longest
+        for layers in [part for part in module.modules() if isinstance(part, ModuleList)]:
+            del layers[1:]  # each call looks through all parts for sizes, which layers have alike
         return module
 
 

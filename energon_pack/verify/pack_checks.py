@@ -1,5 +1,6 @@
-"""Checks of one pack. Each function checks one thing and yields its defects, a line each.
+"""Checks of one pack by its JSON, names and plan; shard_checks.py reads the bytes of its media.
 
+Each function checks one thing and yields its defects, a line each.
 All of them run, whatever the earlier ones report, and they take any JSON there can be.
 """
 

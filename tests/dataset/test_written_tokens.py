@@ -1,6 +1,7 @@
 """The tokens that packing writes are those of the template; a sample with other tokens than measured ends the run."""
 
 import json
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,6 +30,7 @@ from energon_pack.report.views.spans import vocabulary_of
 from energon_pack.samples.pack_tokens import members_of, pack_tokens
 from energon_pack.samples.tokens import MemberTokens, SeenMedium, Step
 from energon_pack.samples.tokens_part import CHECKSUM, PackTokens
+from energon_pack.sources.sample import ReadSample
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.templates.inputs import tokens_of
 from energon_pack.templates.template import Template
@@ -208,6 +210,7 @@ def test_an_engine_that_counts_wrong_is_not_asked_again(
     make: Callable[..., PackConfig] = partial(config, source, cache_dir=str(tmp_path / "cache"))
     with pytest.raises(LengthsWrong, match=r"28 tokens, .*, and 29 and 4 as measured with measure.engine=auto"):
         pack(make())
+    assert not [*tmp_path.glob("cache/lengths/*/*.tokens")], "tokens of lengths that were forgotten"
     assert pack(make())["tokens"] == 3 * 28
 
 
@@ -217,17 +220,30 @@ def test_an_engine_that_counts_wrong_is_not_asked_again(
 def test_tokens_that_measuring_made_are_written(
     demo: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each text was rendered and tokenized once more to write it. Without what was kept, the same bytes are written."""
+    """Each text was parsed, rendered and tokenized once more to write it. Without what was kept, the same bytes are
+    written.
+    """
     make: Callable[..., PackConfig] = partial(demo_config, demo, tmp_path / "cache", tmp_path)
     run = make(output__overwrite=True, packing__max_token_len=1024)
     there = {path.name: path.read_bytes() for path in packed(run).glob("*.tar")}
     with monkeypatch.context() as patch:
         patch.setattr(Template, "member_tokens", lambda *_: pytest.fail("a sample is tokenized again"))
+        patch.setattr("energon_pack.dataset.sources.read_but_media", lambda *_: pytest.fail("it is parsed again"))
         again = packed(run)
     assert {path.name: path.read_bytes() for path in again.glob("*.tar")} == there
     for path in (tmp_path / "cache").glob("lengths/*/*.tokens"):
         path.write_bytes(path.read_bytes()[:5000])
     assert {path.name: path.read_bytes() for path in packed(run).glob("*.tar")} == there
+
+
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "user", "content": "a\u00e9\ud83d\ude42"},
+    {"role": "assistant", "content": [{"type": "image"}]},
+]
+
+
+def read_of(**fields: Any) -> ReadSample:
+    return ReadSample(b"", MESSAGES, MESSAGES, None, fields, [], [], [], False, [])
 
 
 def test_kept_tokens_are_those_of_their_sample_or_none(tmp_path: Path) -> None:
@@ -239,19 +255,33 @@ def test_kept_tokens_are_those_of_their_sample_or_none(tmp_path: Path) -> None:
         MemberTokens(np.zeros(0, np.int64), []),
     ]
     keeping = Keeping()
-    places = [keeping.add(member, checksum) for checksum, member in enumerate(members)]
+    timed = read_of(fps=2.0)
+    places = [keeping.add(its, timed if i else read_of(id=7), i) for i, its in enumerate(members)]
     file = keeping.write(tmp_path)
     (path,) = tmp_path.iterdir()
     with KeptTokens(tmp_path) as kept:
         for checksum, (place, member) in enumerate(zip(places, members, strict=True)):
             found = kept.find(file + place, checksum)
             assert found is not None
-            assert found.ids.tolist() == member.ids.tolist()
-            assert plain(replace(found, ids=member.ids)) == plain(member)
+            assert found.tokens.ids.tolist() == member.ids.tolist()
+            assert plain(replace(found.tokens, ids=member.ids)) == plain(member)
+            assert found.conversation == (None if checksum else [MESSAGES, None, {"id": 7}])
         assert kept.find(0, 0) is None
         assert kept.find(1 << 32 | 4, 0) is None, "there is no such file"
         assert kept.find(file + places[0], 1) is None, "it is another sample's"
         assert not path.exists()
+
+
+def test_the_oldest_tokens_go_where_a_cache_has_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing bounded them: each model and each changed source left its tokens on the disk for ever."""
+    monkeypatch.setattr("energon_pack.lengths.kept_tokens._MOST_IN_CACHE", 400)
+    for day, folder in enumerate(("a", "b", "a")):
+        keeping = Keeping()
+        keeping.add(MemberTokens(np.array([day] * 3), []), read_of(), day)
+        number = keeping.write(tmp_path / folder) >> 32
+        os.utime(tmp_path / folder / f"{number:08x}.tokens", (day, day))
+    sizes = [(path.parent.name, path.stat().st_mtime) for path in tmp_path.glob("*/*.tokens")]
+    assert sorted(sizes) == [("a", 2.0), ("b", 1.0)]
 
 
 # ------------------------------------------------------------------------------------------------------- another medium
@@ -322,7 +352,8 @@ def test_what_packs_without_conversations_can_not_do_is_said(
         vocabulary, _ = vocabulary_for(opened, str(demo[1]), False)
         assert vocabulary is not None
         seen, told = (opened.view(opened.packs[number], known) for known in (vocabulary, None))
-    assert seen.notes == told.notes == ["it holds no conversations (output.messages=false)"]
+    assert not seen.holds_text
+    assert not told.holds_text
     assert [member.token_len for member in told.members] == [28] * 3
     assert "Is it 0?" in "".join(span.text for member in seen.members for span in member.spans or ())
 

@@ -164,11 +164,11 @@ def test_what_one_process_can_not_do_is_dealt(
     """A share of 0.002 of a billion samples takes one process seven hours."""
     shards, method = measured
     monkeypatch.setattr("energon_pack.lengths.audit.in_chunks", partial(in_chunks, max_rows=1))
-    monkeypatch.setattr("energon_pack.lengths.audit._JOB_SAMPLES", 5)
     with LocalExecutor(1) as executor:
         run = Run(executor, Progress(quiet=True), tmp_path)
         whole = start(shards, method, 0.05, 0, run)
-        dealt = start(shards, method, 0.05, 0, run, is_dealt=True)
+        monkeypatch.setattr("energon_pack.lengths.audit._JOB_SAMPLES", 5)
+        dealt = start(shards, method, 0.05, 0, run)
         assert (len(whole.rest), len(dealt.rest)) == (0, 2)
         assert finish(dealt, run) == finish(whole, run) == Audit(16, 0)
         monkeypatch.setattr(Template, "member_tokens", lambda *_: TWO)

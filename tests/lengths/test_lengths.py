@@ -16,7 +16,7 @@ from energon_pack.config import PackConfig, Stage
 from energon_pack.errors import PackError
 from energon_pack.lengths import measure as lengths
 from energon_pack.lengths import worker as measuring
-from energon_pack.lengths.index import IndexedShard, every, first_samples, index_shards
+from energon_pack.lengths.index import IndexedShard, every_nth_sample, first_samples, index_shards
 from energon_pack.lengths.measure import measure_shards
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import in_chunks
@@ -151,7 +151,7 @@ def test_every_third_sample_is_counted_over_all_files() -> None:
     """`try` looks at a few samples: of small files, the first of each would come."""
     items = [IndexedShard(shard_of(__file__, __file__), "key", [], num, {}) for num in (5, 1, 8)]
     items[2] = replace(items[2], rows=np.array([0, 0, 1, 2, 7]), how_drawn=(0.625,))
-    first, second, third = every(3, items)
+    first, second, third = every_nth_sample(3, items)
     assert [item.rows.tolist() for item in (first, second, third) if item.rows is not None] == [[0, 3], [], [0, 2]]
     assert [item.how_drawn for item in (first, second, third)] == [(0, 3), (1, 3), (0.625, 0, 3)]
 

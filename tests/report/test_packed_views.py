@@ -18,11 +18,11 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.lookup import PackLookup
 from energon_pack.dataset.pack_files import packs_in
 from energon_pack.errors import PackError
-from energon_pack.report.views.packed import Place, pack_view
+from energon_pack.report.views.packed import pack_view
 from energon_pack.report.views.screens import pack_section
 from energon_pack.report.views.spans import vocabulary_of
 from energon_pack.report.views.text import Tokens, shared_evenly
-from energon_pack.report.views.view import PackView, Span, thumbnail
+from energon_pack.report.views.view import PackView, Place, Span, thumbnail
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.pack_tokens import pack_tokens
@@ -45,7 +45,10 @@ def dataset(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempP
 def pack_of(*members: dict[str, Any], media: Sequence[str] = (), ids: Sequence[str] = ()) -> dict[str, Any]:
     """The JSON of a pack with a medium for each member, or none."""
     num, files = len(members), [[name] for name in media] or [[] for _ in members]
-    meta = {name: [9] * num for name in ("token_lens", "num_supervised")} | {"total_token_len": 9 * num, "format": 3}
+    meta: dict[str, Any] = {name: [9] * num for name in ("token_lens", "num_supervised")} | {
+        "total_token_len": 9 * num,
+        "format": 3,
+    }
     meta |= {"pack_id": "k", "fingerprint": "0" * 16, "source_parts": files, "tokens_crc32": 0}
     meta["sample_ids"] = [*ids] or [f"s{i}" for i in range(num)]
     return {"messages": [*members], "media_files": files, "media_type": "image" if media else "text", "_meta": meta}

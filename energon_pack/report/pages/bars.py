@@ -54,10 +54,6 @@ def strip(pieces: Sequence[Piece], total: float, ends: bool = True) -> Html:
     return tag("div", *drawn, class_="strip", role="img", aria_label=said)
 
 
-def _width(share: float) -> str:
-    return f"width:{max(_LEAST, 100 * share):.2f}%"
-
-
 def legend(kinds: Mapping[str, object]) -> Html | None:
     """Say which colour stands for which kind; None where there is only one."""
     if len(kinds) < 2:

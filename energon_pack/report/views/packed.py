@@ -1,13 +1,13 @@
 """Build the view of a written pack."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from energon_pack.dataset.contents import Pack, messages_of, written_tokens
 from energon_pack.dataset.files import PlanRow
 from energon_pack.errors import PackError, one_line
 from energon_pack.report.views.spans import Vocabulary, encoded
-from energon_pack.report.views.view import Medium, MemberView, PackView, thumbnail, turns_of
+from energon_pack.report.views.view import Medium, MemberView, PackView, Place, thumbnail, turns_of
 from energon_pack.samples.bytes import Bytes, Range, as_file
 from energon_pack.samples.flavors.schema import MESSAGES
 from energon_pack.samples.media.kinds import IMAGE, KINDS
@@ -16,16 +16,6 @@ from energon_pack.samples.options import options_of
 from energon_pack.samples.sample import Part, media_type
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens_part import TokensDamaged
-
-
-@dataclass(frozen=True)
-class Place:
-    """The place of a pack in its dataset."""
-
-    number: int  # its number in the order of the plan
-    num_packs: int
-    shard: str
-    max_token_len: int | None = None
 
 
 def pack_view(
@@ -59,10 +49,7 @@ def pack_view(
     except (Skip, TokensDamaged, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise PackError(f"{where}: {one_line(error)}: python -m energon_pack.verify says more") from None
     holds_text = MESSAGES in pack.fields or MESSAGES not in pack.flavor.optional
-    notes = [] if holds_text else ["it holds no conversations (output.messages=false)"]
-    return PackView(
-        pack.files.key, place.number, place.num_packs, place.shard, pack.media_type, place.max_token_len, members, notes
-    )
+    return PackView(pack.files.key, place, pack.media_type, members, holds_text)
 
 
 def _members(

@@ -42,7 +42,7 @@ def pack_section(view: PackView, max_chars: int = 12_000, max_members: int = 24)
     rest = len(view.members) - len(shown)
     return tag(
         "div",
-        tag("h3", f"Pack {view.number:,} of {view.num_packs:,}: ", tag("code", view.key)),
+        tag("h3", f"Pack {view.place.number:,} of {view.place.num_packs:,}: ", tag("code", view.key)),
         *(block.to_html() for block in _pack_blocks(view)),
         pack_strip(view),
         tag("p", MARKED, class_="says") if any(member.spans for member in shown) else None,
@@ -50,7 +50,7 @@ def pack_section(view: PackView, max_chars: int = 12_000, max_members: int = 24)
         details(_more(len(members) - _OPEN), *members[_OPEN:]) if members[_OPEN:] else None,
         Line(f"and {_more(rest)}").to_html() if rest and shown else None,
         class_="pack",
-        id=f"pack-{view.number}",
+        id=f"pack-{view.place.number}",
     )
 
 
@@ -61,10 +61,8 @@ def _more(number: int) -> str:
 def print_pack(view: PackView, full: bool = False) -> None:
     """Print a pack: its facts, its members, and their text."""
     out = console()
-    out.print(Text.assemble(f"pack {view.number:,} of {view.num_packs:,}  ", (view.key, "bold")))
+    out.print(Text.assemble(f"pack {view.place.number:,} of {view.place.num_packs:,}  ", (view.key, "bold")))
     print_blocks(_pack_blocks(view))
-    if not view.members:
-        return
     out.print()
     print_table(members_rows(view.members if full else view.members[:_LISTED]))
     shown = view.members if full else view.members[:_SHOWN]
@@ -88,19 +86,17 @@ def print_heading(text: str) -> None:
 
 
 def _pack_blocks(view: PackView) -> list[Block]:
-    return [Line(pack_facts(view)), *(Line(note, "bad") for note in view.notes)]
+    missing = [] if view.holds_text else [Line("it holds no conversations (output.messages=false)", "bad")]
+    return [Line(pack_facts(view)), *missing]
 
 
 def pack_facts(view: PackView) -> str:
     """Describe a pack in a line."""
+    total, most = view.token_len, view.place.max_token_len
+    trained = sum(member.num_supervised or 0 for member in view.members)
     facts = [view.media_type, amount(len(view.members), "member")]
-    if (total := view.token_len) is not None and view.members:
-        most = view.max_token_len
-        facts.append(f"{total:,} of {most:,} tokens ({total / most:.1%})" if most else f"{total:,} tokens")
-        if None not in (trained := [member.num_supervised for member in view.members]):
-            share = sum(filter(None, trained))
-            facts.append(f"{share:,} trained on ({share / max(1, total):.0%})")
-    return " · ".join([*facts, view.shard or "not written yet"])
+    facts.append(f"{total:,} of {most:,} tokens ({total / most:.1%})" if most else f"{total:,} tokens")
+    return " · ".join([*facts, f"{trained:,} trained on ({trained / max(1, total):.0%})", view.place.shard])
 
 
 def members_rows(members: Sequence[MemberView]) -> Rows:
@@ -185,17 +181,15 @@ def print_next(command: str, others: Sequence[str]) -> None:
 _MOST_PIECES = 400  # pieces on a page; more would be narrower than a pixel
 
 
-def pack_strip(pack: PackView) -> Html | None:
-    """Draw a pack as a bar, with a key to its colours; a member that was not measured has no piece."""
+def pack_strip(pack: PackView) -> Html:
+    """Draw a pack as a bar, with a key to its colours."""
     pieces = [
         piece._replace(is_odd=number % 2 == 1)
         for number, member in enumerate(pack.members)
         for piece in _member_pieces(member, f"member {number}")
     ]
-    if not pieces:
-        return None
     used = sum(piece.size for piece in pieces)
-    total = max(pack.max_token_len or 0, used)
+    total = max(pack.place.max_token_len or 0, used)
     kinds = dict.fromkeys([*(piece.kind for piece in pieces), *["padding"] * (total > used)])
     return join((strip(_fewer(pieces), total), legend(kinds)))
 
@@ -210,13 +204,11 @@ def _member_pieces(member: MemberView, name: str) -> list[Piece]:
             num = sum(span.num_tokens for span in spans)
             sums.append((kind, max(0, num - left)))
             left = max(0, left - num)
-    elif member.token_len is None:
-        return []
     elif member.num_visual_tokens is None:
-        sums = [("unknown" if member.media else "text", member.token_len - member.shared_len)]
+        sums = [("unknown" if member.media else "text", (member.token_len or 0) - member.shared_len)]
     else:
         visual = member.num_visual_tokens - member.num_shared_visual
-        sums = [(member.media_type, visual), ("text", member.token_len - member.shared_len - visual)]
+        sums = [(member.media_type, visual), ("text", (member.token_len or 0) - member.shared_len - visual)]
     words = {"mix": "images and videos", "unknown": "text and media"}
     return [Piece(kind, size, f"{where}: {words.get(kind, kind)}, {size:,} tokens") for kind, size in sums if size > 0]
 

@@ -100,24 +100,28 @@ class MemberView:
 
 
 @dataclass(frozen=True)
+class Place:
+    """The place of a pack in its dataset."""
+
+    number: int  # its number in the order of the plan
+    num_packs: int
+    shard: str
+    max_token_len: int | None = None
+
+
+@dataclass(frozen=True)
 class PackView:
-    """A pack of a dataset, or of a plan."""
+    """A pack of a dataset."""
 
     key: str
-    number: int  # its place in the order of the plan
-    num_packs: int
-    shard: str | None  # its file; None: it is not written
+    place: Place
     media_type: str
-    max_token_len: int | None
     members: list[MemberView]
-    notes: list[str] = field(default_factory=list)  # facts that could not be told, and why
+    holds_text: bool = True  # False: `output.messages=false`
 
     @property
-    def token_len(self) -> int | None:
-        """Return the tokens of the pack; None where a member was not measured."""
-        lens = [member.token_len for member in self.members]
-        shared = sum(member.shared_len for member in self.members)
-        return None if None in lens else sum(filter(None, lens)) - shared
+    def token_len(self) -> int:
+        return sum((member.token_len or 0) - member.shared_len for member in self.members)
 
 
 _EDGE = 160  # pixels

@@ -38,11 +38,7 @@ class Terms:
 
 @contextmanager
 def terms_of(folders: Sequence[Folder], kept_as: str | None = None) -> Iterator[Terms]:
-    """Yield a run's conditions for other machines. Meanwhile, a file lies in each folder that the run writes to.
-
-    Args:
-        kept_as: the file stays under this name, for processes that look for it later; `forget` removes it.
-    """
+    """Yield a run's conditions for other machines. Meanwhile, a file lies in each folder that the run writes to."""
     seen = []
     with ExitStack() as stack:
         for folder in folders:

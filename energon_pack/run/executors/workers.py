@@ -91,11 +91,7 @@ class Context(SpawnContext):
 
 
 class Busy:
-    """Measures for how long no work was done.
-
-    Args:
-        work: returns the seconds of the processor used so far, and the bytes read and written.
-    """
+    """Measures for how long no work was done."""
 
     def __init__(self, work: Callable[[], tuple[float, int]]):
         self._work = work
@@ -103,11 +99,7 @@ class Busy:
         self._done = work()
 
     def seconds_without_work(self, waited: float) -> float:
-        """Return the seconds since the last call that saw a used processor, or a read or written byte.
-
-        Args:
-            waited: seconds since the last call.
-        """
+        """Return the seconds since the last call that saw a used processor, or a read or written byte."""
         self._idle += waited
         done = self._work()
         if done[1] != self._done[1] or done[0] - self._done[0] > _IDLE * self._idle:

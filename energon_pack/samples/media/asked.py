@@ -176,12 +176,12 @@ _MOST = sys.float_info.max
 _NOUNS = {FRAMES: "a list of frames", **{kind: medium.noun for kind, medium in KINDS.items()}}
 
 
-def settings_of(value: Mapping[str, Any] | None, of_all: Mapping[str, Any], kind: str) -> MediumSettings | None:
+def settings_of(of_this: Mapping[str, Any] | None, of_all: Mapping[str, Any], kind: str) -> MediumSettings | None:
     """Read the settings of a medium; None if the record sets nothing for it.
 
-    `value`: the settings of this medium; a key whose value is None sets nothing.
+    `of_this`: the settings of this medium; a key whose value is None sets nothing.
     """
-    values = {key: item for key, item in (value or {}).items() if item is not None}
+    values = {key: item for key, item in (of_this or {}).items() if item is not None}
     if not values and not of_all:
         return None
     noun = FRAMES if FRAMES in values else kind

@@ -28,8 +28,9 @@ class LazyImage(Image.Image):
 
     @property
     def medium(self) -> Media:
-        """Return its size, from the header; who only decodes it needs no reader of headers."""
+        """Return its kind and upright size, from the header."""
         if self._medium is None:
+            # late: decoding alone needs no reader of headers
             from energon_pack.samples.media.image_probe import medium_of, png_chunks
 
             with self._named():
