@@ -47,7 +47,7 @@ def pack_tokens(members: Sequence[MemberTokens]) -> PackTokens:
     }
     ids = np.concatenate([np.zeros(0, np.int64), *(member.ids for member in members)])
     return PackTokens(
-        {name: np.array(values, COLUMNS[name]) for name, values in lists.items() if values} | id_columns(ids)
+        {name: np.array(rows, COLUMNS[name]) for name, rows in lists.items() if rows} | id_columns(ids)
     )
 
 

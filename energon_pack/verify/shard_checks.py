@@ -169,8 +169,8 @@ def _verify_pack(
     if members and job.source is not None:
         template = None if job.template_folder is None else load_saved(job.template_folder)
         again = None if template is None or len(tokens) != len(members) else (tokens, template)
-        for check, member, defects in compared(parts, pack, members, job.source, sources, job.read, again):
-            findings.add(check, f"{where}: {member}", defects)
+        for check, member, differences in compared(parts, pack, members, job.source, sources, job.read, again):
+            findings.add(check, f"{where}: {member}", differences)
 
 
 def _tokens(file: Bytes, pack: Pack, findings: Findings, where: str) -> list[MemberTokens]:
