@@ -46,9 +46,7 @@ def pack_tokens(members: Sequence[MemberTokens]) -> PackTokens:
         "frame": [frame for medium in videos for frame in medium.frames],
     }
     ids = np.concatenate([np.zeros(0, np.int64), *(member.ids for member in members)])
-    return PackTokens(
-        {name: np.array(rows, COLUMNS[name]) for name, rows in lists.items() if rows} | id_columns(ids)
-    )
+    return PackTokens({name: np.array(rows, COLUMNS[name]) for name, rows in lists.items() if rows} | id_columns(ids))
 
 
 def _weighted(member: MemberTokens) -> Iterator[tuple[tuple[int, int], float]]:

@@ -103,11 +103,6 @@ def test_a_record_may_have_its_extension_in_capitals(tmp_path: Path) -> None:
     assert record_of(b"words", "TXT", False, caption).messages[0]["content"] == "words"
 
 
-def test_hidden_files_are_ignored(tmp_path: Path) -> None:
-    rows = index(write_tar(tmp_path / "x.tar", {"d/._a.jpg": b"", "d/a.json": b"{}", ".DS_Store": b""}))
-    assert [row["key"] for row in rows] == ["d/a"]
-
-
 def test_of_equal_keys_the_first_wins(tmp_path: Path) -> None:
     members = [
         ("a.0.jpg", b"1"),
@@ -133,17 +128,6 @@ def test_a_sample_whose_parts_lie_apart_is_one_line_of_the_ledger(tmp_path: Path
     assert [(row["key"], row["reason"], row["parts"]) for row in rows] == [
         ("a", "non_adjacent_member", ["0.jpg", "1.jpg"]),
         ("b", None, []),
-        ("c", None, []),
-    ]
-
-
-def test_a_second_sample_of_a_key_has_its_own_parts_apart(tmp_path: Path) -> None:
-    members = [("a.json", b"{}"), ("b.json", b"{}"), ("a.json", b"{}"), ("c.json", b"{}"), ("a.0.jpg", b"1")]
-    rows = index(write_tar(tmp_path / "x.tar", members))
-    assert [(row["key"], row["reason"], row["parts"]) for row in rows] == [
-        ("a", None, []),
-        ("b", None, []),
-        ("a", "duplicate_key", ["0.jpg"]),
         ("c", None, []),
     ]
 
@@ -358,13 +342,6 @@ def test_folders_that_are_moved_together_keep_their_names(roots: set[str], rest:
     assert names_of(roots, files) == names_of([above + root for root in roots], [above + file for file in files])
 
 
-@given(parents=st.lists(FOLDER, min_size=2, max_size=4), rest=FOLDER)
-def test_roots_of_different_names_may_lie_anywhere(parents: list[str], rest: str) -> None:
-    roots = [f"{parent}/root{i}" for i, parent in enumerate(parents)]
-    names = names_of(roots, [root + rest for root in roots])
-    assert names == [f"root{i}{rest}" for i in range(len(roots))]
-
-
 def test_a_link_into_its_own_folder_ends(shards: Path) -> None:
     (shards / "b" / "up").symlink_to(shards)
     assert names(find_shards(str(shards))) == ["a.tar", "b/1.tar", "b/2.tar"]
@@ -512,11 +489,6 @@ def test_a_broken_split_is_one_clear_error(prepared: Path, splits: dict[str, obj
     (prepared / ".nv-meta" / "split.yaml").write_text(yaml.safe_dump(splits))
     with pytest.raises(PackError, match=message):
         find_shards(str(prepared), "train")
-
-
-def test_only_a_first_folder_is_metadata(tmp_path: Path) -> None:
-    rows = index(write_tar(tmp_path / "x.tar", {"train__v2__/a.json": b"{}", "__v2__/b.json": b"{}"}))
-    assert [row["key"] for row in rows] == ["train__v2__/a"]
 
 
 def test_a_split_needs_a_prepared_folder(shards: Path) -> None:
