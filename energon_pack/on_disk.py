@@ -23,7 +23,7 @@ from energon_pack.dataset_encoder import pack_encoder
 from energon_pack.errors import PackError
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.member import MemberInput
-from energon_pack.sources.prepared import read_prepared
+from energon_pack.sources.prepared_folder import read_prepared
 from energon_pack.steps.topology import ranks_here, topology_of
 from energon_pack.trainers.doors import PacksByNumber
 

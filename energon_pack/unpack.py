@@ -36,7 +36,7 @@ from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.parts import Reference
 from energon_pack.samples.single import single
 from energon_pack.sources.find import shard_of
-from energon_pack.sources.jsonl.index import LINE
+from energon_pack.sources.jsonl.line_index import LINE
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import absolute, real_path

@@ -25,7 +25,7 @@ from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.dataset_encoder import pack_encoder
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
-from energon_pack.sources.prepared import Prepared, read_prepared
+from energon_pack.sources.prepared_folder import PreparedFolder, read_prepared
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import Pack
 from energon_pack.training.pack_encoder import PackEncoder
@@ -76,7 +76,7 @@ def packs(
 class Packs:
     """A stage of a webdataset pipeline; it can be pickled for spawned workers."""
 
-    def __init__(self, dataset: str, encoder: PackEncoder, prepared: Prepared | None):
+    def __init__(self, dataset: str, encoder: PackEncoder, prepared: PreparedFolder | None):
         #: pass it to `guard`
         self.encoder = encoder
         self._dataset = dataset
@@ -157,7 +157,7 @@ class _Parts(dict[str, Any]):
         return super().get(name.lower(), default)
 
 
-def _prepared(dataset: str | Path, split: str | None = None) -> Prepared | None:
+def _prepared(dataset: str | Path, split: str | None = None) -> PreparedFolder | None:
     if os.path.isfile(dataset):
         raise PackError(
             f"{dataset} is a file: name the folder of a packed dataset; webdataset blends several WebDatasets, each"

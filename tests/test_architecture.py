@@ -44,7 +44,7 @@ BELOW = """
 errors version run steps
 samples.media samples.bytes samples.skip samples.sample samples.tokens samples.tokens_part samples.pack_tokens
 samples.parts samples.member samples.pack_reader samples.input_rules
-sources.storage sources.stored sources.blockwise sources.tar sources.other_formats sources.prepared
+sources.storage sources.stored sources.blockwise sources.tar sources.other_formats sources.prepared_folder
 templates.folder templates.full
 """
 #: Reading: from packs to batches. Energon fills sample classes of all flavours, with messages.

@@ -24,7 +24,7 @@ from energon_pack.samples.cut import EXPANDED_TYPE, FORMS, PART_OF, TEXT_TYPE, C
 from energon_pack.samples.flavors.schema import MESSAGES
 from energon_pack.samples.input_rules import INPUTS, TRIAL
 from energon_pack.samples.media.kinds import BY_LETTER, KINDS
-from energon_pack.sources.jsonl.index import LINE
+from energon_pack.sources.jsonl.line_index import LINE
 from energon_pack.sources.rows import MeasuredRow, rows_of
 from energon_pack.sources.shard import JsonlShard, TarShard
 

@@ -146,8 +146,8 @@ _KNOWN = tuple(read.union(harmless) for read, harmless in zip(_READ, _HARMLESS, 
 def meant(unknown: str) -> str | None:
     """Return the key that an unknown key nearly is, as `imgae` is `image`; None: there is none."""
     place = max(number for number, prefix in enumerate(_PLACES) if unknown.startswith(prefix))
-    there = sorted(_READ[place].union(MEDIA_KEYS))
-    return next(iter(difflib.get_close_matches(unknown.removeprefix(_PLACES[place]).lower(), there, 1, _NEAR)), None)
+    known = sorted(_READ[place].union(MEDIA_KEYS))
+    return next(iter(difflib.get_close_matches(unknown.removeprefix(_PLACES[place]).lower(), known, 1, _NEAR)), None)
 
 
 def hint(unknown: str) -> str:
@@ -176,8 +176,8 @@ def said_once(value: dict[str, Any], place: int = 0) -> dict[str, Any]:
         return value
     for keys in _ALIKE[place]:
         one_value(value, keys, _PLACES[place])
-        others = [key for key in keys if value.get(key)][1:]
-        value = {key: item for key, item in value.items() if key not in others}
+        spare = [key for key in keys if value.get(key)][1:]
+        value = {key: item for key, item in value.items() if key not in spare}
     return value
 
 

@@ -46,7 +46,7 @@ def pack_tokens(members: Sequence[MemberTokens]) -> PackTokens:
         "frame": [frame for medium in videos for frame in medium.frames],
     }
     ids = np.concatenate([np.zeros(0, np.int64), *(member.ids for member in members)])
-    return PackTokens({name: np.array(own, COLUMNS[name]) for name, own in lists.items() if own} | id_columns(ids))
+    return PackTokens({name: np.array(rows, COLUMNS[name]) for name, rows in lists.items() if rows} | id_columns(ids))
 
 
 def _weighted(member: MemberTokens) -> Iterator[tuple[tuple[int, int], float]]:
@@ -83,12 +83,12 @@ def _members(pack: PackTokens) -> Iterator[MemberTokens]:
         raise ValueError(f"{len(pack['kind'])} media, and members with {sum(counts)}")
     for index, (start, end) in enumerate(pairwise(starts)):
         first, last = bounds[index : index + 2]
-        own = [(low, high) for low, high in (spans[first:last] - start).tolist()]
-        if any(low < 1 or high <= low for low, high in own):
+        ranges = [(low, high) for low, high in (spans[first:last] - start).tolist()]
+        if any(low < 1 or high <= low for low, high in ranges):
             raise ValueError(f"a trained span outside of member {index}")
         its_weights = weights[first:last] if any(weight != 1 for weight in weights[first:last]) else []
         its_media = [*islice(media, counts[index])]
-        yield MemberTokens(ids[start:end], own, its_weights, its_media, factors[index], shared[index])
+        yield MemberTokens(ids[start:end], ranges, its_weights, its_media, factors[index], shared[index])
     if bounds[-1] != len(spans):
         raise ValueError("a trained span behind the last member")
 
@@ -111,7 +111,7 @@ def _media(pack: PackTokens) -> list[SeenMedium]:
         pack.of_each(name, number).tolist() for name in ("num_steps", "num_frames", "num_samples")
     )
     entries = {"operation": sum(num_steps), "frame": sum(num_frames), "fps": sum(map(bool, num_frames))}
-    if wrong := [name for name, wanted in entries.items() if len(pack[name]) != wanted]:
+    if wrong := [name for name, number in entries.items() if len(pack[name]) != number]:
         raise ValueError(f"{len(pack[wrong[0]])} entries of {wrong[0]}, and media with {entries[wrong[0]]}")
     frames, rates = iter(pack["frame"].tolist()), iter(_rates(pack["num_in_source"], pack["fps"]))
     columns = zip(names, *plain, num_steps, num_frames, num_samples, strict=True)

@@ -96,8 +96,8 @@ def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = F
         value = preferred(value, _keys(settings), settings.take)
     without = without_nulls_of_a_table(value, settings.nulls)
     value = value if without is None else without
-    messages, used, others = _find_messages(value, settings)
-    unknown = {**unknown_keys(value, [*used]), **others}
+    messages, used, other_texts = _find_messages(value, settings)
+    unknown = {**unknown_keys(value, [*used]), **other_texts}
     spelled = kind_of_parts(value[key] for key in used)
     if not messages:
         raise Skip(Reason.NO_MESSAGES, "the conversation is empty")
@@ -106,8 +106,8 @@ def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = F
     if system and not isinstance(system, (str, list)):
         raise Skip(Reason.BAD_MESSAGE, f"{system_key} is no text: {str(system)[:80]}")
     if system and first["role"] == "system" and first["content"] != system:
-        what = f"{system_key} is {str(system)[:60]!r}, and the first turn is another system turn"
-        raise Skip(Reason.BAD_MESSAGE, what)
+        detail = f"{system_key} is {str(system)[:60]!r}, and the first turn is another system turn"
+        raise Skip(Reason.BAD_MESSAGE, detail)
     if system and first["role"] not in ("system", DOCUMENT):
         messages.insert(0, {"role": "system", "content": _content(system, 0) if isinstance(system, list) else system})
         used.add(system_key)
@@ -169,11 +169,11 @@ def _keys(settings: ReadSettings) -> tuple[str, ...]:
 
 def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[list[Message], set[str], dict[str, Any]]:
     """Return the messages of a sample, the keys they came from, and other texts of a conversation that it has."""
-    if found := conversation_of(value, settings):
-        written, others = found
+    if read := conversation_of(value, settings):
+        written, other_texts = read
         turns = written.turns()
         messages = turns if written.name in ("document", "text") else _messages(turns)
-        return messages, {*(written.keys if written.used is None else written.used)}, others
+        return messages, {*(written.keys if written.used is None else written.used)}, other_texts
     if settings.messages_key:
         detail = f"source.messages_key={settings.messages_key} names no field of it; there are {sorted(value)[:8]}"
         raise Skip(Reason.NO_MESSAGES, detail)

@@ -78,6 +78,6 @@ def one_value(value: Mapping[str, Any], keys: Sequence[str], place: str = "") ->
     for key in others:
         one, other = (item if isinstance(item, list) else [item] for item in (value[first], value[key]))
         if one != other:
-            said = f"{place}{first} is {str(value[first])[:40]!r} and {key} {str(value[key])[:40]!r}"
-            raise Skip(Reason.BAD_MESSAGE, f"{said}: two spellings of one thing; source.map can leave one out")
+            both = f"{place}{first} is {str(value[first])[:40]!r} and {key} {str(value[key])[:40]!r}"
+            raise Skip(Reason.BAD_MESSAGE, f"{both}: two spellings of one thing; source.map can leave one out")
     return value.get(first)

@@ -57,8 +57,8 @@ class PackTokens:
     columns: Mapping[str, Array]
 
     def __getitem__(self, name: str) -> Array:
-        found = self.columns.get(name)
-        return np.zeros(0, COLUMNS[name]) if found is None else found
+        column = self.columns.get(name)
+        return np.zeros(0, COLUMNS[name]) if column is None else column
 
     def of_each(self, name: str, number: int, default: float = 0) -> Array:
         """Return the entries of a column with a default.
@@ -125,8 +125,8 @@ def read_tokens(data: bytes, meta: Mapping[str, Any]) -> PackTokens:
         TokensDamaged: they are not as they were written, as `from_bytes`.
     """
     tokens = PackTokens.from_bytes(data)
-    if (wanted := meta.get(CHECKSUM)) not in (None, crc32(data)):
-        raise TokensDamaged(f"tokens with the checksum {crc32(data)}, and {wanted} when they were written")
+    if (checksum := meta.get(CHECKSUM)) not in (None, crc32(data)):
+        raise TokensDamaged(f"tokens with the checksum {crc32(data)}, and {checksum} when they were written")
     return tokens
 
 

@@ -1,6 +1,6 @@
 """Find the files of a source, of whatever form: what is asked of a form, and the names of files in ids of samples.
 
-an entry of source.path ──Form.in_folder──► files ──Form.leaves──► Leaf ──find_files──► the shards of a Source
+an entry of source.path ──Form.in_folder──► files ──Form.leaves──► ListedFile ──find_files──► the shards of a Source
 """
 
 import os
@@ -95,7 +95,7 @@ class Source:
         return within or next((folder for folder in (path, path.parent) if folder in self.beside), None)
 
 
-class Leaf(NamedTuple):
+class ListedFile(NamedTuple):
     """A file of a source that was found."""
 
     path: str
@@ -117,7 +117,7 @@ class Form(ABC):
         """Return the files of this form in a folder and its subfolders."""
 
     @abstractmethod
-    def leaves(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[Leaf]:
+    def leaves(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
         """Yield the files of an entry of `source.path` that are read."""
 
     def finished(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
@@ -128,7 +128,7 @@ class Form(ABC):
 def find_files(form: Form, path: Sequence[str]) -> Source:
     """Find the files of one form in folders (searched recursively), files and globs."""
     roots, folders = list[str](), list[str]()
-    leaf_of = dict[str, Leaf]()  # by real path
+    leaf_of = dict[str, ListedFile]()  # by real path
     for entry in path:
         root, inside, files = expand(os.path.expanduser(entry))
         roots.append(root)

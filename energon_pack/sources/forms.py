@@ -18,8 +18,8 @@ from energon_pack.run.by_name import entry_point
 from energon_pack.samples.media.kinds import MEDIA_NAMES
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.field_map import read_field_map
-from energon_pack.sources.find import LINES, Form, Leaf, Source, but_parquet, find_files, with_samples
-from energon_pack.sources.jsonl.find import LineFiles, TableFiles, of_samples, stem
+from energon_pack.sources.find import LINES, Form, ListedFile, Source, but_parquet, find_files, with_samples
+from energon_pack.sources.jsonl.line_files import LineFiles, TableFiles, of_samples, stem
 from energon_pack.sources.mixture import (
     Entry,
     Mixture,
@@ -30,8 +30,8 @@ from energon_pack.sources.mixture import (
 )
 from energon_pack.sources.other_formats import ARROW
 from energon_pack.sources.own import Own, own_settings
-from energon_pack.sources.packs import with_members
-from energon_pack.sources.prepared import Selection
+from energon_pack.sources.pack_shard import with_members
+from energon_pack.sources.prepared_folder import Selection
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.shard import JsonlShard, Shard, TarShard
 from energon_pack.sources.storage import expand, folder_of, real_path, walk
@@ -220,7 +220,7 @@ class Tars(Form):
     def in_folder(self, folder: str) -> list[str]:
         return walk(folder, TARS)
 
-    def leaves(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[Leaf]:
+    def leaves(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
         if not files:
             has_lines = any(walk(folder, LINES) for folder in folders)
             other = "; source=jsonl reads JSONL" if has_lines else but_parquet(folders)
@@ -235,7 +235,7 @@ class Tars(Form):
                 if left_out.keys is not None:
                     folder = self._selection.prepared_folder(tar)
                     field_map = self._field_map(folder) if folder else None
-                    yield Leaf(tar, real, TarShard, {"field_map": field_map, "excluded": left_out.keys})
+                    yield ListedFile(tar, real, TarShard, {"field_map": field_map, "excluded": left_out.keys})
         for folder in folders:
             self._selection.check_complete(folder, files)
 

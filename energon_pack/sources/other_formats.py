@@ -1,15 +1,15 @@
 """Find files that are neither tars nor lines by their first bytes, and refuse them with advice."""
 
 import re
-import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from energon_pack.errors import PackError
 from energon_pack.samples.bytes import Bytes
-from energon_pack.sources.storage import open_file
+from energon_pack.sources.storage import File, open_file
 
 #: names of compressed tars and lines
 COMPRESSED = re.compile(r"(?i)\.(tgz|tbz2?|txz|(tar|jsonl?)\.(gz|bz2|xz|zst|zstd|lz4))$")
-_ENDING = re.compile(r"(?i)\.(tgz|tbz2?|txz|gz|bz2|xz|zst|zstd|lz4)$")
 
 
 def compression(file: Bytes) -> str | None:
@@ -24,23 +24,28 @@ def compression(file: Bytes) -> str | None:
 
 
 def compressed_error(path: str, number: int = 1) -> PackError:
-    """Make the error for a compressed file, with a command after which the same source can be read."""
+    """Make the error for a compressed file. `number`: of such files."""
     with open_file(path) as file:
         command = compression(file)
-    plain = plain_name(path)
-    unpacked = plain if plain != path else f"{path}.plain"
-    rest = f"rm {shlex.quote(path)}" if plain != path else f"mv {shlex.quote(unpacked)} {shlex.quote(path)}"
-    unpack = f"{command} < {shlex.quote(path)} > {shlex.quote(unpacked)} && {rest}"
-    if command is None:  # only its name looks compressed
-        unpack = f"mv {shlex.quote(path)} {shlex.quote(plain)}"
     more = f" (and {number - 1} more)" if number > 1 else ""
-    return PackError(f"{path}{more} is compressed, sources are read in place: replace it by what it holds: {unpack}")
+    if command is None:
+        return PackError(f"{path}{more} is called as a compressed file, and is none: rename it")
+    return PackError(
+        f"{path}{more} is compressed, and sources are read in place: put what {command} gives in its place"
+    )
 
 
-def plain_name(path: str) -> str:
-    """Return the name of a file after unpacking."""
-    stem, is_short = _ENDING.sub("", path), path.lower().endswith(("tgz", "tbz", "tbz2", "txz"))
-    return f"{stem}.tar" if is_short else stem
+@contextmanager
+def opened_plain(path: str) -> Iterator[File]:
+    """Open a file that is not compressed; raises PackError for another, or one that can't be opened."""
+    try:
+        file = open_file(path)
+    except OSError as error:
+        raise PackError(f"{path}: {error.strerror}") from None
+    with file:
+        if compression(file):
+            raise compressed_error(path)
+        yield file
 
 
 _LINES = "source=jsonl reads lines of JSON in UTF-8, with media as files of their own"
@@ -60,5 +65,5 @@ TABLE = ".parquet"
 def what_else(head: bytes) -> str | None:
     """Name the format of a file that begins with these bytes, with advice; None: unknown."""
     if head[16:20] == b"\xde\xc0\xef\xbe":
-        return 'an LMDB: lines of JSON name its values, {"images": ["DIR.lmdb::KEY"], …}'
+        return f"an LMDB: {_LINES}"
     return next((name for magic, name in _FORMATS if head.startswith(magic)), None)

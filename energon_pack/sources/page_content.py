@@ -22,7 +22,7 @@ _MOST_ELEMENTS = 4096  # elements of a page: if there are more, decompressing th
 _MOST_VISITED = 512  # elements for one part: with more (copies of copies of copies) the page is decompressed
 
 
-class Content(Protocol):
+class PageBytes(Protocol):
     """The bytes of a page as its writer encoded them, before they were compressed."""
 
     @property
@@ -56,11 +56,11 @@ class Compressed:
     packed_size: int
     size: int
     #: path and version of its file
-    of: tuple[str, str]
+    file_id: tuple[str, str]
 
     def read(self, file: Bytes, start: int, length: int) -> bytes:
         """Read some bytes; raises pyarrow's ArrowException or OSError for a damaged page, or one that is too large."""
-        key = (*self.of, self.offset)
+        key = (*self.file_id, self.offset)
         data = _pages.get(key)
         if data is None:
             packed = file.read(self.offset, self.packed_size)
@@ -120,7 +120,7 @@ class _TooMany(Exception):
 
 def content_of(
     file: Bytes, file_id: tuple[str, str], codec: str | None, offset: int, packed_size: int, size: int
-) -> Content:
+) -> PageBytes:
     """Find the best way to read a page. `codec`: the compression; None: it is not compressed."""
     if codec is None:
         return Plain(offset, size)

@@ -16,7 +16,7 @@ _SIZES = {_BYTE: 1, _DOUBLE: 8}
 _TAIL = 8  # the size of the footer, and the magic bytes
 
 
-class Chunk(NamedTuple):
+class ColumnChunk(NamedTuple):
     """A column of a row group."""
 
     codec: int  # CompressionCodec
@@ -28,7 +28,7 @@ class Chunk(NamedTuple):
     dictionary_offset: int | None
 
 
-def read_chunks(file: Bytes) -> list[list[Chunk]]:
+def read_chunks(file: Bytes) -> list[list[ColumnChunk]]:
     """Read the chunks of each row group, in the order of the columns."""
     size = int.from_bytes(file.read(file.size - _TAIL, 4), "little")
     footer = file.read(file.size - _TAIL - size, size)
@@ -39,8 +39,8 @@ def read_chunks(file: Bytes) -> list[list[Chunk]]:
         raise ValueError(f"its footer is damaged: {error!r}") from None
 
 
-def _chunk(about: dict[int, Any]) -> Chunk:
-    chunk = Chunk(about[4], about[2], about[5], about[6], about[7], about[9], about.get(11))
+def _chunk(about: dict[int, Any]) -> ColumnChunk:
+    chunk = ColumnChunk(about[4], about[2], about[5], about[6], about[7], about[9], about.get(11))
     if not all(isinstance(value, int) and value >= 0 for value in (chunk.codec, *chunk[2:6], chunk[6] or 0)):
         raise ValueError("its footer has a number below zero")
     return chunk

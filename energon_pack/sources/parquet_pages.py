@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from energon_pack.samples.bytes import Bytes
-from energon_pack.sources.page_content import Content, Snappy, content_of
-from energon_pack.sources.parquet_footer import Chunk, read_struct, varint
+from energon_pack.sources.page_content import PageBytes, Snappy, content_of
+from energon_pack.sources.parquet_footer import ColumnChunk, read_struct, varint
 
 #: the step of a way that leads into each element of a list
 LIST: Final = object()
@@ -36,10 +36,10 @@ class _Page(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Column:
+class BytesColumn:
     """Where each value of a column of bytes lies, in one row group."""
 
-    pages: list[Content]
+    pages: list[PageBytes]
     first: np.ndarray  # for each row the number of its first value; and the number of all values
     page: np.ndarray  # for each value, its page
     start: np.ndarray
@@ -66,26 +66,26 @@ class Column:
 class Value(NamedTuple):
     """The place of a value."""
 
-    page: Content
+    page: PageBytes
     start: int
     size: int
 
     def read(self, file: Bytes, offset: int, size: int) -> bytes:
-        """Read some of its bytes; raises as `Content.read`."""
+        """Read some of its bytes; raises as `PageBytes.read`."""
         return self.page.read(file, self.start + offset, max(0, min(size, self.size - offset)))
 
 
-def is_read_by_pages(chunk: Chunk) -> bool:
+def is_read_by_pages(chunk: ColumnChunk) -> bool:
     """Tell by the footer whether the values of a column of bytes can be found in its pages."""
     return chunk.codec in _CODECS and {_PLAIN, *_INDEXES, *_LEVELS}.issuperset(chunk.encodings)
 
 
-def column_of(file: Bytes, file_id: tuple[str, str], chunk: Chunk, leaf: Any) -> Column | None:
+def column_of(file: Bytes, file_id: tuple[str, str], chunk: ColumnChunk, leaf: Any) -> BytesColumn | None:
     """Find the values of a column chunk; None: it has an encoding that only pyarrow reads."""
     if chunk.codec not in _CODECS:
         return None
     codec = _CODECS[chunk.codec]
-    pages: list[Content] = []
+    pages: list[PageBytes] = []
     starts: list[np.ndarray] = []  # numbers of the entries at which rows begin
     all_entries: list[np.ndarray] = []  # for each page: page, start and length of its entries
     dictionary = np.zeros((0, 2), np.int64)
@@ -133,10 +133,10 @@ def column_of(file: Bytes, file_id: tuple[str, str], chunk: Chunk, leaf: Any) ->
         num_entries += about[1]
     every = np.concatenate(all_entries) if all_entries else np.zeros((0, 3), np.int64)
     first = np.concatenate([*starts, [num_entries]])
-    return Column(pages, first, *every.astype(np.int32).T)
+    return BytesColumn(pages, first, *every.astype(np.int32).T)
 
 
-def _pages(file: Bytes, chunk: Chunk) -> Iterator[_Page]:
+def _pages(file: Bytes, chunk: ColumnChunk) -> Iterator[_Page]:
     begin = min(chunk.data_offset, chunk.dictionary_offset or chunk.data_offset)
     end = begin + chunk.size
     while begin < end:
@@ -145,7 +145,7 @@ def _pages(file: Bytes, chunk: Chunk) -> Iterator[_Page]:
         begin += size + header[3]
 
 
-def _places(file: Bytes, content: Content, begin: int, number: int) -> np.ndarray:
+def _places(file: Bytes, content: PageBytes, begin: int, number: int) -> np.ndarray:
     """Return start and length of byte arrays in plain encoding; each has its length in 4 bytes before it."""
     places = np.empty((number, 2), np.int64)
     for index in range(number):
@@ -157,7 +157,7 @@ def _places(file: Bytes, content: Content, begin: int, number: int) -> np.ndarra
     return places
 
 
-def _levels_v1(file: Bytes, content: Content, begin: int, most: int, number: int) -> tuple[np.ndarray, int]:
+def _levels_v1(file: Bytes, content: PageBytes, begin: int, most: int, number: int) -> tuple[np.ndarray, int]:
     """Return the levels of a page of version 1, and where they end."""
     if most == 0:
         return np.zeros(number, np.int64), begin

@@ -184,10 +184,10 @@ def state_of(path: str) -> State | None:
 class SourceChanged(PackError):
     """A shard changed since it was measured."""
 
-    def __init__(self, path: str, what: str = ""):
-        named = f"{path}: {what}" if what else path
+    def __init__(self, path: str, part: str = ""):
+        named = f"{path}: {part}" if part else path
         super().__init__(f"{named} changed since it was measured: run again, it is then measured anew")
-        self.path, self.what = path, what
+        self.path, self.part = path, part
 
     def __reduce__(self) -> Any:
-        return SourceChanged, (self.path, self.what)
+        return SourceChanged, (self.path, self.part)

@@ -31,7 +31,7 @@ from energon_pack.sources import wds
 from energon_pack.sources.copies import drawn_rows, source_key
 from energon_pack.sources.field_map import FieldMap
 from energon_pack.sources.inside import joined_name, media_in, split_name
-from energon_pack.sources.jsonl import index as lines
+from energon_pack.sources.jsonl import line_index as lines
 from energon_pack.sources.jsonl.coco import with_image
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
 from energon_pack.sources.named_bytes import may_have_base64, with_names

@@ -24,9 +24,6 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-_SHORT = 4096  # bytes; longer reads are not kept
-
-
 class State(NamedTuple):
     """Size and version of a file, which show whether it changed."""
 
@@ -84,17 +81,10 @@ class LocalFile(File):
     def __init__(self, fd: int, state: State):
         super().__init__(state)
         self.fd = fd
-        self._last: tuple[tuple[int, int, bytes], ...] = ()  # start and end of the last short reads, and their bytes
 
     def read(self, offset: int, size: int) -> bytes:
-        end = offset + size
-        for start, stop, data in self._last:  # both ends of a medium are read twice
-            if start <= offset and end <= stop:
-                return data[offset - start : end - start]
         data = os.pread(self.fd, size, offset)
         _Read.num_bytes += len(data)
-        if size <= _SHORT:
-            self._last = (*self._last[-1:], (offset, offset + len(data), data))
         return data
 
     def read_into(self, offset: int, view: memoryview) -> int:

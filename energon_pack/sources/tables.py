@@ -27,8 +27,17 @@ from energon_pack.samples.nulls import without_nulls
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.named_bytes import bytes_at, with_names
 from energon_pack.sources.other_formats import TABLE
-from energon_pack.sources.parquet_footer import Chunk, read_chunks
-from energon_pack.sources.parquet_pages import LIST, Column, Value, Way, column_of, is_read_by_pages, put_bytes, ways_of
+from energon_pack.sources.parquet_footer import ColumnChunk, read_chunks
+from energon_pack.sources.parquet_pages import (
+    LIST,
+    BytesColumn,
+    Value,
+    Way,
+    column_of,
+    is_read_by_pages,
+    put_bytes,
+    ways_of,
+)
 from energon_pack.sources.storage import File, InMemory, State, open_file, state_of
 
 #: bytes of a group of rows that are read at once
@@ -45,7 +54,7 @@ class Table:
 
     file: File
     parquet: Any  # pyarrow's ParquetFile
-    chunks: list[list[Chunk]]  # the columns of each group
+    chunks: list[list[ColumnChunk]]  # the columns of each group
     group_lens: list[int]  # number of rows of each group
     text_lens: list[int]  # approximate bytes of a row's text, for each group
 
@@ -78,7 +87,7 @@ def _read(path: str, file: File) -> Table:
     return Table(file, parquet, chunks, lens, text_lens)
 
 
-def _check_sizes(path: str, groups: Sequence[Sequence[Chunk]], texts: set[int], are_deep: Sequence[bool]) -> None:
+def _check_sizes(path: str, groups: Sequence[Sequence[ColumnChunk]], texts: set[int], are_deep: Sequence[bool]) -> None:
     """Refuse a row group that would take too much memory, because its texts, or all of it, are read at once.
 
     Args:
@@ -106,7 +115,7 @@ _groups: Recent[_Key, pa.Table] = Recent(64 << 20, lambda group: group.nbytes)
 #: the JSON of each row of a group
 _texts: Recent[_Key, list[bytes]] = Recent(64 << 20, lambda rows: sum(map(len, rows)))
 #: a group and a leaf → where its values are; None: only pyarrow can read it
-_columns: Recent[tuple[_Key, int], tuple[Column | None]] = Recent(
+_columns: Recent[tuple[_Key, int], tuple[BytesColumn | None]] = Recent(
     256 << 20, lambda kept: kept[0].num_bytes if kept[0] else 0
 )
 
@@ -223,7 +232,7 @@ def _by_page(table: Table, group: _Key, row: int, way: list[str]) -> Value | Non
     return None if column is None else column.value(row, int(lists[0]) if lists else 0)
 
 
-def _column(table: Table, group: _Key, leaf: int) -> Column | None:
+def _column(table: Table, group: _Key, leaf: int) -> BytesColumn | None:
     """Find the values of a column of bytes; None: only pyarrow can read it."""
     kept = _columns.get((group, leaf))
     if kept is None:

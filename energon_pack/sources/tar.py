@@ -43,7 +43,7 @@ class Damage:
     """A damage of a tar, and its place."""
 
     offset: int
-    what: str
+    detail: str
     #: the member that is not whole
     cut: str | None = None
     #: whether at least one member with an unreadable name is lost here

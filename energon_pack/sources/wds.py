@@ -11,7 +11,6 @@ from itertools import pairwise
 
 import pyarrow as pa
 
-from energon_pack.errors import PackError
 from energon_pack.samples.documents import document_of
 from energon_pack.samples.mapping import mapped
 from energon_pack.samples.raw_json import load_json
@@ -19,7 +18,7 @@ from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.dotted_keys import DottedFile, DottedKeys, Member, refusal
-from energon_pack.sources.other_formats import compressed_error, compression
+from energon_pack.sources.other_formats import opened_plain
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import NO_DATA, TarScan
 
@@ -54,20 +53,14 @@ def index_tar(path: str, record_part: str | None = None) -> pa.Table:
 
     `record_part`: the part that holds the record, as a field map names it; None: a JSON or a text.
     """
-    try:
-        file = open_file(path)
-    except OSError as error:
-        raise PackError(f"{path}: {error.strerror}") from None
-    with file:
-        if compression(file):
-            raise compressed_error(path)
+    with opened_plain(path) as file:
         scan = TarScan(file)
         dotted = DottedKeys(lambda member: file.read(member[1], member[2]))
         rows = _Rows(dotted, record_part)
         rows.add_all(scan)
         separate = dotted.files()
         rows.leave_out(separate)
-    damage = json.dumps([(item.offset, item.what) for item in scan.damage])
+    damage = json.dumps([(item.offset, item.detail) for item in scan.damage])
     about = {"damage": damage, "digest": scan.headers.hexdigest()}
     if separate:
         about["dotted"] = json.dumps((separate[0].name, len(separate)))
@@ -138,7 +131,7 @@ class _Rows:
         for item in damage:
             if item.cut or item.hides:
                 key = _key_of(item.cut) if item.cut else f"@{item.offset}"
-                detail = f"{item.what} at byte {item.offset}"
+                detail = f"{item.detail} at byte {item.offset}"
                 if key in self._rows:  # other parts of this sample came earlier, not beside these
                     self._reasons[self._rows[key]] = (Reason.TRUNCATED_TAR.value, detail[:_LONGEST_DETAIL])
                 else:

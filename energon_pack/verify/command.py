@@ -206,8 +206,8 @@ def _check_accounts(
 ) -> None:
     packs = (pack for shard in shards for _, pack, _ in packs_of(stated.folder, shard.name))
     names = chain((sample for pack in packs for sample, _ in samples_of(pack, None)), ledger.names())
-    for number, defects, file in unaccounted(samples, checks.packed_samples(shards), ledger.samples, names):
-        findings.add("source samples", stated.folder.name, defects, number, file)
+    defects = unaccounted(samples, checks.packed_samples(shards), ledger.samples, names)
+    findings.add("source samples", stated.folder.name, defects, sum(map(len, samples.hashes)))
 
 
 # ----------------------------------------------------------------------------------------------- what a user sees
@@ -226,12 +226,9 @@ def print_findings(findings: Findings, max_errors: int) -> None:
     for note in findings.notes:
         say(note)
     shown = findings.first(max_errors)
-    num_left = findings.num_defects.total() - len(shown)
     for defect in shown:
-        more = findings.more[defect.check, defect.file]
-        num_left -= more
-        say(f"{defect}; and {more:,} more of {defect.file}" if more else str(defect))
-    if num_left:
+        say(str(defect))
+    if num_left := findings.num_defects.total() - len(shown):
         say(f"and {num_left:,} more" if shown else f"{num_left:,} defects")
 
 

@@ -47,12 +47,10 @@ class Defect(NamedTuple):
 
     check: str
     where: str
-    what: str
-    #: the file of the source that is missing or another one; said once, however many samples it is true of
-    file: str | None = None
+    detail: str
 
     def __str__(self) -> str:
-        return f"{self.check}: {printable(self.where)}: {printable(self.what)}"
+        return f"{self.check}: {printable(self.where)}: {printable(self.detail)}"
 
 
 @dataclass
@@ -63,32 +61,25 @@ class Findings:
     num_looked_at: Counter[str] = field(default_factory=Counter)
     num_defects: Counter[str] = field(default_factory=Counter)
     defects: dict[str, list[Defect]] = field(default_factory=dict)
-    #: how many more defects of a check have the same file as one that is kept
-    more: Counter[tuple[str, str | None]] = field(default_factory=Counter)
     #: facts that the user has to know, and that are no defects
     notes: list[str] = field(default_factory=list)
 
-    def add(
-        self, check: str, where: str, whats: Iterable[str], num_looked_at: int = 1, file: str | None = None
-    ) -> None:
+    def add(self, check: str, where: str, defects: Iterable[str], num_looked_at: int = 1) -> None:
         """Record what a check found at one place."""
         self.num_looked_at[check] += num_looked_at
-        for text in whats:
+        for text in defects:
             self.num_defects[check] += 1
-            self._keep(Defect(check, where, text, file))
+            self._keep(Defect(check, where, text))
 
     def _keep(self, defect: Defect) -> None:
         kept = self.defects.setdefault(defect.check, [])
-        if defect.file is not None and any(other.file == defect.file for other in kept):
-            self.more[defect.check, defect.file] += 1
-        elif len(kept) < self.max_defects:
+        if len(kept) < self.max_defects:
             kept.append(defect)
 
     def merge(self, other: "Findings") -> None:
         """Add the findings of another."""
         self.num_looked_at += other.num_looked_at
         self.num_defects += other.num_defects
-        self.more += other.more
         for defect in chain.from_iterable(other.defects.values()):
             self._keep(defect)
 

@@ -36,7 +36,7 @@ def compared(
     sources: Sources,
     settings: ReadSettings,
     again: tuple[Sequence[MemberTokens], Template] | None = None,
-) -> Iterator[tuple[str, str, Iterable[str], str | None]]:
+) -> Iterator[tuple[str, str, Iterable[str]]]:
     """Compare each member with the sample that its row of the plan names.
 
     Args:
@@ -46,34 +46,34 @@ def compared(
         again: the tokens of the members, and the template that makes them again; None: they are not compared.
 
     Yields:
-        Check, sample id of the member, what is wrong, and the file of the source that is missing or another one.
+        Check, sample id of the member, and what is wrong.
     """
     for index, member in enumerate(members):
         shard = shards.get(member.shard)
         if shard is None or not is_within(member, shard):
             why = "the source has no shard" if shard is None else "it would lie beyond the end of the shard"
-            yield "source text", member.sample_id, [f"{why} {short(member.shard)}"], member.shard
+            yield "source text", member.sample_id, [f"{why} {short(member.shard)}"]
             continue
         try:
             sample = sources.with_headers(member, sources.read(member, settings))
             content = conversation(sample, pack.flavor)
             parts = parts_beside(sample, content)
         except (PackError, Skip, OSError, IndexError) as error:  # IndexError: it lacks the turn at which it is cut
-            yield "source text", member.sample_id, [_why(error)], member.shard
+            yield "source text", member.sample_id, [_why(error)]
             parts = [*member.parts]
         else:
             packed = next(iter((pack.members or [])[index : index + 1]), None)
             expected = pack.flavor.member_value(index, content)
             if packed is not None or MESSAGES not in pack.flavor.optional:
-                yield "source text", member.sample_id, _text_differs(packed, expected), None
+                yield "source text", member.sample_id, _text_differs(packed, expected)
             if again is not None:
                 seen = Sample(sample.timed, sample.media, sample.tools, sample.options)
-                yield "source tokens", member.sample_id, made_otherwise(again[0][index], again[1], seen), None
+                yield "source tokens", member.sample_id, made_otherwise(again[0][index], again[1], seen)
         for name, part in zip(next(iter((pack.named or [])[index : index + 1]), []), parts, strict=False):
             try:
-                yield "source media", member.sample_id, [*_media_differ(file, pack, name, member, part, sources)], None
+                yield "source media", member.sample_id, [*_media_differ(file, pack, name, member, part, sources)]
             except (PackError, OSError) as error:
-                yield "source media", member.sample_id, [_why(error)], member.shard
+                yield "source media", member.sample_id, [_why(error)]
 
 
 def _why(error: Exception) -> str:

@@ -169,8 +169,8 @@ def _verify_pack(
     if members and job.source is not None:
         template = None if job.template_folder is None else load_saved(job.template_folder)
         again = None if template is None or len(tokens) != len(members) else (tokens, template)
-        for check, member, whats, file_of in compared(parts, pack, members, job.source, sources, job.read, again):
-            findings.add(check, f"{where}: {member}", whats, file=file_of)
+        for check, member, differences in compared(parts, pack, members, job.source, sources, job.read, again):
+            findings.add(check, f"{where}: {member}", differences)
 
 
 def _tokens(file: Bytes, pack: Pack, findings: Findings, where: str) -> list[MemberTokens]:
@@ -220,7 +220,7 @@ def _damage(compressed: str | None, scan: TarScan, num_packs: int) -> Iterator[s
     if compressed:
         yield f"it is compressed: {compressed}"
         return
-    yield from (f"{damage.what} at byte {damage.offset}" for damage in scan.damage)
+    yield from (f"{damage.detail} at byte {damage.offset}" for damage in scan.damage)
     if not num_packs and not scan.damage:
         yield "it holds no pack"
 
@@ -264,7 +264,6 @@ def _check(job: VerifyJob, pack: Pack, members: list[PlanRow] | None, findings: 
 
 
 def _check_media(file: Bytes, job: VerifyJob, pack: Pack, findings: Findings) -> None:
-    files = {reference.name: str(reference.place[0]) for reference in pack.references}
     for part in pack.files.parts:
         where = f"{job.name}: {pack.files.key}"
         if part.name in ("json", TOKENS) or part.size < 0:
@@ -272,7 +271,7 @@ def _check_media(file: Bytes, job: VerifyJob, pack: Pack, findings: Findings) ->
         try:
             head = file.read(part.offset, min(16, part.size))
         except PackError as error:
-            findings.add("references", where, [str(error)], file=files.get(part.name))
+            findings.add("references", where, [str(error)])
             continue
         if pack.references:
             findings.add("references", where, [])

@@ -34,8 +34,6 @@ from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import folder_of, path_in
 from energon_pack.verify.findings import Findings, Hashes, hashes, joined, named
 
-_FEW = 20  # samples of a file that are named each
-
 
 def find_source(
     folder: DatasetFolder, report: Mapping[str, Any], paths: Sequence[str], media_root: str | None = None
@@ -215,46 +213,28 @@ def source_samples(source: Source, drawn: Drawn, run: Run) -> SourceSamples:
     return SourceSamples(jobs, sample_hashes, defects, joined(copies))
 
 
-def unaccounted(
-    samples: SourceSamples, packed: Hashes, skipped: Hashes, names: Iterator[str]
-) -> Iterator[tuple[int, list[str], str | None]]:
-    """Yield how many samples the source has, with its defects; then the lost ones; then names it lacks, or has twice.
-
-    With each comes what is alike in a file, and is said once: see `Defect.file`.
+def unaccounted(samples: SourceSamples, packed: Hashes, skipped: Hashes, names: Iterator[str]) -> Iterator[str]:
+    """Yield what can't be read of the source; then the lost samples; then names that it lacks, or that come twice.
 
     Args:
         packed, skipped: the samples in packs; the samples of the ledger, one for each entry.
         names: all samples of packs and ledger, to name those that are reported.
     """
-    yield sum(map(len, samples.hashes)), samples.defects, None
-    wanted, num_wanted = np.unique(joined(samples.hashes), return_counts=True)
+    yield from samples.defects
+    expected, num_expected = np.unique(joined(samples.hashes), return_counts=True)
     ours, num_ours = np.unique(joined([packed, skipped]), return_counts=True)
     is_copy = np.isin(ours, samples.copies) & (num_ours == 1)
     ours, num_ours = ours[~is_copy], num_ours[~is_copy]
-    place = np.searchsorted(ours, wanted).clip(0, max(len(ours) - 1, 0))
-    times = np.where(ours[place] == wanted, num_ours[place], 0) if len(ours) else np.zeros(len(wanted), np.int64)
-    lost = wanted[times < num_wanted]
+    place = np.searchsorted(ours, expected).clip(0, max(len(ours) - 1, 0))
+    times = np.where(ours[place] == expected, num_ours[place], 0) if len(ours) else np.zeros(len(expected), np.int64)
+    lost = expected[times < num_expected]
     if len(lost):
         in_source = (name for job in samples.jobs for name in _names(job))
-        yield from _by_file(named(lost, in_source), "is in no pack, and not in the ledger", "lost")
-    too_often = joined([wanted[times > num_wanted], np.setdiff1d(ours, wanted)])
+        yield from (f"{name} is in no pack, and not in the ledger" for name in named(lost, in_source))
+    too_often = joined([expected[times > num_expected], np.setdiff1d(ours, expected)])
     if len(too_often):
-        yield from _by_file(named(too_often, names), "is no sample of the source, or accounted for twice", "unknown")
-
-
-def _by_file(names: Iterator[str], fault: str, kind: str) -> Iterator[tuple[int, list[str], str | None]]:
-    """Yield a few samples of a file each for itself, and many as one."""
-    of_files: dict[str, list[str]] = {}
-    for name in names:
-        of_files.setdefault(_file_of(name), []).append(f"{name} {fault}")
-    for file, defects in of_files.items():
-        yield 0, defects, f"the {kind} samples in {file}" if len(defects) > _FEW else None
-
-
-def _file_of(sample: str) -> str:
-    """Return the file in the name of a sample: `a.tar/key` or `a.jsonl:17`."""
-    file, mark, _ = sample.partition(".tar/")
-    return f"{file}.tar" if mark else sample.rpartition(":")[0] or sample
+        for name in named(too_often, names):
+            yield f"{name} is no sample of the source, or accounted for twice"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from energon_pack.samples.skip import Skip
 from energon_pack.sources import inside, tables
 from energon_pack.sources.field_map import read_field_map
 from energon_pack.sources.inside import open_member
-from energon_pack.sources.prepared import read_prepared
+from energon_pack.sources.prepared_folder import read_prepared
 from energon_pack.sources.tables import table_of, table_row
 from energon_pack.sources.tar import _pax
 
@@ -92,8 +92,8 @@ def test_a_list_of_lists_of_lists(tmp_path: Path) -> None:
 
 def test_names_in_braces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever bound comes first: a process that has freed much may fill it for a while."""
-    monkeypatch.setattr("energon_pack.sources.prepared._LARGEST", 48 << 20)
-    monkeypatch.setattr("energon_pack.sources.prepared._SECONDS", 1.0)
+    monkeypatch.setattr("energon_pack.sources.prepared_folder._LARGEST", 48 << 20)
+    monkeypatch.setattr("energon_pack.sources.prepared_folder._SECONDS", 1.0)
     (tmp_path / ".nv-meta").mkdir()
     (tmp_path / ".nv-meta" / "split.yaml").write_text('split_parts: {train: ["{0..9999999999}.tar"]}\n')
     with pytest.raises(PackError, match=r"split_parts\.train: it takes more than (50\.3 MB|1 s)"):

@@ -10,35 +10,14 @@ import pytest
 
 from energon_pack.config.schema import MediaIn, PackConfig
 from energon_pack.pack import pack
-from energon_pack.samples.settings import ReadSettings
-from energon_pack.samples.skip import Skip
-from energon_pack.sources.forms import find_source
 from energon_pack.sources.inside import open_inside
-from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import IndexRow, rows_of
-from energon_pack.sources.sample import read_sample
-from energon_pack.sources.settings import SourceConfig
 from support.packed import Make, samples
+from support.read_source import read
 from support.running import command
 from support.samples import noise
 
 PNG = noise(1, 56)
 CODED = base64.b64encode(PNG).decode()
-
-
-def read(path: Path, **settings: Any) -> list[Any]:
-    """Texts and media of each sample of a file, or why it is skipped."""
-    (shard,) = find_source(SourceConfig(**settings), str(path)).shards
-    found: list[Any] = []
-    with Reader() as reader:
-        for row in rows_of(shard.index(), IndexRow):
-            try:
-                sample = read_sample(reader, shard, row, ReadSettings())
-                texts = [message["content"] for message in sample.messages]
-                found.append((texts, [reader.read(shard, part) for part in sample.parts]))
-            except Skip as skip:
-                found.append(skip.reason.value)
-    return found
 
 
 def openai(url: str) -> dict[str, Any]:
@@ -56,9 +35,10 @@ def test_base64_in_a_line(tmp_path: Path) -> None:
         {"query": "a text", "response": "b"},
     ]
     (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    first, second, third, fourth, fifth = read(tmp_path / "a.jsonl")
+    first, second, third, fourth, fifth = read(tmp_path / "a.jsonl").values()
     assert first[1] == second[1] == [PNG]
-    assert (third, fourth) == ("unreadable_media", "unreadable_media")
+    assert str(third).startswith("unreadable_media")
+    assert str(fourth).startswith("unreadable_media")
     assert fifth == (["a text", "b"], [])
 
 
@@ -88,11 +68,12 @@ def test_a_zip_archive_for_media_root(tmp_path: Path) -> None:
     )
     with zipfile.ZipFile(tmp_path / "images.zip", "w") as archive:
         archive.writestr("sub/a.png", PNG)
-    whole, gone = read(tmp_path / "a.jsonl", media_root=str(tmp_path / "images.zip"))
-    assert (whole[1], gone) == ([PNG], "missing_media")
+    whole, gone = read(tmp_path / "a.jsonl", media_root=str(tmp_path / "images.zip")).values()
+    assert (whole[1], str(gone)[:13]) == ([PNG], "missing_media")
     data = (tmp_path / "images.zip").read_bytes()
     (tmp_path / "images.zip").write_bytes(data[: len(data) // 2])
-    assert read(tmp_path / "a.jsonl", media_root=str(tmp_path / "images.zip")) == ["unreadable_media"] * 2
+    reasons = read(tmp_path / "a.jsonl", media_root=str(tmp_path / "images.zip")).values()
+    assert [str(reason)[:16] for reason in reasons] == ["unreadable_media"] * 2
 
 
 @pytest.mark.parametrize("key", ["x", "0+5", "0+9999/images/7", "-1+5/a", "0+99/query/a"])
@@ -109,7 +90,7 @@ def test_metadata_of_an_image_folder(tmp_path: Path) -> None:
     (tmp_path / "metadata.jsonl").write_text(
         '{"file_name": "a.png", "text": "a cat"}\n{"file_name": "a.txt", "text": "a page"}\n'
     )
-    captioned, document = read(tmp_path / "metadata.jsonl")
+    captioned, document = read(tmp_path / "metadata.jsonl").values()
     assert captioned[1] == [PNG]
     assert captioned[0][-1] == "a cat"
     assert document == (["a page"], [])

@@ -15,7 +15,7 @@ from energon_pack.config import Flavor, MediaIn, PackConfig, TrainOn
 from energon_pack.errors import PackError
 from energon_pack.plan.settings import Share
 from energon_pack.sources.forms import find_source
-from energon_pack.sources.packs import PackShard
+from energon_pack.sources.pack_shard import PackShard
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import TarShard
 from support.damage import read_shard, write_shard

@@ -15,19 +15,16 @@ from energon_pack.config.schema import MediaIn, PackConfig
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.samples.nulls import without_nulls
-from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import tables
 from energon_pack.sources.find import of_split
 from energon_pack.sources.forms import find_source, format_of, look, read_as
 from energon_pack.sources.named_bytes import with_names
 from energon_pack.sources.page_content import Snappy, content_of
-from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import IndexRow, rows_of
-from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.storage import InMemory, counted
 from support.packed import Make, samples
+from support.read_source import read
 from support.running import command_here
 from support.samples import picture
 
@@ -57,28 +54,11 @@ def write_parquet(path: Path, table: pa.Table, **how: Any) -> Path:
     return path
 
 
-def read(path: Path) -> list[Any]:
-    """Each sample of a file, or why it is skipped."""
-    source = find_source(SourceConfig(), str(path))
-    (shard,) = source.shards
-    found: list[Any] = []
-    with Reader() as reader:
-        for row in rows_of(shard.index(), IndexRow):
-            try:
-                sample = read_sample(reader, shard, row, ReadSettings())
-                found.append((sample.messages, [reader.read(shard, part) for part in sample.parts]))
-            except Skip as skip:
-                found.append(str(skip.reason.value))
-    return found
-
-
 def test_rows_of_the_hub(tmp_path: Path) -> None:
     """Images are bytes in the row, texts are pairs: the form of the_cauldron and FineVision."""
-    first, second = read(write_parquet(tmp_path / "a.parquet", the_cauldron()))
-    assert [m["content"] for m in first[0]] == ["<image>what is it?", "a cat"]
-    assert first[1] == [PNG]
-    assert [m["content"] for m in second[0]] == ["and this?", "a dog"]
-    assert second[1] == []
+    first, second = read(write_parquet(tmp_path / "a.parquet", the_cauldron())).values()
+    assert first == (["<image>what is it?", "a cat"], [PNG])
+    assert second == (["and this?", "a dog"], [])
 
 
 def test_paths_and_nulls(tmp_path: Path) -> None:
@@ -93,14 +73,15 @@ def test_paths_and_nulls(tmp_path: Path) -> None:
         "messages": pa.array([asked + answered], pa.list_(turn)),
         "tools": pa.nulls(1),
     }
-    ((messages, media),) = read(write_parquet(tmp_path / "a.parquet", pa.table(rows)))
-    assert (len(messages), media) == (2, [WIDE])
+    (sample,) = read(write_parquet(tmp_path / "a.parquet", pa.table(rows))).values()
+    assert (len(sample[0]), sample[1]) == (2, [WIDE])
 
 
 def test_bad_rows_cost_themselves(tmp_path: Path) -> None:
     """No image in the cell, an image cut in base64, no text."""
     table = pa.table({"image": pa.array([b"no image", b"", PNG]), "question": ["?"] * 3, "answer": ["a", "b", None]})
-    assert read(write_parquet(tmp_path / "a.parquet", table)) == ["unreadable_media", "unreadable_media", "no_messages"]
+    reasons = [str(why).partition(":")[0] for why in read(write_parquet(tmp_path / "a.parquet", table)).values()]
+    assert reasons == ["unreadable_media", "unreadable_media", "no_messages"]
 
 
 def test_packs_are_those_of_jsonl(config: Make, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ names = st.text(st.characters(codec="utf-8", exclude_characters="\0/"), min_size
 def scan(path: Path) -> tuple[list[tuple[str, int, int]], list[str]]:
     with open_file(path) as file:
         found = TarScan(file)
-        return list(found), [damage.what for damage in found.damage]
+        return list(found), [damage.detail for damage in found.damage]
 
 
 def by_tarfile(path: Path) -> list[tuple[str, int, int]]:

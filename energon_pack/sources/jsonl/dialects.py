@@ -93,8 +93,8 @@ def _refuse_other_names(record: Record, paths: Sequence[str]) -> None:
     for name in [*(record.listed_media or ()), *in_parts]:
         if not any(f"/{path}".endswith(f"/{name}") or f"/{name}".endswith(f"/{path}") for path in paths):
             where = "a content part" if name in in_parts else "name, or media_files,"
-            what = f"{where} names {name[:80]!r}, and the sample lists {paths[0][:80]!r}: leave one of them out"
-            raise Skip(Reason.BAD_MESSAGE, what)
+            detail = f"{where} names {name[:80]!r}, and the sample lists {paths[0][:80]!r}: leave one of them out"
+            raise Skip(Reason.BAD_MESSAGE, detail)
 
 
 def _media(value: Any, key: str) -> Iterator[_Medium]:

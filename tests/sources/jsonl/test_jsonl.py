@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import subprocess
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -90,23 +89,21 @@ def test_lines_given_as_tars_name_the_setting(tmp_path: Path, given: str) -> Non
         find_shards(str(tmp_path / given))
 
 
-def test_compressed_lines_are_refused_with_a_command(tmp_path: Path) -> None:
+def test_compressed_lines_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl.gz"
     path.write_bytes(gzip.compress(b"{}"))
-    with pytest.raises(PackError, match=r"gunzip < .*x\.jsonl\.gz > .*x\.jsonl && rm .*x\.jsonl\.gz$"):
+    with pytest.raises(PackError, match=r"x\.jsonl\.gz is compressed, .*: put what gunzip gives"):
         find_lines(str(tmp_path)).shards[0].index()
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
 @pytest.mark.parametrize("text", ['{"a": "ä"}\n{"a": 2}\n', ' [\n{"a": 1}]'])
-def test_another_encoding_is_named_with_a_command(tmp_path: Path, encoding: str, text: str) -> None:
+def test_another_encoding_is_named(tmp_path: Path, encoding: str, text: str) -> None:
     """Each line was `invalid_json`, "text is not valid Unicode", and half of them had another reason."""
     path = tmp_path / "x y.jsonl"
     path.write_bytes(text.encode(encoding))
-    with pytest.raises(PackError, match=rf"x y\.jsonl is {encoding[:6].upper()}") as error:
+    with pytest.raises(PackError, match=rf"x y\.jsonl is {encoding[:6].upper()}.*: iconv writes"):
         find_lines(str(tmp_path)).shards[0].index()
-    subprocess.run(str(error.value).partition("in UTF-8: ")[2], shell=True, check=True)
-    assert path.read_text(encoding="utf-8-sig") == text
 
 
 def test_what_is_no_jsonl_is_called_by_its_name(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.jsonl.index import index_lines
+from energon_pack.sources.jsonl.line_index import index_lines
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import ReadSample, read_sample

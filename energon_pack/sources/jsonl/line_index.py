@@ -8,7 +8,6 @@ are numbered. A file that ends within a line or an array was cut: that is damage
 import json
 import mmap
 import re
-import shlex
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,8 +24,8 @@ from energon_pack.run.plain_data import json_value
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.jsonl.coco import is_coco, mapped
-from energon_pack.sources.other_formats import compressed_error, compression, what_else
-from energon_pack.sources.storage import File, open_file
+from energon_pack.sources.other_formats import opened_plain, what_else
+from energon_pack.sources.storage import File
 from energon_pack.sources.tar import BLOCK
 from energon_pack.sources.wds import INDEX_SCHEMA
 
@@ -77,8 +76,8 @@ def index_lines(path: str) -> pa.Table:
             sizes.append(size)
     if form is _Form.wrapped and not numbers:
         raise PackError(
-            f"{path} is one JSON object over several lines, without a list `data` of samples: jq -c '.FIELD[]'"
-            f" < {shlex.quote(path)} writes those of another field as lines, jq -c . those of several objects"
+            f"{path} is one JSON object over several lines, without a list `data` of samples: jq -c '.FIELD[]' writes"
+            " those of another field as lines, jq -c . those of several objects"
         )
     details = [detail for _, detail in bad.damage[-1:] if bad.is_last_bad]
     return index_of(np.array(numbers), np.array(offsets), np.array(sizes), digest, details, bad.damage)
@@ -140,20 +139,14 @@ def digest_of(path: str) -> str:
 
 @contextmanager
 def _open(path: str) -> Iterator[File]:
-    try:
-        file = open_file(path)
-    except OSError as error:
-        raise PackError(f"{path}: {error.strerror}") from None
-    with file:
-        if compression(file):
-            raise compressed_error(path)
-        if other := _other_format(file.read(0, BLOCK), path):
+    with opened_plain(path) as file:
+        if other := _other_format(file.read(0, BLOCK)):
             raise PackError(f"{path} is {other}")
         yield file
 
 
-def _other_format(head: bytes, path: str) -> str | None:
-    """Name the format of a file without JSON in UTF-8, by its first bytes, and what to do; None: it may hold JSON."""
+def _other_format(head: bytes) -> str | None:
+    """Name the format of a file without JSON in UTF-8, by its first bytes; None: it may hold JSON."""
     if head.startswith(_TAR, _PLACE):
         return "a tar: source=wds reads tars"
     if other := what_else(head):
@@ -162,11 +155,7 @@ def _other_format(head: bytes, path: str) -> str | None:
     text = head[: len(head) // 4 * 4].decode(encoding, "ignore").strip()
     if encoding.startswith("utf-8") or text[:1] not in ("{", "["):
         return None
-    name, iconvs = shlex.quote(path), re.sub("-([lb]e)$", r"\1", encoding).upper()
-    return (
-        f"{iconvs}, and lines are read in UTF-8: iconv -f {iconvs} -t UTF-8 < {name} > {name}.utf8"
-        f" && mv {name}.utf8 {name}"
-    )
+    return f"{encoding.upper()}, and lines are read in UTF-8: iconv writes them so"
 
 
 class _Form(Enum):

@@ -21,7 +21,7 @@ _LARGEST, _SECONDS = 1 << 30, 60.0  # what the names of a split may take: bytes,
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedFolder:
     """A folder that Energon has prepared; names of shards are relative to it."""
 
     folder: str
@@ -47,7 +47,7 @@ class Selection:
 
     def __init__(self, split: str | None):
         self._split = split
-        self._prepared: dict[str, Prepared | None] = {}
+        self._prepared: dict[str, PreparedFolder | None] = {}
 
     def left_out(self, tar: str) -> LeftOut:
         """Return the part of a tar that is left out."""
@@ -78,7 +78,7 @@ class Selection:
         if missing:
             raise PackError(f"source.split={self._split}: {folder} lacks {len(missing)} of its shards: {missing[0]} …")
 
-    def _of_folder(self, folder: str) -> Prepared | None:
+    def _of_folder(self, folder: str) -> PreparedFolder | None:
         if folder not in self._prepared:
             above = folder_of(folder)
             prepared = read_prepared(folder, self._split)
@@ -86,7 +86,7 @@ class Selection:
         return self._prepared[folder]
 
 
-def read_prepared(folder: str, split: str | None, knob: str = "source.split") -> Prepared | None:
+def read_prepared(folder: str, split: str | None, knob: str = "source.split") -> PreparedFolder | None:
     """Read what the splits of a folder select; None: Energon has not prepared it."""
     splits = _load(folder, ("split.yaml", "split.json"))
     if splits is None:
@@ -107,7 +107,7 @@ def read_prepared(folder: str, split: str | None, knob: str = "source.split") ->
             excluded_shards.add(name)
     info = _load(folder, (".info.json", ".info.yaml")) or {}
     counts = info.get("shard_counts")
-    return Prepared(
+    return PreparedFolder(
         folder=folder,
         shards=None if split is None else frozenset(_names(parts[split], f"{where}: split_parts.{split}")),
         excluded_shards=frozenset(excluded_shards),

@@ -1,4 +1,4 @@
-"""Find the files of lines or rows of a source: JSONL, tables, LMDBs, and what meta files list."""
+"""Find the files of lines or rows of a source: JSONL, tables, and what meta files list."""
 
 import os
 import re
@@ -11,11 +11,11 @@ from energon_pack.errors import PackError
 from energon_pack.run.address import bucket_of
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.find import Form, Leaf, but_parquet, of_split
+from energon_pack.sources.find import Form, ListedFile, but_parquet, of_split
 from energon_pack.sources.inside import media_in, open_medium, split_name
 from energon_pack.sources.jsonl.dialects import Lines
-from energon_pack.sources.jsonl.index import LINE
-from energon_pack.sources.jsonl.meta import Wanted, files_in
+from energon_pack.sources.jsonl.line_index import LINE
+from energon_pack.sources.jsonl.meta_files import Wanted, files_in
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import JsonlShard, Shard
 from energon_pack.sources.storage import folder_of, names_in, path_in, real_path, walk
@@ -30,7 +30,7 @@ _LEDGER = "skipped.jsonl"  # the ledger that packing and converting write beside
 
 
 class LineFiles(Form):
-    """Files of lines: JSONL, LMDBs, and what a class of another package reads.
+    """Files of lines: JSONL, and what a class of another package reads.
 
     `stems`: paths of tars without their extension: files of these names are about the tars; None: all are read.
     """
@@ -49,7 +49,7 @@ class LineFiles(Form):
         lone = [] if files or self._kind.names is not JsonlShard.names else walk(folder, _JSON)
         return lone if len(lone) == 1 else files
 
-    def leaves(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[Leaf]:
+    def leaves(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
         if not files and self._kind.names is not JsonlShard.names:
             raise PackError(f"source.path={entry}: no file there is called {self._kind.names.pattern}")
         if not files:
@@ -61,7 +61,7 @@ class LineFiles(Form):
                 real = real_path(listed)
                 if self._lines.setdefault(real, lines) != lines:
                     raise PackError(f"source.path={entry}: {listed} is there twice, to be read in two ways")
-                yield Leaf(listed, real, self._kind, {"lines": lines})
+                yield ListedFile(listed, real, self._kind, {"lines": lines})
 
     def finished(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
         self._wanted.check()
