@@ -127,7 +127,7 @@ def test_the_ledger_names_the_line(config: Make, tmp_path: Path) -> None:
 
 
 def test_a_lost_medium_without_an_extension_is_no_text(config: Make, tmp_path: Path) -> None:
-    """A name that is missing, or a URL, among images would be every text sample, and nothing published.
+    """One key of an LMDB that is missing, or a URL, among images would be every text sample, and nothing published.
 
     What the line calls it says what it is: `images`.
     """

@@ -35,7 +35,7 @@ from energon_pack.templates.template import Template
 _BATCH = 512  # texts that are tokenized at once
 _BATCH_CHARACTERS = 4_000_000
 _MOST_UNKNOWN = 8  # unknown keys of a sample that are reported
-#: reasons of samples whose media were not all read: no name may tell a medium (a URL), yet they are no text
+#: reasons of samples whose media were not all read: no name may tell a medium (LMDB key, URL), yet they are no text
 _MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 
 #: Raise this number when measuring the same sample gives other columns or values.

@@ -60,7 +60,7 @@ class Reference(NamedTuple):
     """The place in the source where a pack's medium lies, or an array beside a medium."""
 
     name: str  # name that the part has in a pack with copies
-    place: tuple[str | int, ...]  # (shard, offset, size), (path of a file), or (path of an archive, name)
+    place: tuple[str | int, ...]  # (shard, offset, size), (path of a file), or (path of an LMDB, key)
     size: int
     checksum: int  # `sources.referenced.checksum` of its bytes when it was packed
     sample: str  # id of the member that it belongs to

@@ -1,4 +1,4 @@
-"""Open media inside other files: `path.zip::name`, `path.parquet::row/column`, and base64 in a line of JSON."""
+"""Open media inside other files, each read whole: `path.lmdb::key`, `path.zip::name`, `path.parquet::row/column`."""
 
 import os
 import zipfile
@@ -22,17 +22,17 @@ _LARGEST = 4 << 30  # bytes of a member of an archive
 #: how much memory one may take: bytes, and times what it takes in the archive
 _BESIDE, _MOST_TIMES = 512 << 20, 16
 _MOST_OPEN = 64
-#: path of an archive → its version, and the open archive
-_archives: Recent[str, tuple[str, zipfile.ZipFile]] = Recent(32, close=lambda kept: kept[1].close())
+#: path of an LMDB or an archive → its version, and the open LMDB or archive
+_containers: Recent[str, tuple[str, Any]] = Recent(32, close=lambda opened: opened[1].close())
 _SEPARATOR = "::"
 _LINES = (".jsonl", ".json")
-_ZIP = ".zip"
+_LMDB, _ZIP = (".lmdb", ".mdb"), ".zip"
 
 
 def split_name(path: str) -> tuple[str, str | None]:
     """Split a path into the file and the key in it; None: the path names an ordinary file."""
     file, separator, key = path.partition(_SEPARATOR)
-    return (file, key) if separator and file.lower().endswith((_ZIP, TABLE, *_LINES)) else (path, None)
+    return (file, key) if separator and file.lower().endswith((*_LMDB, _ZIP, TABLE, *_LINES)) else (path, None)
 
 
 def joined_name(file: str, key: str) -> str:
@@ -51,7 +51,9 @@ def open_inside(file: str, key: str) -> File:
         from energon_pack.sources.tables import open_cell  # imports pyarrow, which loaders of other packs do not need
 
         return open_cell(file, key)
-    return open_member(file, key) if file.lower().endswith(_ZIP) else _open_base64(file, key)
+    if file.lower().endswith(_ZIP):
+        return open_member(file, key)
+    return open_value(file, key) if file.lower().endswith(_LMDB) else _open_base64(file, key)
 
 
 def _open_base64(path: str, key: str) -> InMemory:
@@ -76,7 +78,7 @@ def open_member(archive: str, name: str) -> InMemory:
     if state is None:
         raise FileNotFoundError(archive)
     try:
-        opened = _opened(archive, state.version)
+        opened = _opened(archive, state.version, lambda: zipfile.ZipFile(as_file(open_file(archive))))
         info = opened.getinfo(name)
         if info.file_size > _LARGEST:
             raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} has {info.file_size:,} bytes in the archive")
@@ -86,13 +88,53 @@ def open_member(archive: str, name: str) -> InMemory:
         raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} of the zip archive: {one_line(error)}") from None
 
 
-def _opened(archive: str, version: str) -> zipfile.ZipFile:
-    """Return an open archive, opened anew after it was written to."""
-    kept_version, opened = _archives.get(archive) or ("", None)
-    if opened is None or kept_version != version:
-        _archives.drop(archive)
-        _, opened = _archives.put(archive, (version, zipfile.ZipFile(as_file(open_file(archive)))))
-    return opened
+def _opened(path: str, version: str, open_it: Callable[[], Any]) -> Any:
+    """Return an open LMDB or archive, opened anew after it was written to: a process may not open one twice."""
+    was, container = _containers.get(path) or ("", None)
+    if was != version:
+        _containers.drop(path)
+        container = open_it()
+        _containers.put(path, (version, container))
+    return container
+
+
+def open_value(database: str, key: str) -> InMemory:
+    """Return the value of a key; its version is the version of the LMDB."""
+    file = os.path.join(database, "data.mdb") if os.path.isdir(database) else database
+    state = state_of(file)
+    if state is None:
+        raise FileNotFoundError(file)
+    environment = _opened(database, state.version, partial(_environment, database, state.size))
+    import lmdb  # it is installed: it has opened the LMDB
+
+    try:
+        with environment.begin(buffers=True) as transaction:
+            value = transaction.get(key.encode())
+            if value is None:
+                raise KeyError(key)
+            return InMemory(bytes(value), state.version)
+    except lmdb.Error as error:  # a damaged page, or a key that no LMDB can have
+        raise Skip(Reason.UNREADABLE_MEDIA, f"the LMDB's {key!r}: {error}") from None
+
+
+def _environment(database: str, num_bytes: int) -> Any:
+    """Open an LMDB of this size; raises Skip as `open_value`."""
+    name = os.path.basename(database)
+    try:
+        import lmdb
+    except ImportError:
+        raise Skip(Reason.UNSUPPORTED_MEDIA, "images of an LMDB need lmdb: pip install 'energon-pack[lmdb]'") from None
+    try:
+        environment = lmdb.open(database, subdir=os.path.isdir(database), readonly=True, lock=False, readahead=False)
+    except lmdb.Error as error:
+        detail = str(error).removeprefix(f"{database}: ")  # the ledger names no machine's folder
+        raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} is no LMDB: {detail}") from None
+    needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+    if num_bytes < needed:  # reading a page that is not there would end the process
+        environment.close()
+        detail = f"its pages need {needed:,} bytes, it has {num_bytes:,}; mdb_copy -c writes one anew that is whole"
+        raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} is cut short: {detail}")
+    return environment
 
 
 def open_medium(path: str) -> File:

@@ -65,5 +65,5 @@ TABLE = ".parquet"
 def what_else(head: bytes) -> str | None:
     """Name the format of a file that begins with these bytes, with advice; None: unknown."""
     if head[16:20] == b"\xde\xc0\xef\xbe":
-        return f"an LMDB: {_LINES}"
+        return 'an LMDB: lines of JSON name its values, {"images": ["DIR.lmdb::KEY"], …}'
     return next((name for magic, name in _FORMATS if head.startswith(magic)), None)

@@ -8,7 +8,6 @@ import os
 import pickle
 import runpy
 import shutil
-import zipfile
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
@@ -75,13 +74,14 @@ def write_tars(folder: Path) -> Path:
 
 
 def write_lines(folder: Path) -> Path:
-    """Files with arrays beside them, and images in a zip archive."""
+    """Files with arrays beside them, and images of an LMDB."""
+    lmdb = pytest.importorskip("lmdb")
     write_source(folder)
-    with zipfile.ZipFile(folder / "i.zip", "w") as archive:
+    with lmdb.open(str(folder / "i.lmdb"), subdir=False) as database, database.begin(write=True) as transaction:
         for i in range(3):
-            archive.writestr(f"k{i}", picture(30 + i, 44))
+            transaction.put(f"k{i}".encode(), picture(30 + i, 44))
     more = [
-        {"images": [f"i.zip::k{i}", "f0.jpg"], "prompts": ["<image><image>?"], "captions": ["two"]} for i in range(3)
+        {"images": [f"i.lmdb::k{i}", "f0.jpg"], "prompts": ["<image><image>?"], "captions": ["two"]} for i in range(3)
     ]
     with open(folder / "media.jsonl", "a") as file:
         file.write("".join(json.dumps(line) + "\n" for line in more))
@@ -117,8 +117,8 @@ SOURCES: dict[str, Callable[[Make, Path], dict[str, Any]]] = {
     "demo, captioning": partial(demo_of, Flavor.packed_captioning),
     "tars, videos, cut": tars,
     "tars, positions": captioning_tars,
-    "lines, zip": partial(lines_of, Flavor.packed_multi_mix_qa),
-    "lines, zip, captioning": partial(lines_of, Flavor.packed_captioning),
+    "lines, lmdb": partial(lines_of, Flavor.packed_multi_mix_qa),
+    "lines, lmdb, captioning": partial(lines_of, Flavor.packed_captioning),
 }
 
 

@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from energon_pack.config import OnDamaged
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
+from energon_pack.samples.skip import Skip
 from energon_pack.sources.find import shard_of
+from energon_pack.sources.inside import open_medium
 from energon_pack.sources.jsonl.dialects import Lines
+from energon_pack.sources.jsonl.index import index_lines
 from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.wds import about_of, damage_of
 from support.packed import Make
@@ -110,6 +113,19 @@ def test_coco_captions_that_break_off(tmp_path: Path, first: str) -> None:
     assert index(tmp_path / "x.json", data) == ([("1", None), ("2", None)], [])
     for at in range(1, len(data)):
         assert index(tmp_path / "x.json", data[:at])[1] != []
+
+
+def test_an_lmdb_that_breaks_off(tmp_path: Path) -> None:
+    """Reading a page that is not there ended the worker, "most likely for memory"."""
+    lmdb = pytest.importorskip("lmdb")
+    path = tmp_path / "a.lmdb"
+    with lmdb.open(str(path), subdir=False, map_size=1 << 20) as environment, environment.begin(write=True) as values:
+        values.put(b"image", b"x" * 9000)
+    with pytest.raises(PackError, match="is an LMDB: lines of JSON name its values"):
+        index_lines(str(path))
+    path.write_bytes(path.read_bytes()[:-5000])
+    with pytest.raises(Skip, match=r"'a.lmdb' is cut short: its pages need [\d,]+ bytes, it has [\d,]+"):
+        open_medium(f"{path}::image")
 
 
 def write_half(path: Path) -> Path:

@@ -77,3 +77,33 @@ def test_media_that_are_no_files(tmp_path: Path, name: str, reason: str) -> None
         reader.media(shard, Record([], listed_media=[name]), "1", [])
     assert skip.value.reason.value == reason
     assert str(tmp_path) not in skip.value.detail  # it stands in the ledger, whose bytes name no machine
+
+
+@pytest.mark.parametrize("subdir", [True, False])
+def test_images_of_an_lmdb(tmp_path: Path, subdir: bool) -> None:
+    lmdb = pytest.importorskip("lmdb")
+    with lmdb.open(str(tmp_path / "x.lmdb"), subdir=subdir) as database, database.begin(write=True) as transaction:
+        transaction.put(b"k/1", picture())
+    shard = lines_in(tmp_path, b"{}")
+    with Reader() as reader:
+        (part,) = reader.media(shard, Record([], listed_media=["x.lmdb::k/1"]), "1", [])
+        (file,) = reader.files(shard, [part]) or [{}]
+        assert reader.read(shard, part) == picture()
+        path = tmp_path / "x.lmdb" / "data.mdb" if subdir else tmp_path / "x.lmdb"
+        assert file["version"] == str(path.stat().st_mtime_ns)
+        for name in ("x.lmdb::k/2", "y.lmdb::k/1"):
+            with pytest.raises(Skip, match="missing_media"):
+                reader.media(shard, Record([], listed_media=[name]), "1", [])
+
+
+def test_an_lmdb_that_gives_no_image_costs_its_sample_alone(tmp_path: Path) -> None:
+    """LMDB has no empty key: it raises, and a damaged one does."""
+    lmdb = pytest.importorskip("lmdb")
+    lmdb.open(str(tmp_path / "x.lmdb"), subdir=False).close()
+    (tmp_path / "y.lmdb").write_bytes(b"no LMDB" * 1000)
+    shard = lines_in(tmp_path, b"{}")
+    with Reader() as reader:
+        for name in ("x.lmdb::", "y.lmdb::k"):
+            with pytest.raises(Skip, match="unreadable_media") as skip:
+                reader.media(shard, Record([], listed_media=[name]), "1", [])
+            assert str(tmp_path) not in skip.value.detail

@@ -118,6 +118,24 @@ def test_relative_paths_are_those_of_the_run(
     assert lines(found(folder, source=["../project/a.jsonl"], media_root="../project/media")) == ""
 
 
+def test_images_of_an_lmdb(config: Callable[..., PackConfig], tmp_path: Path) -> None:
+    lmdb = pytest.importorskip("lmdb")
+
+    def put(name: str, data: bytes) -> None:
+        with lmdb.open(str(tmp_path / name), subdir=False) as database, database.begin(write=True) as transaction:
+            transaction.put(b"k", data)
+
+    put("i.lmdb", picture(33, 44))
+    (tmp_path / "s.jsonl").write_text(json.dumps({"image": "i.lmdb::k", "prompts": ["a"], "captions": ["b"]}))
+    run = config(tmp_path / "s.jsonl", source__format=Format.jsonl)
+    pack(run)
+    clean = found(Path(run.output.dir) / "packed", source=[])
+    assert (lines(clean), clean.num_looked_at["source media"]) == ("", 1)
+    put("j.lmdb", picture(33, 44, quality=9))
+    (tmp_path / "j.lmdb").replace(tmp_path / "i.lmdb")
+    assert "source media" in lines(found(Path(run.output.dir) / "packed", source=[]))
+
+
 @pytest.mark.parametrize(
     ("name", "data", "check", "words"),
     [

@@ -1,4 +1,4 @@
-"""Find the files of lines or rows of a source: JSONL, tables, and what meta files list."""
+"""Find the files of lines or rows of a source: JSONL, tables, LMDBs, and what meta files list."""
 
 import os
 import re
@@ -30,7 +30,7 @@ _LEDGER = "skipped.jsonl"  # the ledger that packing and converting write beside
 
 
 class LineFiles(Form):
-    """Files of lines: JSONL, and what a class of another package reads.
+    """Files of lines: JSONL, LMDBs, and what a class of another package reads.
 
     `stems`: paths of tars without their extension: files of these names are about the tars; None: all are read.
     """
