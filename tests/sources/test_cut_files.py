@@ -15,7 +15,7 @@ from energon_pack.samples.skip import Skip
 from energon_pack.sources.find import shard_of
 from energon_pack.sources.inside import open_medium
 from energon_pack.sources.jsonl.dialects import Lines
-from energon_pack.sources.jsonl.index import index_lines
+from energon_pack.sources.jsonl.line_index import index_lines
 from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.wds import about_of, damage_of
 from support.packed import Make
