@@ -71,7 +71,7 @@ def slow(folder: Path) -> None:
 FILES: dict[str, tuple[Break, list[str]]] = {
     "empty folder": (
         without("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "processor_config.json"),
-        ["+model=text"],
+        ["no folder of a processor"],
     ),
     "no tokenizer": (without("tokenizer.json"), ["LlavaNextProcessor", "tokenizer"]),
     "damaged tokenizer": (damaged("tokenizer.json"), ["tokenizer.json", "damaged"]),
