@@ -119,7 +119,7 @@ def _of_remarks(lengths: Lengths, left_out: Marks, whys: dict[str, str]) -> Iter
 def _by_arrays(lengths: Lengths) -> dict[str, Callable[[], AnyInts]]:
     """Return functions whose largest value is at a sample that some remark is about."""
     items, num = lengths.items, lengths.num_samples
-    visual, audio = (items.counts[f"num_{kind}_tokens"][:num] for kind in ("visual", "audio"))
+    visual, audio = (items.counts[name][:num] for name in ("num_visual_tokens", "num_audio_tokens"))
     there = lengths.sample_lens[:num] > 0
     return {
         "most_visual": lambda: visual,
