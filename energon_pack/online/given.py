@@ -108,21 +108,15 @@ class Given:
                 options_of(fields),
                 lambda index: io.BytesIO(data[index]),  # type: ignore[arg-type]  # a video is bytes
             )
+            parts = [
+                MediaPart(opened[i][0], 0, 0, medium.kind, medium.extension)
+                for i, medium in zip(placed.order, media_found, strict=True)
+            ]
+            return ReadSample.of_record(b"", placed, parts, media_found, [], placed.marks([])), data
         except Skip as skip:
             named = Skip(skip.reason, _NAME.sub(f"({_NO_TEXT})", skip.detail))
             named.media_type = skip.media_type or _seems(item)
             raise named from None
-        names = [opened[i][0] for i in placed.order]
-        parts = [
-            MediaPart(name, 0, 0, medium.kind, medium.extension)
-            for name, medium in zip(names, media_found, strict=True)
-        ]
-        timed, marks = placed.timed([]), placed.marks([])
-        read = ReadSample(
-            b"", placed.messages, timed, record.tools, fields, parts, [], marks, timed != placed.messages, media_found,
-            placed.were_put_in, tuple(record.unknown), record.leaves_out_tools, record.drops_nulls,
-        )  # fmt: skip
-        return read, data
 
     def _record(self, item: Any) -> tuple[Record, list[Any]]:
         """Return the conversation of an item, and its media in the form the dataset gives them."""

@@ -54,6 +54,23 @@ class ReadSample(NamedTuple):
     leaves_out_tools: bool = False  # `source.tools` leaves its tools out
     drops_nulls: bool = False  # nulls of a table were taken out of it
 
+    @classmethod
+    def of_record(
+        cls,
+        raw: bytes,
+        placed: Placed,
+        parts: list[MediaPart],
+        media: list[Media],
+        positions: list[Part | None],
+        marks: list[str],
+    ) -> "ReadSample":
+        """Make a whole sample of its record, whose placeholders match its media."""
+        record, timed = placed.record, stamped(placed.messages, marks)
+        return cls(
+            raw, placed.messages, timed, record.tools, record.fields, parts, positions, marks, bool(marks), media,
+            placed.were_put_in, tuple(record.unknown), record.leaves_out_tools, record.drops_nulls,
+        )  # fmt: skip
+
     @property
     def kinds(self) -> list[str]:
         """The kind of each medium."""
@@ -111,21 +128,16 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
         kinds = [medium.kind for medium in looked_at]
         seems = media_type(kinds)
         placed = place(record, kinds)
-        fields = placed.record.fields
         if settings.media is None:
             _refuse_unread(reader, shard, row, placed.record, [part.name for part in listed])
         opened = [listed[i] for i in placed.order]
-        media = _as_asked(reader, shard, opened, [looked_at[i] for i in placed.order], fields)
+        media = _as_asked(reader, shard, opened, [looked_at[i] for i in placed.order], placed.record.fields)
         positions, marks = _times(reader, shard, placed, row.key, row.parts)
-        timed = stamped(placed.messages, marks) if marks else placed.messages
+        parts = [MediaPart(*listed[i], looked_at[i].kind, looked_at[i].extension) for i in placed.order]
+        return ReadSample.of_record(raw, placed, parts, media, positions, marks)
     except Skip as skip:
         skip.media_type = skip.media_type or seems or _seems(raw)
         raise
-    parts = [MediaPart(*listed[i], looked_at[i].kind, looked_at[i].extension) for i in placed.order]
-    return ReadSample(
-        raw, placed.messages, timed, record.tools, fields, parts, positions, marks, bool(marks), media,
-        placed.were_put_in, tuple(record.unknown), record.leaves_out_tools, record.drops_nulls,
-    )  # fmt: skip
 
 
 def _refuse_unread(reader: Reader, shard: Shard, row: IndexRow, record: Record, read: Sequence[str]) -> None:
@@ -181,11 +193,7 @@ def read_but_media(reader: Reader, shard: Shard, row: MeasuredRow, settings: Rea
     record = shard.read_record(raw, row.record_part, bool(kinds), settings)
     placed = place(record, kinds)
     positions, marks = _times(reader, shard, placed, source_key(row.key), row.positions)
-    timed = stamped(placed.messages, marks) if marks else placed.messages
-    sample = ReadSample(
-        raw, placed.messages, timed, record.tools, placed.record.fields, [] if row.cut else row.parts,
-        positions, marks, bool(marks), [],
-    )  # fmt: skip
+    sample = ReadSample.of_record(raw, placed, [] if row.cut else row.parts, [], positions, marks)
     return part_of(sample, row.cut)._replace(parts=row.parts) if row.cut else sample
 
 
