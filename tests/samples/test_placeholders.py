@@ -31,13 +31,10 @@ def test_placeholders_become_parts_in_order() -> None:
     ]
 
 
-def test_without_media_placeholders_are_text() -> None:
+def test_a_placeholder_of_an_absent_kind_is_text() -> None:
     messages, order, put_in = place_media(conversation("write <image> and <video>", "ok"), [])
     assert (order, put_in) == ([], False)
     assert contents(split_content(messages, [])) == ["write <image> and <video>", "ok"]
-
-
-def test_a_placeholder_of_an_absent_kind_is_text() -> None:
     messages, _, _ = place_media(conversation("<image> in a <video> tag", "ok"), ["image"])
     assert contents(split_content(messages, ["image"]))[0] == [
         {"type": "image"},
@@ -88,13 +85,9 @@ def test_media_without_a_user_turn_have_no_place() -> None:
         place_media([{"role": "assistant", "content": "hi"}], ["image"])
 
 
-def test_structured_content_is_stored_as_a_string_where_it_can() -> None:
-    parts = [{"type": "image", "name": "0.jpg"}, {"type": "text", "text": "what?"}]
-    messages, _, _ = place_media(conversation(parts, "x"), ["image"])
-    assert messages[0]["content"] == "<image>what?"
-
-
-def test_structured_content_that_spells_a_placeholder_stays_structured() -> None:
+def test_structured_content_is_stored_as_a_string_unless_it_spells_a_placeholder() -> None:
+    named = [{"type": "image", "name": "0.jpg"}, {"type": "text", "text": "what?"}]
+    assert place_media(conversation(named, "x"), ["image"])[0][0]["content"] == "<image>what?"
     parts = [{"type": "image"}, {"type": "text", "text": "what is <image>?"}]
     messages, order, _ = place_media(conversation(parts, "x"), ["image"])
     assert (messages[0]["content"], order) == (parts, [0])
@@ -107,12 +100,8 @@ def test_a_skip_travels_between_processes() -> None:
 
 
 def test_media_types() -> None:
-    assert [media_type(k) for k in ([], ["image"], ["video", "video"], ["image", "video"])] == [
-        "text",
-        "image",
-        "video",
-        "mix",
-    ]
+    types = [media_type(kinds) for kinds in ([], ["image"], ["video", "video"], ["image", "video"])]
+    assert types == ["text", "image", "video", "mix"]
 
 
 def test_a_video_asked_for_is_no_place_for_images() -> None:
