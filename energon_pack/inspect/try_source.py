@@ -118,14 +118,14 @@ class Tried:
     def num_lost_to_bad_data(self) -> int:
         return num_lost_to_bad_data(self.measured.lengths.reasons)
 
+    @property
+    def _costs(self) -> tuple[int, int, int]:
+        longest = self.best.max_token_len if self.best else 1 << 62
+        return self.num_lost_to_bad_data, longest, self.choices.tokens
+
     def is_better_than(self, other: "Tried") -> bool:
         """Say whether fewer samples are lost, or else a shorter pack does, or else there are fewer tokens."""
-        lens = [each.best.max_token_len if each.best else 1 << 62 for each in (self, other)]
-        ours, theirs = (
-            (each.num_lost_to_bad_data, most, each.choices.tokens)
-            for each, most in zip((self, other), lens, strict=True)
-        )
-        return ours < theirs
+        return self._costs < other._costs
 
 
 def _measured(run: PackRun, given: argparse.Namespace, is_first: bool = False) -> Tried:

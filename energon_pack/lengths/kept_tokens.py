@@ -69,7 +69,6 @@ class Keeping:
         number = crc32(data)
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / _name(number), data, sync=False)
-        _remove_oldest(folder.parent)
         return number << 32
 
 
@@ -112,7 +111,7 @@ def forget_tokens(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _remove_oldest(cache: Path) -> None:
+def remove_oldest(cache: Path) -> None:
     """Remove the oldest files below the folders of a cache, so that the others are within the bound."""
     states = []
     for path in cache.glob("*/*.tokens"):

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from energon_pack.errors import PackError
 from energon_pack.lengths.changed_media import Stale, is_news, stale_rows
 from energon_pack.lengths.index import IndexedShard, batches, index_cache
-from energon_pack.lengths.kept_tokens import forget_tokens
+from energon_pack.lengths.kept_tokens import forget_tokens, remove_oldest
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Chunk, Piece, Record, TableCache, in_chunks, key_of
 from energon_pack.lengths.worker import BEGINNINGS_VERSION, LENGTHS_VERSION, MeasureJob, measure
@@ -147,6 +147,8 @@ def _measure(
                 advance(table.num_rows, costs.pop(0))
         finally:
             cache.flush()
+            if todo:
+                remove_oldest(cache.folder.parent)  # once a run: it looks at every file of the cache
     return [*todo]
 
 

@@ -20,7 +20,7 @@ from energon_pack.config import Format, Mask, MediaIn, ModelConfig, OutputConfig
 from energon_pack.errors import PackError
 from energon_pack.inspect.dataset import open_dataset
 from energon_pack.inspect.vocabulary import vocabulary_for
-from energon_pack.lengths.kept_tokens import Keeping, KeptTokens
+from energon_pack.lengths.kept_tokens import Keeping, KeptTokens, remove_oldest
 from energon_pack.lengths.measure import LengthsWrong
 from energon_pack.lengths.table_cache import Record, write_tables
 from energon_pack.pack import pack
@@ -280,8 +280,17 @@ def test_the_oldest_tokens_go_where_a_cache_has_too_many(tmp_path: Path, monkeyp
         keeping.add(MemberTokens(np.array([day] * 3), []), read_of(), day)
         number = keeping.write(tmp_path / folder) >> 32
         os.utime(tmp_path / folder / f"{number:08x}.tokens", (day, day))
+        remove_oldest(tmp_path)
     sizes = [(path.parent.name, path.stat().st_mtime) for path in tmp_path.glob("*/*.tokens")]
     assert sorted(sizes) == [("a", 2.0), ("b", 1.0)]
+
+
+def test_a_run_keeps_the_bound(demo: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever measures looks at the cache's size once, and tokens that went are made again."""
+    monkeypatch.setattr("energon_pack.lengths.kept_tokens._MOST_IN_CACHE", 0)
+    assert [*packed(demo_config(demo, tmp_path / "cache", tmp_path, source__limit=3)).glob("*.tar")]
+    assert [*(tmp_path / "cache").glob("lengths/*")]
+    assert not [*(tmp_path / "cache").glob("lengths/*/*.tokens")]
 
 
 # ------------------------------------------------------------------------------------------------------- another medium

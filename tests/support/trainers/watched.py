@@ -33,7 +33,7 @@ from energon_pack.trainers.collator import Collator  # noqa: E402
 from energon_pack.training.encoded import Pack  # noqa: E402
 from energon_pack.training.wrapped import class_of, unwrapped  # noqa: E402
 
-torch.backends.cudnn.allow_tf32 = False  # convolutions on a GPU, beside those of a CPU
+torch.backends.cudnn.allow_tf32 = False  # a step on a GPU is compared with the samples on a CPU
 noted: dict[str, Any] = {"losses": [], "expected": [], "checks": []}
 calls: list[tuple[Any, list[Any]]] = []
 _lay_out, _check, _init = Collator.__call__, checks.check_trainer, theirs.Trainer.__init__
