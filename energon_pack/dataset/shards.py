@@ -28,6 +28,7 @@ from energon_pack.dataset.sources import Members, Sources, tokens_of
 from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter
 from energon_pack.lengths.kept_tokens import KeptTokens
 from energon_pack.run.files import write_whole
+from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor
 from energon_pack.samples.flavors.references import with_references
 from energon_pack.samples.flavors.schema import MESSAGES
@@ -38,7 +39,6 @@ from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import CHECKSUM, FORMAT, TOKENS
 from energon_pack.sources.referenced import END
 from energon_pack.sources.rows import rows_of
-from energon_pack.sources.sample import ReadSample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import tar_len
 

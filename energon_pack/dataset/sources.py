@@ -9,6 +9,7 @@ from energon_pack.dataset.files import PlanRow
 from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.lengths.kept_tokens import Kept
 from energon_pack.lengths.measure import LengthsWrong
+from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.parts import Reference
 from energon_pack.samples.sample import AnyPart
@@ -17,7 +18,7 @@ from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.sources.reader import Reader, SourceChanged, whole
 from energon_pack.sources.referenced import END, Ends, ends_of, ends_within
-from energon_pack.sources.sample import ReadSample, read_but_media, with_headers
+from energon_pack.sources.sample import read_but_media, with_headers
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import File
 from energon_pack.sources.tar import is_header_of

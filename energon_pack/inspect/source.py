@@ -25,6 +25,7 @@ from energon_pack.report.views.screens import print_next, print_sample
 from energon_pack.report.views.spans import encoded, vocabulary_of
 from energon_pack.report.views.view import Medium, MemberView, turns_of
 from energon_pack.run.console import say
+from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.keys import hint
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.raw_json import load_json
@@ -34,7 +35,7 @@ from energon_pack.sources.find import Source
 from energon_pack.sources.forms import find_source, read_as
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
-from energon_pack.sources.sample import ReadSample, read_again, read_sample
+from energon_pack.sources.sample import read_again, read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.wds import about_of, damage_of, dotted_of
 from energon_pack.templates.processor import load_template

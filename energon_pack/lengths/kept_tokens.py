@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.run.files import write_whole
+from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.tokens import MemberTokens, SeenMedium, Step
 from energon_pack.sources.inside import OpenFiles
-from energon_pack.sources.sample import ReadSample
 
 _MAGIC = b"EPKT"
 _HEAD, _SIZES = struct.Struct("<III"), struct.Struct("<II")

@@ -15,6 +15,7 @@ from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.schema import LENGTHS_SCHEMA, SHARED_SCHEMA
 from energon_pack.run.stores.requests import losing_no_fault
+from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import CUT_TYPE, with_cuts
 from energon_pack.samples.flavors.fit import do_not_fit
 from energon_pack.samples.placeholders import num_placeholders
@@ -24,7 +25,7 @@ from energon_pack.samples.settings import ControlTokens, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of
-from energon_pack.sources.sample import ReadSample, read_sample
+from energon_pack.sources.sample import read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.templates.beginnings import beginnings

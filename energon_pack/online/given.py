@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from PIL import Image
 
 from energon_pack.errors import PackError
-from energon_pack.samples.conversation import place
+from energon_pack.samples.conversation import ReadSample, place
 from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.image_probe import medium_of
 from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS, PART_TYPES
@@ -32,7 +32,6 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.unread import leaves, named_media, refuse_unread
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
 from energon_pack.sources.reader import state_of
-from energon_pack.sources.sample import ReadSample
 from energon_pack.templates.sample import Sample
 
 #: stands in place of a shard's name in the ids of samples

@@ -52,10 +52,10 @@ from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_of_machine
 from energon_pack.run.progress import Progress
 from energon_pack.run.seeded import Ints
+from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.find import Source
-from energon_pack.sources.sample import ReadSample
 from energon_pack.sources.shard import TarShard
 from energon_pack.sources.storage import path_in
 from energon_pack.stages.measuring import Measured, index_source, measure_source, prepare_method

@@ -22,13 +22,14 @@ from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.lengths.table_cache import in_chunks
 from energon_pack.online.given import Given
 from energon_pack.plan.items import Lengths
+from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import with_cuts
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow, SampleRow, rows_of
-from energon_pack.sources.sample import ReadSample, read_sample
+from energon_pack.sources.sample import read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.wds import INDEX_SCHEMA
 from energon_pack.templates.sample import Sample

@@ -16,12 +16,12 @@ from energon_pack.plan.parts import Making, Whole, parts_of
 from energon_pack.run.context import Run
 from energon_pack.run.plain_data import plain
 from energon_pack.run.scratch import blocks
+from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import EXPANDED_TYPE, Cut, pairs_of, turns_of
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.flavors.fit import do_not_fit
 from energon_pack.samples.frame_lists import has_lists
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.sample import ReadSample
 from energon_pack.templates.settings import Expand, LabelsConfig, TrainOn
 
 #: Raise this number when the same conversation becomes other samples.

@@ -29,12 +29,13 @@ from energon_pack.plan.items import REFUSED, Lengths
 from energon_pack.run.context import Run
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
+from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import Cut
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import Reader, SourceChanged
 from energon_pack.sources.rows import rows_of
-from energon_pack.sources.sample import ReadSample, part_of, read_again
+from energon_pack.sources.sample import part_of, read_again
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import counted
 from energon_pack.sources.tar import num_tar_bytes

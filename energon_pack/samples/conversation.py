@@ -2,6 +2,7 @@
 
     record, kinds of its media ──place──► messages whose placeholders match the media, one to one
                                  ──timed──► these messages with the time of each frame in the text
+                             ──of_record──► `ReadSample`: the same with its media
 
 Measuring, writing and training all use these functions, so that a sample means the same in each of the three.
 """
@@ -11,10 +12,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from energon_pack.samples.frame_lists import has_lists
-from energon_pack.samples.media.kinds import IMAGE
+from energon_pack.samples.media.kinds import IMAGE, KINDS
+from energon_pack.samples.media.medium import Media
+from energon_pack.samples.member import MemberInput, SampleOptions, media_fields
+from energon_pack.samples.options import options_of
 from energon_pack.samples.placeholders import part_settings, place_media
 from energon_pack.samples.record import Record
-from energon_pack.samples.sample import Message
+from energon_pack.samples.sample import MediaPart, Message, Part
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.times import position_names, stamped, time_marks
 
@@ -64,3 +68,82 @@ def _merged(listed: Any, in_parts: list[dict[str, Any] | None]) -> list[dict[str
     if not isinstance(listed, list) or len(listed) != len(in_parts):
         raise Skip(Reason.BAD_MESSAGE, f"media_settings is no list of {len(in_parts)} entries: {str(listed)[:80]}")
     return [{**(a or {}), **(b or {})} or None for a, b in zip(listed, in_parts, strict=True)]
+
+
+#: fields that give images times; without them, no file of patch positions is read
+OF_TIMES = frozenset(("fps", "patch_positions"))
+
+
+class ReadSample(NamedTuple):
+    """A sample, or a part of one that was cut."""
+
+    raw: bytes  # its JSON or text
+    messages: list[Message]  # as packs store them: their placeholders match the media, no times in the text
+    timed: list[Message]  # as a template renders them: with the time of each frame
+    tools: list[Any] | None
+    fields: dict[str, Any]  # the other fields of its JSON
+    parts: list[MediaPart]  # its media, in the order of their placeholders
+    positions: list[Part | None]  # the patch positions of each image; empty: it names none
+    marks: list[str]  # the time of each image, as in `timed`; empty: images have no times
+    is_timed: bool  # whether images of the whole sample have times
+    media: list[Media]  # like `parts`, with their headers; empty: headers were not read
+    placeholders_put_in: bool = False
+    unknown: Sequence[str] = ()  # unknown keys
+    leaves_out_tools: bool = False  # `source.tools` leaves its tools out
+    drops_nulls: bool = False  # nulls of a table were taken out of it
+
+    @classmethod
+    def of_record(
+        cls,
+        raw: bytes,
+        placed: Placed,
+        parts: list[MediaPart],
+        media: list[Media],
+        positions: list[Part | None],
+        marks: list[str],
+    ) -> "ReadSample":
+        """Make a whole sample of its record, whose placeholders match its media."""
+        record, timed = placed.record, stamped(placed.messages, marks)
+        return cls(
+            raw, placed.messages, timed, record.tools, record.fields, parts, positions, marks, bool(marks), media,
+            placed.were_put_in, tuple(record.unknown), record.leaves_out_tools, record.drops_nulls,
+        )  # fmt: skip
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kind of each medium."""
+        return [part.kind for part in self.parts]
+
+    @property
+    def times_images(self) -> bool:
+        """Whether its fields give images times, perhaps by files beside it."""
+        return not self.fields.keys().isdisjoint(OF_TIMES)
+
+    @property
+    def options(self) -> SampleOptions:
+        """Return its options for rendering and training; raises Skip if they are invalid."""
+        return options_of(self.fields)
+
+    def member(self, name: str, media: Sequence[Any], token_len: int | None = None) -> MemberInput:
+        """Return the sample with its media, as training encodes it.
+
+        Args:
+            name: its id.
+            media: the bytes of each, or what a user's dataset has decoded.
+        """
+        in_order = zip(self.parts, media, strict=True)
+        named = [(part, f"{name}: {part.name or f'{part.kind} {i}'}", data) for i, (part, data) in enumerate(in_order)]
+        by_kind = {
+            kind: [medium.loaded(data, name_of) for part, name_of, data in named if part.kind == kind]
+            for kind, medium in KINDS.items()
+        }
+        frames = self.fields.get("video_frames")
+        return MemberInput(
+            name,
+            self.timed,
+            tools=self.tools,
+            video_frames=frames,
+            token_len=token_len,
+            options=self.options,
+            **media_fields(by_kind),
+        )

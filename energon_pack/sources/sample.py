@@ -9,20 +9,19 @@ All three then do the same: JSON ─► record ─► placeholders ─► patch 
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from energon_pack.samples.bytes import Range, as_file
-from energon_pack.samples.conversation import Placed, place
+from energon_pack.samples.conversation import OF_TIMES, Placed, ReadSample, place
 from energon_pack.samples.cut import Cut, fields_of_part, media_of_part, messages_of, of_kind
 from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe_part
-from energon_pack.samples.member import MemberInput, SampleOptions, media_fields
 from energon_pack.samples.options import options_of
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record
-from energon_pack.samples.sample import AnyPart, MediaPart, Message, Part, media_type, media_type_by_name
+from energon_pack.samples.sample import AnyPart, MediaPart, Part, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_positions, stamped
@@ -31,84 +30,6 @@ from energon_pack.sources.copies import source_key
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow
 from energon_pack.sources.shard import Shard, TarShard
-
-#: fields that give images times; without them, no file of patch positions is read
-_OF_TIMES = frozenset(("fps", "patch_positions"))
-
-
-class ReadSample(NamedTuple):
-    """A sample, or a part of one that was cut."""
-
-    raw: bytes  # its JSON or text
-    messages: list[Message]  # as packs store them: their placeholders match the media, no times in the text
-    timed: list[Message]  # as a template renders them: with the time of each frame
-    tools: list[Any] | None
-    fields: dict[str, Any]  # the other fields of its JSON
-    parts: list[MediaPart]  # its media, in the order of their placeholders
-    positions: list[Part | None]  # the patch positions of each image; empty: it names none
-    marks: list[str]  # the time of each image, as in `timed`; empty: images have no times
-    is_timed: bool  # whether images of the whole sample have times
-    media: list[Media]  # like `parts`, with their headers; empty: headers were not read
-    placeholders_put_in: bool = False
-    unknown: Sequence[str] = ()  # unknown keys
-    leaves_out_tools: bool = False  # `source.tools` leaves its tools out
-    drops_nulls: bool = False  # nulls of a table were taken out of it
-
-    @classmethod
-    def of_record(
-        cls,
-        raw: bytes,
-        placed: Placed,
-        parts: list[MediaPart],
-        media: list[Media],
-        positions: list[Part | None],
-        marks: list[str],
-    ) -> "ReadSample":
-        """Make a whole sample of its record, whose placeholders match its media."""
-        record, timed = placed.record, stamped(placed.messages, marks)
-        return cls(
-            raw, placed.messages, timed, record.tools, record.fields, parts, positions, marks, bool(marks), media,
-            placed.were_put_in, tuple(record.unknown), record.leaves_out_tools, record.drops_nulls,
-        )  # fmt: skip
-
-    @property
-    def kinds(self) -> list[str]:
-        """The kind of each medium."""
-        return [part.kind for part in self.parts]
-
-    @property
-    def times_images(self) -> bool:
-        """Whether its fields give images times, perhaps by files beside it."""
-        return not self.fields.keys().isdisjoint(_OF_TIMES)
-
-    @property
-    def options(self) -> SampleOptions:
-        """Return its options for rendering and training; raises Skip if they are invalid."""
-        return options_of(self.fields)
-
-    def member(self, name: str, media: Sequence[Any], token_len: int | None = None) -> MemberInput:
-        """Return the sample with its media, as training encodes it.
-
-        Args:
-            name: its id.
-            media: the bytes of each, or what a user's dataset has decoded.
-        """
-        in_order = zip(self.parts, media, strict=True)
-        named = [(part, f"{name}: {part.name or f'{part.kind} {i}'}", data) for i, (part, data) in enumerate(in_order)]
-        by_kind = {
-            kind: [medium.loaded(data, name_of) for part, name_of, data in named if part.kind == kind]
-            for kind, medium in KINDS.items()
-        }
-        frames = self.fields.get("video_frames")
-        return MemberInput(
-            name,
-            self.timed,
-            tools=self.tools,
-            video_frames=frames,
-            token_len=token_len,
-            options=self.options,
-            **media_fields(by_kind),
-        )
 
 
 def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSettings) -> ReadSample:
@@ -233,7 +154,7 @@ def _times(
     reader: Reader, shard: Shard, placed: Placed, key: str, parts: Sequence[Part]
 ) -> tuple[list[Part | None], list[str]]:
     """Return the patch positions of each image, and the times that they give."""
-    if placed.record.fields.keys().isdisjoint(_OF_TIMES):
+    if placed.record.fields.keys().isdisjoint(OF_TIMES):
         return [], []
     names = placed.position_names
     positions = reader.positions(shard, names, key, parts) if names else []

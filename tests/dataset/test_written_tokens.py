@@ -27,10 +27,10 @@ from energon_pack.pack import pack
 from energon_pack.packed_with import load_template
 from energon_pack.plan.settings import Share
 from energon_pack.report.views.spans import vocabulary_of
+from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.pack_tokens import members_of, pack_tokens
 from energon_pack.samples.tokens import MemberTokens, SeenMedium, Step
 from energon_pack.samples.tokens_part import CHECKSUM, PackTokens
-from energon_pack.sources.sample import ReadSample
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.templates.inputs import tokens_of
 from energon_pack.templates.template import Template

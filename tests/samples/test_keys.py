@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from energon_pack.lengths.worker import LengthsRow, note
+from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.keys import _ELSEWHERE, _HARMLESS, _KNOWN, _READ, unknown_keys
 from energon_pack.samples.media.medium import RATE_KEYS, SETTING_KEYS
 from energon_pack.samples.options import OPTION_KEYS
@@ -13,7 +14,6 @@ from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.weights import TURN_WEIGHT_KEYS
-from energon_pack.sources.sample import ReadSample
 
 ANSWER = {"role": "assistant", "content": [{"type": "text", "text": "a"}]}
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from energon_pack.loading import load_multi_mix_qa
+from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import Cut
 from energon_pack.samples.sample import MediaPart, Part
 from energon_pack.samples.settings import ReadSettings
@@ -20,7 +21,7 @@ from energon_pack.samples.skip import Skip
 from energon_pack.sources.find import shard_of
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of
-from energon_pack.sources.sample import ReadSample, read_again, read_but_media, read_sample
+from energon_pack.sources.sample import read_again, read_but_media, read_sample
 from energon_pack.sources.shard import Shard, TarShard
 from support.samples import chat, picture, write_tar
 

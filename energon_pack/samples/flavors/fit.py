@@ -5,16 +5,16 @@ A flavour names its rules. Lengths keep what each rule says of each sample, so t
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
+from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.documents import DOCUMENT
 from energon_pack.samples.media.asked import lists_of_frames
 from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
-from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import NO_OPTIONS
 from energon_pack.samples.options import option_fields, options_of
 from energon_pack.samples.placeholders import PLACEHOLDERS
-from energon_pack.samples.sample import MediaPart, Message
+from energon_pack.samples.sample import Message
 from energon_pack.samples.weights import turn_weight
 
 _ALTERNATING = ["user", "assistant"]
@@ -22,27 +22,12 @@ _ALTERNATING = ["user", "assistant"]
 _DECODED = ("jpg", "png", "gif", "webp", "bmp", "tif", "mp4", "avi", "mpg", "wmv")
 
 
-class Content(Protocol):
-    """A sample, as it is read."""
-
-    @property
-    def messages(self) -> Sequence[Message]: ...
-    @property
-    def tools(self) -> list[Any] | None: ...
-    @property
-    def fields(self) -> Mapping[str, Any]: ...
-    @property
-    def parts(self) -> Sequence[MediaPart]: ...
-    @property
-    def media(self) -> Sequence[Media]: ...
-
-
-def do_not_fit(sample: Content) -> dict[str, str | None]:
+def do_not_fit(sample: ReadSample) -> dict[str, str | None]:
     """Return for each of `RULES` the content for which there is no place; None: there is none."""
     return {name: rule(sample) for name, rule in RULES.items()}
 
 
-def _more_than_turns(sample: Content) -> str | None:
+def _more_than_turns(sample: ReadSample) -> str | None:
     """Say why a conversation is more than texts of user and assistant in turn; None: it is not."""
     roles = [message["role"] for message in sample.messages]
     for other in ("system", "developer", "tool", DOCUMENT):
@@ -62,16 +47,16 @@ def _more_than_turns(sample: Content) -> str | None:
     return None
 
 
-def _more_than_images(sample: Content) -> str | None:
+def _more_than_images(sample: ReadSample) -> str | None:
     return next((KINDS[kind].noun for kind in _kinds(sample) if kind != IMAGE.kind), None)
 
 
-def _more_than_stacks_read(sample: Content) -> str | None:
+def _more_than_stacks_read(sample: ReadSample) -> str | None:
     """Say what LoongForge's and LLaVA-OneVision-2's loaders lose, or train otherwise; None: nothing."""
     return _media_unread(sample) or _turns_unread(sample.messages) or _options_unread(sample.fields)
 
 
-def _media_unread(sample: Content) -> str | None:
+def _media_unread(sample: ReadSample) -> str | None:
     """Say which media make their encoders refuse a pack: they take images or videos, as many as the text spells."""
     kinds = _kinds(sample)
     if unread := {*kinds}.difference((IMAGE.kind, VIDEO.kind)):
@@ -111,18 +96,18 @@ def _options_unread(fields: Mapping[str, Any]) -> str | None:
     return "video_frames" if fields.get("video_frames") is not None else None
 
 
-def _undecoded(sample: Content) -> str | None:
+def _undecoded(sample: ReadSample) -> str | None:
     part = next((part for part in sample.parts if part.extension not in _DECODED), None)
     return part and f"{KINDS[part.kind].noun} in {part.extension}, which Energon's decoder leaves as bytes"
 
 
-def _kinds(sample: Content) -> list[str]:
+def _kinds(sample: ReadSample) -> list[str]:
     """Return the kinds of media as a model sees them: a list of frames is a video."""
     seen = [medium.kind for medium, _ in lists_of_frames(sample.media)] if sample.media else []
     return seen or [part.kind for part in sample.parts]
 
 
-RULES: dict[str, Callable[[Content], str | None]] = {
+RULES: dict[str, Callable[[ReadSample], str | None]] = {
     "turns": _more_than_turns,
     "images": _more_than_images,
     "stacks": _more_than_stacks_read,

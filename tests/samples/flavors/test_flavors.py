@@ -10,12 +10,12 @@ from energon_pack.config import Flavor as FlavorConfig
 from energon_pack.dataset.contents import parse
 from energon_pack.dataset.pack_files import PackFiles
 from energon_pack.dataset.sample_class import STACKS
+from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.flavors import FLAVORS, PACKED, flavor_of_sample, load_pack
 from energon_pack.samples.flavors.base import Conversation, Flavor, PackedFlavor
 from energon_pack.samples.flavors.fit import do_not_fit
 from energon_pack.samples.media.medium import Media, MediumSettings
 from energon_pack.samples.pack_reader import UnknownFormat
-from energon_pack.sources.sample import ReadSample
 from support.samples import read
 
 CONVERSATIONS = [
