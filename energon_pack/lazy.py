@@ -24,7 +24,7 @@ from energon_pack.dataset.manifest import PackSums
 from energon_pack.dataset.plan_counts import sums_of
 from energon_pack.errors import PackError
 from energon_pack.online.given import MapStyle
-from energon_pack.online.prepare import prepare
+from energon_pack.online.prepare import KEPT, prepare
 from energon_pack.plan.made import plan_of_epoch
 from energon_pack.plan.packs import PackPlan, split_of_packs, taken
 from energon_pack.plan.report import Report
@@ -75,7 +75,7 @@ class LazyPackedDataset(PacksByNumber):
         #: the config with every setting
         self.config = prepared.config
         #: the file that names each sample in no pack, with its reason
-        self.skipped = prepared.folder / "once" / LEDGER
+        self.skipped = prepared.folder / KEPT / LEDGER
         rules = prepared.template.rules_by(self.config.measure.engine.value)
         self.encoder = PackEncoder(prepared.made, rules, **options)
         planned = prepared.planned

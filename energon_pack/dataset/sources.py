@@ -64,7 +64,7 @@ class Sources:
         except Skip as skip:  # it could be read when it was measured
             raise self.changed(row) from skip
 
-    def member(self, row: PlanRow, settings: ReadSettings, checksum: int) -> MemberInput:
+    def member(self, row: PlanRow, *, settings: ReadSettings, checksum: int) -> MemberInput:
         """Read a sample with its media, as training encodes it."""
         sample = self.read(row, settings)
         media = [self.checked_file(row, part).read(part.offset, part.size) for part in sample.parts]

@@ -5,12 +5,12 @@ of its messages; each is a PIL image, bytes, `{"bytes": …, "path": …}`, or t
 """
 
 import base64
-import dataclasses
 import io
 import os
 import re
 from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +32,7 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.unread import leaves, named_media, refuse_unread
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
 from energon_pack.sources.reader import state_of
+from energon_pack.sources.rows import MeasuredRow
 from energon_pack.templates.sample import Sample
 
 #: stands in place of a shard's name in the ids of samples
@@ -74,10 +75,14 @@ class Given:
         read, _ = self.read(number)
         return Sample(read.timed, read.media, read.tools, read.options)
 
-    def member(self, number: int, token_len: int | None = None) -> MemberInput:
+    def member(self, number: int) -> MemberInput:
         """Return a sample with its media; raises Skip."""
         read, media = self.read(number)
-        return read.member(self.sample_id(number), media, token_len)
+        return read.member(self.sample_id(number), media)
+
+    def measured(self, row: MeasuredRow, *, checksum: int) -> MemberInput:
+        """Return a sample that was measured, with its media; raises Skip. Items are not compared by a checksum."""
+        return replace(self.member(int(row.key)), token_len=row.token_len)
 
     def read(self, number: int) -> tuple[ReadSample, list[bytes | Image.Image]]:
         """Return a sample, and its media in the order of their placeholders."""
@@ -190,10 +195,10 @@ def undecoded(dataset: Any) -> Any:
 def _undecoded(feature: Any) -> Any:
     """Return the same feature without decoding; None: it decodes nothing."""
     if getattr(feature, "decode", False) is True:
-        return dataclasses.replace(feature, decode=False)
+        return replace(feature, decode=False)
     inner = getattr(feature, "feature", None)
     if inner is not None and (plain := _undecoded(inner)) is not None:
-        return dataclasses.replace(feature, feature=plain)
+        return replace(feature, feature=plain)
     return None
 
 

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.lost_samples import dropped, lost_too_much
 from energon_pack.dataset.plan_file import write_ledger
+from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.lengths.changed_media import Stale, stale_rows
 from energon_pack.lengths.index import IndexedShard
@@ -36,10 +38,9 @@ from energon_pack.lengths.table_cache import key_of
 from energon_pack.lengths.worker import LengthsRow, leave_out, lengths_table, measured, note
 from energon_pack.online.given import NAME, Given, MapStyle
 from energon_pack.online.samples import (
-    MeasuredGiven,
-    MeasuredInFiles,
     MeasuredItem,
-    Members,
+    MeasuredSamples,
+    ReadMember,
     StoredRows,
     write_measured,
 )
@@ -147,7 +148,7 @@ class _Slices(Dataset[pa.Table]):
 
 
 Result = TypeVar("Result")
-_ROWS = "rows.arrow"
+KEPT, _ROWS = "items", "rows.arrow"
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class PreparedPacks:
 
     config: PackConfig
     planned: Planned
-    samples: Members
+    samples: MeasuredSamples
     folder: Path
     micro_batches: int  # `packing.topology.micro_batches`
 
@@ -219,15 +220,14 @@ def prepare(
         planned = plan_source(run, measured)
         folder = run.cache("lazy", planned.identity[:24])
         with run.timed("rows"):
-            make_once(folder / "once", lambda part: _write(part, planned, config))
+            make_once(folder / KEPT, lambda part: _write(part, planned, config))
     if why := lost_too_much(planned.report, config.max_skipped) or dropped(planned.report, packing):
-        raise SamplesLost(f"{why}; {_where(folder / 'once' / LEDGER, samples_given is not None, known)}")
-    shards, rows = [item.shard for item in indexed], StoredRows(folder / "once" / _ROWS, MeasuredItem)
-    samples = (
-        MeasuredInFiles(shards, planned.method.read, rows)
-        if samples_given is None
-        else MeasuredGiven(samples_given, rows)
+        raise SamplesLost(f"{why}; {_where(folder / KEPT / LEDGER, samples_given is not None, known)}")
+    sources = Sources({item.shard.name: item.shard for item in indexed})
+    read: ReadMember = (
+        partial(sources.member, settings=planned.method.read) if samples_given is None else samples_given.measured
     )
+    samples = MeasuredSamples(StoredRows(folder / KEPT / _ROWS, MeasuredItem), read)
     return PreparedPacks(config, planned, samples, folder, packing.topology.micro_batches)
 
 

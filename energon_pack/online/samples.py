@@ -3,11 +3,11 @@
 number ──look──► the conversation and its media by their headers: enough to count tokens
        ──member──► the same with its images and videos: what training encodes
 
-In memory they are `online.given.Given`; in files, `InFiles`. Samples that are measured keep their rows in a file.
+In memory they are `online.given.Given`; in files, `IndexedInFiles`. Measured samples keep their rows in a file.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -16,11 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from energon_pack.dataset.files import PlanRow
-from energon_pack.dataset.sources import Sources
 from energon_pack.lengths.index import IndexedShard
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.lengths.table_cache import in_chunks
-from energon_pack.online.given import Given
 from energon_pack.plan.items import Lengths
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import with_cuts
@@ -46,30 +44,26 @@ class IndexedRow(IndexRow):
 
 
 @dataclass(slots=True)
-class MeasuredItem(MeasuredRow):
-    """A sample, or a part of one, that may be in a pack."""
+class MeasuredItem(PlanRow):
+    """A sample, or a part of one, that may be in a pack: the row of a plan, in no pack."""
 
-    shard: int  # number of its source shard
-    checksum: int  # checksum of its JSON and the ends of its media
-
-    def in_plan(self, shard: str) -> PlanRow:
-        """Return this row as a row of a plan, in no pack."""
-        common = {field.name: getattr(self, field.name) for field in fields(MeasuredRow)}
-        return PlanRow(**common, pack="", shard=shard)
+    pack: str = ""
+    shard: str = ""
+    checksum: int = 0  # checksum of its JSON and the ends of its media
 
 
-_COLUMNS = [field.name for field in fields(MeasuredRow)]
+_COLUMNS = [column.name for column in fields(MeasuredRow)]
 _MEASURED = pa.schema(
-    [*(LENGTHS_SCHEMA.field(name) for name in _COLUMNS), ("shard", pa.int32()), LENGTHS_SCHEMA.field("checksum")]
+    [*(LENGTHS_SCHEMA.field(name) for name in _COLUMNS), ("shard", pa.string()), LENGTHS_SCHEMA.field("checksum")]
 )
 _INDEXED = pa.schema([*INDEX_SCHEMA, ("shard", pa.int32())])
 
 
 def write_measured(path: Path, lengths: Lengths) -> None:
     """Write a `MeasuredItem` for each of `lengths.items`, in their order."""
-    schema = with_cuts(_MEASURED, lengths.cut_type)
+    schema, names = with_cuts(_MEASURED, lengths.cut_type), pa.array(lengths.shard_names)
     tables = (
-        table.add_column(len(_COLUMNS), "shard", pa.array(numbers.astype(np.int32))).cast(schema)
+        table.add_column(len(_COLUMNS), "shard", names.take(pa.array(numbers))).cast(schema)
         for _, numbers, table in lengths.tables([*_COLUMNS, "checksum"])
     )
     _write(path, tables, schema)
@@ -129,44 +123,41 @@ class StoredRows(Generic[Row]):
         return StoredRows, (self._path, self._form)
 
 
-class Members(Protocol):
-    """Samples that training can read in any order."""
+class ReadMember(Protocol):
+    def __call__(self, row: PlanRow, *, checksum: int) -> MemberInput:
+        """Read a measured sample with its media; raises SourceChanged for a file that changed since."""
+
+
+class Samples(Protocol):
+    """Samples that nobody has measured, in any order."""
+
+    def __len__(self) -> int: ...
 
     def sample_id(self, number: int) -> str:
         """Return a sample's id, for packs, errors and the ledger."""
+
+    def look(self, number: int) -> Sample:
+        """Return a sample with only the headers of its media read."""
 
     def member(self, number: int) -> MemberInput:
         """Return a sample with its media, which are decoded when they are used."""
 
 
-class Samples(Members, Protocol):
-    """Samples that nobody has measured, so that they are looked at first."""
+@dataclass
+class IndexedInFiles:
+    """Samples in the files of a source, of which only the place is known; each process opens its own files."""
 
-    def __len__(self) -> int: ...
-
-    def look(self, number: int) -> Sample:
-        """Return a sample with only the headers of its media read."""
-
-
-class InFiles(Generic[Row]):
-    """Samples in the files of a source; each process opens its own files."""
-
-    def __init__(self, shards: Sequence[Shard], settings: ReadSettings, rows: StoredRows[Row]):
-        self._shards, self._settings, self._rows = list(shards), settings, rows
+    shards: Sequence[Shard]
+    settings: ReadSettings
+    rows: StoredRows[IndexedRow]
+    reader: Reader = field(default_factory=Reader)
 
     def __len__(self) -> int:
-        return len(self._rows)
-
-    def __reduce__(self) -> Any:
-        return type(self), (self._shards, self._settings, self._rows)
-
-
-class IndexedInFiles(InFiles[IndexedRow]):
-    """Samples of which only the place is known."""
+        return len(self.rows)
 
     def sample_id(self, number: int) -> str:
-        row = self._rows[number]
-        return self._shards[row.shard].sample_id(row.key)
+        row = self.rows[number]
+        return self.shards[row.shard].sample_id(row.key)
 
     def look(self, number: int) -> Sample:
         read, _ = self._read(number)
@@ -174,47 +165,26 @@ class IndexedInFiles(InFiles[IndexedRow]):
 
     def member(self, number: int) -> MemberInput:
         read, shard = self._read(number)
-        return read.member(self.sample_id(number), [self._reader.read(shard, part) for part in read.parts])
+        return read.member(self.sample_id(number), [self.reader.read(shard, part) for part in read.parts])
 
     def _read(self, number: int) -> tuple[ReadSample, Shard]:
-        row = self._rows[number]
+        row = self.rows[number]
         if row.reason is not None:
             raise Skip(Reason(row.reason), row.detail or "")
-        shard = self._shards[row.shard]
-        return read_sample(self._reader, shard, row, self._settings), shard
-
-    @cached_property
-    def _reader(self) -> Reader:
-        return Reader()
+        shard = self.shards[row.shard]
+        return read_sample(self.reader, shard, row, self.settings), shard
 
 
-class MeasuredInFiles(InFiles[MeasuredItem]):
-    """Measured samples, or parts of some; a file that changed since is refused."""
+@dataclass
+class MeasuredSamples:
+    """Measured samples, or parts of some, of files or of a user's dataset."""
 
-    def sample_id(self, number: int) -> str:
-        return self._place(self._rows[number]).sample_id
-
-    def member(self, number: int) -> MemberInput:
-        row = self._rows[number]
-        return self._sources.member(self._place(row), self._settings, row.checksum)
-
-    def _place(self, row: MeasuredItem) -> PlanRow:
-        return row.in_plan(self._shards[row.shard].name)
-
-    @cached_property
-    def _sources(self) -> Sources:
-        return Sources({shard.name: shard for shard in self._shards})
-
-
-class MeasuredGiven:
-    """Measured samples of a user's dataset; a row's key is the number of its item."""
-
-    def __init__(self, conversations: Given, rows: StoredRows[MeasuredItem]):
-        self._given, self._rows = conversations, rows
+    rows: StoredRows[MeasuredItem]
+    read: ReadMember
 
     def sample_id(self, number: int) -> str:
-        return self._given.sample_id(int(self._rows[number].key))
+        return self.rows[number].sample_id
 
     def member(self, number: int) -> MemberInput:
-        row = self._rows[number]
-        return self._given.member(int(row.key), row.token_len)
+        row = self.rows[number]
+        return self.read(row, checksum=row.checksum)
