@@ -4,9 +4,10 @@
 CONTRIBUTING.md. This module is light: it decodes nothing and imports no decoder.
 """
 
+import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
 
@@ -84,6 +85,19 @@ SOUNDS_LIKE = {"mp4": "m4a", "mkv": "mka"}
 def begins(pattern: bytes) -> re.Pattern[bytes]:
     """Return a pattern of the first bytes of files."""
     return re.compile(pattern, re.DOTALL)
+
+
+def boxes_of(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
+    """Yield name, offset and end of each outermost box of an mp4; a box that is none ends where it begins."""
+    end, position = file.seek(0, os.SEEK_END), 0
+    while position + 8 <= end:
+        file.seek(position)
+        head = file.read(16)
+        size = int.from_bytes(head[:4], "big")  # 0: up to the end of the file; 1: eight bytes have it
+        size = int.from_bytes(head[8:16], "big") if size == 1 else size or end - position
+        size = 0 if size < 8 else size
+        yield head[4:8], position, position + size
+        position += size or end
 
 
 @dataclass(frozen=True)

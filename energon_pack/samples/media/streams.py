@@ -8,7 +8,6 @@ sizes.
 import importlib
 import io
 import math
-import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from energon_pack.samples.media.medium import boxes_of
 from energon_pack.samples.skip import Reason, Skip
 
 _ASKEW = 0.02  # of a side: a display matrix is rounded
@@ -289,16 +289,6 @@ def _tracks(header: bytes) -> list[bytes]:
 
 def _moov(file: BinaryIO) -> bytes:
     """Return the tables of an mp4; empty: there are none, or they are too large."""
-    end, position = file.seek(0, os.SEEK_END), 0
-    while position + 8 <= end:
-        file.seek(position)
-        head = file.read(16)
-        size = int.from_bytes(head[:4], "big")
-        size = int.from_bytes(head[8:], "big") if size == 1 else size or end - position
-        if head[4:8] == b"moov":
-            file.seek(position)
-            return file.read(size if size <= _MOST_HEADER else 0)
-        if size < 8:
-            break
-        position += size
-    return b""
+    place = next(((start, end - start) for name, start, end in boxes_of(file) if name == b"moov"), (0, 0))
+    file.seek(place[0])
+    return file.read(place[1] if place[1] <= _MOST_HEADER else 0)

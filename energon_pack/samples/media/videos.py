@@ -4,7 +4,7 @@ import os
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from energon_pack.samples.media.images import drawn_size
-from energon_pack.samples.media.medium import Media, MediaFormat, Medium, begins
+from energon_pack.samples.media.medium import Media, MediaFormat, Medium, begins, boxes_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,20 +17,8 @@ _MP4 = rb"....ftyp(?!avi|hei|hev|mif|msf|M4[AB])"  # AVIF and HEIF are images in
 
 def has_whole_boxes(file: BinaryIO) -> bool:
     """Tell whether the outermost boxes of an mp4 end with the file: FFmpeg opens a cut mp4 and promises all frames."""
-    end = file.seek(0, os.SEEK_END)
-    position = 0
-    while position + 8 <= end:
-        file.seek(position)
-        head = file.read(16)
-        size = int.from_bytes(head[:4], "big")
-        if size == 1:
-            size = int.from_bytes(head[8:16], "big")
-        elif size == 0:  # the box goes to the end of the file
-            return True
-        if size < 8:
-            return False
-        position += size
-    return position == end
+    ends = [0, *(end for _, _, end in boxes_of(file))]
+    return ends[-1] == file.seek(0, os.SEEK_END)
 
 
 def has_whole_riff(file: BinaryIO) -> bool:
