@@ -132,11 +132,11 @@ class StreamCounters:
     def __init__(self) -> None:
         self._rows = torch.zeros(_MAX_WORKERS, len(_COLUMNS), dtype=torch.int64, device="cpu").share_memory_()
 
-    def row(self, worker: int) -> "WorkerCounters":
-        """Return the counters of a worker."""
+    def row(self, worker: int) -> torch.Tensor:
+        """Return the counters of a worker, by `NAMES` and by the reason why samples were left out."""
         if worker >= _MAX_WORKERS:
             raise ValueError(f"num_workers={worker + 1}: at most {_MAX_WORKERS}")
-        return WorkerCounters(self._rows[worker])
+        return self._rows[worker]
 
     def total(self, capacity: int) -> dict[str, Any]:
         """Add up the rows of all workers."""
@@ -146,27 +146,6 @@ class StreamCounters:
         room = sums["packs"] * capacity + sums.pop("above")
         fill = sums["tokens"] / room if room else 0.0
         return {**sums, "fill": fill, "left_out": left_out}
-
-
-class WorkerCounters:
-    """The counters of one worker."""
-
-    def __init__(self, values: torch.Tensor):
-        self._values = values
-
-    def add(self, name: str, num: int = 1) -> None:
-        """Add to a counter: one of `NAMES`, or the samples left out for a `Reason`."""
-        self._values[_COLUMNS[name]] += num
-
-    def set(self, name: str, num: int) -> None:
-        self._values[_COLUMNS[name]] = num
-
-    def state(self) -> list[int]:
-        values: list[int] = self._values.tolist()
-        return values
-
-    def load(self, state: Sequence[int]) -> None:
-        self._values.copy_(torch.tensor(state, device="cpu"))
 
 
 class OnlinePacks(Iterator[Pack]):
@@ -180,7 +159,7 @@ class OnlinePacks(Iterator[Pack]):
         measuring: Measuring,
         pool: Pool,
         encoder: PackEncoder,
-        counted: WorkerCounters,
+        counted: torch.Tensor,
     ):
         self._name, self._datasets, self._draws, self._measuring = name, datasets, draws, measuring
         self._pool, self._encoder, self._counted = pool, encoder, counted
@@ -197,7 +176,7 @@ class OnlinePacks(Iterator[Pack]):
             dropped: list[str] = []
             members = [*self._members(waiting, dropped)]
             pack = self._encoder.encode(f"{self._name}/{self._pool.num_packs - 1}", members) if members else None
-            self._counted.add("dropped", len(members) if pack is None else len(pack.dropped))
+            self._add_up(dropped=len(members) if pack is None else len(pack.dropped))
             if pack is not None:
                 self._count(pack)
                 return replace(pack, dropped=[*dropped, *pack.dropped])
@@ -208,14 +187,14 @@ class OnlinePacks(Iterator[Pack]):
             "positions": [asdict(position) for position in self._draws.positions],
             "has_ended": self._has_ended,
             "pool": self._pool.state(),
-            "counted": self._counted.state(),
+            "counted": self._counted.tolist(),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state` of this lane; `positions` are those of the draws already."""
         self._has_ended = state["has_ended"]
         self._pool.load(state["pool"])
-        self._counted.load(state["counted"])
+        self._counted.copy_(torch.tensor(state["counted"], device="cpu"))
 
     def _fill(self) -> None:
         while not self._has_ended and (missing := self._pool.num_missing):
@@ -254,16 +233,18 @@ class OnlinePacks(Iterator[Pack]):
 
     def _leave_out(self, draw: Draw, skip: Skip) -> None:
         self._measuring.leave_out(self._datasets[draw.dataset].sample_id(draw.number), skip)
-        self._counted.add(skip.reason)
+        self._add_up(**{skip.reason: 1})
         self._in_vain += 1
         if self._in_vain > sum(map(len, self._datasets)):
             raise PackError(f"none of the samples drawn can be packed: {skip}")
 
     def _count(self, pack: Pack) -> None:
-        self._counted.add("packs")
-        self._counted.add("samples", len(pack.members))
         tokens = sum(len(member.tokens) for member in pack.members)
-        self._counted.add("tokens", tokens)
-        self._counted.add("above", max(0, tokens - self._measuring.packing.max_token_len))
-        self._counted.add(IMAGE.plural, sum(member.num_images for member in pack.members))
-        self._counted.set("longest_wait", self._pool.longest_wait)
+        more = max(0, tokens - self._measuring.packing.max_token_len)
+        images = sum(member.num_images for member in pack.members)
+        self._add_up(packs=1, samples=len(pack.members), tokens=tokens, above=more, **{IMAGE.plural: images})
+        self._counted[_COLUMNS["longest_wait"]] = self._pool.longest_wait
+
+    def _add_up(self, **counts: int) -> None:
+        for name, num in counts.items():
+            self._counted[_COLUMNS[name]] += num
