@@ -19,7 +19,7 @@ from energon_pack.samples.media.kinds import MEDIA_NAMES
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.field_map import read_field_map
 from energon_pack.sources.find import LINES, Form, ListedFile, Source, but_parquet, find_files, with_samples
-from energon_pack.sources.jsonl.line_files import LineFiles, TableFiles, of_samples, stem
+from energon_pack.sources.jsonl.line_files import LineFiles, of_samples, stem
 from energon_pack.sources.mixture import (
     Entry,
     Mixture,
@@ -65,18 +65,14 @@ def _form_of(settings: SourceConfig, stems: Collection[str] | None = None) -> Fo
     `stems`: paths of tars in the same folders, without their extensions; None: files of other forms are not looked
     for.
     """
-    match settings.format:
-        case Format.wds:
-            return Tars(settings)
-        case Format.table:
-            return TableFiles(settings, TableShard, stems)
-        case Format.jsonl:
-            return LineFiles(settings, JsonlShard, stems)
-    kind = entry_point("sources", "source.format", settings.format)
+    if settings.format == Format.wds:
+        return Tars(settings)
+    ours: dict[str, type[JsonlShard]] = {Format.jsonl: JsonlShard, Format.table: TableShard}
+    kind = ours.get(settings.format) or entry_point("sources", "source.format", settings.format)
     if not (isinstance(kind, type) and issubclass(kind, JsonlShard)):
         why = "there is none of that name" if kind is None else f"{kind} is no class that derives from JsonlShard"
         raise PackError(f"source.format={settings.format}: {why}; auto, wds and jsonl are always there")
-    return (TableFiles if issubclass(kind, TableShard) else LineFiles)(settings, kind)
+    return LineFiles(settings, kind, stems)
 
 
 # --------------------------------------------------------------------------------------------------------- mixtures

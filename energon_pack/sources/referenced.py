@@ -70,7 +70,7 @@ class SourceMedia:
         for first in range(0, len(references), AT_ONCE):
             batch = references[first : first + AT_ONCE]
             self.read_ahead(batch)
-            media += map(self._read, batch)
+            media += [self.opened(reference).read(0, reference.size) for reference in batch]
         return media
 
     def read_ahead(self, references: Sequence[Reference], whole: bool = True) -> None:
@@ -87,16 +87,6 @@ class SourceMedia:
                 _, ranges = ranges_of.setdefault(path, (self._files.open(path), []))
                 ranges += [(offset - lead, lead + reference.size)] if whole else ends
         self._files.read_ahead(list(ranges_of.values()))
-
-    def _read(self, reference: Reference) -> bytes:
-        path, offset, lead = self._place(reference)
-        with _readable(path, reference):
-            file = self._files.open(path)
-            data = file.read(offset - lead, lead + reference.size)
-        header, medium = data[:lead], data[lead:]
-        size = len(medium) if lead else file.size
-        self._check(reference, Ends(header, medium[:END], medium[-END:]), size)
-        return medium
 
     def opened(self, reference: Reference) -> Bytes:
         """Open a medium; most of its bytes are not read yet; raises like `read`."""

@@ -219,6 +219,8 @@ class JsonlShard(_File):
     format = Format.jsonl
     #: matches such files in a folder
     names: ClassVar[re.Pattern[str]] = re.compile(r"(?i)\.jsonl(\.(gz|bz2|xz|zst|lz4))?$")
+    #: whether the names of a folder's files tell splits
+    has_splits: ClassVar[bool] = False
     #: for a class of another package: raise it when `value` reads the same bytes differently
     value_version: ClassVar[int] = 0
 

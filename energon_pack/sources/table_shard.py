@@ -23,6 +23,7 @@ class TableShard(JsonlShard):
     names = re.compile(r"(?i)\.parquet$")
     format = Format.table
     is_read_by_place = False
+    has_splits = True
 
     @property
     def called(self) -> str:

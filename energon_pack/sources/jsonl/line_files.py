@@ -47,7 +47,8 @@ class LineFiles(Form):
         files = walk(folder, self._kind.names)
         files = files if self._stems is None else of_samples(self._stems, files)
         lone = [] if files or self._kind.names is not JsonlShard.names else walk(folder, _JSON)
-        return lone if len(lone) == 1 else files
+        files = lone if len(lone) == 1 else files
+        return of_split(folder, files, self._settings.split) if self._kind.has_splits else files
 
     def leaves(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
         if not files and self._kind.names is not JsonlShard.names:
@@ -68,13 +69,6 @@ class LineFiles(Form):
         if self._settings.media_root is not None:
             return shards
         return [_with_media_root(shard, self._settings) for shard in shards]
-
-
-class TableFiles(LineFiles):
-    """Files of tables; those of a folder may be of several splits."""
-
-    def in_folder(self, folder: str) -> list[str]:
-        return of_split(folder, super().in_folder(folder), self._settings.split)
 
 
 def of_samples(stems: Collection[str], files: Sequence[str]) -> list[str]:
