@@ -136,7 +136,7 @@ class StreamCounters:
         """Return the counters of a worker, by `NAMES` and by the reason why samples were left out."""
         if worker >= _MAX_WORKERS:
             raise ValueError(f"num_workers={worker + 1}: at most {_MAX_WORKERS}")
-        return self._rows[worker]
+        return self._rows.select(0, worker)
 
     def total(self, capacity: int) -> dict[str, Any]:
         """Add up the rows of all workers."""
