@@ -130,13 +130,14 @@ class StreamCounters:
     """Counters in rows, one for each worker of this rank; the parent process reads them all."""
 
     def __init__(self) -> None:
-        self._rows = torch.zeros(_MAX_WORKERS, len(_COLUMNS), dtype=torch.int64, device="cpu").share_memory_()
+        rows = torch.zeros(_MAX_WORKERS, len(_COLUMNS), dtype=torch.int64, device="cpu")
+        self._rows: torch.Tensor = rows.share_memory_()
 
     def row(self, worker: int) -> torch.Tensor:
         """Return the counters of a worker, by `NAMES` and by the reason why samples were left out."""
         if worker >= _MAX_WORKERS:
             raise ValueError(f"num_workers={worker + 1}: at most {_MAX_WORKERS}")
-        return self._rows.select(0, worker)
+        return self._rows[worker]
 
     def total(self, capacity: int) -> dict[str, Any]:
         """Add up the rows of all workers."""
