@@ -20,7 +20,7 @@ _CONTENT = "model", "media", "labels", "packing", "source", "output"
 #: fingerprint.
 _NOT_CONTENT = {
     "model": {"processor"},
-    "source": {"path", "media_root", "on_damaged"},
+    "source": {"path", "media_root", "remote_media", "on_damaged"},
     "packing": {"max_dropped_tokens"},
     "output": {"dir", "name", "overwrite"},
 }

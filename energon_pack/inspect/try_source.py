@@ -61,7 +61,7 @@ _MOST_SAMPLES = 10_000
 _SHOWN = 5
 _CHARS = 600  # of the text of a sample
 #: cures that a detail names as they are typed
-_TYPED = re.compile(r"source\.(tools|take|messages_key|columns\.(images|videos|audios))=\w+")
+_TYPED = re.compile(r"source\.(tools|take|remote_media|messages_key|columns\.(images|videos|audios))=\w+")
 _FEWER_FRAMES = ["media=fps", "media.fps=1"]
 _STAGES = "index", "processor", "lengths", "plan"
 _EXAMPLES = (

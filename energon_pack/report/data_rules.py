@@ -20,7 +20,7 @@ _FOLDERS, _NAME = 5, 120  # folders that are named, characters of a name
 _ALIKE = 0.01  # share of the samples
 #: what helps against samples that are lost, by reason
 _HELP = {
-    Reason.MISSING_MEDIA: "source.media_root, or the names in the JSON",
+    Reason.MISSING_MEDIA: "source.media_root, source.remote_media, or the names in the JSON",
     Reason.UNREADABLE_MEDIA: "convert or remove these files",
     Reason.MEDIA_UNREAD: "the key that names the media (source.columns.images), or source.media=ignore",
     Reason.UNSUPPORTED_MEDIA: "what the details name: another model, a package, or files to download or convert",

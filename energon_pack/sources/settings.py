@@ -37,9 +37,11 @@ class SourceConfig(ReadSettings):
     #: a folder, a file, a glob, a mixture, or a list of these; entries of a mixture by name, each {path, weight, …};
     #: None: the built-in demo
     path: Any = None
-    #: the folder that paths of media are relative to, and whose store full addresses of media may name; None: the
-    #: folder of the JSONL, or the one that its meta file names
+    #: the folder that paths of media are relative to; None: the folder of the JSONL, or the one that its meta file
+    #: names
     media_root: str | None = None
+    #: whether media that a JSONL names on other object stores are read, with the keys of this run
+    remote_media: bool = False
     #: a damaged or cut file is an error before any work, or its whole samples are kept
     on_damaged: OnDamaged = OnDamaged.error
     #: part of a prepared folder's split.yaml, or split of a folder of tables; None: all

@@ -302,8 +302,9 @@ class JsonlShard(_File):
 
     def _asked_for(self, name: str) -> str:
         """Return the name of a medium; raises Skip for an address on a store that no setting names."""
-        if bucket_of(name) not in ("", bucket_of(self.media_root)):
-            raise Skip(Reason.MISSING_MEDIA, f"{name!r} is on another store than source.media_root")
+        if not self.lines.remote_media and bucket_of(name) not in ("", bucket_of(self.media_root)):
+            detail = f"{name!r} is on another store than source.media_root; source.remote_media=true reads it there"
+            raise Skip(Reason.MISSING_MEDIA, detail)
         return name
 
     @property

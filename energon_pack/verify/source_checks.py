@@ -66,10 +66,10 @@ def find_source(
     if media_root is None and isinstance(root, str):
         media_root = when_packed(report, root) if paths else _now(folder, report, root)
     try:
-        format = str(settings.get("format", "wds"))
+        format, is_remote = str(settings.get("format", "wds")), settings.get("remote_media") is True
         reading = read_settings({"content": at(report, "config")})
         same = {each.name: getattr(reading, each.name) for each in fields(ReadSettings)}
-        asked = SourceConfig(format=format, media_root=media_root, **same)
+        asked = SourceConfig(format=format, media_root=media_root, remote_media=is_remote, **same)
         asked.split, asked.datasets = split if isinstance(split, str) else None, settings.get("datasets")
         return forms.find_source(asked, path)
     except PackError as error:

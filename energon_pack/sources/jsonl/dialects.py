@@ -42,6 +42,8 @@ class Lines:
     tags: tuple[tuple[str, str], ...] = ()
     #: how often a sample is drawn
     ratio: float = 1.0
+    #: whether media may lie on any object store; else only on the store of `media_root`
+    remote_media: bool = False
 
 
 @dataclass(frozen=True)

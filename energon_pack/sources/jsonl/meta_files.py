@@ -60,7 +60,7 @@ def files_in(path: str, settings: SourceConfig, chosen: Wanted) -> Iterator[tupl
     root, folder = settings.media_root, folder_of(absolute(path))
     meta = _read(path)
     if meta is None:
-        yield absolute(path), Lines(_folder(root or folder))
+        yield absolute(path), Lines(_folder(root or folder), remote_media=settings.remote_media)
         return
     for name, value in sorted(chosen.of(path, meta).items()):
         where = f"{path}: {name}"
@@ -69,7 +69,7 @@ def files_in(path: str, settings: SourceConfig, chosen: Wanted) -> Iterator[tupl
                 f"{where} has no file_name: only files that are here are read; source.datasets names others, and a"
                 " mixture says how often each file comes (InternVL's annotation and repeat_time: path and epochs)"
             )
-        file = _local(where, value["file_name"], folder, root)
+        file = _local(where, value["file_name"], folder, settings.remote_media)
         if not is_file(file):
             raise PackError(f"{where}: no such file {file}")
         columns = _names(value.get("columns"), f"{where}: columns")
@@ -79,9 +79,9 @@ def files_in(path: str, settings: SourceConfig, chosen: Wanted) -> Iterator[tupl
         media_dir = value.get("media_dir") or ""
         if not isinstance(media_dir, str):
             raise PackError(f"{where}: media_dir is {media_dir!r}, not a folder")
-        media_dir = root or _local(where, media_dir, folder, root)
+        media_dir = root or _local(where, media_dir, folder, settings.remote_media)
         ratio, in_order = _ratio_of(where, value), [tuple(sorted(names.items())) for names in (columns, tags)]
-        yield absolute(file), Lines(_folder(media_dir), in_order[0], in_order[1], ratio)
+        yield absolute(file), Lines(_folder(media_dir), in_order[0], in_order[1], ratio, settings.remote_media)
 
 
 def _read(path: str) -> _Meta | None:
@@ -118,12 +118,12 @@ def _folder(path: str) -> str:
     return absolute(os.path.expanduser(path))
 
 
-def _local(where: str, named: str, folder: str, root: str | None) -> str:
+def _local(where: str, named: str, folder: str, remote_media: bool) -> str:
     """Return the path of a file or folder that a meta file names."""
-    if bucket_of(named) not in ("", bucket_of(folder), bucket_of(root or "")):
+    if not remote_media and bucket_of(named) not in ("", bucket_of(folder)):
         raise PackError(
-            f"{where}: {named} is on an object store that source.path does not name; source.media_root=ADDRESS of a"
-            " folder there reads it with your keys"
+            f"{where}: {named} is on an object store that source.path does not name; source.remote_media=true"
+            " reads it with your keys"
         )
     return path_in(folder, os.path.expanduser(named))
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,14 +47,19 @@ def test_a_line_that_names_a_bucket_costs_its_sample_and_asks_nobody(
     assert bucket.seen().requests == []
     ledger = json_lines(tmp_path / "out" / "packed" / "skipped.jsonl")
     assert [row["reason"] for row in ledger] == ["missing_media"] * 4 + ["unsupported_media"]
-    assert "is on another store than source.media_root" in ledger[0]["detail"]
+    assert "source.remote_media=true reads it" in ledger[0]["detail"]
     assert "word" not in json.dumps(ledger)
 
 
-def test_media_of_a_bucket_are_read_where_the_settings_name_it(config: Make, tmp_path: Path, bucket: Bucket) -> None:
+@pytest.mark.parametrize("named", ["source.remote_media", "source.media_root"])
+def test_media_of_a_bucket_are_read_where_the_settings_name_it(
+    config: Make, tmp_path: Path, bucket: Bucket, named: str
+) -> None:
     """A scheme in capitals is the same one; it was a path, and its media `unsupported_media`."""
     bucket.put("deep/a.png", picture(format="PNG"))
-    more = {"source__media_root": f"{bucket.address}/other"}  # the same bucket
+    more: dict[str, Any] = {"source__remote_media": True}
+    if named == "source.media_root":
+        more = {"source__media_root": f"{bucket.address}/other"}  # the same bucket
     addresses = f"{bucket.address}/deep/a.png", f"{bucket.address}/deep/a.png".replace("s3", "S3", 1)
     run = config(lines(tmp_path, *addresses), source__format=Format.jsonl, **more)
     assert pack(run)["samples_packed"] == 3
@@ -78,4 +84,4 @@ def test_a_meta_file_names_no_bucket_of_its_own_choosing(tmp_path: Path, bucket:
     with pytest.raises(PackError, match=rf"{bucket.address}/x\.jsonl is on an object store that source\.path does not"):
         find_lines(str(tmp_path / "meta.json"))
     assert bucket.seen().requests == []
-    assert len(find_lines(str(tmp_path / "meta.json"), media_root=bucket.address).shards) == 1
+    assert len(find_lines(str(tmp_path / "meta.json"), remote_media=True).shards) == 1
