@@ -86,18 +86,11 @@ class Report:
     tokens_left_out: int  # tokens of measured samples that are in no pack
     tokens_left_out_by_reason: dict[str, int]  # `cut_off`: of samples whose other tokens are packed
     num_supervised: int  # trained tokens in packs
-    samples_with_control_tokens: int  # spelled out in their messages
-    samples_with_placeholders_put_in: int
-    samples_with_placeholders_as_text: int
-    samples_with_assistant_first: int  # the first answer has no question before it
-    samples_with_tools_left_out: int  # the chat template does not write their tools
-    samples_with_reasoning_left_out: int  # the chat template does not write their reasoning
-    samples_with_nulls_dropped: int  # nulls of a table's rows were taken out of their calls and tools
+    notes: dict[str, int]  # samples by note of `NOTES`; in the file each is `samples_with_<note>`
     unknown_keys: dict[str, dict[str, Any]]  # the most frequent unknown keys of records: samples, example
     image_modes: dict[str, dict[str, Any]]  # modes of images that lose bits: samples, example
     shared: dict[str, int] | None  # the savings of `packing.share`; None, and not in the file: none
     mixture: list[dict[str, Any]] | None  # one for each entry; None, and not in the file: there is no mixture
-    samples_with_weights: int  # a trained token has another weight than 1 in the loss
     weighted_share: float  # share of such tokens among the trained tokens of all measured samples
     by_media: dict[str, MediaFigures]
     by_split: dict[str, dict[str, int]]  # packs, samples, tokens
@@ -126,7 +119,8 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Return the content of report.json."""
         figures = asdict(self)
-        facts = figures.pop("run") or {}
+        facts, notes = figures.pop("run") or {}, figures.pop("notes").items()
+        figures |= {f"samples_with_{note}": number for note, number in notes}
         return {name: value for name, value in figures.items() if value is not None} | facts
 
 
@@ -148,7 +142,6 @@ def summarize(
     items, capacity, noted = lengths.items, packing.max_token_len, lengths.noted
     counted, packs = count(lengths, plan), count_packs(items, plan, cost, capacity)
     tokens, reasons = int(packs.tokens.sum()), _reasons(lengths, counted)
-    notes: dict[str, Any] = {f"samples_with_{note}": noted.samples[note] for note in NOTES}
     return Report(
         samples_in=lengths.num_samples,
         samples_excluded=num_found + num_repeated - lengths.num_samples,
@@ -171,7 +164,7 @@ def summarize(
         unknown_keys=noted.listed("unknown_keys"),
         image_modes=noted.listed("image_modes"),
         weighted_share=round(noted.num_weighted / max(1, noted.num_supervised), 6),
-        **notes,
+        notes={note: noted.samples[note] for note in NOTES},
         by_media=_by_media(counted, packs),
         shared=sharing_figures(lengths, plan),
         mixture=mixture_figures(shares, lengths, plan, capacity) or None,
