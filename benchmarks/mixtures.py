@@ -29,6 +29,7 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.dataset.ordered import OrderedDataset, members_of_parts
 from energon_pack.loading import train_arguments
+from energon_pack.loading.in_order import PacksInOrder
 from energon_pack.order import main as order
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.made import packs_of
@@ -36,7 +37,6 @@ from energon_pack.plan.mix import draw, mixture_figures
 from energon_pack.plan.packs import costs_of_packs
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
-from energon_pack.reading import PacksInOrder
 from energon_pack.run.scratch import Scratch
 from energon_pack.run.seeded import Ints
 from energon_pack.sources.mixture import Entry, Mixture

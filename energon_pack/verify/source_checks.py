@@ -15,9 +15,9 @@ from energon_pack.dataset.files import at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.kept_inputs import OtherTokenizer
 from energon_pack.dataset.manifest import REPORT, processor_folder, when_packed
+from energon_pack.dataset.packed_with import load_template
 from energon_pack.dataset.source_media import source_root
 from energon_pack.errors import PackError, one_line, short
-from energon_pack.packed_with import load_template
 from energon_pack.plan.settings import MOST_EPOCHS
 from energon_pack.run.address import lies_in, tidy
 from energon_pack.run.context import Run
