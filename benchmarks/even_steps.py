@@ -35,7 +35,7 @@ from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.seeded import Ints
 from energon_pack.steps.cost import cost_model
-from energon_pack.steps.evenness import PackCosts, figures
+from energon_pack.steps.evenness import figures
 from energon_pack.steps.topology import Topology, stream
 
 SHARD_PACKS = 2_000
@@ -90,9 +90,9 @@ def read(folder: Path, num: int, ranks: int, workers: int) -> Ints:
     return np.array(by_rank).T.ravel()
 
 
-def costs_of(plan: PackPlan, items: Any) -> PackCosts:
-    language, vision = costs_of_packs(items, plan, cost_model(None))
-    return PackCosts(language, vision, plan.per_pack(items.num_supervised))
+def costs_of(plan: PackPlan, items: Any) -> tuple[Any, Any]:
+    """Return the costs of packs, and their trained tokens."""
+    return costs_of_packs(items, plan, cost_model(None)), plan.per_pack(items.num_supervised)
 
 
 def row(figures: dict[str, Any]) -> list[str]:
@@ -132,8 +132,8 @@ def compare(console: Console, name: str, by_arithmetic: bool) -> dict[str, Any]:
         as_read = together[topology.data_parallel, topology.workers]
         for kind, planned, settings in (("as without", without, packing), ("laid out", plan, ours)):
             assert planned.num_packs == without.num_packs
-            costs = costs_of(planned, items).take(as_read)
-            found[f"{label} {kind}"] = figures(costs, topology.data_parallel, topology.micro_batches)
+            world = topology.data_parallel, topology.micro_batches
+            found[f"{label} {kind}"] = figures(*costs_of(planned, items), *world, as_read)
             seconds = cpu_seconds(partial(plan_packs, items, settings), 1)
             table.add_row(f"{label} {kind}", *row(found[f"{label} {kind}"]), f"{seconds:.2f}")
     console.print(f"[bold]{name}[/]: {len(items):,} samples, {without.num_packs:,} packs")

@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 from timing import at_least, at_most
 
-from energon_pack.task_encoder import PackedTaskEncoder
+from energon_pack import PackedTaskEncoder
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import IGNORE

@@ -10,9 +10,9 @@ import torch
 from megatron.energon import stateless
 
 from energon_pack.config import ModelConfig, OutputConfig, Overlong, PackConfig, Rope, SourceConfig
+from energon_pack.loading.task_encoder import EncodedPack, PackedTaskEncoder, inputs_of
 from energon_pack.pack import pack
 from energon_pack.sources.demo import make_demo
-from energon_pack.task_encoder import EncodedPack, PackedTaskEncoder, inputs_of
 from energon_pack.templates.full import prepare_torchvision
 from energon_pack.training.batch import PackedBatch
 

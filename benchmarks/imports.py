@@ -27,7 +27,7 @@ DOORS = {
     "webdataset": "from energon_pack import packs; packs(path)",
     "guard": "import energon_pack.training.guards",
     "check_trainer": "import energon_pack.trainers.check",
-    "lazy": "import energon_pack.lazy",
+    "lazy": "from energon_pack import LazyPackedDataset",
 }
 _COUNT = """
 import json, sys

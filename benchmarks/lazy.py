@@ -24,12 +24,10 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.data import DataLoader
 
-from energon_pack.lazy import LazyPackedDataset
+from energon_pack import LazyPackedDataset, PackedTaskEncoder, PackSampler
 from energon_pack.loading import train_arguments
-from energon_pack.samplers import PackSampler
+from energon_pack.online.streaming import StreamingPackedDataset
 from energon_pack.sources.demo import make_demo
-from energon_pack.streaming import StreamingPackedDataset
-from energon_pack.task_encoder import PackedTaskEncoder
 
 
 def lazy_batches(settings: list[str], num_workers: int) -> Iterator[Any]:

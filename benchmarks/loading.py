@@ -31,12 +31,12 @@ from rich.console import Console
 from rich.table import Table
 from timing import at_least, at_most
 
+from energon_pack import PackedTaskEncoder
 from energon_pack.config import ModelConfig, OutputConfig, PackConfig, Rope, SourceConfig
 from energon_pack.pack import pack
 from energon_pack.samples.media.arguments import Prepared
 from energon_pack.samples.media.image import open_image
 from energon_pack.sources.demo import make_demo
-from energon_pack.task_encoder import PackedTaskEncoder
 
 NUM_IMAGES, SIDE = 3_000, 256
 

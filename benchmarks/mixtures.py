@@ -29,6 +29,7 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.dataset.ordered import OrderedDataset, members_of_parts
 from energon_pack.loading import train_arguments
+from energon_pack.loading.in_order import PacksInOrder
 from energon_pack.order import main as order
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.made import packs_of
@@ -36,12 +37,11 @@ from energon_pack.plan.mix import draw, mixture_figures
 from energon_pack.plan.packs import costs_of_packs
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
-from energon_pack.reading import PacksInOrder
 from energon_pack.run.scratch import Scratch
 from energon_pack.run.seeded import Ints
 from energon_pack.sources.mixture import Entry, Mixture
 from energon_pack.steps.cost import CostModel, cost_model
-from energon_pack.steps.evenness import PackCosts, figures
+from energon_pack.steps.evenness import figures
 from energon_pack.steps.topology import Topology
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "real"
@@ -105,8 +105,8 @@ class Packs:
         found = [OrderedDataset(name, DatasetFolder(path), str(path), manifest) for (name, path), manifest in pairs]
         items, sizes, of_pack = members_of_parts(found)
         packs = packs_of(sizes)
-        language, vision = costs_of_packs(items, packs, CostModel.from_json(manifests[0]["cost"]))
-        self.costs = PackCosts(language, vision, packs.per_pack(items.num_supervised))
+        costs = costs_of_packs(items, packs, CostModel.from_json(manifests[0]["cost"]))
+        self.costs = costs, packs.per_pack(items.num_supervised)
         rows = [row for part in found for row in self._rows(part, not by_entry)]
         keys = list(dict.fromkeys((folder, key) for folder, key, _ in rows))
         self.number = {key: number for number, key in enumerate(keys)}
@@ -124,7 +124,7 @@ class Packs:
 
     def row(self, keys: list[tuple[str, str]], topology: Topology) -> list[str]:
         order: Ints = np.array([self.number[key] for key in keys])
-        found = figures(self.costs.take(order), topology.data_parallel, topology.micro_batches)
+        found = figures(*self.costs, topology.data_parallel, topology.micro_batches, order)
         waits = [f"{found[name]['epoch']:.4f}" for name in ("lm", "vision", "both")]
         size = max(64, topology.data_parallel * topology.micro_batches)
         steps, hundredth = self._off(order, size), self._off(order, len(order) // 100)

@@ -29,9 +29,9 @@ from energon_pack.online.samples import Samples
 from energon_pack.plan.caps import COLUMNS
 from energon_pack.plan.items import Items
 from energon_pack.plan.plan import plan_packs
+from energon_pack.plan.pool import Pool, costs_of
+from energon_pack.plan.sample_measures import Measuring, SampleMeasures
 from energon_pack.plan.settings import GroupBy, PackingConfig
-from energon_pack.pooling.pool import Pool, costs_of
-from energon_pack.pooling.sample_measures import Measuring, SampleMeasures
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import Skip

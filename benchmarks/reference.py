@@ -25,10 +25,10 @@ from rich.console import Console
 from rich.table import Table
 from timing import at_most, cpu_and_wall_seconds
 
+from energon_pack import PackedTaskEncoder
 from energon_pack.config import MediaIn, ModelConfig, OutputConfig, PackConfig, Rope, SourceConfig
 from energon_pack.pack import pack
 from energon_pack.sources.demo import make_demo
-from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.training.batch import VisualInputs
 
 NUM_IMAGES, NUM_SHARDS, TIMES = 4_000, 8, 3

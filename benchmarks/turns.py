@@ -37,7 +37,7 @@ LOADING = """
 import sys
 from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_pack.loading import train_arguments
-from energon_pack.task_encoder import PackedTaskEncoder
+from energon_pack import PackedTaskEncoder
 path, processor = sys.argv[1:]
 encoder = PackedTaskEncoder(path, processor)
 arguments = train_arguments(path, encoder, config := WorkerConfig.default_worker_config(num_workers=0))

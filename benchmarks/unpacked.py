@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from timing import cpu_seconds
 
-from energon_pack.online.length_groups import Groups, group
 from energon_pack.plan.bins import pack_bins
 from energon_pack.run.seeded import Ints, seed_of
+from energon_pack.trainers.length_groups import Groups, group
 
 NUM, RANKS = 100_000, 8
 

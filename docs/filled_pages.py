@@ -45,8 +45,9 @@ def entries(names: Sequence[str]) -> str:
 
 def entry(name: str) -> str:
     """The part of the page about a public name."""
-    home = energon_pack._HOME_OF[name]
-    tree = ast.parse((_PACKAGE.parent / f"{home.replace('.', '/')}.py").read_text(encoding="utf-8"))
+    home = _PACKAGE.parent / energon_pack._HOME_OF[name].replace(".", "/")
+    file = home / "__init__.py" if home.is_dir() else home.with_suffix(".py")
+    tree = ast.parse(file.read_text(encoding="utf-8"))
     node = next(node for node in tree.body if getattr(node, "name", None) == name)
     assert isinstance(node, ast.ClassDef | _Function)
     return "\n".join(_described(node, name, "###"))

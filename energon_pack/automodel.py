@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import pad as pad_tensor
 
 from energon_pack.errors import PackError
-from energon_pack.lazy import LazyPackedDataset
+from energon_pack.online.lazy import LazyPackedDataset
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import Pack, refuse_trees, refuse_weights
 

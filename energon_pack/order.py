@@ -30,7 +30,7 @@ from energon_pack.run.seeded import Ints
 from energon_pack.sources.mixture import Entry as Asked
 from energon_pack.sources.storage import absolute, real_path
 from energon_pack.steps.cost import CostModel
-from energon_pack.steps.evenness import PackCosts, figures
+from energon_pack.steps.evenness import figures
 from energon_pack.steps.topology import Topology, stream
 
 #: fields that packs of one order must share, beside a blend's fields: training reads one manifest
@@ -99,10 +99,9 @@ def _say_shares(shares: list[EntryShare], tokens: np.ndarray) -> None:
 
 
 def _say_steps(items: Items, packs: PackPlan, order: Ints, topology: Topology, cost: CostModel) -> None:
-    language, vision = costs_of_packs(items, packs, cost)
-    costs = PackCosts(language, vision, packs.per_pack(items.num_supervised))
+    costs, trained = costs_of_packs(items, packs, cost), packs.per_pack(items.num_supervised)
     read = order[stream(len(order), topology)]
-    spread = figures(costs.take(read), topology.data_parallel, topology.micro_batches)
+    spread = figures(costs, trained, topology.data_parallel, topology.micro_batches, read)
     waits = ", ".join(f"{word} {spread[name]['epoch']:.3f}" for name, word in STEP_COSTS.items())
     say(f"steps: {spread['steps']:,}; 1 is the time of an epoch without waiting: {waits}")
 

@@ -18,11 +18,11 @@ from typing import Any
 
 from webdataset.utils import pytorch_worker_info
 
+from energon_pack.dataset.encoder import pack_encoder
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.dataset.pack_files import members_in
 from energon_pack.dataset.readable import refuse_lost, unread
 from energon_pack.dataset.source_media import DatasetMedia
-from energon_pack.dataset_encoder import pack_encoder
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.sources.prepared_folder import PreparedFolder, read_prepared

@@ -57,7 +57,7 @@ def _cpu_seconds() -> float:
 def _imports_are_no_tests_time() -> None:
     """Where CPU time is asked for: else whichever test comes first would pay for them."""
     if os.environ.get("TEST_CPU"):
-        for name in ("torch", "transformers", "megatron.energon", "energon_pack.task_encoder"):
+        for name in ("torch", "transformers", "megatron.energon", "energon_pack.loading.task_encoder"):
             importlib.import_module(name)
 
 

@@ -22,18 +22,14 @@ samples
 sources templates
 lengths training
 plan
-pooling
 dataset
 config
-reading packed_with
-loading dataset_encoder hydra_plugin
-task_encoder webdataset
+loading hydra_plugin
+webdataset
 report
 verify stages
-pack online
-samplers
-trainers
-lazy streaming on_disk
+pack trainers
+online
 automodel
 unpack cli metadataset inspect recipes
 order
@@ -49,21 +45,21 @@ templates.folder templates.full
 """
 #: Reading: from packs to batches. Energon fills sample classes of all flavours, with messages.
 READING = """
-on_disk webdataset dataset_encoder training trainers.doors
+trainers.on_disk webdataset dataset.encoder training trainers.doors
 dataset.folder dataset.kept_inputs dataset.manifest dataset.pack_files dataset.pack_parts
 dataset.readable dataset.source_media
 """
-ENERGON = "task_encoder loading reading flavors samples"
+ENERGON = "loading.task_encoder loading loading.in_order flavors samples"
 #: Where reading asks more of the package, because a run asks for it: the file, what it imports there, and when.
 ASKED_FOR = {
     ("dataset.manifest", "samples.flavors"): "the flavour is another package's",
     ("dataset.pack_files", "samples.flavors"): "the flavour is another package's, or another tool packed",
-    ("dataset_encoder", "packed_with"): "another tool packed; or a sample is in no pack",
+    ("dataset.encoder", "dataset.packed_with"): "another tool packed; or a sample is in no pack",
     ("dataset.source_media", "sources.referenced"): "media lie in the source",
-    ("task_encoder", "packed_with"): "Energon packs while it reads",
-    ("task_encoder", "pooling.sample_measures"): "Energon packs while it reads",
-    ("on_disk", "plan.settings"): "a sampler makes steps even",
-    ("trainers.doors", "samplers"): "a trainer takes the packs as rows",
+    ("loading.task_encoder", "dataset.packed_with"): "Energon packs while it reads",
+    ("loading.task_encoder", "plan.sample_measures"): "Energon packs while it reads",
+    ("trainers.on_disk", "plan.settings"): "a sampler makes steps even",
+    ("trainers.doors", "trainers.samplers"): "a trainer takes the packs as rows",
     ("trainers.doors", "trainers.collator"): "a trainer takes the packs as rows",
     ("trainers.doors", "trainers.loss"): "a trainer takes the packs as rows",
     ("trainers.doors", "trainers.numbered_rows"): "a trainer takes the packs as rows",
@@ -195,8 +191,8 @@ def test_what_a_door_imports_does_not_grow(door: str, typed_demo: Path, monkeypa
 
 
 FACES = (
-    "automodel", "flavors", "lazy", "loading", "on_disk", "reading", "samplers", "streaming",
-    "task_encoder", "webdataset",
+    "automodel", "flavors", "loading", "loading.in_order", "loading.task_encoder", "online.lazy", "online.streaming",
+    "trainers.on_disk", "trainers.samplers", "webdataset",
 )  # fmt: skip
 
 
@@ -215,7 +211,11 @@ _HEAVY = {"torch", "transformers", "hydra", "omegaconf", "megatron", "pyarrow"}
     [
         {name: {"torch", "transformers", "pyarrow"} for name in ("hydra_plugin", "cli")},
         {name: _HEAVY - {"pyarrow"} for name in ("lengths.measure", "dataset.shards")},
-        {"loading": _HEAVY, "webdataset": _HEAVY - {"torch"}, "task_encoder": {"hydra", "omegaconf", "pyarrow"}},
+        {
+            "loading": _HEAVY,
+            "webdataset": _HEAVY - {"torch"},
+            "loading.task_encoder": {"hydra", "omegaconf", "pyarrow"},
+        },
     ],
 )
 def test_imports_stay_light(absent: dict[str, set[str]], tmp_path: Path) -> None:

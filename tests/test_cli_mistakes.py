@@ -51,7 +51,11 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["+model=qwen2_5_vl", "source.path=/nowhere/wds"], ["source.path=/nowhere/wds"]),
     (["+model=qwen2_5_vl", "source=jsonl"], ["source=jsonl needs source.path"]),
     (["+model=qwen2_5_vl", "executor.sbatch=--exclusive"], ["executor.sbatch=--exclusive is for executor=slurm"]),
-    (["+model=qwen2_5_vl", "executor.retries=9"], ["executor.retries=9 is for executor=ray"]),
+    (
+        ["+model=qwen2_5_vl", "executor=slurm", "executor.sbatch={plans: --mem=8G}"],
+        ["executor.sbatch={plans: --mem=8G}"],
+    ),
+    (["+model=qwen2_5_vl", "executor.task.max_retries=9"], ["executor.task={'max_retries': 9} is for executor=ray"]),
     (["+model=qwen2_5_vl", "executor=slurm", "executor.address=auto"], ["executor.address=auto is for executor=ray"]),
     (["+model=qwen2_5_vl", "executor=slurm", "executor.num_tasks=0"], ["executor.num_tasks=0: must be at least 1"]),
     (["+model=qwen2_5_vl", "executor=slurm", "stage=plan"], ["stage=plan takes executor=local"]),

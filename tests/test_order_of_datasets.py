@@ -17,10 +17,10 @@ from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.errors import PackError
 from energon_pack.loading import train_arguments
+from energon_pack.loading.task_encoder import PackedTaskEncoder
 from energon_pack.order import main
 from energon_pack.pack import pack
 from energon_pack.plan.made import passes
-from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.templates.settings import LabelsConfig, TrainOn
 from support.loaders import Training
 from support.packed import demo_config

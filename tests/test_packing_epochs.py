@@ -16,7 +16,7 @@ from energon_pack.config.schema import SplitsConfig
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.errors import PackError
-from energon_pack.lazy import LazyPackedDataset
+from energon_pack.online.lazy import LazyPackedDataset
 from energon_pack.pack import pack
 from energon_pack.plan.packs import costs_of_packs, turn_of_packs
 from energon_pack.plan.plan import plan_packs

@@ -25,9 +25,9 @@ from energon_pack import metadataset
 from energon_pack.config import Rope
 from energon_pack.errors import PackError
 from energon_pack.loading import Journal, train_arguments
-from energon_pack.reading import PacksInOrder
+from energon_pack.loading.in_order import PacksInOrder
+from energon_pack.loading.task_encoder import PackedTaskEncoder
 from energon_pack.steps.topology import Topology
-from energon_pack.task_encoder import PackedTaskEncoder
 from support.marks import slow
 from support.packed import demo_config
 from support.packed import packed as pack_of

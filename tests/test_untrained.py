@@ -13,17 +13,17 @@ import pytest
 
 from energon_pack.config import PackConfig
 from energon_pack.errors import PackError, SamplesLost
-from energon_pack.lazy import LazyPackedDataset
+from energon_pack.online.lazy import LazyPackedDataset
+from energon_pack.online.streaming import StreamingPackedDataset
 from energon_pack.pack import pack
 from energon_pack.plan.made import plan_of_epoch
 from energon_pack.plan.packs import LEFT_OUT
 from energon_pack.plan.plan import plan_packs
+from energon_pack.plan.sample_measures import Measuring, SampleMeasures
 from energon_pack.plan.settings import Overlong, PackingConfig, Share
-from energon_pack.pooling.sample_measures import Measuring, SampleMeasures
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.streaming import StreamingPackedDataset
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import Expand, TrainOn, Untrained
 from energon_pack.templates.template import Template

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 
 from energon_pack.config import Flavor, Rope
 from energon_pack.errors import PackError
-from energon_pack.on_disk import PackedDataset
-from energon_pack.task_encoder import PackedTaskEncoder
+from energon_pack.loading.task_encoder import PackedTaskEncoder
+from energon_pack.trainers.on_disk import PackedDataset
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import BadPack
 from energon_pack.webdataset import Packs, packs, shard_urls

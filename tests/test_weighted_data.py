@@ -12,8 +12,8 @@ import torch
 from energon_pack.automodel import PackRow, PackRows, collate
 from energon_pack.config import Flavor, PackConfig
 from energon_pack.flavors import PackedCaptioningSample, PackedMultiMixQASample
+from energon_pack.loading.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.samples.member import SampleOptions
-from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.templates.settings import Untrained
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import BadPack, Pack

@@ -214,8 +214,8 @@ class PackConfig:
 def _schema() -> DictConfig:
     """Return the schema. Its free dictionaries are open, so that their keys need no `+` on the command line."""
     schema: DictConfig = OmegaConf.structured(PackConfig)
-    OmegaConf.set_struct(schema.model.processor_kwargs, False)
-    OmegaConf.set_struct(schema.model.chat_template_kwargs, False)
+    for node in (schema.model.processor_kwargs, schema.model.chat_template_kwargs, schema.executor.task):
+        OmegaConf.set_struct(node, False)
     return schema
 
 

@@ -39,7 +39,7 @@ def pack_page(
 
 def _batch(opened: Opened, located: LocatedPack, layout: str, processor: str | None, how: Mapping[str, Any]) -> Html:
     """List each key of the batch of one pack with its shape, type and first values; or say why there is no batch."""
-    from energon_pack.dataset_encoder import pack_encoder  # imports torch, which only a page needs
+    from energon_pack.dataset.encoder import pack_encoder  # imports torch, which only a page needs
     from energon_pack.templates.full import errors_only
 
     name, file = located.pack.files.key, located.file

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from energon_pack.dataset.encoder import read_rules, tokenizer_of
 from energon_pack.dataset.manifest import processor_folder
-from energon_pack.dataset_encoder import read_rules, tokenizer_of
 from energon_pack.errors import one_line
 from energon_pack.inspect.dataset import Opened
 from energon_pack.report.views.spans import Vocabulary

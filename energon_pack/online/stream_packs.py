@@ -14,8 +14,8 @@ import torch
 
 from energon_pack.errors import PackError
 from energon_pack.online.samples import Samples
-from energon_pack.pooling.pool import Pool, Waiting
-from energon_pack.pooling.sample_measures import Measuring, SampleMeasures
+from energon_pack.plan.pool import Pool, Waiting
+from energon_pack.plan.sample_measures import Measuring, SampleMeasures
 from energon_pack.run.seeded import Chance, mixed_one
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.member import MemberInput

@@ -146,13 +146,9 @@ def turn_counts(items: Items, plan: PackPlan) -> list[dict[str, int]] | None:
 
 def _counts(items: Items, plan: PackPlan, number: AnyInts, num: int) -> list[dict[str, int]]:
     """Count packs, samples and tokens by a number of each pack."""
-    counts, done = np.zeros((num, 3), np.int64), 0
-    for part in plan.parts():
-        ones = np.ones(part.num_packs, np.int64)
-        of_packs = np.stack((ones, np.diff(part.starts), part.per_pack(items.lens)), axis=1)
-        np.add.at(counts, number[done : done + part.num_packs], of_packs)
-        done += part.num_packs
-    return [dict(zip(("packs", "samples", "tokens"), row, strict=True)) for row in counts.tolist()]
+    columns = {"packs": None, "samples": np.diff(plan.starts), "tokens": plan.per_pack(items.lens)}
+    counts = [np.bincount(number, values, num).astype(np.int64).tolist() for values in columns.values()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*counts, strict=True)]
 
 
 def features_of_packs(items: Items, plan: PackPlan) -> dict[str, Ints]:

@@ -8,20 +8,30 @@ from typing import Any
 import numpy as np
 
 from energon_pack.errors import PackError
-from energon_pack.plan.counted import Counted, CountedPacks, Moments, count, count_packs
+from energon_pack.plan.counted import Counted, Tally, by_medium, count
 from energon_pack.plan.expand import Expansion
-from energon_pack.plan.items import Items, Lengths
+from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.mix import EntryShare, mixture_figures
 from energon_pack.plan.noted import NOTES
-from energon_pack.plan.packs import LEFT_OUT, PackPlan, costs_of_packs, split_counts, split_of_packs, turn_counts
+from energon_pack.plan.packs import (
+    LEFT_OUT,
+    PackPlan,
+    costs_of_packs,
+    features_of_packs,
+    media_of_packs,
+    split_counts,
+    split_of_packs,
+    turn_counts,
+)
 from energon_pack.plan.plan import without_window
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.splits import SPLITS
 from energon_pack.plan.trees import sharing_figures
+from energon_pack.run.seeded import Ints, random_keys
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
-from energon_pack.steps.evenness import PackCosts, compared, figures
+from energon_pack.steps.evenness import figures
 from energon_pack.steps.topology import Topology, stream
 
 _UNKNOWN = "unknown"  # media type of samples that could not be read
@@ -86,18 +96,11 @@ class Report:
     tokens_left_out: int  # tokens of measured samples that are in no pack
     tokens_left_out_by_reason: dict[str, int]  # `cut_off`: of samples whose other tokens are packed
     num_supervised: int  # trained tokens in packs
-    samples_with_control_tokens: int  # spelled out in their messages
-    samples_with_placeholders_put_in: int
-    samples_with_placeholders_as_text: int
-    samples_with_assistant_first: int  # the first answer has no question before it
-    samples_with_tools_left_out: int  # the chat template does not write their tools
-    samples_with_reasoning_left_out: int  # the chat template does not write their reasoning
-    samples_with_nulls_dropped: int  # nulls of a table's rows were taken out of their calls and tools
+    notes: dict[str, int]  # samples by note of `NOTES`; in the file each is `samples_with_<note>`
     unknown_keys: dict[str, dict[str, Any]]  # the most frequent unknown keys of records: samples, example
     image_modes: dict[str, dict[str, Any]]  # modes of images that lose bits: samples, example
     shared: dict[str, int] | None  # the savings of `packing.share`; None, and not in the file: none
     mixture: list[dict[str, Any]] | None  # one for each entry; None, and not in the file: there is no mixture
-    samples_with_weights: int  # a trained token has another weight than 1 in the loss
     weighted_share: float  # share of such tokens among the trained tokens of all measured samples
     by_media: dict[str, MediaFigures]
     by_split: dict[str, dict[str, int]]  # packs, samples, tokens
@@ -126,7 +129,8 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Return the content of report.json."""
         figures = asdict(self)
-        facts = figures.pop("run") or {}
+        facts, notes = figures.pop("run") or {}, figures.pop("notes").items()
+        figures |= {f"samples_with_{note}": number for note, number in notes}
         return {name: value for name, value in figures.items() if value is not None} | facts
 
 
@@ -146,9 +150,8 @@ def summarize(
         PackError: samples_in is not packed + skipped. Never seen; nothing may be published then.
     """
     items, capacity, noted = lengths.items, packing.max_token_len, lengths.noted
-    counted, packs = count(lengths, plan), count_packs(items, plan, cost, capacity)
-    tokens, reasons = int(packs.tokens.sum()), _reasons(lengths, counted)
-    notes: dict[str, Any] = {f"samples_with_{note}": noted.samples[note] for note in NOTES}
+    counted, lens, features = count(lengths, plan), plan.per_pack(items.lens), features_of_packs(items, plan)
+    tokens, reasons, room = int(lens.sum()), _reasons(lengths, counted), np.maximum(lens, capacity)
     return Report(
         samples_in=lengths.num_samples,
         samples_excluded=num_found + num_repeated - lengths.num_samples,
@@ -162,26 +165,26 @@ def summarize(
         packs=plan.num_packs,
         packs_lower_bound=plan.lower_bound,
         packs_without_window=without_window(items, packing, lengths.seed),
-        fill=_fill(tokens, packs.room.sum()),
+        fill=_fill(tokens, room.sum()),
         max_token_len=capacity,
         tokens=tokens,
         tokens_left_out=int(counted.tokens_left_out.sum()) + counted.tokens_cut_off,
         tokens_left_out_by_reason=_tokens_by_reason(counted),
-        num_supervised=packs.num_supervised,
+        num_supervised=int(plan.per_pack(items.num_supervised).sum()),
         unknown_keys=noted.listed("unknown_keys"),
         image_modes=noted.listed("image_modes"),
         weighted_share=round(noted.num_weighted / max(1, noted.num_supervised), 6),
-        **notes,
-        by_media=_by_media(counted, packs),
+        notes={note: noted.samples[note] for note in NOTES},
+        by_media=_by_media(counted, media_of_packs(items, plan), lens, room),
         shared=sharing_figures(lengths, plan),
         mixture=mixture_figures(shares, lengths, plan, capacity) or None,
         by_split=split_counts(items, plan),
         turns=turn_counts(items, plan),
-        members_per_pack=packs.members.spread(),
+        members_per_pack=Tally(features["members"]).spread(),
         token_len=counted.lens.spread(),
-        visual_tokens_per_pack=packs.visual_tokens.spread(),
-        attention_cost=_evenness(packs.attention_cost),
-        flops=_flops(packs, cost),
+        visual_tokens_per_pack=Tally(features["visual_tokens"]).spread(),
+        attention_cost=_evenness(features["attention_cost"]),
+        flops=_flops(items, plan, cost),
         steps=figures_of_steps(items, plan, packing.topology, cost),
         expanded=expansion._asdict() if expansion else None,
     )
@@ -206,30 +209,34 @@ def _tokens_by_reason(counted: Counted) -> dict[str, int]:
     return by_reason | ({Reason.CUT_OFF.value: counted.tokens_cut_off} if counted.num_cut_off else {})
 
 
-def _by_media(counted: Counted, packs: CountedPacks) -> dict[str, MediaFigures]:
-    num_packs = [*packs.packs.tolist(), 0]
+def _by_media(counted: Counted, media: AnyInts, lens: Ints, room: Ints) -> dict[str, MediaFigures]:
+    """Return the figures of each media type, by those of its packs: medium, tokens, and the tokens that they have room
+    for.
+    """
+    num_packs, tokens, rooms = (by_medium(media, values).tolist() for values in (None, lens, room))
     return {
         name: MediaFigures(
             samples_in=int(counted.samples[code]),
             samples=int(counted.packed[code]),
-            packs=int(num_packs[code]),
+            packs=num_packs[code],
             tokens=int(counted.tokens[code]),
-            fill=_fill(packs.tokens[code], packs.room[code]) if code >= 0 else 0.0,
+            fill=_fill(tokens[code], rooms[code]),
         )
         for code, name in [*enumerate(MEDIA_TYPES), (-1, _UNKNOWN)]
         if counted.samples[code] or num_packs[code]
     }
 
 
-def _flops(packs: CountedPacks, cost: CostModel) -> dict[str, Any]:
+def _flops(items: Items, plan: PackPlan, cost: CostModel) -> dict[str, Any]:
     """Return the cost of one forward pass over all packs, and where the cost model comes from."""
-    weights = cost.lm_token * float(packs.tokens.sum())
-    attention = max(0.0, packs.lm - weights)
-    return {"weights": weights, "attention": attention, "vision": packs.vision, "source": cost.source}
+    lm, vision = costs_of_packs(items, plan, cost).sum(axis=1).tolist()
+    weights = cost.lm_token * float(plan.per_pack(items.lens).sum())
+    return {"weights": weights, "attention": max(0.0, lm - weights), "vision": vision, "source": cost.source}
 
 
-def _evenness(cost: Moments) -> dict[str, Any]:
-    return {"mean": cost.mean, "max": cost.most, "cv": cost.deviation / cost.mean if cost.mean else 0.0}
+def _evenness(costs: Ints) -> dict[str, Any]:
+    mean = float(costs.mean()) if len(costs) else 0.0
+    return {"mean": mean, "max": int(costs.max(initial=0)), "cv": float(costs.std()) / mean if mean else 0.0}
 
 
 def num_lost_to_bad_data(skipped_by_reason: Mapping[str, int]) -> int:
@@ -251,13 +258,11 @@ def figures_of_steps(items: Items, plan: PackPlan, topology: Topology, cost: Cos
         return None
     split = split_of_packs(items, plan)
     is_first = split == split[0]
-    (lm, vision), trained = (
-        costs_of_packs(items, plan, cost)[:, is_first],
-        plan.per_pack(items.num_supervised)[is_first],
-    )
-    costs, order = PackCosts(lm, vision, trained), stream(len(trained), topology)
-    world = topology.data_parallel, topology.micro_batches
-    step_figures = {"split": SPLITS[split[0]], "cost": cost.source, **compared(costs, order, *world)}
+    costs, trained = costs_of_packs(items, plan, cost)[:, is_first], plan.per_pack(items.num_supervised)[is_first]
+    order, chance = stream(len(trained), topology), random_keys(len(trained), 0)
+    orders = {"in_order": order, "by_chance": np.argsort(chance, kind="stable")}
     if plan.places is not None:
-        step_figures["without"] = figures(costs.take(np.argsort(plan.places[is_first])[order]), *world)
-    return step_figures
+        orders["without"] = np.argsort(plan.places[is_first])[order]
+    world = topology.data_parallel, topology.micro_batches
+    spreads = {name: figures(costs, trained, *world, read) for name, read in orders.items()}
+    return {"split": SPLITS[split[0]], "cost": cost.source, **spreads}

@@ -168,8 +168,8 @@ def trained(figures: Figures) -> Iterator[Remark]:
 def weights(figures: Figures) -> Iterator[Remark]:
     """Tell how many samples and turns carry a weight of their own."""
     source = figures.source
-    if num := source.notes.get("weights"):
-        share = percent(source.num_weighted, source.num_supervised)
+    if num := source.noted.samples["weights"]:
+        share = percent(source.noted.num_weighted, source.num_supervised)
         what = f"{part(num, source.samples)} have weights: {share} of the trained tokens count other than 1"
         why = "the loss of such packs is weighted_loss, for a model's own knows of no weights"
         yield Remark(Grade.note, what, why, "the weights of turns and samples in the source", sample="weights")
@@ -178,7 +178,7 @@ def weights(figures: Figures) -> Iterator[Remark]:
 def notes(figures: Figures) -> Iterator[Remark]:
     """Tell which texts were changed, or partly left out."""
     for name, (what, why, knob) in NOTED.items():
-        if num := figures.source.notes.get(name):
+        if num := figures.source.noted.samples[name]:
             most = _MANY_NOTED.get(name, 1.0) * figures.source.samples
             grade = Grade.wrong if num > most else Grade.look
             yield Remark(grade, f"{part(num, figures.source.samples)} {what}", why, knob, sample=name)
@@ -186,7 +186,7 @@ def notes(figures: Figures) -> Iterator[Remark]:
 
 def unknown_keys(figures: Figures) -> Iterator[Remark]:
     """Tell which keys of records nothing here knows."""
-    keys = figures.source.unknown_keys
+    keys = figures.source.noted.listed("unknown_keys")
     if not keys:
         return
     what = f"{amount(len(keys), 'key')} of records {'is' if len(keys) == 1 else 'are'} not known: {named_keys(keys)}"
@@ -202,7 +202,7 @@ def unknown_keys(figures: Figures) -> Iterator[Remark]:
 
 def image_modes(figures: Figures) -> Iterator[Remark]:
     """Tell which images lose bits when they become RGB."""
-    modes = figures.source.image_modes
+    modes = figures.source.noted.listed("image_modes")
     if modes:
         named = ", ".join(f"{mode} ({found['samples']:,}, as {found['example']})" for mode, found in modes.items())
         what = f"samples have images of more than 8 bits a channel, by mode: {named}"

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from energon_pack.dataset.lost_samples import dropped, keeps_more
 from energon_pack.plan.counted import Tally
 from energon_pack.plan.items import AnyInts, Items, Lengths
-from energon_pack.plan.noted import NOTES
+from energon_pack.plan.noted import Noted
 from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.report import Report
@@ -62,7 +62,7 @@ class Source:
     measured: int
     tokens: int
     skipped_by_reason: dict[str, int]  # without the samples that a plan leaves out
-    notes: dict[str, int]  # samples by note; `NOTES` names the notes
+    noted: Noted
     by_medium: dict[str, MediumIn]
     token_len: Histogram | None  # None: no sample was measured
     lens: dict[str, int]  # lengths of all media together: min, p50, p90, p99, max
@@ -73,9 +73,6 @@ class Source:
     without_visual: int  # samples with media that hold no visual token
     images: TokensOfImages | None  # None: there are none, or their rules can't be asked
     sees_media: bool  # whether the model sees media
-    unknown_keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # see `Report.unknown_keys`
-    image_modes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # see `Report.image_modes`
-    num_weighted: int = 0  # trained tokens whose weight in the loss is not 1
 
 
 @dataclass(frozen=True)
@@ -161,7 +158,7 @@ def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: in
         measured=len(lens),
         tokens=lens.total,
         skipped_by_reason=dict(sorted(lengths.reasons.items())),
-        notes={note: lengths.noted.samples[note] for note in NOTES},
+        noted=lengths.noted,
         by_medium={
             name: MediumIn(kind.samples, len(kind.lens), kind.lens.total, kind.num_supervised, kind.lens.spread())
             for name, kind in kinds.items()
@@ -176,9 +173,6 @@ def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: in
         without_visual=sum(kinds[name].without_visual for name in _WITH_FEATURES),
         images=tokens_of_images(rules, images.values >> 32, images.values & 0xFFFFFFFF, images.counts),
         sees_media=rules is None or bool(rules.media_tokens),
-        unknown_keys=lengths.noted.listed("unknown_keys"),
-        image_modes=lengths.noted.listed("image_modes"),
-        num_weighted=lengths.noted.num_weighted,
     )
 
 

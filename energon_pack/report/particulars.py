@@ -117,8 +117,7 @@ def _snippet(processor: str, folder: str) -> str:
     processor = clipped(processor, _PLACE)
     return (
         "from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset\n\n"
-        "from energon_pack.loading import train_arguments\n"
-        "from energon_pack.task_encoder import PackedTaskEncoder\n\n"
+        "from energon_pack import PackedTaskEncoder, train_arguments\n\n"
         f"path = {folder!r}\n"
         f"encoder = PackedTaskEncoder(path, {processor!r})\n"
         "worker_config = WorkerConfig.default_worker_config(num_workers=2)\n"

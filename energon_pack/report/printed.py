@@ -6,7 +6,6 @@ from typing import Any
 
 from energon_pack.errors import amount
 from energon_pack.plan.mix import MANY_EPOCHS
-from energon_pack.plan.noted import NOTES
 from energon_pack.plan.pack_lengths import Choice, Choices
 from energon_pack.plan.report import LOST_BITS, STEP_COSTS, Report
 from energon_pack.report.pages.bars import barred
@@ -122,8 +121,8 @@ def expanded_line(expanded: Mapping[str, Any], is_shared: bool = False) -> str:
 
 def _notes(report: Report) -> Iterator[str]:
     """Yield a line for each thing that the authors of samples may not have meant."""
-    for note in NOTES:
-        if number := getattr(report, f"samples_with_{note}"):
+    for note, number in report.notes.items():
+        if number:
             yield f"noted: {amount(number, 'sample')} with {note.replace('_', ' ')}"
     for mode, of_mode in report.image_modes.items():
         samples = f"{amount(of_mode['samples'], 'sample')} with images of mode {mode}, as {of_mode['example']}"

@@ -6,34 +6,16 @@ R neighbouring packs are read at once, one by each rank; M such rows are a step.
 rank.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from energon_pack.run.seeded import Ints, random_keys
+from energon_pack.run.seeded import Ints
 from energon_pack.steps.cost import Floats
 
 #: steps count as even if their trained tokens are within this share of the mean
 _NEAR = 0.02
-
-
-@dataclass(frozen=True)
-class PackCosts:
-    """The costs of packs; arrays have one entry per pack."""
-
-    #: costs of the language model, and of the encoder of images and videos, in one unit
-    lm: Floats
-    vision: Floats
-    #: trained tokens
-    trained: Ints
-
-    def __len__(self) -> int:
-        return len(self.lm)
-
-    def take(self, order: Ints) -> "PackCosts":
-        """Return the costs of these packs, in this order."""
-        return replace(self, lm=self.lm[order], vision=self.vision[order], trained=self.trained[order])
 
 
 @dataclass(frozen=True)
@@ -51,36 +33,33 @@ class Spread:
     worst_bound: float
 
 
-def figures(costs: PackCosts, ranks: int, micro_batches: int = 1) -> dict[str, Any]:
+def figures(
+    costs: Floats, trained: Ints, ranks: int, micro_batches: int = 1, read: Ints | slice = np.s_[:]
+) -> dict[str, Any]:
     """Return how even the whole steps are, as in report.json.
 
     Args:
-        costs: in the order in which all ranks together read the packs.
+        costs: float64[2, num_packs] of the language model, and of the encoder of images and videos, in one unit.
+        trained: int64[num_packs] trained tokens.
         ranks: number of training ranks, R.
         micro_batches: packs per rank in a step, M. Ranks wait for each other after the last.
+        read: the packs in the order in which all ranks together read them; by default as they stand.
 
     Returns:
         `steps`, `left_over` packs, and `cost`, summed over the slowest ranks of all steps; a `Spread` for `lm`, for
         `vision`, and for `both` together; `trained`: `worst`, the largest distance of a step's trained tokens from the
         mean; `bound`, which no order goes below; and `beyond`, the share of steps more than 2 % off.
     """
-    cost_of = {"lm": costs.lm, "vision": costs.vision, "both": costs.lm + costs.vision}
-    num = len(costs) // (ranks * micro_batches) * ranks * micro_batches
+    (lm, vision), size = costs[:, read], ranks * micro_batches
+    cost_of = {"lm": lm, "vision": vision, "both": lm + vision}
     slowest = _of_ranks(cost_of["both"], ranks, micro_batches).max(axis=1).sum()
     return {
-        "steps": num // (ranks * micro_batches),
-        "left_over": len(costs) - num,
+        "steps": len(lm) // size,
+        "left_over": len(lm) % size,
         "cost": float(f"{slowest:.6g}"),
         **{name: asdict(spread_of(cost, ranks, micro_batches)) for name, cost in cost_of.items()},
-        "trained": _trained(costs.trained, ranks * micro_batches),
+        "trained": _trained(trained[read], size),
     }
-
-
-def compared(costs: PackCosts, order: Ints, ranks: int, micro_batches: int = 1) -> dict[str, Any]:
-    """Return `figures` of an order, and of a random one: `in_order` and `by_chance`."""
-    chance = np.argsort(random_keys(len(costs), 0), kind="stable")
-    orders = {"in_order": order, "by_chance": chance}
-    return {name: figures(costs.take(packs), ranks, micro_batches) for name, packs in orders.items()}
 
 
 def spread_of(cost: Floats, ranks: int, micro_batches: int = 1) -> Spread:

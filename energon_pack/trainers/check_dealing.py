@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 
 from energon_pack.errors import PackError, amount
-from energon_pack.samplers import PackSampler
 from energon_pack.steps.topology import ranks_here
 from energon_pack.trainers.collator import EPOCH
+from energon_pack.trainers.samplers import PackSampler
 
 _CUT = "members of a pack would be cut over ranks, and see each other"
 #: argument of a trainer → how any value that switches it on breaks packs

@@ -148,7 +148,7 @@ class PacksByNumber(ForTrainers, Dataset[Pack]):
         Returns:
             Each pack of all epochs once. The last packs are left out if they are fewer than `ranks`.
         """
-        from energon_pack.samplers import PackSampler
+        from energon_pack.trainers.samplers import PackSampler
 
         if epochs < 1:
             raise PackError(f"epochs={epochs}: at least 1")

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,9 +15,9 @@ from energon_pack.dataset.files import at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.kept_inputs import OtherTokenizer
 from energon_pack.dataset.manifest import REPORT, processor_folder, when_packed
+from energon_pack.dataset.packed_with import load_template
 from energon_pack.dataset.source_media import source_root
 from energon_pack.errors import PackError, one_line, short
-from energon_pack.packed_with import load_template
 from energon_pack.plan.settings import MOST_EPOCHS
 from energon_pack.run.address import lies_in, tidy
 from energon_pack.run.context import Run
@@ -33,6 +33,8 @@ from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import folder_of, path_in
 from energon_pack.verify.findings import Findings, Hashes, hashes, joined, named
+
+Settings = TypeVar("Settings", bound=ReadSettings)
 
 
 def find_source(
@@ -62,15 +64,12 @@ def find_source(
             path = [_now(folder, report, entry) for entry in stated]
         else:
             raise PackError(f"{folder}/{REPORT} has config.source.path={short(stated)}: --source PATH says where it is")
-    split, root = settings.get("split"), settings.get("media_root")
+    asked, root = _settings(SourceConfig, {"format": "wds", **settings}), settings.get("media_root")
     if media_root is None and isinstance(root, str):
         media_root = when_packed(report, root) if paths else _now(folder, report, root)
+    asked.media_root, asked.remote_media = media_root, settings.get("remote_media") is True
+    asked.datasets = settings.get("datasets")
     try:
-        format, is_remote = str(settings.get("format", "wds")), settings.get("remote_media") is True
-        reading = read_settings({"content": at(report, "config")})
-        same = {each.name: getattr(reading, each.name) for each in fields(ReadSettings)}
-        asked = SourceConfig(format=format, media_root=media_root, remote_media=is_remote, **same)
-        asked.split, asked.datasets = split if isinstance(split, str) else None, settings.get("datasets")
         return forms.find_source(asked, path)
     except PackError as error:
         raise PackError(f"{error} (--source PATH says where it is now, --media-root where its media are)") from None
@@ -134,14 +133,17 @@ def demo_of(folder: DatasetFolder, report: Mapping[str, Any]) -> tuple[str, str]
 
 def read_settings(manifest: Mapping[str, Any]) -> ReadSettings:
     """Return the settings that samples were read with, without `source.map`: a dataset can't make its code run."""
-    node = at(manifest, "content", "source")
-    values = node.items() if isinstance(node, dict) else ()
-    texts = {key: value for key, value in values if isinstance(value, str) and key != "map"}
-    names = {key: _texts_of(node.get(key)) for key in ("columns", "roles")} if isinstance(node, dict) else {}
+    return _settings(ReadSettings, at(manifest, "content", "source"))
+
+
+def _settings(kind: type[Settings], node: Any) -> Settings:
+    """Return the settings with the texts of a node, but for `map`; where it is damaged, the defaults."""
+    texts = {key: value for key, value in _texts_of(node).items() if key not in ("map", "path")}
+    names = {key: _texts_of(at(node, key)) for key in ("columns", "roles")}
     try:
-        return node_of(ReadSettings, texts | names)
+        return node_of(kind, texts | names)
     except ValueError:  # the manifest is damaged
-        return ReadSettings()
+        return kind()
 
 
 def _texts_of(node: Any) -> dict[str, str]:

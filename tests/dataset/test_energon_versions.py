@@ -9,7 +9,7 @@ import megatron.energon
 import pytest
 import torch
 
-from energon_pack.task_encoder import PackedTaskEncoder
+from energon_pack.loading.task_encoder import PackedTaskEncoder
 from support.packed import demo_config, packed, train
 from support.running import ROOT
 

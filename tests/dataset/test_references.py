@@ -174,7 +174,7 @@ def test_batches_are_those_of_copies(both: tuple[Path, Path], demo: tuple[Path, 
     import webdataset as wds
     from torch.utils.data import DataLoader
 
-    from energon_pack.task_encoder import PackedTaskEncoder
+    from energon_pack.loading.task_encoder import PackedTaskEncoder
     from energon_pack.webdataset import packs, shard_urls
 
     of_energon, of_webdataset = [], []

@@ -20,10 +20,10 @@ from omegaconf import OmegaConf
 from energon_pack.config import PackConfig, conf_dir
 from energon_pack.config.validate import to_config
 from energon_pack.dataset.energon import dataset_yamls
+from energon_pack.loading.task_encoder import PackedTaskEncoder
 from energon_pack.plan.splits import SPLITS
 from energon_pack.samples.flavors import UNPACKED
 from energon_pack.samples.skip import Reason
-from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.training.pack_encoder import PackEncoder
 from energon_pack.verify.findings import CHECKS
 from support.damage import read_shard

@@ -16,11 +16,11 @@ from hydra.version import getbase
 
 from energon_pack.config.compose import compose_config
 from energon_pack.errors import PackError
-from energon_pack.lazy import LazyPackedDataset
+from energon_pack.online.lazy import LazyPackedDataset
+from energon_pack.online.streaming import StreamingPackedDataset
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.streaming import StreamingPackedDataset
 from energon_pack.templates.inputs import sample_of
 from energon_pack.templates.sample import Sample
 from support.alone import demo_model

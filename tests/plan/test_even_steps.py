@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from energon_pack.plan.alike import alike, mended
 from energon_pack.plan.even_steps import evened, lay_out
 from energon_pack.run.seeded import Ints
-from energon_pack.steps.evenness import PackCosts, figures
+from energon_pack.steps.evenness import figures
 from energon_pack.steps.topology import Topology, stream
 
 Costs = np.ndarray[Any, np.dtype[np.float64]]
@@ -35,8 +35,8 @@ def evenness(costs: Costs, trained: Ints, order: Ints, topology: Topology) -> tu
     """Return the report's figures: time of an epoch by both costs, and the worst distance of a step's trained
     tokens.
     """
-    of_packs = PackCosts(costs[0], costs[1], trained).take(order[stream(len(trained), topology)])
-    found = figures(of_packs, topology.data_parallel, topology.micro_batches)
+    together = order[stream(len(trained), topology)]
+    found = figures(costs, trained, topology.data_parallel, topology.micro_batches, together)
     return found["lm"]["epoch"], found["vision"]["epoch"], found["trained"]["worst"]
 
 

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_pack.config import Overlong, PackConfig
+from energon_pack.dataset.packed_with import load_template
 from energon_pack.errors import SamplesLost
-from energon_pack.lazy import LazyPackedDataset
+from energon_pack.online.lazy import LazyPackedDataset
 from energon_pack.pack import pack
-from energon_pack.packed_with import load_template
 from energon_pack.samples.cut import Cut, exchanges, messages_of, num_media_before
 from energon_pack.samples.media.medium import Media
 from energon_pack.templates.sample import Sample

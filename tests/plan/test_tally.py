@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_pack.plan.counted import Moments, Tally
+from energon_pack.plan.counted import Tally
 
 
 @given(st.lists(st.lists(st.integers(0, 20), max_size=9), max_size=6))
@@ -15,9 +15,7 @@ def test_counted_in_parts_or_together(parts: list[list[int]]) -> None:
     tally, other = Tally(), Tally()
     for part in parts:
         tally.add(np.array(part, np.int32))
-        of_part = Tally()
-        of_part.add(np.array(part, np.int32))
-        other.merge(of_part)
+        other.merge(Tally(np.array(part, np.int32)))
     ordered = sorted(chain.from_iterable(parts))
     assert np.repeat(tally.values, tally.counts).tolist() == ordered
     assert (other.values.tolist(), other.counts.tolist()) == (tally.values.tolist(), tally.counts.tolist())
@@ -27,15 +25,3 @@ def test_counted_in_parts_or_together(parts: list[list[int]]) -> None:
         assert tally.spread() == {name: ordered[math.ceil(rank * (len(ordered) - 1))] for name, rank in ranks.items()}
     else:
         assert tally.spread() == {}
-
-
-@given(st.lists(st.lists(st.integers(0, 10**8), max_size=9), max_size=6))
-def test_mean_and_deviation_of_parts_are_those_of_all(parts: list[list[int]]) -> None:
-    moments, values = Moments(), np.array([*chain.from_iterable(parts)], np.int64)
-    for part in parts:
-        moments.add(np.array(part, np.int64))
-    assert moments.num == len(values)
-    assert moments.most == values.max(initial=0)
-    if len(values):
-        assert math.isclose(moments.mean, values.mean(), rel_tol=1e-12)
-        assert math.isclose(moments.deviation, values.std(), rel_tol=1e-9, abs_tol=1e-6)

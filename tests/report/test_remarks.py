@@ -13,7 +13,7 @@ from energon_pack.report.images import TokensOfImages
 from energon_pack.report.remark import Grade
 from energon_pack.report.remarks import remarks
 from energon_pack.samples.skip import Reason
-from support.figures import FIGURES, LENS, figures, overlong
+from support.figures import FIGURES, LENS, figures, noted, overlong
 
 
 def said(of: Figures, **how: Any) -> list[tuple[str, str]]:
@@ -83,7 +83,7 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
         ("wrong", "3,072 tokens (75%) are cut off: 1 sample is packed without them"),
     ),
     "placeholders put in": (
-        figures({"notes": {"placeholders_put_in": 7}}),
+        figures(noted(placeholders_put_in=7)),
         ("look", "7 of 1,000 samples (0.70%) had media and no place for them: placeholders were put in front of the"
                  " first user turn, or videos took the place of <image>"),
     ),
@@ -110,7 +110,7 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
         ("look", "90% of the image samples have the least tokens that an image may have, 4"),
     ),
     "roles that have changed places": (
-        figures({"notes": {"assistant_first": 990}}),
+        figures(noted(assistant_first=990)),
         ("wrong", "990 of 1,000 samples (99%) begin with a turn of the assistant"),
     ),
     "more packs than are needed": (

@@ -109,7 +109,7 @@ def test_an_error_comes_with_its_type_in_its_turn(settings: ExecutorConfig) -> N
 @pytest.mark.slow
 def test_the_job_of_a_lost_worker_is_done_again(settings: ExecutorConfig, tmp_path: Path) -> None:
     """Each job has a retry of its own."""
-    paths, settings.retries = [tmp_path / str(number) for number in range(6)], 1
+    paths, settings.task = [tmp_path / str(number) for number in range(6)], {"max_retries": 1}
     with executor_of(settings) as executor:
         assert list(executor.map(die_once, paths)) == [path.name for path in paths]
 
@@ -150,10 +150,10 @@ print(json.dumps([sorted(open_to), mode, [name for name in os.environ if name.st
 
 @pytest.mark.slow
 def test_a_job_that_kills_every_worker_is_an_error_that_names_the_knobs(settings: ExecutorConfig) -> None:
-    settings.retries = 1
+    settings.task = {"max_retries": 1}
     with (
         executor_of(settings) as executor,
-        pytest.raises(PackError, match=r"lost more than executor.retries=1 times, .*executor\.memory or"),
+        pytest.raises(PackError, match=r"lost more than executor.task.max_retries=1 times, .*task\.memory or"),
     ):
         list(executor.map(die, range(2)))
 
@@ -168,10 +168,10 @@ def test_a_worker_that_never_returns_is_an_error(settings: ExecutorConfig, tmp_p
 
 @pytest.mark.slow
 def test_a_task_for_which_there_is_no_room_is_not_waited_for(settings: ExecutorConfig) -> None:
-    settings.num_cpus, settings.give_up_after = 64.0, 2.0
+    settings.task, settings.give_up_after = {"num_cpus": 64.0}, 2.0
     with (
         executor_of(settings) as executor,
-        pytest.raises(PackError, match=r"of the 4 CPUs .* free, and a task takes executor\.num_cpus=64\."),
+        pytest.raises(PackError, match=r"of the 4 CPUs .* free, and a task takes executor\.task\.num_cpus=64\."),
     ):
         list(executor.map(double, range(2)))
 

@@ -100,7 +100,9 @@ def test_fifty_kills_of_workers_and_nodes(demo: tuple[Path, Path], tmp_path: Pat
         while done.total() < 50:
             number += 1
             folder = tmp_path / str(number)
-            many = "executor.retries=20"  # of some jobs of ten seconds, each of four workers is killed every ten
+            many = (
+                "executor.task.max_retries=20"  # of some jobs of ten seconds, each of four workers is killed every ten
+            )
             process = _start([*remote, many, f"output.dir={folder}"], tmp_path)
             here = _kill(cluster, process, folder / ".staging" / "packed", random.Random(number))
             said = process.communicate()[0]

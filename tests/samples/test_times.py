@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from energon_pack.config import Flavor, Format, Overlong, PackConfig
+from energon_pack.dataset.packed_with import load_template
+from energon_pack.loading.task_encoder import inputs_of
 from energon_pack.pack import pack
-from energon_pack.packed_with import load_template
 from energon_pack.samples.flavors import PACKED
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_positions, stamped, time_marks
-from energon_pack.task_encoder import inputs_of
 from energon_pack.templates.sample import Sample
 from energon_pack.unpack import unpack
 from energon_pack.verify import Options, verify

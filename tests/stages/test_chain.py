@@ -111,7 +111,7 @@ def test_a_folder_of_logs_is_taken_as_it_is(tmp_path: Path) -> None:
 
 def test_an_array_has_the_parts_that_are_missing(tmp_path: Path) -> None:
     """Finished parts are not written again, and options of a stage apply only to it."""
-    chain = _chain(tmp_path, at_once=2, sbatch="--time=1:00:00", sbatch_write="--comment='a b'")
+    chain = _chain(tmp_path, at_once=2, sbatch={"all": "--time=1:00:00", "write": "--comment='a b'"})
     scripts = chain.scripts({LENGTHS: range(16), WRITE: [0, 2, 3, 4, 9], PUBLISH: None})
     options = {stage: script.splitlines() for stage, script in scripts.items()}
     assert "#SBATCH --array=0-15%2" in options[LENGTHS]

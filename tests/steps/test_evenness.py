@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_pack.steps.evenness import PackCosts, Spread, compared, figures, spread_of
+from energon_pack.steps.evenness import Spread, figures, spread_of
 
 
 def cost(*values: float) -> np.ndarray:
@@ -40,9 +40,9 @@ def test_one_dear_pack_sets_a_bound() -> None:
 @given(st.lists(st.integers(0, 9), min_size=6, max_size=6), st.sampled_from([2, 3]))
 def test_no_order_trains_more_evenly_than_its_bound(values: list[int], size: int) -> None:
     """The bound stands beside what was planned: one that an order beats says nothing."""
-    zeros = np.zeros(6)
+    zeros = np.zeros((2, 6))
     for order in set(permutations(values)):
-        trained = figures(PackCosts(zeros, zeros, np.array(order)), size)["trained"]
+        trained = figures(zeros, np.array(order), size)["trained"]
         assert trained["worst"] >= trained["bound"] - 1.1e-4
 
 
@@ -60,8 +60,8 @@ def test_no_order_beats_the_bounds(values: list[int], size: tuple[int, int]) -> 
 
 def test_figures_by_head() -> None:
     """Trained tokens of steps: 30 and 10, each half away from 20."""
-    costs = PackCosts(cost(1, 1, 3, 5, 7), cost(1, 3, 0, 0, 0), np.array([10, 20, 5, 5, 1]))
-    found = figures(costs, ranks=2)
+    costs = np.stack((cost(1, 1, 3, 5, 7), cost(1, 3, 0, 0, 0)))
+    found = figures(costs, np.array([10, 20, 5, 5, 1]), ranks=2)
     assert (found["steps"], found["left_over"]) == (2, 1)
     assert found["lm"]["epoch"] == 1.2  # 1 + 5 of 1 + 4
     assert found["vision"]["epoch"] == 1.5
@@ -69,8 +69,8 @@ def test_figures_by_head() -> None:
     assert found["trained"] == {"worst": 0.5, "bound": 0.25, "beyond": 1.0}  # 20 has 5 beside it at least, of 20
 
 
-def test_an_order_is_compared_with_chance() -> None:
-    costs = PackCosts(np.arange(64.0), np.zeros(64), np.ones(64, np.int64))
-    found = compared(costs, np.arange(64), ranks=8)
-    assert found["in_order"]["lm"]["epoch"] < 1.15 < found["by_chance"]["lm"]["epoch"]
-    assert figures(PackCosts(cost(), cost(), np.zeros(0, np.int64)), 4)["steps"] == 0
+def test_packs_are_taken_in_the_order_in_which_they_are_read() -> None:
+    costs, trained = np.stack((np.arange(64.0), np.zeros(64))), np.ones(64, np.int64)
+    by_chance = np.random.default_rng(0).permutation(64)
+    assert figures(costs, trained, 8)["lm"]["epoch"] < 1.15 < figures(costs, trained, 8, read=by_chance)["lm"]["epoch"]
+    assert figures(np.zeros((2, 0)), np.zeros(0, np.int64), 4)["steps"] == 0

@@ -6,8 +6,8 @@ from typing import Any
 import datasets
 import pytest
 
-from energon_pack.lazy import LazyPackedDataset
 from energon_pack.online import prepare as preparing
+from energon_pack.online.lazy import LazyPackedDataset
 from support.given import conversations
 from support.packed import demo_config
 

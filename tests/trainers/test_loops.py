@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from energon_pack.config import Rope
-from energon_pack.on_disk import PackedDataset
 from energon_pack.plan.settings import GroupBy
+from energon_pack.trainers.on_disk import PackedDataset
 from support.packed import demo_config, packed
 from support.running import need_torchvision
 from support.trainers.environments import python_of

@@ -11,8 +11,8 @@ from train_tiny import tiny_model
 
 from energon_pack.config import PackConfig, Rope
 from energon_pack.flavors import MultiMixQASample
+from energon_pack.loading.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.samples.media.lazy_image import LazyImage
-from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.member_encoder import Encoded
 from support.packed import packed, train

@@ -135,18 +135,9 @@ class LocalExecutor:
             except NoResultYet:
                 if future.done():  # the result came just now, or the error is the job's own
                     return future.result()
-                self.look(seconds)
+                self._look(seconds)
 
-    def submit(self, function: Callable[[Job], Result], job: Job) -> "Future[Result]":
-        """Submit a job to a process.
-
-        The caller takes results as they come. While none comes, it calls `look`, which raises if workers are stuck.
-        """
-        if self._pool is None:
-            self._pool = self._start_pool(self.num_workers)
-        return _submit(self._pool, function, job)
-
-    def look(self, seconds: float) -> None:
+    def _look(self, seconds: float) -> None:
         """Check whether the workers are at work.
 
         Args:

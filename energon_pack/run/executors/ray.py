@@ -43,6 +43,14 @@ Result = TypeVar("Result")
 _LOST = (WorkerCrashedError, NodeDiedError, LocalRayletDiedError, OutOfMemoryError, ObjectLostError)
 _JOBS_PER_SLOT = 2  # one at work, one waiting
 _LOOK_SECONDS = 10.0  # how often the cluster's size and ended jobs are asked for
+#: options of a task that `executor.task` does not set
+_TASK = {
+    "num_cpus": 1,
+    "memory": 0,  # bytes: none are reserved
+    "max_retries": 3,
+    "scheduling_strategy": "SPREAD",  # a node that is short of memory would get its jobs again
+    "runtime_env": {"env_vars": ONE_THREAD},
+}
 
 
 class RayExecutor:
@@ -50,6 +58,7 @@ class RayExecutor:
 
     def __init__(self, settings: ExecutorConfig):
         self._settings = settings
+        self._task: dict[str, Any] = {**_TASK, **settings.task}
         self._here = LocalExecutor(2)  # the process for single jobs, and this one
         self._stack = ExitStack()
         self._at_work: set[Any] = set()  # tasks
@@ -114,9 +123,9 @@ class RayExecutor:
             raise error.cause from error
         except _LOST as error:
             raise PackError(
-                f"the worker of one job was lost more than executor.retries={self._settings.retries} times, the last"
-                f" time by {one_line(error)}; most likely it was killed for memory: try a larger executor.memory or"
-                " executor.num_cpus"
+                f"the worker of one job was lost more than executor.task.max_retries={self._task['max_retries']} times,"
+                f" the last time by {one_line(error)}; most likely it was killed for memory: try a larger"
+                " executor.task.memory or executor.task.num_cpus"
             ) from error
         except RayError as error:
             raise PackError(f"Ray could not do a job: {one_line(error)}") from error
@@ -129,20 +138,19 @@ class RayExecutor:
         now, most = time.monotonic(), self._settings.num_workers
         if now >= self._next_look:
             total, self._next_look = ray.cluster_resources(), now + _LOOK_SECONDS
-            slots = total.get("CPU", 0.0) / self._settings.num_cpus
-            if self._settings.memory is not None:
-                slots = min(slots, total.get("memory", 0.0) / self._settings.memory)
+            kinds = {"CPU": self._task["num_cpus"], "memory": self._task["memory"]}
+            slots = min(total.get(kind, 0.0) / each for kind, each in kinds.items() if each)
             self._room = max(1, int(slots)) * _JOBS_PER_SLOT
         return self._room if most is None or self._settings.address is None else min(most, self._room)
 
     def _why_idle(self) -> str:
         free, total = ray.available_resources(), ray.cluster_resources()
-        memory = "" if self._settings.memory is None else f" and executor.memory={self._settings.memory:g}"
+        memory = f" and executor.task.memory={self._task['memory']:g}" if self._task["memory"] else ""
         return (
             f"for {self._settings.give_up_after:,.0f} s no job of this run has ended:"
             f" {free.get('CPU', 0.0):g} of the {total.get('CPU', 0.0):g} CPUs of the Ray cluster are free, and a task"
-            f" takes executor.num_cpus={self._settings.num_cpus:g}{memory}. Where none is free, other work takes them,"
-            " or the workers of this run are stuck, or killed for memory again and again (executor.memory);"
+            f" takes executor.task.num_cpus={self._task['num_cpus']:g}{memory}. Where none is free, other work takes"
+            " them, or the workers of this run are stuck, or killed for memory again and again (executor.task.memory);"
             " executor.give_up_after waits for longer, and the same command goes on from what is there"
         )
 
@@ -158,13 +166,10 @@ class RayExecutor:
             stack.enter_context(self._here)
             stack.enter_context(cluster_of(self._settings))
             stack.callback(lambda: self._drop(self._at_work))
-            self._remote = ray.remote(
-                num_cpus=self._settings.num_cpus,
-                memory=self._settings.memory or 0,
-                max_retries=self._settings.retries,
-                scheduling_strategy="SPREAD",  # a node that is short of memory would get its jobs again
-                runtime_env={"env_vars": ONE_THREAD},
-            )(_by_value())
+            try:
+                self._remote = ray.remote(**self._task)(_by_value())
+            except (TypeError, ValueError) as error:
+                raise PackError(f"executor.task={self._settings.task}: {one_line(error)}") from None
             self._stack = stack.pop_all()
         self.share([])
         return self

@@ -1,7 +1,7 @@
 """The settings of the executor, which does a run's jobs: the config's node `executor`."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -19,12 +19,13 @@ class ExecutorKind(str, Enum):
 
 #: settings that only some kinds of executors have
 _OWN: dict[str, tuple[str, ...]] = {
-    ExecutorKind.slurm.value: (
-        *("num_tasks", "at_once", "sbatch", "sbatch_lengths", "sbatch_plan", "sbatch_write", "sbatch_publish"),
-        *("wait", "show", "give_up_after"),
-    ),
-    ExecutorKind.ray.value: ("address", "num_cpus", "memory", "retries", "give_up_after"),
+    ExecutorKind.slurm.value: ("num_tasks", "at_once", "sbatch", "wait", "show", "give_up_after"),
+    ExecutorKind.ray.value: ("address", "task", "give_up_after"),
 }
+#: what `sbatch` may name
+_JOBS = ("all", "lengths", "plan", "write", "publish")
+#: options of a Ray task that are numbers above 0
+_ABOVE_0 = ("num_cpus", "memory")
 
 
 @dataclass
@@ -40,28 +41,16 @@ class ExecutorConfig:
     num_tasks: int = 16
     #: slurm: tasks of an array that run at once; None: as many as Slurm starts
     at_once: int | None = None
-    #: slurm: options of `sbatch` for every job; None: none
-    sbatch: str | None = None
-    #: slurm: further options for the tasks that measure
-    sbatch_lengths: str | None = None
-    #: slurm: further options for the job that plans, in one process
-    sbatch_plan: str | None = None
-    #: slurm: further options for the tasks that write
-    sbatch_write: str | None = None
-    #: slurm: further options for the job that publishes
-    sbatch_publish: str | None = None
+    #: slurm: options of `sbatch` for every job; or for some, `{all: …, plan: …}`: all, lengths, plan, write, publish
+    sbatch: Any = None
     #: slurm: whether the command waits until the submitted jobs end
     wait: bool = True
     #: slurm: print the scripts, and submit nothing
     show: bool = False
     #: ray: address of the cluster: auto, HOST:PORT or ray://HOST:PORT; None: a Ray of this machine, for this run only
     address: str | None = None
-    #: ray: CPUs of a task
-    num_cpus: float = 1.0
-    #: ray: bytes of memory that a task reserves; None: none
-    memory: float | None = None
-    #: ray: how often Ray does a job again after its worker or node was lost
-    retries: int = 3
+    #: ray: options of a task beside Ray's own defaults, as num_cpus, memory (bytes), max_retries, resources
+    task: dict[str, Any] = field(default_factory=dict)
     #: seconds after which the command ends: ray: without a job that ends; slurm: without an answer of Slurm
     give_up_after: float = 3600.0
 
@@ -71,26 +60,32 @@ class ExecutorConfig:
             kinds = ", ".join(kind.value for kind in ExecutorKind)
             raise PackError(f"executor.kind={self.kind}: there are {kinds}, and what installed packages add")
         for kind, names in _OWN.items():
-            if kind != self.kind:
-                foreign = [name for name in names if name not in _OWN.get(self.kind, ())]
-                self._refuse_given(foreign, f"is for executor={kind}")
-        for name in ("num_cpus", "memory", "give_up_after"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise PackError(f"executor.{name}={value:g}: must be more than 0")
+            for name in self._changed(set(names) - {*_OWN.get(self.kind, ())}):
+                raise PackError(f"executor.{name}={getattr(self, name)} is for executor={kind}")
+        numbers = {"give_up_after": self.give_up_after, **{f"task.{key}": self.task.get(key, 1) for key in _ABOVE_0}}
+        for name, value in numbers.items():
+            if not isinstance(value, int | float) or value <= 0:
+                raise PackError(f"executor.{name}={value}: must be more than 0")
+        for name, options in self.sbatch_by_job.items():
+            if name not in _JOBS or not isinstance(options, str):
+                raise PackError(f"executor.sbatch={{{name}: {options}}}: a text for each of {', '.join(_JOBS)}")
+
+    @property
+    def sbatch_by_job(self) -> dict[str, Any]:
+        """Return the options of `sbatch` by the stage of a job; `all`: of every job."""
+        return self.sbatch if isinstance(self.sbatch, dict) else {"all": self.sbatch or ""}
 
     def of_a_task(self) -> dict[str, Any]:
         """Return the settings for a Slurm task, which uses the processes of its own machine.
 
         Settings of `slurm` return to their defaults, because a task would refuse them.
         """
-        default = ExecutorConfig()
-        defaults = {name: getattr(default, name) for name in ("kind", *_OWN[ExecutorKind.slurm.value])}
-        set_back = {name: value for name, value in defaults.items() if value != getattr(self, name)}
+        set_back = {name: getattr(_DEFAULTS, name) for name in self._changed(("kind", *_OWN[ExecutorKind.slurm.value]))}
         return set_back if self.num_workers is None else {**set_back, "num_workers": self.num_workers}
 
-    def _refuse_given(self, names: Iterable[str], why: str) -> None:
-        """Raise PackError if one of these settings is not its default."""
-        for name in names:
-            if (value := getattr(self, name)) != getattr(ExecutorConfig, name):
-                raise PackError(f"executor.{name}={value} {why}")
+    def _changed(self, names: Iterable[str]) -> list[str]:
+        """Return those of these settings that are not their defaults."""
+        return [name for name in sorted(names) if getattr(self, name) != getattr(_DEFAULTS, name)]
+
+
+_DEFAULTS = ExecutorConfig()

@@ -55,8 +55,8 @@ class Chain:
         options += [f"--output={log}", "--kill-on-invalid-dep=yes"]
         if parts is not None:
             options.append(f"--array={_ranges(parts)}{f'%{self.settings.at_once}' if self.settings.at_once else ''}")
-        for more in (self.settings.sbatch, getattr(self.settings, f"sbatch_{stage}")):
-            options += shlex.split(more or "")
+        for job in ("all", stage):
+            options += shlex.split(self.settings.sbatch_by_job.get(job, ""))
         look = shlex.join([self.command[0], "-m", "energon_pack.run.executors.admission", str(self._terms_file)])
         work = shlex.join([*self.command, f"stage={stage}"])
         steps = [f"cd {shlex.quote(os.getcwd())}", look]

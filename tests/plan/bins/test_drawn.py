@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from energon_pack.plan.bins import drawn, lower_bound_l2, pack_bins
 from energon_pack.plan.bins.drawn import drawn_fit
 from energon_pack.plan.bins.planned_bins import count_bins, fullest_sum
+from energon_pack.plan.pool import Pool
 from energon_pack.plan.settings import Algorithm, PackingConfig
-from energon_pack.pooling.pool import Pool
 from energon_pack.run.seeded import Ints, random_keys
 
 #: capacity, the shortest and the longest of lengths of which none is short: there the exact fit uses up what fits

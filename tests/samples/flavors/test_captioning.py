@@ -14,14 +14,14 @@ import read_packs
 import yaml
 
 from energon_pack.config import Flavor, Format, Overlong, PackConfig
+from energon_pack.dataset.packed_with import load_template
 from energon_pack.flavors import PackedCaptioningSample
 from energon_pack.loading import cookers
+from energon_pack.loading.task_encoder import inputs_of
 from energon_pack.pack import pack
-from energon_pack.packed_with import load_template
 from energon_pack.samples.flavors import PACKED
 from energon_pack.samples.flavors.fit import do_not_fit
 from energon_pack.samples.media.medium import Media
-from energon_pack.task_encoder import inputs_of
 from energon_pack.templates.sample import Sample
 from energon_pack.verify import Options, verify
 from support.marks import slow

@@ -93,7 +93,7 @@ def tried(way: dict[str, Any], log: Path) -> str:
 
 def main() -> None:
     out, module, ways = sys.argv[1:4]
-    importlib.import_module("energon_pack.on_disk")
+    importlib.import_module("energon_pack.trainers.on_disk")
     importlib.import_module("transformers.trainer")
     importlib.import_module(module)
     found = {}

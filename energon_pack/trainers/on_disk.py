@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from energon_pack.dataset.encoder import pack_encoder
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import PACKS, PackSums, is_metadataset, read_as_packed
 from energon_pack.dataset.pack_files import members_in
 from energon_pack.dataset.pack_parts import PackParts
 from energon_pack.dataset.readable import refuse_lost
-from energon_pack.dataset_encoder import pack_encoder
 from energon_pack.errors import PackError
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.member import MemberInput

@@ -10,12 +10,12 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from torch.utils.data import Sampler
 
-from energon_pack.online.length_groups import Groups, group
 from energon_pack.plan.even_steps import lay_out
 from energon_pack.run.recent import Recent
 from energon_pack.run.seeded import Ints, seed_of
 from energon_pack.steps.position import Position, State, Stream, Taken, positions_of_states, taken_by
 from energon_pack.steps.topology import Topology, ranks_here
+from energon_pack.trainers.length_groups import Groups, group
 
 __all__ = ["LengthGroupedSampler", "PackSampler"]
 

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SkipSample, WorkerConfig, edataclass, stateless
 
-from energon_pack.dataset_encoder import pack_encoder
+from energon_pack.dataset.encoder import pack_encoder
 from energon_pack.errors import PackError, check_buffer_size
 from energon_pack.loading import cookers
-from energon_pack.reading import FatalSampleError, PacksInOrder, keep_unchosen, positions_of
+from energon_pack.loading.in_order import FatalSampleError, PacksInOrder, keep_unchosen, positions_of
 from energon_pack.samples.flavors import UNPACKED, flavor_of_sample, inputs_of_sample
 from energon_pack.samples.member import MemberInput
 from energon_pack.training.batch import PackedBatch
@@ -33,7 +33,7 @@ from energon_pack.training.encoded import BadPack, Pack
 from energon_pack.training.member_encoder import Encoded
 
 if TYPE_CHECKING:
-    from energon_pack.pooling.sample_measures import Measuring
+    from energon_pack.plan.sample_measures import Measuring
 
 __all__ = ["EncodedPack", "PackedTaskEncoder"]
 
@@ -56,7 +56,7 @@ class MeasuredSample(Sample):
     """An unpacked sample that waits for its pack."""
 
     member: MemberInput
-    measured: Any  # pooling.sample_measures.SampleMeasures
+    measured: Any  # plan.sample_measures.SampleMeasures
     #: samples that its worker encoded before
     number: int
 
@@ -99,8 +99,8 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         self.packing_buffer_size = packing_buffer_size
         self._measuring: Measuring | None = None
         if packing_buffer_size is not None:
-            from energon_pack.packed_with import load_template
-            from energon_pack.pooling.sample_measures import measuring_of
+            from energon_pack.dataset.packed_with import load_template
+            from energon_pack.plan.sample_measures import measuring_of
 
             template = load_template(path, processor, trust_remote_code)
             self._measuring = measuring_of(content, template, options.get("on_bad_member") == "drop")

@@ -47,6 +47,6 @@ def tokenizer_of(rules: InputRules, dataset: str | Path) -> Any:
 
 def _tokenized(dataset: str, processor: str | None, trust_remote_code: bool, member: MemberInput) -> MemberTokens:
     """Tokenize a sample that is in no pack, as the packs of a dataset were."""
-    from energon_pack.packed_with import tokenized
+    from energon_pack.dataset.packed_with import tokenized
 
     return tokenized(dataset, processor, trust_remote_code, member)

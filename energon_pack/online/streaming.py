@@ -17,8 +17,8 @@ from energon_pack.config import PackConfig
 from energon_pack.errors import PackError, check_buffer_size
 from energon_pack.online.begin import SourceOf, begin
 from energon_pack.online.stream_packs import Draws, OnlinePacks, StreamCounters
-from energon_pack.pooling.pool import Pool, Waiting, waiting_in
-from energon_pack.pooling.sample_measures import Measuring
+from energon_pack.plan.pool import Pool, Waiting, waiting_in
+from energon_pack.plan.sample_measures import Measuring
 from energon_pack.steps.position import Position, reading, taken_by
 from energon_pack.steps.topology import ranks_here
 from energon_pack.trainers.doors import ForTrainers, import_rows

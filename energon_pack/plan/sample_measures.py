@@ -9,8 +9,8 @@ from typing import Any
 from energon_pack.errors import PackError, one_line
 from energon_pack.lengths.counts import counts_of
 from energon_pack.plan import caps
+from energon_pack.plan.pool import Pool, costs_of
 from energon_pack.plan.settings import CUTTING, GroupBy, Overlong, PackingConfig
-from energon_pack.pooling.pool import Pool, costs_of
 from energon_pack.run.plain_data import node_of
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.sample import media_type

@@ -9,8 +9,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from energon_pack.plan.pool import Pool, Waiting, costs_of, fullest
 from energon_pack.plan.settings import Overlong, PackingConfig
-from energon_pack.pooling.pool import Pool, Waiting, costs_of, fullest
 
 
 def names(pack: Sequence[Waiting]) -> list[Any]:

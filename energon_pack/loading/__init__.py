@@ -94,7 +94,7 @@ def _load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str,
     try:
         return load_pack(parts, flavor, read)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        from energon_pack.reading import FatalSampleError
+        from energon_pack.loading.in_order import FatalSampleError
 
         why = str(error) if isinstance(error, PackError) else f"{parts['__key__']}: {type(error).__name__}: {error}"
         raise FatalSampleError(why) from None
