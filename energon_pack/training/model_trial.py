@@ -116,8 +116,8 @@ class ModelTrial:
     def is_by(self, moved: Moved) -> bool:
         """Say whether a change of some members moved others."""
         by_words = max((one.own for one in self.moved if one.what == "words"), default=0.0)
-        own = max(moved.own, 0.2 * by_words)  # pixels may move little
-        return moved.is_shown and not moved.others <= moved.tolerance * own
+        scale = max(moved.own, 0.2 * by_words)  # pixels may move little
+        return moved.is_shown and not moved.others <= moved.tolerance * scale
 
     @property
     def unshown(self) -> str:
