@@ -19,6 +19,7 @@ from energon_pack.trainers.alone import SampleLosses, reads_in_forward, samples_
 from energon_pack.trainers.check_dealing import dealing_of, refused
 from energon_pack.trainers.collator import Collator
 from energon_pack.trainers.loss import WeightedSteps
+from energon_pack.training.as_it_was import silent
 from energon_pack.training.encoded import Pack
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.layout import IGNORE
@@ -180,27 +181,15 @@ def _step(trainer: Any, collate: Any, rows: Sequence[Any]) -> TrainerStep:
 
 @contextmanager
 def _as_in_a_step(trainer: Any, num: int) -> Iterator[None]:
-    """Have the trainer accumulate without dropout; restore dropout, modes and random numbers, and drop gradients."""
+    """Have the trainer accumulate without what is random; restore modes and random numbers, and drop gradients."""
     model, name = trainer.model, "current_gradient_accumulation_steps"
     before, training = getattr(trainer, name, None), model.training
     model.to(trainer.args.device)
-    modules = [*model.modules()]
-    dropouts = [
-        (module, key, vars(module)[key])
-        for module in modules
-        for key in ("p", "attention_dropout")
-        if key in vars(module)
-    ]
+    setattr(trainer, name, num)
     try:
-        for module, key, value in dropouts:
-            if isinstance(value, float):
-                setattr(module, key, 0.0)
-        setattr(trainer, name, num)
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), silent(model):
             yield
     finally:
-        for module, key, value in dropouts:
-            setattr(module, key, value)
         setattr(trainer, name, before)
         model.train(training)
         for parameter in model.parameters():

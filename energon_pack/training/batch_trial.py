@@ -109,8 +109,7 @@ class BatchSubject(Subject):
     def probe(self, pending: Pending) -> Probe:
         """Return the members of the pending batch, to be compared with each of them alone."""
         inputs = without_loss(pending.inputs) | switches_of(pending.inputs)
-        samples = _samples(pending.inputs, self.read(pending.inputs).spans, self.given)
-        placed = _placed(samples)
+        placed = _placed(pending.inputs, self.read(pending.inputs).spans, self.given)
         if not any(one.in_loss for one in placed):
             raise MixingError("no label of this batch trains a member: nothing shows what its loss is of")
         for name in {name for one in placed for name in one.leaves}:
@@ -169,20 +168,22 @@ def _refuse_labels(inputs: Mapping[str, Any], members: ReadMembers) -> None:
         )
 
 
-def _samples(
-    inputs: Mapping[str, Any], spans: Sequence[MemberSpan], members: GivenRows | None
-) -> Iterator[tuple[MemberSpan, Encoded]]:
+def _placed(inputs: Mapping[str, Any], spans: Sequence[MemberSpan], members: GivenRows | None) -> list[PlacedSample]:
+    """Make samples of the members; the loss is of every second one that is trained, from the last on."""
     labels, shape = _labels(inputs, spans), inputs["input_ids"].shape
     rows = {
         name: value
         for name, value in inputs.items()
         if isinstance(value, Tensor) and value.shape[:2] == shape and name not in _ANEW and not is_of_layout(name)
     }
-    media = _shares(inputs, spans, members)
-    for number, (span, of_member) in enumerate(zip(spans, media, strict=True)):
+    placed = []
+    for number, (span, media) in enumerate(zip(spans, _shares(inputs, spans, members), strict=True)):
         ids = span.of(inputs["input_ids"])
         tokens = Member(ids, span.of(labels), torch.zeros_like(ids), None, {k: span.of(v) for k, v in rows.items()})
-        yield span, Encoded(f"member {number}", tokens, of_member)
+        sample, places = Encoded(f"member {number}", tokens, media), torch.arange(span.start, span.end)
+        placed.append(PlacedSample(sample, span.row, places, False, leaves_of(media)))
+    trained = [number for number, one in enumerate(placed) if (one.sample.tokens.labels[1:] != IGNORE).any()]
+    return [replace(one, in_loss=number in trained[::-1][::2]) for number, one in enumerate(placed)]
 
 
 def _labels(inputs: Mapping[str, Any], spans: Sequence[MemberSpan]) -> Tensor:
@@ -202,16 +203,6 @@ def _labelled(inputs: Mapping[str, Any], placed: Sequence[PlacedSample]) -> Pack
     for one in placed:
         labels[one.row, one.places] = one.sample.tokens.labels
     return PackedBatch(labels=labels)
-
-
-def _placed(samples: Iterator[tuple[MemberSpan, Encoded]]) -> list[PlacedSample]:
-    """Place the members; the loss is of every second one that is trained, from the last on."""
-    placed = [
-        PlacedSample(sample, span.row, torch.arange(span.start, span.end), False, leaves_of(sample.media))
-        for span, sample in samples
-    ]
-    trained = [number for number, one in enumerate(placed) if (one.sample.tokens.labels[1:] != IGNORE).any()]
-    return [replace(one, in_loss=number in trained[::-1][::2]) for number, one in enumerate(placed)]
 
 
 def _media_of(inputs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:

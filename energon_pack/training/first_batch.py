@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,14 +17,21 @@ from energon_pack.training.comparison import RunOptions, compare
 from energon_pack.training.finding import Finding, difference, variation
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.kind import Kind, TriedKind, kind_of
-from energon_pack.training.model_trial import LOW_PRECISION, SUMS, ModelTrial, Pending, Steps, changes
+from energon_pack.training.model_trial import (
+    LOW_PRECISION,
+    SUMS,
+    ModelTrial,
+    Pending,
+    Steps,
+    Subject,
+    changes,
+    first_place,
+    refusal,
+)
 from energon_pack.training.routing import is_routed
 from energon_pack.training.trial_inputs import MemberSpan, Probe, Run, TrialInputs, switches_of, without_loss
 from energon_pack.training.watch import see
 from energon_pack.training.wrapped import class_of
-
-if TYPE_CHECKING:
-    from energon_pack.training.model_trial import Subject
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,7 @@ _log = logging.getLogger(__name__)
 class FirstBatch:
     """The trials of one guarded model."""
 
-    def __init__(self, subject: "Subject"):
+    def __init__(self, subject: Subject):
         """Remember the model; nothing is run yet."""
         self._subject, self._model = subject, subject.model
         self._is_sharded = self._is_warned = False
@@ -164,8 +171,6 @@ class FirstBatch:
             ) from error
         self.trials.append(trial)
         if mixes:
-            from energon_pack.training.model_trial import refusal
-
             why = refusal(name, self._subject.name, trial, place)
             raise MixingError(f"{why}{self._subject.way_out(inputs)}{self._subject.all_the_same}")
         self._remember(kind, asked is not None, name)
@@ -178,8 +183,6 @@ class FirstBatch:
         is_moved = self._is_any(trial.moved_others)
         if not self._is_any(is_moved or not trial.alone.has_outputs):
             return None
-        from energon_pack.training.model_trial import first_place
-
         pending.begin(0)
         with silent(pending.part):
             return first_place(pending.part, pending.call, asked.runs if asked and is_moved else beside.runs, SUMS)

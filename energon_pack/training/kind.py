@@ -53,10 +53,6 @@ class Kind:
             and all(map(is_, self.assembly, other.assembly))
         )
 
-    def with_sizes_of(self, other: "Kind") -> "Kind":
-        """Return it with the larger sizes of both."""
-        return replace(self, width=max(self.width, other.width), longest=max(self.longest, other.longest))
-
 
 def kind_of(model: Module, part: Module, inputs: Mapping[str, Any], longest: int, is_open: bool) -> Kind:
     """Return the kind of a pending forward."""
@@ -108,8 +104,9 @@ class TriedKind:
     left: int = _WAITS
 
     def again(self, kind: Kind, has_others: bool) -> None:
-        """Note another trial; after one that was due, the next one waits so many times as long."""
-        self.kind = self.kind.with_sizes_of(kind)
+        """Note another trial, which may be of larger sizes; after one that was due, the next waits so much longer."""
+        width, longest = max(self.kind.width, kind.width), max(self.kind.longest, kind.longest)
+        self.kind = replace(self.kind, width=width, longest=longest)
         self.has_others |= has_others
         self.waits *= _WAITS if self.left < 0 else 1
         self.left = self.waits

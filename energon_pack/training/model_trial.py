@@ -6,7 +6,7 @@
 The model is not copied, so the test sees everything that was put into it, and it runs as it is trained: its mode, its
 gradients, autocast, checkpoints and compiled code are those of the pending forward. A change changes no shape, so every
 bit of the other members' outputs must stay, even in bfloat16. Experts are chosen as before the change: a token between
-two would go to the other one; and once freely, for experts of a limited capacity.
+two would go to the other one.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +27,7 @@ from energon_pack.training.routing import Routing, is_routed, routed
 from energon_pack.training.trial_inputs import MemberSpan, Probe, Run, TrialInputs
 from energon_pack.training.watch import hooked, tokens_of, values_of
 
-#: shares of a change that count as rounding: of sums in another order, and of experts that choose freely
+#: shares of a change that count as rounding: of sums in another order, and of experts whose choices no `topk` shows
 SUMS, _EXPERTS = 1e-3, 0.05
 #: the same in bfloat16 and the like
 LOW_PRECISION = 0.1
@@ -69,8 +69,8 @@ class Moved:
     own: float
     #: outputs of the other member that moved most
     others: float
-    #: share of `own` that counts as rounding; None: experts chose freely
-    tolerance: float | None = SUMS
+    #: share of `own` that counts as rounding
+    tolerance: float = SUMS
 
     @property
     def is_shown(self) -> bool:
@@ -80,7 +80,7 @@ class Moved:
     def with_noise(self, noise: float) -> "Moved":
         """Return it with a tolerance for so much noise, within bounds."""
         share = min(noise / max(self.own, 1e-9), LOW_PRECISION)
-        return self if self.tolerance is None else replace(self, tolerance=max(self.tolerance, share))
+        return replace(self, tolerance=max(self.tolerance, share))
 
     def __str__(self) -> str:
         return f"other {self.what} move their own outputs by {self.own:.2g}, those of others by {self.others:.2g}"
@@ -115,12 +115,9 @@ class ModelTrial:
 
     def is_by(self, moved: Moved) -> bool:
         """Say whether a change of some members moved others."""
-        is_low = self.alone.tolerance > SUMS
-        tolerance = (LOW_PRECISION if is_low else _EXPERTS) if moved.tolerance is None else moved.tolerance
         by_words = max((one.own for one in self.moved if one.what == "words"), default=0.0)
-        return moved.is_shown and not moved.others <= tolerance * max(
-            moved.own, 0.2 * by_words
-        )  # pixels may move little
+        scale = max(moved.own, 0.2 * by_words)  # pixels may move little
+        return moved.is_shown and not moved.others <= moved.tolerance * scale
 
     @property
     def unshown(self) -> str:
@@ -138,19 +135,20 @@ def changes(pending: Pending, asked: TrialInputs) -> Generator[PendingRun, None,
     routing = Routing() if is_routed(pending.part) else None
     run = partial(_run, pending)
     as_is = yield from run(asked.as_is, routing)
-    tolerance = SUMS if routing is None or routing.has_choices else None
+    tolerance, block = SUMS, 1
+    if routing is not None and not routing.has_choices:
+        tolerance, block = _EXPERTS if as_is.dtype == torch.float32 else LOW_PRECISION, BLOCK
     num_media = sum(pending.is_any(len(asked.other_media) >= number) for number in (1, 2))
     media = [*asked.other_media, asked.as_is, asked.as_is][:num_media]  # so that all ranks run alike
     moved = []
     for kind, inputs in (("words", asked.other_words), *(("media", one) for one in media)):
         values = yield from run(inputs, routing and Routing(routing))
-        moved += [_moved(kind, asked, as_is, values, tolerance)] if inputs is not asked.as_is else []
+        if inputs is not asked.as_is:
+            moved.append(_moved(kind, asked, _differences(asked, as_is, values, block), tolerance))
     if pending.is_any(any(one.others > SUMS * one.own for one in moved)):  # some kernels add in any order
         again = yield from run(asked.as_is, routing and Routing(routing))
-        noise = 3 * max(_differences(asked, as_is, again, 1))
+        noise = 3 * max(_differences(asked, as_is, again, block))
         moved = [one.with_noise(noise) for one in moved]
-    if routing is not None and tolerance is not None:
-        moved.append(_moved("words", asked, as_is, (yield from run(asked.other_words)), None))
     return moved
 
 
@@ -172,8 +170,7 @@ def _nothing(_: Any) -> Any:
     return None
 
 
-def _moved(kind: str, asked: TrialInputs, as_is: Tensor, values: Tensor, tolerance: float | None) -> Moved:
-    moved = _differences(asked, as_is, values, BLOCK if tolerance is None else 1)
+def _moved(kind: str, asked: TrialInputs, moved: Sequence[float], tolerance: float) -> Moved:
     if kind == "media":  # of one member
         *_, second, first = sorted([0.0, *moved])
         return Moved(kind, first, second, tolerance)

@@ -98,10 +98,8 @@ class TrialInputs:
 def trial_inputs(inputs: Mapping[str, Any], config: Any, media: frozenset[str]) -> TrialInputs | None:
     """Make the inputs of the test runs from the inputs of one forward."""
     members, starts = members_of(inputs), text_row(inputs, inputs["position_ids"])
-    rows = [[member for member in members if member.row == row] for row in sorted({one.row for one in members})]
-    ends = [member for row in rows for member in _ends_of_branches(row, starts)]
-    has_trees = bool(forks_of(starts))  # branches see the pixels of their root
-    return inputs_with_changes(inputs, config, frozenset() if has_trees else media, members, ends)
+    media = frozenset() if forks_of(starts) else media  # branches see the pixels of their root
+    return inputs_with_changes(inputs, config, media, members, _ends_of_branches(members, starts))
 
 
 def inputs_with_changes(
@@ -129,11 +127,11 @@ def switches_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if isinstance(value, (bool, str))}
 
 
-def _ends_of_branches(row: Sequence[MemberSpan], starts: Tensor) -> list[MemberSpan]:
-    """Return the members of a row on which no other member builds; in a row without trees, return all members."""
-    begins = [int(starts[member.row % len(starts), member.start]) for member in row]
-    is_end = [later <= begin for begin, later in pairwise(begins)]
-    return [member for member, ends in zip(row, [*is_end, True], strict=True) if ends]
+def _ends_of_branches(members: Sequence[MemberSpan], starts: Tensor) -> list[MemberSpan]:
+    """Return the members on which no other member of their row builds; in rows without trees, return all members."""
+    begins = [(one.row, int(starts[one.row % len(starts), one.start])) for one in members]
+    is_built_on = [row == next_row and later > begin for (row, begin), (next_row, later) in pairwise(begins)]
+    return [member for member, goes_on in zip(members, [*is_built_on, False], strict=False) if not goes_on]
 
 
 def is_content(name: str) -> bool:
@@ -231,13 +229,11 @@ def _with_other_media(inputs: dict[str, Any], media: Mapping[str, Tensor]) -> li
     """Change the first image, clip or sound, and the last one, where there are two: each belongs to one member."""
     seen = {name: value for name, value in media.items() if value.is_floating_point() and value.numel()}
     names = [name for name in seen if "pixel" in name or is_content(name)]
-    changed = [
-        _with_other(seen[name], _place(name, seen[name], media, is_last))
-        for is_last, name in zip((False, True), (*names[:1], *names[-1:]), strict=False)
-    ]
-    if names[:1] == names[-1:] and changed and torch.equal(*changed):
+    ends = [(name, bool(number)) for number, name in enumerate((*names[:1], *names[-1:]))]
+    changed = [(name, _with_other(seen[name], _place(name, seen[name], media, is_last))) for name, is_last in ends]
+    if names[:1] == names[-1:] and changed and torch.equal(changed[0][1], changed[1][1]):
         del changed[-1]
-    return [{**inputs, name: value} for name, value in zip((*names[:1], *names[-1:]), changed, strict=False)]
+    return [{**inputs, name: value} for name, value in changed]
 
 
 def _place(name: str, value: Tensor, media: Mapping[str, Tensor], is_last: bool) -> Any:
