@@ -98,11 +98,11 @@ def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[_Dr
     chosen = np.sort(np.random.default_rng(seed).choice(ends[-1], number, replace=False))
     of_chunks = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
     drawn = []
-    for chunk, mine, start in zip(chunks, of_chunks, [0, *ends], strict=False):
-        if len(mine):
+    for chunk, places, start in zip(chunks, of_chunks, [0, *ends], strict=False):
+        if len(places):
             with_length = np.flatnonzero(chunk.read(["reason"])["reason"].is_null().to_numpy())
             shards = {number: measured[number].shard for number in chunk.numbers}
-            drawn.append((shards, chunk, with_length[mine - start].tolist()))
+            drawn.append((shards, chunk, with_length[places - start].tolist()))
     return drawn
 
 
@@ -235,7 +235,7 @@ def _difference(
         read = read_again(reader, shard, row, job.method.read)
         sample = Sample(read.timed, read.media, read.tools, read.options)
         (encoded,) = template.member_tokens([sample], job.method.engine)
-        made = encoded.ids.tolist()
+        measured_ids = encoded.ids.tolist()
         data = [reader.read(shard, part) for part in read.parts]
         ids = _ids(processor, template, sample, encoded.media, read.parts, data)
     except (PackError, UndecodableError):  # the source changed; a medium is damaged
@@ -246,8 +246,8 @@ def _difference(
         return f"no ({one_line(error, 160)}) tokens in the full processor, {row.token_len} as measured"
     if len(ids) != row.token_len:
         return f"{len(ids)} tokens in the full processor, {row.token_len} as measured"
-    if ids != made:
-        return f"other tokens: {told_apart(made, ids)}"
+    if ids != measured_ids:
+        return f"other tokens: {told_apart(measured_ids, ids)}"
     if features := features_apart(template, encoded.media, ids):
         return features
     num_visual = sum(medium.num_features for medium in encoded.media if KINDS[medium.kind].is_visual)
@@ -264,9 +264,9 @@ def _ids(
     data: Sequence[bytes],
 ) -> list[int]:
     """Return the tokens that the full processor makes of one sample."""
-    own = [KINDS[m.kind].loaded(d, part.name) for m, d, part in zip(sample.media, data, parts, strict=True)]
+    loaded = [KINDS[m.kind].loaded(d, part.name) for m, d, part in zip(sample.media, data, parts, strict=True)]
     try:
-        prepared = prepared_media(template.input_rules, media, own)
+        prepared = prepared_media(template.input_rules, media, loaded)
     except OSError as error:  # of an image
         raise UndecodableError(one_line(error, 160)) from None
     first, end = sample.options.token_range or (0, None)
