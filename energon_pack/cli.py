@@ -309,8 +309,8 @@ def _swept_keys(arguments: list[str]) -> list[str]:
 def _job() -> str:
     """Return the name of this job of a sweep."""
     config, swept = HydraConfig.get(), os.environ.get(_SWEPT, "").split()
-    mine = [item for item in config.overrides.task if item.lstrip("+").partition("=")[0] in swept]
-    return " ".join([f"job {config.job.num}", *mine])
+    of_sweep = [item for item in config.overrides.task if item.lstrip("+").partition("=")[0] in swept]
+    return " ".join([f"job {config.job.num}", *of_sweep])
 
 
 def _groups_of(entry: Any) -> list[str]:

@@ -61,17 +61,17 @@ def main(arguments: list[str] | None = None) -> int:
     if words[:1] == ["tiny"]:
         runpy.run_path(str(shipped() / _RECIPES / "tiny_folder.py"))["main"](words[1:])
         return 0
-    what = "List the recipes (whole trainings to read and adapt), or copy them and constraints.txt into a folder."
-    tool = parser("recipes", "[FOLDER | tiny PROCESSOR FOLDER]", what, examples=("", ".", "tiny PROCESSOR FOLDER"))
+    about = "List the recipes (whole trainings to read and adapt), or copy them and constraints.txt into a folder."
+    tool = parser("recipes", "[FOLDER | tiny PROCESSOR FOLDER]", about, examples=("", ".", "tiny PROCESSOR FOLDER"))
     tool.add_argument("folder", nargs="?", metavar="FOLDER", help="where recipes/ and constraints.txt are to be")
-    given = tool.parse_args(arguments)
-    if given.folder is None:
+    options = tool.parse_args(arguments)
+    if options.folder is None:
         for name in files():
             if name.suffix == ".py":
                 say(f"{name!s:34}{_about(shipped() / name)}")
         say("python -m energon_pack.recipes . writes them here, and constraints.txt: the versions that were tested")
         return 0
-    folder = on_disk(given.folder)
+    folder = on_disk(options.folder)
     number = write_recipes(folder)
     say(f"{number} files written: {folder / _RECIPES}, {folder / _CONSTRAINTS}" if number else "all of them are there")
     return 0

@@ -17,9 +17,9 @@ from energon_pack.run.command import TOOLS
 _LISTS = ("source.path", "report.lens")  # settings that are lists, and may be given as a single value
 
 
-def config_of(given: PackConfig | Sequence[str]) -> PackConfig:
+def config_of(run: PackConfig | Sequence[str]) -> PackConfig:
     """Return a given config, or compose one from overrides; raises as `compose_config`."""
-    return given if isinstance(given, PackConfig) else compose_config(given)
+    return run if isinstance(run, PackConfig) else compose_config(run)
 
 
 def compose_config(overrides: Sequence[str]) -> PackConfig:
@@ -40,16 +40,16 @@ def compose_config(overrides: Sequence[str]) -> PackConfig:
         raise PackError(one_line(error, overrides)) from None
 
 
-def meant_tool(word: str, given: Sequence[str]) -> str:
+def meant_tool(word: str, arguments: Sequence[str]) -> str:
     """Say what to type if the name of a tool was misspelled, or is not the first word."""
     near = difflib.get_close_matches(word, TOOLS, n=1)
     if not near:
         return ""
-    rest = [argument for argument in given[1:] if argument != word]
+    rest = [argument for argument in arguments[1:] if argument != word]
     return f"; did you mean energon-pack {' '.join([near[0], *rest])}?"
 
 
-def one_line(error: Exception, given: Sequence[str]) -> str:
+def one_line(error: Exception, arguments: Sequence[str]) -> str:
     """Write the error of Hydra or OmegaConf in one line that names the value and the fix."""
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
@@ -60,15 +60,15 @@ def one_line(error: Exception, given: Sequence[str]) -> str:
             return f"{error.override}: a list of values has no blanks: {key}=1024,2048"
         if equals:
             return f"{error.override}: a value with special characters goes in quotes: '{key}=\"{value}\"'"
-        return f"{error.override}: not of the form KEY=VALUE{meant_tool(key, given)}"
+        return f"{error.override}: not of the form KEY=VALUE{meant_tool(key, arguments)}"
     text = "\n".join(dict.fromkeys(str(e) for e in (error, error.__cause__) if e is not None))
     if refused := re.search(r"Could not override '([\w.]+)'", text):
         key = refused[1]
-        said = next((argument for argument in given if argument.startswith(f"{key}=")), f"{key}=…")
+        spelled = next((argument for argument in arguments if argument.startswith(f"{key}=")), f"{key}=…")
         if "No match in the defaults list" in text:
-            instead = f"model.processor={said.partition('=')[2]}" if "/" in said else f"+{said}"
-            return f"{said}: {key} has no default to replace; write {instead}"
-        return f"{said}: unknown key {key}; {nearest_key(key)}"
+            instead = f"model.processor={spelled.partition('=')[2]}" if "/" in spelled else f"+{spelled}"
+            return f"{spelled}: {key} has no default to replace; write {instead}"
+        return f"{spelled}: unknown key {key}; {nearest_key(key)}"
     if is_node := re.search(r"Error merging override (([\w.]+)=.*)\n.* is not a subclass of ", text):
         return f"{is_node[1]}: {is_node[2]} has keys of its own; {nearest_key(is_node[2] + '.')}"
     if several := re.search(r"Ambiguous value for argument '(([^=]+)=(.*))'\n", text):

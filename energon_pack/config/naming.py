@@ -70,12 +70,12 @@ def _labels_of(labels: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in labels.items() if name not in unset}
 
 
-def are_same(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+def are_same(before: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
     """Tell whether two sets of content settings are the same, as JSON has them.
 
     A run that has looked at its source says which format it found: that is equal to `source.format=auto`.
     """
-    both = [json.loads(json.dumps(settings)) for settings in (theirs, ours)]
+    both = [json.loads(json.dumps(settings)) for settings in (before, ours)]
     formats = [settings["source"].pop("format", None) for settings in both]
     return both[0] == both[1] and (formats[0] == formats[1] or Format.auto in formats)
 
@@ -102,12 +102,12 @@ def output_name(config: PackConfig, defaults: PackConfig, swept: Mapping[str, st
     """
     name = f"{_source_name(config.source.path)}-{config.model.name}"
     name += f"-{config.packing.layout.value}-{config.packing.max_token_len}"
-    ours, theirs = content_settings(config), content_settings(defaults)
+    ours, default_settings = content_settings(config), content_settings(defaults)
     changed = {
         f"{node}.{key}": value
         for node, items in ours.items()
         for key, value in items.items()
-        if value != theirs[node].get(key) and f"{node}.{key}" not in _IN_NAME
+        if value != default_settings[node].get(key) and f"{node}.{key}" not in _IN_NAME
     }
     changed |= swept
     if changed:

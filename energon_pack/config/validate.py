@@ -76,8 +76,8 @@ def nearest_key(key: str) -> str:
         names = sorted(get_type_hints(schema))
         schema = get_type_hints(schema).get(step)
         if schema is None:
-            ours, *others = of_that_name or ("",)
-            if ours and not others:
+            ours, *rest = of_that_name or ("",)
+            if ours and not rest:
                 return f"did you mean {ours}?"
             return nearest_key(".".join(steps[:depth])) if depth > 1 else nearest_name(step, names)
         if not is_dataclass(schema):
@@ -104,8 +104,8 @@ def _means(name: str, known: str) -> bool:
     return _are_like(words, known_words) or (len(known_words) > 1 and _are_like(known_words, words))
 
 
-def _are_like(words: Sequence[str], others: Sequence[str]) -> bool:
-    return all(any(_is_like(word, other) for other in others) for word in words)
+def _are_like(words: Sequence[str], known_words: Sequence[str]) -> bool:
+    return all(any(_is_like(word, other) for other in known_words) for word in words)
 
 
 def _is_like(word: str, other: str) -> bool:
@@ -115,8 +115,8 @@ def _is_like(word: str, other: str) -> bool:
 def nearest_name(name: str, names: Sequence[str]) -> str:
     """Guess which name a user meant, whatever its dots, dashes and capitals; if none is alike, list all."""
     plain = {re.sub(r"[\W_]", "", known).lower(): known for known in names}
-    said = re.sub(r"[\W_]", "", name).lower()
-    near = [said] if said in plain else difflib.get_close_matches(said, plain, n=_GUESSES, cutoff=0.7)
+    spelled = re.sub(r"[\W_]", "", name).lower()
+    near = [spelled] if spelled in plain else difflib.get_close_matches(spelled, plain, n=_GUESSES, cutoff=0.7)
     if near:
         return f"did you mean {' or '.join(plain[guess] for guess in near)}?"
     return f"there are: {', '.join(names)}"

@@ -36,9 +36,9 @@ def load_template(path: str | Path, processor: str | None = None, trust_remote_c
     if processor is None:
         raise ValueError(f"{path}: model={node['name']} has no hub id: give its processor")
     content = manifest["content"]
-    own = {"processor": processor, "trust_remote_code": trust_remote_code}
+    changes = {"processor": processor, "trust_remote_code": trust_remote_code}
     settings = TemplateSettings(
-        node_of(ModelConfig, {**node, **own}),
+        node_of(ModelConfig, {**node, **changes}),
         node_of(MediaConfig, content["media"]),
         node_of(Labels, content["labels"]),
     )

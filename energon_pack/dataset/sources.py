@@ -150,10 +150,10 @@ def tokens_of(
         for number, its in zip(missing, _made(template_folder, [*as_seen.values()], engine), strict=True):
             tokens[number] = its
     for number, (member, checksum) in enumerate(members):
-        own = tokens[number]
-        if own is not None and (len(own), own.num_supervised) == (member.token_len, member.num_supervised):
+        known = tokens[number]
+        if known is not None and (len(known), known.num_supervised) == (member.token_len, member.num_supervised):
             continue
-        ids = _counted(own) if own is not None else _alone(template_folder, as_seen[number], engine)
+        ids = _counted(known) if known is not None else _alone(template_folder, as_seen[number], engine)
         if ids != f"{member.token_len} tokens, {member.num_supervised} of them trained":
             sample = samples[number]
             sources.refuse_changed(member, sample, (sources.ends(member, part) for part in sample.parts), checksum)

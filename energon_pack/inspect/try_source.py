@@ -78,17 +78,17 @@ _RECIPES = {
 
 def main() -> int:
     """Run the command; return its exit code."""
-    given = _arguments()
+    arguments = _arguments()
     with tempfile.TemporaryDirectory(prefix="energon_pack_try_") as folder:
 
         def config_with(cures: Sequence[str] = ()) -> PackConfig:
-            config = compose_config([*given.overrides, *cures])
+            config = compose_config([*arguments.overrides, *cures])
             output = replace(config.output, dir=folder, name="try")
-            source = replace(config.source, path=given.path)
+            source = replace(config.source, path=arguments.path)
             return replace(config, output=output, source=source, cache_dir=config.cache_dir or _kept() or folder)
 
         with executor_of(config_with().executor) as executor:
-            _try(given, lambda cures: begin_run(config_with(cures), executor, Progress(_STAGES)))
+            _try(arguments, lambda cures: begin_run(config_with(cures), executor, Progress(_STAGES)))
     return 0
 
 
@@ -128,7 +128,7 @@ class Tried:
         return self._costs < other._costs
 
 
-def _measured(run: PackRun, given: argparse.Namespace, is_first: bool = False) -> Tried:
+def _measured(run: PackRun, arguments: argparse.Namespace, is_first: bool = False) -> Tried:
     """Measure some samples, spread over the source."""
     config, source = run.config, run.source
     shards = _spread(source.shards, _MOST_FILES)
@@ -137,8 +137,8 @@ def _measured(run: PackRun, given: argparse.Namespace, is_first: bool = False) -
     if is_first:
         say(f"read as: {read_as(source, num_rows if shards == [*source.shards] else None)}")
     if not num_rows:
-        raise PackError(f"{given.path}: no sample in {amount(len(shards), 'file')}")
-    step = math.ceil(num_rows / given.num_samples)
+        raise PackError(f"{arguments.path}: no sample in {amount(len(shards), 'file')}")
+    step = math.ceil(num_rows / arguments.num_samples)
     method = measuring.prepare_method(run)
     measured = measuring.measure_source(run, every_nth_sample(step, indexed) if step > 1 else indexed, method)
     folder = measured.method.template_folder
@@ -152,8 +152,8 @@ def _measured(run: PackRun, given: argparse.Namespace, is_first: bool = False) -
     return Tried(run, measured, step, share, choices, best and best.choice, first)
 
 
-def _try(given: argparse.Namespace, begin: Callable[[Sequence[str]], PackRun]) -> None:
-    tried = _measured(begin(()), given, is_first=True)
+def _try(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], PackRun]) -> None:
+    tried = _measured(begin(()), arguments, is_first=True)
     config, lengths = tried.run.config, tried.measured.lengths
     _show_samples(config, lengths, load_saved(tried.measured.method.template_folder))
     print_heading("── what would be lost")
@@ -165,11 +165,11 @@ def _try(given: argparse.Namespace, begin: Callable[[Sequence[str]], PackRun]) -
     cured = tried
     for cure in _cures(tried, examples):
         with suppress(PackError):
-            with_cure = _measured(begin([*cures, *cure]), given)
+            with_cure = _measured(begin([*cures, *cure]), arguments)
             if with_cure.is_better_than(cured):
                 cures, cured = [*cures, *cure], with_cure
     if not (cured.measured.lengths.items.lens > 0).any():
-        raise SamplesLost(f"{given.path}: no sample can be packed: what would be lost, above, says why")
+        raise SamplesLost(f"{arguments.path}: no sample can be packed: what would be lost, above, says why")
     print_heading("── the pack length to choose")
     if tried.share < 1:
         num_shards = len(tried.run.source.shards)
@@ -186,7 +186,7 @@ def _try(given: argparse.Namespace, begin: Callable[[Sequence[str]], PackRun]) -
     per_pack = np.count_nonzero((lens > 0) & (lens <= cured.best.max_token_len)) / cured.share / cured.best.packs
     say(f"a pack holds {per_pack:.1f} samples: for as many samples a step as before, divide its rows by that")
     print_heading("── next")
-    _print_next(given, cured.best, cures)
+    _print_next(arguments, cured.best, cures)
     for state, those in ((f"with {' '.join(cures)}, too,", cured), (f"without {' '.join(cures)}", tried)):
         if why := bad_data(those.choices, config.max_skipped) or _overlong(those.best, config.packing):
             raise SamplesLost(f"{why}: {state if cures else 'so'} nothing would be published")
@@ -203,10 +203,10 @@ def _show_samples(config: PackConfig, lengths: Lengths, template: Template) -> N
     """Print some samples as training gets them, each with its kind: the longest, an odd one, and some in even steps."""
     numbers = _to_show(lengths)
     print_heading("── as they are trained: what counts is green, or «so»")
-    found = {place: (shard, row) for place, shard, row, _ in rows_at(lengths, np.array([*numbers]))}
+    rows = {place: (shard, row) for place, shard, row, _ in rows_at(lengths, np.array([*numbers]))}
     with Reader() as reader:
         for place, kind in enumerate(numbers.values()):
-            looked = look(config, reader, *found[place], template)
+            looked = look(config, reader, *rows[place], template)
             print_heading(f"{looked.view.sample_id}  ({kind})")
             print_blocks(Line(remark, "bad") for remark in looked.remarks)
             print_blocks(member_blocks(looked.view), _CHARS)
@@ -215,20 +215,20 @@ def _show_samples(config: PackConfig, lengths: Lengths, template: Template) -> N
 def _to_show(lengths: Lengths) -> dict[int, str]:
     """Return the numbers of the samples to show, each with its kind, by medium and folder, and the kind's share."""
     items, lens = lengths.items, lengths.sample_lens
-    there = np.flatnonzero(lens[: lengths.num_samples] > 0)
-    if not len(there):
+    measured = np.flatnonzero(lens[: lengths.num_samples] > 0)
+    if not len(measured):
         return {}
-    codes = items.dataset[there].astype(np.int64) * len(MEDIA_TYPES) + items.media[there]
+    codes = items.dataset[measured].astype(np.int64) * len(MEDIA_TYPES) + items.media[measured]
     kinds, kind, counts = np.unique(codes, return_inverse=True, return_counts=True)
-    in_order = np.lexsort((lens[there], kind))  # by kind, then by length
-    steps = (np.array([5, 1, 9, 3, 7]) * len(there) // 10).tolist()
-    special = {int(lens[there].argmax()): "the longest"}
+    in_order = np.lexsort((lens[measured], kind))  # by kind, then by length
+    steps = (np.array([5, 1, 9, 3, 7]) * len(measured) // 10).tolist()
+    special = {int(lens[measured].argmax()): "the longest"}
     if len(kinds) > 1:
         special.setdefault(int(np.flatnonzero(kind == counts.argmin())[0]), "of the rarest kind")
     chosen = dict.fromkeys([*special, *in_order[steps].tolist()])
     return {
-        int(there[place]): ", ".join(
-            (part(int(counts[kind[place]]), len(there), MEDIA_TYPES[items.media[there[place]]]), *why)
+        int(measured[place]): ", ".join(
+            (part(int(counts[kind[place]]), len(measured), MEDIA_TYPES[items.media[measured[place]]]), *why)
         )
         for place in islice(chosen, _SHOWN)
         for why in [[special[place]] if place in special else []]
@@ -281,14 +281,14 @@ def _print_cuts(config: PackConfig, report: Report) -> None:
         say(f"nothing would be published: {why}")
 
 
-def _print_next(given: argparse.Namespace, chosen: Choice, cures: Sequence[str]) -> None:
-    said = dict(override.split("=", 1) for override in given.overrides)
-    name = said.get("output.name") or _named(given.path)
-    named = [] if "output.name" in said else [f"output.name={name}"]
+def _print_next(arguments: argparse.Namespace, chosen: Choice, cures: Sequence[str]) -> None:
+    settings = dict(override.split("=", 1) for override in arguments.overrides)
+    name = settings.get("output.name") or _named(arguments.path)
+    named = [] if "output.name" in settings else [f"output.name={name}"]
     length = f"packing.max_token_len={chosen.max_token_len}"
-    say(f"energon-pack {shlex.join([f'source.path={given.path}', *given.overrides, *cures, *named, length])}")
-    dataset = path_in(said.get("output.dir", "packed"), name)
-    processor = said.get("model.processor", "PROCESSOR_FOLDER")
+    say(f"energon-pack {shlex.join([f'source.path={arguments.path}', *arguments.overrides, *cures, *named, length])}")
+    dataset = path_in(settings.get("output.dir", "packed"), name)
+    processor = settings.get("model.processor", "PROCESSOR_FOLDER")
     say("python -m energon_pack.recipes .        # trainings to read and adapt:")
     words = ["recipes/train_ddp.py", dataset, "--processor", processor, "--save", "checkpoints", "--max-steps", "1"]
     say(f"torchrun {shlex.join(words)}")
@@ -302,8 +302,8 @@ def _named(path: str) -> str:
 
 
 def _arguments() -> argparse.Namespace:
-    what = "See what a source holds, what would be lost of it, and which pack length fits, before anything is packed."
-    tool = parser("try", "PATH model.processor=FOLDER [OVERRIDES]", what, _EXAMPLES)
+    about = "See what a source holds, what would be lost of it, and which pack length fits, before anything is packed."
+    tool = parser("try", "PATH model.processor=FOLDER [OVERRIDES]", about, _EXAMPLES)
     tool.add_argument("path", metavar="PATH", help="a folder, a file, a glob, or an address")
     tool.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as of `energon-pack`")
     most = f"samples that are measured (default {_MOST_SAMPLES:,})"

@@ -10,7 +10,6 @@ published. Most full processors need torchvision; without it, only samples of te
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
@@ -26,7 +25,7 @@ from energon_pack.lengths.table_cache import Chunk, in_chunks, key_of
 from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
 from energon_pack.run.heavy_imports import importing
-from energon_pack.samples.media.kinds import KINDS, VIDEO
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.media.prepared import media_inputs, prepared_media
 from energon_pack.samples.media.streams import UndecodableError
 from energon_pack.samples.sample import AnyPart
@@ -41,7 +40,7 @@ from energon_pack.templates.processor import load_saved
 from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
-from energon_pack.templates.trial import num_waiting, told_apart
+from energon_pack.templates.trial import features_apart, told_apart
 
 _JOB_SAMPLES = 2000  # the full processor takes about half a minute for them
 
@@ -99,11 +98,11 @@ def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[_Dr
     chosen = np.sort(np.random.default_rng(seed).choice(ends[-1], number, replace=False))
     of_chunks = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
     drawn = []
-    for chunk, mine, start in zip(chunks, of_chunks, [0, *ends], strict=False):
-        if len(mine):
+    for chunk, places, start in zip(chunks, of_chunks, [0, *ends], strict=False):
+        if len(places):
             with_length = np.flatnonzero(chunk.read(["reason"])["reason"].is_null().to_numpy())
             shards = {number: measured[number].shard for number in chunk.numbers}
-            drawn.append((shards, chunk, with_length[mine - start].tolist()))
+            drawn.append((shards, chunk, with_length[places - start].tolist()))
     return drawn
 
 
@@ -236,7 +235,7 @@ def _difference(
         read = read_again(reader, shard, row, job.method.read)
         sample = Sample(read.timed, read.media, read.tools, read.options)
         (encoded,) = template.member_tokens([sample], job.method.engine)
-        made = encoded.ids.tolist()
+        measured_ids = encoded.ids.tolist()
         data = [reader.read(shard, part) for part in read.parts]
         ids = _ids(processor, template, sample, encoded.media, read.parts, data)
     except (PackError, UndecodableError):  # the source changed; a medium is damaged
@@ -247,24 +246,13 @@ def _difference(
         return f"no ({one_line(error, 160)}) tokens in the full processor, {row.token_len} as measured"
     if len(ids) != row.token_len:
         return f"{len(ids)} tokens in the full processor, {row.token_len} as measured"
-    if ids != made:
-        return f"other tokens: {told_apart(made, ids)}"
-    num_visual, _ = num_waiting(template, ids)
-    if num_visual != row.num_visual_tokens:
-        return f"{num_visual} tokens that wait for visual features, {row.num_visual_tokens} as measured"
-    return _features_differ(template, encoded.media, ids)
-
-
-def _features_differ(template: Template, media: Sequence[SeenMedium], ids: Sequence[int]) -> str:
-    """Return how the features of media differ in number from the tokens that wait for them; empty: they do not."""
-    num_features: Counter[int | None] = Counter()
-    for medium in media:
-        num_features[template.feature_ids.get(medium.kind)] += medium.num_features
-    num_waiting, is_heard = Counter(ids), any(medium.kind == VIDEO.kind and medium.num_samples for medium in media)
-    for token, number in num_features.items():
-        if token is not None and number != num_waiting[token] and not is_heard:
-            return f"{number} features of media, and {num_waiting[token]} tokens that wait for them"
-    return ""
+    if ids != measured_ids:
+        return f"other tokens: {told_apart(measured_ids, ids)}"
+    if features := features_apart(template, encoded.media, ids):
+        return features
+    num_visual = sum(medium.num_features for medium in encoded.media if KINDS[medium.kind].is_visual)
+    is_same = num_visual == row.num_visual_tokens
+    return "" if is_same else f"{num_visual} tokens that wait for visual features, {row.num_visual_tokens} as measured"
 
 
 def _ids(
@@ -276,9 +264,9 @@ def _ids(
     data: Sequence[bytes],
 ) -> list[int]:
     """Return the tokens that the full processor makes of one sample."""
-    own = [KINDS[m.kind].loaded(d, part.name) for m, d, part in zip(sample.media, data, parts, strict=True)]
+    loaded = [KINDS[m.kind].loaded(d, part.name) for m, d, part in zip(sample.media, data, parts, strict=True)]
     try:
-        prepared = prepared_media(template.input_rules, media, own)
+        prepared = prepared_media(template.input_rules, media, loaded)
     except OSError as error:  # of an image
         raise UndecodableError(one_line(error, 160)) from None
     first, end = sample.options.token_range or (0, None)

@@ -21,7 +21,7 @@ _JOB_ROWS = 50_000
 
 _Job = tuple[dict[int, Shard], Chunk]  # the shards of a chunk by their numbers
 #: For each stale row of a chunk: its number, the changed medium or the reason to be left out, the old message.
-_Found = list[tuple[int, str, str | None]]
+_Changes = list[tuple[int, str, str | None]]
 #: Rows to measure again, ascending, by the number of their shard; a sample that was left out keeps its old message.
 Stale = dict[int, dict[int, str | None]]
 
@@ -31,12 +31,12 @@ def stale_rows(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], execu
     stale: Stale = {}
     chunks = list(_chunks(shards, pieces))
     jobs = (_job(shards, chunk) for chunk in chunks)
-    for chunk, found in zip(chunks, executor.map(_stale, jobs, are_short=True), strict=True):
-        if found:
-            places = np.array([place for place, *_ in found])
+    for chunk, changes in zip(chunks, executor.map(_stale, jobs, are_short=True), strict=True):
+        if changes:
+            places = np.array([place for place, *_ in changes])
             numbers, rows = chunk.numbers_of_rows[places].tolist(), chunk.rows[places].tolist()
-            for number, row, (_, _, said) in zip(numbers, rows, found, strict=True):
-                stale.setdefault(number, {})[row] = said
+            for number, row, (_, _, message) in zip(numbers, rows, changes, strict=True):
+                stale.setdefault(number, {})[row] = message
     return stale
 
 
@@ -47,12 +47,12 @@ def is_news(table: pa.Table, numbers: Ints, rows: Ints, stale: Stale) -> npt.NDA
     """
     if not stale:
         return np.ones(table.num_rows, np.bool_)
-    said = map(_said, table["reason"].to_pylist(), table["detail"].to_pylist())
-    places = zip(numbers.tolist(), rows.tolist(), said, strict=True)
+    messages = map(_message, table["reason"].to_pylist(), table["detail"].to_pylist())
+    places = zip(numbers.tolist(), rows.tolist(), messages, strict=True)
     return np.array([now is None or stale.get(number, {}).get(row) != now for number, row, now in places], np.bool_)
 
 
-def _said(reason: str | None, detail: str | None) -> str | None:
+def _message(reason: str | None, detail: str | None) -> str | None:
     return None if reason is None else f"{reason}: {detail}"
 
 
@@ -61,9 +61,9 @@ def check_media(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], run:
     chunks = list(_chunks(shards, pieces))
     jobs = (_job(shards, chunk) for chunk in chunks)
     with run.progress.stage("compare", sum(chunk.num_rows for chunk in chunks), "samples") as advance:
-        for chunk, found in zip(chunks, run.executor.map(_stale, jobs, are_short=True), strict=True):
+        for chunk, changes in zip(chunks, run.executor.map(_stale, jobs, are_short=True), strict=True):
             advance(chunk.num_rows)
-            changed = next(((place, why) for place, why, _ in found if why not in _MAY_BE_MENDED), None)
+            changed = next(((place, why) for place, why, _ in changes if why not in _MAY_BE_MENDED), None)
             if changed is not None:
                 path = shards[chunk.numbers_of_rows[changed[0]]].path_of(changed[1])
                 raise PackError(f"{path} changed since it was measured: run again; not published")
@@ -80,22 +80,22 @@ def _job(shards: Sequence[Shard], chunk: Chunk) -> _Job:
     return {number: shards[number] for number in chunk.numbers}, chunk
 
 
-def _stale(job: _Job) -> _Found:
+def _stale(job: _Job) -> _Changes:
     """Find the rows of a chunk with a changed medium, or with a reason to be left out that may no longer hold."""
     shards, chunk = job
     table = chunk.read(["reason", "detail", "files"])
     states: dict[str, State | None] = {}  # path → size and version
-    found: _Found = []
+    changes: _Changes = []
     columns = (table[name].to_pylist() for name in ("reason", "detail", "files"))
     for row, (number, reason, detail, files) in enumerate(zip(chunk.numbers_of_rows.tolist(), *columns, strict=True)):
-        why, said = (reason, _said(reason, detail)) if reason in _MAY_BE_MENDED else (None, None)
+        why, message = (reason, _message(reason, detail)) if reason in _MAY_BE_MENDED else (None, None)
         for name, size, version in (file.values() for file in files or ()):
             path = shards[number].path_of(name)
             if path not in states:
                 states[path] = state_of(path)
             if states[path] != (size, version):
-                why, said = name, None
+                why, message = name, None
                 break
         if why:
-            found.append((row, why, said))
-    return found
+            changes.append((row, why, message))
+    return changes

@@ -59,11 +59,11 @@ def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, run: Run) -
     """
     cache = index_cache(run)
     keys = [_key(shard) for shard in shards]
-    found = [_indexed(cache, shard, key) for shard, key in zip(shards, keys, strict=True)]
-    todo = [number for number, item in enumerate(found) if item is None]
+    known = [_indexed(cache, shard, key) for shard, key in zip(shards, keys, strict=True)]
+    todo = [number for number, item in enumerate(known) if item is None]
     jobs = (
-        (cache.folder, cache.number, [shards[number] for number in some], [keys[number] for number in some])
-        for some in batches(todo, shards)
+        (cache.folder, cache.number, [shards[number] for number in batch], [keys[number] for number in batch])
+        for batch in batches(todo, shards)
     )
     size = sum(shards[number].size for number in todo)
     with run.progress.stage("index", len(todo), "shards", size) as advance:
@@ -74,8 +74,8 @@ def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, run: Run) -
             run.progress.add(num_bytes=num_bytes)
             advance(num_shards, size)
     for number in todo:
-        found[number] = _indexed(cache, shards[number], keys[number])
-    indexed = [item for item in found if item is not None]
+        known[number] = _indexed(cache, shards[number], keys[number])
+    indexed = [item for item in known if item is not None]
     assert len(indexed) == len(shards)
     if not keep_damaged:
         refuse_damaged((item.shard, item.about) for item in indexed)
@@ -88,17 +88,17 @@ def refuse_damaged(indexed: Iterable[tuple[Shard, Mapping[str, str]]]) -> None:
     for shard, about in indexed:
         if dotted := wds.dotted_of(shard.path, about):
             raise PackError(dotted)
-        damaged += [(shard, offset, what) for offset, what in wds.damage_of(about)]
+        damaged += [(shard, offset, defect) for offset, defect in wds.damage_of(about)]
     if damaged:
         raise _damage_error(*damaged[0], len(damaged) - 1)
 
 
-def _damage_error(shard: Shard, offset: int, what: str, num_others: int) -> PackError:
+def _damage_error(shard: Shard, offset: int, defect: str, num_others: int) -> PackError:
     """Return the error that names the first damage and its kind."""
-    others = f" (and {num_others:,} more like it)" if num_others else ""
-    if what.startswith(NO_TAR):
-        return PackError(f"{shard.path} is {what}{others}; source.on_damaged=keep leaves it out")
-    where = f"{'tar' if isinstance(shard, TarShard) else 'file'} {shard.path}: {what} at byte {offset}{others}"
+    more = f" (and {num_others:,} more like it)" if num_others else ""
+    if defect.startswith(NO_TAR):
+        return PackError(f"{shard.path} is {defect}{more}; source.on_damaged=keep leaves it out")
+    where = f"{'tar' if isinstance(shard, TarShard) else 'file'} {shard.path}: {defect} at byte {offset}{more}"
     return PackError(f"damaged {where}; source.on_damaged=keep packs what is whole")
 
 

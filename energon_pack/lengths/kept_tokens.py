@@ -89,11 +89,11 @@ class KeptTokens:
             return None
         place = kept & 0xFFFFFFFF
         data = file.read(place, _AT_ONCE)
-        found, json_len, ids_len = _HEAD.unpack_from(data.ljust(_HEAD.size, b"\0"))
+        checksum_of_entry, json_len, ids_len = _HEAD.unpack_from(data.ljust(_HEAD.size, b"\0"))
         size = _HEAD.size + json_len + ids_len
         if len(data) < size <= _MOST_BYTES:
             data = file.read(place, size)
-        if found != crc32(memoryview(data)[4:size], checksum ^ _FORM):
+        if checksum_of_entry != crc32(memoryview(data)[4:size], checksum ^ _FORM):
             Path(path).unlink(missing_ok=True)  # it was cut or damaged
             return None
         return _kept(json.loads(data[_HEAD.size : _HEAD.size + json_len]), data[:size], _HEAD.size + json_len)
@@ -132,8 +132,8 @@ def _entry(tokens: MemberTokens, conversation: list[Any], checksum: int) -> byte
     values = _squeezed(tokens.ids)
     media = [[*vars(medium).values()] for medium in tokens.media]
     about = [len(values), tokens.supervised, tokens.weights, media, tokens.factor, *conversation]
-    said = _encode(about).encode(errors="surrogatepass")
-    rest = b"".join([_SIZES.pack(len(said), values.nbytes), said, values.tobytes()])
+    text = _encode(about).encode(errors="surrogatepass")
+    rest = b"".join([_SIZES.pack(len(text), values.nbytes), text, values.tobytes()])
     return crc32(rest, checksum ^ _FORM).to_bytes(4, "little") + rest
 
 
@@ -149,8 +149,8 @@ def _squeezed(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
     return rows
 
 
-def _kept(said: Sequence[Any], data: bytes, place: int) -> Kept:
-    num_rows, supervised, weights, media, factor, *conversation = said
+def _kept(values: Sequence[Any], data: bytes, place: int) -> Kept:
+    num_rows, supervised, weights, media, factor, *conversation = values
     rows = np.frombuffer(data, _ID, offset=place).reshape(num_rows, -1).astype(np.int64)
     ids = rows[0] if num_rows == 1 else np.repeat(*rows)
     tokens = MemberTokens(ids, [*map(tuple, supervised)], weights, [*map(_medium, media)], factor)

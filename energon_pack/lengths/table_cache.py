@@ -78,8 +78,8 @@ class TableCache:
         self._waiting: list[pa.Table] = []
         self._records: list[Record] = []
         self._last = time.monotonic()
-        found = [(*described, path) for path in folder.glob("*.parquet") if (described := _describe(path))]
-        for number, records, path in sorted(found, key=lambda item: (item[0], item[2])):
+        files = [(*described, path) for path in folder.glob("*.parquet") if (described := _describe(path))]
+        for number, records, path in sorted(files, key=lambda item: (item[0], item[2])):
             self._take_in(path, number, records)
 
     def find(self, key: str, num_rows: int) -> tuple[list[Piece], Ints]:

@@ -112,13 +112,13 @@ def modalities(figures: Figures) -> Iterator[Remark]:
             Grade.wrong, f"every {name} sample is skipped, {num:,} in all", why, "see the reasons under skipped samples"
         )
 
-    for name, of in figures.report.by_media.items() if figures.report else ():
-        skipped, all_skipped = of.samples_in - of.samples, figures.report.samples_skipped if figures.report else 0
-        if of.samples and skipped > _OF_MEDIUM * of.samples_in and skipped < all_skipped:
+    for name, row in figures.report.by_media.items() if figures.report else ():
+        skipped, all_skipped = row.samples_in - row.samples, figures.report.samples_skipped if figures.report else 0
+        if row.samples and skipped > _OF_MEDIUM * row.samples_in and skipped < all_skipped:
             why = "the mixture that is trained on is not the one of the source"
             yield Remark(
                 Grade.look,
-                f"{part(skipped, of.samples_in, name)} are skipped",
+                f"{part(skipped, row.samples_in, name)} are skipped",
                 why,
                 "see the reasons under skipped samples",
             )
@@ -151,18 +151,18 @@ def trained(figures: Figures) -> Iterator[Remark]:
         return
     trained, tokens = source.num_supervised, source.tokens - source.visual_tokens
     share = trained / max(1, tokens)
-    what = f"{percent(trained, tokens)} of the tokens of texts are trained on"
+    fact = f"{percent(trained, tokens)} of the tokens of texts are trained on"
     knob = "model.mask, labels.train_on, the roles of the turns"
     if not trained:
         yield Remark(Grade.wrong, "no token is trained on", "the loss would be of nothing", knob)
     elif share < _FEW_TRAINED:
-        yield Remark(Grade.look, what, "most of each step is context: answers may have been taken for prompts", knob)
+        yield Remark(Grade.look, fact, "most of each step is context: answers may have been taken for prompts", knob)
     elif share > _MANY_TRAINED:
-        yield Remark(Grade.look, what, "prompts may have been taken for answers", knob)
+        yield Remark(Grade.look, fact, "prompts may have been taken for answers", knob)
     if trained and source.untrained > _UNTRAINED * source.measured:
-        what = f"{part(source.untrained, source.measured)} have no token that is trained on"
+        fact = f"{part(source.untrained, source.measured)} have no token that is trained on"
         knob = "labels.train_on, the roles of the turns"
-        yield Remark(Grade.look, what, "they cost time and teach nothing", knob, sample="untrained")
+        yield Remark(Grade.look, fact, "they cost time and teach nothing", knob, sample="untrained")
 
 
 def weights(figures: Figures) -> Iterator[Remark]:
@@ -170,18 +170,18 @@ def weights(figures: Figures) -> Iterator[Remark]:
     source = figures.source
     if num := source.noted.samples["weights"]:
         share = percent(source.noted.num_weighted, source.num_supervised)
-        what = f"{part(num, source.samples)} have weights: {share} of the trained tokens count other than 1"
+        fact = f"{part(num, source.samples)} have weights: {share} of the trained tokens count other than 1"
         why = "the loss of such packs is weighted_loss, for a model's own knows of no weights"
-        yield Remark(Grade.note, what, why, "the weights of turns and samples in the source", sample="weights")
+        yield Remark(Grade.note, fact, why, "the weights of turns and samples in the source", sample="weights")
 
 
 def notes(figures: Figures) -> Iterator[Remark]:
     """Tell which texts were changed, or partly left out."""
-    for name, (what, why, knob) in NOTED.items():
+    for name, (fact, why, knob) in NOTED.items():
         if num := figures.source.noted.samples[name]:
             most = _MANY_NOTED.get(name, 1.0) * figures.source.samples
             grade = Grade.wrong if num > most else Grade.look
-            yield Remark(grade, f"{part(num, figures.source.samples)} {what}", why, knob, sample=name)
+            yield Remark(grade, f"{part(num, figures.source.samples)} {fact}", why, knob, sample=name)
 
 
 def unknown_keys(figures: Figures) -> Iterator[Remark]:
@@ -189,11 +189,11 @@ def unknown_keys(figures: Figures) -> Iterator[Remark]:
     keys = figures.source.noted.listed("unknown_keys")
     if not keys:
         return
-    what = f"{amount(len(keys), 'key')} of records {'is' if len(keys) == 1 else 'are'} not known: {named_keys(keys)}"
+    fact = f"{amount(len(keys), 'key')} of records {'is' if len(keys) == 1 else 'are'} not known: {named_keys(keys)}"
     why = "nothing reads them: what they say of media, of what is trained, or of how much, is lost"
     yield Remark(
         Grade.look,
-        what,
+        fact,
         why,
         "nothing where they are remarks; else a key that is read: messages, system, tools, images, videos",
         sample="unknown_keys",
@@ -204,9 +204,9 @@ def image_modes(figures: Figures) -> Iterator[Remark]:
     """Tell which images lose bits when they become RGB."""
     modes = figures.source.noted.listed("image_modes")
     if modes:
-        named = ", ".join(f"{mode} ({found['samples']:,}, as {found['example']})" for mode, found in modes.items())
-        what = f"samples have images of more than 8 bits a channel, by mode: {named}"
-        yield Remark(Grade.look, what, LOST_BITS, "the images: convert them to 8 bits", sample="image_modes")
+        named = ", ".join(f"{mode} ({noted['samples']:,}, as {noted['example']})" for mode, noted in modes.items())
+        fact = f"samples have images of more than 8 bits a channel, by mode: {named}"
+        yield Remark(Grade.look, fact, LOST_BITS, "the images: convert them to 8 bits", sample="image_modes")
 
 
 def images(figures: Figures) -> Iterator[Remark]:
@@ -214,8 +214,8 @@ def images(figures: Figures) -> Iterator[Remark]:
     if num := figures.source.without_visual:
         why = "the model is shown nothing of their media"
         knob = "model.processor, media=…"
-        what = f"{amount(num, 'sample')} with media {'has' if num == 1 else 'have'} no visual token"
-        yield Remark(Grade.wrong, what, why, knob, changes_lengths=True, sample="without_features")
+        fact = f"{amount(num, 'sample')} with media {'has' if num == 1 else 'have'} no visual token"
+        yield Remark(Grade.wrong, fact, why, knob, changes_lengths=True, sample="without_features")
     images = figures.source.images
     if images is None or images.most <= 1.5 * images.least:
         return
@@ -245,8 +245,8 @@ def alike(figures: Figures) -> Iterator[Remark]:
     """Tell how many samples are there several times."""
     source = figures.source
     if source.alike > _ALIKE * source.measured:
-        what = f"{part(source.alike, source.measured)} are the same as another one, byte for byte"
-        yield Remark(Grade.look, what, "they are trained on more often than the others", "the source")
+        fact = f"{part(source.alike, source.measured)} are the same as another one, byte for byte"
+        yield Remark(Grade.look, fact, "they are trained on more often than the others", "the source")
 
 
 def demo(figures: Figures) -> Iterator[Remark]:

@@ -141,12 +141,12 @@ def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: in
     num, items, images = lengths.num_samples, lengths.items, Tally()
     kinds = {name: _Kind() for name in (*MEDIA_TYPES, _UNKNOWN)}
     for block in blocks(num):
-        some = items.take(slice(block.start, block.stop))
-        some = replace(some, counts={**some.counts, "token_len": lengths.sample_lens[block]})
+        in_block = items.take(slice(block.start, block.stop))
+        in_block = replace(in_block, counts={**in_block.counts, "token_len": lengths.sample_lens[block]})
         for code, kind in enumerate(kinds.values()):
-            kind.add(some.take(np.flatnonzero(some.media == (code if code < len(MEDIA_TYPES) else -1))))
-        of = (some.media == MEDIA_TYPES.index(IMAGE.kind)) & (some.lens > 0)
-        visual, number = (some.counts[name][of].astype(np.int64) for name in ("num_visual_tokens", "num_images"))
+            kind.add(in_block.take(np.flatnonzero(in_block.media == (code if code < len(MEDIA_TYPES) else -1))))
+        of = (in_block.media == MEDIA_TYPES.index(IMAGE.kind)) & (in_block.lens > 0)
+        visual, number = (in_block.counts[name][of].astype(np.int64) for name in ("num_visual_tokens", "num_images"))
         images.add(visual << 32 | number)
     measured = {name: kind.lens for name, kind in kinds.items() if len(kind.lens)}
     values, weights = ({name: getattr(lens, of) for name, lens in measured.items()} for of in ("values", "counts"))
@@ -186,26 +186,26 @@ class _Kind:
     def add(self, items: Items) -> None:
         """Count the samples of these items, too."""
         self.samples += len(items)
-        there = items.lens > 0
-        self.lens.add(items.lens[there])
-        trained, visual = items.num_supervised[there], items.counts["num_visual_tokens"][there]
+        is_measured = items.lens > 0
+        self.lens.add(items.lens[is_measured])
+        trained, visual = items.num_supervised[is_measured], items.counts["num_visual_tokens"][is_measured]
         self.num_supervised += int(trained.sum())
         self.visual_tokens += int(visual.sum())
         self.untrained += int((trained == 0).sum())
-        features = visual + items.counts["num_audio_tokens"][there]
+        features = visual + items.counts["num_audio_tokens"][is_measured]
         self.without_visual += int((features == 0).sum())
 
 
 def _num_alike(lengths: Lengths) -> int:
     """Count the samples with the checksum, size and length of an earlier one; among very many samples, estimate it."""
     share = -(-lengths.num_samples // _MOST_COMPARED)
-    found = []
+    columns = []
     for block in blocks(lengths.num_samples):
         of = (lengths.checksums[block], lengths.num_bytes[block], lengths.sample_lens[block])
         check, size, lens = (values[lengths.sample_lens[block] > 0].astype(np.uint64) for values in of)
-        what = check << np.uint64(32) ^ size ^ lens << np.uint64(20)
-        found.append(what[what >> np.uint64(32) % share == 0] if share > 1 else what)
-    ordered = np.sort(np.concatenate([np.zeros(0, np.uint64), *found]))
+        content = check << np.uint64(32) ^ size ^ lens << np.uint64(20)
+        columns.append(content[content >> np.uint64(32) % share == 0] if share > 1 else content)
+    ordered = np.sort(np.concatenate([np.zeros(0, np.uint64), *columns]))
     return share * int((ordered[1:] == ordered[:-1]).sum())
 
 
@@ -225,8 +225,8 @@ def origins_of(lengths: Lengths, plan: PackPlan | None) -> list[Origin]:
     policy = _by_policy(lengths, of_sample, len(names))
     columns = samples, not_there - policy, left_out + policy, tokens
     rows = zip(names, *(column.tolist() for column in columns), strict=True)
-    found = [Origin(name or ".", *values) for name, *values in rows if values[0]]
-    return sorted(found, key=lambda origin: (-origin.lost - origin.left_out, -origin.samples))
+    origins = [Origin(name or ".", *values) for name, *values in rows if values[0]]
+    return sorted(origins, key=lambda origin: (-origin.lost - origin.left_out, -origin.samples))
 
 
 def _by_policy(lengths: Lengths, origin: AnyInts, num: int) -> Ints:
@@ -261,6 +261,8 @@ def _medium_of_overlong(lengths: Lengths, plan: PackPlan) -> str:
     """Return the medium that most tokens of the samples that are too long belong to."""
     tokens = np.zeros(len(MEDIA_TYPES))
     for block in blocks(lengths.num_samples):
-        of = plan.left_out[block] == LEFT_OUT.index(Reason.OVERLONG)
-        tokens += np.bincount(lengths.items.media[block][of], lengths.sample_lens[block][of], len(MEDIA_TYPES))
+        is_overlong = plan.left_out[block] == LEFT_OUT.index(Reason.OVERLONG)
+        tokens += np.bincount(
+            lengths.items.media[block][is_overlong], lengths.sample_lens[block][is_overlong], len(MEDIA_TYPES)
+        )
     return MEDIA_TYPES[int(tokens.argmax())]

@@ -58,11 +58,11 @@ def tokens_of_images(
 
 def _bounds(rules: MediaRules) -> tuple[int, int] | None:
     """Return the visual tokens of the smallest image and of the largest; None: the model sees no images."""
-    found = []
+    tiles = []
     for width, height in (*_SMALLEST, *_LARGEST):
         with suppress(Skip):
-            found.append(rules.expand(Media(IMAGE.kind, width, height), [])[1])
-    return (min(found), max(found)) if found else None
+            tiles.append(rules.expand(Media(IMAGE.kind, width, height), [])[1])
+    return (min(tiles), max(tiles)) if tiles else None
 
 
 _FEWEST = 256  # tokens of an image; with fewer it shows little
@@ -119,14 +119,14 @@ def media_first(lengths: Lengths, rules: MediaRules | None, lens: Sequence[int])
             kept.add(whole, whole - np.where(has_images_alone, np.maximum(visual - images * limit, 0), 0))
     shrunk = {f"model.max_pixels={limit * square}": (IMAGE.kind, kept) for limit, kept in limits.items()}
     shrunk["media=fps media.fps=1"] = (VIDEO.kind, without_videos)
-    found = [
+    rows = [
         MediaFirst(
             medium, kept.changed, knob, now.needed, kept.needed, now.tokens, kept.tokens, now.squares, kept.squares
         )
         for knob, (medium, kept) in shrunk.items()
         if 0 < kept.changed <= _FEW * lengths.num_samples and _MUCH * kept.needed <= now.needed
     ]
-    return min(reversed(found), key=lambda each: (each.medium == VIDEO.kind, each.needed_then), default=None)
+    return min(reversed(rows), key=lambda each: (each.medium == VIDEO.kind, each.needed_then), default=None)
 
 
 class _Kept:

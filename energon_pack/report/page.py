@@ -75,31 +75,33 @@ def run_page(
     )
 
 
-def _verdict(found: Sequence[Remark], is_published: bool) -> Html:
+def _verdict(remarks: Sequence[Remark], is_published: bool) -> Html:
     """Say in one line whether anything is wrong."""
-    wrong = [remark for remark in found if remark.grade is Grade.wrong]
-    look = [remark for remark in found if remark.grade is Grade.look]
+    wrong = [remark for remark in remarks if remark.grade is Grade.wrong]
+    look = [remark for remark in remarks if remark.grade is Grade.look]
     if wrong:
-        others = f", and {len(found) - 1} more to look at" if len(found) > 1 else ""
+        others = f", and {len(remarks) - 1} more to look at" if len(remarks) > 1 else ""
         return tag("p", tag("b", "Something is wrong: ", class_="bad"), wrong[0].what, others, ".", class_="verdict")
     if look:
         return tag("p", tag("b", f"{amount(len(look), 'thing')} to look at: "), look[0].what, ".", class_="verdict")
-    fine = "nothing looks wrong" if found else "nothing stands out"
+    fine = "nothing looks wrong" if remarks else "nothing stands out"
     done = f"Packed, and {fine}." if is_published else f"{fine.capitalize()}."
     return tag("p", tag("b", done, class_="good"), class_="verdict")
 
 
-def _length(figures: Figures, found: Sequence[Remark]) -> Html | None:
+def _length(figures: Figures, remarks: Sequence[Remark]) -> Html | None:
     """Say in one line which length to take."""
-    said = advice(figures.tries.choices, figures.max_token_len)
-    first = "Mend that first, for lengths change with it. As it is: " if any(it.changes_lengths for it in found) else ""
-    return tag("p", f"{first}{said}; see ", tag("a", "which length", href="#which-length"), ".") if said else None
+    text = advice(figures.tries.choices, figures.max_token_len)
+    first = (
+        "Mend that first, for lengths change with it. As it is: " if any(it.changes_lengths for it in remarks) else ""
+    )
+    return tag("p", f"{first}{text}; see ", tag("a", "which length", href="#which-length"), ".") if text else None
 
 
 def _to_look_at(found: Sequence[Remark], config: PackConfig) -> Html:
     """List the remarks, each with the present values of the settings that it names; or the rules that were checked."""
     values = plain(config)
-    made = [
+    parts = [
         tag(
             "li",
             tag("b", remark.grade.value, class_=f"grade {remark.grade.value}"),
@@ -113,7 +115,7 @@ def _to_look_at(found: Sequence[Remark], config: PackConfig) -> Html:
         for remark in found
     ]
     nothing = tag("p", f"Nothing stands out. Looked at: {', '.join(CHECKED)}.")
-    return section("What to look at", tag("ul", *made, class_="remarks") if made else nothing)
+    return section("What to look at", tag("ul", *parts, class_="remarks") if parts else nothing)
 
 
 def _with_values(knob: str, values: Mapping[str, Any]) -> str:
@@ -165,13 +167,13 @@ def _sample_lengths(figures: Figures) -> Iterator[Html]:
     rows = [
         (
             name,
-            _n(of.measured),
-            *(_n(of.token_len[rank]) for rank in _RANKS),
-            _n(of.tokens),
-            f"{of.num_supervised / max(1, of.tokens):.1%}",
+            _n(counts.measured),
+            *(_n(counts.token_len[rank]) for rank in _RANKS),
+            _n(counts.tokens),
+            f"{counts.num_supervised / max(1, counts.tokens):.1%}",
         )
-        for name, of in source.by_medium.items()
-        if of.measured
+        for name, counts in source.by_medium.items()
+        if counts.measured
     ]
     yield table(header, rows)
 

@@ -31,13 +31,13 @@ def skipped(figures: Figures, ledger: str | None) -> Html:
          f"{number / max(1, samples):.2%}")
         for reason, number in sorted(reasons.items(), key=lambda item: -item[1])
     ]  # fmt: skip
-    made = [table(("reason", "kind", "samples", "of all"), rows, 2)]
+    parts = [table(("reason", "kind", "samples", "of all"), rows, 2)]
     for reason, *_ in rows:
         if entries := figures.examples.get(reason):
-            made.append(details(f"{reason}: {len(entries)} of {reasons[reason]:,}", _examples(entries), is_open=True))
+            parts.append(details(f"{reason}: {len(entries)} of {reasons[reason]:,}", _examples(entries), is_open=True))
     if ledger:
-        made.append(tag("p", "All of them: ", tag("code", ledger), class_="faint"))
-    return section(title, *made)
+        parts.append(tag("p", "All of them: ", tag("code", ledger), class_="faint"))
+    return section(title, *parts)
 
 
 def _examples(entries: Sequence[Mapping[str, Any]]) -> Html:
@@ -69,26 +69,26 @@ def _beside(facts: RunFacts) -> Iterator[Html]:
         f" {facts.peak_rss_bytes / 1e6:,.0f} MB of memory in all processes together.",
     )
     checked, not_checked = facts.samples_verified, facts.samples_not_verified
-    left = f"; {not_checked:,} could not be" if not_checked else ""
-    yield tag("p", f"Samples verified in the full processor, or as it agreed before: {checked:,}{left}.")
+    rest = f"; {not_checked:,} could not be" if not_checked else ""
+    yield tag("p", f"Samples verified in the full processor, or as it agreed before: {checked:,}{rest}.")
 
 
 def settings(config: PackConfig, facts: RunFacts | None, processor: str, folder: str | None) -> Html:
     """Show the config, and how to load the packs."""
     values = plain(config)
     changed = [(key, _value(value)) for key, value in _changed(values)]
-    made = [details("Settings that are not the default", table(("setting", "value"), changed, 2), is_open=True)]
+    parts = [details("Settings that are not the default", table(("setting", "value"), changed, 2), is_open=True)]
     if folder:
-        made.append(details("Load it", tag("pre", _snippet(processor, folder)), is_open=True))
-    made.append(
+        parts.append(details("Load it", tag("pre", _snippet(processor, folder)), is_open=True))
+    parts.append(
         details("Every setting", tag("pre", clipped(json.dumps(values, indent=1, ensure_ascii=False), _CONFIG)))
     )
     versions = {"energon_pack": VERSION, "Python": sys.version.split()[0]}
     versions |= {name: version for name in _PACKAGES if (version := version_of(name))}
-    said = ", ".join(f"{name} {version}" for name, version in versions.items())
+    versions_text = ", ".join(f"{name} {version}" for name, version in versions.items())
     if facts:
-        said += f"; fingerprint {facts.fingerprint}"
-    return section("Settings", *made, tag("p", said, class_="faint"))
+        versions_text += f"; fingerprint {facts.fingerprint}"
+    return section("Settings", *parts, tag("p", versions_text, class_="faint"))
 
 
 def _changed(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

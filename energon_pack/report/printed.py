@@ -73,8 +73,8 @@ def _source_lines(report: Report) -> Iterator[str]:
         asked = "" if entry["asked"] is None else f" (asked: {entry['asked']:.2%})"
         many = f": more than {MANY_EPOCHS:g} times" if entry["epochs"] > MANY_EPOCHS else ""
         drawn = f"{amount(entry['samples'], 'sample')}, each {entry['epochs']:.2f} times{many}"
-        of = "samples" if entry["share_of"] == "samples" else "trained tokens"
-        yield f"mixture: {entry['name']} {entry['share']:.2%} of the {of}{asked}, {drawn}"
+        unit = "samples" if entry["share_of"] == "samples" else "trained tokens"
+        yield f"mixture: {entry['name']} {entry['share']:.2%} of the {unit}{asked}, {drawn}"
     if report.samples_excluded:
         yield f"excluded: {report.samples_excluded:,} by split, exclude, sample_ratio or source.limit"
     if report.samples_repeated:

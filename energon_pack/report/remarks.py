@@ -62,8 +62,8 @@ def overlong(figures: Figures) -> Iterator[Remark]:
     knobs = [figures.media_first.knob] if figures.media_first else [*_SMALLER.get(loss.medium, [])]
     if best and best.choice.max_token_len > figures.max_token_len:
         still = best.choice.dropped_tokens_share
-        left = f" ({percent(still, 1)} of the tokens are still dropped)" if still else ""
-        knobs.append(f"packing.max_token_len={best.choice.max_token_len}{left}")
+        still_dropped = f" ({percent(still, 1)} of the tokens are still dropped)" if still else ""
+        knobs.append(f"packing.max_token_len={best.choice.max_token_len}{still_dropped}")
     if not (figures.report and figures.report.expanded):
         knobs.append(loss.keeps_more)
     most = dropped > _MANY_DROPPED * tokens or num > figures.source.samples / 2 or loss.is_too_much
@@ -94,10 +94,10 @@ def cut_off(figures: Figures) -> Iterator[Remark]:
 
 def left_out(figures: Figures) -> Iterator[Remark]:
     """Tell how many samples are in no pack by another choice of the settings."""
-    for reason, (what, why, knob) in _LEFT_OUT.items():
+    for reason, (fact, why, knob) in _LEFT_OUT.items():
         if num := figures.skipped_by_reason.get(reason.value):
-            said = f"{part(num, figures.source.samples)} {what}"
-            yield Remark(Grade.look, said, why, knob, sample=reason.value)
+            sentence = f"{part(num, figures.source.samples)} {fact}"
+            yield Remark(Grade.look, sentence, why, knob, sample=reason.value)
 
 
 def mixture(figures: Figures) -> Iterator[Remark]:
@@ -118,9 +118,9 @@ def fill(figures: Figures) -> Iterator[Remark]:
     if not report or not report.packs:
         return
     if report.packs > _ABOVE_BOUND * report.packs_lower_bound + 1:
-        what = f"{amount(report.packs, 'pack')} where {report.packs_lower_bound:,} could do"
+        fact = f"{amount(report.packs, 'pack')} where {report.packs_lower_bound:,} could do"
         knob = "packing.algorithm=optimal, packing.group_by=none, no packing.window"
-        yield Remark(Grade.look, what, "each pack is a step's work, whatever it holds", knob)
+        yield Remark(Grade.look, fact, "each pack is a step's work, whatever it holds", knob)
     knob = (
         "packing.group_by=none lets shorter samples fill them" if len(report.by_media) > 1 else "packing.max_token_len"
     )
@@ -138,26 +138,26 @@ def length(figures: Figures) -> Iterator[Remark]:
     """Tell that packs are much longer than samples."""
     most = figures.source.lens.get("max", 0)
     if most and most * _SHORT < figures.max_token_len:
-        what = f"the longest sample has {most:,} tokens, a pack {figures.max_token_len:,}"
+        fact = f"the longest sample has {most:,} tokens, a pack {figures.max_token_len:,}"
         why = "a shorter pack would lose nothing, take less memory, and come more often"
-        yield Remark(Grade.note, what, why, "packing.max_token_len")
+        yield Remark(Grade.note, fact, why, "packing.max_token_len")
 
 
 def steps(figures: Figures) -> Iterator[Remark]:
     """Tell that ranks wait for each other."""
     steps = figures.report.steps if figures.report else None
     if steps and steps["in_order"]["steps"] and steps["in_order"]["both"]["epoch"] > _WAITS:
-        what = f"an epoch takes {steps['in_order']['both']['epoch']:.3f} times what it would without waiting"
+        fact = f"an epoch takes {steps['in_order']['both']['epoch']:.3f} times what it would without waiting"
         why = "ranks wait for the slowest of each step, and packs are too uneven to be laid out better"
-        yield Remark(Grade.look, what, why, "packing.max_attention_cost, packing.group_by=none")
+        yield Remark(Grade.look, fact, why, "packing.max_attention_cost, packing.group_by=none")
 
 
 def unverified(facts: RunFacts) -> Iterator[Remark]:
     """Tell that lengths were not compared with the full processor."""
     if num := facts.samples_not_verified:
         why = "their media can't be read by the full processor here, so lengths were not compared with it"
-        what = f"{amount(num, 'sample')} of the draw {'is' if num == 1 else 'are'} not verified"
-        yield Remark(Grade.note, what, why, "pip install torchvision")
+        fact = f"{amount(num, 'sample')} of the draw {'is' if num == 1 else 'are'} not verified"
+        yield Remark(Grade.note, fact, why, "pip install torchvision")
 
 
 #: the rules by the words in which a page lists them where nothing stands out
@@ -188,7 +188,7 @@ CHECKED = ("bad data", *RULES, "verified samples")
 
 def remarks(figures: Figures, facts: RunFacts | None = None, max_skipped: float = 1.0) -> list[Remark]:
     """Return what stands out; errors come first."""
-    found = [remark for rule in RULES.values() for remark in rule(figures)]
-    found += [*data_rules.bad_data(figures, max_skipped), *(unverified(facts) if facts else ())]
+    all_remarks = [remark for rule in RULES.values() for remark in rule(figures)]
+    all_remarks += [*data_rules.bad_data(figures, max_skipped), *(unverified(facts) if facts else ())]
     grades = list(Grade)
-    return sorted(found, key=lambda remark: grades.index(remark.grade))
+    return sorted(all_remarks, key=lambda remark: grades.index(remark.grade))

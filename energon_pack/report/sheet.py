@@ -120,11 +120,11 @@ def _by_arrays(lengths: Lengths) -> dict[str, Callable[[], AnyInts]]:
     """Return functions whose largest value is at a sample that some remark is about."""
     items, num = lengths.items, lengths.num_samples
     visual, audio = (items.counts[name][:num] for name in ("num_visual_tokens", "num_audio_tokens"))
-    there = lengths.sample_lens[:num] > 0
+    is_measured = lengths.sample_lens[:num] > 0
     return {
         "most_visual": lambda: visual,
-        "untrained": lambda: there & (items.num_supervised[:num] == 0),
-        "without_features": lambda: there & (items.media[:num] > 0) & (visual == 0) & (audio == 0),
+        "untrained": lambda: is_measured & (items.num_supervised[:num] == 0),
+        "without_features": lambda: is_measured & (items.media[:num] > 0) & (visual == 0) & (audio == 0),
     }
 
 
@@ -180,7 +180,7 @@ def _drawn(reader: Reader, tile: Tile, settings: ReadSettings) -> Tile:
 
 def sheet(tiles: Sequence[Tile], packs: Collection[int]) -> Html | None:
     """Build the section of the sheet. `packs`: the numbers of the packs that the page shows."""
-    by_kind = {kind: [*some] for kind, some in groupby(tiles, key=lambda tile: tile.kind)}
+    by_kind = {kind: [*of_kind] for kind, of_kind in groupby(tiles, key=lambda tile: tile.kind)}
     groups = []
     for kind in (_LONGEST, _SHORTEST, _REMARK, _CHANCE, _OUT):
         if figures := [_figure(tile, packs) for tile in by_kind.get(kind, ())]:

@@ -91,7 +91,7 @@ def _settings(
 ) -> ProcessorSettings:
     """Return the settings of a processor, with the changes of the nodes `model` and `media`."""
     model, media = settings.model, settings.media
-    values = {**files.own, **model.processor_kwargs}  # as from_pretrained does
+    values = {**files.processor, **model.processor_kwargs}  # as from_pretrained does
     tokens = {name: text for name, text in files.tokenizer.special_tokens_map.items() if isinstance(text, str)}
     has_old_names = FAMILIES[model.template].has_old_names
     video = _merged(files.video, empty.kwargs, video_settings(media), has_old_names=has_old_names)
@@ -108,7 +108,7 @@ def _settings(
         image=_plain({**files.image, **image_settings(media)}),
         video=video,
         audio=_plain(files.audio),
-        others=_plain(files.others),
+        others=_plain(files.added),
         processor=_plain({key: value for key, value in values.items() if key != "chat_template"}),
         tokens=tokens,
         changed=_plain({IMAGE.kind: image_settings(media), VIDEO.kind: changed}),
@@ -155,8 +155,8 @@ class _Files:
     image: dict[str, Any] = field(default_factory=dict)
     video: dict[str, Any] = field(default_factory=dict)
     audio: dict[str, Any] = field(default_factory=dict)
-    own: dict[str, Any] = field(default_factory=dict)
-    others: dict[str, dict[str, Any]] = field(default_factory=dict)  # by kind
+    processor: dict[str, Any] = field(default_factory=dict)
+    added: dict[str, dict[str, Any]] = field(default_factory=dict)  # by kind
 
 
 def _of_folder(folder: Path, kwargs: dict[str, Any], where: str) -> _Files:
@@ -184,9 +184,9 @@ def _read(name: str, settings: str, where: str, state: str) -> _Files:
             image = AutoImageProcessor.from_pretrained(folder, backend="pil", **kwargs).to_dict()
         except Exception as error:  # any class of any processor may be behind it
             raise PackError(f"{where}: no image processor: {one_line(error)}") from None
-    own = _own(folder)
-    chat_template = own.get("chat_template") if is_processor else None
-    return _Files(tokenizer, is_processor, chat_template, image, _video(folder, own), own=own)
+    processor = _own_settings(folder)
+    chat_template = processor.get("chat_template") if is_processor else None
+    return _Files(tokenizer, is_processor, chat_template, image, _video(folder, processor), processor=processor)
 
 
 def _of_full(processor: ProcessorSettings, where: str) -> _Files:
@@ -210,7 +210,7 @@ def _of_full(processor: ProcessorSettings, where: str) -> _Files:
     parts = {kind: part.to_dict() for kind in KINDS if (part := part_of(full, kind)) is not None}
     image, video, audio = (parts.pop(medium.kind, {}) for medium in (IMAGE, VIDEO, AUDIO))
     chat_template = getattr(full, "chat_template", None)
-    return _Files(tokenizer, True, chat_template, image, video, audio, _own(Path(processor.folder)), parts)
+    return _Files(tokenizer, True, chat_template, image, video, audio, _own_settings(Path(processor.folder)), parts)
 
 
 def _chat_templates(setting: str | None, files: _Files, where: str) -> tuple[str, str]:
@@ -242,7 +242,7 @@ def _check_fast(tokenizer: Any, where: str) -> None:
         )
 
 
-def _own(folder: Path) -> dict[str, Any]:
+def _own_settings(folder: Path) -> dict[str, Any]:
     """Return a processor's own settings; empty for a folder with only a tokenizer."""
     from transformers import ProcessorMixin
 

@@ -28,7 +28,7 @@ _TEXTS = [{"type": "text", "text": f"energon_pack_probe_{number}"} for number in
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>")
 
 
-class Frames:
+class MediaTexts:
     """The texts that a chat template writes for media."""
 
     def __init__(
@@ -138,7 +138,7 @@ def medium_in_question(render: Callable[..., str], kind: str) -> str:
 class RawTexts:
     """Writes raw texts for one model."""
 
-    def __init__(self, chat: ChatTemplate, frames: Frames, tokenizer: Tokenizer, spec: TemplateSpec):
+    def __init__(self, chat: ChatTemplate, frames: MediaTexts, tokenizer: Tokenizer, spec: TemplateSpec):
         self._chat, self._frames, self._tokenizer, self._spec = chat, frames, tokenizer, spec
 
     def text(self, message: Message) -> str:

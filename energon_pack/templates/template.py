@@ -32,7 +32,7 @@ from energon_pack.templates.chat.left_out import refuse_left_out
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.families.rules import MediaRules
-from energon_pack.templates.frames import Frames, RawTexts
+from energon_pack.templates.frames import MediaTexts, RawTexts
 from energon_pack.templates.identity import HEARD, MIXED, UNEVEN, Identity, TemplateSpec, fingerprints_of
 from energon_pack.templates.inputs import input_rules_of, tokens_of
 from energon_pack.templates.preparation import Preparation
@@ -66,7 +66,7 @@ class Template(Preparation, Tokenizing):
         self._marks = AddedTokens({OPEN, CLOSE, *in_runs})
         beside = [*rules.feature_tokens.values(), *rules.marks]
         self._frames = {
-            chat: Frames(chat, self.media_tokens, beside, special) for chat in (self._chat, self._tool_chat)
+            chat: MediaTexts(chat, self.media_tokens, beside, special) for chat in (self._chat, self._tool_chat)
         }
         self._raw = RawTexts(self._chat, self._frames[self._chat], tokenizer, spec)
         self._control = AddedTokens(special).pattern
@@ -155,7 +155,7 @@ class Template(Preparation, Tokenizing):
     def _trained(
         self,
         chat: ChatTemplate,
-        frames: Frames,
+        frames: MediaTexts,
         text: str,
         spans: Sequence[tuple[int, int]],
         weights: Sequence[float],
@@ -235,7 +235,7 @@ class Template(Preparation, Tokenizing):
             messages = list(map(frames.with_all_media, messages))
         return chat.renderer.as_it_wants(messages)
 
-    def _chat_for(self, sample: Sample) -> tuple[ChatTemplate, Frames]:
+    def _chat_for(self, sample: Sample) -> tuple[ChatTemplate, MediaTexts]:
         """Return the chat template of a sample, with the sample's variables, and the texts that it writes for media."""
         chat = self._tool_chat if sample.tools else self._chat
         return chat.with_variables(sample.options.chat_template_kwargs), self._frames[chat]

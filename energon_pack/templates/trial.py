@@ -1,6 +1,7 @@
 """Compare a template with its full processor on random samples, before any real sample is measured."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,7 @@ from energon_pack.samples.media.kinds import ADDED, AUDIO, IMAGE, KINDS, VIDEO, 
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Skip
+from energon_pack.samples.tokens import SeenMedium
 from energon_pack.templates.chat.renderer import TOOL
 from energon_pack.templates.families import ASKED
 from energon_pack.templates.full import errors_only, full_processor
@@ -131,11 +133,9 @@ class Trial:
         truth = self._truth(full, template, number)
         outcome.is_possible |= not isinstance(truth, str)
         result: list[int] | str
-        num_features = 0, 0
         try:
-            rendered = template.render(one.sample)
-            result = template.tokenize([rendered])[0].ids
-            num_features = rendered.num_visual_tokens, rendered.num_audio_tokens
+            (tokens,) = template.member_tokens([one.sample])
+            result = tokens.ids.tolist()
         except Skip as skip:
             result = skip.detail
         if isinstance(truth, str) and isinstance(result, list) and template.spec.family in ASKED:
@@ -150,10 +150,8 @@ class Trial:
         if isinstance(truth, str) or result != truth:
             outcome.difference = f"of {media} it makes {told_apart(result, truth)}"
             return
-        if num_features != (waiting := num_waiting(template, truth)):
-            outcome.difference = (
-                f"of {media} it counts {sum(num_features)} features, {sum(waiting)} tokens wait for some"
-            )
+        if features := features_apart(template, tokens.media, truth):
+            outcome.difference = f"of {media} it counts {features}"
             return
         outcome.num_compared += max(len(one.sample.media), 1)
 
@@ -256,11 +254,18 @@ def _clip(template: Template, video: Media, pixels: Any, chooses: bool) -> Clip:
     )
 
 
-def num_waiting(template: Template, ids: Sequence[int]) -> tuple[int, int]:
-    """Count the tokens that wait for features of images and videos, and of sounds."""
-    visual = {number for kind, number in template.feature_ids.items() if KINDS[kind].is_visual}
-    sounds = {number for kind, number in template.feature_ids.items() if kind == AUDIO.kind}
-    return sum(number in visual for number in ids), sum(number in sounds for number in ids)
+def features_apart(template: Template, media: Iterable[SeenMedium], ids: Sequence[int]) -> str:
+    """Say how the features of media differ in number from the tokens that wait for them; empty: they do not."""
+    media, num_waiting = [*media], Counter(ids)
+    num_features = dict.fromkeys(template.feature_ids.values(), 0)  # by token; kinds may share one
+    for medium in media:
+        num_features[template.feature_ids[medium.kind]] += medium.num_features
+    if any(medium.kind == VIDEO.kind and medium.num_samples for medium in media):  # no medium counts those of its sound
+        del num_features[template.feature_ids[AUDIO.kind]]
+    for token, number in num_features.items():
+        if number != num_waiting[token]:
+            return f"{number} features of media, and {num_waiting[token]} tokens wait for them"
+    return ""
 
 
 def told_apart(result: list[int] | str, truth: list[int] | str) -> str:

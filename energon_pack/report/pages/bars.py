@@ -50,8 +50,8 @@ def strip(pieces: Sequence[Piece], total: float, ends: bool = True) -> Html:
     sums: dict[str, float] = {}
     for piece in (*pieces, *rest):
         sums[piece.kind] = sums.get(piece.kind, 0.0) + piece.size
-    said = ", ".join(f"{kind} {short(size)}" for kind, size in sums.items())
-    return tag("div", *drawn, class_="strip", role="img", aria_label=said)
+    sums_text = ", ".join(f"{kind} {short(size)}" for kind, size in sums.items())
+    return tag("div", *drawn, class_="strip", role="img", aria_label=sums_text)
 
 
 def legend(kinds: Mapping[str, object]) -> Html | None:

@@ -93,5 +93,5 @@ def print_table(rows: Rows) -> None:
         out.print(rows.to_terminal(out.width))
         return
     for row in rows.texts:
-        first, *others = (f"{name} {cell}".strip() for name, cell in zip(rows.header, row, strict=True) if cell)
-        out.print(f"{first}: {', '.join(others)}")
+        first, *rest = (f"{name} {cell}".strip() for name, cell in zip(rows.header, row, strict=True) if cell)
+        out.print(f"{first}: {', '.join(rest)}")

@@ -172,10 +172,10 @@ def print_sample(view: MemberView, place: str, raw: str, remarks: Iterable[str],
         print_blocks(blocks, most)
 
 
-def print_next(command: str, others: Sequence[str]) -> None:
+def print_next(command: str, more: Sequence[str]) -> None:
     """Print the commands that may be typed next."""
     say("")
-    print_blocks([Line(f"next: {command}"), Line(f"or:   {', '.join(others)}")])
+    print_blocks([Line(f"next: {command}"), Line(f"or:   {', '.join(more)}")])
 
 
 _MOST_PIECES = 400  # pieces on a page; more would be narrower than a pixel
@@ -199,11 +199,11 @@ def _member_pieces(member: MemberView, name: str) -> list[Piece]:
     where = f"{name}, {member.sample_id}"
     if member.spans is not None:
         alike = groupby(member.spans, key=lambda span: span.kind if span.kind in KINDS else "text")
-        sums, left = [], member.shared_len
+        sums, num_shared = [], member.shared_len
         for kind, spans in alike:
             num = sum(span.num_tokens for span in spans)
-            sums.append((kind, max(0, num - left)))
-            left = max(0, left - num)
+            sums.append((kind, max(0, num - num_shared)))
+            num_shared = max(0, num_shared - num)
     elif member.num_visual_tokens is None:
         sums = [("unknown" if member.media else "text", (member.token_len or 0) - member.shared_len)]
     else:

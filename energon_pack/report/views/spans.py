@@ -97,13 +97,13 @@ def _as_seen(media: Sequence[Medium], seen: Sequence[SeenMedium]) -> Iterator[Me
     """Yield the media as a model sees them; the frames of a list are one video, and its picture is the first one's."""
     parts = iter(media)
     for medium in seen:
-        own = [*islice(parts, medium.num_images or 1)]
-        if len(own) != (medium.num_images or 1):
+        its_parts = [*islice(parts, medium.num_images or 1)]
+        if len(its_parts) != (medium.num_images or 1):
             raise ValueError("its tokens are of more media than it has")
         if medium.num_images:
-            num_bytes = sum(frame.num_bytes or 0 for frame in own)
-            own[0] = replace(own[0], kind=VIDEO.kind, num_frames=medium.num_images, num_bytes=num_bytes)
-        yield replace(own[0], seen=_changes(medium))
+            num_bytes = sum(frame.num_bytes or 0 for frame in its_parts)
+            its_parts[0] = replace(its_parts[0], kind=VIDEO.kind, num_frames=medium.num_images, num_bytes=num_bytes)
+        yield replace(its_parts[0], seen=_changes(medium))
     if next(parts, None) is not None:
         raise ValueError("its tokens are of fewer media than it has")
 

@@ -97,9 +97,9 @@ class Tokens:
 def _marked(spans: Sequence[Span], rooms: Iterator[int]) -> Iterator[Html]:
     """Yield the spans; trained ones are in marks."""
     for weight, alike in groupby(spans, key=lambda span: span.weight):
-        some = list(alike)
-        inner = [_token(span, next(rooms)) for span in some]
-        yield _trained(inner, sum(span.num_tokens for span in some), weight) if weight else join(inner)
+        group = list(alike)
+        inner = [_token(span, next(rooms)) for span in group]
+        yield _trained(inner, sum(span.num_tokens for span in group), weight) if weight else join(inner)
 
 
 def _rooms(spans: Sequence[Span], max_chars: int) -> list[int]:

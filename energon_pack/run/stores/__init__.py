@@ -64,8 +64,8 @@ def read(address: str, start: int, end: int) -> tuple[memoryview, str | None]:
 
 def read_whole(address: str) -> bytes:
     """Return all bytes of an object."""
-    found = find(address)
-    return bytes(read(address, 0, found.size)[0]) if found.size else b""
+    file = find(address)
+    return bytes(read(address, 0, file.size)[0]) if file.size else b""
 
 
 def read_with_version(address: str) -> tuple[bytes, str]:
@@ -75,10 +75,10 @@ def read_with_version(address: str) -> tuple[bytes, str]:
         StoreError: the object is written between the two requests each time.
     """
     for _ in range(_MOST_LOOKS):
-        found = find(address)
-        data, version = read(address, 0, found.size)
-        if version in (None, found.version):
-            return bytes(data), found.version
+        file = find(address)
+        data, version = read(address, 0, file.size)
+        if version in (None, file.version):
+            return bytes(data), file.version
     raise StoreError(f"{address} is written again and again: is another run at work?")
 
 
@@ -86,9 +86,9 @@ def entries(folder: str) -> dict[str, Found]:
     """Return all objects in a folder and its subfolders by address, in the order of their names."""
     objects, key = _of(folder)
     prefix = f"{tidy(key)}/" if key else ""
-    found = tried("LIST", folder, lambda: dict(objects.entries(prefix)))
+    listed = tried("LIST", folder, lambda: dict(objects.entries(prefix)))
     begin = folder[: len(folder) - len(key)] if key else f"{tidy(folder)}/"
-    return {f"{begin}{name}": found[name] for name in sorted(found) if name.startswith(prefix)}
+    return {f"{begin}{name}": listed[name] for name in sorted(listed) if name.startswith(prefix)}
 
 
 def names(folder: str) -> list[str]:
@@ -135,9 +135,9 @@ def put_file(address: str, path: Path) -> None:
 def delete(addresses: Iterable[str]) -> None:
     """Remove objects of one profile, in this order if the store keeps an order."""
     waiting = iter(addresses)
-    while some := list(islice(waiting, _DELETED_AT_ONCE)):
-        objects, keys = _of(some[0])[0], [place_of(address).key for address in some]
-        tried("DELETE", some[0], partial(objects.delete, keys))
+    while batch := list(islice(waiting, _DELETED_AT_ONCE)):
+        objects, keys = _of(batch[0])[0], [place_of(address).key for address in batch]
+        tried("DELETE", batch[0], partial(objects.delete, keys))
 
 
 # ------------------------------------------------------------------------------------------------------------ clients

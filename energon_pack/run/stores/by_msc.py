@@ -26,10 +26,10 @@ class MscObjects(Objects):
         self._client = StorageClient(StorageClientConfig.from_file(profile=profile))
 
     def find(self, key: str) -> Found:
-        found = _asked(lambda: self._client.info(key))
-        if found.type != "file":
+        meta = _asked(lambda: self._client.info(key))
+        if meta.type != "file":
             raise FileNotFoundError(key)
-        return self._found(found)
+        return self._found(meta)
 
     def read(self, key: str, start: int, end: int) -> tuple[memoryview, str | None]:
         return memoryview(_asked(lambda: self._client.read(key, byte_range=Range(start, end - start)))), None

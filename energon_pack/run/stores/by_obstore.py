@@ -79,15 +79,15 @@ class ObstoreObjects(Objects):
 
     def entries(self, prefix: str) -> Iterator[tuple[str, Found]]:
         with _named():
-            for some in obstore.list(self._store, prefix, chunk_size=1000):
-                for meta in some:
+            for batch in obstore.list(self._store, prefix, chunk_size=1000):
+                for meta in batch:
                     yield meta["path"], _found(meta)
 
     def names(self, prefix: str) -> Iterator[str]:
         with _named():
-            found = obstore.list_with_delimiter(self._store, prefix)
-            yield from (meta["path"] for meta in found["objects"])
-            yield from (f"{folder}/" for folder in found["common_prefixes"])
+            listing = obstore.list_with_delimiter(self._store, prefix)
+            yield from (meta["path"] for meta in listing["objects"])
+            yield from (f"{folder}/" for folder in listing["common_prefixes"])
 
     def put(self, key: str, data: bytes) -> None:
         with _named():

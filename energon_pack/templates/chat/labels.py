@@ -13,7 +13,7 @@ from typing import NamedTuple
 from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.weights import has_weight, says_zero, turn_weight
 from energon_pack.templates.chat.renderer import last_question
-from energon_pack.templates.chat.turns import SpecialTokens, Turn
+from energon_pack.templates.chat.turns import SpecialTokens, TurnForm
 from energon_pack.templates.settings import Labels, Think, TrainOn
 
 Range = tuple[int, int]
@@ -35,7 +35,7 @@ class ThinkMarks(NamedTuple):
 
 
 def adjusted(
-    text: str, spans: Iterable[Trained], labels: Labels, turn: Turn, special: SpecialTokens, think: ThinkMarks
+    text: str, spans: Iterable[Trained], labels: Labels, turn: TurnForm, special: SpecialTokens, think: ThinkMarks
 ) -> list[Trained]:
     """Return the trained parts of the spans of whole turns, ascending; a span of weight 0 stays untrained."""
     spans = list(spans)
@@ -113,7 +113,7 @@ def _without_thought(text: str, think: ThinkMarks) -> str:
     return text if last < 0 else text[:start].rstrip() + text[last + len(think.last) :].lstrip()
 
 
-def _after(text: str, end: int, turn: Turn, special: SpecialTokens) -> int:
+def _after(text: str, end: int, turn: TurnForm, special: SpecialTokens) -> int:
     """Return the end of a turn including the text that the template writes after it: a newline, or the end of all."""
     if not turn.ends or turn.is_next:
         return end

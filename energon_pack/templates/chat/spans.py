@@ -19,7 +19,7 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.leaves import Level, Mark, TextLeaf, WrittenText, mark_leaves, read_marks
 from energon_pack.templates.chat.left_out import REMEDY
 from energon_pack.templates.chat.renderer import last_question
-from energon_pack.templates.chat.turns import Prefixes, Span, SpecialTokens, Turn, pattern_of, shared_beginning
+from energon_pack.templates.chat.turns import Prefixes, Span, SpecialTokens, TurnForm, pattern_of, shared_beginning
 
 _MOST_PATTERNS = 10_000
 
@@ -56,7 +56,7 @@ class _Segment(NamedTuple):
 class Spans:
     """Finds the trained parts in the output of one template."""
 
-    def __init__(self, render: Callable[..., str], turn: Turn, special: SpecialTokens, generates: bool):
+    def __init__(self, render: Callable[..., str], turn: TurnForm, special: SpecialTokens, generates: bool):
         """Set the template.
 
         Args:

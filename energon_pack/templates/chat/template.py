@@ -27,7 +27,7 @@ from energon_pack.templates.chat.leaves import (
 )
 from energon_pack.templates.chat.renderer import Renderer, is_watched
 from energon_pack.templates.chat.spans import Spans
-from energon_pack.templates.chat.turns import SpecialTokens, Turn, put_marks, shared_beginning
+from energon_pack.templates.chat.turns import SpecialTokens, TurnForm, put_marks, shared_beginning
 from energon_pack.templates.chat.watched import LooksAtText
 from energon_pack.templates.settings import DATE, Labels, ToolCalls
 
@@ -182,7 +182,7 @@ class ChatTemplate:
         text = put_marks(plain, [(span.start, span.end) for span in spans])
         return Marked(text, [weights[span.message] * span.is_trained for span in spans])
 
-    def _read_turn(self) -> Turn:
+    def _read_turn(self) -> TurnForm:
         question: Message = {"role": "user", "content": "a"}
         answer: Message = {"role": "assistant", "content": "b"}
         (marked,), _ = mark_leaves([answer], Level.ALL)
@@ -197,7 +197,7 @@ class ChatTemplate:
                 for more in ([], [question, answer])
             )
         except Skip:  # it needs more than questions and answers
-            return Turn((), "", "", False, False)
+            return TurnForm((), "", "", False, False)
         # The prompt of a thinking model may hold more than its turns show later: `<think>`, say.
         lead = "" if prompted or last[0].strip() else last[0]
         headers = {shared_beginning(prompted or last[0], head) for head, _ in (last, older)} - {lead}
@@ -211,7 +211,7 @@ class ChatTemplate:
         if not special.first(ends):
             ends = special.first(older[1])
         is_next = bool(ends) and not special.first(last[1])
-        return Turn(longest_first, special.first("".join(longest_first)), ends, is_next, bool(prompted), lead)
+        return TurnForm(longest_first, special.first("".join(longest_first)), ends, is_next, bool(prompted), lead)
 
 
 def _around_first(output: str, start: int) -> tuple[str, str]:

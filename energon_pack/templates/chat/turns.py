@@ -30,7 +30,7 @@ Pattern = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Turn:
+class TurnForm:
     """How a template writes a turn of the assistant."""
 
     headers: tuple[str, ...]  # `<|im_start|>assistant\n`, and other texts before trained parts; longest first
@@ -127,7 +127,7 @@ class Span(NamedTuple):
 class Prefixes:
     """Prefix rendering of one template's conversations."""
 
-    def __init__(self, render: Callable[..., str], turn: Turn, special: SpecialTokens):
+    def __init__(self, render: Callable[..., str], turn: TurnForm, special: SpecialTokens):
         self._render, self._turn, self._special = render, turn, special
         self._agrees: dict[Pattern, bool | None] = {}  # pattern of turns → whether prefixes agree; None: can't tell
 

@@ -26,8 +26,6 @@ _AT_ONCE = 32  # media in one call
 _NUM_FRAMES = 24  # frames of a test video
 #: the text of each medium and how many of its tokens hold features; the texts that the call writes at beginning and end
 _Answers = tuple[list[tuple[str, int]], tuple[str, str]]
-#: media, and the frames of each
-_Question = tuple[tuple[Media, ...], tuple[tuple[int, ...], ...]]
 
 
 class Shapes(MediaRules):
@@ -73,7 +71,7 @@ class Shapes(MediaRules):
         self.hears_videos = self._hears_videos()
         if self.hears_videos and changed[VIDEO.kind].get("fps"):  # it places sounds among the frames by this rate
             self._call_settings[VIDEO.kind]["fps"] = changed[VIDEO.kind]["fps"]
-        self._known: dict[_Question, _Answers] = {}
+        self._answers = lru_cache(_MOST_KNOWN)(self._ask)
         self._independent: dict[str, bool] = {}  # by kind
 
     def try_out(self) -> None:
@@ -115,13 +113,7 @@ class Shapes(MediaRules):
         try:
             if len(media) == 1 and kinds == {AUDIO.kind}:  # lengths differ, so it would fill the memory to keep each
                 return self._steps(media[0].num_samples)
-            key = tuple(media), chosen
-            if key not in self._known:
-                answers = self._ask(*key)
-                if len(self._known) >= _MOST_KNOWN:
-                    self._known.clear()
-                self._known[key] = answers
-            return self._known[key]
+            return self._answers(tuple(media), chosen)
         except Exception as error:  # the processor refuses the sample
             raise Skip(Reason.UNREADABLE_MEDIA, f"{self.name} refuses {_sizes(media)}: {one_line(error)}") from None
 

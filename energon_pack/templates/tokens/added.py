@@ -130,7 +130,7 @@ def without_first(ranges: Ranges, weights: Sequence[float] = ()) -> tuple[Ranges
     pairs = zip(ranges, weights or repeat(1.0, len(ranges)), strict=True)
     trained = [((max(start, 1), end), weight) for (start, end), weight in pairs if end > max(start, 1)]
     kept = [weight for _, weight in trained]
-    return [of for of, _ in trained], kept if any(weight != 1 for weight in kept) else []
+    return [place for place, _ in trained], kept if any(weight != 1 for weight in kept) else []
 
 
 def _is_plain(token: AddedToken) -> bool:

@@ -33,7 +33,6 @@ Text = tuple[str, Sequence[int]]
 Encode = Callable[[list[str]], tuple[npt.NDArray[np.uint32], list[int]]]
 
 _FAR_BACK = 60  # most characters from the start of a span back to an added token
-_MOST_HEADERS = 4
 _WORTH_AN_ENGINE = 15_000_000  # characters: with words as many take 0.7 s, and setting it up 0.6 s
 
 _EMOJI = range(0x1F000, 0x1FB00)  # symbols, or unassigned in old tables: never letters, numbers or spaces
@@ -65,7 +64,6 @@ class TokenEngine:
         self._pattern = pattern
         self._added = AddedTokens(token["content"] for token in settings["added_tokens"])
         self._normalizes = settings["normalizer"] is not None
-        self._headers: dict[str, list[int]] = {}  # texts before spans → lengths of their words
         self.engine, self._characters_to_engine = "words", math.inf
         if engine == "gigatoken":
             self._use_gigatoken(tokenizer)
@@ -117,49 +115,25 @@ class TokenEngine:
 
     def _is_between_words(self, text: str, position: int) -> bool:
         """Say whether a tokenizer always cuts a text there: at an added token, or where a word ends."""
-        words: list[int] | None
-        for header, words in self._headers.items():  # noqa: B007
-            if text.endswith(header, 0, position):
-                break
-        else:
-            if position in (0, len(text)) or text.endswith(self._added.all, 0, position):
-                return True
-            words = self._words_before(text, position)
-        if words is None:
-            return False
-        next_added = self._added.pattern.search(text, position)
-        limit = next_added.start() if next_added else len(text)
-        word = position - sum(words)
-        for length in words:
-            match = self._pattern.match(text, word, limit)
-            word += length
-            if match is None or match.end() != word:
-                return False  # the following text decides how many of the spaces are a word
-        return True
-
-    def _words_before(self, text: str, position: int) -> list[int] | None:
-        """Return the lengths of the words since the last added token, or the text's start; None: none is near."""
+        if position in (0, len(text)) or text.endswith(self._added.all, 0, position):
+            return True
         begin = max(0, position - _FAR_BACK)
-        header, word = (0, 0) if begin == 0 else (-1, -1)
-        for match in self._added.pattern.finditer(text, begin, position + self._added.longest):
+        end, limit = 0 if begin == 0 else -1, len(text)
+        for match in self._added.pattern.finditer(text, begin):
             if match.end() > position:
-                if match.start() < position:
-                    return None
+                limit = match.start()
                 break
-            header, word = match.span()
-        if word < 0:
-            return None
-        token, plain = text[header:word], text[word:position]
-        words = []
-        while word < position:
-            word_match = self._pattern.match(text, word, position)
-            if word_match is None:
-                return None
-            words.append(word_match.end() - word)
-            word = word_match.end()
-        if len(self._headers) < _MOST_HEADERS and self._added.stands_alone(token) and not self._added.may_go_on(plain):
-            self._headers[token + plain] = words
-        return words
+            end = match.end()
+        if end < 0:
+            return False  # no added token is near
+        if limit < position:
+            return False
+        while end < position:
+            word, alone = self._pattern.match(text, end, limit), self._pattern.match(text, end, position)
+            if word is None or alone is None or word.end() != alone.end():
+                return False  # the following text decides how many of the spaces are a word
+            end = word.end()
+        return True
 
 
 def _settings_of(tokenizer: Tokenizer) -> dict[str, Any]:

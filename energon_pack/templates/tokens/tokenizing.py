@@ -99,8 +99,8 @@ class Tokenizing:
             return False
         return not any(_SEAM.search(token.content) for token in added) and all(
             any(start == len(before) for _, (start, _) in cut.pre_tokenize_str(before + after))
-            for (left, right), first, last in product(_SEAMS, _BESIDE, _BESIDE)
-            for before, after in [(first + left, right + last)]
+            for (head, tail), first, last in product(_SEAMS, _BESIDE, _BESIDE)
+            for before, after in [(first + head, tail + last)]
         )
 
     @cached_property
