@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
+from glob import iglob
 from pathlib import Path
 
 import psutil
@@ -45,7 +46,7 @@ def _kill(cluster: Nodes, process: "subprocess.Popen[str]", staging: Path, chanc
     kills: Kills = Counter()
     nums = dict.fromkeys(_BETWEEN, 0)
     while process.poll() is None:
-        stage = "writing" if any(staging.glob("*.idx")) else "measuring"
+        stage = "writing" if any(iglob(f"{staging}/*/*.idx")) else "measuring"
         workers = cluster.workers() if nums[stage] < _KILLS else []
         if workers:
             what = "worker" if chance.random() < 0.7 else "node"
@@ -86,7 +87,7 @@ def test_a_lost_head_ends_the_run_and_the_same_command_goes_on(demo: tuple[Path,
 @pytest.mark.slow
 def test_fifty_kills_of_workers_and_nodes(demo: tuple[Path, Path], tmp_path: Path) -> None:
     """Spread over some runs, over measuring and writing."""
-    source = _copies(demo[0], tmp_path / "source", 40)
+    source = _copies(demo[0], tmp_path / "source", 80)
     shared = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={source}", "packing.max_token_len=1024"]
     shared += ["output.max_shard_packs=8", "media.image=support.jobs:SlowImage", "measure.verify=0"]
     local = _start([*shared, "output.dir=local", "output.name=packed", "executor.num_workers=8"], tmp_path)
