@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, amount
 from energon_pack.report.pages.rows import Rows, print_table
 from energon_pack.run import console
 from energon_pack.run.console import LogLine, complain, in_one_piece, say
@@ -76,3 +76,10 @@ def test_a_source_whose_names_and_keys_are_escape_sequences(demo: tuple[Path, Pa
     assert (refused[0], refused[2].count(r"\x1b[31m\x1b[2Jevil\x9b1m.tar is not a tar file")) == (1, 1)
     assert out.count(r"\x1b[31m\x1b[2Jevil") >= 2
     assert not {*out, *errors, *refused[1], *refused[2]} & {*"\x1b\x9b"}
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(0, "0 samples"), (1, "1 sample"), (2, "2 samples"), (1009, "1,009 samples")]
+)
+def test_a_number_agrees_with_its_noun(number: int, said: str) -> None:
+    assert amount(number, "sample") == said

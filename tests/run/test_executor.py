@@ -18,12 +18,16 @@ from typing import Any
 import psutil
 import pytest
 
+from energon_pack.config import PackConfig
 from energon_pack.errors import PackError
+from energon_pack.pack import pack
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.executors.workers import Busy, work_of
 from support import jobs
+from support.elsewhere import Elsewhere
 from support.jobs import hold, sleep
-from support.running import ROOT
+from support.packed import files
+from support.running import PIPELINE, ROOT
 
 
 @pytest.fixture
@@ -243,3 +247,25 @@ def test_reading_a_mapped_file_is_work(monkeypatch: pytest.MonkeyPatch) -> None:
     context: Any = SimpleNamespace(started=[SimpleNamespace(pid=1)])
     busy = Busy(partial(work_of, context))
     assert busy.seconds_without_work(60.0) == 0.0
+
+
+@pytest.mark.long("two whole runs with nothing cached")
+def test_an_executor_of_another_kind_packs_the_same_bytes(
+    config: Callable[..., PackConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that can't be pickled, or that does something else the second time, would fail on a cluster alone."""
+    settings: dict[str, Any] = {
+        "packing__max_token_len": 512,
+        "packing__overlong": "split_turns",
+        "output__max_shard_packs": 8,
+        "measure__verify": 0.01,
+    }
+    local = config(**settings, cache_dir=str(tmp_path / "cache"))
+    pack(local)
+    elsewhere = Elsewhere()
+    monkeypatch.setattr(PIPELINE, "executor_of", lambda *_: elsewhere)
+    remote = config(**settings, cache_dir=str(tmp_path / "other"), output__dir=str(tmp_path / "other" / "out"))
+    pack(remote)
+    assert files(Path(remote.output.dir) / "packed") == files(Path(local.output.dir) / "packed")
+    stages = {"_index_some", "partial", "measure", "get_ready", "write_shard", "audit", "check"}
+    assert elsewhere.names >= stages

@@ -1,6 +1,8 @@
 """The form of a source's files is found by their names; ambiguous ones are refused."""
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,8 +17,9 @@ from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import Format, SourceConfig
+from support.finding import find_lines, find_shards
 from support.packed import Make, json_lines, samples
-from support.running import command_here
+from support.running import ROOT, command_here
 from support.samples import chat, picture, write_tar
 
 AUTO = SourceConfig()
@@ -186,3 +189,26 @@ def test_one_plan_over_tars_and_lines(config: Make, tmp_path: Path) -> None:
     assert json_lines(packed / "skipped.jsonl") == []
     verified = command_here("energon_pack.verify", str(packed), "--source", "--num-workers", "1", cwd=tmp_path)
     assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+@pytest.mark.parametrize("num_rows", [1, 10_000], ids=["shorter than a header", "longer"])
+def test_parquet_is_no_damaged_tar(config: Make, tmp_path: Path, num_rows: int) -> None:
+    path = tmp_path / "train.parquet"
+    pq.write_table(pa.table({"a": list(range(num_rows))}), path)
+    with pytest.raises(PackError, match=r"train\.parquet is .*Parquet: source=table reads it"):
+        pack(config(path, source__format=Format.wds))
+
+
+@pytest.mark.parametrize("find", [find_shards, find_lines])
+def test_a_folder_of_parquet_says_so(tmp_path: Path, find: Callable[[str], object]) -> None:
+    """The message was `no *.tar there`, without the files that are there or a remedy."""
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "train.parquet")
+    with pytest.raises(PackError, match=r"no \*\.(tar|jsonl) there but Parquet: source=table reads it"):
+        find(str(tmp_path))
+
+
+def test_no_message_names_a_page_that_a_wheel_lacks() -> None:
+    """A user of a wheel has no docs/: what a message tells it has to tell itself."""
+    package = [path for path in (ROOT / "energon_pack").rglob("*.py") if "shipped" not in path.parts]
+    texts = {path.name: path.read_text() for path in (*package, *(ROOT / "conf").rglob("*.yaml"))}
+    assert [name for name, text in texts.items() if re.search(r"docs/[\w/]*\.md", text)] == []
