@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 
 from energon_pack.errors import PackError
+from energon_pack.run.executors import Folder
+from energon_pack.run.executors.admission import terms_of, why_unfit
 from energon_pack.run.files import make_once, one_of_machine, own_temporary, write_whole
 from energon_pack.run.recent import Recent
 from energon_pack.run.scratch import Scratch, blocks
@@ -220,3 +222,21 @@ def test_blocks_are_all_of_it_and_small_where_each_is_much(monkeypatch: pytest.M
     assert [*blocks(5, each=4.0)] == [slice(0, 2), slice(2, 4), slice(4, 5)]
     assert len([*blocks(3, each=99.0)]) == 3
     assert [*blocks(0)] == []
+
+
+def test_a_folder_is_seen_by_the_file_that_lies_in_it_meanwhile(tmp_path: Path) -> None:
+    with terms_of([Folder("output.dir", tmp_path, True)]) as terms:
+        assert why_unfit(terms) is None
+        assert len(os.listdir(tmp_path)) == 1
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_a_killed_process_left_is_removed_after_a_month(tmp_path: Path) -> None:
+    """And nothing of a run that may be at work: its other machines would not find the folder."""
+    for name, time in (("old", 1), ("new", None)):
+        (tmp_path / f".seen-by-all-{name}").touch()
+        if time is not None:
+            os.utime(tmp_path / f".seen-by-all-{name}", (time, time))
+    with terms_of([Folder("output.dir", tmp_path, True)]):
+        pass
+    assert os.listdir(tmp_path) == [".seen-by-all-new"]
