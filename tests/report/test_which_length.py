@@ -50,9 +50,11 @@ def test_what_is_said_of_the_rule() -> None:
 
 def test_few_packs_need_not_be_full() -> None:
     """Twelve packs where twelve are the least are as good as a fuller plan: the last one is never full."""
-    assert does(choice(8192, 0.0, 0.935, packs=12))
-    assert not does(choice(8192, 0.0, 0.90, packs=12))
-    assert not does(choice(8192, 0.02, 0.99, packs=12))
+    assert [does(choice(8192, *of, packs=12)) for of in ((0.0, 0.935), (0.0, 0.90), (0.02, 0.99))] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_the_planned_length_and_one_for_all_samples_are_tried() -> None:
@@ -109,39 +111,28 @@ def tokens(of: QwenVL, sizes: list[tuple[int, int]]) -> np.ndarray:
 PHOTOGRAPHS = [(4000, 3000), (3000, 4000), (1920, 1080), (2000, 2000), (5304, 3540)]
 
 
-@pytest.mark.parametrize("max_pixels", [40_000, 200_000, 1_003_520])
-def test_photographs_that_are_shrunk_to_the_limit(max_pixels: int) -> None:
-    """A limit of few tokens is rounded coarsely: 40,000 pixels are 51 tokens, and 4000 × 3000 has 40 of them."""
+@pytest.mark.parametrize(
+    ("max_pixels", "sizes", "at_most", "at_least"),
+    [
+        # a limit of few tokens is rounded coarsely: 40,000 pixels are 51 tokens, and 4000 × 3000 has 40 of them
+        *((max_pixels, PHOTOGRAPHS, 5, 0) for max_pixels in (40_000, 200_000, 1_003_520)),
+        (12_845_056, [(640, 480), (800, 600), (1024, 768)], 0, 0),  # as they are
+        (12_845_056, [(16, 16), (32, 32), (50, 60)], 0, 3),  # icons
+    ],
+)
+def test_images_at_the_limits(max_pixels: int, sizes: list[tuple[int, int]], at_most: int, at_least: int) -> None:
     of = rules(3136, max_pixels)
-    found = tokens_of_images(of, tokens(of, PHOTOGRAPHS), *np.ones((2, 5), np.int64))
+    found = tokens_of_images(of, tokens(of, sizes), *np.ones((2, len(sizes)), np.int64))
     assert found is not None
-    assert (found.samples, found.at_most, found.at_least) == (5, 5, 0)
+    assert (found.samples, found.least, found.at_most, found.at_least) == (len(sizes), 4, at_most, at_least)
+    assert found.most == pytest.approx(max_pixels / 784, rel=0.01 if max_pixels > 10**6 else 0.1)
 
 
-def test_photographs_as_they_are() -> None:
-    of = rules(3136, 12_845_056)
-    small = [(640, 480), (800, 600), (1024, 768)]
-    found = tokens_of_images(of, tokens(of, small), *np.ones((2, 3), np.int64))
-    assert found is not None
-    assert (found.least, found.at_most, found.at_least) == (4, 0, 0)
-    assert found.most == pytest.approx(16384, rel=0.01)
-
-
-def test_icons() -> None:
-    of = rules(3136, 12_845_056)
-    found = tokens_of_images(of, tokens(of, [(16, 16), (32, 32), (50, 60)]), *np.ones((2, 3), np.int64))
-    assert found is not None
-    assert (found.at_least, found.at_most) == (3, 0)
-
-
-def test_several_images_of_a_sample_count_each() -> None:
+def test_images_of_samples_with_several_or_none() -> None:
     """With at most 51 tokens an image, two of 49 count as largest; two of 25 do not, though they sum to 50."""
     found = tokens_of_images(rules(3136, 40_000), np.array([98, 50]), np.array([2, 2]), np.array([3, 5]))
     assert found is not None
     assert (found.samples, found.at_most) == (8, 3)
-
-
-def test_without_images_or_rules() -> None:
     assert tokens_of_images(None, *np.array([[5], [1], [1]])) is None
     assert tokens_of_images(rules(3136, 40_000), *np.zeros((3, 0), np.int64)) is None
 

@@ -63,15 +63,12 @@ def test_placeholders_are_put_in_where_there_are_none() -> None:
     assert again == (messages, [0, 1], False)
 
 
-def test_the_assistant_may_spell_a_placeholder() -> None:
+def test_the_assistant_may_spell_a_placeholder_or_show_an_image() -> None:
     messages, order, _ = place_media(conversation("<image> which tag?", "Use <image> for it"), ["image"])
     assert order == [0]
     parts = split_content(messages, ["image"])
     assert parts[0]["content"][0] == {"type": "image"}
     assert parts[1]["content"] == "Use <image> for it"
-
-
-def test_an_image_may_stand_in_an_assistant_turn() -> None:
     messages, _, _ = place_media(conversation("draw", "<image>"), ["image"])
     assert split_content(messages, ["image"])[1]["content"] == [{"type": "image"}]
 
@@ -83,17 +80,20 @@ def test_an_image_may_stand_in_an_assistant_turn() -> None:
         (("<image>", "x"), ["image", "image"]),
         (("<video>", "x"), ["video", "image"]),
         (("<image>", "<image>"), ["image", "image", "image"]),
+        (("", "hi"), ["image"]),  # no user's turn: nowhere is a place for it
+        # put in before it, images would be a guess, and `<video>` would be trained on as text
+        (("<video>what?", "a"), ["image"]),
+        (("<video>what?", "a"), ["image", "image"]),
     ],
 )
 def test_any_other_mismatch_is_a_skip(texts: tuple[str, ...], kinds: list[str]) -> None:
+    messages = [turn for turn in conversation(*texts) if turn["content"]]
     with pytest.raises(Skip) as skip:
-        place_media(conversation(*texts), kinds)
+        place_media(messages, kinds)
     assert skip.value.reason is Reason.PLACEHOLDER_MISMATCH
-
-
-def test_media_without_a_user_turn_have_no_place() -> None:
-    with pytest.raises(Skip):
-        place_media([{"role": "assistant", "content": "hi"}], ["image"])
+    if texts[0] == "<video>what?":
+        assert "1 video in the text" in str(skip.value)
+    assert place_media(conversation("what?", "a <video>"), ["image"])[0][0]["content"] == "<image>what?"
 
 
 def test_structured_content_is_stored_as_a_string_unless_it_spells_a_placeholder() -> None:
@@ -105,23 +105,11 @@ def test_structured_content_is_stored_as_a_string_unless_it_spells_a_placeholder
     assert split_content(messages, ["image"])[0]["content"] == parts
 
 
-def test_a_skip_travels_between_processes() -> None:
-    skip = pickle.loads(pickle.dumps(Skip(Reason.BAD_MESSAGE, "why")))
+def test_skips_and_kinds() -> None:
+    skip = pickle.loads(pickle.dumps(Skip(Reason.BAD_MESSAGE, "why")))  # between processes
     assert (skip.reason, skip.detail, str(skip)) == (Reason.BAD_MESSAGE, "why", "bad_message: why")
-
-
-def test_media_types() -> None:
     types = [media_type(kinds) for kinds in ([], ["image"], ["video", "video"], ["image", "video"])]
     assert types == ["text", "image", "video", "mix"]
-
-
-def test_a_video_asked_for_is_no_place_for_images() -> None:
-    """Put in before it, they would be a guess, and `<video>` would be trained on as text."""
-    for kinds in (["image"], ["image", "image"]):
-        with pytest.raises(Skip, match="1 video in the text"):
-            place_media([{"role": "user", "content": "<video>what?"}, {"role": "assistant", "content": "a"}], kinds)
-    spoken = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "a <video>"}]
-    assert place_media(spoken, ["image"])[0][0]["content"] == "<image>what?"
 
 
 BOXES = {"ref": ["dog"], "bbox": [[1, 2, 3, 4]]}

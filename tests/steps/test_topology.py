@@ -134,25 +134,16 @@ def cost(*values: float) -> np.ndarray:
     return np.array(values, np.float64)
 
 
-def test_a_step_takes_as_long_as_its_dearest_rank() -> None:
-    """Steps 1|3 and 4|4 of five packs: 3 + 4 of 2 + 4. No order is better, and 4 beside 4 is even."""
+def test_spreads_by_head() -> None:
+    # steps 1|3 and 4|4 of five packs: 3 + 4 of 2 + 4. No order is better, and 4 beside 4 is even
     assert spread_of(cost(1, 3, 4, 4, 9), 2) == Spread(1.1667, 1.25, 1.5, bound=1.1667, worst_bound=1.0)
-
-
-def test_ranks_read_in_turn() -> None:
-    """Two packs a rank: rank 0 has the first and the third. With the second and third swapped 5|5 would be 8|2."""
+    # two packs a rank: rank 0 has the first and the third. With the second and third swapped 5|5 would be 8|2
     assert spread_of(cost(4, 4, 1, 1), 2, 2) == Spread(1.0, 1.0, 1.0, 1.0, 1.0)
     assert spread_of(cost(4, 1, 4, 1), 2, 2).epoch == 1.6
-
-
-def test_steps_without_a_cost_are_left_out() -> None:
-    """Steps of text alone have no cost of vision: 0/0 would be no figure, and 1 would hide the others."""
+    # steps of text alone have no cost of vision: 0/0 would be no figure, and 1 would hide the others
     assert spread_of(cost(0, 0, 1, 3), 2).mean == 1.5
     assert spread_of(cost(0, 0), 2) == spread_of(cost(), 2) == Spread(1.0, 1.0, 1.0, 1.0, 1.0)
-
-
-def test_one_dear_pack_sets_a_bound() -> None:
-    """Beside 100 there are 10 and 10 at most: 100 / 40 in the best case, and Σ max is 100 + 10 of Σ mean 130 / 3."""
+    # beside 100 there are 10 and 10 at most: 100 / 40 in the best case, and Σ max is 100 + 10 of Σ mean 130 / 3
     spread = spread_of(cost(100, 1, 10, 1, 10, 8), 3)
     assert (spread.worst_bound, spread.bound) == (2.5, round(3 * 108 / 130, 4))
 
