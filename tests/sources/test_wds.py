@@ -9,15 +9,15 @@ import re
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_pack.config import OnDamaged, PackConfig
-from energon_pack.errors import PackError
-from energon_pack.pack import pack
+from energon_pack import PackConfig, PackError, pack
+from energon_pack.config import OnDamaged
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.sources.find import names_of
 from energon_pack.sources.rows import IndexRow, rows_of
@@ -26,7 +26,7 @@ from support.finding import find_shards
 from support.samples import chat, picture, write_tar
 
 
-def index(path: Path) -> list[dict[str, object]]:
+def index(path: Path) -> list[dict[str, Any]]:
     table = index_tar(str(path))
     about = {name.decode(): value.decode() for name, value in table.schema.metadata.items()}
     if refused := dotted_of(str(path), about):

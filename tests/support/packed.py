@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import yaml
 
-from energon_pack.config import Flavor, Format, ModelConfig, OutputConfig, Overlong, PackConfig, SourceConfig
-from energon_pack.pack import pack
+from energon_pack import PackConfig, pack
+from energon_pack.config import Flavor, Format, ModelConfig, OutputConfig, Overlong, SourceConfig
 
 Make = Callable[..., PackConfig]
 
