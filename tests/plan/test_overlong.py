@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from energon_pack import LazyPackedDataset, Media, PackConfig, Sample, SamplesLost, load_template, pack
 from energon_pack.config import Overlong
-from energon_pack.samples.cut import Cut, exchanges, messages_of, num_media_before
+from energon_pack.samples.cut import exchanges
 from energon_pack.templates.settings import TrainOn
 from energon_pack.training.layout import IGNORE
 from energon_pack.verify import Options, verify
@@ -57,19 +57,6 @@ def test_exchanges_are_all_turns_and_each_has_an_answer(roles: str, has_system: 
     assert (edges[0], edges[-1]) == (int(has_system), len(messages))
     for first, end in pairwise(edges):
         assert any(message["role"] == "assistant" for message in messages[first:end])
-
-
-def test_the_system_turn_is_in_every_part() -> None:
-    messages = turns("suaua")
-    assert [m["content"] for m in messages_of(messages, Cut("1of2", 1, 3, None, ""))] == ["s0", "u1", "a2"]
-    assert [m["content"] for m in messages_of(messages, Cut("2of2", 3, 5, 1, ""))] == ["s0", "u3", "a"]
-
-
-def test_media_before_each_turn() -> None:
-    """`<image>` in an answer is text here, as the images are all the user's."""
-    texts = ("<image>a", "b <image>", "<video>c<image>", "d")
-    messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
-    assert num_media_before(messages, ["image", "video", "image"]) == [0, 1, 1, 3, 3]
 
 
 # ------------------------------------------------------------------------------------------------------ end to end
