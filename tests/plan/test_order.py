@@ -104,6 +104,12 @@ def test_every_pack_has_one_place(packs: list[tuple[int, int]]) -> None:
     assert sorted(order.tolist()) == list(range(len(packs)))
 
 
+def test_the_order_follows_the_seed() -> None:
+    values = features(500)
+    assert ordered(values, 1).tolist() == ordered(values, 1).tolist()
+    assert ordered(values, 1).tolist() != ordered(values, 2).tolist()
+
+
 PACKING = PackingConfig(max_token_len=1000, group_by=GroupBy.none, window=2)
 
 
