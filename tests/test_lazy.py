@@ -31,9 +31,8 @@ from energon_pack import (
 from energon_pack.config import Engine, Layout
 from energon_pack.templates.tokens.added import Ids
 from energon_pack.training.encoded import BadPack
-from support.given import conversations
 from support.marks import first_of
-from support.packed import demo_config, packed, samples
+from support.packed import conversations, demo_config, packed, samples
 from support.running import need_torchvision
 
 pytestmark = pytest.mark.usefixtures("one_thread")
