@@ -19,12 +19,13 @@ import pytest
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
-from energon_pack import PackConfig, Template
+from energon_pack.config import PackConfig
 from energon_pack.run.stores import objects_of
 from energon_pack.run.stores.blocks import Blocks
 from energon_pack.sources import blockwise
 from energon_pack.sources.demo import make_demo
 from energon_pack.templates.processor import load_saved, prepare_template
+from energon_pack.templates.template import Template
 from support.models import of_model
 from support.packed import demo_config
 from support.pages import blocks, commands

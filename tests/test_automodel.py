@@ -19,8 +19,20 @@ import pytest
 import torch
 import yaml
 
-from energon_pack import PackedBatch, PackError, PackRows, check_automodel, compose_config
-from energon_pack.automodel import EpochCollate, check_rows, collate, dataset, media, neat, thd
+from energon_pack.automodel import (
+    EpochCollate,
+    PackRows,
+    check_automodel,
+    check_rows,
+    collate,
+    dataset,
+    media,
+    neat,
+    thd,
+)
+from energon_pack.config.compose import compose_config
+from energon_pack.errors import PackError
+from energon_pack.training.batch import PackedBatch
 from energon_pack.training.layout import Member, RowForm
 from energon_pack.training.layout import neat as neat_layout
 from energon_pack.training.layout import thd as thd_layout

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from energon_pack import PackConfig, cli, pack
-from energon_pack.config import conf_dir
+from energon_pack import cli
+from energon_pack.config import PackConfig, conf_dir
+from energon_pack.pack import pack
 from support.html_page import check_page
 from support.running import PIPELINE, ROOT, command, run_alone, run_here
 from support.samples import chat, write_tar

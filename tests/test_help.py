@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from energon_pack import PackConfig, PackError
+from energon_pack.config import PackConfig
 from energon_pack.config.reference import help_lines, settings
 from energon_pack.config.validate import keys_of
+from energon_pack.errors import PackError
 from energon_pack.run.command import EXIT_CODES, TOOLS
 from support.running import ROOT, command_here, run_here
 

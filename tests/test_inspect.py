@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from energon_pack import PackError
 from energon_pack.dataset.files import PLAN, PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import REPORT
+from energon_pack.errors import PackError
 from energon_pack.inspect.dataset import open_dataset
 from energon_pack.inspect.vocabulary import vocabulary_for
 from energon_pack.report.views.screens import pack_section

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import tomllib
 
-from energon_pack import Media, MediaFormat, PackError
+from energon_pack.errors import PackError
 from energon_pack.samples.media.kinds import _with_added
+from energon_pack.samples.media.medium import Media, MediaFormat
 from energon_pack.samples.media.sounds import Sound
 from support.clouds import ply, write_clouds
 from support.packed import json_lines, samples

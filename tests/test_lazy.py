@@ -16,20 +16,16 @@ from hypothesis import strategies as st
 from megatron.energon import WorkerConfig, get_loader, get_train_dataset
 from torch.utils.data import DataLoader, DistributedSampler
 
-from energon_pack import (
-    LazyPackedDataset,
-    MemberInput,
-    PackConfig,
-    PackedBatch,
-    PackedTaskEncoder,
-    PackError,
-    PackSampler,
-    SamplesLost,
-    Template,
-    train_arguments,
-)
-from energon_pack.config import Engine, Layout
+from energon_pack.config import Engine, Layout, PackConfig
+from energon_pack.errors import PackError, SamplesLost
+from energon_pack.lazy import LazyPackedDataset
+from energon_pack.loading import train_arguments
+from energon_pack.samplers import PackSampler
+from energon_pack.samples.member import MemberInput
+from energon_pack.task_encoder import PackedTaskEncoder
+from energon_pack.templates.template import Template
 from energon_pack.templates.tokens.added import Ids
+from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import BadPack
 from support.marks import first_of
 from support.packed import conversations, demo_config, packed, samples

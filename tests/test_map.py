@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from energon_pack import PackConfig, PackError, compose_config
+from energon_pack.config import PackConfig
+from energon_pack.config.compose import compose_config
 from energon_pack.config.naming import content_settings
+from energon_pack.errors import PackError
 from energon_pack.samples.mapping import mapped
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip

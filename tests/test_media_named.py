@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from energon_pack import PackConfig, SamplesLost, pack
-from energon_pack.config import Format
+from energon_pack.config import Format, PackConfig
+from energon_pack.errors import SamplesLost
 from energon_pack.online.given import Given
+from energon_pack.pack import pack
 from energon_pack.samples.keys import hint
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import Columns, ReadSettings, UnreadMedia

@@ -21,9 +21,12 @@ from megatron.energon import (
 )
 from megatron.energon.eyaml import load_yaml
 
-from energon_pack import PackConfig, PackError, cookers, pack, read_manifest
-from energon_pack.config import Flavor, SplitsConfig
+from energon_pack.config import Flavor, PackConfig, SplitsConfig
+from energon_pack.dataset.manifest import read_manifest
+from energon_pack.errors import PackError
+from energon_pack.loading import cookers
 from energon_pack.metadataset import main, read_subflavor, to_yaml
+from energon_pack.pack import pack
 from support.packed import demo_config
 from support.samples import chat, write_tar
 

@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_pack import LazyPackedDataset, PackError, pack
-from energon_pack.config import MediaIn, SplitsConfig
+from energon_pack.config.schema import MediaIn, SplitsConfig
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.errors import PackError
+from energon_pack.lazy import LazyPackedDataset
+from energon_pack.pack import pack
 from energon_pack.plan.mix import draws, shares_of
 from energon_pack.sources.forms import find_source
 from energon_pack.sources.mixture import Entry

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
-from energon_pack import PackedTaskEncoder, PackError, options_of, pack
+from energon_pack.errors import PackError
+from energon_pack.loading import options_of
+from energon_pack.pack import pack
 from energon_pack.samples.settings import Columns, ReadSettings, Roles
 from energon_pack.sources.forms import find_source
 from energon_pack.sources.own import own_settings
 from energon_pack.sources.settings import SourceConfig
+from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.templates.settings import LabelsConfig, TrainOn
 from support.packed import Make, lengths, packed, samples, train
 from support.running import command_here

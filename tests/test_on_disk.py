@@ -10,7 +10,9 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch.utils.data import DataLoader
 
-from energon_pack import PackedDataset, PackError, PackSampler, inputs_of
+from energon_pack import PackError, PackSampler
+from energon_pack.on_disk import PackedDataset
+from energon_pack.task_encoder import inputs_of
 from support.alone import pack_demo
 from support.packed import train
 from support.running import need_torchvision

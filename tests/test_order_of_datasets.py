@@ -12,12 +12,15 @@ import pytest
 import yaml
 from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_val_dataset
 
-from energon_pack import PackConfig, PackedTaskEncoder, PackError, pack, train_arguments
-from energon_pack.config import MediaIn, SplitsConfig
+from energon_pack.config import MediaIn, PackConfig, SplitsConfig
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.errors import PackError
+from energon_pack.loading import train_arguments
 from energon_pack.order import main
+from energon_pack.pack import pack
 from energon_pack.plan.made import passes
+from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.templates.settings import LabelsConfig, TrainOn
 from support.loaders import Training
 from support.packed import demo_config

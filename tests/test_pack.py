@@ -17,11 +17,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from energon_pack import PackConfig, PackError, SamplesLost, pack
-from energon_pack.config import OnDamaged, Overlong, Stage
+from energon_pack.config import OnDamaged, Overlong, PackConfig, Stage
 from energon_pack.dataset import energon_check as checking
 from energon_pack.dataset import shards
 from energon_pack.dataset.in_folder import DatasetInFolder
+from energon_pack.errors import PackError, SamplesLost
+from energon_pack.pack import pack
 from energon_pack.samples.flavors import PACKED
 from support.marks import slow
 from support.packed import files, json_lines

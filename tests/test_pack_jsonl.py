@@ -11,8 +11,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from energon_pack import PackConfig, PackError, pack
-from energon_pack.config import Format
+from energon_pack.config import Format, PackConfig
+from energon_pack.errors import PackError
+from energon_pack.pack import pack
 from support.marks import slow
 from support.packed import files, json_lines, train
 from support.running import REAL

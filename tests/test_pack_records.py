@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from energon_pack import Media, Sample, Template
+from energon_pack.samples.media.medium import Media
 from energon_pack.templates.processor import load_template
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 from support.models import of_model
 from support.packed import json_lines, samples
 from support.running import REAL, command_here, run_here

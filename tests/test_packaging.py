@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from energon_pack import PackError
+from energon_pack.errors import PackError
 from energon_pack.recipes import files, main, write_recipes
 from support.running import ROOT, environment, run
 

@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_pack import LazyPackedDataset, PackError, pack
-from energon_pack.config import Format, MediaIn, Overlong, SplitsConfig
+from energon_pack.config import Format, MediaIn, Overlong
+from energon_pack.config.schema import SplitsConfig
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.errors import PackError
+from energon_pack.lazy import LazyPackedDataset
+from energon_pack.pack import pack
 from energon_pack.plan.packs import costs_of_packs, turn_of_packs
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig

@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
-from energon_pack import PackedTaskEncoder, PackError, make_sample_loader, pack
-from energon_pack.config import Flavor, MediaIn, SplitsConfig
+from energon_pack import PackedTaskEncoder
+from energon_pack.config import Flavor, MediaIn
+from energon_pack.config.schema import SplitsConfig
+from energon_pack.errors import PackError
+from energon_pack.loading import make_sample_loader
+from energon_pack.pack import pack
 from energon_pack.plan.settings import Share
 from energon_pack.unpack import unpack
 from support.damage import found, lines

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from energon_pack import PackConfig, PackedTaskEncoder
-from energon_pack.config import Mask, MediaIn, ModelConfig, Overlong
+from energon_pack.config import Mask, MediaIn, ModelConfig, Overlong, PackConfig
+from energon_pack.task_encoder import PackedTaskEncoder
 from support import processors
 from support.damage import found, lines
 from support.packed import json_lines, packed, samples, train

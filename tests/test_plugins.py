@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from energon_pack import PackedMultiMixQA, PackError
+from energon_pack.errors import PackError
 from energon_pack.run.by_name import entry_point
 from energon_pack.run.executors.settings import ExecutorConfig
 from energon_pack.samples.flavors import packed_flavor
+from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
 from energon_pack.sources.settings import SourceConfig
 from support.packed import files, json_lines, samples
 from support.running import ROOT, command, command_here, installed, run_here

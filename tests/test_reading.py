@@ -21,9 +21,13 @@ from megatron.energon import (
     stateless,
 )
 
-from energon_pack import Journal, PackedTaskEncoder, PackError, PacksInOrder, metadataset, train_arguments
+from energon_pack import metadataset
 from energon_pack.config import Rope
+from energon_pack.errors import PackError
+from energon_pack.loading import Journal, train_arguments
+from energon_pack.reading import PacksInOrder
 from energon_pack.steps.topology import Topology
+from energon_pack.task_encoder import PackedTaskEncoder
 from support.marks import slow
 from support.packed import demo_config
 from support.packed import packed as pack_of

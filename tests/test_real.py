@@ -14,8 +14,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from energon_pack import PackConfig, PackError, SamplesLost, pack
-from energon_pack.config import OnDamaged, Overlong
+from energon_pack.config import OnDamaged, Overlong, PackConfig
+from energon_pack.errors import PackError, SamplesLost
+from energon_pack.pack import pack
 from support.marks import slow
 from support.packed import json_lines, train
 from support.running import need_torchvision

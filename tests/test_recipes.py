@@ -32,20 +32,13 @@ from megatron.energon import WorkerConfig
 from megatron.energon.errors import FatalSampleError
 from megatron_lm import one_token_per_image
 
-from energon_pack import (
-    PackConfig,
-    PackedBatch,
-    PackedDataset,
-    PackedTaskEncoder,
-    guard,
-    metadataset,
-    pack,
-    packs,
-    read_manifest,
-    recipes,
-    total_weight,
-)
-from energon_pack.config import ModelConfig, Rope
+from energon_pack import PackedDataset, guard, metadataset, recipes
+from energon_pack.config import ModelConfig, PackConfig, Rope
+from energon_pack.dataset.manifest import read_manifest
+from energon_pack.pack import pack
+from energon_pack.task_encoder import PackedTaskEncoder
+from energon_pack.training.batch import PackedBatch, total_weight
+from energon_pack.webdataset import packs
 from support import processors
 from support.marks import slow
 from support.packed import demo_config

@@ -14,21 +14,16 @@ import torch
 from megatron.energon import SkipSample, WorkerConfig, get_savable_loader, get_train_dataset
 from megatron.energon.errors import FatalSampleError
 
-from energon_pack import (
-    MultiMixQASample,
-    PackedBatch,
-    PackedCaptioningSample,
-    PackedTaskEncoder,
-    PackError,
-    load_template,
-    metadataset,
-    read_manifest,
-    touch_vision,
-)
+from energon_pack import metadataset
 from energon_pack.config import Rope
-from energon_pack.dataset.manifest import processor_folder
+from energon_pack.dataset.manifest import processor_folder, read_manifest
+from energon_pack.errors import PackError
+from energon_pack.flavors import MultiMixQASample, PackedCaptioningSample
+from energon_pack.packed_with import load_template
 from energon_pack.samples.media.lazy_image import LazyImage
+from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.training import member_encoder, pack_encoder
+from energon_pack.training.batch import PackedBatch, touch_vision
 from energon_pack.training.calls import Calls
 from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE

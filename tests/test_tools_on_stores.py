@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from megatron.energon import WorkerConfig, get_loader, get_val_dataset
 
-from energon_pack import PackConfig, PackError, read_manifest
-from energon_pack.config import Format, MediaIn
+from energon_pack.config import Format, MediaIn, PackConfig
+from energon_pack.dataset.manifest import read_manifest
+from energon_pack.errors import PackError
 from energon_pack.run.address import energon_address
 from energon_pack.run.stores import blocks, requests
 from energon_pack.sources import blockwise

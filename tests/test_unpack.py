@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from energon_pack import PackConfig, PackError
-from energon_pack.config import Flavor, Format, Overlong
+from energon_pack.config import Flavor, Format, Overlong, PackConfig
+from energon_pack.errors import PackError
 from energon_pack.samples.listed import media_parts
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Part

@@ -11,16 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_pack import (
-    LazyPackedDataset,
-    PackConfig,
-    PackError,
-    Sample,
-    SamplesLost,
-    StreamingPackedDataset,
-    Template,
-    pack,
-)
+from energon_pack.config import PackConfig
+from energon_pack.errors import PackError, SamplesLost
+from energon_pack.lazy import LazyPackedDataset
+from energon_pack.pack import pack
 from energon_pack.plan.made import plan_of_epoch
 from energon_pack.plan.packs import LEFT_OUT
 from energon_pack.plan.plan import plan_packs
@@ -29,7 +23,10 @@ from energon_pack.pooling.sample_measures import Measuring, SampleMeasures
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.streaming import StreamingPackedDataset
+from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import Expand, TrainOn, Untrained
+from energon_pack.templates.template import Template
 from energon_pack.verify import Options, verify
 from support.packed import json_lines
 from support.plans import items, packs

@@ -14,9 +14,13 @@ import webdataset as wds
 import yaml
 from torch.utils.data import DataLoader
 
-from energon_pack import PackedBatch, PackedDataset, PackedTaskEncoder, PackError, Packs, packs, shard_urls
 from energon_pack.config import Flavor, Rope
+from energon_pack.errors import PackError
+from energon_pack.on_disk import PackedDataset
+from energon_pack.task_encoder import PackedTaskEncoder
+from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import BadPack
+from energon_pack.webdataset import Packs, packs, shard_urls
 from support.batches import same
 from support.damage import read_shard, write_shard
 from support.marks import first_of

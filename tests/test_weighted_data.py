@@ -9,19 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from energon_pack import (
-    PackConfig,
-    PackedBatch,
-    PackedCaptioningSample,
-    PackedMultiMixQASample,
-    PackedTaskEncoder,
-    PackRows,
-    inputs_of,
-)
-from energon_pack.automodel import PackRow, collate
-from energon_pack.config import Flavor
+from energon_pack.automodel import PackRow, PackRows, collate
+from energon_pack.config import Flavor, PackConfig
+from energon_pack.flavors import PackedCaptioningSample, PackedMultiMixQASample
 from energon_pack.samples.member import SampleOptions
+from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.templates.settings import Untrained
+from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import BadPack, Pack
 from energon_pack.training.layout import IGNORE
 from energon_pack.unpack import unpack

@@ -10,9 +10,9 @@ from typing import Any, get_type_hints
 import pytest
 from hydra import compose, initialize_config_dir
 
-from energon_pack import PackConfig, PackError
-from energon_pack.config import MediaConfig, ModelConfig, Rope, conf_dir, plain
+from energon_pack.config import MediaConfig, ModelConfig, PackConfig, Rope, conf_dir, plain
 from energon_pack.config.validate import to_config
+from energon_pack.errors import PackError
 from energon_pack.run.plain_data import node_of
 
 

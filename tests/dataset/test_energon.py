@@ -21,19 +21,14 @@ from megatron.energon.errors import FatalSampleError
 from megatron.energon.flavors import BaseWebdatasetFactory
 from PIL import Image
 
-from energon_pack import (
-    MultiMixQASample,
-    PackConfig,
-    PackedMultiMixQASample,
-    PackedTaskEncoder,
-    cookers,
-    load_template,
-    make_sample_loader,
-    pack,
-)
-from energon_pack.config import DatasetYaml
+from energon_pack.config import DatasetYaml, PackConfig
+from energon_pack.flavors import MultiMixQASample, PackedMultiMixQASample
+from energon_pack.loading import cookers, make_sample_loader
+from energon_pack.pack import pack
+from energon_pack.packed_with import load_template
 from energon_pack.samples.pack_tokens import pack_tokens
 from energon_pack.samples.tokens import MemberTokens
+from energon_pack.task_encoder import PackedTaskEncoder
 from support.batches import same
 from support.corruptions import cut_tokens, flip_an_id
 from support.damage import Members, read_shard, write_shard

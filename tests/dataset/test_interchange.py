@@ -17,11 +17,13 @@ import pytest
 import yaml
 from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SampleDecoder, basic_sample_keys, edataclass, stateless
 
-from energon_pack import PackConfig, PackError, cookers, pack
-from energon_pack.config import Flavor, GroupBy, OutputConfig
+from energon_pack.config import Flavor, GroupBy, OutputConfig, PackConfig
 from energon_pack.dataset.energon import sample_loader_py
 from energon_pack.dataset.sample_class import STACKS
+from energon_pack.errors import PackError
 from energon_pack.inspect.dataset import open_dataset
+from energon_pack.loading import cookers
+from energon_pack.pack import pack
 from energon_pack.samples.flavors.base import PackedFlavor
 from support.damage import found, lines
 from support.packed import Make, pack_into, train, typed

@@ -23,10 +23,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from energon_pack import PackError
 from energon_pack.dataset import in_folder, in_store
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.in_store import DatasetInStore
+from energon_pack.errors import PackError
 from energon_pack.run import stores
 from energon_pack.run.stores.requests import Found, Objects
 from energon_pack.sources.tar import tar_len

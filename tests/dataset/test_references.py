@@ -20,11 +20,14 @@ import yaml
 from megatron.energon import DefaultTaskEncoder
 from megatron.energon.errors import FatalSampleError
 
-from energon_pack import PackConfig, PackError, cookers, pack, read_manifest
-from energon_pack.config import Flavor, Format, MediaIn, Overlong
+from energon_pack.config import Flavor, Format, MediaIn, Overlong, PackConfig
 from energon_pack.dataset.contents import Beside
+from energon_pack.dataset.manifest import read_manifest
 from energon_pack.dataset.readable import refuse_lost
 from energon_pack.dataset.source_media import DatasetMedia, source_root
+from energon_pack.errors import PackError
+from energon_pack.loading import cookers
+from energon_pack.pack import pack
 from energon_pack.samples.flavors import PACKED
 from energon_pack.samples.flavors.references import with_names
 from energon_pack.samples.parts import Reference
@@ -171,7 +174,8 @@ def test_batches_are_those_of_copies(both: tuple[Path, Path], demo: tuple[Path, 
     import webdataset as wds
     from torch.utils.data import DataLoader
 
-    from energon_pack import PackedTaskEncoder, packs, shard_urls
+    from energon_pack.task_encoder import PackedTaskEncoder
+    from energon_pack.webdataset import packs, shard_urls
 
     of_energon, of_webdataset = [], []
     for folder in both:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from energon_pack import PackConfig, PackError, pack
-from energon_pack.config import Stage
+from energon_pack.config import PackConfig, Stage
+from energon_pack.errors import PackError
+from energon_pack.pack import pack
 from energon_pack.run.stores import by_obstore, requests
 from support.packed import files
 from support.running import run_here

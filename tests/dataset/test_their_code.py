@@ -17,8 +17,8 @@ import megatron.energon
 import pytest
 import torch
 
-from energon_pack import PackConfig, PackedTaskEncoder
-from energon_pack.config import Flavor, GroupBy, ModelConfig
+from energon_pack.config import Flavor, GroupBy, ModelConfig, PackConfig
+from energon_pack.task_encoder import PackedTaskEncoder
 from support.labels.environments import python_of
 from support.packed import demo_config, packed, samples, train
 from support.read_source import read as read_source

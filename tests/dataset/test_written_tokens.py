@@ -16,20 +16,24 @@ import pyarrow.parquet as pq
 import pytest
 from megatron.energon.errors import FatalSampleError
 
-from energon_pack import PackConfig, PackedTaskEncoder, PackError, Template, inputs_of, load_template, pack
-from energon_pack.config import Format, Mask, MediaIn, ModelConfig, OutputConfig, Overlong, Stage
+from energon_pack.config import Format, Mask, MediaIn, ModelConfig, OutputConfig, Overlong, PackConfig, Stage
+from energon_pack.errors import PackError
 from energon_pack.inspect.dataset import open_dataset
 from energon_pack.inspect.vocabulary import vocabulary_for
 from energon_pack.lengths.kept_tokens import Keeping, KeptTokens, remove_oldest
 from energon_pack.lengths.measure import LengthsWrong
 from energon_pack.lengths.table_cache import Record, write_tables
+from energon_pack.pack import pack
+from energon_pack.packed_with import load_template
 from energon_pack.plan.settings import Share
 from energon_pack.report.views.spans import vocabulary_of
 from energon_pack.samples.pack_tokens import members_of, pack_tokens
 from energon_pack.samples.tokens import MemberTokens, SeenMedium, Step
 from energon_pack.samples.tokens_part import CHECKSUM, PackTokens
 from energon_pack.sources.sample import ReadSample
+from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.templates.inputs import tokens_of
+from energon_pack.templates.template import Template
 from energon_pack.unpack import unpack
 from support import processors
 from support.batches import same

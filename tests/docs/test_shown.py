@@ -22,8 +22,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from energon_pack import PackConfig, PackedDataset, PackedTaskEncoder, PackEncoder
-from energon_pack.config import conf_dir
+from energon_pack import PackedDataset
+from energon_pack.config import PackConfig, conf_dir
 from energon_pack.config.validate import to_config
 from energon_pack.dataset.energon import dataset_yamls
 from energon_pack.plan.noted import NOTES
@@ -31,7 +31,9 @@ from energon_pack.plan.splits import SPLITS
 from energon_pack.samples.flavors import UNPACKED
 from energon_pack.samples.skip import Reason
 from energon_pack.samples.tokens_part import COLUMNS
+from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.training.layout import IGNORE
+from energon_pack.training.pack_encoder import PackEncoder
 from energon_pack.verify.findings import CHECKS
 from support.damage import read_shard
 from support.packed import Make, packed, train

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from energon_pack import Sample, Template
 from energon_pack.samples.skip import Skip
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 from support.labels.folders import REAL_FOLDERS, build_template
 from support.labels.media import answered_with_media, media_ids, samples_of, wrong_labels
 from support.running import REAL

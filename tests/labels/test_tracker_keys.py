@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from energon_pack import Template
 from energon_pack.templates.build import build
+from energon_pack.templates.template import Template
 from support.labels.forms import FORMS, fresh
 from support.labels.fuzz import Fuzzed, add, fuzzed, judge
 from support.labels.meaning import TEMPLATE

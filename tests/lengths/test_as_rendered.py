@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from energon_pack import PackConfig, Sample, Template, pack
+from energon_pack.config import PackConfig
 from energon_pack.lengths.index import index_shards
 from energon_pack.lengths.measure import measure_shards
 from energon_pack.lengths.method import Method, prepare
 from energon_pack.lengths.table_cache import in_chunks
+from energon_pack.pack import pack
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
@@ -23,6 +24,8 @@ from energon_pack.templates.full import full_processor
 from energon_pack.templates.models import read_model
 from energon_pack.templates.processor import lines_of, load_saved, load_template, prepare_template
 from energon_pack.templates.processor_inputs import full_ids
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 from support.finding import find_shards
 from support.models import of_model
 from support.packed import packed

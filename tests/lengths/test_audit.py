@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from energon_pack import PackConfig, Sample, Template, pack
+from energon_pack.config import PackConfig
 from energon_pack.lengths.audit import (
     Audit,
     Auditing,
@@ -30,12 +30,15 @@ from energon_pack.lengths.index import index_shards
 from energon_pack.lengths.measure import LengthsWrong, MeasuredShard, measure_shards
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import in_chunks
+from energon_pack.pack import pack
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.processor import prepare_template
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 from support.finding import find_shards
 from support.models import of_model
 from support.running import PIPELINE, need_torchvision

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from energon_pack import PackConfig, PackError, pack
-from energon_pack.config import Format, Stage
+from energon_pack.config import Format, PackConfig, Stage
+from energon_pack.errors import PackError
 from energon_pack.lengths import worker as measuring
+from energon_pack.pack import pack
 from energon_pack.sources.demo import make_demo
 from support.marks import slow
 from support.packed import files

@@ -13,14 +13,15 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from energon_pack import PackConfig, PackError, pack
-from energon_pack.config import Format, Stage
+from energon_pack.config import Format, PackConfig, Stage
+from energon_pack.errors import PackError
 from energon_pack.lengths import measure as lengths
 from energon_pack.lengths import worker as measuring
 from energon_pack.lengths.index import IndexedShard, every_nth_sample, first_samples, index_shards
 from energon_pack.lengths.measure import measure_shards
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import in_chunks
+from energon_pack.pack import pack
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress

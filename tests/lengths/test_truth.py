@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from energon_pack import Media, Sample, Template
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe_part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
@@ -22,7 +22,9 @@ from energon_pack.sources.sample import read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.processor import load_template
+from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
+from energon_pack.templates.template import Template
 from support.finding import find_shards
 from support.models import of_model
 from support.packed import json_lines

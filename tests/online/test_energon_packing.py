@@ -12,8 +12,10 @@ import torch
 from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 from megatron.energon.errors import FatalSampleError
 
-from energon_pack import MultiMixQASample, PackedTaskEncoder, train_arguments
+from energon_pack.flavors import MultiMixQASample
+from energon_pack.loading import train_arguments
 from energon_pack.samples.media.lazy_image import LazyImage
+from energon_pack.task_encoder import PackedTaskEncoder
 from support.packed import demo_config, json_lines, lengths, packed, prepare, typed
 from support.running import need_torchvision
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from energon_pack import PackError
+from energon_pack.errors import PackError
 from energon_pack.online.given import Given
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip

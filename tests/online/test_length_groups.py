@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
-from energon_pack import LengthGroupedSampler
 from energon_pack.online.length_groups import Groups, group
+from energon_pack.samplers import LengthGroupedSampler
 
 LENS = np.minimum(np.random.default_rng(0).lognormal(6, 1, 1000), 8000).astype(np.int64) + 1
 

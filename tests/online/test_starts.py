@@ -11,18 +11,13 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from energon_pack import (
-    LazyPackedDataset,
-    LengthGroupedSampler,
-    PackConfig,
-    PackedDataset,
-    PackError,
-    PackSampler,
-    SamplesLost,
-    StreamingPackedDataset,
-)
-from energon_pack.config import Format
+from energon_pack.config import Format, PackConfig
+from energon_pack.errors import PackError, SamplesLost
+from energon_pack.lazy import LazyPackedDataset
+from energon_pack.on_disk import PackedDataset
 from energon_pack.online import prepare as preparing
+from energon_pack.samplers import LengthGroupedSampler, PackSampler
+from energon_pack.streaming import StreamingPackedDataset
 from support.packed import demo_config
 from support.running import need_torchvision
 

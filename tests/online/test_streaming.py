@@ -14,17 +14,15 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
 from hydra.version import getbase
 
-from energon_pack import (
-    LazyPackedDataset,
-    MemberInput,
-    PackError,
-    Sample,
-    StreamingPackedDataset,
-    compose_config,
-    sample_of,
-)
+from energon_pack.config.compose import compose_config
+from energon_pack.errors import PackError
+from energon_pack.lazy import LazyPackedDataset
 from energon_pack.samples.media.lazy_image import LazyImage
+from energon_pack.samples.member import MemberInput
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.streaming import StreamingPackedDataset
+from energon_pack.templates.inputs import sample_of
+from energon_pack.templates.sample import Sample
 from support.alone import demo_model
 from support.packed import demo_config, json_lines, lengths, packed
 from support.running import need_torchvision

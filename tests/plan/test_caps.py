@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from energon_pack import PackConfig, pack
-from energon_pack.config import Stage
+from energon_pack.config import PackConfig, Stage
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
+from energon_pack.pack import pack
 from energon_pack.plan.caps import CAPS, COLUMNS, costs, exceeded
 from energon_pack.plan.overlong import how_cut
 from energon_pack.plan.settings import GroupBy, Layout, Overlong, PackingConfig

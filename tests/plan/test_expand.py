@@ -11,17 +11,13 @@ from typing import Any
 
 import pytest
 
-from energon_pack import (
-    LazyPackedDataset,
-    Media,
-    PackConfig,
-    PackError,
-    Sample,
-    StreamingPackedDataset,
-    load_template,
-    pack,
-)
-from energon_pack.config import Expand, Flavor, LabelsConfig, Overlong
+from energon_pack import LazyPackedDataset, StreamingPackedDataset
+from energon_pack.config import Expand, Flavor, LabelsConfig, Overlong, PackConfig
+from energon_pack.errors import PackError
+from energon_pack.pack import pack
+from energon_pack.packed_with import load_template
+from energon_pack.samples.media.medium import Media
+from energon_pack.templates.sample import Sample
 from energon_pack.verify import Options, verify
 from support.packed import files, json_lines, train
 from support.samples import chat, picture, write_tar

@@ -15,9 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_pack import LazyPackedDataset, Media, PackConfig, Sample, SamplesLost, load_template, pack
-from energon_pack.config import Overlong
+from energon_pack.config import Overlong, PackConfig
+from energon_pack.errors import SamplesLost
+from energon_pack.lazy import LazyPackedDataset
+from energon_pack.pack import pack
+from energon_pack.packed_with import load_template
 from energon_pack.samples.cut import exchanges
+from energon_pack.samples.media.medium import Media
+from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import TrainOn
 from energon_pack.training.layout import IGNORE
 from energon_pack.verify import Options, verify

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_pack import PackError
+from energon_pack.errors import PackError
 from energon_pack.plan.counted import Moments, Tally
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.plan import plan_packs, without_window

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from megatron.energon import WorkerConfig, get_loader, get_val_dataset
 
-from energon_pack import PackConfig, PackError, pack
-from energon_pack.config import Overlong, SplitsConfig
+from energon_pack.config import Overlong, PackConfig, SplitsConfig
+from energon_pack.errors import PackError
+from energon_pack.pack import pack
 from energon_pack.plan.splits import split_numbers, split_shares
 from energon_pack.verify import Options, verify
 from support.packed import demo_config

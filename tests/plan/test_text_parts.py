@@ -14,22 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_pack import (
-    LazyPackedDataset,
-    PackConfig,
-    PackedTaskEncoder,
-    Sample,
-    SamplesLost,
-    Template,
-    inputs_of,
-    options_of,
-    pack,
-)
-from energon_pack.config import Format, Overlong
+from energon_pack.config import Format, Overlong, PackConfig
+from energon_pack.errors import SamplesLost
+from energon_pack.lazy import LazyPackedDataset
+from energon_pack.pack import pack
 from energon_pack.plan.settings import Layout, PackingConfig
 from energon_pack.plan.text_parts import edges_of, most_tokens
 from energon_pack.samples.documents import document_of
+from energon_pack.samples.options import options_of
 from energon_pack.samples.skip import Skip
+from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.member_encoder import Encoded
 from energon_pack.unpack import unpack

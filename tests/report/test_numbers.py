@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from energon_pack import PackConfig, pack
-from energon_pack.config import Stage
+from energon_pack.config import PackConfig, Stage
+from energon_pack.pack import pack
 from energon_pack.plan.settings import Layout
 from support.samples import chat, picture, write_tar
 

@@ -12,22 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from energon_pack import Media, PackError, Sample, Template
 from energon_pack.dataset.contents import parse
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.lookup import PackLookup
 from energon_pack.dataset.pack_files import packs_in
+from energon_pack.errors import PackError
 from energon_pack.report.views.packed import pack_view
 from energon_pack.report.views.screens import pack_section
 from energon_pack.report.views.spans import vocabulary_of
 from energon_pack.report.views.text import Tokens, shared_evenly
 from energon_pack.report.views.view import PackView, Place, Span, thumbnail
 from energon_pack.samples.flavors import DEFAULT
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.pack_tokens import pack_tokens
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.sources.storage import InMemory, open_file
 from energon_pack.sources.tar import TarScan
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 from support.packed import demo_config, packed
 from support.samples import picture, video, write_tar
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from energon_pack import PackConfig, SamplesLost, pack
-from energon_pack.config import ModelConfig, Stage
+from energon_pack.config import ModelConfig, PackConfig, Stage
+from energon_pack.errors import SamplesLost
+from energon_pack.pack import pack
 from energon_pack.plan.items import Items
 from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.report import RunFacts

@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from energon_pack import Media, Sample, Template
 from energon_pack.report.views.screens import member_facts
 from energon_pack.report.views.spans import spans_of, vocabulary_of
 from energon_pack.report.views.text import Tokens
 from energon_pack.report.views.view import MemberView, Span, Turn
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.sample import Message
 from energon_pack.templates.build import build
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 from support.models import of_model
 from support.weighted import turns
 

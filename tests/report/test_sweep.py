@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from energon_pack import PackError, SamplesLost
+from energon_pack.errors import PackError, SamplesLost
 from energon_pack.report.sweep import BEST, sweep_of
 from energon_pack.report.sweep_folder import SweepFolder, SweepJob
 from energon_pack.report.sweep_page import end_sweep, sweep_html

@@ -7,7 +7,6 @@ from typing import cast
 import numpy as np
 import pytest
 
-from energon_pack import Media
 from energon_pack.plan import caps
 from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.pack_lengths import Choice
@@ -15,6 +14,7 @@ from energon_pack.plan.settings import Algorithm, PackingConfig
 from energon_pack.report.images import media_first, tokens_of_images
 from energon_pack.report.which_length import does, job_of, lengths_to_try, recommended
 from energon_pack.samples.media.kinds import MEDIA_TYPES
+from energon_pack.samples.media.medium import Media
 from energon_pack.templates.families.qwen_vl import QwenVL
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 

@@ -16,8 +16,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from energon_pack import PackError
-from energon_pack.errors import amount
+from energon_pack.errors import PackError, amount
 from energon_pack.report.pages.rows import Rows, print_table
 from energon_pack.run import console
 from energon_pack.run.console import LogLine, complain, in_one_piece, say

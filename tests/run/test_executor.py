@@ -20,7 +20,9 @@ from typing import Any
 import psutil
 import pytest
 
-from energon_pack import PackConfig, PackError, pack
+from energon_pack.config import PackConfig
+from energon_pack.errors import PackError
+from energon_pack.pack import pack
 from energon_pack.run.executors import Folder, Job, Result
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.executors.workers import Busy, work_of

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from energon_pack import PackError
+from energon_pack.errors import PackError
 from energon_pack.run.executors import Folder
 from energon_pack.run.executors.admission import terms_of, why_unfit
 from energon_pack.run.files import make_once, one_of_machine, own_temporary, write_whole

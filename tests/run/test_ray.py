@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from energon_pack import PackConfig, PackError, SamplesLost, pack
-from energon_pack.config import ExecutorConfig, ExecutorKind
+from energon_pack.config import ExecutorConfig, ExecutorKind, PackConfig
+from energon_pack.errors import PackError, SamplesLost
+from energon_pack.pack import pack
 from energon_pack.run.context import executor_of
 from energon_pack.run.executors import Folder, admission
 from support.jobs import (

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from botocore.credentials import RefreshableCredentials
 
-from energon_pack import PackError, compose_config
-from energon_pack.errors import refuse_password, without_passwords
+from energon_pack.config.compose import compose_config
+from energon_pack.errors import PackError, refuse_password, without_passwords
 from energon_pack.run import stores
 from energon_pack.run.address import energon_address, is_address, joined, lies_in, parent
 from energon_pack.run.stores import requests

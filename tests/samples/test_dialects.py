@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from energon_pack import Sample, Template
 from energon_pack.samples.dialects.table import DIALECTS
 from energon_pack.samples.media.asked import settings_of
 from energon_pack.samples.record import Record, parse_record
@@ -14,6 +13,8 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import ReadSettings, SampleType, Take
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 from support.dialects import CONVERSATIONS, FORMS, Changed, Form, changed, expected
 
 AUTO = ReadSettings()

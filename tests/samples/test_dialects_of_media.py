@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from energon_pack import PackError
+from energon_pack.errors import PackError
 from energon_pack.samples.conversation import place
 from energon_pack.samples.listed import media_parts
 from energon_pack.samples.record import parse_record

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from energon_pack import PackConfig, pack
+from energon_pack.config import PackConfig
+from energon_pack.pack import pack
 from energon_pack.samples.placeholders import place_media, split_content
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import parse_record

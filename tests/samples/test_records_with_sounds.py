@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from energon_pack import JsonlShard, options_of
 from energon_pack.samples.conversation import place
+from energon_pack.samples.options import options_of
 from energon_pack.samples.record import with_hearing
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
@@ -18,6 +18,7 @@ from energon_pack.sources.named_bytes import may_have_base64
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
+from energon_pack.sources.shard import JsonlShard
 from support.samples import sound
 
 ANSWER = {"role": "assistant", "content": "Hello."}

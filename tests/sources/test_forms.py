@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from energon_pack import PackError, pack
+from energon_pack.errors import PackError
+from energon_pack.pack import pack
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.forms import find_source, format_of, look, read_as
 from energon_pack.sources.reader import Reader

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from energon_pack import PackError
+from energon_pack.errors import PackError
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.lengths.worker import MeasureJob, measure

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_pack import JsonlShard, PackError, pack
 from energon_pack.config import OnDamaged
+from energon_pack.errors import PackError
+from energon_pack.pack import pack
 from energon_pack.run import bounds
 from energon_pack.run.plain_data import NotPlain, json_value, yaml_value
 from energon_pack.samples.skip import Skip
@@ -26,6 +27,7 @@ from energon_pack.sources.inside import open_medium, open_member
 from energon_pack.sources.jsonl.dialects import Lines
 from energon_pack.sources.jsonl.line_index import index_lines
 from energon_pack.sources.prepared_folder import read_prepared
+from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.tables import table_of, table_row
 from energon_pack.sources.tar import _pax
 from energon_pack.sources.wds import about_of, damage_of

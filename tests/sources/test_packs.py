@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from energon_pack import PackConfig, PackError
-from energon_pack.config import Flavor, MediaIn, TrainOn
+from energon_pack.config import Flavor, MediaIn, PackConfig, TrainOn
+from energon_pack.errors import PackError
 from energon_pack.plan.settings import Share
 from energon_pack.sources.forms import find_source
 from energon_pack.sources.pack_shard import PackShard

@@ -11,8 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from energon_pack import JsonlShard, PackConfig, PackError, pack
-from energon_pack.config import Format, MediaIn
+from energon_pack.config import Format
+from energon_pack.config.schema import MediaIn, PackConfig
+from energon_pack.errors import PackError
+from energon_pack.pack import pack
 from energon_pack.samples.bytes import Range, as_file
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Part
@@ -22,7 +24,7 @@ from energon_pack.sources.find import shard_of
 from energon_pack.sources.inside import open_inside
 from energon_pack.sources.jsonl.dialects import Lines
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.shard import Shard
+from energon_pack.sources.shard import JsonlShard, Shard
 from energon_pack.sources.storage import File, InMemory, State, open_file, state_of
 from support.packed import Make, files, samples
 from support.read_source import read

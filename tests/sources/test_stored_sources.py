@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from energon_pack import PackConfig, PackError, pack
-from energon_pack.config import Format, SourceConfig, Stage
+from energon_pack.config import Format, PackConfig, SourceConfig, Stage
+from energon_pack.errors import PackError
+from energon_pack.pack import pack
 from energon_pack.run.stores import objects_of, requests
 from energon_pack.run.stores.blocks import Blocks
 from energon_pack.run.stores.requests import StoreError

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from energon_pack import PackConfig, PackError, pack
-from energon_pack.config import MediaIn
+from energon_pack.config.schema import MediaIn, PackConfig
+from energon_pack.errors import PackError
+from energon_pack.pack import pack
 from energon_pack.samples.nulls import without_nulls
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import tables

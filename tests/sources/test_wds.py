@@ -16,8 +16,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_pack import PackConfig, PackError, pack
-from energon_pack.config import OnDamaged
+from energon_pack.config import OnDamaged, PackConfig
+from energon_pack.errors import PackError
+from energon_pack.pack import pack
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.sources.find import names_of
 from energon_pack.sources.rows import IndexRow, rows_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from energon_pack import PackError
+from energon_pack.errors import PackError
 from energon_pack.run.executors.admission import Terms
 from energon_pack.run.executors.settings import ExecutorConfig, ExecutorKind
 from energon_pack.run.executors.slurm import LENGTHS, PUBLISH, WRITE, Chain

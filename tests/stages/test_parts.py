@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_pack import PackConfig, PackError, pack
-from energon_pack.config import Stage
+from energon_pack.config import PackConfig, Stage
 from energon_pack.dataset.destination import PlanMissing
+from energon_pack.errors import PackError
+from energon_pack.pack import pack
 from energon_pack.run.part import EqualSpans, Part
 from support.packed import demo_config, files
 from support.running import ROOT, run_here

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from megatron.energon import WorkerConfig
 from megatron.energon.flavors.webdataset.sharder import Sharder
 
-from energon_pack import Consumed, Journal, PackError
+from energon_pack.errors import PackError
 from energon_pack.steps.cost import cost_model
 from energon_pack.steps.evenness import PackCosts, Spread, compared, figures, spread_of
-from energon_pack.steps.journal import resume
+from energon_pack.steps.journal import Consumed, Journal, resume
 from energon_pack.steps.position import Position, Stream, Taken, taken_by
 from energon_pack.steps.topology import Topology, sizes_of_stretches, stream
 from support.packed import demo_config, packed

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from energon_pack import PackedTaskEncoder, Template, inputs_of
 from energon_pack.config import Rope
 from energon_pack.samples.input_rules import InputRules
+from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
+from energon_pack.templates.template import Template
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.member_encoder import Encoded
 from support.packed import demo_config, packed, train

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from energon_pack import PackConfig, pack
-from energon_pack.config import ModelConfig, OutputConfig, Overlong, SourceConfig
+from energon_pack.config import ModelConfig, OutputConfig, Overlong, PackConfig, SourceConfig
 from energon_pack.dataset.pack_files import packs_in
 from energon_pack.dataset.tar_writer import TarWriter
+from energon_pack.pack import pack
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
 from energon_pack.verify import Options, verify

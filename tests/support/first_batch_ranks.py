@@ -13,7 +13,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import start_processes
 
-from energon_pack import Guard, MixingError, guard
+from energon_pack.training.forward_inputs import MixingError
+from energon_pack.training.guards import Guard, guard
 from support.ports import free_ports
 from support.tiny import TEXT, make_batch, make_members, tf
 

@@ -16,7 +16,9 @@ from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 from megatron.energon.epathlib import EPath
 from torch.utils.data import DataLoader
 
-from energon_pack import LazyPackedDataset, PackedTaskEncoder, train_arguments
+from energon_pack.lazy import LazyPackedDataset
+from energon_pack.loading import train_arguments
+from energon_pack.task_encoder import PackedTaskEncoder
 from support.packed import demo_config
 
 

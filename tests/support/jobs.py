@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from energon_pack import SamplesLost
+from energon_pack.errors import SamplesLost
 
 
 def sleep(path: Path) -> None:

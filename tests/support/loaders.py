@@ -6,7 +6,8 @@ from typing import Any
 
 from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 
-from energon_pack import Journal, PackedTaskEncoder, train_arguments
+from energon_pack.loading import Journal, train_arguments
+from energon_pack.task_encoder import PackedTaskEncoder
 
 
 class Training:

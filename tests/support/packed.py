@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import yaml
 from PIL import Image
 
-from energon_pack import PackConfig, pack
-from energon_pack.config import Flavor, Format, ModelConfig, OutputConfig, Overlong, SourceConfig
+from energon_pack.config import Flavor, Format, ModelConfig, OutputConfig, Overlong, PackConfig, SourceConfig
+from energon_pack.pack import pack
 
 Make = Callable[..., PackConfig]
 

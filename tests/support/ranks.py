@@ -14,7 +14,9 @@ from unittest import mock
 
 import torch
 
-from energon_pack import EncodedPack, PackedBatch, PackedTaskEncoder, prepare_torchvision
+from energon_pack.task_encoder import EncodedPack, PackedTaskEncoder
+from energon_pack.templates.full import prepare_torchvision
+from energon_pack.training.batch import PackedBatch
 from energon_pack.training.layout import IGNORE
 from support.ports import free_ports
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from energon_pack import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.sample import MediaPart
 from energon_pack.sources.sample import ReadSample
 from energon_pack.sources.tar import tar_header

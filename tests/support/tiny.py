@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack import PackedBatch, prepare_torchvision
+from energon_pack.templates.full import prepare_torchvision
+from energon_pack.training.batch import PackedBatch
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Member, RowForm, neat
 from energon_pack.training.member_encoder import Encoded

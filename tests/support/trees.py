@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from energon_pack import MemberInput
-from energon_pack.samples.member import Shared
+from energon_pack.samples.member import MemberInput, Shared
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.member_encoder import Encoded, MemberEncoder

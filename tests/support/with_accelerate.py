@@ -10,7 +10,10 @@ import torch
 from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 from train_tiny import tiny_model
 
-from energon_pack import PackedBatch, PackedTaskEncoder, guard, total_weight, train_arguments, weighted_loss
+from energon_pack.loading import train_arguments
+from energon_pack.task_encoder import PackedTaskEncoder
+from energon_pack.training.batch import PackedBatch, total_weight, weighted_loss
+from energon_pack.training.guards import guard
 from support.alone import pack_demo
 from support.tiny import make_batch, make_members, make_model, tf
 

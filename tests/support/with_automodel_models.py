@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from energon_pack import PackError, PackRows
-from energon_pack.automodel import check_rows, collate
+from energon_pack.automodel import PackRows, check_rows, collate
+from energon_pack.errors import PackError
 from energon_pack.training.encoded import Pack
 from energon_pack.training.forward_inputs import missing_kernels
 from energon_pack.training.joining import join

@@ -6,7 +6,7 @@ from typing import Any
 import datasets
 import pytest
 
-from energon_pack import LazyPackedDataset
+from energon_pack.lazy import LazyPackedDataset
 from energon_pack.online import prepare as preparing
 from support.packed import conversations, demo_config
 

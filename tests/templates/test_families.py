@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from energon_pack import Media, PackError, Sample
+from energon_pack.errors import PackError
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.build import build
 from energon_pack.templates.choose import choose
@@ -28,6 +29,7 @@ from energon_pack.templates.families.steps import Steps
 from energon_pack.templates.folder import class_of
 from energon_pack.templates.models import packaged_models, read_model
 from energon_pack.templates.processor import choice_of, load_saved, load_template, prepare_template
+from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
 from support.models import of_model
 from support.processors import glm4v

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_pack import Media, PackError, Sample, Template
+from energon_pack.errors import PackError
 from energon_pack.samples.media.arguments import sound_arguments
 from energon_pack.samples.media.asked import as_asked
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import media_inputs, prepared_media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.streams import decode_audio
@@ -25,7 +26,9 @@ from energon_pack.templates.families.stand_ins import by_shape
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.identity import HEARD
 from energon_pack.templates.processor_inputs import full_ids
+from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
+from energon_pack.templates.template import Template
 from energon_pack.templates.trial import Trial
 from support import processors
 from support.models import of_model

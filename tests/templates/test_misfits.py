@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from energon_pack import Media, PackError
+from energon_pack.errors import PackError
+from energon_pack.samples.media.medium import Media
 from energon_pack.templates.build import build
 from energon_pack.templates.choose import TemplateChoice
 from energon_pack.templates.families.qwen_vl import QwenVL

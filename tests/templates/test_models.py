@@ -10,8 +10,8 @@ import pytest
 from huggingface_hub import errors
 from omegaconf import OmegaConf
 
-from energon_pack import PackError
 from energon_pack.config import Mask, ModelConfig, Rope
+from energon_pack.errors import PackError
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
 from energon_pack.sources.storage import expand
 from energon_pack.templates.families import AUTO, FAMILIES

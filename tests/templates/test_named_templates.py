@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from energon_pack import PackError, Sample, Template
+from energon_pack.errors import PackError
 from energon_pack.templates.folder import state_of
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor import load_saved, load_template, prepare_template
 from energon_pack.templates.processor_inputs import full_ids
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 from support.models import of_model
 from support.running import command_here, need_torchvision
 

@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from energon_pack import Media, PackError, Sample, Template
+from energon_pack.errors import PackError
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.placeholders import place_media
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.preprocess import IMAGE_PREPROCESSORS, image_preprocessor, video_settings
 from energon_pack.templates.processor import load_saved, prepare_template
+from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
+from energon_pack.templates.template import Template
 from support.models import of_model
 
 SETTINGS: dict[str, Any] = {"longest_side": 200, "max_pixels": 20_000, "crop_width": 150, "crop_height": 90}

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
-from energon_pack import Media, PackError, Sample, Template
+from energon_pack.errors import PackError
 from energon_pack.samples.documents import document_of
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.processor import load_template
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 from support.models import of_model
 from support.running import REAL
 

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from energon_pack import Media, Sample, Template
 from energon_pack.samples.media.arguments import Prepared
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import media_inputs
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.processor_inputs import full_ids
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 from support.models import of_model
 from support.processors import template_of
 from support.remote import CODE, write_remote

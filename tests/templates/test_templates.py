@@ -13,11 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from energon_pack import Media, PackError, Sample, Template, prepare_torchvision
+from energon_pack.errors import PackError
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.templates.full import prepare_torchvision
 from energon_pack.templates.preprocess import smart_resize
 from energon_pack.templates.processor import load_saved, load_template, prepare_template
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 from support.models import of_model
 from support.running import need_torchvision
 from support.samples import structure

@@ -14,17 +14,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler
 
-from energon_pack import (
-    PackedDataset,
-    PackError,
-    check_trainer,
-    guard,
-    load_template,
-    total_weight,
-    weighted,
-    weighted_loss,
-)
+from energon_pack import PackError, guard
+from energon_pack.on_disk import PackedDataset
+from energon_pack.packed_with import load_template
+from energon_pack.trainers.check import check_trainer
 from energon_pack.trainers.collator import Collator
+from energon_pack.trainers.loss import weighted
+from energon_pack.training.batch import total_weight, weighted_loss
 from energon_pack.training.encoded import BadPack
 from support.alone import demo_model, pack_demo
 from support.running import need_torchvision

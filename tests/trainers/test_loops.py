@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from energon_pack import PackedDataset
 from energon_pack.config import Rope
+from energon_pack.on_disk import PackedDataset
 from energon_pack.plan.settings import GroupBy
 from support.packed import demo_config, packed
 from support.running import need_torchvision

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from energon_pack import PackedTaskEncoder
 from energon_pack.config import Format, Frames, Rope
+from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.unpack import unpack
 from support.alone import demo_model, members_of
 from support.packed import demo_config, json_lines, packed, train

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from energon_pack import MixingError, guard
+from energon_pack.training.forward_inputs import MixingError
+from energon_pack.training.guards import guard
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.member_encoder import Encoded
 from support.tiny import TEXT, MadeEncoder, make_batch, make_members, make_model, tf

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from energon_pack import MixingError, guard
 from energon_pack.training.batch_members import read_members
+from energon_pack.training.forward_inputs import MixingError
+from energon_pack.training.guards import guard
 from support.tiny import make_batch, make_members, make_model
 
 #: two rows of 8 tokens: members of 3 and 4 and a pad; of 2, 3 and 3

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from energon_pack import Guard, MixingError, guard
+from energon_pack.training.forward_inputs import MixingError
+from energon_pack.training.guards import Guard, guard
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.member_encoder import Encoded
 from energon_pack.training.pack_trial import in_place, made_rows

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from energon_pack import PackConfig, PackError, pack
+from energon_pack.config import PackConfig
+from energon_pack.errors import PackError
+from energon_pack.pack import pack
 from energon_pack.run import stores
 from energon_pack.run.address import energon_address
 from energon_pack.run.stores import objects_of, requests

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from energon_pack import LazyPackedDataset, PackConfig, pack, read_manifest
+from energon_pack.config import PackConfig
+from energon_pack.dataset.manifest import read_manifest
+from energon_pack.lazy import LazyPackedDataset
+from energon_pack.pack import pack
 from energon_pack.run.address import energon_address
 from support.from_stores import batches, equal, lazy_batches
 from support.running import ROOT, command, need_torchvision

@@ -10,8 +10,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention.flex_attention import create_block_mask
 
-from energon_pack import MixingError, PackedBatch, check_inputs, guard
 from energon_pack.training import guards
+from energon_pack.training.batch import PackedBatch
+from energon_pack.training.forward_inputs import MixingError, check_inputs
+from energon_pack.training.guards import guard
 from energon_pack.training.layout import Member, RowForm, neat
 from energon_pack.training.masks import Outline, Sight
 from energon_pack.training.member_encoder import Encoded

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from energon_pack import Media, Template
 from energon_pack.samples.media.arguments import Prepared
+from energon_pack.samples.media.medium import Media
 from energon_pack.templates.build import build
+from energon_pack.templates.template import Template
 from energon_pack.training.calls import Calls, _noise
 from energon_pack.training.encoded import are_heard
 from energon_pack.training.member_encoder import Encoded, MemberEncoder

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from energon_pack import PackedBatch
+from energon_pack.training.batch import PackedBatch
 from energon_pack.training.layout import IGNORE, RowForm, neat
 from energon_pack.training.proof import prove, try_class
 from energon_pack.training.small_model import small_model

@@ -11,7 +11,8 @@ import pytest
 import torch
 from train_tiny import tiny_model
 
-from energon_pack import PackedTaskEncoder, total_weight, weighted_loss
+from energon_pack.task_encoder import PackedTaskEncoder
+from energon_pack.training.batch import total_weight, weighted_loss
 from energon_pack.training.layout import IGNORE
 from support.alone import losses_alone, members_of, pack_demo
 from support.packed import train

@@ -19,22 +19,18 @@ from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 from PIL import Image
 from torch.nn.functional import cross_entropy
 
-from energon_pack import (
-    MixingError,
-    PackConfig,
-    PackedBatch,
-    PackedTaskEncoder,
-    Template,
-    guard,
-    inputs_of,
-    load_template,
-    pack,
-    sample_of,
-)
-from energon_pack.config import GroupBy, Mask, ModelConfig, Rope
+from energon_pack.config import GroupBy, Mask, ModelConfig, PackConfig, Rope
+from energon_pack.pack import pack
+from energon_pack.packed_with import load_template
 from energon_pack.samples.media.prepared import media_inputs, prepared_media
 from energon_pack.samples.placeholders import split_content
+from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.templates.full import full_processor
+from energon_pack.templates.inputs import sample_of
+from energon_pack.templates.template import Template
+from energon_pack.training.batch import PackedBatch
+from energon_pack.training.forward_inputs import MixingError
+from energon_pack.training.guards import guard
 from energon_pack.training.layout import IGNORE
 from support import processors
 from support.doubled import doubled

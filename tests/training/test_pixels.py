@@ -11,22 +11,17 @@ import torch
 from torch import Tensor
 from train_tiny import tiny_model
 
-from energon_pack import (
-    Media,
-    MemberInput,
-    MultiMixQASample,
-    PackConfig,
-    PackedBatch,
-    PackedTaskEncoder,
-    Sample,
-    inputs_of,
-    touch_vision,
-)
-from energon_pack.config import Rope
+from energon_pack.config import PackConfig, Rope
+from energon_pack.flavors import MultiMixQASample
 from energon_pack.samples.media.lazy_image import LazyImage
+from energon_pack.samples.media.medium import Media
+from energon_pack.samples.member import MemberInput
 from energon_pack.samples.skip import Skip
+from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor import load_template
+from energon_pack.templates.sample import Sample
+from energon_pack.training.batch import PackedBatch, touch_vision
 from energon_pack.training.calls import Calls
 from energon_pack.training.joining import Join, JoinError
 from energon_pack.training.member_encoder import Encoded, MemberEncoder

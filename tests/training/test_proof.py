@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from energon_pack import MixingError, guard
 from energon_pack.training import proof
+from energon_pack.training.forward_inputs import MixingError
+from energon_pack.training.guards import guard
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.proof import kinds_of, prove, replaced_in, try_class
 from energon_pack.training.shrink import shrink

@@ -15,12 +15,16 @@ from typing import Any
 import pytest
 import torch
 
-from energon_pack import Media, MemberInput, Sample, Template, guard
 from energon_pack.samples.media.lazy_image import LazyImage
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import media_inputs
 from energon_pack.samples.media.probe import probe
+from energon_pack.samples.member import MemberInput
 from energon_pack.templates.full import full_processor, models_of
 from energon_pack.templates.processor import load_template
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
+from energon_pack.training.guards import guard
 from energon_pack.training.layout import Member, RowForm, neat, thd
 from energon_pack.training.member_encoder import MemberEncoder
 from energon_pack.training.rope import OwnRope, RopeRule, RowsError, rope_of, rope_positions, small_config

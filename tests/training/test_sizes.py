@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from energon_pack import MixingError, guard
+from energon_pack.training.forward_inputs import MixingError
+from energon_pack.training.guards import guard
 from energon_pack.training.proof import prove
 from energon_pack.training.shrink import shrink_sizes
 from energon_pack.training.small_model import SMALL, small_model

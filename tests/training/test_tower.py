@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from energon_pack import PackedBatch, guard
 from energon_pack.training import tower as towers
-from energon_pack.training.batch import VisualInputs
+from energon_pack.training.batch import PackedBatch, VisualInputs
 from energon_pack.training.few_shapes import with_segments
+from energon_pack.training.guards import guard
 from energon_pack.training.host_reads import HostReads
 from energon_pack.training.masks import TOWERS
 from energon_pack.training.member_encoder import Encoded

@@ -18,7 +18,8 @@ from megatron.energon import WorkerConfig
 from torch.utils.data import DataLoader
 from train_tiny import tiny_model
 
-from energon_pack import PackedBatch, PackedTaskEncoder
+from energon_pack.task_encoder import PackedTaskEncoder
+from energon_pack.training.batch import PackedBatch
 from energon_pack.training.layout import RowForm, thd
 from support.alone import losses_alone, members_of, pack_demo
 from support.running import ROOT, command, environment, need_torchvision, run

@@ -6,20 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from energon_pack import (
-    Guard,
-    MixingError,
-    PackedBatch,
-    PackEncoder,
-    Template,
-    guard,
-    use_tree_attention,
-    weighted_loss,
-)
+from energon_pack.templates.template import Template
+from energon_pack.training.batch import PackedBatch, weighted_loss
 from energon_pack.training.encoded import Pack
+from energon_pack.training.guards import Guard, MixingError, guard
 from energon_pack.training.layout import RowForm
 from energon_pack.training.member_encoder import Encoded
+from energon_pack.training.pack_encoder import PackEncoder
 from energon_pack.training.probe_batches import ProbeTree
+from energon_pack.training.tree_attention import use_tree_attention
 from energon_pack.training.tree_rows import neat_trees
 from support.alone import demo_model
 from support.running import need_torchvision

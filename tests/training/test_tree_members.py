@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from energon_pack import MemberInput, PackEncoder, Template
 from energon_pack.samples.media.arguments import Prepared
-from energon_pack.samples.member import Shared
+from energon_pack.samples.member import MemberInput, Shared
 from energon_pack.templates.processor import load_template
+from energon_pack.templates.template import Template
 from energon_pack.training.encoded import BadPack
 from energon_pack.training.member_encoder import Encoded, MemberEncoder, Unread
+from energon_pack.training.pack_encoder import PackEncoder
 from energon_pack.training.pixels import Pixels
 from energon_pack.training.rope import RopeRule, rope_of
 from support.models import of_model

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from energon_pack import MixingError, PackedBatch, source_losses, total_weight, use_tree_attention, weighted_loss
 from energon_pack.training import tree_attention as attentions
-from energon_pack.training.forward_inputs import has_rope_rows
+from energon_pack.training.batch import PackedBatch, source_losses, total_weight, weighted_loss
+from energon_pack.training.forward_inputs import MixingError, has_rope_rows
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, RowForm, loss_weights
 from energon_pack.training.probe_batches import ProbeTree, tree_batch
 from energon_pack.training.proof import try_class
+from energon_pack.training.tree_attention import use_tree_attention
 from energon_pack.training.tree_rows import neat_trees, paths, refuse_unlike
 from support.emulated_flash import flash_attn_varlen_func
 from support.marks import slow

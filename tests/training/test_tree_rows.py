@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from energon_pack import PackedTaskEncoder, guard, inputs_of, total_weight, use_tree_attention, weighted_loss
+from energon_pack import PackedTaskEncoder, guard, total_weight, use_tree_attention, weighted_loss
 from energon_pack.config import Rope
 from energon_pack.plan.settings import Share
+from energon_pack.task_encoder import inputs_of
 from energon_pack.training.layout import IGNORE, Member, RowForm, has_trees, loss_weights, neat
 from energon_pack.training.tree_rows import merge, neat_trees, refuse_unlike
 from support.alone import demo_model

@@ -19,10 +19,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from energon_pack import MemberInput, PackedBatch, Sample, Template, source_losses, total_weight, weighted_loss
-from energon_pack.samples.member import SampleOptions
+from energon_pack.samples.member import MemberInput, SampleOptions
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 from energon_pack.templates.tokens.added import without_first
 from energon_pack.training import batch as batches
+from energon_pack.training.batch import PackedBatch, source_losses, total_weight, weighted_loss
 from energon_pack.training.encoded import BadPack, Pack, refuse_weights
 from energon_pack.training.layout import IGNORE, Member, RowForm, loss_weights, neat, rows_of, thd
 from energon_pack.training.member_encoder import Encoded, MemberEncoder

@@ -11,7 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from energon_pack import MixingError, guard
+from energon_pack.training.forward_inputs import MixingError
+from energon_pack.training.guards import guard
 from energon_pack.training.trial_inputs import MemberSpan, trial_inputs
 from energon_pack.training.wrapped import class_of, unwrapped
 from support.running import ROOT, command

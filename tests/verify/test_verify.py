@@ -17,10 +17,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from energon_pack import PackError
 from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.pack_files import PackFiles
-from energon_pack.errors import printable, short
+from energon_pack.errors import PackError, printable, short
 from energon_pack.samples.sample import Part
 from energon_pack.verify import shard_checks as shard
 from energon_pack.verify.command import Options, main, verify

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_pack import PackConfig, PackError, pack
-from energon_pack.config import Flavor, Format, ModelConfig, OutputConfig, Overlong, SourceConfig
+from energon_pack.config import Flavor, Format, ModelConfig, OutputConfig, Overlong, PackConfig, SourceConfig
+from energon_pack.errors import PackError
+from energon_pack.pack import pack
 from energon_pack.verify import Options, verify
 from energon_pack.verify.findings import CHECKS
 from support import damage

@@ -14,18 +14,23 @@ import read_packs
 import yaml
 
 import energon_pack.flavors
-from energon_pack import Media, PackConfig, PackedCaptioningSample, Sample, cookers, inputs_of, load_template, pack
 from energon_pack.config import Flavor as FlavorConfig
-from energon_pack.config import Format, Overlong
+from energon_pack.config import Format, Overlong, PackConfig
 from energon_pack.dataset.contents import parse
 from energon_pack.dataset.pack_files import PackFiles
 from energon_pack.dataset.sample_class import STACKS
+from energon_pack.flavors import PackedCaptioningSample
+from energon_pack.loading import cookers
+from energon_pack.pack import pack
+from energon_pack.packed_with import load_template
 from energon_pack.samples.flavors import FLAVORS, PACKED, flavor_of_sample, load_pack
 from energon_pack.samples.flavors.base import Conversation, Flavor, PackedFlavor
 from energon_pack.samples.flavors.fit import do_not_fit
-from energon_pack.samples.media.medium import MediumSettings
+from energon_pack.samples.media.medium import Media, MediumSettings
 from energon_pack.samples.pack_reader import UnknownFormat
 from energon_pack.sources.sample import ReadSample
+from energon_pack.task_encoder import inputs_of
+from energon_pack.templates.sample import Sample
 from energon_pack.verify import Options, verify
 from support.marks import slow
 from support.packed import demo_config, json_lines, train

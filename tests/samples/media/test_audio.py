@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_pack import Media
 from energon_pack.loading import load_multi_mix_qa
 from energon_pack.samples.media.kinds import FORMATS, said
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.stream_probe import probe_audio, probe_track
 from energon_pack.samples.media.streams import UndecodableError, decode_audio, resampled_length

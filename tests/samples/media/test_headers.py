@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps, PngImagePlugin
 
-from energon_pack import Media
 from energon_pack.samples.media.image import open_image
 from energon_pack.samples.media.image_probe import plain_image
 from energon_pack.samples.media.lazy_image import LazyImage
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe, probe_part
 from energon_pack.samples.sample import Part
 from energon_pack.samples.skip import Skip

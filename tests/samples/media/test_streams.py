@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from energon_pack import Media
 from energon_pack.report.views.view import thumbnail
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.streams import decode_frames, frame_times, may_turn, opened
 from energon_pack.samples.skip import Reason, Skip

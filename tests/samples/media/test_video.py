@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from energon_pack import Media, Sample
 from energon_pack.samples.media.asked import as_asked
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.member import NO_OPTIONS
 from energon_pack.samples.placeholders import place_media
@@ -22,6 +22,7 @@ from energon_pack.templates.families.llava import LlavaOneVision
 from energon_pack.templates.families.qwen_vl import Qwen3VL, QwenVL
 from energon_pack.templates.families.rules import ProcessorSettings
 from energon_pack.templates.processor import load_saved, prepare_template
+from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
 from support.models import of_model
 from support.running import ROOT, need_torchvision

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from energon_pack import PackError
+from energon_pack.errors import PackError
 from energon_pack.sources.settings import Format
 from support.finding import find_lines
 from support.packed import Make, json_lines, packed, samples

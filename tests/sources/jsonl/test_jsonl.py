@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_pack import JsonlShard, PackError
+from energon_pack.errors import PackError
 from energon_pack.samples.conversation import place
 from energon_pack.samples.record import Record
 from energon_pack.samples.settings import Frames, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.find import shard_of
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
+from energon_pack.sources.shard import JsonlShard
 from support.finding import find_lines, find_shards
 from support.samples import write_tar
 

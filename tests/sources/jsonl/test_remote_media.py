@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from energon_pack import PackConfig, PackError, pack
-from energon_pack.config import Format
+from energon_pack.config import Format, PackConfig
+from energon_pack.errors import PackError
+from energon_pack.pack import pack
 from support.finding import find_lines
 from support.packed import json_lines
 from support.samples import chat, picture

@@ -13,10 +13,11 @@ from typing import Any
 import yaml
 
 import energon_pack
-from energon_pack import PackError, Template
+from energon_pack.errors import PackError
 from energon_pack.templates.build import build
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
+from energon_pack.templates.template import Template
 from support.running import REAL
 
 TRL = "trl==1.16.0"

@@ -15,8 +15,8 @@ from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
-from energon_pack import Template
 from energon_pack.samples.skip import Skip
+from energon_pack.templates.template import Template
 from support.labels.environments import run
 from support.labels.folders import build_template
 from support.labels.prefix import Prefix

@@ -8,15 +8,18 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from energon_pack import Media, Sample, Template, options_of
 from energon_pack.samples import keys as table
 from energon_pack.samples.conversation import place
 from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.kinds import kind_by_name
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import SampleOptions
+from energon_pack.samples.options import options_of
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 from support.labels.forms import FORMS, Form, fresh
 from support.labels.meaning import Refused, say
 from support.labels.media_meaning import num_tokens

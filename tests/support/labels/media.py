@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from energon_pack import Sample, Template
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
@@ -13,7 +12,8 @@ from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import ReadSample, read_sample
 from energon_pack.sources.wds import index_tar
-from energon_pack.templates.sample import Tokens
+from energon_pack.templates.sample import Sample, Tokens
+from energon_pack.templates.template import Template
 from support.finding import find_lines, find_shards
 
 _NAME = re.compile(r"image|img|vision|video|media|row_\d|fake_token|patch", re.IGNORECASE)

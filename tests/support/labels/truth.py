@@ -13,12 +13,14 @@ from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
-from energon_pack import Media, Sample, Template, options_of
 from energon_pack.samples.conversation import place
+from energon_pack.samples.media.medium import Media
+from energon_pack.samples.options import options_of
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.sample import Rendered
+from energon_pack.templates.sample import Rendered, Sample
+from energon_pack.templates.template import Template
 from support.labels.folders import build_template, has_real_folder
 from support.running import REAL
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from train_tiny import tiny_model
 
-from energon_pack import PackedDataset, PackEncoder
 from energon_pack.config import ModelConfig, Rope
+from energon_pack.on_disk import PackedDataset
+from energon_pack.training.pack_encoder import PackEncoder
 from support.packed import demo_config, packed
 from support.samples import WORDS, chat, video, write_tar
 

@@ -18,7 +18,7 @@ from support.trainers.watched import alone, noted, of_all_ranks  # first: it pre
 
 import torch
 
-from energon_pack import PackedDataset
+from energon_pack.on_disk import PackedDataset
 
 __all__ = ["Steps", "noted", "read", "run", "whole"]
 

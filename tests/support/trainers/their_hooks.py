@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from energon_pack import MixingError, guard
+from energon_pack import guard
+from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.wrapped import unwrapped
 
 _kept = ExitStack()

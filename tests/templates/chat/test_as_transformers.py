@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 import pytest
 
-from energon_pack import PackError
+from energon_pack.errors import PackError
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.jinja import environment
 from energon_pack.templates.chat.template import ChatTemplate

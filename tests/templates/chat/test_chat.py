@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from energon_pack import PackError
+from energon_pack.errors import PackError
 from energon_pack.run import bounds
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat import renderer

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from energon_pack import Sample, Template
 from energon_pack.samples.placeholders import place_media
 from energon_pack.templates.processor import load_saved, prepare_template
-from energon_pack.templates.sample import Rendered
+from energon_pack.templates.sample import Rendered, Sample
+from energon_pack.templates.template import Template
 from energon_pack.templates.tokens import tokenizing
 from energon_pack.templates.tokens.added import AddedTokens, Runs, grow
 from energon_pack.templates.tokens.engine import EngineError, TokenEngine, doubtful
@@ -109,7 +109,7 @@ def test_most_conversations_need_no_reference(template: Template) -> None:
         {"role": "assistant", "content": "No idea."},
     ]
     placed, _, _ = place_media(messages, ["image"])
-    from energon_pack import Media
+    from energon_pack.samples.media.medium import Media
 
     rendered = template.render(Sample(placed, [Media("image", 280, 280)]))
     assert check_ids(template, [rendered]) == 1
