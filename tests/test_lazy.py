@@ -27,9 +27,8 @@ from energon_pack.templates.tokens.added import Ids
 from energon_pack.trainers.samplers import PackSampler
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import BadPack
-from support.given import conversations
 from support.marks import first_of
-from support.packed import demo_config, packed, samples
+from support.packed import conversations, demo_config, packed, samples
 from support.running import need_torchvision
 
 pytestmark = pytest.mark.usefixtures("one_thread")

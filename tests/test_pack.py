@@ -79,7 +79,7 @@ def test_the_same_bytes_every_time(config: Make, tmp_path: Path, demo: tuple[Pat
     for shard in copy.iterdir():
         os.utime(shard)
     again = config(copy, output__dir=str(tmp_path / "out2"), output__name="other", executor__num_workers=2)
-    again.cache_dir = str(tmp_path / "cache2")  # of lengths; a template made anew is in tests/run/test_context.py
+    again.cache_dir = str(tmp_path / "cache2")  # of lengths; a template made anew is in tests/run/test_executor.py
     shutil.copytree(cache / "templates", tmp_path / "cache2" / "templates", ignore=shutil.ignore_patterns("tmp*"))
     pack(again)
     assert files(output(first)) == files(output(again))

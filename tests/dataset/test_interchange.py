@@ -233,13 +233,18 @@ def test_fields_that_are_said_are_believed() -> None:
 
 
 @pytest.mark.parametrize("form", STACKS, ids=lambda form: type(form).__name__)
-def test_a_loader_gives_what_its_form_says(form: PackedFlavor) -> None:
-    """The class is asked for these names."""
-    scope: dict[str, Any] = {}
-    exec(sample_loader_py(form), scope)
+def test_a_loader_gives_what_its_form_says_and_stands_alone(form: PackedFlavor) -> None:
+    """The class is asked for these names; the loader imports no energon_pack, and unpickles nothing."""
+    source, scope = sample_loader_py(form), dict[str, Any]()
+    exec(source, scope)
     turns = {"messages": [{"content": "q"}, {"content": "a"}]}
     value = {"messages": [turns], "media_files": [[]], "images": [], "prompts": [], "captions": []}
     assert scope[form.loader]({"json": value}).keys() == {*form.gives}
+    tree = ast.parse(source)
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert imported <= {"io", "json", "typing", "numpy"}
+    assert b"allow_pickle=True" not in source
 
 
 def test_videos_go_to_loongforge_too(config: Make, tmp_path: Path) -> None:
@@ -251,16 +256,6 @@ def test_videos_go_to_loongforge_too(config: Make, tmp_path: Path) -> None:
     (sample,) = train(Path(run.output.dir) / "packed", encoder=Undecoded())
     assert sample.packed_images is None
     assert sorted(len(videos) for _, _, videos in members_as_loongforge_encodes(sample)) == [0, 1]
-
-
-@pytest.mark.parametrize("form", STACKS, ids=lambda form: type(form).__name__)
-def test_the_loader_in_the_dataset_stands_alone(form: PackedFlavor) -> None:
-    """It imports no energon_pack, and unpickles nothing."""
-    tree = ast.parse(sample_loader_py(form))
-    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert imported <= {"io", "json", "typing", "numpy"}
-    assert b"allow_pickle=True" not in sample_loader_py(form)
 
 
 def their_cooker(sample: dict[str, Any]) -> TheirChatMix:

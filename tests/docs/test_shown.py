@@ -1,5 +1,6 @@
 """Everything that README.md and docs/ name exists: settings, names, files, fields, keys, reasons, checks."""
 
+import ast
 import copy
 import csv
 import inspect
@@ -7,29 +8,38 @@ import json
 import pkgutil
 import re
 import shlex
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import fields, is_dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+from energon_pack import PackedDataset
 from energon_pack.config import PackConfig, conf_dir
 from energon_pack.config.validate import to_config
 from energon_pack.dataset.energon import dataset_yamls
 from energon_pack.loading.task_encoder import PackedTaskEncoder
+from energon_pack.plan.noted import NOTES
 from energon_pack.plan.splits import SPLITS
 from energon_pack.samples.flavors import UNPACKED
 from energon_pack.samples.skip import Reason
+from energon_pack.samples.tokens_part import COLUMNS
+from energon_pack.training.layout import IGNORE
 from energon_pack.training.pack_encoder import PackEncoder
 from energon_pack.verify.findings import CHECKS
 from support.damage import read_shard
-from support.packed import train
+from support.packed import Make, packed, train
 from support.pages import DOCS, PAGES, blocks, code, names, section, table
 from support.running import ROOT, need_torchvision
+from support.samples import chat, picture, write_tar
 
 TEXT = "\n".join(PAGES.values())
 
@@ -185,3 +195,110 @@ def test_tables_are_linked_and_counted_as_the_page_says() -> None:
         cell = kinds.get(kind, kind.removeprefix("exact by "))
         for attention, count in zip(("eager", "sdpa", "flex", "flash (emulated)"), counts, strict=True):
             assert sum(row[attention] == cell for row in classes) == int(count), (kind, attention)
+
+
+DEMO = "packed/demo-qwen2_5_vl-neat-8192"
+
+
+@pytest.fixture
+def page(typed_demo: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names that the page's lines make, and what they print."""
+    need_torchvision()
+    monkeypatch.chdir(typed_demo)
+    (lines,) = (block for block in blocks("python", "formats.md") if "EPK3" in block)
+    assert len([line for line in lines.partition("def ")[2].splitlines() if line.strip()]) < 36
+    made: dict[str, Any] = {"__name__": "page"}
+    with redirect_stdout(StringIO()) as out:
+        exec(compile(lines, "formats.md", "exec"), made)
+    return made | {"printed": out.getvalue()}
+
+
+def compare(folder: Path, processor: Path, read: Callable[[bytes], Any], **options: Any) -> int:
+    """Compare all packs with the batches of a PackedDataset; return the number of media."""
+    packs = PackedDataset(folder, str(processor), **options)
+    parts = {name: data for path in sorted(folder.glob("*.tar")) for name, data in read_shard(path)}
+    num_media = 0
+    for pack in map(packs.__getitem__, range(len(packs))):
+        ids, labels, weights, members, media = read(parts[f"{pack.key}.tokens"])
+        batch = packs.encoder.batch([pack])
+        assert np.array_equal(ids, batch["input_ids"][0])
+        assert np.array_equal(labels, batch["labels"][0])
+        assert [0, *(member.stop for member in members)] == batch["cu_seq_lens_q"].tolist()
+        assert [member.start for member in members] == batch["cu_seq_lens_q"].tolist()[:-1]
+        is_trained = labels != IGNORE
+        assert np.array_equal(weights[is_trained], batch["loss_weight"][0][is_trained])
+        assert [len(own) for own in media] == [member.num_images for member in pack.members]
+        grids = batch["image_grid_thw"].prod(1) // 4 if any(media) else ()
+        assert [number for own in media for _, number in own] == [int(number) for number in grids]
+        assert {kind for own in media for kind, _ in own} <= {"i"}
+        num_media += sum(map(len, media))
+    return num_media
+
+
+def test_thirty_lines_read_what_is_trained(typed_demo: Path, page: dict[str, Any]) -> None:
+    """Others read the bytes by this page: a column that moved would give them other tokens."""
+    assert page["COLUMNS"] == COLUMNS
+    assert len(COLUMNS) == 25
+    assert page["printed"].count("members,") == len(page["packs"]) > 4
+    processor = typed_demo / "packed/.cache/demo/v1/processor"
+    assert compare(typed_demo / DEMO, processor, page["read_tokens"], loss_weight="token") == 278
+
+
+def test_they_read_weights(config: Make, demo: tuple[Path, Path], page: dict[str, Any], tmp_path: Path) -> None:
+    turns = [text for i in range(3) for text in (f"Ask {i}", f"Say {i}")]
+    weighted = chat(*turns, weight=0.5).replace(b'"Say 1"}', b'"Say 1", "weight": 0.25}')
+    members = {"a.json": weighted, "b.json": chat("<image>And?", "Yes."), "b.png": picture(56, 56, "PNG")}
+    source = write_tar(tmp_path / "source/a.tar", {**members, "c.json": chat("Why?", "So.", weight=2)}).parent
+    folder = packed(config(source, packing__group_by="none"))
+    assert compare(folder, demo[1], page["read_tokens"]) == 1
+
+
+PAGE = "troubleshooting.md"
+
+
+def _text(node: ast.AST) -> str:
+    """Return a message's text, with … for values."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else "…"
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(value) for value in node.values)
+    if isinstance(node, ast.BinOp):
+        return _text(node.left) + _text(node.right)
+    return "…"
+
+
+def _said() -> str:
+    """All texts of the package, a line each."""
+    texts = []
+    for path in sorted((ROOT / "energon_pack").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr | ast.BinOp | ast.Constant) and (text := _text(node)) != "…":
+                texts.append(re.sub(r"%[sd]", "…", " ".join(text.split())))
+    return "\n".join(texts)
+
+
+SAID = _said()
+#: every table of messages of the page
+QUOTED = [
+    (message, row)
+    for piece in PAGES[PAGE].split("| what it says ")[1:]
+    for row in (line.strip("|").split(" |") for line in piece.splitlines()[2:] if line.startswith("|"))
+    for message in code(row[0])
+]
+
+
+@pytest.mark.parametrize("message", [message for message, _ in QUOTED])
+def test_a_message_that_is_quoted_is_one(message: str) -> None:
+    pattern = ".*".join(re.escape(part) for part in message.split("…"))
+    assert re.search(pattern, SAID), message
+
+
+def test_messages_have_a_cause_or_something_to_do() -> None:
+    assert len(QUOTED) > 80
+    assert len({message for message, _ in QUOTED}) == len(QUOTED)
+    assert [message for message, row in QUOTED if len(row) < 3 or not row[2].strip(" —")] == []
+
+
+def test_every_note_is_explained() -> None:
+    rows = table(PAGE, "samples with | what it means")
+    assert [row[0] for row in rows] == [note.replace("_", " ") for note in NOTES]

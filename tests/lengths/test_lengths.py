@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from energon_pack.config import PackConfig, Stage
+from energon_pack.config import Format, PackConfig, Stage
 from energon_pack.errors import PackError
 from energon_pack.lengths import measure as lengths
 from energon_pack.lengths import worker as measuring
@@ -30,7 +31,9 @@ from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.templates.processor import prepare_template
 from support.finding import find_shards
 from support.models import of_model
-from support.samples import chat, picture, write_tar
+from support.packed import files, json_lines
+from support.running import need_torchvision
+from support.samples import chat, noise, picture, write_tar
 
 
 @pytest.fixture
@@ -189,3 +192,84 @@ def test_bytes_in_a_tar_by_head() -> None:
     """A header and whole blocks: the size of shards and the room on the disk are estimated from it."""
     assert [num_tar_bytes([size]) for size in (0, 1, 512, 513)] == [512, 1024, 1024, 1536]
     assert num_tar_bytes([1, 513]) == 2560
+
+
+Make = Callable[..., PackConfig]
+
+
+def write_samples(path: Path, num: int) -> None:
+    """A tar, or a file of lines, of so many texts of its own."""
+    texts = [f"{path.name} {'word ' * number}" for number in range(num)]
+    if path.suffix == ".tar":
+        write_tar(path, {f"{number}.json": chat(text, "answer") for number, text in enumerate(texts)})
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{json.dumps({'prompts': [text], 'captions': ['yes']})}\n" for text in texts))
+
+
+@pytest.mark.parametrize("format", [Format.wds, Format.jsonl])
+def test_only_new_files_are_measured(config: Make, tmp_path: Path, format: Format) -> None:
+    """One in front, so that every shard has another number; then one goes."""
+    source, end = tmp_path / "source", ".tar" if format is Format.wds else ".jsonl"
+    for name in ("b", "c", "d"):
+        write_samples(source / f"{name}{end}", 5)
+
+    def packed(cache: str) -> tuple[dict[str, int], dict[str, dict[str, int]], dict[str, bytes]]:
+        path = source if format is Format.wds else f"{source}/*.jsonl"
+        run = config(path, source__format=format, cache_dir=str(tmp_path / cache), output__overwrite=True)
+        report = pack(run)
+        return report["cache"], report["throughput"], files(tmp_path / "out" / "packed")
+
+    cache, done, _ = packed("kept")
+    assert cache == {"shards_reused": 0, "shards_measured": 3}
+    assert done["lengths"]["samples"] == 15
+
+    write_samples(source / f"a{end}", 7)
+    size = (source / f"a{end}").stat().st_size
+    cache, done, found = packed("kept")
+    assert cache == {"shards_reused": 3, "shards_measured": 1}
+    assert (done["lengths"]["samples"], done["lengths"]["cached"]) == (7, 15)
+    assert 0 < done["index"]["bytes"] <= 2 * size + 1024
+    assert found == packed("anew")[2]
+
+    (source / f"c{end}").unlink()
+    cache, done, found = packed("kept")
+    assert cache == {"shards_reused": 3, "shards_measured": 0}
+    assert (done["lengths"].get("samples", 0), done["lengths"]["cached"]) == (0, 17)
+    assert done.get("index", {}).get("bytes", 0) == 0
+    shutil.rmtree(tmp_path / "anew")
+    assert found == packed("anew")[2]
+
+
+def short_of_pixels() -> bytes:
+    """A PNG whose chunks are whole, and whose pixels end in the middle."""
+    data = noise(1, 64)
+    start = data.index(b"IDAT")
+    body = b"IDAT" + data[start + 4 :][: (int.from_bytes(data[start - 4 : start], "big")) // 2]
+    chunk = (len(body) - 4).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
+    return data[: start - 4] + chunk + b"\0\0\0\0IEND" + zlib.crc32(b"IEND").to_bytes(4, "big")
+
+
+def test_what_can_not_be_decoded_ends_no_run(
+    config: Callable[..., PackConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All samples are drawn."""
+    need_torchvision()
+    whole = {format: picture(300, 200, format) for format in ("JPEG", "PNG", "WEBP")}
+    lossless = picture(300, 200, "WEBP", lossless=True)
+    members: dict[str, bytes] = {}
+    for number, data in enumerate((*whole.values(), lossless)):
+        for name, image in ((f"good{number}", data), (f"cut{number}", data[: len(data) * 3 // 4])):
+            members |= {f"{name}.json": chat("<image>What?", "That."), f"{name}.0.jpg": image}
+    members |= {"within.json": chat("<image>What?", "That."), "within.0.png": short_of_pixels()}
+    write_tar(tmp_path / "source" / "a.tar", members)
+    pack(config(tmp_path / "source", max_skipped=0.5, measure__verify=1.0))
+    ledger = json_lines(tmp_path / "out" / "packed" / "skipped.jsonl")
+    assert {(line["sample_id"], line["reason"]) for line in ledger} == {
+        (f"a.tar/cut{number}", "unreadable_media") for number in range(4)
+    }
+    out = capsys.readouterr().out
+    assert "verified: 4 samples in the full processor, none differs" in out
+    (line,) = (line for line in out.splitlines() if "damaged within" in line)
+    assert line.startswith("not verified: 1 sample with a medium that is damaged within, as a.tar/within (OSError:")
+    assert "on_bad_member=drop" in line

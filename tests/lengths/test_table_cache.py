@@ -25,25 +25,6 @@ def found(cache: TableCache, key: str, num_rows: int) -> list[int | None]:
     return values
 
 
-def test_many_keys_share_a_file(tmp_path: Path) -> None:
-    cache = TableCache(tmp_path)
-    cache.add(table(1, 2, 3), [Record("a", 0, 1), Record("b", 0, 2)])
-    cache.add(table(4), [Record("c", 0, 1)])
-    cache.flush()
-    assert len(list(tmp_path.iterdir())) == 1
-    for there in (cache, TableCache(tmp_path)):
-        assert [found(there, "a", 1), found(there, "b", 2), found(there, "c", 1)] == [[1], [2, 3], [4]]
-        assert found(there, "d", 2) == [None, None]
-
-
-def test_rows_come_one_after_another_and_later_ones_take_the_place_of_earlier(tmp_path: Path) -> None:
-    for start, values in ((0, (1, 2)), (4, (5,)), (1, (20,))):
-        cache = TableCache(tmp_path)
-        cache.add(table(*values), [Record("a", start, len(values))])
-        cache.flush()
-    assert found(TableCache(tmp_path), "a", 6) == [1, 20, None, None, 5, None]
-
-
 def test_what_is_forgotten_stays_forgotten(tmp_path: Path) -> None:
     cache = TableCache(tmp_path)
     cache.add(table(1, 2), [Record("a", 0, 1, {"note": "x"}), Record("b", 0, 1)])

@@ -1,6 +1,8 @@
 """Planning, cutting, the ledger and verify ask one table: what one of them lets into a pack, no other refuses."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,12 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from energon_pack.config import PackConfig, Stage
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
+from energon_pack.pack import pack
 from energon_pack.plan.caps import CAPS, COLUMNS, costs, exceeded
 from energon_pack.plan.overlong import how_cut
 from energon_pack.plan.settings import GroupBy, Layout, Overlong, PackingConfig
 from energon_pack.run.plain_data import plain
 from energon_pack.verify.pack_checks import capacity
+from support.samples import chat, write_tar
 
 Members = list[tuple[int, int, int, int, int]]  # token_len, num_images, num_visual_tokens, num_audios, num_audio_tokens
 
@@ -88,3 +93,31 @@ def test_which_settings_have_samples_cut_anew(field: Any) -> None:
     changed = replace(base, **{field.name: others.get(field.name, 7)})
     limits = {cap.name for cap in CAPS}
     assert (how_cut(changed) != how_cut(base)) == (field.name in (*limits, "pad_to_multiple_of", "overlong"))
+
+
+def test_what_is_said_comes_true(config: Callable[..., PackConfig], capsys: pytest.CaptureFixture[str]) -> None:
+    run = config(stage=Stage.lengths)
+    run.report.lens = [128, 512, 1024, 8192]
+    figures = pack(run)
+    assert not (Path(run.output.dir) / "packed").exists()
+    assert figures["samples_measured"] == 320
+    assert list(figures["token_len"]) == ["min", "p50", "p90", "p99", "max"]
+    said = capsys.readouterr().out
+    assert "packing.max_token_len" in said
+    for row in figures["lens"]:
+        name = f"at{row['max_token_len']}"
+        plan = pack(config(stage=Stage.plan, output__name=name, packing__max_token_len=row["max_token_len"]))
+        assert (plan["packs"], plan["fill"]) == (row["packs"], row["fill"])
+        assert plan["skipped_by_reason"].get("overlong", 0) == row["dropped"]
+        assert f"{row['dropped_share']:.2%}" in said
+    dropped = [row["dropped"] for row in figures["lens"]]
+    assert dropped == sorted(dropped, reverse=True)
+    assert (dropped[0] > 0, dropped[-1]) == (True, 0)
+
+
+def test_lengths_are_taken_down_to_what_is_padded_to(config: Callable[..., PackConfig], tmp_path: Path) -> None:
+    run = config(write_tar(tmp_path / "s" / "x.tar", {"a.json": chat("a", "b")}), stage=Stage.lengths)
+    run.packing.pad_to_multiple_of = 64
+    run.packing.max_token_len = 8192
+    run.report.lens = [1000]
+    assert [row["max_token_len"] for row in pack(run)["lens"]] == [960]

@@ -20,13 +20,14 @@ from energon_pack.dataset.packed_with import load_template
 from energon_pack.errors import SamplesLost
 from energon_pack.online.lazy import LazyPackedDataset
 from energon_pack.pack import pack
-from energon_pack.samples.cut import Cut, exchanges, messages_of, num_media_before
+from energon_pack.samples.cut import exchanges
 from energon_pack.samples.media.medium import Media
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import TrainOn
 from energon_pack.training.layout import IGNORE
 from energon_pack.verify import Options, verify
-from support.packed import json_lines, lengths, train
+from support.packed import files, json_lines, lengths, train
+from support.running import run_here
 from support.samples import chat, picture, write_tar
 
 Make = Callable[..., PackConfig]
@@ -61,19 +62,6 @@ def test_exchanges_are_all_turns_and_each_has_an_answer(roles: str, has_system: 
     assert (edges[0], edges[-1]) == (int(has_system), len(messages))
     for first, end in pairwise(edges):
         assert any(message["role"] == "assistant" for message in messages[first:end])
-
-
-def test_the_system_turn_is_in_every_part() -> None:
-    messages = turns("suaua")
-    assert [m["content"] for m in messages_of(messages, Cut("1of2", 1, 3, None, ""))] == ["s0", "u1", "a2"]
-    assert [m["content"] for m in messages_of(messages, Cut("2of2", 3, 5, 1, ""))] == ["s0", "u3", "a"]
-
-
-def test_media_before_each_turn() -> None:
-    """`<image>` in an answer is text here, as the images are all the user's."""
-    texts = ("<image>a", "b <image>", "<video>c<image>", "d")
-    messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
-    assert num_media_before(messages, ["image", "video", "image"]) == [0, 1, 1, 3, 3]
 
 
 # ------------------------------------------------------------------------------------------------------ end to end
@@ -285,3 +273,36 @@ def test_own_pack_up_to_a_hard_limit(config: Make, long_ones: Path) -> None:
     run = config(long_ones, packing__max_token_len=512, packing__hard_limit=600, output__name="low", max_skipped=1.0)
     run.packing.overlong = Overlong.own_pack
     assert pack(run)["skipped_by_reason"] == {"overlong": 3}
+
+
+def test_much_is_dropped_by_name_alone(tmp_path: Path, cache: Path) -> None:
+    """Nine pictures were 32 % of the tokens, nineteen clips 99 %: `skipped: 9 overlong`, exit code 0."""
+    short = ["+model=qwen2_5_vl", f"cache_dir={cache}", "packing.max_token_len=512"]
+    code, out, errors = run_here(*short, cwd=tmp_path)
+    assert code == 3
+    assert len(errors.splitlines()) == 1
+    assert "40 overlong samples have 36% of all tokens, packing.max_dropped_tokens=0.1 allows less" in errors
+    assert "packing.overlong=drop" in errors
+    assert "skipped: 40 overlong, 29,234 tokens, 35.52% of all" in out
+    assert "wrong: 29.2k tokens (36%) are dropped: 40 samples are longer than 512" in out
+    assert {path.name for path in (tmp_path / "packed").iterdir()} == {
+        "demo-qwen2_5_vl-neat-512.report.html", "demo-qwen2_5_vl-neat-512.skipped.jsonl",
+    }  # fmt: skip
+
+    code, out, _ = run_here(*short, "stage=plan", cwd=tmp_path)  # which is there to see it
+    assert (code, "wrong: 29.2k tokens (36%) are dropped" in out) == (0, True)
+
+    code, out, _ = run_here(*short, "packing.overlong=drop", cwd=tmp_path)  # a decision: it is told once, as no fault
+    assert (code, "wrong:" in out) == (0, False)
+    assert out.count("29,234 tokens, 35.52% of all") == out.count("overlong") == 1
+    code, _, _ = run_here(*short, "packing.max_dropped_tokens=0.36", "output.name=other", cwd=tmp_path)
+    assert code == 0
+    made = tmp_path / "packed"
+    assert files(made / "other") == files(made / "demo-qwen2_5_vl-neat-512")  # and the name has no hash
+
+
+def test_little_is_dropped_as_ever(tmp_path: Path, cache: Path) -> None:
+    """5 samples of 320: 7 % of the tokens."""
+    code, out, _ = run_here("+model=qwen2_5_vl", f"cache_dir={cache}", "packing.max_token_len=1024", cwd=tmp_path)
+    assert code == 0
+    assert "wrong:" not in out

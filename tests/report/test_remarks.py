@@ -20,8 +20,24 @@ def said(of: Figures, **how: Any) -> list[tuple[str, str]]:
     return [(remark.grade.value, remark.what) for remark in remarks(of, **how)]
 
 
-def test_nothing_stands_out() -> None:
-    assert said(FIGURES) == []
+NONE = {
+    "an ordinary run": FIGURES,
+    "few of something": figures(  # nobody reads a list that is too long
+        {"untrained": 1, "alike": 10, "images": TokensOfImages(4, 16384, 1000, 300, 300)},
+        report=overlong(1, 9000),
+        loss=Loss("image"),
+        origins=[Origin("a", 900, 0, 0, 9), Origin("b", 100, 40, 0, 1)],
+    ),
+    # four full ones and a third: no plan does better
+    "a last pack that is not full": figures(report={"by_media": {"image": MediaFigures(1000, 1000, 5, 1, 0.86)}}),
+    # some models make the same number of tokens of any image
+    "images of one size": figures({"images": TokensOfImages(256, 256, 1000, 1000, 1000)}),
+}
+
+
+@pytest.mark.parametrize("name", NONE)
+def test_nothing_stands_out(name: str) -> None:
+    assert said(NONE[name]) == []
 
 
 def test_what_helps_is_a_setting_that_can_be_typed() -> None:
@@ -154,27 +170,6 @@ def test_bad_data_is_wrong_where_it_is_too_much() -> None:
 def test_what_is_wrong_comes_first() -> None:
     of = figures({"untrained": 50, "without_visual": 3}, demo=True)
     assert [remark.grade for remark in remarks(of)] == [Grade.wrong, Grade.look, Grade.note]
-
-
-def test_few_of_something_is_no_remark() -> None:
-    """Nobody reads a list that is too long."""
-    of = figures(
-        {"untrained": 1, "alike": 10, "images": TokensOfImages(4, 16384, 1000, 300, 300)},
-        report=overlong(1, 9000),
-        loss=Loss("image"),
-        origins=[Origin("a", 900, 0, 0, 9), Origin("b", 100, 40, 0, 1)],
-    )
-    assert said(of) == []
-
-
-def test_a_last_pack_that_is_not_full_is_no_remark() -> None:
-    """Four full ones and a third: no plan does better."""
-    assert said(figures(report={"by_media": {"image": MediaFigures(1000, 1000, 5, 1, 0.86)}})) == []
-
-
-def test_images_of_one_size_are_no_remark() -> None:
-    """Some models make the same number of tokens of any image."""
-    assert said(figures({"images": TokensOfImages(256, 256, 1000, 1000, 1000)})) == []
 
 
 def test_a_length_that_would_do_is_named() -> None:

@@ -2,12 +2,14 @@
 
 import itertools
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -18,12 +20,17 @@ from typing import Any
 import psutil
 import pytest
 
+from energon_pack.config import PackConfig
 from energon_pack.errors import PackError
+from energon_pack.pack import pack
+from energon_pack.run.executors import Folder, Job, Result
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.executors.workers import Busy, work_of
+from energon_pack.sources.storage import counted
 from support import jobs
 from support.jobs import hold, sleep
-from support.running import ROOT
+from support.packed import files
+from support.running import PIPELINE, ROOT
 
 
 @pytest.fixture
@@ -243,3 +250,61 @@ def test_reading_a_mapped_file_is_work(monkeypatch: pytest.MonkeyPatch) -> None:
     context: Any = SimpleNamespace(started=[SimpleNamespace(pid=1)])
     busy = Busy(partial(work_of, context))
     assert busy.seconds_without_work(60.0) == 0.0
+
+
+class Elsewhere:
+    """Runs each job as another machine would: functions, jobs and results cross over as bytes, and each job twice."""
+
+    def __init__(self, *_: object):
+        self.names: set[str] = set()
+
+    def __enter__(self) -> "Elsewhere":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def share(self, folders: Sequence[Folder]) -> None:
+        self.folders = {folder.knob: folder.path for folder in folders}
+
+    def map(self, function: Callable[[Job], Result], jobs: Iterable[Job], are_short: bool = False) -> Iterator[Result]:
+        for job in jobs:
+            self._sent(function, job)
+            yield self._sent(function, job)
+
+    def start(self, function: Callable[[Job], Result], job: Job) -> "Future[Result]":
+        future: Future[Result] = Future()
+        future.set_result(self._sent(function, job))
+        return future
+
+    def result(self, future: "Future[Result]") -> Result:
+        return future.result()
+
+    def _sent(self, function: Callable[[Job], Result], job: Job) -> Result:
+        run, sent = pickle.loads(pickle.dumps((function, job)))
+        of = run.args[0] if isinstance(run, partial) and run.func is counted else run
+        self.names.add(getattr(of, "__name__", "partial"))
+        result: Result = pickle.loads(pickle.dumps(run(sent)))
+        return result
+
+
+@pytest.mark.long("two whole runs with nothing cached")
+def test_an_executor_of_another_kind_packs_the_same_bytes(
+    config: Callable[..., PackConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that can't be pickled, or that does something else the second time, would fail on a cluster alone."""
+    settings: dict[str, Any] = {
+        "packing__max_token_len": 512,
+        "packing__overlong": "split_turns",
+        "output__max_shard_packs": 8,
+        "measure__verify": 0.01,
+    }
+    local = config(**settings, cache_dir=str(tmp_path / "cache"))
+    pack(local)
+    elsewhere = Elsewhere()
+    monkeypatch.setattr(PIPELINE, "executor_of", lambda *_: elsewhere)
+    remote = config(**settings, cache_dir=str(tmp_path / "other"), output__dir=str(tmp_path / "other" / "out"))
+    pack(remote)
+    assert files(Path(remote.output.dir) / "packed") == files(Path(local.output.dir) / "packed")
+    stages = {"_index_some", "partial", "measure", "get_ready", "write_shard", "audit", "check"}
+    assert elsewhere.names >= stages

@@ -1,6 +1,7 @@
 """A file that is trusted later is whole."""
 
 import fcntl
+import gc
 import os
 import shutil
 import signal
@@ -12,10 +13,15 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from energon_pack.errors import PackError
+from energon_pack.run.executors import Folder
+from energon_pack.run.executors.admission import terms_of, why_unfit
 from energon_pack.run.files import make_once, one_of_machine, own_temporary, write_whole
+from energon_pack.run.recent import Recent
+from energon_pack.run.scratch import Scratch, blocks
 from support.running import ROOT
 
 
@@ -149,3 +155,88 @@ def test_a_process_that_was_forked_meanwhile_keeps_nobody_waiting(
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_what_was_not_used_for_the_longest_time_goes() -> None:
+    closed: list[str] = []
+    recent: Recent[int, str] = Recent(4, len, closed.append)
+    recent.put(1, "aa")
+    recent.put(2, "bb")
+    assert recent.get(1) == "aa"
+    assert recent.put(3, "c") == "c"  # 1 was used since
+    assert (recent.get(2), closed) == (None, ["bb"])
+    recent.put(1, "new")  # in place of another
+    assert (closed, len(recent)) == (["bb", "aa"], 2)
+    recent.put(4, "larger than all")
+    assert (recent.get(4), len(recent)) == ("larger than all", 1)
+    recent.clear()
+    assert (len(recent), closed) == (0, ["bb", "aa", "c", "new", "larger than all"])
+    assert recent.put(5, "d") == "d"
+
+
+def test_without_sizes_each_counts_one() -> None:
+    recent: Recent[int, list[int]] = Recent(2)
+    for number in range(5):
+        recent.put(number, [number])
+    assert [recent.get(number) for number in range(5)] == [None, None, None, [3], [4]]
+
+
+@pytest.mark.parametrize("folder", [None, Path("not/there/yet")])
+def test_a_column_is_what_was_added(tmp_path: Path, folder: Path | None) -> None:
+    column = Scratch(folder and tmp_path / folder).column(np.int32)
+    for values in (np.arange(3), np.zeros(0, np.int64), np.array([-1])):
+        column.add(values)
+    found = column.array()
+    assert found.tolist() == [0, 1, 2, -1]
+    assert found.dtype == np.int32
+    assert type(found) is np.ndarray
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_an_array_of_zeros_can_be_written_to(tmp_path: Path, on_disk: bool) -> None:
+    found = Scratch(tmp_path if on_disk else None).zeros(5, np.int64)
+    found[np.array([4, 1])] = 7, 3
+    assert found.tolist() == [0, 3, 0, 0, 7]
+
+
+def test_arrays_may_be_empty(tmp_path: Path) -> None:
+    scratch = Scratch(tmp_path)
+    assert len(scratch.column(np.int8).array()) == len(scratch.zeros(0, np.int8)) == 0
+
+
+def test_no_file_is_left_even_of_an_array_that_is_at_work(tmp_path: Path) -> None:
+    scratch = Scratch(tmp_path)
+    unfinished, column = scratch.column(np.int64), scratch.column(np.int64)
+    unfinished.add(np.arange(5))
+    column.add(np.arange(1000))
+    found = column.array()
+    assert [*tmp_path.iterdir()] == []
+    del unfinished, column
+    gc.collect()  # a file that was left open would be a warning here
+    assert found.sum() == 499_500
+
+
+def test_blocks_are_all_of_it_and_small_where_each_is_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("energon_pack.run.scratch.AT_WORK", 10)
+    assert [*blocks(25)] == [slice(0, 10), slice(10, 20), slice(20, 25)]
+    assert [*blocks(5, each=4.0)] == [slice(0, 2), slice(2, 4), slice(4, 5)]
+    assert len([*blocks(3, each=99.0)]) == 3
+    assert [*blocks(0)] == []
+
+
+def test_a_folder_is_seen_by_the_file_that_lies_in_it_meanwhile(tmp_path: Path) -> None:
+    with terms_of([Folder("output.dir", tmp_path, True)]) as terms:
+        assert why_unfit(terms) is None
+        assert len(os.listdir(tmp_path)) == 1
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_a_killed_process_left_is_removed_after_a_month(tmp_path: Path) -> None:
+    """And nothing of a run that may be at work: its other machines would not find the folder."""
+    for name, time in (("old", 1), ("new", None)):
+        (tmp_path / f".seen-by-all-{name}").touch()
+        if time is not None:
+            os.utime(tmp_path / f".seen-by-all-{name}", (time, time))
+    with terms_of([Folder("output.dir", tmp_path, True)]):
+        pass
+    assert os.listdir(tmp_path) == [".seen-by-all-new"]

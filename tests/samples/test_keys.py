@@ -12,8 +12,8 @@ from energon_pack.samples.options import OPTION_KEYS
 from energon_pack.samples.preference import PREFERENCE_KEYS
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.samples.skip import Skip
-from energon_pack.samples.weights import TURN_WEIGHT_KEYS
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.weights import TURN_WEIGHT_KEYS, sample_weight
 
 ANSWER = {"role": "assistant", "content": [{"type": "text", "text": "a"}]}
 
@@ -97,3 +97,18 @@ def test_what_img2dataset_writes_beside_a_caption_is_known() -> None:
         " uid md5 NSFW similarity aesthetic watermark_score face_bboxes clip_l14_similarity_score"  # LAION, DataComp
     )
     assert unknown_keys(dict.fromkeys(names.split(), "x"), ["caption"]) == {}
+
+
+@pytest.mark.parametrize("value", [-0.1, -1, "1", [1], 10**400, 1e7, float("nan"), float("inf")])
+def test_what_is_no_weight_is_a_bad_message(value: Any) -> None:
+    """10**400 is valid JSON, and no float: it ended the run; 1e39 would be infinite as float32."""
+    with pytest.raises(Skip) as told:
+        sample_weight({"weight": value})
+    assert told.value.reason is Reason.BAD_MESSAGE
+    assert "the sample's weight is" in told.value.detail
+
+
+def test_what_is_a_weight() -> None:
+    values = [None, 0, 0.5, True, 1_000_000]
+    assert [sample_weight({"weight": value}) for value in values] == [1.0, 0.0, 0.5, 1.0, 1_000_000.0]
+    assert sample_weight({}) == 1.0

@@ -1,6 +1,7 @@
 """Which JSON shapes are understood, and as what. A shape read wrongly would train on the wrong text."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -82,15 +83,15 @@ def test_a_messages_key_that_is_not_there_is_no_other_field(value: object) -> No
     assert parse_record(TURNS, ReadSettings(messages_key="mine")).messages == TURNS  # nothing but a conversation
 
 
-def test_caption_gets_the_prompt_of_the_settings() -> None:
+def test_fields_of_a_record() -> None:
+    """A caption gets the prompt of the settings, a system text is the first message, other fields travel along."""
     record = parse_record({"caption": "a cat"}, ReadSettings(caption_prompt="Describe."))
     assert [m["content"] for m in record.messages] == ["Describe.", "a cat"]
-
-
-def test_system_field_becomes_the_first_message() -> None:
     record = parse_record({"messages": TURNS, "system": "Be brief.", "id": 7}, ReadSettings())
     assert record.messages[0] == {"role": "system", "content": "Be brief."}
     assert record.fields == {"id": 7}
+    record = parse_record({"question": "hi", "answers": ["hello", "hey"]}, ReadSettings())
+    assert record.fields == {"answers": ["hello", "hey"]}
 
 
 def test_roles_and_keys_of_messages() -> None:
@@ -151,15 +152,12 @@ def test_broken_json_costs_its_own_sample(raw: bytes) -> None:
     assert skip.value.reason is Reason.INVALID_JSON
 
 
-def test_numbers_that_json_has_not_become_null() -> None:
+def test_numbers_that_json_has_not_become_null_and_encodings_are_known() -> None:
     raw = b'{"a": NaN, "b": [-Infinity, 1e999, 1.5, 7]}'
     assert load_json(raw) == {"a": None, "b": [None, None, 1.5, 7]}
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
-def test_json_encodings(encoding: str) -> None:
-    assert load_json('{"a": "中 😀"}'.encode(encoding)) == {"a": "中 😀"}
-    assert load_json(json.dumps({"a": "😀"}).encode(encoding)) == {"a": "😀"}  # as a pair of escapes
+    for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-32"):
+        assert load_json('{"a": "中 😀"}'.encode(encoding)) == {"a": "中 😀"}
+        assert load_json(json.dumps({"a": "😀"}).encode(encoding)) == {"a": "😀"}  # as a pair of escapes
 
 
 PARTS = [Part("0.jpg", 0, 1), Part("1.png", 1, 1), Part("note", 2, 1)]
@@ -187,62 +185,44 @@ def test_a_name_that_is_no_file_is_a_field() -> None:
     assert parse_record({"messages": TURNS, "name": "jpg"}, ReadSettings()).listed_media == ["jpg"]
 
 
-@pytest.mark.parametrize("fields", [{"name": ["2.jpg"]}, {"name": ["gif"]}, {"media": "image"}])
-def test_missing_media_are_not_guessed(fields: dict[str, object]) -> None:
-    parts = [] if "media" in fields else PARTS
+def asked(*parts: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "what?"}]}, TURNS[1]], **fields}
+
+
+LINK = [Part("0.jpg", 0, -1)]
+
+
+@pytest.mark.parametrize(
+    ("value", "parts"),
+    [
+        ({"messages": TURNS, "name": ["2.jpg"]}, PARTS),
+        ({"messages": TURNS, "name": ["gif"]}, PARTS),
+        ({"messages": TURNS, "media": "image"}, []),
+        ({"messages": TURNS}, LINK),  # it has no bytes to pack
+        ({"messages": TURNS, "name": ["0.jpg"]}, LINK),
+        (asked({"type": "image", "image": "1.png"}, {"type": "image"}), PARTS),  # some named and some not: no order
+        # a string may speak of `<image>`; a part of that type stands for an image that has to be there
+        (asked({"type": "image"}, media="text"), []),
+        (asked({"type": "video", "video": ["f0.jpg", "f1.jpg"]}, media="text"), []),
+    ],
+)
+def test_missing_media_are_not_guessed(value: object, parts: list[Part]) -> None:
     with pytest.raises(Skip) as skip:
-        media_parts(parse_record({"messages": TURNS, **fields}, ReadSettings()), "k", parts)
+        media_parts(parse_record(value, ReadSettings()), "k", parts)
     assert skip.value.reason is Reason.MISSING_MEDIA
-
-
-def test_links_have_no_bytes_to_pack() -> None:
-    for fields in ({}, {"name": ["0.jpg"]}):
-        with pytest.raises(Skip) as skip:
-            media_parts(parse_record({"messages": TURNS, **fields}, ReadSettings()), "k", [Part("0.jpg", 0, -1)])
-        assert skip.value.reason is Reason.MISSING_MEDIA
-
-
-def test_some_named_and_some_not_is_no_order() -> None:
-    content = [{"type": "image", "image": "1.png"}, {"type": "image"}]
-    with pytest.raises(Skip) as skip:
-        parse_record({"messages": [{"role": "user", "content": content}, TURNS[1]]}, ReadSettings())
-    assert skip.value.reason is Reason.MISSING_MEDIA
-
-
-def test_an_image_of_the_content_is_never_text() -> None:
-    """A string may speak of `<image>`; a part of that type stands for an image that has to be there."""
-    for part in ({"type": "image"}, {"type": "video", "video": ["f0.jpg", "f1.jpg"]}):
-        messages = [{"role": "user", "content": [part, {"type": "text", "text": "what?"}]}, TURNS[1]]
-        record = parse_record({"messages": messages, "media": "text"}, ReadSettings())
-        with pytest.raises(Skip) as skip:
-            media_parts(record, "k", [])
-        assert skip.value.reason is Reason.MISSING_MEDIA
-    assert media_parts(parse_record({"messages": TURNS}, ReadSettings()), "k", []) == []
-
-
-def test_other_answers_travel_along() -> None:
-    record = parse_record({"question": "hi", "answers": ["hello", "hey"]}, ReadSettings())
-    assert record.fields == {"answers": ["hello", "hey"]}
 
 
 def test_names_in_structured_content_order_the_media() -> None:
-    content = [
-        {"type": "image", "image": "1.png"},
-        {"type": "text", "text": " and "},
-        {"type": "image", "image": "0.jpg"},
-    ]
-    record = parse_record({"messages": [{"role": "user", "content": content}, TURNS[1]]}, ReadSettings())
-    assert [part.name for part in media_parts(record, "k", PARTS)] == ["1.png", "0.jpg"]
+    value = asked({"type": "image", "image": "1.png"}, {"type": "image", "image": "0.jpg"})
+    assert [part.name for part in media_parts(parse_record(value, ReadSettings()), "k", PARTS)] == ["1.png", "0.jpg"]
+    assert media_parts(parse_record({"messages": TURNS}, ReadSettings()), "k", []) == []
 
 
-def test_a_system_prompt_that_is_no_text_costs_the_sample() -> None:
-    """It was left out in silence, and the answers were trained without it."""
+def test_a_system_prompt_is_not_lost_in_silence() -> None:
+    """It was left out, and the answers were trained without it."""
     value = {"system": {"role": "system", "content": "s"}, "messages": [{"role": "assistant", "content": "a"}] * 2}
     with pytest.raises(Skip, match="bad_message: system is no text"):
         parse_record(value, ReadSettings())
-
-
-def test_a_system_text_beside_another_system_turn_is_not_lost_in_silence() -> None:
     turns = [{"role": "system", "content": "Be kind."}, *TURNS]
     assert parse_record({"messages": turns, "system": "Be kind."}, ReadSettings()).messages[0]["content"] == "Be kind."
     with pytest.raises(Skip, match="another system turn"):

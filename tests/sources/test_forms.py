@@ -1,11 +1,15 @@
 """The form of a source's files is found by their names; ambiguous ones are refused."""
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
@@ -15,8 +19,10 @@ from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import Format, SourceConfig
-from support.packed import Make, json_lines, samples
-from support.running import command_here
+from energon_pack.verify import Options, verify
+from support.finding import find_lines, find_shards
+from support.packed import Make, json_lines, packed, prepare, samples, train
+from support.running import ROOT, command_here
 from support.samples import chat, picture, write_tar
 
 AUTO = SourceConfig()
@@ -186,3 +192,106 @@ def test_one_plan_over_tars_and_lines(config: Make, tmp_path: Path) -> None:
     assert json_lines(packed / "skipped.jsonl") == []
     verified = command_here("energon_pack.verify", str(packed), "--source", "--num-workers", "1", cwd=tmp_path)
     assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+@pytest.mark.parametrize("num_rows", [1, 10_000], ids=["shorter than a header", "longer"])
+def test_parquet_is_no_damaged_tar(config: Make, tmp_path: Path, num_rows: int) -> None:
+    path = tmp_path / "train.parquet"
+    pq.write_table(pa.table({"a": list(range(num_rows))}), path)
+    with pytest.raises(PackError, match=r"train\.parquet is .*Parquet: source=table reads it"):
+        pack(config(path, source__format=Format.wds))
+
+
+@pytest.mark.parametrize("find", [find_shards, find_lines])
+def test_a_folder_of_parquet_says_so(tmp_path: Path, find: Callable[[str], object]) -> None:
+    """The message was `no *.tar there`, without the files that are there or a remedy."""
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "train.parquet")
+    with pytest.raises(PackError, match=r"no \*\.(tar|jsonl) there but Parquet: source=table reads it"):
+        find(str(tmp_path))
+
+
+def test_no_message_names_a_page_that_a_wheel_lacks() -> None:
+    """A user of a wheel has no docs/: what a message tells it has to tell itself."""
+    package = [path for path in (ROOT / "energon_pack").rglob("*.py") if "shipped" not in path.parts]
+    texts = {path.name: path.read_text() for path in (*package, *(ROOT / "conf").rglob("*.yaml"))}
+    assert [name for name, text in texts.items() if re.search(r"docs/[\w/]*\.md", text)] == []
+
+
+def dataset_yaml(kind: str, **field_map: str) -> dict[str, Any]:
+    return {"sample_type": {"__module__": "megatron.energon", "__class__": kind}, "field_map": field_map}
+
+
+def a_set(folder: Path, about: dict[str, Any], **parts: Any) -> Path:
+    """A prepared folder with one sample of two images, texts, and values that become JSON."""
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in parts.items()}
+    members = {f"1.{name.replace('__', '.')}": text.encode() for name, text in texts.items()}
+    write_tar(folder / "a.tar", {"1.jpg": picture(), "1.other.jpg": picture(80, 80), **members})
+    return prepare(folder, about)
+
+
+WRITTEN = {"title": "no", "caption": "no", "text": "no", "said": {"best": ["A cat.", "no"]}, "q": "What?"}
+
+
+CAPTION, ANSWER = "json[said][best][0]", "json[no],json[said][best]"
+OF_OLD = {"__module__": "megatron.energon", "__class__": "CaptioningWebdataset"}
+
+
+@pytest.mark.parametrize(
+    ("about", "parts", "turns"),
+    [
+        (dataset_yaml("CaptioningSample", image="jpg", caption=CAPTION), {}, ["", "A cat."]),
+        (dataset_yaml("CaptioningSample", image="png,jpg", caption="txt"), {"txt": "A cat.\n"}, ["", "A cat."]),
+        (dataset_yaml("VQASample", image="jpg", context="json[q]", answers=ANSWER), {}, ["What?", "A cat."]),
+        (dataset_yaml("OCRSample", image="jpg", text=CAPTION), {}, ["", "A cat."]),
+        (dataset_yaml("TextSample", text=CAPTION), {}, ["A cat."]),
+        ({**OF_OLD, "field_map": {"image": "jpg", "caption": "txt"}}, {"txt": "A cat."}, ["", "A cat."]),
+    ],
+    ids=["a caption", "a text", "a question", "text of a picture", "a document", "as Energon wrote it of old"],
+)
+def test_fields_are_those_of_the_field_map(
+    config: Make, tmp_path: Path, about: dict[str, Any], parts: dict[str, Any], turns: list[str]
+) -> None:
+    """The JSON has other captions, and a text, and the sample another image: all of it was trained in their place."""
+    source = a_set(tmp_path / "set", about, **{"json": WRITTEN, **parts})
+    folder = packed(config(source, source__format="auto", packing__max_token_len=256))
+    (pack,) = samples(folder).values()
+    (member,) = json.loads(pack["json"])["messages"]
+    assert [turn["content"].removeprefix("<image>").strip() for turn in member["messages"]] == turns
+    assert len(pack) == 1 + min(2, len(turns))  # its JSON, its tokens, and one image of a question
+    assert verify(folder, Options(source=[], num_workers=1)).first(9) == []
+
+
+def test_energon_reads_the_same(tmp_path: Path) -> None:
+    about = dataset_yaml("VQASample", image="jpg", context="json[q]", answers="json[no],json[said][best]")
+    (sample,) = train(a_set(tmp_path / "set", about, json=WRITTEN))
+    assert (sample.context, sample.answers) == ("What?", ["A cat.", "no"])
+
+
+@pytest.mark.parametrize(
+    ("about", "line"),
+    [
+        (
+            dataset_yaml("MultiChoiceVQASample", image="jpg", context="json[q]"),
+            "a MultiChoiceVQASample has no question",
+        ),
+        (
+            dataset_yaml("VQASample", image="jpg", context="question.txt", answers="answer.txt"),
+            "takes texts from question.txt, answer.txt: one part",
+        ),
+    ],
+)
+def test_what_can_not_be_followed_is_refused(tmp_path: Path, about: dict[str, Any], line: str) -> None:
+    write_tar(tmp_path / "a.tar", {"1.json": json.dumps(WRITTEN).encode(), "1.jpg": picture()})
+    (tmp_path / ".nv-meta").mkdir()
+    (tmp_path / ".nv-meta" / "dataset.yaml").write_text(yaml.safe_dump(about))
+    (tmp_path / ".nv-meta" / "split.yaml").write_text("split_parts: {train: [a.tar]}")
+    with pytest.raises(PackError, match=rf"dataset\.yaml: .*{line}.*source\.map or source\.columns"):
+        find_source(AUTO, str(tmp_path))
+    assert len(find_source(SourceConfig(messages_key="q"), str(tmp_path)).shards) == 1
+
+
+def test_code_of_a_folder_is_named_and_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loader = {"sample_type": {"__module__": "x", "__class__": "Y"}, "sample_loader": "sample_loader.py:sample_loader"}
+    source = find_source(AUTO, str(a_set(tmp_path / "set", loader, json=WRITTEN)))
+    assert read_as(source) == "WebDataset tars, 1 file"
+    assert "its sample_loader is not run: samples are read by their JSON or text" in capsys.readouterr().out

@@ -1,19 +1,35 @@
 """Bytes of samples by their places: what changed since it was measured is not read, few files are open at once."""
 
+import base64
+import json
 import os
+import zipfile
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from energon_pack.config import Format
+from energon_pack.config.schema import MediaIn, PackConfig
 from energon_pack.errors import PackError
+from energon_pack.pack import pack
+from energon_pack.samples.bytes import Range, as_file
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.skip import Skip
+from energon_pack.sources import storage
 from energon_pack.sources.find import shard_of
+from energon_pack.sources.inside import open_inside
 from energon_pack.sources.jsonl.dialects import Lines
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import JsonlShard, Shard
-from support.samples import picture, write_tar
+from energon_pack.sources.storage import File, InMemory, State, open_file, state_of
+from support.packed import Make, files, samples
+from support.read_source import read
+from support.running import command
+from support.samples import chat, noise, picture, write_tar
 
 
 def lines_in(folder: Path, *lines: bytes) -> Shard:
@@ -107,3 +123,169 @@ def test_an_lmdb_that_gives_no_image_costs_its_sample_alone(tmp_path: Path) -> N
             with pytest.raises(Skip, match="unreadable_media") as skip:
                 reader.media(shard, Record([], listed_media=[name]), "1", [])
             assert str(tmp_path) not in skip.value.detail
+
+
+class Remote(File):
+    """A file that gives only its state and the bytes at a place."""
+
+    def __init__(self, fd: int, state: State):
+        super().__init__(state)
+        self._file = os.fdopen(fd, "rb")
+
+    def read(self, offset: int, size: int) -> bytes:
+        self._file.seek(offset)
+        return self._file.read(size)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def write_source(folder: Path, source: Format) -> Path:
+    large = picture(700, 800) + bytes(5 << 20) + b"\xff\xd9"  # larger than what is copied through the buffer
+    if source is Format.wds:
+        members = {"a.json": chat("<image>?", "yes"), "a.jpg": large, "b.json": chat("what?", "no")}
+        return write_tar(folder / "x.tar", {**members, "c.json": chat("<image>?", "c"), "c.png": picture(format="PNG")})
+    (folder / "large.jpg").write_bytes(large)
+    (folder / "small.png").write_bytes(picture(format="PNG"))
+    texts = ("<image>?", "<image>!", "<image>.")
+    names = ("large.jpg", "small.png", "large.jpg")
+    samples = [{"image": name, **json.loads(chat(text, "yes"))} for name, text in zip(names, texts, strict=True)]
+    if source is Format.table:
+        rows = [{**sample, "image": (folder / sample["image"]).read_bytes()} for sample in samples]
+        pq.write_table(pa.Table.from_pylist(rows), folder / "a.parquet", row_group_size=2)
+        pq.write_table(pa.Table.from_pylist(rows), folder / "b.parquet", compression="zstd")
+        return folder
+    (folder / "array.json").write_text(json.dumps(samples))
+    (folder / "lines.jsonl").write_text("".join(f"{json.dumps(sample)}\n" for sample in samples))
+    return folder
+
+
+@pytest.mark.parametrize("source", [Format.auto, Format.wds, Format.jsonl, Format.table])
+def test_a_storage_that_only_reads_by_place_packs_the_same_bytes(
+    config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Format
+) -> None:
+    """A file as over a network: without a descriptor, so nothing is mapped and the kernel copies nothing."""
+    (tmp_path / "in").mkdir()
+    path = write_source(tmp_path / "in", source)
+    paths = [str(path)] if source in (Format.wds, Format.table) else [str(path), str(path / "array.json")]
+    packed = []
+    for name in ("local", "remote"):
+        if name == "remote":
+            monkeypatch.setattr(storage, "LocalFile", Remote)
+        run = config(paths, source__format=source, output__name=name, cache_dir=str(tmp_path / name))
+        figures = pack(run)
+        assert figures["samples_in"] == figures["samples_packed"] == (3 if source is Format.wds else 6)
+        written = files(tmp_path / "out" / name)
+        packed.append({name: data for name, data in written.items() if not name.startswith("report")})
+    assert packed[0] == packed[1]
+
+
+def test_a_range_ends_where_its_part_ends() -> None:
+    part = Range(InMemory(b"before, here, after", ""), 8, 4)
+    assert (part.size, part.read(0, 100), part.read(2, 1), part.read(4, 1), part.read(9, 1)) == (
+        4,
+        b"here",
+        b"r",
+        b"",
+        b"",
+    )
+    stream = as_file(part, 3)
+    assert (stream.read(), stream.seek(1), stream.read(2)) == (b"here", 1, b"er")
+
+
+def test_a_version_is_another_once_a_file_was_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"one")
+    before = state_of(str(path))
+    with open_file(path) as file:
+        assert before == (file.size, file.version)
+    os.utime(path, ns=(0, 1))
+    assert state_of(str(path)) != before
+    assert state_of(str(tmp_path)) is None
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "", "gone"):
+        with pytest.raises(FileNotFoundError):
+            open_file(tmp_path / name)
+
+
+PNG = noise(1, 56)
+CODED = base64.b64encode(PNG).decode()
+
+
+def openai(url: str) -> dict[str, Any]:
+    asked = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "?"}]
+    return {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": "a cat"}]}
+
+
+def test_base64_in_a_line(tmp_path: Path) -> None:
+    """OpenAI's data: URI and ms-swift's bare base64 are read; a cut one costs its sample."""
+    lines = [
+        openai(f"data:image/png;base64,{CODED}"),
+        {"query": "<image>?", "response": "a cat", "images": [CODED]},
+        {"query": "<image>?", "response": "a cat", "images": [f"data:image/png;base64,{CODED[:301]}"]},
+        {"query": "<image>?", "response": "a cat", "images": [CODED[:400]]},
+        {"query": "a text", "response": "b"},
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    first, second, third, fourth, fifth = read(tmp_path / "a.jsonl").values()
+    assert first[1] == second[1] == [PNG]
+    assert str(third).startswith("unreadable_media")
+    assert str(fourth).startswith("unreadable_media")
+    assert fifth == (["a text", "b"], [])
+
+
+def test_packs_refer_to_base64_and_to_members(config: Make, tmp_path: Path) -> None:
+    """Training reads the same bytes from the line, and from the archive."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.jsonl").write_text(json.dumps(openai(f"data:image/png;base64,{CODED}")) + "\n")
+    with zipfile.ZipFile(tmp_path / "in/images.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("sub/a.png", PNG)
+    line = {"query": "<image>?", "response": "a cat", "images": ["images.zip::sub/a.png"]}
+    (tmp_path / "in/b.jsonl").write_text(json.dumps(line) + "\n")
+    run: PackConfig = config(tmp_path / "in", output__media=MediaIn.reference)
+    pack(run)
+    folder = Path(run.output.dir) / str(run.output.name)
+    refs = [json.loads(parts["json"])["media_refs"] for parts in samples(folder).values()]
+    named = sorted(tuple(ref) for pack_refs in refs for member in pack_refs for ref in member)
+    assert [place[0] for place in named] == ["a.jsonl", "images.zip"]
+    verify = ("-m", "energon_pack.verify", folder, "--source", "--decode", "--num-workers", "1")
+    verified = command(*verify, cwd=tmp_path)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def test_a_zip_archive_for_media_root(tmp_path: Path) -> None:
+    """Datasets are downloaded as annotations and one zip of images: nobody unpacks it to try."""
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"image": name, "caption": "a cat"}) + "\n" for name in ("sub/a.png", "gone.png"))
+    )
+    with zipfile.ZipFile(tmp_path / "images.zip", "w") as archive:
+        archive.writestr("sub/a.png", PNG)
+    whole, gone = read(tmp_path / "a.jsonl", media_root=str(tmp_path / "images.zip")).values()
+    assert (whole[1], str(gone)[:13]) == ([PNG], "missing_media")
+    data = (tmp_path / "images.zip").read_bytes()
+    (tmp_path / "images.zip").write_bytes(data[: len(data) // 2])
+    reasons = read(tmp_path / "a.jsonl", media_root=str(tmp_path / "images.zip")).values()
+    assert [str(reason)[:16] for reason in reasons] == ["unreadable_media"] * 2
+
+
+@pytest.mark.parametrize("key", ["x", "0+5", "0+9999/images/7", "-1+5/a", "0+99/query/a"])
+def test_no_such_place_in_a_line(key: str, tmp_path: Path) -> None:
+    """A damaged pack may name any."""
+    (tmp_path / "a.jsonl").write_text(json.dumps({"query": "?", "images": [CODED]}) + "\n")
+    with pytest.raises((KeyError, ValueError)):
+        open_inside(str(tmp_path / "a.jsonl"), key)
+
+
+def test_metadata_of_an_image_folder(tmp_path: Path) -> None:
+    """`file_name` and `text`, as `datasets` loads them; a document that names its file stays one."""
+    (tmp_path / "a.png").write_bytes(PNG)
+    (tmp_path / "metadata.jsonl").write_text(
+        '{"file_name": "a.png", "text": "a cat"}\n{"file_name": "a.txt", "text": "a page"}\n'
+    )
+    captioned, document = read(tmp_path / "metadata.jsonl").values()
+    assert captioned[1] == [PNG]
+    assert captioned[0][-1] == "a cat"
+    assert document == (["a page"], [])

@@ -3,13 +3,11 @@
 Where two of them differed, a length would be of another text than the one that is packed.
 """
 
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from energon_pack.loading import load_multi_mix_qa
@@ -23,15 +21,9 @@ from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of
 from energon_pack.sources.sample import read_again, read_but_media, read_sample
 from energon_pack.sources.shard import Shard, TarShard
-from support.samples import chat, picture, write_tar
+from support.samples import chat, npy, picture, write_tar
 
 READ = ReadSettings()
-
-
-def npy(t: int) -> bytes:
-    file = io.BytesIO()
-    np.save(file, np.full((4, 3), t))
-    return file.getvalue()
 
 
 SAMPLE = {

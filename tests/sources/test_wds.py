@@ -9,6 +9,7 @@ import re
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -26,7 +27,7 @@ from support.finding import find_shards
 from support.samples import chat, picture, write_tar
 
 
-def index(path: Path) -> list[dict[str, object]]:
+def index(path: Path) -> list[dict[str, Any]]:
     table = index_tar(str(path))
     about = {name.decode(): value.decode() for name, value in table.schema.metadata.items()}
     if refused := dotted_of(str(path), about):
@@ -37,10 +38,55 @@ def index(path: Path) -> list[dict[str, object]]:
     ]
 
 
-def test_key_and_part_split_at_the_first_dot_of_the_basename(tmp_path: Path) -> None:
-    members = ["v1.0/0001.0.jpg", "v1.0/0001.json", "v1.0/0002.json"]
-    rows = index(write_tar(tmp_path / "x.tar", dict.fromkeys(members, b"{}")))
-    assert [(row["key"], row["parts"]) for row in rows] == [("v1.0/0001", ["0.jpg"]), ("v1.0/0002", [])]
+META, ROW = b'{"width": 1}', chat("q", "a")
+#: what is in a tar, and key, reason and parts of each row of its index
+ROWS: dict[str, tuple[list[tuple[str, bytes]], list[tuple[str, str | None, str]]]] = {
+    "a key ends at the first dot of the basename": (
+        [("v1.0/0001.0.jpg", b"1"), ("v1.0/0001.json", b"{}"), ("v1.0/0002.json", b"{}")],
+        [("v1.0/0001", None, "0.jpg"), ("v1.0/0002", None, "")],
+    ),
+    "of equal keys the first wins": (
+        [("a.0.jpg", b"1"), ("a.json", b"{}"), ("a.0.jpg", b"2"), ("a.json", b"{}"), ("b.json", b""), ("a.json", b"")],
+        [("a", None, "0.jpg"), ("a", "duplicate_key", "0.jpg"), ("b", None, ""), ("a", "duplicate_key", "")],
+    ),
+    # two would count it twice in `samples_in`, and against `max_skipped`; its media say what kind is lost
+    "a sample whose parts lie apart is one line of the ledger": (
+        [("a.json", b"{}"), ("b.json", b"{}"), ("a.0.jpg", b"1"), ("c.json", b"{}"), ("a.1.jpg", b"1")],
+        [("a", "non_adjacent_member", "0.jpg 1.jpg"), ("b", None, ""), ("c", None, "")],
+    ),
+    "a part before its own JSON far away is no sample": (
+        [("a.meta.json", META), ("b.json", ROW), ("a.json", ROW)],
+        [("a", "non_adjacent_member", "meta.json"), ("b", None, "")],
+    ),
+    # its other part is a part of others: they say that it is no sample's JSON
+    "a sample without its JSON is one sample": (
+        [("a.meta.json", META), ("b.json", ROW), ("b.meta.json", META), ("c.meta.json", META), ("c.json", ROW)],
+        [("a", "missing_json", "meta.json"), ("b", None, "meta.json"), ("c", None, "meta.json")],
+    ),
+    "a caption that is lost is one sample": (
+        [("a.txt", b"t"), ("a.en.txt", b"t"), ("a.jpg", b"1"), ("b.en.txt", b"t"), ("b.jpg", b"1")],
+        [("a", None, "en.txt jpg"), ("b", "missing_json", "en.txt jpg")],
+    ),
+    "a caption that is lost before others": (
+        [("a.en.txt", b"t"), ("b.en.txt", b"t"), ("b.txt", b"t"), ("b.wav", b"1")],
+        [("a", "missing_json", "en.txt"), ("b", None, "en.txt wav")],
+    ),
+    # a lost record's other part, or a sample whose key ends too early: one sample in either case
+    "one file without a record is one sample": (
+        [("a.json", ROW), ("b.final.json", ROW), ("b.final.jpg", b"1"), ("c.jpg", b"1"), ("c.ocr.json", META)],
+        [("a", None, ""), ("b", "missing_json", "final.json final.jpg"), ("c", "missing_json", "jpg ocr.json")],
+    ),
+    "media without a record": (
+        [("a.jpg", b"1"), ("b.jpg", b"1"), ("b.txt", b"caption")], [("a", "missing_json", "jpg"), ("b", None, "jpg")],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_of_a_tar(tmp_path: Path, name: str) -> None:
+    members, expected = ROWS[name]
+    rows = index(write_tar(tmp_path / "x.tar", members))
+    assert [(row["key"], row["reason"], " ".join(row["parts"])) for row in rows] == expected
 
 
 @given(names=st.lists(st.text("a._/", min_size=1, max_size=8).filter(lambda name: name[-1] != "/"), max_size=8))
@@ -103,60 +149,35 @@ def test_a_record_may_have_its_extension_in_capitals(tmp_path: Path) -> None:
     assert record_of(b"words", "TXT", False, caption).messages[0]["content"] == "words"
 
 
-def test_of_equal_keys_the_first_wins(tmp_path: Path) -> None:
-    members = [
-        ("a.0.jpg", b"1"),
-        ("a.json", b"{}"),
-        ("a.0.jpg", b"2"),
-        ("a.json", b"{}"),
-        ("b.json", b"{}"),
-        ("a.json", b""),
-    ]
-    rows = index(write_tar(tmp_path / "x.tar", members))
-    assert [(row["key"], row["reason"]) for row in rows] == [
-        ("a", None),
-        ("a", "duplicate_key"),
-        ("b", None),
-        ("a", "duplicate_key"),
-    ]
-
-
-def test_a_sample_whose_parts_lie_apart_is_one_line_of_the_ledger(tmp_path: Path) -> None:
-    """Two would count it twice in `samples_in`, and against `max_skipped`; its media say what kind is lost."""
-    members = {"a.json": b"{}", "b.json": b"{}", "a.0.jpg": b"1", "c.json": b"{}", "a.1.jpg": b"1"}
-    rows = index(write_tar(tmp_path / "x.tar", members))
-    assert [(row["key"], row["reason"], row["parts"]) for row in rows] == [
-        ("a", "non_adjacent_member", ["0.jpg", "1.jpg"]),
-        ("b", None, []),
-        ("c", None, []),
-    ]
-
-
-def test_a_sample_cut_at_the_end_is_not_packed_from_what_lies_before(tmp_path: Path) -> None:
-    """Its JSON is there, whole, in front of another sample: it would be in a pack and in the ledger."""
-    members = {"a.json": chat("q", "a"), "b.json": chat("q", "a"), "a.jpg": picture()}
-    path = write_tar(tmp_path / "x.tar", members)
-    path.write_bytes(path.read_bytes()[:2700])
-    assert [(row["key"], row["reason"]) for row in index(path)] == [("a", "truncated_tar"), ("b", None)]
+def test_a_cut_tar_keeps_its_whole_samples(tmp_path: Path) -> None:
+    """Of the last one, JSON may be there, whole, in front of another: it would be in a pack and in the ledger."""
+    members = {"a.json": ROW, "b.json": ROW, "b.jpg": picture()}
+    for names in (list(members), ["b.json", "a.json", "b.jpg"]):
+        path = write_tar(tmp_path / "x.tar", {name: members[name] for name in names})
+        path.write_bytes(path.read_bytes()[:2700])
+        table = index_tar(str(path))
+        assert set(zip(table["key"].to_pylist(), table["reason"].to_pylist(), strict=True)) == {
+            ("a", None), ("b", "truncated_tar"),
+        }  # fmt: skip
+        about = {"damage": table.schema.metadata[b"damage"].decode()}
+        assert [what for _, what in damage_of(about)] == ["cut 140 bytes into 'b.jpg'"]
 
 
 # ------------------------------------------------------------------------------------------------ keys with a dot
-
-JSON, OTHER = chat("q", "a"), b'{"width": 1}'
 
 
 @pytest.mark.parametrize(
     ("members", "number"),
     [
-        ([("00.json", JSON), *((f"scene.{i:02}.json", JSON) for i in range(50))], 50),
+        ([("00.json", ROW), *((f"scene.{i:02}.json", ROW) for i in range(50))], 50),
         ([("v1.5/clip.001.jpg", b"1"), ("v1.5/clip.001.txt", b"t"), ("v1.5/clip.002.txt", b"t")], 2),
-        ([("scene.json", JSON), *((f"scene.{i}.json", JSON) for i in range(3))], 3),  # one would look like a sample
-        ([("1.json", JSON), ("1.5.json", JSON), ("2.json", JSON), ("2.5.json", JSON)], 2),  # keys that are numbers
+        ([("scene.json", ROW), *((f"scene.{i}.json", ROW) for i in range(3))], 3),  # one would look like a sample
+        ([("1.json", ROW), ("1.5.json", ROW), ("2.json", ROW), ("2.5.json", ROW)], 2),  # keys that are numbers
         ([("1.jpg", b"1"), ("1.txt", b"t"), ("1.5.jpg", b"1"), ("1.5.txt", b"t")], 1),
-        ([(name, JSON) for i in range(9) for name in (f"cam1.{i}.json", f"cam2.{i}.json")], 18),  # in turn
-        ([("00.meta.json", OTHER), ("00.json", JSON), *((f"a.{name}.json", JSON) for name in ("meta", "0", "1"))], 2),
-        ([("1.json", JSON), ("1.jpg", b"1"), ("1.5.json", chat("q", "a", source="x")), ("1.5.jpg", b"1")], 1),
-        ([("a.jpg", b"1"), ("a.0.json", JSON), ("a.1.json", JSON)], 2),
+        ([(name, ROW) for i in range(9) for name in (f"cam1.{i}.json", f"cam2.{i}.json")], 18),  # in turn
+        ([("00.meta.json", META), ("00.json", ROW), *((f"a.{name}.json", ROW) for name in ("meta", "0", "1"))], 2),
+        ([("1.json", ROW), ("1.jpg", b"1"), ("1.5.json", chat("q", "a", source="x")), ("1.5.jpg", b"1")], 1),
+        ([("a.jpg", b"1"), ("a.0.json", ROW), ("a.1.json", ROW)], 2),
     ],
 )
 def test_keys_with_a_dot_stop_the_run(tmp_path: Path, members: list[tuple[str, bytes]], number: int) -> None:
@@ -171,7 +192,7 @@ def test_keys_with_a_dot_stop_the_run(tmp_path: Path, members: list[tuple[str, b
 def test_what_is_left_out_with_dots_is_a_row_for_each_sample(tmp_path: Path) -> None:
     """Of 2 files of `a`, which has no JSON, and of 1 beside the JSON of `b`, three and one is lost: one row would
     count little against `max_skipped`, and `b` might train with the picture of another."""
-    members = {"00.json": JSON, "a.0.json": JSON, "a.1.json": JSON, "b.json": JSON, "b.9.json": JSON, "b.9.jpg": b"1"}
+    members = {"00.json": ROW, "a.0.json": ROW, "a.1.json": ROW, "b.json": ROW, "b.9.json": ROW, "b.9.jpg": b"1"}
     rows = index_tar(str(write_tar(tmp_path / "x.tar", members))).to_pylist()
     assert [(row["key"], row["reason"]) for row in rows] == [
         ("00", None),
@@ -188,8 +209,8 @@ def test_what_is_left_out_with_dots_is_a_row_for_each_sample(tmp_path: Path) -> 
 
 def test_keys_with_a_dot_are_kept_out_of_what_energon_reads(config: Callable[..., PackConfig], tmp_path: Path) -> None:
     """One such file refused the whole run, also with `source.on_damaged=keep`."""
-    samples = {f"{i}.json": JSON for i in range(9)}
-    path = write_tar(tmp_path / "source" / "x.tar", {**samples, "8.01.json": JSON})
+    samples = {f"{i}.json": ROW for i in range(9)}
+    path = write_tar(tmp_path / "source" / "x.tar", {**samples, "8.01.json": ROW})
     with pytest.raises(PackError, match=r"x.tar: 8.01.json can't be read as a sample.*source.on_damaged=keep"):
         pack(config(path))
     run = config(path, source__on_damaged=OnDamaged.keep, max_skipped=0.2)
@@ -202,39 +223,17 @@ def test_keys_with_a_dot_are_kept_out_of_what_energon_reads(config: Callable[...
 @pytest.mark.parametrize(
     "members",
     [
-        [("a.json", JSON), ("a.meta.json", OTHER), ("b.json", JSON), ("b.meta.json", b"no JSON")],
-        [("a.json", JSON), ("a.0.jpg", b"1"), ("a.0.json", OTHER), ("a.1.jpg", b"1"), ("a.1.json", OTHER)],
-        [("a.json", JSON), ("a.ocr.txt", b"t"), ("a.txt", b"t"), ("a.jpg", b"1")],
-        [("a.txt", b"t"), ("a.jpg", b"1"), ("a.ocr.txt", b"t"), ("a.meta.json", OTHER)],
+        [("a.json", ROW), ("a.meta.json", META), ("b.json", ROW), ("b.meta.json", b"no JSON")],
+        [("a.json", ROW), ("a.0.jpg", b"1"), ("a.0.json", META), ("a.1.jpg", b"1"), ("a.1.json", META)],
+        [("a.json", ROW), ("a.ocr.txt", b"t"), ("a.txt", b"t"), ("a.jpg", b"1")],
+        [("a.txt", b"t"), ("a.jpg", b"1"), ("a.ocr.txt", b"t"), ("a.meta.json", META)],
         [("a.json", chat("q", "a", x=1)), ("a.list.json", b"[1]")],
-        [("a.json", JSON), ("a.0.jpg", b"1"), ("a.0.json", b'{"caption": "c"}'), ("a.0.txt", b"c")],
-        [("a.json", JSON), ("a.ocr.json", b'{"text": "w"}'), ("b.json", JSON), ("b.ocr.json", b'{"text": "w"}')],
+        [("a.json", ROW), ("a.0.jpg", b"1"), ("a.0.json", b'{"caption": "c"}'), ("a.0.txt", b"c")],
+        [("a.json", ROW), ("a.ocr.json", b'{"text": "w"}'), ("b.json", ROW), ("b.ocr.json", b'{"text": "w"}')],
     ],
 )
 def test_a_further_part_is_no_sample(tmp_path: Path, members: list[tuple[str, bytes]]) -> None:
     assert {row["reason"] for row in index(write_tar(tmp_path / "x.tar", members))} == {None}
-
-
-def test_a_sample_without_its_json_is_one_sample(tmp_path: Path) -> None:
-    """Its other part is a part of others: they say that it is no sample's JSON."""
-    members = {"a.meta.json": OTHER, "b.json": JSON, "b.meta.json": OTHER, "c.meta.json": OTHER, "c.json": JSON}
-    rows = index(write_tar(tmp_path / "x.tar", members))
-    assert [(row["key"], row["reason"]) for row in rows] == [("a", "missing_json"), ("b", None), ("c", None)]
-
-
-def test_a_caption_that_is_lost_is_one_sample(tmp_path: Path) -> None:
-    members = {"a.txt": b"t", "a.en.txt": b"t", "a.jpg": b"1", "b.en.txt": b"t", "b.jpg": b"1"}
-    rows = index(write_tar(tmp_path / "x.tar", members))
-    assert [(row["key"], row["reason"]) for row in rows] == [("a", None), ("b", "missing_json")]
-    rows = index(write_tar(tmp_path / "y.tar", {"a.en.txt": b"t", "b.en.txt": b"t", "b.txt": b"t", "b.wav": b"1"}))
-    assert [row["reason"] for row in rows] == ["missing_json", None]
-
-
-def test_one_file_without_a_record_is_one_sample(tmp_path: Path) -> None:
-    """It is a lost record's other part, or a sample whose key ends too early: one sample in either case."""
-    members = {"a.json": JSON, "b.final.json": JSON, "b.final.jpg": b"1", "c.jpg": b"1", "c.ocr.json": OTHER}
-    rows = index(write_tar(tmp_path / "x.tar", members))
-    assert [(row["key"], row["reason"]) for row in rows] == [("a", None), ("b", "missing_json"), ("c", "missing_json")]
 
 
 def test_a_caption_beside_a_question_and_an_answer_is_refused(tmp_path: Path) -> None:
@@ -246,15 +245,10 @@ def test_a_caption_beside_a_question_and_an_answer_is_refused(tmp_path: Path) ->
     assert rows[0]["detail"] == "a txt beside question.txt and answer.txt: write JSON of them"
 
 
-def test_a_part_before_its_own_json_far_away_is_no_sample(tmp_path: Path) -> None:
-    rows = index(write_tar(tmp_path / "x.tar", {"a.meta.json": OTHER, "b.json": JSON, "a.json": JSON}))
-    assert [(row["key"], row["reason"]) for row in rows] == [("a", "non_adjacent_member"), ("b", None)]
-
-
 @pytest.mark.parametrize("keeps", [1, 2])
 def test_beside_a_damage_one_part_alone_says_nothing(tmp_path: Path, keeps: int) -> None:
     """The JSON of its sample may be what is lost; of two parts with such names, one is a sample's."""
-    members = [("0.json", JSON), *((f"a.{i}.json", JSON) for i in range(keeps)), ("z.json", JSON)]
+    members = [("0.json", ROW), *((f"a.{i}.json", ROW) for i in range(keeps)), ("z.json", ROW)]
     path = write_tar(tmp_path / "x.tar", members)
     path.write_bytes(path.read_bytes()[: 1024 * (1 + keeps) + 300])
     if keeps == 1:
@@ -262,21 +256,6 @@ def test_beside_a_damage_one_part_alone_says_nothing(tmp_path: Path, keeps: int)
     else:
         with pytest.raises(PackError, match="first dot"):
             index(path)
-
-
-def test_media_without_json(tmp_path: Path) -> None:
-    rows = index(write_tar(tmp_path / "x.tar", {"a.jpg": b"1", "b.jpg": b"1", "b.txt": b"caption"}))
-    assert [(row["reason"], row["record_part"]) for row in rows] == [("missing_json", None), (None, "txt")]
-
-
-def test_a_cut_tar_keeps_its_whole_samples(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "x.tar", {"a.json": chat("q", "a"), "b.json": chat("q", "a"), "b.jpg": picture()})
-    path.write_bytes(path.read_bytes()[:2700])
-    table = index_tar(str(path))
-    assert table["key"].to_pylist() == ["a", "b"]
-    assert table["reason"].to_pylist() == [None, "truncated_tar"]
-    about = {"damage": table.schema.metadata[b"damage"].decode()}
-    assert [what for _, what in damage_of(about)] == ["cut 140 bytes into 'b.jpg'"]
 
 
 @pytest.fixture
@@ -290,11 +269,8 @@ def names(source: object) -> list[str]:
     return [shard.name for shard in source.shards]  # type: ignore[attr-defined]
 
 
-def test_a_folder_is_searched_in_name_order(shards: Path) -> None:
+def test_a_folder_in_name_order_a_tar_a_glob_and_a_list(shards: Path) -> None:
     assert names(find_shards(str(shards))) == ["a.tar", "b/1.tar", "b/2.tar"]
-
-
-def test_a_tar_a_glob_and_a_list(shards: Path) -> None:
     assert names(find_shards(str(shards / "a.tar"))) == ["a.tar"]
     assert names(find_shards(f"{shards}/b/*.tar")) == ["1.tar", "2.tar"]
     assert names(find_shards(f"{shards}/**/[12].tar")) == ["b/1.tar", "b/2.tar"]

@@ -14,13 +14,14 @@ from energon_pack.run.executors.slurm import LENGTHS, PUBLISH, WRITE, Chain
 from energon_pack.stages.chain import run_chain
 from support.packed import demo_config, files
 from support.running import ROOT, run_here
-from support.slurm import slurm_stand_in
 
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have `sbatch` and `squeue` be stand-ins that run jobs as processes of this machine, and answer as Slurm 22.05."""
     (tmp_path / "jobs").mkdir()
-    slurm_stand_in(monkeypatch, tmp_path / "jobs")
+    monkeypatch.setenv("PATH", f"{ROOT / 'tests' / 'support' / 'slurm_stand_in'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_STAND_IN", str(tmp_path / "jobs"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     for name in ("_LOOK_SECONDS", "_APPEARS_SECONDS"):
         monkeypatch.setattr(f"energon_pack.run.executors.slurm.{name}", 0.2)

@@ -1,8 +1,12 @@
 """Which packs ranks and workers read together, as Energon deals them: else a planned step is read in pieces."""
 
 import json
-from itertools import pairwise
+from dataclasses import asdict, replace
+from itertools import pairwise, permutations
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,7 +18,9 @@ from megatron.energon.flavors.webdataset.sharder import Sharder
 
 from energon_pack.errors import PackError
 from energon_pack.steps.cost import cost_model
-from energon_pack.steps.position import Stream
+from energon_pack.steps.evenness import Spread, figures, spread_of
+from energon_pack.steps.journal import Consumed, Journal, resume
+from energon_pack.steps.position import Position, Stream, Taken, taken_by
 from energon_pack.steps.topology import Topology, sizes_of_stretches, stream
 from support.packed import demo_config, packed
 
@@ -122,3 +128,171 @@ def test_the_figures_of_a_report_by_hand(dataset: Path) -> None:
     figures = json.loads((dataset / "report.json").read_text())["steps"]["in_order"]
     assert figures["both"]["epoch"] == round(2 * sum(map(max, steps)) / sum(map(sum, steps)), 4)
     assert figures["steps"] == len(steps) > 50
+
+
+def cost(*values: float) -> np.ndarray:
+    return np.array(values, np.float64)
+
+
+def test_spreads_by_head() -> None:
+    # steps 1|3 and 4|4 of five packs: 3 + 4 of 2 + 4. No order is better, and 4 beside 4 is even
+    assert spread_of(cost(1, 3, 4, 4, 9), 2) == Spread(1.1667, 1.25, 1.5, bound=1.1667, worst_bound=1.0)
+    # two packs a rank: rank 0 has the first and the third. With the second and third swapped 5|5 would be 8|2
+    assert spread_of(cost(4, 4, 1, 1), 2, 2) == Spread(1.0, 1.0, 1.0, 1.0, 1.0)
+    assert spread_of(cost(4, 1, 4, 1), 2, 2).epoch == 1.6
+    # steps of text alone have no cost of vision: 0/0 would be no figure, and 1 would hide the others
+    assert spread_of(cost(0, 0, 1, 3), 2).mean == 1.5
+    assert spread_of(cost(0, 0), 2) == spread_of(cost(), 2) == Spread(1.0, 1.0, 1.0, 1.0, 1.0)
+    # beside 100 there are 10 and 10 at most: 100 / 40 in the best case, and Σ max is 100 + 10 of Σ mean 130 / 3
+    spread = spread_of(cost(100, 1, 10, 1, 10, 8), 3)
+    assert (spread.worst_bound, spread.bound) == (2.5, round(3 * 108 / 130, 4))
+
+
+@given(st.lists(st.integers(0, 9), min_size=6, max_size=6), st.sampled_from([2, 3]))
+def test_no_order_trains_more_evenly_than_its_bound(values: list[int], size: int) -> None:
+    """The bound stands beside what was planned: one that an order beats says nothing."""
+    zeros = np.zeros((2, 6))
+    for order in set(permutations(values)):
+        trained = figures(zeros, np.array(order), size)["trained"]
+        assert trained["worst"] >= trained["bound"] - 1.1e-4
+
+
+@given(st.lists(st.integers(0, 9), min_size=6, max_size=6), st.sampled_from([(2, 1), (3, 1), (1, 2), (3, 2), (2, 3)]))
+def test_no_order_beats_the_bounds(values: list[int], size: tuple[int, int]) -> None:
+    """A bound that an order beats would call a layout the best there is that is not."""
+    orders = [spread_of(cost(*order), *size) for order in set(permutations(values))]
+    for spread in orders:
+        assert spread.epoch >= spread.bound - 1.1e-4  # both are rounded
+        assert spread.worst >= spread.worst_bound - 1.1e-4  # both are rounded
+    if size[1] == 1:
+        in_order = spread_of(cost(*sorted(values)), *size)
+        assert in_order.epoch == pytest.approx(in_order.bound, abs=1.1e-4)
+
+
+def test_figures_by_head() -> None:
+    """Trained tokens of steps: 30 and 10, each half away from 20."""
+    costs = np.stack((cost(1, 1, 3, 5, 7), cost(1, 3, 0, 0, 0)))
+    found = figures(costs, np.array([10, 20, 5, 5, 1]), ranks=2)
+    assert (found["steps"], found["left_over"]) == (2, 1)
+    assert found["lm"]["epoch"] == 1.2  # 1 + 5 of 1 + 4
+    assert found["vision"]["epoch"] == 1.5
+    assert found["both"]["epoch"] == round((4 + 5) / (3 + 4), 4)
+    assert found["trained"] == {"worst": 0.5, "bound": 0.25, "beyond": 1.0}  # 20 has 5 beside it at least, of 20
+
+
+def test_packs_are_taken_in_the_order_in_which_they_are_read() -> None:
+    costs, trained = np.stack((np.arange(64.0), np.zeros(64))), np.ones(64, np.int64)
+    by_chance = np.random.default_rng(0).permutation(64)
+    assert figures(costs, trained, 8)["lm"]["epoch"] < 1.15 < figures(costs, trained, 8, read=by_chance)["lm"]["epoch"]
+    assert figures(np.zeros((2, 0)), np.zeros(0, np.int64), 4)["steps"] == 0
+
+
+START = Position("10 packs")
+
+
+def of_ranks(ranks: int, before: Position = START) -> list[Position]:
+    return [replace(before, ranks=ranks, rank=rank) for rank in range(ranks)]
+
+
+def test_what_is_left_where_some_were_taken_ahead() -> None:
+    """0, 1, 2, 4 and 7 are taken."""
+    taken = Taken(3, [4, 7])
+    assert [taken.left(index) for index in range(5)] == [3, 5, 6, 8, 9]
+    assert [taken.index(number) for number in (3, 5, 6, 8, 9)] == [0, 1, 2, 3, 4]
+    assert taken.and_of_left(1, [3]) == Taken(5, [7, 8])
+
+
+def test_two_ranks_of_two_workers_take_turns() -> None:
+    """Rank 0 reads the even positions; worker 1 skipped a pack, so it is one ahead, which is not read again."""
+    first, second = of_ranks(2)
+    assert [first.number(index) for index in range(4)] == [0, 2, 4, 6]
+    after = first.after(1, 2)  # 0 by worker 0; 2 and 6 by worker 1
+    assert [after.number(index) for index in range(3)] == [4, 8, 10]
+    assert after.index(8) == 1
+    assert (first.last, after.last) == (-1, 2)
+    with pytest.raises(ValueError, match=r"pack 3 of the stream is rank 1's, not rank 0's of 2"):
+        first.index(3)
+    assert taken_by([second.after(1, 1), after]) == Taken(4, [6])  # 1 and 3
+    assert Position.of(asdict(after)) == after
+
+
+GOOD: dict[str, Any] = {
+    "before": asdict(Consumed()),
+    "own": asdict(Consumed()),
+    "batches": 0,
+    "ranks": 1,
+    "rank": 0,
+    "workers": 1,
+    "position": asdict(START),
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"position": 1}, {**GOOD, "position": {}}, {**GOOD, "ranks": 2, "batches": None}),
+        *(
+            {**GOOD, "position": GOOD["position"] | other}
+            for other in ({"turns": None}, {"ranks": 0}, {"rank": "0"}, {"epoch": 1.5}, {"turns": {"first": -1}})
+        ),
+    ],
+)
+def test_a_state_that_is_none_is_refused_in_one_line(change: Any) -> None:
+    """A file that was cut, or another one: `[null]` was a TypeError somewhere inside."""
+    dataset = SimpleNamespace(worker_config=SimpleNamespace(world_size=1, rank=0, num_workers=1))
+    resume([GOOD], START, 10)
+    Journal(dataset, [GOOD])
+    with pytest.raises(ValueError, match=r"^a state that is damaged"):
+        resume([change], START, 10)
+    if "own" not in change:
+        with pytest.raises(ValueError, match=r"^a state that is damaged"):
+            Journal(dataset, [change])
+
+
+def test_states_that_do_not_belong_together() -> None:
+    """Otherwise packs would be lost, or come twice, in silence."""
+    positions = [position.after(2) for position in of_ranks(3)]
+    with pytest.raises(ValueError, match=r"states of rank 0, 2, but 3 ranks have trained"):
+        taken_by([positions[0], positions[2]])
+    with pytest.raises(ValueError, match="rank 0, 0, 1"):
+        taken_by([positions[0], positions[0], positions[1]])
+    for other in (replace(START, stream="11 packs"), replace(START, before=Taken(1))):
+        with pytest.raises(ValueError, match="not of the same run"):
+            taken_by([*positions[:2], of_ranks(3, other)[2]])
+
+
+worlds = st.lists(
+    st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(0, 9), st.randoms(use_true_random=False)), max_size=5
+)
+topologies = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3)).map(
+    lambda factors: Topology(factors[0], factors[1], factors[1] * factors[2])
+)
+
+
+@given(st.integers(1, 40), topologies, worlds)
+def test_each_pack_is_read_once_an_epoch_whoever_goes_on(
+    num: int, topology: Topology, runs: list[tuple[int, int, int, Random]]
+) -> None:
+    """Ranks and workers change after any step; a worker gets ahead of others by packs that it skips."""
+    begun, seen = Position("a"), list[int]()
+    for ranks, workers, steps, random in runs:
+        ends = []
+        for position in of_ranks(ranks, begun):
+            read = [0] * workers
+            for step in range(steps):
+                worker, first = step % workers, read[step % workers]
+                read[worker] += random.choice([1, 1, 1, 2, 4])
+                turns = [k * workers + worker for k in range(first, read[worker])]
+                seen += map(position.number, turns)
+                assert [position.index(position.number(turn)) for turn in turns] == turns
+            ends.append(position.after(*read))
+        begun = replace(begun, before=taken_by(ends))
+        assert len(set(seen)) == len(seen)
+        top = max(seen, default=-1)
+        left = [begun.number(index) for index in range(top + 2)]
+        assert sorted({*seen, *(number for number in left if number <= top)}) == list(range(top + 1))
+    seen += map(begun.number, range(3 * num))
+    stream = Stream(num, topology)
+    for epoch in range(2):
+        packs = [stream.index(number) for number in seen if number // num == epoch]
+        assert sorted(packs) == list(range(num))

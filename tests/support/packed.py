@@ -1,5 +1,6 @@
 """Functions by which tests read a dataset: files, samples, lengths, and Energon's view of it."""
 
+import io
 import json
 import tarfile
 from collections.abc import Callable, Iterator
@@ -8,6 +9,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import yaml
+from PIL import Image
 
 from energon_pack.config import Flavor, Format, ModelConfig, OutputConfig, Overlong, PackConfig, SourceConfig
 from energon_pack.pack import pack
@@ -123,3 +125,16 @@ def typed(sample_class: str, flavor: str) -> dict[str, Any]:
         "part_filter": {"__module__": "energon_pack.loading", "__function__": "make_part_filter"},
         "decoder": None,
     }
+
+
+def conversations(source: Path) -> list[dict[str, Any]]:
+    """Return the demo as a user's own conversations, whose images are Pillow's, or bytes."""
+    found = []
+    for number, parts in enumerate(samples(source).values()):
+        names = [name for name in parts if name.rpartition(".")[2] in ("jpg", "png")]
+        media: list[Any] = [parts[name] for name in names]
+        item = json.loads(parts["json"])
+        item.pop("name", None)
+        item["images"] = media if number % 2 else [Image.open(io.BytesIO(data)) for data in media]
+        found.append(item)
+    return found

@@ -8,8 +8,7 @@ import pytest
 
 from energon_pack.online import prepare as preparing
 from energon_pack.online.lazy import LazyPackedDataset
-from support.given import conversations
-from support.packed import demo_config
+from support.packed import conversations, demo_config
 
 NUM = 40
 

@@ -1,8 +1,20 @@
 """Each model with each real processor: refused before any sample is read, or right."""
 
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import interpolate
 
 from energon_pack.errors import PackError
 from energon_pack.samples.media.medium import Media
@@ -10,6 +22,10 @@ from energon_pack.samples.skip import Skip
 from energon_pack.templates.build import build
 from energon_pack.templates.choose import choose
 from energon_pack.templates.families import AUTO
+from energon_pack.templates.families.asking import Asking
+from energon_pack.templates.families.meta import ShapesOnly
+from energon_pack.templates.families.stand_ins import Blank
+from energon_pack.templates.families.steps import Steps
 from energon_pack.templates.folder import class_of
 from energon_pack.templates.models import packaged_models, read_model
 from energon_pack.templates.processor import choice_of, load_saved, load_template, prepare_template
@@ -143,3 +159,157 @@ def test_a_family_that_is_asked_takes_no_other_familys_processor(real: Path) -> 
                 settings = of_model(node["template"], processor, processor_class=node["processor_class"])
                 with pytest.raises(PackError, match=r"\+model=\w+ packs"):
                     choose(settings, processor)
+
+
+class Sizes(Blank):
+    """Media that are their sizes."""
+
+    def stand_in(self, medium: Media, num_frames: int) -> Any:
+        return medium.width, medium.height
+
+
+class Slow:
+    """A processor that writes as many words as an image is wide; slower the second time."""
+
+    def __init__(self) -> None:
+        self.tokenizer = str.split
+        self._seconds = iter((0.2, 0.4))
+        self.begun = threading.Event()
+
+    def __call__(self, text: list[str], images: list[tuple[int, int]], return_tensors: str) -> Any:
+        self.begun.set()
+        time.sleep(next(self._seconds))
+        return self.tokenizer(text[0].replace("<image>", "x" * images[0][0]))
+
+
+def test_two_threads_may_ask_one_processor() -> None:
+    """The one that ended last put the other's tokenizer back: no later call was of the processor as it was."""
+    processor = Slow()
+    asking = Asking(processor, Sizes(), {"image": {}, "video": {}})
+
+    def written(width: int) -> list[str]:
+        return asking.texts({"image": "<image>"}, [Media("image", width, 9)], [()])[0]
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(written, 3)
+        assert processor.begun.wait(60)
+        second = pool.submit(written, 5)
+        assert (first.result(), second.result()) == (["xxx"], ["xxxxx"])
+    assert processor.tokenizer is str.split
+
+
+def count(length: int, hop: int = 160, frames: int = 4, most: int = 1500) -> int:
+    """Tokens of a rule like Whisper's."""
+    return min(-(-(length // hop) // frames), most)
+
+
+def drawn(number: int, seed: int = 0) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(400, 1_200_000) for _ in range(number)]
+
+
+def test_a_step_is_asked_once() -> None:
+    """Were each length asked, a set of a million clips would take half an hour of calls."""
+    asked: list[int] = []
+
+    def ask(length: int) -> int:
+        asked.append(length)
+        return count(length)
+
+    answers = Steps(ask, int)
+    lengths = drawn(5000)
+    assert [answers(length) for length in lengths] == [count(length) for length in lengths]
+    assert len(asked) < 3 * 1500
+    known = len(asked)
+    assert [answers(length) for length in lengths] == [count(length) for length in lengths]
+    assert len(asked) == known
+
+
+@pytest.mark.parametrize("rule", [lambda n: n // 160 % 50, lambda n: -(n // 640), lambda n: (n // 640, n // 64 % 2)])
+def test_what_does_not_grow_is_asked_each_time(rule: object) -> None:
+    """Between two lengths with one answer others may lie, or one size may have two answers."""
+    assert callable(rule)
+    answers = Steps(rule, lambda answer: answer[0] if isinstance(answer, tuple) else answer)
+    assert all(answers(length) == rule(length) for length in drawn(400))
+
+
+def test_what_is_refused_is_refused() -> None:
+    """Lengths that the processor refuses, at the end of a step, cost none of the others."""
+
+    def ask(length: int) -> int:
+        if length < 5000 or length > 1_000_000:
+            raise ValueError(f"{length} samples")
+        return count(length)
+
+    answers = Steps(ask, int)
+    for length in drawn(600):
+        if 5000 <= length <= 1_000_000:
+            assert answers(length) == count(length)
+    for length in (4999, 1_000_001, 1_100_000):
+        with pytest.raises(ValueError, match=f"{length} samples"):
+            answers(length)
+
+
+@given(st.integers(1, 700), st.integers(1, 9), st.integers(1, 4000), st.integers(0, 1 << 30))
+def test_any_rule_of_steps(hop: int, frames: int, most: int, seed: int) -> None:
+    answers = Steps(lambda length: count(length, hop, frames, most), int)
+    assert all(answers(length) == count(length, hop, frames, most) for length in drawn(150, seed))
+
+
+Made = Callable[[Tensor], Any]
+
+#: what processors do to images [3, 8, 6] of floats
+SHAPES: dict[str, Made] = {
+    "divided": lambda image: image / 255,
+    "stacked at the end": lambda image: torch.stack([image, image], -1),
+    "stacked before the end": lambda image: torch.stack([image, image], dim=-2),
+    "joined at the end": lambda image: torch.cat([image, image[..., :2]], -1),
+    "joined with none": lambda image: torch.cat([image[:0], image, image], dim=0),
+    "resized": lambda image: interpolate(image[None], size=(4, 5), mode="bilinear"),
+    "resized to a square": lambda image: interpolate(image[None], 4),
+    "resized in time": lambda image: interpolate(image[None, None], size=(2, 4, 5)),
+    "halved": lambda image: interpolate(image[None], scale_factor=0.5),
+    "some of it": lambda image: image[torch.tensor([0, 2])],
+    "as an array": lambda image: image.numpy(),
+}
+
+
+def half(side: int) -> Any:
+    return side / 2
+
+
+#: what torch refuses
+REFUSED: dict[str, Made] = {
+    "no pixels": lambda image: interpolate(image[None], size=(0, 5)),
+    "a side too few": lambda image: interpolate(image, size=(4, 5)),
+    "half a pixel": lambda image: interpolate(image[None], size=[*map(half, (5, 10))]),
+    "no such dimension": lambda image: torch.stack([image, image], 7),
+    "joined with another size": lambda image: torch.cat([image, image[:, :3, :3]], -1),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_is_done_to_shapes_is_what_torch_does(name: str) -> None:
+    """A processor counts tokens by shapes: one other shape, and each of its images has another length in training."""
+    image = torch.zeros(3, 8, 6)
+    with ShapesOnly():
+        found = SHAPES[name](image.to("meta"))
+    assert tuple(found.shape) == tuple(SHAPES[name](image).shape)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_torch_refuses_is_refused(name: str) -> None:
+    """An image that its processor can't resize was counted and packed, and training met it."""
+    for image, context in (
+        (torch.zeros(3, 8, 6), nullcontext()),
+        (torch.zeros(3, 8, 6, device="meta"), ShapesOnly()),
+    ):
+        with context, pytest.raises((RuntimeError, ValueError, TypeError, IndexError)):
+            REFUSED[name](image)
+
+
+def test_values_are_never_made_up() -> None:
+    """A processor that looks at pixels would count by pixels that are not there."""
+    image = torch.zeros(3, 8, 6, device="meta")
+    with ShapesOnly(), pytest.raises(RuntimeError, match="meta"):
+        image.sum().item()

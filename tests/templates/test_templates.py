@@ -130,12 +130,9 @@ def test_ids_are_those_of_the_full_processor(
 
 
 def test_labels_are_the_assistants_turns_with_their_end(template: Template) -> None:
+    """Placeholders are expanded before tokenizing: label positions have to move with them."""
     sample = Sample(turns("one?", "1", "two?", " 2\n"), [])
     assert supervised_text(template, sample) == ["1<|im_end|>", " 2\n<|im_end|>"]
-
-
-def test_media_move_the_labels(template: Template) -> None:
-    """Placeholders are expanded before tokenizing: label positions have to move with them."""
     placed, _, _ = place_media(turns("<image>what?", "a square"), ["image"])
     assert supervised_text(template, Sample(placed, [Media("image", 280, 280)])) == ["a square<|im_end|>"]
 
@@ -150,16 +147,15 @@ def test_visual_tokens_are_counted(template: Template) -> None:
 # ---------------------------------------------------------------------------------------------------- odd text
 
 
-def test_a_media_token_in_the_text_is_a_skip(template: Template) -> None:
-    """The full processor would expand it as an image that is not there."""
-    with pytest.raises(Skip) as skip:
-        template.render(Sample(turns("what is <|image_pad|>?", "a token"), []))
-    assert skip.value.reason is Reason.CONTROL_TOKEN
-
-
-def test_other_control_tokens_are_counted(template: Template) -> None:
-    rendered = template.render(Sample(turns("<|im_end|> and <|im_start|>", "x"), []))
-    assert rendered.num_control_tokens == 2
+def test_control_tokens_in_the_text(template: Template) -> None:
+    """That of a medium the full processor would expand as one that is not there; marks of ours are refused."""
+    for text, reason in (
+        ("what is <|image_pad|>?", Reason.CONTROL_TOKEN), *((mark, None) for mark in ("\ufdd0", "\ufdd1", "a\ufdd0b")),
+    ):  # fmt: skip
+        with pytest.raises(Skip) as skip:
+            template.render(Sample(turns(text, "a token"), []))
+        assert reason in (None, skip.value.reason)
+    assert template.render(Sample(turns("<|im_end|> and <|im_start|>", "x"), [])).num_control_tokens == 2
 
 
 def test_what_a_family_does_not_see_is_unsupported_not_free(demo: tuple[Path, Path], cache: Path) -> None:
@@ -168,12 +164,6 @@ def test_what_a_family_does_not_see_is_unsupported_not_free(demo: tuple[Path, Pa
     with pytest.raises(Skip) as skip:
         blind.render(Sample(placed, [Media("image", 28, 28)]))
     assert skip.value.reason is Reason.UNSUPPORTED_MEDIA
-
-
-@pytest.mark.parametrize("text", ["\ufdd0", "\ufdd1", "a\ufdd0b"])
-def test_the_marks_themselves_are_refused(template: Template, text: str) -> None:
-    with pytest.raises(Skip):
-        template.render(Sample(turns(text, "x"), []))
 
 
 # ---------------------------------------------------------------------------------------------------- the processor
@@ -192,24 +182,6 @@ def test_generation_blocks_and_variables(demo: tuple[Path, Path]) -> None:
     template = with_template(demo, text, chat_template_kwargs={"end": "!"})
     rendered = template.render(Sample(turns("q", "a"), []))
     assert (rendered.text, rendered.spans) == ("qa<|im_end|>!", [(1, 12)])
-
-
-def test_a_template_that_changes_the_answer_is_no_guess(demo: tuple[Path, Path]) -> None:
-    template = with_template(demo, "{% for m in messages %}{{ m.content | trim }}{% endfor %}")
-    assert template.render(Sample(turns("q", " a "), [])).spans == [(1, 2)]
-    template = with_template(demo, "{% for m in messages %}{{ m.content | reverse }}{% endfor %}")
-    with pytest.raises(Skip) as skip:
-        template.render(Sample(turns("q", "abc"), []))
-    assert skip.value.reason is Reason.PROCESSOR_ERROR
-
-
-@pytest.mark.parametrize(
-    "text", ["{{ raise_exception('no') }}", "{{ messages[9].content.x }}", "{% for m in 1 %}{% endfor %}"]
-)
-def test_a_template_that_fails_costs_the_sample(demo: tuple[Path, Path], text: str) -> None:
-    with pytest.raises(Skip) as skip:
-        with_template(demo, text).render(Sample(turns("q", "a"), []))
-    assert skip.value.reason is Reason.PROCESSOR_ERROR
 
 
 def test_a_template_that_leaves_out_an_image_costs_the_sample(demo: tuple[Path, Path]) -> None:

@@ -34,18 +34,12 @@ def of(ranks: int = 1, parallelism: Any = None, finetuning: Any = None, **settin
     return SimpleNamespace(args=SimpleNamespace(**settings), accelerator=accelerator, finetuning_args=finetuning)
 
 
-def test_parallelism_and_ranks_apart_are_named() -> None:
+def test_settings_elsewhere_than_in_the_arguments_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU Accelerate knows of other ranks with use_cpu alone, and each would take all packs."""
     assert refused(of(2, SimpleNamespace(cp_size=2, sp_size=1))).startswith("cp_size=2")
     assert refused(of(2, average_tokens_across_devices=False)).endswith("average_tokens_across_devices=True")
     assert refused(of(1, average_tokens_across_devices=False)) == ""
-
-
-def test_settings_that_llama_factory_keeps_elsewhere_are_named() -> None:
     assert refused(of(finetuning=SimpleNamespace(use_dft_loss=True))).endswith("use_dft_loss=False")
-
-
-def test_processes_that_train_by_themselves_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU Accelerate knows of other ranks with use_cpu alone, and each would take all packs."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "Accelerate knows of 1: on a CPU use_cpu=True" in refused(of(1))
     assert refused(of(2)) == ""

@@ -1,12 +1,15 @@
 """Classes whose layers carry a state are exact by their kernels, and are refused with a kernel that can't begin anew.
 
 The kernels are references in plain torch: no GPU takes part. The other classes with a state are in
-`test_classes.py` and in docs/tables/classes.csv.
+`test_the_table_says_what_is_found_today` and in docs/tables/classes.csv.
 """
 
+import csv
 import importlib
+import importlib.metadata
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from energon_pack.training.layout import IGNORE, RowForm, neat
 from energon_pack.training.proof import prove, try_class
 from energon_pack.training.small_model import small_model
 from support.emulated_flash import emulated_flash
+from support.running import ROOT, command
 from support.tiny import TEXT, Values, text_members, tf
 from support.with_kernels import with_kernels
 
@@ -129,3 +133,46 @@ def test_learned_positions_are_refused_in_bfloat16_too() -> None:
     assert finding.is_shown
     assert 0.02 < max(finding.shares) < 0.2
     assert finding.mixes
+
+
+TABLE = ROOT / "docs" / "tables" / "classes.csv"
+#: of each verdict some: exact by positions, by masks and by kernels, refused of every kind, with images and without
+SAMPLE = (
+    "AfmoeForCausalLM",
+    "BambaForCausalLM",
+    "BertLMHeadModel",
+    "BloomForCausalLM",
+    "FalconForCausalLM",
+    "GptOssForCausalLM",
+    "GraniteMoeHybridForCausalLM",
+    "JambaForCausalLM",
+    "Lfm2ForCausalLM",
+    "LlamaForCausalLM",
+    "MiniMaxM3VLForCausalLM",
+    "OPTForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Gemma3ForConditionalGeneration",
+    "MllamaForConditionalGeneration",
+    "PaliGemmaForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+)
+
+
+def verdicts(table: Path) -> dict[str, list[str]]:
+    """What the table of classes says of media, eager and sdpa, by class."""
+    with table.open(newline="") as file:
+        return {row[0]: row[1:4] for row in csv.reader(file)}
+
+
+@pytest.mark.slow
+def test_the_table_says_what_is_found_today(tmp_path: Path) -> None:
+    if f"transformers {importlib.metadata.version('transformers')} " not in (ROOT / "docs/models.md").read_text():
+        pytest.skip("the table is of another transformers")
+    new = tmp_path / "classes.csv"
+    results = tmp_path / "classes.jsonl"
+    run = (ROOT / "benchmarks" / "classes.py", "--attention", "eager", "sdpa", "--results", results, "--save", new)
+    done = command(*run, "--only", *SAMPLE, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found, said = verdicts(new), verdicts(TABLE)
+    assert len(found) == 1 + len(SAMPLE)
+    assert found == {name: said[name] for name in ("class", *SAMPLE)}

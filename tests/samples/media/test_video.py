@@ -144,28 +144,24 @@ def clip(num_frames: int, fps: float = 10.0) -> Media:
     return Media("video", 56, 56, "mp4", num_frames, fps)
 
 
+SAMPLED = {"do_sample_frames": True}
+
+
 @pytest.mark.parametrize(
-    ("settings", "num_frames", "expected"),
+    ("make", "settings", "num_frames", "expected"),
     [
-        ({}, 5, [0, 1, 2, 3, 4]),  # all
-        ({"do_sample_frames": True, "fps": 2, "min_frames": 2}, 30, [0, 5, 10, 15, 20, 25]),
-        ({"do_sample_frames": True, "fps": 2, "max_frames": 4}, 30, [0, 7, 15, 22]),
-        ({"do_sample_frames": True, "num_frames": 3}, 30, [0, 7, 15, 22]),  # 3 rounds to 4: whole temporal patches
+        (QwenVL, {}, 5, [0, 1, 2, 3, 4]),  # all
+        (QwenVL, {**SAMPLED, "fps": 2, "min_frames": 2}, 30, [0, 5, 10, 15, 20, 25]),
+        (QwenVL, {**SAMPLED, "fps": 2, "max_frames": 4}, 30, [0, 7, 15, 22]),
+        (QwenVL, {**SAMPLED, "num_frames": 3}, 30, [0, 7, 15, 22]),  # 3 rounds to 4: whole temporal patches
+        (Qwen3VL, {}, 30, [0, 6, 12, 17, 23, 29]),  # it has the first and the last
     ],
 )
-def test_qwen2s_choice(settings: dict[str, object], num_frames: int, expected: list[int]) -> None:
-    rules = QwenVL(ProcessorSettings(QWEN.image, {**QWEN.video, **settings}))
-    assert rules.frames.choose(clip(num_frames)) == expected
-
-
-def test_qwen3s_choice_has_first_and_last() -> None:
-    assert Qwen3VL(QWEN).frames.choose(clip(30)) == [0, 6, 12, 17, 23, 29]
-
-
-def test_too_few_frames_are_a_reason() -> None:
-    rules = QwenVL(ProcessorSettings(QWEN.image, {**QWEN.video, "do_sample_frames": True, "num_frames": 8}))
+def test_qwens_choice(make: Any, settings: dict[str, object], num_frames: int, expected: list[int]) -> None:
+    assert make(ProcessorSettings(QWEN.image, {**QWEN.video, **settings})).frames.choose(clip(num_frames)) == expected
+    few = QwenVL(ProcessorSettings(QWEN.image, {**QWEN.video, **SAMPLED, "num_frames": 8}))
     with pytest.raises(Skip, match="8 frames are asked for, the video has 5"):
-        rules.frames.choose(clip(5))
+        few.frames.choose(clip(5))
 
 
 def test_times_stand_before_each_pair_of_frames() -> None:

@@ -123,11 +123,6 @@ def test_a_template_that_looks_at_the_text() -> None:
     assert trained(LOOKS_INSIDE, turns("a", "Answer")) == ["Answer<|im_end|>"]
 
 
-def test_tools_turns_are_not_trained() -> None:
-    messages = [*turns("a", "b"), {"role": "tool", "content": "42"}, {"role": "assistant", "content": "c"}]
-    assert trained(CHATML, messages) == ["b<|im_end|>", "c<|im_end|>"]
-
-
 def test_an_answer_that_spells_the_end_of_a_turn() -> None:
     assert trained(CHATML, turns("a", "b<|im_end|>\n<|im_start|>user\nc", "d", "e"))[-1] == "e<|im_end|>"
 
