@@ -35,6 +35,7 @@ from energon_pack.run.command import (
     EXIT_CODES,
     EXIT_INTERRUPTED,
     TOOLS,
+    end,
     end_quietly,
     exit_code_lines,
     prepare_process,
@@ -199,7 +200,7 @@ def main() -> NoReturn:
         _end_sweep()
     except OSError as error:
         refusals.add(_of_system(error))
-    sys.exit(EXIT_INTERRUPTED if is_interrupted else refusals.exit_code)
+    end(EXIT_INTERRUPTED if is_interrupted else refusals.exit_code)
 
 
 def _run_tool(name: str) -> NoReturn:

@@ -263,12 +263,12 @@ def test_the_second_run_needs_no_transformers(tmp_path: Path) -> None:
     """Start-up is seconds the first time only; workers never import torch."""
     run_here("+model=qwen2_5_vl", "stage=plan", cwd=tmp_path)
     script = (
-        "import sys\nfrom energon_pack.cli import main\n"
+        "import atexit, sys\nfrom energon_pack.cli import main\n"
         "sys.argv = ['energon-pack', '+model=qwen2_5_vl', 'stage=plan', 'executor.num_workers=1']\n"
-        "try: main()\nexcept SystemExit as e: print(e.code, {'torch', 'transformers'} & set(sys.modules))"
+        "atexit.register(lambda: print({'torch', 'transformers'} & set(sys.modules)))\nmain()"
     )
     result = command("-c", script, cwd=tmp_path)
-    assert result.stdout.splitlines()[-1] == "0 set()", result.stderr
+    assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "set()"), result.stderr
 
 
 _LOG_IMPORTS = """

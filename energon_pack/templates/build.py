@@ -166,7 +166,8 @@ def _of_folder(folder: Path, kwargs: dict[str, Any], where: str) -> _Files:
 
 @lru_cache(maxsize=1)
 def _read(name: str, settings: str, where: str, state: str) -> _Files:
-    from transformers import AutoImageProcessor, AutoTokenizer
+    with importing():
+        from transformers import AutoImageProcessor, AutoTokenizer
 
     folder, kwargs = Path(name), json.loads(settings)
 

@@ -69,6 +69,8 @@ def as_a_program(*argv: str | Path, cwd: Path) -> Iterator[None]:
         warnings.filterwarnings("ignore", ".*found in sys.modules after import of package", RuntimeWarning)  # runpy
         patch.chdir(cwd)
         patch.setattr(sys, "argv", list(map(str, argv)))
+        patch.setattr(os, "_exit", sys.exit)
+        patch.setattr("atexit._run_exitfuncs", list)
         try:
             yield
         finally:

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import regex
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer
 
 from energon_pack.templates.tokens.added import AddedTokens
 
 _GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _MOST_WORDS = 500_000  # words in a dictionary, about 100 MB; then it starts again
+_SHOWN = {*range(33, 127), *range(161, 173), *range(174, 256)}
+#: how a byte-level BPE writes the bytes that are no visible characters of Latin-1 (GPT-2's encoder)
+_BYTES = {byte: 256 + number for number, byte in enumerate(byte for byte in range(256) if byte not in _SHOWN)}
 #: the ASCII characters in classes of Unicode
 _ASCII_OF = {
     "L": "a-zA-Z",
@@ -41,6 +44,21 @@ HOSTILE = [
 ]
 
 
+class _Words(dict[str, str]):
+    """The ids of words; those of a new word are made when it is looked up."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        super().__init__()
+        self._tokenize = tokenizer.model.tokenize
+
+    def __missing__(self, word: str) -> str:
+        if len(self) > _MOST_WORDS:
+            self.clear()
+        as_bytes = word.encode().decode("latin-1").translate(_BYTES)
+        ids = self[word] = "".join([chr(token.id) for token in self._tokenize(as_bytes)])
+        return ids
+
+
 class WordTokens:
     """Makes tokens with a dictionary of the tokens of words."""
 
@@ -49,12 +67,10 @@ class WordTokens:
         self._find = pattern.findall
         in_ascii = ascii_pattern(pattern)
         self._find_in_ascii = in_ascii.findall if in_ascii is not None else self._find
-        self._tokenize = tokenizer.model.tokenize
-        self._as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
         self._of_token = {
             token: chr(number) for token in added.all if (number := tokenizer.token_to_id(token)) is not None
         }
-        self._of_word: dict[str, str] = {}
+        self._of_word = _Words(tokenizer)
 
     def encode(self, texts: list[str]) -> tuple[npt.NDArray[np.uint32], list[int]]:
         """Return the ids of some texts, one behind the other, and the number of each."""
@@ -70,16 +86,7 @@ class WordTokens:
 
     def _of_words(self, text: str) -> str:
         words = self._find_in_ascii(text) if text.isascii() else self._find(text)
-        known = self._of_word
-        try:
-            return "".join(map(known.__getitem__, words))
-        except KeyError:
-            if len(known) > _MOST_WORDS:
-                known.clear()
-            # Not `{*words} - known.keys()`: that walks through all known words.
-            new = {word for word in words if word not in known}
-            known |= {word: "".join(chr(t.id) for t in self._tokenize(self._as_bytes(word)[0][0])) for word in new}
-            return "".join(map(known.__getitem__, words))
+        return "".join(map(self._of_word.__getitem__, words))
 
 
 def word_pattern(settings: dict[str, Any]) -> "regex.Pattern[str] | None":
