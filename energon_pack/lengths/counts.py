@@ -1,7 +1,6 @@
 """Count what a sample has besides tokens. Measuring, cutting and packing while loading all use these functions."""
 
 from collections.abc import Sequence
-from itertools import repeat
 
 from energon_pack.samples.media.kinds import AUDIO, IMAGE
 from energon_pack.templates.sample import Rendered
@@ -15,9 +14,3 @@ def counts_of(rendered: Rendered, kinds: Sequence[str]) -> dict[str, int]:
         "num_audio_tokens": rendered.num_audio_tokens,
         AUDIO.column: kinds.count(AUDIO.kind),
     }
-
-
-def weighted_spans(rendered: Rendered, factor: float) -> list[tuple[int, int]]:
-    """Return the spans of supervised characters whose weight in the loss is not 1."""
-    pairs = zip(rendered.spans, rendered.weights or repeat(1.0), strict=False)
-    return [span for span, weight in pairs if weight * factor != 1]

@@ -2,14 +2,14 @@
 
 import warnings
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from energon_pack.lengths.counts import counts_of, weighted_spans
+from energon_pack.lengths.counts import counts_of
 from energon_pack.lengths.kept_tokens import Keeping
 from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
@@ -94,7 +94,6 @@ class _Waiting:
     read: ReadSample
     sample: Sample
     rendered: Rendered
-    weighted: list[tuple[int, int]]  # spans of supervised characters whose weight is not 1
 
 
 def measure(job: MeasureJob) -> pa.Table:
@@ -198,7 +197,7 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
     row.reasoning_left_out = rendered.leaves_out_reasoning
     if unread := _unread(sample, seen, template.spec.variables):
         row.unknown_keys = list(dict.fromkeys([*sample.unknown, *unread]))
-    return _Waiting(row, sample, seen, rendered, weighted_spans(rendered, seen.options.weight))
+    return _Waiting(row, sample, seen, rendered)
 
 
 def _unread(sample: ReadSample, seen: Sample, variables: Collection[str]) -> list[str]:
@@ -223,16 +222,12 @@ def _count(template: Template, waiting: list[_Waiting], engine: str, keeping: Ke
     made = template.tokens_of([item.sample for item in waiting], [item.rendered for item in waiting], engine)
     for item, member in zip(waiting, made, strict=True):
         row = item.row
-        row.token_len, row.num_supervised = len(member), member.num_supervised
+        row.token_len, row.num_supervised, row.num_weighted = len(member), member.num_supervised, member.num_weighted
         row.kept = keeping.add(member, item.read, row.checksum) if keeping else 0
         if not row.token_len:
             row.reason, row.detail = Reason.PROCESSOR_ERROR.value, "the chat template renders nothing"
         if (tokens := item.rendered.token_range) and row.token_len != tokens[1] - tokens[0]:
             row.reason, row.detail = Reason.BAD_MESSAGE.value, f"token_range {tokens} ends behind its last token"
-    if weighted := [item for item in waiting if item.weighted]:
-        texts = [replace(item.rendered, spans=item.weighted, weights=()) for item in weighted]
-        for item, (_, num_weighted) in zip(weighted, template.count(texts, engine), strict=True):
-            item.row.num_weighted = num_weighted
     hash_beginnings(template, [(item.row, item.rendered) for item in waiting])
     waiting.clear()
 

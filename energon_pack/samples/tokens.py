@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -69,6 +70,12 @@ class MemberTokens:
     @property
     def num_supervised(self) -> int:
         return sum(end - start for start, end in self.supervised)
+
+    @property
+    def num_weighted(self) -> int:
+        """How many trained tokens have another weight in the loss than 1."""
+        each = zip(self.supervised, self.weights or repeat(1.0), strict=False)
+        return sum(end - start for (start, end), weight in each if weight * self.factor != 1)
 
     @property
     def weight_of_each(self) -> list[float]:
