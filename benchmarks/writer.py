@@ -33,7 +33,7 @@ from rich.table import Table
 from timing import at_least, at_most, cpu_and_wall_seconds
 
 from energon_pack.dataset.energon import write_metadata
-from energon_pack.dataset.files import PLAN_SCHEMA
+from energon_pack.dataset.plan_schema import PLAN_SCHEMA
 from energon_pack.dataset.shards import ShardJob, WrittenShard, write_shard
 from energon_pack.lengths.kept_tokens import Keeping
 from energon_pack.run.executors.local import LocalExecutor

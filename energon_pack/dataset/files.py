@@ -16,37 +16,17 @@ import pyarrow.parquet as pq
 
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, PACKS, REPORT
+from energon_pack.dataset.plan_schema import OPTIONAL, OTHER_TYPES, PLAN_SCHEMA
 from energon_pack.errors import PackError
-from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
-from energon_pack.samples.cut import EXPANDED_TYPE, FORMS, PART_OF, TEXT_TYPE, Cut, split_id
+from energon_pack.samples.cut import FORMS, PART_OF, Cut, split_id
 from energon_pack.samples.flavors.schema import MESSAGES
 from energon_pack.samples.input_rules import INPUTS, TRIAL
 from energon_pack.samples.media.kinds import BY_LETTER, KINDS
 from energon_pack.sources.jsonl.line_index import LINE
 from energon_pack.sources.rows import MeasuredRow, rows_of
 from energon_pack.sources.shard import JsonlShard, TarShard
-
-COLUMNS = (
-    "key", "media_type", "token_len", "num_supervised", "num_visual_tokens", "record_part", "record_offset",
-    "record_size", "parts", "positions", "cut",
-)  # fmt: skip
-PLAN_SCHEMA = pa.schema(
-    [("pack", pa.string()), ("shard", pa.string()), *(LENGTHS_SCHEMA.field(name) for name in COLUMNS)]
-)
-#: the schema with the column that names the tar of a pack
-WRITTEN_SCHEMA = PLAN_SCHEMA.append(pa.field("output_shard", pa.string()))
-#: columns that only a plan with `packing.share` has
-_SHARED = ("shared_len", "num_shared_images", "num_shared_videos", "num_shared_visual_tokens")
-SHARED_SCHEMA = pa.schema([(name, pa.int32()) for name in _SHARED])
-#: the column that only a plan of samples with sounds has
-SOUNDS_SCHEMA = pa.schema([LENGTHS_SCHEMA.field("num_audio_tokens")])
-#: columns that a plan may have, or not
-OPTIONAL = (*SHARED_SCHEMA.names, *SOUNDS_SCHEMA.names)
-#: other types that a column may have instead of its type in `PLAN_SCHEMA`
-OTHER_TYPES = {"cut": (EXPANDED_TYPE, TEXT_TYPE)}
-
 
 PLAN = "pack_plan.parquet"
 LEDGER = "skipped.jsonl"

@@ -33,7 +33,7 @@ from energon_pack.dataset.energon import write_energon
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.shards import ShardJob, WrittenShard, write_packs, written_shard
-from energon_pack.dataset.tar_writer import TarWriter
+from energon_pack.dataset.tar_writer import TarWriter, tar_len
 from energon_pack.errors import PackError
 from energon_pack.run import stores
 from energon_pack.run.address import lies_in, parent
@@ -41,7 +41,6 @@ from energon_pack.run.files import META_FOLDER
 from energon_pack.run.stores.requests import StoreError
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.sources.find import Source
-from energon_pack.sources.tar import tar_len
 
 #: the files that make it a dataset: removed first and written last
 _DATASET, _MANIFEST = f"{META_FOLDER}/dataset.yaml", f"{META_FOLDER}/{MANIFEST}"

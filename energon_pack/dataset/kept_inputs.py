@@ -28,7 +28,12 @@ class OtherTokenizer(ValueError):
 
 
 def read_input_rules(dataset: str | Path, processor: str | None = None) -> InputRules:
-    """Read the rules of a dataset; of a Metadataset, or an order over datasets, those of the one with most files."""
+    """Read how a packed dataset's media become inputs of a model: of several datasets, by the one that keeps most
+    files of its processor.
+
+    Args:
+        processor: a folder or hub id, in place of the files that the dataset keeps.
+    """
     values_of = [(folder, _values(folder)) for folder in folders_of(dataset)]
     folder, values = max(values_of, key=lambda pair: len(pair[1]["files"]))
     hashes, has_code = values.pop("files"), values.pop("has_code")

@@ -8,8 +8,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from energon_pack.dataset.files import OPTIONAL, PlanFile
+from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.manifest import PackSums
+from energon_pack.dataset.plan_schema import OPTIONAL
 from energon_pack.plan.items import Items
 from energon_pack.plan.made import packs_of
 from energon_pack.plan.packs import PackPlan, costs_of_packs

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from energon_pack.dataset.files import PlanRow
 from energon_pack.dataset.sources import Members, Sources, tokens_of
-from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter
+from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter, tar_len
 from energon_pack.lengths.kept_tokens import KeptTokens
 from energon_pack.run.files import write_whole
 from energon_pack.samples.conversation import ReadSample
@@ -40,7 +40,6 @@ from energon_pack.samples.tokens_part import CHECKSUM, FORMAT, TOKENS
 from energon_pack.sources.referenced import END
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.tar import tar_len
 
 #: extension of the file that marks a finished shard
 DONE = ".done"

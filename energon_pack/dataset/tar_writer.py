@@ -2,14 +2,43 @@
 
 import errno
 import os
+import tarfile
 
 from energon_pack.errors import PackError
 from energon_pack.sources.storage import File
-from energon_pack.sources.tar import BLOCK, tar_header, tar_len
+from energon_pack.sources.tar import BLOCK
 
 _BUFFER = 256 << 10  # 1 MB takes twice the CPU where two threads share a second-level cache
 _CHUNK = 1 << 20
 _NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM)
+
+
+def tar_len(position: int) -> int:
+    """Return the bytes of a tar whose last member ends at `position`: two zero blocks, filled up to a record."""
+    end = position + 2 * BLOCK
+    return end + -end % tarfile.RECORDSIZE
+
+
+_TEMPLATE = bytearray(tarfile.TarInfo("x").tobuf(tarfile.USTAR_FORMAT))
+_TEMPLATE[0] = 0
+_TEMPLATE[124:136] = bytes(12)
+_TEMPLATE[148:156] = b" " * 8
+_TEMPLATE_SUM = sum(_TEMPLATE)
+
+
+def tar_header(name: str, size: int) -> bytes:
+    """Return the header of a regular file, byte for byte as tarfile writes it for mode 0644, no owner, time 0."""
+    encoded = name.encode()
+    digits = b"%011o\0" % size
+    if len(encoded) > 100 or len(digits) > 12:  # beyond USTAR
+        info = tarfile.TarInfo(name)
+        info.size = size
+        return info.tobuf(tarfile.PAX_FORMAT)
+    header = bytearray(_TEMPLATE)
+    header[: len(encoded)] = encoded
+    header[124:136] = digits
+    header[148:156] = b"%06o\0 " % (_TEMPLATE_SUM + sum(encoded) + sum(digits))
+    return bytes(header)
 
 
 class TarWriter:

@@ -249,7 +249,11 @@ def hash_beginnings(template: Template, samples: Sequence[tuple[LengthsRow, Rend
 def lengths_table(
     rows: Sequence[LengthsRow], with_beginnings: bool = False, cuts: pa.StructType = CUT_TYPE
 ) -> pa.Table:
-    """Make a table of `LENGTHS_SCHEMA`, or of `SHARED_SCHEMA`, from rows."""
+    """Make a table of `LENGTHS_SCHEMA` from rows, or of `SHARED_SCHEMA` if it is to have beginnings.
+
+    Args:
+        cuts: type of the column `cut`; more fields of a cut are left out.
+    """
     schema = with_cuts(SHARED_SCHEMA if with_beginnings else LENGTHS_SCHEMA, cuts)
     values = {field.name: list(map(attrgetter(field.name), rows)) for field in schema}
     values["cut"] = [cut and cut[: cuts.num_fields] for cut in values["cut"]]

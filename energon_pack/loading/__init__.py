@@ -31,7 +31,7 @@ from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings, SampleType, Take, ToolsAs
 from energon_pack.steps.journal import Consumed, Journal
-from energon_pack.steps.position import State, refuse_none
+from energon_pack.steps.position import State, check_states
 from energon_pack.steps.topology import topology_of
 
 __all__ = [
@@ -181,7 +181,7 @@ def train_arguments(
         ValueError: another task encoder is given states, or ranks and workers for which the packs were not laid out;
             the states are not a journal's; the dataset to pack has packs already.
     """
-    refuse_none(states, "Journal.state()")
+    check_states(states, "Journal.state()")
     common = {"worker_config": worker_config, "batch_size": 1, "shuffle_buffer_size": None}
     common |= {"max_samples_per_sequence": None, "task_encoder": task_encoder}
     ours = hasattr(task_encoder, "going_on")  # reading.PacksInOrder

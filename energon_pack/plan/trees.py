@@ -81,7 +81,11 @@ class Beginnings(NamedTuple):
 
 
 def find_trees(lengths: Lengths, packing: PackingConfig, group: Ints) -> Trees:
-    """Return the trees of all items that may be packed."""
+    """Return the trees of all items that may be packed: items that begin with the same tokens share a pack.
+
+    Args:
+        group: int64[num items]; only items of one number may share.
+    """
     blocks = [*_read(lengths, packing)]
     item, key, low, may_fork = (np.concatenate([block[n] for block in blocks]) for n in range(4))
     counts = {name: np.concatenate([block.counts[name] for block in blocks]) for name in _FIELDS}
@@ -118,7 +122,8 @@ def trees_of(beginnings: Beginnings, items: Items, packing: PackingConfig, group
 
 
 def sharing_figures(lengths: Lengths, plan: PackPlan) -> dict[str, int] | None:
-    """Count trees and savings over all packs; None: `packing.share=none`."""
+    """Count the trees of all packs, the samples in them, and the tokens and media that are saved because samples share
+    them; None: `packing.share=none`."""
     if lengths.shared is None:
         return None
     members, shared = plan.items, lengths.shared["token_len"][plan.items] > 0

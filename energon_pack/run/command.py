@@ -84,7 +84,7 @@ def exit_code_lines(codes: Mapping[int, str]) -> list[str]:
 
 
 def tool_lines() -> list[str]:
-    """Return a line for each tool."""
+    """Return a line of help for each tool of the command line: how it is typed, and its purpose."""
     return [f"  {_typed(name):<35} {purpose}" for name, purpose in TOOLS.items()]
 
 

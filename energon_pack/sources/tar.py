@@ -157,34 +157,6 @@ def num_tar_bytes(sizes: Sequence[int]) -> int:
     return sum(BLOCK - (-size // BLOCK) * BLOCK for size in sizes)
 
 
-def tar_len(position: int) -> int:
-    """Return the bytes of a tar whose last member ends at `position`: two zero blocks, filled up to a record."""
-    end = position + 2 * BLOCK
-    return end + -end % tarfile.RECORDSIZE
-
-
-_TEMPLATE = bytearray(tarfile.TarInfo("x").tobuf(tarfile.USTAR_FORMAT))
-_TEMPLATE[0] = 0
-_TEMPLATE[124:136] = bytes(12)
-_TEMPLATE[148:156] = b" " * 8
-_TEMPLATE_SUM = sum(_TEMPLATE)
-
-
-def tar_header(name: str, size: int) -> bytes:
-    """Return the header of a regular file, byte for byte as tarfile writes it for mode 0644, no owner, time 0."""
-    encoded = name.encode()
-    digits = b"%011o\0" % size
-    if len(encoded) > 100 or len(digits) > 12:  # beyond USTAR
-        info = tarfile.TarInfo(name)
-        info.size = size
-        return info.tobuf(tarfile.PAX_FORMAT)
-    header = bytearray(_TEMPLATE)
-    header[: len(encoded)] = encoded
-    header[124:136] = digits
-    header[148:156] = b"%06o\0 " % (_TEMPLATE_SUM + sum(encoded) + sum(digits))
-    return bytes(header)
-
-
 def is_header_of(header: bytes, name: str, size: int) -> bool:
     """Say whether a block is the header of this member; with an extended header, compare only the size."""
     if len(header) < BLOCK:

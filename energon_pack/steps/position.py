@@ -129,7 +129,7 @@ def taken_by(positions: Sequence[Position], reader: str = "rank") -> Taken:
 
 def positions_of_states(states: Sequence[State], here: Position, method: str) -> list[Position]:
     """Return the positions in states."""
-    refuse_none(states, method)
+    check_states(states, method)
     with reading(method):
         if any(state["position"] is None for state in states):
             raise PackError("states of a blend: it is no blend now, and its packs would come twice")
@@ -143,8 +143,8 @@ def positions_of_states(states: Sequence[State], here: Position, method: str) ->
     return positions
 
 
-def refuse_none(states: Sequence[State], method: str) -> None:
-    """Raise ValueError if these are no states of ranks."""
+def check_states(states: Sequence[State], method: str) -> None:
+    """Raise ValueError unless these are a list of states, one of each rank; `method` made them."""
     are_listed = isinstance(states, Sequence) and not isinstance(states, str)
     if not are_listed or any(not isinstance(each, Mapping) or "position" not in each for each in states):
         raise ValueError(

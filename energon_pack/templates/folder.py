@@ -55,7 +55,7 @@ def state_of(folder: Path) -> str:
 
 
 def has_media(folder: Path) -> bool:
-    """Say whether a folder contains more than a tokenizer."""
+    """Say whether the folder of a processor has parts for media beside the tokenizer."""
     return any((folder / name).exists() for name in ("preprocessor_config.json", "processor_config.json"))
 
 

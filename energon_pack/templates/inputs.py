@@ -84,7 +84,7 @@ def input_rules_of(template: Template) -> InputRules:
 
 
 def trial_of(template: Template) -> list[Trial]:
-    """Return the members of a trial, for each kind of media that a template takes."""
+    """Return small made-up members on which the inputs of media are tried, for each kind that a template takes."""
     kinds = [kind for kind in KINDS if kind in template.media_tokens]
     trial = [*_probes(template, kinds)]
     for kind in kinds:

@@ -35,13 +35,14 @@ def group(
 ) -> Groups:
     """Group samples of like lengths into batches, as many for each rank, in an order independent of length.
 
-    Each sample is in one batch. If the batches do not make whole steps, they are a sample smaller, or some are halved.
+    Each sample is in one batch. To fill the last step, batches are made a sample smaller, or some are halved.
     Only if every batch is a single sample, fewer than `num_ranks` batches may stand behind the last whole step.
 
     Args:
         lens: int64[num] tokens; a sample longer than a batch may be is a batch of its own.
         batch_size, max_batch_tokens: samples, or samples × tokens of the longest; one of the two is None.
-        window: samples that are sorted together; a smaller window mixes samples better and pads more.
+        window: how many samples are sorted together, perhaps a fraction; a smaller one mixes samples better and
+            pads more.
     """
     order = _by_windows(lens, window, seed)
     num = len(order)

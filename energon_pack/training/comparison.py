@@ -144,7 +144,8 @@ class _ForwardRun:
 
 
 def compare(way: RunOptions, probe: Probe) -> Finding:
-    """Run a batch, and each of its samples alone."""
+    """Run a batch packed, and each of its samples alone; return how far outputs, loss and gradients differ, and how
+    far their number formats allow."""
     loss = ProbeLoss(probe, way.own_loss, way.is_divided)
     routing = Routing() if way.is_routed else None
     leaves = [leaf for one in probe.placed for leaf in one.leaves.values()]

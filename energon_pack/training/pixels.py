@@ -79,7 +79,11 @@ class Pixels:
         return all(self._of(kind).at_once for kind in used) and (len(used) < 2 or self._mixes)
 
     def check_split(self, whole: Prepared, last: Prepared) -> None:
-        """Check that a member's media inputs equal its parts' media inputs, joined."""
+        """Check that a member's media give the same inputs in two calls, the first ones and then `last`, as in one.
+
+        Raises:
+            JoinError: they give others.
+        """
         first = whole.first(len(whole.order) - len(last.order))
         together = self([whole])
         apart = join([self([first]), self([last])], self._known)

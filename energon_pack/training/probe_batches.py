@@ -47,7 +47,8 @@ def probe_of(
     form: RowForm | None = None,
     device: torch.device | None = None,
 ) -> Probe:
-    """Lay samples out in rows. The loss is of every second one that is compared, from the last on, but the first.
+    """Lay samples out in rows, as one batch of a trial. Counted back from the last compared sample, every second one
+    is in the loss; the first is not.
 
     Args:
         mask: how members are kept apart: `model.mask`.

@@ -26,10 +26,10 @@ import pytest
 from energon_pack.dataset import in_folder, in_store
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.in_store import DatasetInStore
+from energon_pack.dataset.tar_writer import tar_len
 from energon_pack.errors import PackError
 from energon_pack.run import stores
 from energon_pack.run.stores.requests import Found, Objects
-from energon_pack.sources.tar import tar_len
 from support.interleaved import Stepper, World, every_order
 
 STEPPER = Stepper()

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from energon_pack.dataset import in_folder
 from energon_pack.dataset.in_folder import DatasetInFolder
-from energon_pack.dataset.tar_writer import TarWriter
+from energon_pack.dataset.tar_writer import TarWriter, tar_header
 from energon_pack.errors import PackError, sized
 from energon_pack.sources.storage import open_file
-from energon_pack.sources.tar import tar_header
 from support.samples import write_tar
 
 

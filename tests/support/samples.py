@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from energon_pack.dataset.tar_writer import tar_header
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.sample import MediaPart
-from energon_pack.sources.tar import tar_header
 
 
 def picture(width: int = 40, height: int = 30, format: str = "JPEG", **save: Any) -> bytes:

@@ -130,7 +130,7 @@ def _fault(text: str) -> StoreError:
 
 @contextmanager
 def losing_no_fault() -> Iterator[None]:
-    """Raise a store's error again if the reading code has taken it for damaged data.
+    """Raise the error of a request at the end of this context, even if the code in it took that for damaged data.
 
     Raises:
         StoreError: an error occurred within the context.

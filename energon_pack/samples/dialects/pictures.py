@@ -28,7 +28,11 @@ def pictures_in(text: str) -> list[str]:
 
 
 def with_pictures(messages: Sequence[Message], lists_media: bool) -> list[Message]:
-    """Return messages with a content part for each `<img>a.png</img>` of a question."""
+    """Return messages with a content part for each `<img>a.png</img>` of a question.
+
+    Raises:
+        Skip: `unsupported_media`: the sample lists media elsewhere, too (`lists_media`), or an image has a URL.
+    """
     asked = [message for message in messages if message["role"] != "assistant"]
     texts = [message["content"] for message in asked if isinstance(message["content"], str)]
     if len(texts) < len(asked) or lists_media or num_placeholders(messages):

@@ -41,7 +41,8 @@ class TurnForm:
     lead: str = ""  # white space that begins a turn without a header: LLaVA's `[/INST]` belongs to the question
 
     def has_whole(self, marked: str) -> bool:
-        """Say whether trained parts are whole turns, from header to end, whatever white space is around a text."""
+        """Say whether each trained part of a text with marks is a whole turn, from header to end, whatever white space
+        is around it."""
         before = _MARKS.split(marked)
         return all(
             text.endswith(self.headers if mark == OPEN else self.ends)
@@ -125,7 +126,7 @@ class Span(NamedTuple):
 
 
 class Prefixes:
-    """Prefix rendering of one template's conversations."""
+    """Finds where turns lie in a text: renders the conversation with and without each turn."""
 
     def __init__(self, render: Callable[..., str], turn: TurnForm, special: SpecialTokens):
         self._render, self._turn, self._special = render, turn, special
