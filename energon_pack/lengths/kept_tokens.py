@@ -129,7 +129,7 @@ def _name(number: int) -> str:
 
 
 def _entry(tokens: MemberTokens, conversation: list[Any], checksum: int) -> bytes:
-    values = _squeezed(tokens.ids)
+    values = _squeezed(tokens.ids) if tokens.media else tokens.ids.astype(_ID)[None]  # only media repeat an id
     media = [[*vars(medium).values()] for medium in tokens.media]
     about = [len(values), tokens.supervised, tokens.weights, media, tokens.factor, *conversation]
     text = _encode(about).encode(errors="surrogatepass")
