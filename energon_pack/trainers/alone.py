@@ -20,22 +20,23 @@ _OF_LOSS = {*OF_LOSS, "shift_labels"}
 
 @dataclass(frozen=True)
 class SampleLosses:
-    """The losses of the samples of two packs, each run by itself."""
+    """The losses of the samples of two packs, each sample run alone, on one rank."""
 
-    #: Σ w·ce of each pack, then Σ w; without weights each trained token has w = 1
+    #: Σ w·ce of each pack
     summed: list[float]
+    #: Σ w of each pack; without weights, its trained tokens
     trained: list[float]
     num_samples: int
 
     @property
     def parts(self) -> list[float]:
-        """Return the numbers that add up over ranks."""
+        """The numbers to add up over ranks: Σ w·ce, Σ w, the sum of the packs' means, numbers of packs and samples."""
         means = [each / num for each, num in zip(self.summed, self.trained, strict=True)]
         return [sum(self.summed), sum(self.trained), sum(means), len(means), self.num_samples]
 
 
 def samples_alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> SampleLosses:
-    """Run each sample of two packs by itself through the forward of the model's class, not one that a trainer set."""
+    """Run each sample of two packs alone, by the forward of the model's class even if a trainer replaced it."""
     model = unwrapped(trainer.model)
     training = model.training
     summed, trained, num = [], [], 0
@@ -67,7 +68,7 @@ def _single(collator: Collator, row: Any) -> Iterator[Pack]:
 
 @torch.no_grad()
 def _summed(model: Any, collator: Collator, pack: Pack) -> tuple[float, float]:
-    """Return Σ w·ce of a pack, and Σ w."""
+    """Return Σ w·ce and Σ w of a pack."""
     inputs = collator.of_packs([pack])
     of_loss = collator.packs.encoder.batch([pack])
     arguments = {name: _moved(value, model.device) for name, value in inputs.items() if name not in _OF_LOSS}
@@ -77,9 +78,9 @@ def _summed(model: Any, collator: Collator, pack: Pack) -> tuple[float, float]:
 
 @torch.no_grad()
 def reads_in_forward(trainer: Any, collator: Collator, rows: Sequence[Any]) -> str:
-    """Say how often the host reads tensors in a forward over the pack with the most reads.
+    """Return a text: how often the host reads tensors in a forward over the pack with the most reads.
 
-    A pack whose batch brings the values for a vision tower is run without them, too.
+    If batches bring precomputed inputs for a vision tower, it also counts without them.
     """
     model = unwrapped(trainer.model)
     proof = outline_of(model).tower

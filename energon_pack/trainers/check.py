@@ -77,7 +77,7 @@ def _loader(trainer: Any) -> Any:
 
 
 def _collator(collate: Any) -> Collator:
-    """Find the collator of packs inside the wrappers of a trainer."""
+    """Return the collator of packs inside the wrappers of a trainer; PackError: there is none."""
     inner = collate
     while inner is not None and not isinstance(inner, Collator):
         inner = inner.func if isinstance(inner, partial) else getattr(inner, "data_collator", None)
@@ -94,13 +94,13 @@ def _collator(collate: Any) -> Collator:
 
 @dataclass(frozen=True)
 class TrainerStep:
-    """The trainer's loss for the step, and the trained tokens of this rank's packs."""
+    """The trainer's loss for a step, and the numbers of trained tokens of this rank's packs."""
 
     loss: float
     trained: list[int]
 
     def compared(self, alone: SampleLosses, trainer: Any) -> str:
-        """Say that the losses are equal."""
+        """Return a text that the losses are equal; PackError: they differ, with the cause and a cure."""
         total = _over_ranks(trainer, [self.loss, 1.0, *alone.parts])
         loss, summed, trained = total[0] / total[1], total[2], total[3]
         expected, means, added = summed / trained, total[4] / total[5], total[4] / total[1]
@@ -127,14 +127,14 @@ class TrainerStep:
 
 
 def _cure(trainer: Any) -> str:
-    """Return the line of code that makes the denominator right."""
+    """Return the line of code that corrects the loss's denominator."""
     if any(kind.__module__.startswith("trl.") for kind in type(trainer).__mro__):
         return "after it is made: trainer.model_accepts_loss_kwargs = True"
     return "compute_loss_func=packs.loss_func(), or after it is made: trainer.compute_loss_func = packs.loss_func()"
 
 
 def _two_rows(trainer: Any, collator: Collator, loader: Any) -> list[Any]:
-    """Choose two rows whose trained tokens differ most; each rank looks at other rows."""
+    """Return the two rows whose trained tokens differ most; each rank looks at other rows."""
     rank = trainer.accelerator.process_index
     data = trainer.train_dataset
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
@@ -165,7 +165,7 @@ def _trained(pack: Pack) -> int:
 
 
 def _step(trainer: Any, collate: Any, rows: Sequence[Any]) -> TrainerStep:
-    """Run the step as the trainer's own loop does: count, forward, scale, backward."""
+    """Run a step as the trainer's own loop does: count tokens, forward, scale, backward."""
     device = trainer.args.device
     with _as_in_a_step(trainer, len(rows)), _without_engine(trainer.accelerator):
         batches, num_items = trainer.get_batch_samples(iter([collate([row]) for row in rows]), len(rows), device)
@@ -181,7 +181,7 @@ def _step(trainer: Any, collate: Any, rows: Sequence[Any]) -> TrainerStep:
 
 @contextmanager
 def _as_in_a_step(trainer: Any, num: int) -> Iterator[None]:
-    """Have the trainer accumulate without what is random; restore modes and random numbers, and drop gradients."""
+    """Let the trainer accumulate `num` batches, without dropout; then restore modes and drop gradients."""
     model, name = trainer.model, "current_gradient_accumulation_steps"
     before, training = getattr(trainer, name, None), model.training
     model.to(trainer.args.device)
@@ -198,7 +198,7 @@ def _as_in_a_step(trainer: Any, num: int) -> Iterator[None]:
 
 @contextmanager
 def _without_engine(accelerator: Any) -> Iterator[None]:
-    """Run backward as without DeepSpeed while its engine does not exist yet: `train()` makes it."""
+    """Run backward without DeepSpeed while `train()` has not made its engine yet."""
     kind = str(getattr(accelerator, "distributed_type", ""))
     if not kind.endswith("DEEPSPEED") or accelerator.deepspeed_engine_wrapped is not None:
         yield

@@ -37,7 +37,7 @@ _IN_ORDER = {
 
 
 def refused(trainer: Any) -> str:
-    """Say which setting of a trainer breaks packs, and what to set; empty: no known setting does."""
+    """Return which setting of a trainer breaks packs, and what to set instead; empty: no known setting does."""
     args, accelerator = trainer.args, trainer.accelerator
     owners = (args, getattr(trainer, "finetuning_args", None))  # LLaMA-Factory's
     for name, told in _BREAKS.items():
@@ -59,7 +59,7 @@ def refused(trainer: Any) -> str:
 
 
 def in_order(trainer: Any) -> str:
-    """Return the setting with which a trainer reads rows in their order."""
+    """Return the setting that makes a trainer read rows in their order."""
     modules = {kind.__module__.partition(".")[0] for kind in type(trainer).__mro__}
     return next((setting for module, setting in _IN_ORDER.items() if module in modules), _IN_ORDER["transformers"])
 
@@ -70,7 +70,7 @@ _CURE = "train on packs.as_dataset() with the trainer's own sampler, which deals
 
 
 def dealing_of(trainer: Any, loader: Any) -> str:
-    """Say how packs are dealt."""
+    """Return a text on how a trainer's loader deals packs to ranks; PackError: some are dealt twice or never."""
     ranks: int = trainer.accelerator.num_processes
     data, kind = trainer.train_dataset, type(loader)
     if kind.__name__.endswith("Dispatcher"):
@@ -98,7 +98,7 @@ def dealing_of(trainer: Any, loader: Any) -> str:
 
 
 def _epochs(trainer: Any, loader: Any) -> str:
-    """Say what is wrong with every epoch after the first; empty: nothing."""
+    """Return what is wrong with the epochs after the first, as text; empty: nothing."""
     data, args = trainer.train_dataset, trainer.args
     columns = getattr(data, "column_names", None) or ()
     num = getattr(args, "num_train_epochs", 1)
@@ -116,7 +116,13 @@ def _epochs(trainer: Any, loader: Any) -> str:
 
 
 def told(dealt: Sequence[Sequence[Sequence[int]]], num: int, in_order: str) -> str:
-    """Say how rows are dealt."""
+    """Return a text on how rows were dealt, once and in which order; PackError: some twice or never.
+
+    Args:
+        dealt: for each rank, its batches of row numbers.
+        num: number of rows.
+        in_order: the setting that makes the trainer read rows in their order.
+    """
     rows = [row for batches in dealt for batch in batches for row in batch]
     of_turn = len(dealt) * max((len(batch) for batches in dealt for batch in batches), default=0)
     twice, never = len(rows) - len({*rows}), num - len({*rows})
@@ -132,7 +138,7 @@ def told(dealt: Sequence[Sequence[Sequence[int]]], num: int, in_order: str) -> s
 
 
 def _knows_ranks(sampler: Any) -> bool:
-    """Whether a sampler, or one inside Accelerate's wrappers, deals packs to ranks by itself."""
+    """Say whether a sampler, or one inside Accelerate's wrappers, is a `PackSampler`."""
     while sampler is not None and not isinstance(sampler, PackSampler):
         sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
     return sampler is not None

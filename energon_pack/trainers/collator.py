@@ -36,7 +36,7 @@ class Collator:
         return self.of_packs([self.pack(row) for row in rows])
 
     def pack(self, row: Any) -> Pack:
-        """Return the pack that a row names; raises as `__call__` does."""
+        """Return the pack that a row names or holds; PackError: it has none."""
         if isinstance(row, Pack):
             return row
         if not isinstance(row, Mapping) or PACK not in row:
@@ -49,7 +49,7 @@ class Collator:
         return named if isinstance(named, Pack) else self.packs[int(row[EPOCH]), int(named)]
 
     def of_packs(self, packs: Sequence[Pack]) -> dict[str, Any]:
-        """Lay packs out; raises as `__call__` does."""
+        """Lay packs out as the inputs of `model.forward`; BadPack: they share tokens, or have unexpected weights."""
         refuse_trees(packs, "a trainer's own loss")
         batch: PackedBatch = self.packs.encoder.batch(packs)
         if self.weights:

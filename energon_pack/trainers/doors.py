@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ForTrainers:
-    """Packs that a trainer takes: `collator` and `loss_func`."""
+    """Base of the datasets of packs: makes batches, a trainer's collator and its loss."""
 
     encoder: PackEncoder
 
@@ -70,11 +70,11 @@ class PacksByNumber(ForTrainers, Dataset[Pack]):
 
     @abstractmethod
     def _pack(self, epoch: int, number: int) -> tuple[str, Iterable[MemberInput | Unread]]:
-        """Return the key of a pack, and its members, not encoded."""
+        """Return a pack's key and its members, not encoded."""
 
     @abstractmethod
     def _sums(self, epoch: int) -> PackSums:
-        """Return sums over the members of each pack of an epoch."""
+        """Return sums over the members of each pack of an epoch: tokens, costs."""
 
     def __len__(self) -> int:
         """Number of packs in every epoch."""
@@ -111,7 +111,7 @@ class PacksByNumber(ForTrainers, Dataset[Pack]):
         yield from self._pack(epoch, number)[1]
 
     def have_epoch(self, epoch: int) -> None:
-        """Plan an epoch before workers start that will read it."""
+        """Plan an epoch, before workers start that read it."""
 
     def costs(self, epoch: int) -> tuple[npt.NDArray[np.float64], Ints]:
         """Return the costs by which `PackSampler` makes steps even.
@@ -124,7 +124,7 @@ class PacksByNumber(ForTrainers, Dataset[Pack]):
         return np.stack([lm, vision]), trained.astype(np.int64)
 
     def lens(self, epoch: int = 0) -> Ints:
-        """The tokens of each pack of an epoch, int64[num_packs].
+        """Return the number of tokens of each pack of an epoch, int64[num_packs].
 
         With `packing.max_members=1` these are the lengths of samples, for `LengthGroupedSampler`.
         """
@@ -161,7 +161,7 @@ class PacksByNumber(ForTrainers, Dataset[Pack]):
 
 
 def import_rows() -> Any:
-    """Return the module of rows that trainers take; raises PackError if `datasets` is not installed."""
+    """Import the module with rows for trainers; PackError: `datasets` is not installed."""
     try:
         from energon_pack.trainers import numbered_rows
     except ModuleNotFoundError as error:

@@ -16,15 +16,15 @@ from energon_pack.run.seeded import Ints, random_keys
 
 
 class Groups(NamedTuple):
-    """The batches of an epoch."""
+    """The batches of an epoch, and their order."""
 
-    #: samples of each batch
+    #: the samples of each batch: starts, and sample numbers
     batches: Bins
     #: int64[num_batches], the batches in the order in which all ranks together take them, step by step
     row: Ints
 
     def samples(self, place: int) -> Ints:
-        """Return the numbers of the samples of the batch at a place of the row."""
+        """Return the sample numbers of the batch at a place of the order."""
         batch, (starts, items) = self.row[place], self.batches
         samples: Ints = items[starts[batch] : starts[batch + 1]]
         return samples
@@ -65,7 +65,7 @@ def group(
 
 
 def _by_windows(lens: Ints, window: float, seed: int) -> Ints:
-    """Order the samples: windows of random samples, each sorted, so that neighbours have like lengths."""
+    """Order the samples: windows of random samples, each sorted, so that neighbours have similar lengths."""
     num = len(lens)
     shuffled = np.argsort(random_keys(num, seed, 30))
     window_of = np.arange(num) * max(1, round(num / window)) // max(1, num)

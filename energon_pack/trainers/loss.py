@@ -62,12 +62,12 @@ def weighted(trainer: Trainer) -> Trainer:
 
 
 class WeightedSteps:
-    """Methods that override those of a trainer's own class."""
+    """A mixin for a trainer's class: its loss becomes Σ w·ce / Σ w over a step."""
 
     accelerator: Any
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], Any]:
-        """Return the batches of a step, and Σ w over the step."""
+        """Return the batches of a step, and Σ w over the step on all ranks."""
         trainer: Any = super()
         batches, _ = trainer.get_batch_samples(epoch_iterator, num_batches, device)
         weights = [total_weight(batch) for batch in batches]
@@ -77,7 +77,7 @@ class WeightedSteps:
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Return the batch's part of the step's loss; in evaluation, without a total, the loss of the batch alone."""
+        """Return the batch's part of the step's loss; without a total, in evaluation, the loss of the batch alone."""
         of_loss = {name: inputs[name] for name in OF_LOSS if name in inputs}
         outputs = model(**{name: value for name, value in inputs.items() if name not in OF_LOSS})
         share = None

@@ -28,7 +28,7 @@ class NumberedRows(datasets.Dataset):
 
     @classmethod
     def of(cls: type[Rows], packs: Sequence[tuple[int, int]], lens: Ints) -> Rows:
-        """Make the rows."""
+        """Make rows from (epoch, number) and the number of tokens of each pack."""
         epochs, numbers = zip(*packs, strict=True)
         columns = {PACK: [*numbers], EPOCH: [*epochs], **dict.fromkeys(LENGTHS, lens.tolist())}
         rows: Rows = cls.from_dict(columns)
@@ -53,7 +53,7 @@ class NumberedRows(datasets.Dataset):
 
 
 class StreamRows(datasets.IterableDataset):
-    """Rows `{pack}` of a stream: this rank's own packs."""
+    """Rows `{pack}` of this rank's own packs, from a stream."""
 
     def __init__(self, packs: Iterable[Pack], rank: int, world_size: int):
         features = datasets.Features({PACK: datasets.Value("null")})  # only the column's name is ever used
@@ -94,5 +94,5 @@ class StreamRows(datasets.IterableDataset):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state of the stream."""
+        """Continue the stream from a state."""
         self._packs.load_state_dict(state_dict)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Samplers that deal packs or samples to ranks, make steps even over them, and go on from any state."""
+"""Samplers that deal packs or samples to ranks in even steps, and resume from a state with any number of ranks."""
 
 import logging
 import zlib
@@ -34,12 +34,12 @@ _OVERLONG = {"alone": "each is a batch of its own", "drop": "they are in no batc
 class _Dealer(Sampler[Item]):
     """Deals the items of epochs to ranks, in whole steps; all ranks are at the same turn of the same iteration.
 
-    An iteration has the items of its epoch, after the few of epochs before that made no whole step.
+    An iteration is one pass over the sampler: the items left over from the epoch before, then its epoch's whole steps.
     """
 
-    #: the word for the items
+    #: what messages call the items
     _items = "packs"
-    #: a state was loaded that is of the end of an iteration, and the next one is not begun
+    #: whether a state from the end of an iteration was loaded, and the next one has not begun
     _is_over: bool
 
     def __init__(self, stream: str, topology: Topology, rank: int, states: Sequence[State] = ()):
@@ -48,11 +48,11 @@ class _Dealer(Sampler[Item]):
 
     @abstractmethod
     def _size(self, epoch: int, topology: Topology) -> int:
-        """Return the number of items of an epoch that is laid out for a topology."""
+        """Return the number of items of an epoch for a topology."""
 
     @abstractmethod
     def _item(self, epoch: int, index: int, topology: Topology) -> Item:
-        """Return an item of an epoch."""
+        """Return the item at an index of an epoch for a topology."""
 
     def __iter__(self) -> Iterator[Item]:
         """Yield the items left in this iteration; if none is left, those of the next one."""
@@ -73,22 +73,22 @@ class _Dealer(Sampler[Item]):
             yield self._item(epoch, number, position.topology)
 
     def __len__(self) -> int:
-        """Number of this rank's items in the iteration that is under way or comes next."""
+        """Number of this rank's items in the current iteration, or in the next one if it has ended."""
         upcoming = self._upcoming()
         return upcoming.turns.first + self._left(upcoming)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the first item of an iteration, unless this sampler is inside it, or its state was of its end."""
+        """Go to the first item of an epoch's iteration, unless this sampler is inside it or was loaded at its end."""
         self._is_over &= epoch == self._position.epoch
         if not self._is_over and self._upcoming().epoch != epoch:
             self._begin_at(self._start(epoch))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of any rank, with any number of ranks: they share the rest."""
+        """Continue from the state of any rank, with any number of ranks: they share the remaining items."""
         self._go_on([state])
 
     def _state(self, num: int | None) -> dict[str, Any]:
-        """Return this rank's state after a number of items given since this sampler began or was sent to an epoch."""
+        """Return this rank's state after `num` items since it began or was sent to an epoch; None: after all so far."""
         position = self._position
         if num is not None:
             if not 0 <= num <= self._num_given:
@@ -135,7 +135,7 @@ class _Dealer(Sampler[Item]):
         return replace(position, epoch=position.epoch + 1, before=Taken(-left_over), turns=Taken())
 
     def _start(self, epoch: int) -> Position:
-        """Return the beginning of an iteration that is named."""
+        """Return the position at the beginning of an epoch's iteration."""
         return replace(self._position, epoch=epoch, before=Taken(), turns=Taken())
 
 
@@ -144,15 +144,15 @@ class PackSampler(_Dealer[tuple[int, int]]):
 
     An item is (epoch, number). All ranks share one endless stream, which has each epoch's packs once. An iteration
     gives every rank the same number of packs, in whole steps. The few packs left over at the end of an epoch come first
-    in the next iteration. The first iteration after a state is the rest of the state's own: nothing if that was
-    finished, unless `set_epoch` names the next one.
+    in the next iteration. After a state is loaded, the first iteration is the rest of the interrupted one: empty if
+    that was finished, unless `set_epoch` names the next one.
 
     Args:
         packs: the dataset; it needs no `set_epoch`, because every index names its epoch.
         rank, world_size: this data-parallel rank and their number; by default torch.distributed's, or torchrun's.
         micro_batches: packs of each rank in a step: gradient accumulation, or micro-batches of a pipeline; by default
             `packing.topology.micro_batches`.
-        states: `state_dict` of every rank of a checkpoint, or of one, to go on from there with any number of ranks.
+        states: `state_dict` of every rank of a checkpoint, or of one, to continue with any number of ranks.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class PackSampler(_Dealer[tuple[int, int]]):
         super().__init__(f"{len(packs)} packs ({packs.fingerprint})", Topology(ranks, 1, of_step), rank, states)
 
     def state_dict(self, num_packs: int | None = None) -> dict[str, Any]:
-        """Return the state: numbers and texts, the same on all ranks but for their own number.
+        """Return the state: numbers and texts, the same on all ranks except for the rank's number.
 
         Args:
             num_packs: packs that were trained on since this sampler was made, loaded or sent to an epoch. Pass it if a
@@ -210,7 +210,7 @@ class PackSampler(_Dealer[tuple[int, int]]):
         return epoch, int(self._order(epoch, topology)[self._stream.index(epoch * len(self._packs) + index)])
 
     def _order(self, epoch: int, topology: Topology) -> Ints:
-        """Order the packs of an epoch so that steps are even over the ranks that began the first one."""
+        """Return an epoch's pack numbers, ordered so that steps are even over the ranks with which the stream began."""
         order = self._orders.get(epoch)
         if order is None:
             self._packs.have_epoch(epoch)
@@ -224,12 +224,12 @@ class PackSampler(_Dealer[tuple[int, int]]):
 
 
 class LengthGroupedSampler(_Dealer[list[int]]):
-    """Batches samples of like lengths, for training without packing: `batch_sampler` of a DataLoader.
+    """Batches samples of similar lengths, for training without packing: `batch_sampler` of a DataLoader.
 
-    An item is the numbers of a batch's samples. In an epoch every rank has the same number of batches, and each sample
-    comes once. The batches of a step have like lengths, too; steps come in random order. An iteration is an epoch, or
-    the rest of it: after the state of a finished epoch nothing, unless `set_epoch` names the next one. Batches that
-    make no whole step come first in the next iteration: where others went on with an epoch than began it.
+    An item is a list of sample numbers. In an epoch every rank has the same number of batches, and each sample comes
+    once. The batches of a step have similar lengths, too; steps come in random order. An iteration is an epoch, or the
+    rest of it after a state is loaded: empty if the epoch was finished, unless `set_epoch` names the next one. If the
+    number of ranks changed within an epoch, batches that make no whole step come first in the next iteration.
 
     Args:
         lens: tokens of each sample.
@@ -281,7 +281,7 @@ class LengthGroupedSampler(_Dealer[list[int]]):
             _log.warning("%s, at most %d: %s (overlong=%r)", which, longest, _OVERLONG[overlong], overlong)
 
     def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:
-        """Return the state: numbers and texts, the same on all ranks but for their own number.
+        """Return the state: numbers and texts, the same on all ranks except for the rank's number.
 
         Args:
             num_batches: batches trained on since this sampler was made, loaded or sent to an epoch. Pass it if

@@ -44,10 +44,10 @@ class VisualInputs(SimpleNamespace):
 
 
 class PackedBatch(dict[str, Any]):
-    """The tensors of a batch by name, with methods that know what the names mean.
+    """A batch of packs: a dict of tensors by name, with methods that move it and make a model's inputs from it.
 
-    Trainers rebuild mappings with `type(batch)({...})`, so everything known about a batch is one of its items. One that
-    was cut to some of its rows is a ValueError.
+    Trainers rebuild mappings with `type(batch)({...})`, so everything known about a batch is one of its items. A batch
+    that a trainer cut to some of its rows is a ValueError.
     """
 
     def __init__(self, *args: Any, **items: Any):
@@ -56,7 +56,7 @@ class PackedBatch(dict[str, Any]):
 
     @property
     def mask(self) -> str:
-        """How the model keeps members apart, as `model.mask` says; `auto`: as `guard` found for the model."""
+        """How attention keeps the samples of a pack apart: a value of `model.mask`; `auto`: as `guard` found."""
         mask: str = self.get("mask", "positions")
         return mask
 
@@ -66,16 +66,16 @@ class PackedBatch(dict[str, Any]):
 
     @property
     def media_keys(self) -> frozenset[str]:
-        """Names that media inputs can have, present in this batch or not."""
+        """Names that media inputs can have, whether or not this batch has them."""
         return MEDIA_KEYS.union(self.get("media_keys", ()))
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all its tensors."""
+        """Size of all tensors, in bytes; a tensor under two names counts once."""
         return sum({id(value): value.nbytes for _, value in self._tensors()}.values())
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "PackedBatch":
-        """Copy the batch to a device; tensors that kernels read on the host stay on the host."""
+        """Copy the batch to a device, except tensors that kernels read on the host."""
         from energon_pack.training.together import moved
 
         on_host = _ON_HOST.union(name for name in self if name.startswith(PREFIX) and BOUNDARIES in name)
@@ -83,13 +83,13 @@ class PackedBatch(dict[str, Any]):
         return self._with(moved(on_device, lambda one: one.to(device, non_blocking=non_blocking)))
 
     def pin_memory(self) -> "PackedBatch":
-        """Copy the batch into pinned memory, from which `to` copies beside the work of a GPU."""
+        """Copy the batch into pinned memory, so that `to(…, non_blocking=True)` copies it while the GPU computes."""
         from energon_pack.training.together import moved
 
         return self._with(moved((value for _, value in self._tensors()), Tensor.pin_memory))
 
     def in_one_buffer(self) -> "PackedBatch":
-        """Return the batch with its small tensors in one buffer, which moves at once."""
+        """Return the batch with its small tensors as views of one buffer, which is moved by one copy."""
         from energon_pack.training.together import together
 
         return self._with(together(value for _, value in self._tensors()))
@@ -112,15 +112,14 @@ class PackedBatch(dict[str, Any]):
         """Return the inputs of `model.forward` for a `neat` batch, with masks if the model needs them.
 
         Args:
-            model: needed if `mask` is `dict4d`, `prefix4d` or `auto`, for batches of trees, and for packs of text in a
-                model with M-RoPE: its window, dtype and device shape the masks. An `Outline` of it serves as well, but
-                for trees.
+            model: needed if `mask` is `dict4d`, `prefix4d` or `auto`, for batches of trees (packs whose samples share
+                tokens), and for packs of text in a model with M-RoPE. Except for trees, an `Outline` of it is enough.
             labels: pass labels, so that the model computes its own loss. If a token's weight is not 1 they are left
                 out: the model's loss ignores weights, `weighted_loss` uses them.
 
         Raises:
             ValueError: the inputs can't be made without the model; the batch is not `neat`.
-            MixingError: the model takes M-RoPE rows that media here lack; or it has no place for trees.
+            MixingError: the model needs M-RoPE rows, and this batch has media without them; or it can't train on trees.
         """
         if "input_ids" not in self or "cu_seqlens_q" in self or "doc_ids" not in self:
             raise ValueError("model_inputs is for layout=neat; Megatron's layouts are the batch itself")
@@ -162,7 +161,7 @@ class PackedBatch(dict[str, Any]):
         return inputs
 
     def _of_tower(self, proof: TowerProof, device: torch.device) -> dict[str, Any]:
-        """Return the values for a tower; boundaries go to the device if its attention does not read them."""
+        """Return the vision tower's inputs; boundaries go to the device unless its attention reads them on the host."""
         values = {name: value for name, value in values_in(self).items() if name in proof.names}
         late = {name: values[name].to(device, non_blocking=True) for name in values if BOUNDARIES in name}
         return values if proof.on_host else values | late
@@ -192,7 +191,7 @@ class PackedBatch(dict[str, Any]):
 
 @cache
 def _warn_of_weights() -> None:
-    """Warn once that the model's own loss is None, and why."""
+    """Warn once that the model returns no loss, and why."""
     _log.warning(
         "batches with weights: model_inputs leaves labels out, and the model's own loss is None, for it knows of no"
         " weights; take weighted_loss(outputs.logits, batch) (model_inputs(model, labels=False) ends this warning)"
@@ -200,7 +199,7 @@ def _warn_of_weights() -> None:
 
 
 def total_weight(batch: Mapping[str, Any]) -> Tensor:
-    """Return Σ w of a `neat` batch, the weight of its loss in a step; without `loss_weight`, its trained tokens."""
+    """Return the sum of a `neat` batch's token weights, float64 0-d; without `loss_weight`, its trained tokens."""
     return _weights(batch).sum(dtype=torch.float64)
 
 
@@ -219,15 +218,15 @@ def weighted_loss(logits: Tensor, batch: Mapping[str, Any], total: Tensor | None
 
 
 def source_losses(logits: Tensor, batch: Mapping[str, Any], sources: Sequence[str]) -> Tensor:
-    """Return the loss of each entry of a mixture in a `neat` batch, as sums that add up over batches and ranks.
+    """Return the loss of each source of a mixture in a `neat` batch, as sums that add up over batches and ranks.
 
     Args:
         logits: [B, S, vocabulary].
-        sources: the names of all entries, in one order on all ranks: `PackedTaskEncoder.sources`. Empty: all samples
-            together are one.
+        sources: the names of all sources, in one order on all ranks: `PackedTaskEncoder.sources`. Empty: all samples
+            count as one source.
 
     Returns:
-        float64 [2, num_sources]: Σ w·ce and Σ w. Their quotient is the loss of each entry; the quotient of their sums
+        float64 [2, num_sources]: Σ w·ce and Σ w. Their quotient is the loss of each source; the quotient of their sums
         is `weighted_loss`.
     """
     each, weights, members = _of_tokens(logits.detach(), batch)
@@ -251,7 +250,7 @@ def source_losses(logits: Tensor, batch: Mapping[str, Any], sources: Sequence[st
 
 
 def _of_tokens(logits: Tensor, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the cross entropy and the weight of each label, flat, and the number of its member in the row, [B, T]."""
+    """Return cross entropy and weight of each label [B·T], and the number of its member in the row [B, T]."""
     labels, weights, members = batch["labels"], _weights(batch), batch.get("doc_ids")
     members = torch.zeros_like(labels) if members is None else members
     if "_packed_seq_ids" not in batch:  # not shifted yet
@@ -285,14 +284,15 @@ def _refuse_cut(batch: Mapping[str, Any]) -> None:
 
 
 def touch_vision(model: Any, batch: Mapping[str, Any]) -> Tensor:
-    """Return 0, computed from the vision tower and the batch's dummy image, which no token sees: with it in the loss
-    each rank has gradients for this tower; in a model that hears, for all other towers, too.
+    """Return 0, computed from the batch's dummy image by the vision tower; add it to the loss.
+
+    Each rank then has gradients for this tower. In a model that takes sounds, all other towers take part, too.
     """
     return _touch_dummy(model, batch) + _touch_hearing(model)
 
 
 def _touch_hearing(model: Any) -> Tensor:
-    """0, by way of all parameters outside of the language model's layers and tables, if the model hears."""
+    """Return 0, computed from all parameters outside the language model's layers, if the model takes sounds."""
     if not (hasattr(model, "get_audio_features") or hasattr(getattr(model, "config", None), "audio_config")):
         return torch.zeros((), device=next(model.parameters()).device)
     always = (model.get_decoder().layers, model.get_input_embeddings(), model.get_output_embeddings())
@@ -306,7 +306,7 @@ def _touch_hearing(model: Any) -> Tensor:
 
 
 def _touch_dummy(model: Any, batch: Mapping[str, Any]) -> Tensor:
-    """0, by way of the vision tower and the batch's dummy image, if it has one."""
+    """Return 0, computed from the batch's dummy image by the vision tower; a constant if there is none."""
     dummy = {name.removeprefix("dummy_"): value for name, value in batch.items() if name.startswith("dummy_")}
     if not dummy:
         return torch.zeros((), device=model.device)

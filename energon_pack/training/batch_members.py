@@ -1,4 +1,4 @@
-"""Read where the members of a batch lie that any collator made."""
+"""Find the members in batches of any collator."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,20 +23,20 @@ LAYOUT = frozenset(("position_ids", "attention_mask", "seq_idx"))
 
 
 def is_of_layout(name: str) -> bool:
-    """Say whether an input tells where members lie, or how long the longest is."""
+    """Say whether an input tells where the members of a row begin, or how long the longest is."""
     return name in LAYOUT or name.startswith((*_CU, "max_length_", "max_seqlen"))
 
 
 def read_members(inputs: Mapping[str, Any], members: GivenRows | None = None) -> "ReadMembers":
-    """Return the members of a batch, without padding.
+    """Find where each member of a batch begins and ends in its row, without padding.
 
-    `cu_seq_lens…` are boundaries in the rows one behind the other. `position_ids` start anew with a member; of M-RoPE's
-    three rows all do. `attention_mask` [B, S] beyond 1, and `seq_idx`, number the members. A mask of ones says nothing.
-    Padding is masked, or repeats one token.
+    `cu_seq_lens…` are boundaries in the concatenated rows. `position_ids` restart with each member, in all rows of
+    M-RoPE. `attention_mask` [B, S] with values above 1, and `seq_idx`, number the members; a mask of ones tells
+    nothing. Padding is masked, or repeats one token.
 
     Raises:
-        MixingError: no input says where members lie; two contradict each other, and both are named; tokens are in no
-            member; positions jump ahead.
+        MixingError: no input tells where members begin; two inputs contradict each other, and both are named; tokens
+            are in no member; positions jump ahead.
     """
     if not isinstance(tokens := inputs.get("input_ids"), Tensor) or tokens.dim() != 2:
         raise MixingError("a batch without input_ids [B, S]: nothing shows what its members are")
@@ -57,20 +57,20 @@ def read_members(inputs: Mapping[str, Any], members: GivenRows | None = None) ->
 
 @dataclass(frozen=True)
 class ReadMembers:
-    """The members of a batch."""
+    """The members that were found in a batch."""
 
-    #: the inputs that say them
+    #: the inputs that tell where they are
     by: str
     spans: list[MemberSpan]
 
     @property
     def are_packed(self) -> bool:
-        """Whether a row has two."""
+        """Whether any row has two or more members."""
         return len({one.row for one in self.spans}) < len(self.spans)
 
 
 def _said(inputs: Mapping[str, Any], tokens: Tensor, real: Tensor, members: GivenRows | None) -> dict[str, Tensor]:
-    """Return where members begin, bool [B, S], by each input that says it."""
+    """Return where members begin, bool [B, S], by the name of each input that tells it."""
     begins_by = {} if members is None else {"members=": _by_given(members, tokens, real)}
     for name, value in inputs.items():
         if not isinstance(value, Tensor):
@@ -100,7 +100,7 @@ def _by_given(members: GivenRows, tokens: Tensor, real: Tensor) -> Tensor:
 
 
 def tokens_of_given(member: GivenMember) -> int:
-    """Return the number of tokens of a given member."""
+    """Return the number of tokens of a member, given as a number or under `tokens`."""
     return member["tokens"] if isinstance(member, Mapping) else member
 
 
@@ -111,7 +111,7 @@ def _by_boundaries(name: str, ends: list[int], tokens: Tensor, real: Tensor) -> 
 
 
 def _begins(name: str, ends: list[int], tokens: Tensor, rest: Tensor) -> Tensor:
-    """Return where members begin; `rest` of the tokens is in none, and has to be padding."""
+    """Return where members begin, bool [B, S]; tokens in `rest` belong to no member, and have to be padding."""
     for number, (row, in_none) in enumerate(zip(tokens, rest, strict=True)):
         if len(row[in_none].unique()) > 1:
             raise MixingError(f"{name} leaves {int(in_none.sum())} of {len(row)} tokens of row {number} in no member")

@@ -45,13 +45,13 @@ _CLOSED = -1e4
 
 @dataclass
 class BatchSubject(Subject):
-    """A guarded model with batches of a collator that is not ours."""
+    """A guarded model that is tried with batches of any collator."""
 
     model: Any
-    #: the members of the next batch; None: its inputs say them
+    #: sizes of the members of the next batch; None: its inputs tell them
     given: GivenRows | None = None
     name: str = "a batch"
-    #: whether each batch is tried, or each kind of batch
+    #: whether each batch is tried, or one batch of each kind
     tries_all: bool = False
     media: frozenset[str] = frozenset()
 
@@ -61,7 +61,7 @@ class BatchSubject(Subject):
         batches: Sequence[Mapping[str, Any]],
         members: Sequence[GivenRows] | None,
     ) -> bool:
-        """Try the model with each batch."""
+        """Try the model with each batch; return whether later batches can be tried, too: not if `members` are given."""
         if isinstance(batches, Mapping) or not all(isinstance(one, Mapping) for one in batches):
             raise ValueError("batches= is a list of batches, each a mapping of inputs by name: batches=[batch]")
         if not batches or (members is not None and len(members) != len(batches)):
@@ -83,17 +83,17 @@ class BatchSubject(Subject):
         return members is None
 
     def read(self, inputs: Mapping[str, Any]) -> ReadMembers:
-        """Return the members of a batch."""
+        """Return the members of a batch; raise MixingError if its labels train a token outside or first in a member."""
         members = read_members(inputs, self.given)
         _refuse_labels(inputs, members)
         return members
 
     def longest_of(self, inputs: Mapping[str, Any]) -> int:
-        """Return the tokens of the longest member."""
+        """Return the number of tokens of the longest member."""
         return max((one.end - one.start for one in self.read(inputs).spans), default=0)
 
     def is_open(self, inputs: Mapping[str, Any]) -> bool:
-        """Say whether a 4-D mask lets tokens of different members see each other: bool, or added to the scores."""
+        """Say whether a 4-D mask, of bools or additive, lets tokens see those of another member."""
         mask = inputs.get("attention_mask")
         all_masks = mask.values() if isinstance(mask, Mapping) else [mask]
         masks = [one for one in all_masks if isinstance(one, Tensor) and one.dim() == 4]
@@ -101,13 +101,13 @@ class BatchSubject(Subject):
         return members is not None and any(_is_open(one, members) for one in masks)
 
     def changed(self, inputs: Mapping[str, Any]) -> TrialInputs | None:
-        """Return the inputs in which members are changed; None: there are no two members with words."""
+        """Return the batch with other words in every second member; None: no member can change while another stays."""
         spans = self.read(inputs).spans
         media = frozenset(name for name, _ in _media_of(inputs))
         return inputs_with_changes(inputs, self.model.config, media, spans, spans)
 
     def probe(self, pending: Pending) -> Probe:
-        """Return the members of the pending batch, to be compared with each of them alone."""
+        """Return the members of the batch as samples, each to be compared with its run alone."""
         inputs = without_loss(pending.inputs) | switches_of(pending.inputs)
         placed = _placed(pending.inputs, self.read(pending.inputs).spans, self.given)
         if not any(one.in_loss for one in placed):
@@ -117,7 +117,7 @@ class BatchSubject(Subject):
         return Probe(_labelled(pending.inputs, placed), placed, inputs, _alone)
 
     def way_out(self, inputs: Mapping[str, Any]) -> str:
-        """Say by what members are told apart, and which of it is known to mix them in any model."""
+        """Say which inputs tell members apart, and which of them are known to mix members in any model."""
         by, attention = self.read(inputs).by, attention_of(self.model)
         told = f"Members are told by {by}, which the model, or its attention ({attention}), does not heed"
         return "; ".join([told, *dict.fromkeys(self._reasons(inputs))])
@@ -141,7 +141,7 @@ def _is_open(mask: Tensor, members: ReadMembers) -> bool:
 
 
 def _refuse_labels(inputs: Mapping[str, Any], members: ReadMembers) -> None:
-    """Check that labels train only members, and no member's first token: the last of the member before predicts it."""
+    """Raise MixingError if labels train a token outside of members, or a first token: another member predicts it."""
     is_shifted = inputs.get("shift_labels") is not None
     if (labels := inputs.get("shift_labels" if is_shifted else "labels")) is None:
         return
@@ -169,7 +169,7 @@ def _refuse_labels(inputs: Mapping[str, Any], members: ReadMembers) -> None:
 
 
 def _placed(inputs: Mapping[str, Any], spans: Sequence[MemberSpan], members: GivenRows | None) -> list[PlacedSample]:
-    """Make samples of the members; the loss is of every second one that is trained, from the last on."""
+    """Make a sample of each member; the loss covers every second trained one, counted from the last."""
     labels, shape = _labels(inputs, spans), inputs["input_ids"].shape
     rows = {
         name: value
@@ -187,7 +187,7 @@ def _placed(inputs: Mapping[str, Any], spans: Sequence[MemberSpan], members: Giv
 
 
 def _labels(inputs: Mapping[str, Any], spans: Sequence[MemberSpan]) -> Tensor:
-    """Return labels [B, S] that are not shifted; where a batch has none, each token is trained that one predicts."""
+    """Return labels [B, S], not shifted; in a batch without labels every token but a member's first is trained."""
     if (shifted := inputs.get("shift_labels")) is not None:
         return torch.nn.functional.pad(shifted[:, :-1].long(), (1, 0), value=IGNORE)
     labels: Tensor = (inputs["input_ids"] if inputs.get("labels") is None else inputs["labels"]).clone().long()
@@ -206,7 +206,7 @@ def _labelled(inputs: Mapping[str, Any], placed: Sequence[PlacedSample]) -> Pack
 
 
 def _media_of(inputs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the inputs that are neither of tokens nor of their layout."""
+    """Yield the inputs that have neither a value per token nor the layout of members: pixels and their like."""
     shape = inputs["input_ids"].shape
     for name, value in inputs.items():
         if isinstance(value, Tensor) and value.dim() and value.shape[:2] != shape and not is_of_layout(name):
@@ -216,7 +216,7 @@ def _media_of(inputs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 def _shares(
     inputs: Mapping[str, Any], spans: Sequence[MemberSpan], members_of_rows: GivenRows | None
 ) -> list[dict[str, Tensor]]:
-    """Return the media of each member: the next rows of each input, as many as are given."""
+    """Split each media input into the rows of each member, by the given numbers of rows."""
     shares: list[dict[str, Tensor]] = [{} for _ in spans]
     members = [member for row in members_of_rows or () for member in row]
     for name, value in _media_of(inputs):

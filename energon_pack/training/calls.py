@@ -30,7 +30,7 @@ _kept_in = [0]
 
 
 def keep_pages_in_worker() -> None:
-    """Keep pages from now on, if this process is a loader's worker; in a user's own process nothing changes.
+    """Let glibc keep freed memory for later packs, if this process is a worker of a DataLoader.
 
     Blocks of 256 MB and more are still returned: one a pack costs little, and the worker would hold the most there ever
     were. Another allocator than glibc's is left alone.
@@ -57,14 +57,14 @@ _UNUSED = frozenset(("labels",))
 
 
 class Calls:
-    """A processor; loaded when it is first called."""
+    """Calls a model's processor for media alone; loads it at the first call."""
 
     def __init__(self, rules: InputRules):
         self._rules = rules
         self._of_tokens: set[str] = set()
 
     def __call__(self, members: Sequence[Prepared], as_rows: bool = False) -> dict[str, Tensor]:
-        """Process the media of some members in one text that holds all of them."""
+        """Return the media inputs, by name, of some members in one text; `as_rows`: in a text for each member."""
         every = merged(members)
         arguments = media_inputs(self._rules, every)
         processor, alone = self._loaded
@@ -91,7 +91,7 @@ class Calls:
         return {name: value for name, value in tensors.items() if name not in self._of_tokens}
 
     def images(self, members: Sequence[Prepared], names: Collection[str]) -> dict[str, Tensor]:
-        """Process images with the image processor alone, without any text."""
+        """Process only images, by the image processor without any text; return its outputs in `names`."""
         arguments = media_inputs(self._rules, merged(members))
         images = merged(members).of(IMAGE.kind)
         processor, alone = self._loaded
@@ -99,7 +99,7 @@ class Calls:
         return _tensors({name: value for name, value in output.items() if name in names})
 
     def of_tokens(self) -> dict[str, TokenRow]:
-        """Return functions that make, from a member's tokens, inputs that only this model has for each token."""
+        """Return functions from a member's token ids to inputs of one value per token that only this model has."""
         processor, _ = self._loaded
         functions = {name: getattr(processor, f"create_{name}", None) for name in self._of_tokens - _UNUSED}
         if lost := sorted(name for name, make in functions.items() if make is None):
@@ -107,7 +107,7 @@ class Calls:
         return {name: make for name, make in functions.items() if make is not None}
 
     def token_types(self, ids: list[int]) -> list[int] | None:
-        """Return 0 or the number of its kind of media for each token; None: the processor does not tell by ids."""
+        """Return for each token 0 (text) or the number of its kind of media; None: the processor can't tell by ids."""
         if not self._knows_types:
             return None
         types: list[int] = self._loaded[0].create_mm_token_type_ids([ids])[0]
@@ -123,19 +123,19 @@ class Calls:
 
     @property
     def kinds(self) -> list[str]:
-        """The kinds of media that can be processed on this machine."""
+        """The kinds of media that this machine can process: only images without torchvision."""
         makes = [*KINDS] if self._loaded[1] is None else [IMAGE.kind]
         return [kind for kind in makes if kind in self._rules.media_tokens]
 
     @property
     def name(self) -> str:
-        """The class of the processor."""
+        """The processor's class name."""
         processor, alone = self._loaded
         return type(processor or alone).__name__
 
     @cached_property
     def _loaded(self) -> tuple[Any, Any]:
-        """Return the processor and None; without the torchvision that it needs, None and its image processor."""
+        """The processor and None; or None and its image processor, if the processor can't be imported."""
         try:
             return full_processor(self._rules), None
         except ImportError:
@@ -175,15 +175,15 @@ def _noise(rules: InputRules, medium: SeenMedium, seed: int) -> Any:
 
 
 def filled_with_noise(rules: InputRules, member: MemberTokens, seed: int) -> Prepared:
-    """Return the media of a member with random content."""
+    """Return random media of the kinds and sizes that a member's media have."""
     return Prepared([medium.kind for medium in member.media], [_noise(rules, one, seed) for one in member.media])
 
 
 def noisy_members(rules: InputRules, purpose: str, kind: str) -> Iterator[Prepared]:
-    """Yield the media of the trial's members of a purpose and a kind."""
+    """Yield random media for the trial's members with this purpose (`SIZES`, `TWINS` …) and kind of media."""
     yield from (filled_with_noise(rules, one, seed) for seed, one in enumerate(members_of_trial(rules, purpose, kind)))
 
 
 def members_of_trial(rules: InputRules, purpose: str, kind: str) -> list[MemberTokens]:
-    """Return the trial's members of a purpose and a kind."""
+    """Return the trial's members with this purpose (`SIZES`, `TWINS` …) and kind of media."""
     return [one.tokens for one in rules.trial if (one.purpose, one.kind) == (purpose, kind)]

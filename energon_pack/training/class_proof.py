@@ -1,4 +1,4 @@
-"""Prove the class of a model that trains on packs by a small model of it."""
+"""Prove by a small model that a model's class trains on packs as on their samples."""
 
 import logging
 from collections.abc import Sequence
@@ -18,23 +18,23 @@ _log = logging.getLogger(__name__)
 
 
 class Encoder(Protocol):
-    """The part of a `PackedTaskEncoder` that the guard uses."""
+    """The methods of a `PackedTaskEncoder` that the guard uses."""
 
     @property
     def mask(self) -> str:
-        """How its batches keep members apart; `auto`: whatever the guard finds."""
+        """How its batches keep members apart: a value of `model.mask`; `auto`: as the guard finds."""
 
     @property
     def max_token_len(self) -> int | None:
-        """Tokens of the longest pack; None: not known."""
+        """Number of tokens of the longest pack; None: not known."""
 
     def probe_members(self) -> list[Encoded]:
-        """Return members with each kind of media that the encoder makes."""
+        """Return short samples to try a model with: one of text, and one or more of each kind of media."""
 
 
 @dataclass(frozen=True)
 class ClassProof:
-    """What was shown of a class, and with which samples."""
+    """The tests of a model's class, and the samples that they used."""
 
     #: every test of the class; the last one counts
     proofs: Sequence[Proof]
@@ -45,12 +45,20 @@ class ClassProof:
 
     @property
     def longest(self) -> int | None:
-        """Tokens of a row up to which the class keeps members apart; None: any."""
+        """The longest row, in tokens, in which the class keeps members apart; None: any row."""
         return min((one.longest for one in (self.proofs[-1], self.trees) if one and one.longest), default=None)
 
 
 def prove_class(model: Any, encoder: Encoder | None, is_trusted: bool) -> ClassProof:
-    """Prove that the class of a model keeps members of packs apart."""
+    """Test with a small model that a model's class keeps members of packs apart.
+
+    Args:
+        encoder: makes the samples of the test; None: they are text.
+        is_trusted: log a failed test as a warning, and go on.
+
+    Raises:
+        MixingError: a test failed; the message says which setting works.
+    """
     attention, name = attention_of(model), class_of(model).__name__
     mask, longest = (encoder.mask, encoder.max_token_len) if encoder else ("auto", None)
     samples = encoder.probe_members() if encoder else _texts(model.config.get_text_config().vocab_size)

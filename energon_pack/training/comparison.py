@@ -40,10 +40,10 @@ from energon_pack.training.watch import RunValues, see
 
 
 class ProbeLoss:
-    """The loss of the samples that have a part in it: of the batch, and of each alone."""
+    """The loss over the samples with `in_loss`: of a run of the batch, and of runs of single samples."""
 
     def __init__(self, probe: Probe, is_own: bool, is_divided: bool):
-        """Leave out the labels of samples without a part in it; see `RunOptions.own_loss` and `is_divided`."""
+        """Drop the labels of samples without `in_loss`; for the flags see `RunOptions.own_loss` and `is_divided`."""
         batch = probe.batch
         counts = torch.zeros_like(batch["labels"], dtype=torch.bool)
         for one in probe.placed:
@@ -55,15 +55,15 @@ class ProbeLoss:
         self._total = total_weight(self._batch)
 
     def inputs(self) -> dict[str, Any]:
-        """Return the inputs of the batch from which the model computes its own loss."""
+        """Return the labels with which the model computes the batch's loss itself; empty if it does not."""
         return self._named(self._batch["labels"], self._batch["labels"])
 
     def inputs_alone(self, labels: Tensor) -> dict[str, Any]:
-        """Return the inputs from which the model computes its own loss of a sample alone."""
+        """Return the inputs, from one sample's labels [1, L], with which the model computes its loss itself."""
         return self._named(labels, pad_tensor(labels[:, 1:], (0, 1), value=IGNORE))
 
     def of_batch(self, seen: RunValues) -> Tensor:
-        """Return the loss of the batch."""
+        """Return the loss, 0-d, of a run of the batch."""
         if self._is_own:
             return _own(seen)
         values = logits_of(seen)
@@ -72,7 +72,7 @@ class ProbeLoss:
         return weighted_loss(values, {**self._batch, "labels": labels}, self._total)
 
     def alone(self, sample: Encoded, seen: RunValues) -> Tensor:
-        """Return a sample's part in the loss, from its run alone."""
+        """Return a sample's part of the batch's loss, 0-d, from a run of the sample alone."""
         weights = loss_weights(sample.tokens, self._kind)[1:]
         if self._is_own:
             return _own(seen) * (1.0 if self._is_divided else float(weights.sum() / self._total))
@@ -97,7 +97,7 @@ def _own(seen: RunValues) -> Tensor:
 
 
 def logits_of(seen: RunValues) -> Tensor:
-    """Return outputs [B, S, values] in float32."""
+    """Return the outputs [B, S, values] of a run in float32."""
     assert seen.values is not None
     return seen.values.float()
 
@@ -110,12 +110,12 @@ ROUNDED = 16
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a model is run for a comparison."""
+    """How to run a part of a model for a comparison, and what to compare."""
 
     part: Module
     #: runs the part
     call: Callable[..., Any]
-    #: the share that counts as no difference, in float32 and in shorter types
+    #: relative differences that count as rounding, in float32 and in shorter types
     tolerances: tuple[float, float]
     #: whether loss and gradients are compared
     follow: bool = True
@@ -135,7 +135,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class _ForwardRun:
-    """The results of one run."""
+    """The outputs, loss and gradients of one run."""
 
     values: Tensor
     dtypes: set[torch.dtype]
@@ -144,8 +144,10 @@ class _ForwardRun:
 
 
 def compare(way: RunOptions, probe: Probe) -> Finding:
-    """Run a batch packed, and each of its samples alone; return how far outputs, loss and gradients differ, and how
-    far their number formats allow."""
+    """Run a batch, then each of its samples alone; return how far outputs, loss and gradients differ.
+
+    The tolerance of the result depends on the dtypes in which the model computed.
+    """
     loss = ProbeLoss(probe, way.own_loss, way.is_divided)
     routing = Routing() if way.is_routed else None
     leaves = [leaf for one in probe.placed for leaf in one.leaves.values()]
@@ -174,7 +176,7 @@ def compare(way: RunOptions, probe: Probe) -> Finding:
 
 
 def _key(way: RunOptions, one: PlacedSample) -> int:
-    """Return what is equal for places whose sample runs alone once: each may choose other experts."""
+    """Return a key that places have in common if one run alone serves them; with routed experts each has its own."""
     return id(one if way.is_routed else one.sample)
 
 
@@ -186,7 +188,7 @@ def _run_alone(
     routing: Routing | None,
     shape: torch.Size,
 ) -> _ForwardRun:
-    """Run the sample of some places in a batch [B, S, …] alone; no gradients are followed of one without a loss."""
+    """Run a sample alone for all its places in a batch [B, S, …]; gradients are computed if one is `in_loss`."""
     sample, in_loss = places[0].sample, any(one.in_loss for one in places)
     leaves = leaves_of(sample.media) if places[0].leaves else {}
     inputs = probe.plain(replace(sample, media={**sample.media, **leaves}))

@@ -14,7 +14,7 @@ _LONGEST = ("max_length_q", "max_length_k", "max_seqlen_q", "max_seqlen_kv")
 
 
 def check_shapes(pad_to: Any, pad_segments: Any) -> None:
-    """Raise ValueError if these are no widths, or no number of segments."""
+    """Raise ValueError if `pad_to` gives no row widths in tokens, or `pad_segments` is not None and below 2."""
     widths = [pad_to] if isinstance(pad_to, int) else [] if pad_to in ("longest", "max_token_len") else pad_to
     if isinstance(widths, str) or any(type(width) is not int or width < 1 for width in widths):
         raise ValueError(f"pad_to={pad_to}: longest, max_token_len, a number of tokens, or a list of widths")
@@ -23,7 +23,12 @@ def check_shapes(pad_to: Any, pad_segments: Any) -> None:
 
 
 def widths_of(pad_to: str | int | Sequence[int], planned: int, longest: int | None) -> Sequence[int]:
-    """Return the widths that batches may have, the least first."""
+    """Return the row widths, in tokens, that batches may have, ascending.
+
+    Args:
+        planned: `max_token_len` of the packs; the widest row has to hold it.
+        longest: the hard limit of packs; None: `planned` is.
+    """
     if isinstance(pad_to, int):
         return range(pad_to, -(-max(planned, longest or 0) // pad_to) * pad_to + 1, pad_to)
     widths = [planned] if isinstance(pad_to, str) else sorted(pad_to)
@@ -33,7 +38,7 @@ def widths_of(pad_to: str | int | Sequence[int], planned: int, longest: int | No
 
 
 def with_segments(batch: Mapping[str, Any], num_segments: int) -> dict[str, Any]:
-    """Return boundaries filled up with empty segments behind the last one, and the row's length as the longest's."""
+    """Return a batch's boundaries, filled up with empty segments at the end, and the row's width as longest length."""
     width, filled = batch["input_ids"].shape[1], {}
     for name in _BOUNDARIES:
         if (ends := batch.get(name)) is not None:
@@ -54,7 +59,7 @@ def packed_seq_params(batch: Mapping[str, Any], make: Any = None, *, physical: b
 
     Args:
         batch: a batch of layout `thd`.
-        make: the class to make, by default megatron-core's; it gets the fields that it has.
+        make: the class to make, by default megatron-core's; fields that it lacks are left out.
         physical: count the gap after a member as part of it; the member never sees it. Multi-token prediction needs
             this if members have gaps: megatron-core 0.16.1 shifts its labels between `cu_seqlens_q`, padded or not.
     """

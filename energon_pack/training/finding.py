@@ -1,4 +1,4 @@
-"""Say how far a batch is from its samples alone, whether that is rounding, and what it proves for a class."""
+"""Measure how far a batch is from its samples alone, and whether that may be rounding."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _NO_OUTPUT = 1e4
 
 @dataclass(frozen=True)
 class Finding:
-    """How far a batch is from its samples alone."""
+    """How far outputs, loss and gradients of a batch are from those of its samples alone."""
 
     #: largest difference of a token's outputs
     alone: float
@@ -38,33 +38,33 @@ class Finding:
 
     @property
     def shares(self) -> list[float]:
-        """The differences of outputs, loss and gradients, as shares."""
+        """The differences of outputs, loss and gradients, each relative to its size."""
         return [self.alone / max(self.own, 1e-30), self.loss or 0.0, (self.gradients or 0.0) / _MORE]
 
     @property
     def is_shown(self) -> bool:
-        """Whether outputs show anything."""
+        """Whether outputs vary enough within a sample to show a difference."""
         return self.own > 1e-6
 
     @property
     def mixes(self) -> bool:
-        """Whether samples depend on each other, or on being packed; true, too, if outputs show nothing."""
+        """Whether samples depend on each other or on being packed; also true if outputs do not vary."""
         is_same = all(share <= self.tolerance for share in self.shares)  # NaN is not
         return not (self.is_shown and is_same and (self.others or 0.0) <= _ZERO)
 
     @property
     def has_outputs(self) -> bool:
-        """Whether outputs are those of the samples alone."""
+        """Whether the batch has the outputs of its samples alone, within the tolerance."""
         return self.shares[0] <= self.tolerance
 
     @property
     def has_loss(self) -> bool:
-        """Whether the loss is that of the samples alone."""
+        """Whether the batch has the loss of its samples alone, within the tolerance."""
         return self.shares[1] <= self.tolerance
 
     @property
     def may_be_rounding(self) -> bool:
-        """Whether the difference is so small that it may be rounding, which a run in float64 can tell."""
+        """Whether the difference is small enough to be rounding; a run in float64 can tell."""
         return self.mixes and self.is_shown and all(share <= 10 * self.tolerance for share in self.shares)
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Proof:
-    """The result for a model class with one mask and one attention implementation."""
+    """The result of testing a model class with one mask and one attention implementation."""
 
     model: str
     attention: str
@@ -93,7 +93,7 @@ class Proof:
 
     @property
     def is_exact(self) -> bool:
-        """Whether packs train as their samples alone."""
+        """Whether the class trains packs as it trains their samples alone."""
         return self.finding is not None and not self.finding.mixes
 
     def __str__(self) -> str:
@@ -104,7 +104,7 @@ class Proof:
 
 
 def difference(first: Tensor, second: Tensor, block: int) -> float:
-    """Return the largest mean over `block` tokens in a row of each token's root mean square difference."""
+    """Return the largest difference of two outputs [L, values]: root mean square, averaged over `block` tokens."""
     first, second = first.float(), second.float()
     each = torch.where(first == second, 0.0, first - second).square().mean(-1).sqrt()  # some logits are always -inf
     return largest([float(part.mean()) for part in each.split(block)])
@@ -117,17 +117,17 @@ def variation(values: Tensor) -> float:
 
 
 def size_of(values: Tensor) -> float:
-    """Return the root mean square of the outputs of a sample."""
+    """Return the root mean square of a sample's outputs [L, values]; logits of impossible words count as 0."""
     return float(_outputs(values).square().mean().sqrt())
 
 
 def _outputs(values: Tensor) -> Tensor:
-    """Return outputs with 0 where a model says that there is none."""
+    """Return outputs in float32, with 0 in place of logits of impossible words."""
     return torch.where(values.abs() < _NO_OUTPUT, values, 0.0).float()
 
 
 def largest(values: Iterable[float]) -> float:
-    """Return the largest value, at least 0; NaN if one is."""
+    """Return the largest value, at least 0; NaN if any value is NaN."""
     return float(torch.tensor([0.0, *values]).max())  # Python's `max` passes over NaN
 
 
@@ -138,7 +138,7 @@ _Pair = tuple[Tensor | None, Tensor | None]
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradients of one run; those that no loss reaches are None."""
+    """The gradients of one run; None where the loss does not reach."""
 
     #: [B, S, width]; None: nothing is followed
     embedded: Tensor | None = None
@@ -149,7 +149,7 @@ class Gradients:
 
 
 def gradients_of(loss: Tensor, embedded: Tensor, media: Sequence[Tensor], weights: Sequence[Tensor]) -> Gradients:
-    """Return the gradients of a loss; raises ValueError if checkpoints would write those of all weights."""
+    """Return the gradients of a loss; raise ValueError if a reentrant checkpoint would write `.grad` of all weights."""
     if _has_backwards_within(loss):
         raise ValueError(
             "checkpoints run a backward of their own: gradient_checkpointing_kwargs={'use_reentrant': False}"
@@ -167,7 +167,7 @@ def gradients_of(loss: Tensor, embedded: Tensor, media: Sequence[Tensor], weight
 
 
 def _has_backwards_within(loss: Tensor) -> bool:
-    """Say whether a checkpoint runs a backward of its own within that of the loss, as those with `use_reentrant` do."""
+    """Say whether the loss's graph has a checkpoint with `use_reentrant`, which runs a backward of its own."""
     waiting, seen = [loss.grad_fn], set()
     while waiting:
         node = waiting.pop()
@@ -184,7 +184,12 @@ def _thinned(gradient: Tensor | None) -> Tensor | None:
 
 
 def compare_gradients(packed: Gradients, pairs: Sequence[tuple[PlacedSample, Gradients]]) -> tuple[float, float]:
-    """Return the largest difference of a gradient, and the largest one of others' inputs, as shares of the largest."""
+    """Compare gradients of a batch with those of its samples' runs alone.
+
+    Returns:
+        The largest difference of samples with `in_loss`, and the largest gradient of the other samples' embeddings and
+        media, which should be 0; each as a share of the largest gradient.
+    """
     assert packed.embedded is not None
     expected = torch.zeros_like(packed.embedded, dtype=torch.float32)
     is_own = torch.zeros(expected.shape[:2], dtype=torch.bool, device=expected.device)
@@ -217,7 +222,7 @@ def _difference(first: Tensor | None, second: Tensor | None) -> Tensor | None:
 
 
 def _share(values: Sequence[Tensor | None], whole: Sequence[Tensor | None]) -> float:
-    """Return the largest value as a share of the largest of the whole; None is 0."""
+    """Return the largest absolute value of `values` divided by that of `whole`; None counts as 0."""
     return _size(values) / max(_size(whole), 1e-30)
 
 

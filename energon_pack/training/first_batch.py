@@ -36,17 +36,17 @@ from energon_pack.training.wrapped import class_of
 
 @dataclass(frozen=True)
 class SampleComparison:
-    """The results of samples, made or of the batch."""
+    """How samples in a batch compare with their runs alone."""
 
     finding: Finding
-    #: whether random numbers beside dropout move outputs
+    #: whether random numbers other than dropout's change outputs
     is_random: bool
-    #: the batch, and one of its samples alone
+    #: inputs of the batch and of its last sample alone, each with the sample's place in it
     runs: tuple[Run, Run]
 
 
 def try_alone(pending: Pending, probe: Probe) -> SampleComparison:
-    """Compare the samples of a batch with each of them alone."""
+    """Compare each sample of a batch with its run alone, without dropout."""
     part, way, switches, last = pending.part, _way(pending), switches_of(pending.inputs), probe.placed[-1]
     plain = probe.plain
     probe = replace(probe, plain=lambda sample: switches | plain(sample))
@@ -76,13 +76,13 @@ def _way(pending: Pending) -> RunOptions:
 
 
 def _weights(part: Module) -> list[Tensor]:
-    """Return the weights whose gradients are compared; none where they would be there twice, or are sharded."""
+    """Return the weights whose gradients are compared; none if weights are sharded or have a gradient already."""
     every: list[Tensor] = [one for one in part.parameters() if one.requires_grad]
     return every if not is_sharded(part) and all(one.grad is None for one in every) else []
 
 
 def _is_random(pending: Pending, alone: Mapping[str, Any]) -> bool:
-    """Say whether other random numbers move the outputs of a sample alone, more than the same ones do."""
+    """Say whether other seeds change the outputs of a sample alone more than a second run with the same seed does."""
 
     def run(seed: int) -> Tensor:
         pending.begin(seed)
@@ -100,7 +100,7 @@ _log = logging.getLogger(__name__)
 
 
 class FirstBatch:
-    """The trials of one guarded model."""
+    """Tries one guarded model with the first batch of each kind, and keeps the results."""
 
     def __init__(self, subject: Subject):
         """Remember the model; nothing is run yet."""
@@ -112,9 +112,9 @@ class FirstBatch:
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]  # what is compiled is tried compiled
     def check(self, part: Module, inputs: Mapping[str, Any]) -> None:
-        """Call this before each forward: it tries the model with a batch of a new kind, and if its code is new.
+        """Try the model before a forward if its batch is of a new kind, or the model's code is new.
 
-        If parameters are sharded, all ranks try it at the same forward, or none does.
+        If parameters are sharded, all ranks try it at the same forward, or none does. MixingError: it mixes members.
         """
         steps = self._steps(part, inputs)
         if steps is None:
@@ -179,7 +179,7 @@ class FirstBatch:
     def _place(
         self, pending: Pending, asked: TrialInputs | None, trial: ModelTrial, beside: SampleComparison
     ) -> str | None:
-        """Name the part that mixes members, if outputs show it; a backward has no places."""
+        """Return the name of the part that mixes members; None: outputs agree, so only loss or gradients show it."""
         is_moved = self._is_any(trial.moved_others)
         if not self._is_any(is_moved or not trial.alone.has_outputs):
             return None
@@ -188,7 +188,7 @@ class FirstBatch:
             return first_place(pending.part, pending.call, asked.runs if asked and is_moved else beside.runs, SUMS)
 
     def _remember(self, kind: Kind, has_others: bool, name: str) -> None:
-        """Note a trial that passed; what shows nothing is said once, and tried again later."""
+        """Record a trial that passed; log it, or warn once that it proves nothing."""
         trial = self.trials[-1]
         if (known := next((one for one in self._tried if one.kind.runs_as(kind)), None)) is not None:
             known.again(kind, has_others)
@@ -204,11 +204,11 @@ class FirstBatch:
             _log.warning("%s is not shown to keep members apart: %s in %s", name, trial.unshown, batch)
 
     def _is_any(self, flag: bool) -> bool:
-        """Say whether it is so on any of the ranks that run the model together."""
+        """Say whether a flag is true on any of the ranks that run the model together."""
         return not self._agreed(not flag)[0]
 
     def _agreed(self, *flags: bool) -> Sequence[bool]:
-        """Return each flag, true if it is on all of the ranks that run the model together."""
+        """Return for each flag whether it is true on all of the ranks that run the model together."""
         if not self._is_sharded:
             return flags
         every = torch.tensor(flags, dtype=torch.int32, device=next(self._model.parameters()).device)

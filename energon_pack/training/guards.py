@@ -46,7 +46,7 @@ _FEATURES = re.compile(r"get_(?!text)\w+_features")
 
 @dataclass(eq=False)
 class Guard:
-    """The hooks on a model; `remove()` ends them."""
+    """The hooks on a guarded model and the tests that it passed; `remove()` removes the hooks."""
 
     #: every test of the class; the last one counts
     proofs: Sequence[Proof]
@@ -78,24 +78,23 @@ def guard(
     A model that is guarded already is guarded anew.
 
     The test runs a small model of the same class and config, which takes seconds. Then the model itself runs a few more
-    times with the first batch of each kind: outputs, loss and
-    gradients are compared. A guarded model refuses `generate`, which needs a cache of keys and values; with `batches`
-    it refuses it of rows with several members.
+    times with the first batch of each kind: outputs, loss and gradients are compared. A guarded model refuses
+    `generate`, which needs a cache of keys and values; with `batches` only for rows with several members.
 
     Args:
         model: a model of transformers; it may be wrapped (DDP, FSDP, torch.compile, PEFT).
-        encoder: the encoder of the packs, or what has it; its processor makes the media for the test. None: the packs
-            are text only.
+        encoder: the encoder of the packs, or an object that has it; its processor makes the media for the test. None:
+            the packs are text only.
         trust: the name of a class to train even if the test fails.
         first_batch: test the model itself, too. False: adapters, replaced code and hooks are not tested.
         batches: in place of an encoder, a few batches of any collator, with all that the trainer passes to the model.
             The model itself is tried with them now, and with each later batch of another kind. Their members are read
             from `cu_seq_lens…`, positions that start anew, or an attention mask that numbers them.
-        members: of each of the `batches` the rows, of each row the lengths of its members, where no input says them.
-            In place of a length: its `tokens` and, by name, the member's rows of each media input.
+        members: for each of the `batches` a list of rows, each a list of its members' lengths, if no input tells them.
+            A length may be a mapping instead: `tokens`, and by name the member's number of rows in each media input.
 
     Raises:
-        ValueError: `batches` with what is of packs.
+        ValueError: `batches` with an encoder, trust or first_batch=False.
         MixingError: the test failed; it says what was tried, and what keeps members apart instead. The model's first
             forward may raise it, too.
     """
@@ -109,7 +108,7 @@ def guard(
 
 
 def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_batch: bool) -> Guard:
-    """Prove a model's class now, and try the model itself with the first batch of each kind."""
+    """Prove a model's class now, and try the model itself later, with the first batch of each kind."""
     from energon_pack.training.class_proof import prove_class
     from energon_pack.training.proof import replaced_in
 
@@ -142,7 +141,7 @@ def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_
 
 
 def _guard_batches(model: Any, batches: Sequence[Mapping[str, Any]], members: "Sequence[GivenRows] | None") -> Guard:
-    """Try a model with batches of any collator now, and with each later one that is of another kind."""
+    """Try a model with these batches of any collator now, and later with each batch of a new kind."""
     from energon_pack.training.batch_trial import BatchSubject
 
     _end_earlier(model)
@@ -159,7 +158,7 @@ def _guard_batches(model: Any, batches: Sequence[Mapping[str, Any]], members: "S
 
 
 def _end_earlier(model: Module) -> None:
-    """Remove the hooks of an earlier guard: each would refuse the other's test runs."""
+    """Remove the hooks of an earlier guard, which would refuse the test runs of a new one."""
     for handle in _HANDLES.pop(model, ()):
         handle.remove()
 
@@ -183,7 +182,7 @@ def _unwrapped(model: Any) -> Any:
 def _check_of_packs(
     model: Module, shown: "ClassProof", media: frozenset[str], tried: frozenset[str], first: FirstBatch | None
 ) -> Check:
-    """Return the check of each forward: its inputs keep members of packs apart in the way that was shown."""
+    """Return the check of each forward: its inputs keep members apart in the way that was proven."""
     attention, rope_rows, longest = attention_of(model), has_rope_rows(model), shown.longest
     masks = {shown.proofs[-1].mask}
     if shown.trees is not None:
@@ -218,14 +217,14 @@ def _check_of_packs(
 
 
 def _length_of(inputs: dict[str, Any], longest: int) -> int:
-    """Return the tokens of the longest row, without padding that positions do not count."""
+    """Return the length of the longest row in tokens, without its pad tail; exact only if above `longest`."""
     positions = inputs["position_ids"]
     members = members_of(inputs) if positions.shape[-1] > longest else []
     return max(int(positions.max()) + 1, *(member.end for member in members), 0)
 
 
 def _media_of(model: Module) -> set[str]:
-    """Return the names of inputs of the methods by which the model makes features of media."""
+    """Return the argument names of the methods by which a model's parts encode media."""
     makes = {kind: [name for name in dir(kind) if _FEATURES.fullmatch(name)] for kind in map(type, model.modules())}
     methods = [getattr(kind, name) for kind, names in makes.items() for name in names]
     named = {name for method in methods for name in inspect.signature(method).parameters}

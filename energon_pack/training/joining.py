@@ -26,7 +26,7 @@ _EDGE = 4
 
 @dataclass(frozen=True)
 class Join:
-    """How the tensors of one name are joined."""
+    """The rule that joins members' tensors of one input into one tensor."""
 
     #: the dimension along which they are concatenated
     dim: int = 0
@@ -35,11 +35,11 @@ class Join:
     #: (input, number of dimensions): values ≥ 0 are indices into that input's first dimensions, flattened; the indices
     #: of a member continue after those of the previous member
     counts: tuple[str, int] | None = None
-    #: why members are joined only if all of them have the inputs with a reason, all of one size; empty: always joined
+    #: why only members with the same inputs of this kind, in one size, can be joined; empty: all can
     only_alike: str = ""
 
     def __call__(self, values: Sequence[Tensor], counted: Sequence[Tensor] = ()) -> Tensor:
-        """Join one tensor of each member."""
+        """Join the members' tensors; `counted` are their tensors of the input that `counts` names."""
         if len(values) == 1:
             return values[0]
         if self.fill is not None:
@@ -65,7 +65,10 @@ _BELOW = Join()
 
 
 def join(parts: Iterable[Media], joins: Mapping[str, Join] | None = None) -> dict[str, Tensor]:
-    """Join the media of several members, in their order, into one model input for each name."""
+    """Join the media inputs of several members, in their order; return one tensor for each name.
+
+    `joins`: rules by name, by default concatenation in dimension 0. ValueError: the rules can't join these members.
+    """
     parts = [part for part in parts if part]
     joined = {}
     alike = {name for name, rule in (joins or {}).items() if rule.only_alike}
@@ -88,7 +91,7 @@ def _joined(name: str, rule: Join, parts: Sequence[Media]) -> Tensor:
 
 @dataclass(frozen=True)
 class Proven:
-    """The result of comparing calls of a processor."""
+    """How a processor's media inputs of several members are joined, as a comparison of its calls showed."""
 
     #: rules by the name of the input
     joins: Mapping[str, Join]
@@ -99,18 +102,21 @@ class Proven:
 
 
 class JoinError(ValueError):
-    """No rule joins the outputs of a processor for several members."""
+    """A processor's media inputs of several members can't be joined by any rule."""
 
 
 def prove(
     call: Callable[[Sequence[_Given], bool], dict[str, Tensor]], members: Sequence[_Given], twins: Sequence[_Given]
 ) -> Proven:
-    """Find how the media of members are joined.
+    """Compare calls of a processor for several members with calls for each; return the rules that join their outputs.
 
     Args:
         call: calls the processor for the media of some members, in one text or (True) in a text each.
         members: media of members, in different sizes.
         twins: media of members, all in one size, for processors that take only equal sizes in one call.
+
+    Raises:
+        JoinError: no rule joins them.
     """
     members, of_each = _made(call, members)
     first: Exception | None = None
@@ -143,7 +149,7 @@ def prove(
 def _of_twins(
     call: Callable[[Sequence[_Given], bool], dict[str, Tensor]], twins: Sequence[_Given], why: str
 ) -> dict[str, Join]:
-    """Find rules for members of one size, if the call for several adds only masks that hide nothing."""
+    """Return rules for members of one size, if the call for several adds only masks that hide nothing; else none."""
     try:
         together, parts = call(twins, False), [call([one], False) for one in twins]
     except Exception:  # any class of any processor may be behind it
@@ -159,9 +165,9 @@ def _of_twins(
 def _padded(
     call: Callable[[Sequence[_Given], bool], dict[str, Tensor]], members: Sequence[_Given], of_each: Sequence[Media]
 ) -> dict[str, Join] | None:
-    """Find rules that pad an input where a mask hides it, or behind a length; there and at the edge values may differ.
+    """Return rules that pad inputs, if values differ only where a mask or a length tells padding, or at its edge.
 
-    The guard refuses a model that looks there: it compares members in a pack with each alone.
+    None: an input has no such rule. The guard refuses a model that reads padding: it compares packs with samples alone.
     """
     together: Media = {}
     for as_rows in (False, True):
@@ -212,21 +218,21 @@ def _behind(name: str, of_each: Sequence[Media], together: Media) -> Join | None
 
 
 def _begins_with(value: Tensor, part: Tensor) -> bool:
-    """Tell whether a value is a part with padding behind it, in any dimension."""
+    """Say whether a value is a part with padding behind it, in any dimension."""
     if part.dim() != value.dim() or any(size > whole for size, whole in zip(part.shape, value.shape, strict=True)):
         return False
     return _are_equal(value[tuple(map(slice, part.shape))], part)
 
 
 def _inside(mask: Tensor) -> Tensor:
-    """Return a mask without the last positions that it shows: their features see the padding behind them."""
+    """Return a mask without its last `_EDGE` visible positions, whose features depend on the padding."""
     return mask & torch.cat([mask[:, _EDGE:], torch.zeros_like(mask[:, :_EDGE])], dim=1)
 
 
 def _made(
     call: Callable[[Sequence[_Given], bool], dict[str, Tensor]], members: Sequence[_Given]
 ) -> tuple[list[_Given], list[dict[str, Tensor]]]:
-    """Return the members that the processor takes alone, and its output for each; raises if it takes fewer than two."""
+    """Return the members that the processor takes alone, and its output for each; raise its error if fewer than two."""
     taken: list[_Given] = []
     outputs: list[dict[str, Tensor]] = []
     errors: list[Exception] = []

@@ -1,4 +1,4 @@
-"""Tell which batches are alike, so that a trial with one of them is a trial for all.
+"""Tell which forwards are alike, so that a trial with one of them is a trial for all.
 
 A function of a Python module that is replaced while a model is trained makes no other kind: a later trial finds it.
 """
@@ -24,7 +24,7 @@ _OF_ALL = [getattr(torch.nn.modules.module, f"_global{name}") for name in _HOOKS
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of forward."""
+    """The properties by which forwards are alike: model code, inputs, mode and sizes."""
 
     #: what the model is made of: see `assembly_of`
     assembly: list[Any]
@@ -40,11 +40,11 @@ class Kind:
     longest: int
 
     def covers(self, other: "Kind") -> bool:
-        """Say whether a trial with this kind is one for the other."""
+        """Say whether a trial with this kind counts for the other: it is as large or larger, and runs alike."""
         return self.width >= other.width and self.longest >= other.longest and self.runs_as(other)
 
     def runs_as(self, other: "Kind") -> bool:
-        """Say whether it covers the other but for sizes."""
+        """Say whether this kind runs as the other does, whatever their sizes; it may train where the other does not."""
         return (
             (self.part, self.form, self.is_open) == (other.part, other.form, other.is_open)
             and self.in_training >= other.in_training
@@ -55,7 +55,7 @@ class Kind:
 
 
 def kind_of(model: Module, part: Module, inputs: Mapping[str, Any], longest: int, is_open: bool) -> Kind:
-    """Return the kind of a pending forward."""
+    """Return the kind of a forward that is about to run; `longest` is the length of its longest member in tokens."""
     tokens = tokens_of(inputs)
     (rows, width), device = tokens.shape[:2], tokens.device.type
     cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -66,7 +66,7 @@ def kind_of(model: Module, part: Module, inputs: Mapping[str, Any], longest: int
 
 
 def assembly_of(model: Module) -> list[Any]:
-    """List the classes of all parts, their forwards, hooks and checkpoints, to be compared by identity."""
+    """List the classes, forwards, hooks and checkpoint flags of a model's parts; compare two lists by identity."""
     kinds: list[Any] = []
     more: list[Any] = []
     waiting = [model]
@@ -85,7 +85,7 @@ def assembly_of(model: Module) -> list[Any]:
 
 
 def _code_of(function: Any) -> Any:
-    """Return what a hook or a replaced method is compared by: a new object often has the same code."""
+    """Return the code of a hook or method, to be compared by identity: a new object often has the same code."""
     if isinstance(function, partial):
         function = function.func
     function = getattr(function, "__func__", function)
@@ -94,17 +94,17 @@ def _code_of(function: Any) -> Any:
 
 @dataclass
 class TriedKind:
-    """A kind with which a model was tried."""
+    """A kind of forward with which a model was tried, and when it is tried again."""
 
     kind: Kind
     #: whether the batch had members that could see each other
     has_others: bool
-    #: batches until it is tried once more, and how many of them are left: a gate may open, a flag may be set
+    #: batches between its trials, since a flag may be set, and how many are left until the next one
     waits: int = _WAITS
     left: int = _WAITS
 
     def again(self, kind: Kind, has_others: bool) -> None:
-        """Note another trial, which may be of larger sizes; after one that was due, the next waits so much longer."""
+        """Record another trial, maybe of larger sizes; after one that was due, wait `_WAITS` times as many batches."""
         width, longest = max(self.kind.width, kind.width), max(self.kind.longest, kind.longest)
         self.kind = replace(self.kind, width=width, longest=longest)
         self.has_others |= has_others

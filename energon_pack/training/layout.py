@@ -34,7 +34,7 @@ Batch = dict[str, Any]
 
 @dataclass(frozen=True)
 class Member:
-    """One sample of L tokens, as the model would see it alone."""
+    """One sample of L tokens as tensors, as the model would see it alone."""
 
     ids: Tensor  # [L] int64
     labels: Tensor  # [L] int64, not shifted, -100 where not trained on and on the first token
@@ -56,7 +56,7 @@ class Member:
 
 @dataclass(frozen=True)
 class RowForm:
-    """How sequences are laid out, the same for a whole run."""
+    """How members are laid out in rows, the same for a whole run."""
 
     pad_id: int = 0
     #: tokens of each row; None: as many as the longest row has
@@ -193,7 +193,7 @@ def thd(members: Sequence[Member], form: RowForm) -> Batch:
 
 
 def rows_of(members: Sequence[Member], form: RowForm) -> Batch:
-    """Lay each member out in a right-padded row; Megatron-Bridge up to 0.5 packs the rows itself.
+    """Lay each member out in a row of its own, padded on the right: Megatron-Bridge up to 0.5 packs the rows itself.
 
     It takes the last token other than 0 for the end of a row, so gaps are filled with 0 whatever the pad id is.
 
@@ -245,12 +245,12 @@ def _weights(member: Member, kind: str | None, shifted: bool) -> Tensor:
 
 
 def m_rope(member: Member) -> Tensor:
-    """Return the M-RoPE rows [3, L] of a member; a model without any counts tokens."""
+    """Return the M-RoPE rows [3, L] of a member; in models without any, each row counts its tokens from 0."""
     return torch.arange(len(member)).expand(3, -1) if member.rope is None else member.rope
 
 
 def _rope_rows(rows: Sequence[Sequence[Member]], positions: Tensor) -> Tensor:
-    """Return M-RoPE rows [3, B, S]; the pad tail keeps the text row's positions."""
+    """Return M-RoPE rows [3, B, S]; the pad tail keeps the plain positions."""
     result = positions.repeat(3, 1, 1)
     for index, row in enumerate(rows):
         rope = torch.cat([m_rope(member) for member in row], dim=1)
@@ -286,11 +286,11 @@ def _numbered(lengths: Sequence[int]) -> Tensor:
 
 
 def boundaries_of(lengths: Tensor) -> Tensor:
-    """Return where stretches of these lengths begin, and where the last one ends: int32 [n + 1]."""
+    """Return the boundaries of consecutive segments of these lengths, from 0: int32 [n + 1]."""
     ends: Tensor = pad_tensor(lengths.cumsum(0), (1, 0))
     return ends.int()
 
 
 def has_trees(rows: Sequence[Sequence[Member]]) -> bool:
-    """Say whether a member of some row shares tokens with the one before it."""
+    """Say whether any member shares its first tokens with the member before it in the row."""
     return any(member.shared_len for row in rows for member in row)

@@ -22,7 +22,7 @@ from energon_pack.training.wrapped import unwrapped
 
 
 class Sight(Enum):
-    """In which layers tokens of one image see each other in both directions."""
+    """In which layers the tokens of one image attend to each other in both directions."""
 
     #: in none: they are read as words are
     CAUSAL = auto()
@@ -35,7 +35,7 @@ class Sight(Enum):
 
 
 def sight_of(model: Any) -> Sight:
-    """Return how a model sees images; its masks for packs have to do the same as its own masks for one sample."""
+    """Return how a model's image tokens attend to each other; masks for packs have to keep that."""
     text = model.config.get_text_config()
     if getattr(text, "use_bidirectional_attention", None) == "vision":
         return Sight.BEYOND_WINDOWS if "unified" in text.model_type else Sight.IN_WINDOWS_ALONE
@@ -50,15 +50,15 @@ BOUNDARIES = "_cu_"
 
 @dataclass(frozen=True)
 class TowerProof:
-    """A tower whose values were shown to change nothing."""
+    """Precomputed inputs of a vision tower that were shown to leave outputs and gradients as they are."""
 
-    #: the tower's: see `Tower.mark`
+    #: identifies the tower: see `Tower.mark`
     mark: str
-    #: names of the values
+    #: names of the inputs
     names: frozenset[str]
     #: whether boundaries stay on the host, where this attention reads them
     on_host: bool
-    #: host reads of a forward over the packs of the trial, without the values and with them
+    #: host reads of a forward over the trial's packs, without the inputs and with them
     reads: tuple[int, int]
 
 
@@ -67,13 +67,13 @@ TOWERS: weakref.WeakKeyDictionary[Module, TowerProof] = weakref.WeakKeyDictionar
 
 
 def values_in(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that a batch has, by the names under which a model takes them."""
+    """Return the batch's precomputed inputs for a vision tower, by the names under which a model takes them."""
     return {name.removeprefix(PREFIX): value for name, value in batch.items() if name.startswith(PREFIX)}
 
 
 @dataclass(frozen=True)
 class Outline:
-    """What `PackedBatch.model_inputs` asks a model for."""
+    """The facts about a model that `PackedBatch.model_inputs` needs, without its weights."""
 
     name: str
     #: whether it takes M-RoPE rows as positions
@@ -85,11 +85,11 @@ class Outline:
     sight: Sight
     dtype: torch.dtype
     device: torch.device
-    #: the values for its tower that were shown to change nothing
+    #: the precomputed inputs for its vision tower; None: it has none
     tower: TowerProof | None = None
 
     def for_worker(self) -> "Outline":
-        """Return the outline for a process that may not touch the model's device: it makes masks on the CPU."""
+        """Return the outline for a loader's worker, which must not touch a GPU: it makes masks on the CPU."""
         return replace(self, device=torch.device("cpu"))
 
 
@@ -113,13 +113,13 @@ def outline_of(model: Any) -> Outline:
 
 
 def reads_prefix_whole(make: Any, config: Any) -> bool:
-    """Say whether a class attends in both directions before the answer, as PaliGemma does; it needs `prefix4d`."""
+    """Say whether a class attends in both directions before the answer, as PaliGemma does; it needs mask `prefix4d`."""
     is_both_ways = getattr(config.get_text_config(), "use_bidirectional_attention", None) is True
     return is_both_ways and "token_type_ids" in inspect.signature(make.forward).parameters
 
 
 def is_answer(doc_ids: Tensor, labels: Tensor) -> Tensor:
-    """Return bool [B, S]: whether a token is its member's first trained one, or after it; labels are not shifted."""
+    """Return bool [B, S]: true from each member's first trained token on; labels are not shifted."""
     trained = (labels != IGNORE).long()
     first = torch.arange(doc_ids.shape[1], device=doc_ids.device) - _positions(doc_ids)
     so_far = trained.cumsum(1)
@@ -127,7 +127,10 @@ def is_answer(doc_ids: Tensor, labels: Tensor) -> Tensor:
 
 
 def prefix_mask(doc_ids: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
-    """Make the mask [B, 1, S, S] of a model that reads all before the answer in both directions; labels not shifted."""
+    """Return the additive mask [B, 1, S, S] for models that attend in both directions before the answer.
+
+    `labels` [B, S] are not shifted.
+    """
     prefix = ~is_answer(doc_ids, labels)
     here = torch.arange(doc_ids.shape[1], device=doc_ids.device)
     seen = (here[:, None] >= here) | (prefix[:, :, None] & prefix[:, None, :])
@@ -135,7 +138,7 @@ def prefix_mask(doc_ids: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def additive_masks(doc_ids: Tensor, types: Tensor, outline: Outline) -> dict[str, Tensor]:
-    """Make masks for models that take a dict of them, such as Gemma 3 and gpt-oss.
+    """Return additive masks, by kind of layer, for models that take a dict of them, such as Gemma 3 and gpt-oss.
 
     Args:
         doc_ids: [B, S], 0 on the pad tail.
@@ -152,7 +155,7 @@ def additive_masks(doc_ids: Tensor, types: Tensor, outline: Outline) -> dict[str
 
 
 class TreeRows(NamedTuple):
-    """The tensors [B, S] of a batch of trees on which its masks depend."""
+    """The tensors [B, S] of a batch of trees from which its masks are made."""
 
     tree_end: Tensor
     tree_index: Tensor
@@ -161,19 +164,19 @@ class TreeRows(NamedTuple):
 
 
 def tree_masks(rows: TreeRows, outline: Outline) -> dict[str, Tensor]:
-    """Make the masks of `additive_masks` for trees: windows and chunks go by a token's place in its sample."""
+    """Return masks as `additive_masks` does, for trees; windows and chunks count tokens within a sample."""
     block = _same_block(rows.types, cuts_of(rows.doc_ids))
     return _by_kind(tree_causal(rows.tree_end), block, rows.tree_index, outline)
 
 
 def tree_causal(tree_end: Tensor) -> Tensor:
-    """Return bool [B, S, S]: whether a token sees another, in all that it follows in its sample."""
+    """Return bool [B, S, S]: whether a token (dimension 1) follows another (dimension 2) in some sample."""
     here = torch.arange(tree_end.shape[1], device=tree_end.device)
     return (here[:, None] >= here) & (here[:, None] < tree_end[:, None, :])
 
 
 def _by_kind(causal: Tensor, block: Tensor, index: Tensor, outline: Outline) -> dict[str, Tensor]:
-    """Make a mask for each kind of layer, by the tokens that a token follows, those of one image, and its place."""
+    """Return a mask for each kind of layer, from bool [B, S, S] (is it before, is it in the same image) and places."""
     sight = outline.sight
     image = block if sight is not Sight.CAUSAL else torch.zeros_like(block)
     seen = causal if sight is Sight.IN_WINDOWS_ALONE else causal | image
@@ -211,5 +214,5 @@ def _same_block(types: Tensor, cuts: Tensor | None = None) -> Tensor:
 
 
 def cuts_of(doc_ids: Tensor) -> Tensor:
-    """Return bool [B, S]: whether another member than the token before brings a token of a tree."""
+    """Return bool [B, S]: whether a token belongs to another member than the token before it."""
     return torch.nn.functional.pad(doc_ids.diff(dim=1) != 0, (1, 0))

@@ -34,7 +34,7 @@ _GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
 
 @dataclass(frozen=True)
 class Unread:
-    """A member that could not be read."""
+    """A member that could not be read, with the error."""
 
     sample_id: str
     error: Exception
@@ -43,14 +43,14 @@ class Unread:
 
 
 class MemberEncoder:
-    """Encodes members for one model."""
+    """Encodes members (the samples in packs) for one model."""
 
     def __init__(self, rules: InputRules, rope: RopeRule | OwnRope | None = None):
         self._rules, self._rope = rules, rope
         self._pixels = Pixels(rules)
 
     def encode(self, member: MemberInput) -> Encoded:
-        """Encode one member with all of its media, whatever it shares."""
+        """Encode one member alone, with all of its media, even those that it shares with another."""
 
         def fail(_: object, error: Exception) -> None:
             raise error
@@ -61,14 +61,14 @@ class MemberEncoder:
     def encode_all(
         self, inputs: Iterable["MemberInput | Unread"], on_bad: Callable[["MemberInput | Unread", Exception], None]
     ) -> tuple[list[Encoded], dict[str, Tensor]]:
-        """Encode the members of a pack; return them and the media of all, in their order.
+        """Encode the members of a pack; return them without media, and the joined media inputs of all by name.
 
         The processor is called once for all media if a test showed that this gives the same as a call for each member.
         Media that a member shares with the one before it are not processed again.
 
         Args:
-            on_bad: called for each member that can't be encoded; if it returns, that member is left out, and the next
-                one brings what it shared with it.
+            on_bad: called with each member that can't be encoded, and its error. If it returns, the member is left out;
+                what others share with it then comes with the next one.
         """
         drafts = self._drafts(inputs, on_bad)
         try:
@@ -84,7 +84,7 @@ class MemberEncoder:
         on_bad: Callable[["MemberInput | Unread", Exception], None],
         are_tried: bool = False,
     ) -> list["_Draft"]:
-        """Decode the media of members, and try the processor with those of each alone where that is asked."""
+        """Decode the media of members; if `are_tried`, also call the processor for each member alone."""
         drafts: list[_Draft] = []
         lost: Shared | None = None
         for number, member in enumerate(members):
@@ -106,21 +106,21 @@ class MemberEncoder:
         return drafts
 
     def check(self) -> None:
-        """Try the processor with random media if nobody compared its output yet, and the model's own M-RoPE rows."""
+        """Try a processor that has no tested rules with random media, and check the model's own M-RoPE rows."""
         if self._rules.is_asked:
             self._pixels.check()
         if isinstance(self._rope, OwnRope):
             self._rope.check([member.tokens for member in self.probe_members()])
 
     def join(self, media: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Join the media of several packs into one model input for each name."""
+        """Join the media inputs of several packs, by name."""
         parts = [part for part in media if part]
         if len(parts) < 2:
             return dict(*parts)
         return join(parts, self._pixels.joins({name for part in parts for name in part}))
 
     def probe_members(self, several_sounds: bool = True) -> list[Encoded]:
-        """Return short members to try a model with: text, and noise of each kind of media that the processor makes."""
+        """Return short samples of text and of random media of each kind; without `several_sounds`, one of each kind."""
         members: list[Encoded] = []
         tried: list[str] = []
         for seed, trial in enumerate(one for one in self._rules.trial if one.purpose == PROBE):
@@ -147,7 +147,7 @@ class MemberEncoder:
         return members
 
     def joined(self, parts: Sequence[Encoded]) -> Encoded:
-        """Return the tokens and media of some members, one behind the other, as one sample."""
+        """Concatenate members, tokens and media, into one sample."""
         ids, labels, types = (
             torch.cat([getattr(part.tokens, name) for part in parts]) for name in ("ids", "labels", "types")
         )
@@ -166,7 +166,7 @@ class MemberEncoder:
         return self._rules.tokenize(member)
 
     def _encoded(self, drafts: Sequence["_Draft"], shares: Sequence[dict[str, Tensor]]) -> list[Encoded]:
-        """Return the members without media; the pack holds the media of all."""
+        """Return the members without media, which the pack holds."""
         return [
             Encoded(
                 draft.member.sample_id,
@@ -178,7 +178,7 @@ class MemberEncoder:
         ]
 
     def _draft(self, member: MemberInput) -> "_Draft":
-        """Decode a member's media; media that it shares are decoded only where they are needed."""
+        """Decode a member's media; media that it shares are decoded only if its positions need them."""
         num, tokens = member.shared, self._tokens(member)
         files = parts_of(member, tokens.media)
         part_kinds = [kind for medium in tokens.media for kind in medium.part_kinds]
@@ -199,7 +199,7 @@ class MemberEncoder:
         return _Draft(member, tokens, added, whole, (seen.count(IMAGE.kind), seen.count(VIDEO.kind)))
 
     def _media(self, drafts: Sequence["_Draft"]) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
-        """Return the media that the members add, and for each member the media inputs that its positions depend on."""
+        """Return the joined media that members add, and for each member the media inputs that its positions need."""
         for draft in drafts:
             if draft.whole is not None and not self._pixels.are_split(draft.whole.order):
                 self._pixels.check_split(draft.whole, draft.given)
@@ -221,7 +221,7 @@ class MemberEncoder:
         return media, [image | video for image, video in zip(images, videos, strict=True)]
 
     def _members(self, drafts: Sequence["_Draft"], shares: Sequence[dict[str, Tensor]]) -> Iterator[Member]:
-        """Yield each member's tokens as tensors, with its positions; the tensors are views of one for all members."""
+        """Yield each member's tokens as tensors, views of one tensor for all, with its positions."""
         each = [draft.tokens.ids for draft in drafts]
         lengths = [len(own) for own in each]
         ids = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *each]))
@@ -248,11 +248,11 @@ class MemberEncoder:
 
     @cached_property
     def of_tokens(self) -> Mapping[str, TokenRow]:
-        """Functions for inputs that only this model has for each token, by name."""
+        """Functions, by input name, from token ids to inputs of one value per token that only this model has."""
         return self._pixels.of_tokens if self._rules.is_asked else {}
 
     def _rows(self, ids: Tensor, types: Tensor, media: dict[str, Tensor]) -> Tensor | None:
-        """Return the M-RoPE rows of one member; None: the model has none."""
+        """Return the M-RoPE rows [3, L] of one member; None: the model has none."""
         if isinstance(self._rope, OwnRope):
             return self._rope(ids, types, media)
         return None if self._rope is None else rope_positions(self._rope, types, **media)
@@ -265,7 +265,7 @@ class MemberEncoder:
 
 
 def parts_of(member: MemberInput, media: Sequence[SeenMedium]) -> list[Any]:
-    """Return the parts of a member in the order of its media: images, and the bytes of other files."""
+    """Return a member's media in the order of its tokens: images, and the bytes of other files."""
     member.refuse_missing()
     kinds = [kind for medium in media for kind in medium.part_kinds]
     counts = {kind: len(parts) for kind, parts in member.media.items() if parts}
@@ -277,7 +277,7 @@ def parts_of(member: MemberInput, media: Sequence[SeenMedium]) -> list[Any]:
 
 @dataclass(frozen=True)
 class _Draft:
-    """A member whose media are decoded, not yet encoded."""
+    """A member whose media are decoded, not yet processed."""
 
     member: MemberInput
     tokens: MemberTokens
@@ -290,7 +290,7 @@ class _Draft:
 
     @property
     def added(self) -> Sequence[SeenMedium]:
-        """The media of `given`, as they were measured."""
+        """Kinds and sizes, as measured, of the media that it adds."""
         return self.tokens.media[len(self.tokens.media) - len(self.given.order) :]
 
 
@@ -305,7 +305,7 @@ def _weights(tokens: MemberTokens) -> Tensor | None:
 
 
 def _shares(media: dict[str, Tensor], names: Sequence[str], counts: Sequence[int]) -> list[dict[str, Tensor]]:
-    """Split the named inputs by member: member i owns the next `counts[i]` rows."""
+    """Split the named inputs by member: member i has the next `counts[i]` rows."""
     shares: list[dict[str, Tensor]] = [{} for _ in counts]
     for name in names:
         if name in media and sum(counts) == len(media[name]):
@@ -315,7 +315,7 @@ def _shares(media: dict[str, Tensor], names: Sequence[str], counts: Sequence[int
 
 
 def _with_shared(each: Sequence[dict[str, Tensor]], counts: Sequence[int]) -> list[dict[str, Tensor]]:
-    """Put the first rows of the member before it, so many as it shares, before each member's own."""
+    """Put the rows that a member shares, the first `counts[i]` of the member before it, before its own rows."""
     whole: list[dict[str, Tensor]] = []
     for rows, count in zip(each, counts, strict=True):
         if count:

@@ -35,34 +35,34 @@ LOW_PRECISION = 0.1
 
 @dataclass
 class PendingRun:
-    """A run that is made by the caller, so that compiled code runs compiled; it fills in the output."""
+    """A run that the caller of a generator makes, so that compiled code runs compiled; it sets `output`."""
 
     call: Callable[..., Any]
     inputs: Mapping[str, Any]
     output: Any = None
 
 
-#: yields runs; None: there is no more to run
+#: yields runs that the caller makes; None: there is no more to run
 Steps = Generator[PendingRun | None, None, None]
 
 
 @dataclass(frozen=True)
 class Pending:
-    """A forward that waits for its trial."""
+    """A forward that waits until its trial has passed."""
 
-    #: what was called, and what runs it
+    #: the part that was called, and a function that runs it
     part: Module
     call: Callable[..., Any]
     inputs: Mapping[str, Any]
-    #: called before each run, with a number for its random numbers
+    #: called before each run with a seed of its random numbers
     begin: Callable[[int], None]
-    #: says whether it is so on any rank
+    #: says whether a flag is true on any rank
     is_any: Callable[[bool], bool]
 
 
 @dataclass(frozen=True)
 class Moved:
-    """How far outputs moved when something was changed, as a root mean square."""
+    """How far outputs moved when words or media of some members were changed, as root mean squares."""
 
     what: str
     #: outputs of the changed members
@@ -74,11 +74,11 @@ class Moved:
 
     @property
     def is_shown(self) -> bool:
-        """Whether the change moved anything; if not, the test proves nothing."""
+        """Whether the change moved the changed members' own outputs; if not, the test proves nothing."""
         return self.own > 1e-6
 
     def with_noise(self, noise: float) -> "Moved":
-        """Return it with a tolerance for so much noise, within bounds."""
+        """Return a copy whose tolerance covers this much noise, `LOW_PRECISION` at most."""
         share = min(noise / max(self.own, 1e-9), LOW_PRECISION)
         return replace(self, tolerance=max(self.tolerance, share))
 
@@ -88,19 +88,19 @@ class Moved:
 
 @dataclass(frozen=True)
 class ModelTrial:
-    """The results of a trial of a model."""
+    """The results of trying a model with one batch."""
 
-    #: made samples against each of them alone
+    #: samples in a batch against each of them alone
     alone: Finding
-    #: the changes of the batch; empty: it has one member
+    #: how far each change of the batch moved outputs; empty: it has one member
     moved: Sequence[Moved]
-    #: whether random numbers beside dropout move outputs
+    #: whether random numbers other than dropout's change outputs
     is_random: bool
     seconds: float
 
     @property
     def is_shown(self) -> bool:
-        """Whether each change moved something; if not, the test proves nothing of it."""
+        """Whether outputs vary, and each change moved something; if not, the trial proves nothing."""
         return self.alone.is_shown and all(one.is_shown for one in self.moved)
 
     @property
@@ -110,18 +110,18 @@ class ModelTrial:
 
     @property
     def moved_others(self) -> bool:
-        """Whether a change of some members moved others."""
+        """Whether any change of some members moved the outputs of others."""
         return any(map(self.is_by, self.moved))
 
     def is_by(self, moved: Moved) -> bool:
-        """Say whether a change of some members moved others."""
+        """Say whether this change of some members moved the outputs of others."""
         by_words = max((one.own for one in self.moved if one.what == "words"), default=0.0)
         scale = max(moved.own, 0.2 * by_words)  # pixels may move little
         return moved.is_shown and not moved.others <= moved.tolerance * scale
 
     @property
     def unshown(self) -> str:
-        """Say why the trial shows nothing: a change moved no output, or all outputs are alike."""
+        """Why the trial proves nothing: a change moved no output, or all outputs are alike."""
         return next(
             (f"other {one.what} change nothing" for one in self.moved if not one.is_shown), "outputs are all alike"
         )
@@ -131,7 +131,7 @@ class ModelTrial:
 
 
 def changes(pending: Pending, asked: TrialInputs) -> Generator[PendingRun, None, list[Moved]]:
-    """Run a batch as it is, and with changes."""
+    """Run a batch unchanged, then with other words and other media; return how far each change moved outputs."""
     routing = Routing() if is_routed(pending.part) else None
     run = partial(_run, pending)
     as_is = yield from run(asked.as_is, routing)
@@ -155,7 +155,7 @@ def changes(pending: Pending, asked: TrialInputs) -> Generator[PendingRun, None,
 def _run(
     pending: Pending, inputs: Mapping[str, Any], routing: Routing | None = None
 ) -> Generator[PendingRun, None, Tensor]:
-    """Run a model once, and return the values of its outputs; nothing is kept for a backward."""
+    """Run a model once and return its outputs [B, S, values]; nothing is saved for a backward."""
     pending.begin(0)
     with saved_tensors_hooks(_nothing, _nothing), routed(pending.part, routing):
         yield (step := PendingRun(pending.call, inputs))
@@ -184,38 +184,38 @@ def _differences(asked: TrialInputs, first: Tensor, other: Tensor, block: int) -
 
 
 class Subject(ABC):
-    """A guarded model, and how its batches are read."""
+    """A guarded model, and how members are read from its batches."""
 
     #: the model of transformers
     model: Any
     #: names of inputs that are media
     media: frozenset[str]
-    #: what a batch is called
+    #: what messages call a batch
     name: str
     #: whether each batch is tried; else one of each kind
     tries_all = False
-    #: how it is trained without a trial
+    #: end of messages: how to train it without a trial
     all_the_same = ""
 
     @abstractmethod
     def longest_of(self, inputs: Mapping[str, Any]) -> int:
-        """Return the tokens of the longest member."""
+        """Return the number of tokens of the longest member."""
 
     def is_open(self, _: Mapping[str, Any]) -> bool:
-        """Say whether a mask of the batch itself lets members see each other; those of packs are made of members."""
+        """Say whether a mask in the batch lets members see each other; masks of packs are made here, and never do."""
         return False
 
     @abstractmethod
     def changed(self, inputs: Mapping[str, Any]) -> TrialInputs | None:
-        """Return the inputs in which members are changed; None: there are no two members with words."""
+        """Return the batch with other words in every second member; None: no member can change while another stays."""
 
     @abstractmethod
     def probe(self, pending: Pending) -> Probe:
-        """Return samples in a batch like the pending one, to be compared with each of them alone."""
+        """Return samples in a batch like the pending one, each to be compared with its run alone."""
 
     @abstractmethod
     def way_out(self, inputs: Mapping[str, Any]) -> str:
-        """Say what keeps members apart in place of these inputs, which do not."""
+        """Return the advice for an error: what keeps members apart, where these inputs do not."""
 
 
 #: where outputs are those of the members alone
@@ -228,7 +228,7 @@ _Values = list[Tensor] | None
 
 
 def refusal(name: str, batch: str, trial: ModelTrial, place: str | None) -> str:
-    """Say what mixes, and where it first shows."""
+    """Return the message of a failed trial: what mixes members, and the part (`place`) where it first shows."""
     if trial.is_random:
         return (
             f"{name} draws random numbers in train() beside dropout, so that it can't be compared with its members"
@@ -241,7 +241,7 @@ def refusal(name: str, batch: str, trial: ModelTrial, place: str | None) -> str:
 
 
 def first_place(part: Module, call: Callable[..., Any], runs: Sequence[Run], tolerance: float) -> str | None:
-    """Return name and class of the first part with equal inputs and other outputs for the same members in two runs.
+    """Return name and class of the first part with equal inputs but different outputs for the same members in two runs.
 
     None: no such part is found; compiled code, a backward, and outputs without values for each token are not seen.
     """

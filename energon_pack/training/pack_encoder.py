@@ -55,7 +55,7 @@ _SERVED = {
 
 
 def check_options(options: Mapping[str, Any], layout: str) -> None:
-    """Refuse wrong options of `PackEncoder` before there is anything to encode."""
+    """Check options of `PackEncoder`: TypeError for an unknown one, ValueError for a value that a layout lacks."""
     names = [*signature(PackEncoder).parameters][2:]
     if unknown := next((name for name in options if name not in names), None):
         raise TypeError(f"{unknown}={options[unknown]}: no such option; there are: {', '.join(names)}")
@@ -77,13 +77,14 @@ class PackEncoder:
     """Encodes packs for one model.
 
     Args:
-        made, rules: how the packs were made: energon_pack.json, and the rules of the processor.
+        made: energon_pack.json of the dataset, which says how it was packed.
+        rules: how the processor is called, and what it makes.
         layout: `neat`, `thd`, `rows` (Megatron-Bridge up to 0.5) or `mlm` (Megatron-LM's multimodal example); by
             default the one the dataset was packed for.
         pad_to: width of a batch: its `longest` row; always `max_token_len` (pipeline and expert parallelism, CUDA
             graphs); the next multiple of a number of tokens; or the next of a list of widths.
-        pad_segments: members and pad tail of a batch, filled up with empty ones, so that boundaries are always so many
-            and one more (neat, thd). The longest is then said to be as long as the row.
+        pad_segments: number of segments (members and pad tail) of a batch, filled up with empty ones, so that the
+            number of boundaries stays the same (neat, thd). The longest is then said to be as long as the row.
         labels: `unshifted`, as transformers wants them, or `shifted` within each member (neat; thd's always are).
         loss_weight: `token`, `sample` or `sqrt`: batches then have weights; they always have some if the samples do.
         attention_mask: how members are kept apart, in place of `model.mask` (the default): `positions`, `dict4d`,
@@ -98,7 +99,7 @@ class PackEncoder:
             folder has no config.json: without either, a video ends the training.
 
     Raises:
-        ValueError: an option has no such value; nobody knows how this processor's media are joined.
+        ValueError: an option has no such value; no rule joins this processor's media inputs.
         MixingError: a hybrid model whose kernels are missing.
     """
 
@@ -158,7 +159,7 @@ class PackEncoder:
         self.members.check()
 
     def encode(self, key: str, members: Iterable[MemberInput | Unread]) -> Pack | None:
-        """Encode each member of a pack; None: all were dropped."""
+        """Encode the members of a pack; None: all were dropped. BadPack: a member can't be encoded."""
         keep_pages_in_worker()
         dropped: list[str] = []
 
@@ -192,7 +193,7 @@ class PackEncoder:
         return Pack(key, encoded, media, dropped) if encoded else None
 
     def batch(self, packs: Sequence[Pack]) -> PackedBatch:
-        """Lay packs out in a batch."""
+        """Lay encoded packs out in one batch, in the encoder's layout. BadPack: they can't be."""
         if self.layout == "mlm":
             refuse_weights(packs, "layout=mlm", "layout=thd and rows have: their loss_mask")
         tokens = [[member.tokens for member in pack.members] for pack in packs]
@@ -233,15 +234,15 @@ class PackEncoder:
         return batch.in_one_buffer() if get_worker_info() is not None else batch  # it crosses to another process
 
     def use_tower(self, tower: "Tower | None") -> None:
-        """Make the values for a tower with each batch, in `layout=neat`; `guard` calls this."""
+        """Precompute a vision tower's inputs for each batch in `layout=neat`; None: stop that. `guard` calls this."""
         self.tower = tower
 
     def probe_members(self) -> list[Encoded]:
-        """Return members to try a model with: see `guard`."""
+        """Return short samples for `guard` to try a model with: text, and random media of each kind."""
         return self.members.probe_members(several_sounds=self._max_audios != 1)
 
     def probe_tree(self, members: Sequence[Encoded]) -> "ProbeTree | None":
-        """Return trees of such members to try a model with; None: the dataset has none."""
+        """Return these samples as trees (samples that share beginnings); None: the dataset has no trees."""
         from energon_pack.training.probe_batches import probe_tree
 
         return probe_tree(members, self.members.joined) if self.has_trees else None
@@ -254,7 +255,7 @@ class PackEncoder:
         return -(-len(member) // self._form.multiple) * self._form.multiple
 
     def _form_of(self, packs: Sequence[Sequence[layouts.Member]]) -> RowForm:
-        """Return the form with the least width that has room for each pack; the layout refuses what none has."""
+        """Return the row form with the least allowed width that has room for each pack; else the largest width."""
         if not self._widths:
             return self._form
         longest = max(sum(self._rounded(member) - member.shared_len for member in pack) for pack in packs)
@@ -275,7 +276,7 @@ class PackEncoder:
         return batch
 
     def _media(self, media: dict[str, torch.Tensor], batch: PackedBatch, has_images: bool) -> dict[str, Any]:
-        """Return the media under the names that the layout's consumer uses."""
+        """Return the media inputs under the names that the layout's trainers use."""
         of_tokens = {name for name in self.members.of_tokens if name in batch} if media else set()
         named_media: dict[str, Any] = {**media, "media_keys": sorted({*media, *of_tokens})}
         if self._dummy and not has_images:

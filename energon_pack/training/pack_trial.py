@@ -36,7 +36,7 @@ _BOUNDARIES = frozenset(("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_
 
 @dataclass(frozen=True)
 class PackSubject(Subject):
-    """A guarded model, and what was made to try it with batches of packs."""
+    """A guarded model that is tried with made samples, in batches like those of packs."""
 
     model: Any
     media: frozenset[str]
@@ -50,11 +50,11 @@ class PackSubject(Subject):
     all_the_same = " (guard(…, first_batch=False) trains it all the same)"
 
     def longest_of(self, inputs: Mapping[str, Any]) -> int:
-        """Return the tokens of the longest member."""
+        """Return the number of tokens of the longest member."""
         return int(text_row(inputs, inputs["position_ids"]).max()) + 1
 
     def changed(self, inputs: Mapping[str, Any]) -> TrialInputs | None:
-        """Return the inputs in which members are changed; None: there are no two members with words."""
+        """Return the batch with other words in every second member; None: no member can change while another stays."""
         return trial_inputs(inputs, self.model.config, self.media)
 
     def probe(self, pending: Pending) -> Probe:
@@ -72,7 +72,7 @@ class PackSubject(Subject):
         return replace(probe, plain=partial(_with_positions, probe)) if loses_ids else probe
 
     def way_out(self, _: Mapping[str, Any]) -> str:
-        """Say that the class keeps members apart."""
+        """Say that the class keeps members apart, so something added to this model mixes them."""
         return (
             "What was put into this model, hooked to it or patched has to keep members apart, as its class does: leave"
             " that out, or train on unpacked samples"
@@ -80,7 +80,7 @@ class PackSubject(Subject):
 
 
 def _loses_ids(pending: Pending, inputs: Mapping[str, Any]) -> bool:
-    """Say whether a hook takes the ids away, by which a model finds the positions of images: ms-swift's embeds them."""
+    """Say whether a hook removes `input_ids`, which a model needs to find images: ms-swift's embeds them."""
     kept: list[bool] = []
     if len(pending.part._forward_pre_hooks) < 2:  # the guard's own
         return False
@@ -102,7 +102,7 @@ def _with_positions(probe: Probe, sample: Encoded) -> dict[str, Any]:
 
 
 def _fitting(subject: PackSubject, pending: Pending) -> list[Encoded]:
-    """Return the members with no other media than some rank's batch has, and the called part takes."""
+    """Return the samples whose media some rank's batch has and the called part takes; all, if fewer than two are."""
     taken = None if pending.part is subject.model else inspect.signature(pending.part.forward).parameters
     fitting = []
     for member in subject.members:
@@ -113,7 +113,7 @@ def _fitting(subject: PackSubject, pending: Pending) -> list[Encoded]:
 
 
 def made_rows(model: Any, inputs: Mapping[str, Any], members: Sequence[Encoded], longest: int | None) -> Probe:
-    """Lay samples and their twins out at the end of the first row; texts fill the other places that the batch fills.
+    """Lay samples and their twins out at the end of the first row; random texts fill the rest of the batch.
 
     Texts are as long as the members of the batch; the first and shortest is compared, too.
     """
@@ -135,7 +135,7 @@ def _length(row: Sequence[Encoded]) -> int:
 
 
 class _Texts:
-    """Samples of random words, of those that some members have."""
+    """Makes samples of random words, from the words of some members."""
 
     def __init__(self, model: Any, members: Sequence[Encoded]):
         ids = torch.cat([one.tokens.ids[one.tokens.types == 0] for one in members]).unique()
@@ -144,7 +144,7 @@ class _Texts:
         self._random = torch.Generator().manual_seed(0)
 
     def filling(self, lengths: Sequence[int], space: int) -> list[Encoded]:
-        """Return texts that fill some tokens; the last one is cut."""
+        """Return texts of these lengths, repeated until they fill `space` tokens; the last one is cut."""
         texts: list[Encoded] = []
         for length in cycle(lengths):
             if space < _LEAST:
@@ -159,11 +159,11 @@ class _Texts:
 
 
 def in_place(inputs: dict[str, Any], before: Mapping[str, Any], media: Collection[str]) -> dict[str, Any]:
-    """Write inputs into the tensors of a batch that ran already: results may be kept by a tensor's identity.
+    """Write inputs into the tensors of a batch that ran already: models may cache results by a tensor's identity.
 
     Args:
         before: copies of the batch's tensors; of its media, the tensors themselves.
-        media: names of inputs that are media, which are never written: the user's forward comes yet.
+        media: names of media inputs, which are never written: the user's forward still needs them.
     """
 
     def written(value: Any, old: Any) -> Any:

@@ -29,10 +29,10 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class _TriedMedia:
-    """The result of trying one kind of media."""
+    """How a processor handles one kind of media, as a trial showed."""
 
     joins: Mapping[str, Join] = field(default_factory=dict)
-    #: whether one call for all members gives what their own calls do
+    #: whether one call for all members gives the same as one call for each
     at_once: bool = False
     #: whether the image processor alone makes the same, without any text
     without_text: bool = False
@@ -45,7 +45,7 @@ class _TriedMedia:
 
 
 class Pixels:
-    """A processor, for media alone; a kind is tried when its first medium comes, or by `check`."""
+    """Makes media inputs with a model's processor; each kind of media is tried with noise before its first use."""
 
     def __init__(self, rules: InputRules):
         self._rules = rules
@@ -53,7 +53,7 @@ class Pixels:
         self._tried: dict[str, _TriedMedia] = {}
 
     def __call__(self, members: Sequence[Prepared]) -> dict[str, Tensor]:
-        """Return the media inputs of some members."""
+        """Return the joined media inputs of some members, by name; JoinError: they can't be joined."""
         members = [member for member in members if member.order]
         if not members:
             return {}
@@ -74,12 +74,12 @@ class Pixels:
         return tensors
 
     def are_split(self, kinds: Collection[str]) -> bool:
-        """Say whether a member's media of these kinds were shown to equal its parts' media, joined."""
+        """Say whether media of these kinds give the same inputs in several calls, joined, as in one call."""
         used = {*kinds}
         return all(self._of(kind).at_once for kind in used) and (len(used) < 2 or self._mixes)
 
     def check_split(self, whole: Prepared, last: Prepared) -> None:
-        """Check that a member's media give the same inputs in two calls, the first ones and then `last`, as in one.
+        """Check that a member's media give the same inputs in one call as in two, one for the media before `last`.
 
         Raises:
             JoinError: they give others.
@@ -94,7 +94,7 @@ class Pixels:
             )
 
     def check(self) -> None:
-        """Try every kind of media now."""
+        """Try every kind of media now; JoinError: none can be used."""
         tried = [self._of(kind) for kind in self._call.kinds]
         self._call.of_tokens()
         if tried and all(one.refused for one in tried):
@@ -102,16 +102,16 @@ class Pixels:
 
     @property
     def of_tokens(self) -> dict[str, TokenRow]:
-        """Functions for inputs that only this model has for each token: they make them from a member's tokens."""
+        """Functions, by input name, from token ids to inputs of one value per token that only this model has."""
         self.check()
         return self._call.of_tokens()
 
     def token_types(self, ids: list[int]) -> list[int] | None:
-        """Return 0 or the number of its kind of media for each token; None: only the ids of `InputRules.types` tell."""
+        """Return for each token 0 (text) or the number of its kind of media; None: only `InputRules.types` tells it."""
         return self._call.token_types(ids)
 
     def joins(self, names: Collection[str]) -> dict[str, Join]:
-        """Return the rules by which inputs are joined, at least for these names."""
+        """Return the rules that join media inputs, at least those of `names`."""
         if not self._known.keys() >= set(names):
             self.check()
         return self._known
@@ -149,7 +149,7 @@ class Pixels:
         return tried
 
     def _tokens_of_rows(self, kind: str, members: Sequence[Prepared]) -> dict[str, float]:
-        """Return `_Tried.tokens_of_row`: what members of several sizes have in common."""
+        """Return `_TriedMedia.tokens_of_row`: ratios that are the same for members of several sizes."""
         numbers_of: dict[str, set[float]] = {}
         for tokens, media in zip(members_of_trial(self._rules, SIZES, kind), members, strict=True):
             num_features = sum(medium.num_features for medium in tokens.media)
@@ -162,7 +162,7 @@ class Pixels:
         return {name: numbers.pop() for name, numbers in numbers_of.items() if len(numbers) == 1}
 
     def refuse_other_features(self, tensors: Mapping[str, Tensor], media: Iterable[SeenMedium]) -> None:
-        """Compare the features that a model will make of its inputs with the tokens that wait for them."""
+        """Raise ValueError if media inputs make features for more or fewer tokens than the pack has for its media."""
         waiting: Counter[str] = Counter()
         for medium in media:
             waiting[medium.kind] += medium.num_features
@@ -181,7 +181,7 @@ class Pixels:
 
     @cached_property
     def _mixes(self) -> bool:
-        """Whether media of several kinds give the same in one call as in separate calls."""
+        """Whether one call for media of several kinds gives the same as separate calls."""
         each = [list(noisy_members(self._rules, SIZES, kind)) for kind in self._call.kinds]
         heard = [*noisy_members(self._rules, HEARD, HEARD)]
         members = [*(of_kind[0] for of_kind in each), merged([of_kind[1] for of_kind in each]), *heard]

@@ -1,4 +1,4 @@
-"""Make batches of samples that were made to try a model, and the inputs of each sample alone."""
+"""Make batches of samples to try a model with, and the inputs of each sample alone."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ PAD_TAIL = 3
 
 
 def twins_of(members: Sequence[Encoded]) -> list[Encoded]:
-    """Return the members in reverse order, with other media: a mean over the media of a batch would show nothing."""
+    """Return the members in reverse order with other media, so that a mean over a batch's media can't hide a leak."""
     return [replace(member, media=_other_media(member)) if member.media else member for member in reversed(members)]
 
 
@@ -35,7 +35,7 @@ def _other_media(member: Encoded) -> dict[str, Tensor]:
 
 
 def rows_of(members: Sequence[Encoded], mask: str) -> list[list[Encoded]]:
-    """Put members and their twins in two rows, or in one if the mask is `hybrid`."""
+    """Put members in one row and their twins in a second; if the mask is `hybrid`, all in one row."""
     return [[*members, *twins_of(members)]] if mask == "hybrid" else [[*members], twins_of(members)]
 
 
@@ -47,12 +47,13 @@ def probe_of(
     form: RowForm | None = None,
     device: torch.device | None = None,
 ) -> Probe:
-    """Lay samples out in rows, as one batch of a trial. Counted back from the last compared sample, every second one
-    is in the loss; the first is not.
+    """Lay samples out in rows, as one batch to try a model with.
+
+    Counted back from the last compared sample, every second one is in the loss; the first is not.
 
     Args:
-        mask: how members are kept apart: `model.mask`.
-        compared: the samples that are compared; None: all.
+        mask: how members are kept apart: a value of `model.mask`.
+        compared: the samples that are compared with their runs alone; None: all.
         form: width, and whether labels are shifted; None: as wide as the longest row and a pad tail.
     """
     form = form or RowForm(width=PAD_TAIL + max(sum(len(member.tokens) for member in row) for row in rows))
@@ -78,14 +79,14 @@ def made_probe(
     device: torch.device | None = None,
     weights: str = "token",
 ) -> Probe:
-    """Return made samples with the inputs that packs have; each runs alone in transformers' plain way."""
+    """Return a probe of a batch of packs, whose samples run alone with the inputs that a processor gives."""
     device = device or model.device
     inputs = batch.to(device).model_inputs(model, labels=False)
     return Probe(batch, placed, inputs, partial(plain_inputs, model, device=device), weights)
 
 
 def add_media(batch: PackedBatch, samples: Sequence[Encoded], media: Iterable[Mapping[str, Tensor]]) -> None:
-    """Put the media of samples into their batch, joined."""
+    """Join the media of samples and put them into their batch."""
     batch |= join(media, {name: rule for one in samples for name, rule in one.joins.items()})
     batch["media_keys"] = sorted({name for one in samples for name in (*one.media, *one.tokens.rows)})
 
@@ -100,14 +101,14 @@ def _places(rows: Sequence[Sequence[Encoded]]) -> list[PlacedSample]:
 
 
 def plain_logits(model: Any, member: Encoded) -> Tensor:
-    """Return the logits of a member as a user of transformers gets them, from a processor's output."""
+    """Return the logits [L, vocabulary] of a sample alone, with the inputs that a processor gives."""
     with torch.no_grad():
         logits: Tensor = model(**plain_inputs(model, member)).logits[0]
     return logits
 
 
 def plain_inputs(model: Any, member: Encoded, device: torch.device | None = None) -> dict[str, Any]:
-    """Return the inputs of a member as a user of transformers has them, from a processor's output."""
+    """Return the inputs of a sample alone, batch size 1, as a processor gives them: no positions, a mask of ones."""
     device = device or model.device
     ids, types = member.tokens.ids[None].to(device), member.tokens.types[None].to(device)
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -131,7 +132,7 @@ _WEIGHTS = "sample"  # each sample's own number of trained tokens counts
 
 @dataclass(frozen=True)
 class ProbeTree:
-    """The samples of a few trees, depth first."""
+    """Samples that share beginnings as a few trees, in depth-first order."""
 
     #: the whole members, each with all of its media; `shared_len` is the length of its shared beginning
     samples: list[Encoded]
@@ -144,14 +145,14 @@ Samples = Sequence[Encoded] | ProbeTree
 
 
 def samples_of(samples: Samples) -> Sequence[Encoded]:
-    """Return the samples of packs or trees."""
+    """Return the samples as a list, also those of trees."""
     return samples.samples if isinstance(samples, ProbeTree) else samples
 
 
 def probe_tree(members: Sequence[Encoded], joined: Callable[[Sequence[Encoded]], Encoded]) -> ProbeTree:
-    """Make trees of some members: media in the root and in a branch, a fork in a fork, a fork right before an answer.
+    """Make trees of samples: media in the root and in a branch, a fork in a fork, a fork right before an answer.
 
-    Two samples are equal, one ends inside others, and their weights differ.
+    Two samples are equal, one ends inside others, and their weights differ. `joined` concatenates samples.
     """
     texts = [member for member in members if not member.media]
     first, *later = [member for member in members if member.media] or texts[:1]
@@ -199,7 +200,7 @@ def _turned(member: Encoded) -> Encoded:
 
 
 def tree_batch(model: Any, tree: ProbeTree, device: torch.device | None = None) -> Probe:
-    """Lay the trees out in one row."""
+    """Lay the samples of trees out in one row, shared tokens once."""
     from energon_pack.training.tree_rows import neat_trees, paths
 
     tokens = [sample.tokens for sample in tree.samples]

@@ -155,7 +155,7 @@ def _bare(function: Any) -> Any:
 
 
 def try_class(model: Any, samples: Samples, mask: str = "positions") -> Finding:
-    """Compare outputs in eval(), and outputs, loss and gradients in train().
+    """Compare packed samples with each alone: outputs in eval(); outputs, loss and gradients in train().
 
     Returns:
         A finding that mixes, or that of train(). A difference that may be rounding (recursion lets it grow) is tried
@@ -197,7 +197,7 @@ def _worst(model: Any, samples: Samples, mask: str) -> Finding:
 
 
 def _train(model: Any, in_training: bool) -> None:
-    """Switch the mode, but leave batch norm in eval(): `guard` refuses a model that trains it."""
+    """Switch train() or eval(), but leave batch norm in eval(): `guard` refuses a model that trains it."""
     model.train(in_training)
     for part in model.modules():
         if isinstance(part, _BatchNorm):
@@ -221,7 +221,7 @@ def _tried(model: Any, samples: Samples, mask: str) -> Finding:
 
 @contextmanager
 def _as_users_do(model: Any) -> Iterator[None]:
-    """Let a model attend by its class's own function, where it attends by ours."""
+    """Run a class's own attention in place of this package's while the block runs."""
     text = model.config.get_text_config()
     before = text._attn_implementation
     if before == TREE:
@@ -245,7 +245,7 @@ def way_out(
     longest: int | None,
     tried: Sequence[Proof],
 ) -> str:
-    """Name a mask or an attention implementation that keeps members apart, after probing it."""
+    """Find a mask or an attention implementation with which a class keeps members apart; return the advice as text."""
     masks, seen = {proof.mask for proof in tried}, [*tried]
     is_partly_set = len({getattr(part, "_attn_implementation", None) is None for part in parts(config)}) > 1
     config = copy.deepcopy(config)

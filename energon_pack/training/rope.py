@@ -1,11 +1,4 @@
-"""Make the M-RoPE rows that a processor's models take: by a rule where one agrees with them, or by the class itself.
-
-The rules are those of the Qwen-VL models of transformers.
-
-Text counts on in all three rows. A token of an image or video has the position at which the medium begins, plus its
-place in the grid (time, height, width). Text after it goes on after the grid's longer side. Qwen2.5-VL counts time in
-seconds; Qwen3-VL writes the time between the frames and takes each frame for a grid of its own.
-"""
+"""Make M-RoPE rows: by a known rule if a processor's models follow one, or by the model class itself."""
 
 import inspect
 import logging
@@ -31,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 #: name of an input in `forward` → its name in `get_rope_index`
 _OTHER_NAMES = {"second_per_grids": "video_second_per_grid"}
-#: lengths of sounds by their name in `get_rope_index`, and the mask that tells them
+#: input of `get_rope_index` with lengths of sounds → the mask whose sums they are
 _LENGTHS = {"audio_seqlens": "feature_attention_mask"}
 NUM_ROWS = 3
 _SEEN = torch.tensor([IMAGE.token_type, VIDEO.token_type])
@@ -41,7 +34,7 @@ ROPE_KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 @dataclass(frozen=True)
 class RopeRule:
-    """The settings of a model that its positions depend on."""
+    """A known rule by which models number M-RoPE positions, and its settings."""
 
     kind: str  # of ROPE_KINDS
     merge_size: int = 2
@@ -55,12 +48,15 @@ def rope_positions(
     video_grid_thw: Tensor | None = None,
     second_per_grid_ts: Tensor | None = None,
 ) -> Tensor:
-    """Return the three rows of one member.
+    """Return the M-RoPE rows [3, L] of one member.
 
     Args:
         types: [L]: 0 text, 1 image, 2 video.
         image_grid_thw, video_grid_thw: [media, 3] in patches.
         second_per_grid_ts: [videos] seconds from one row of a video's grid to the next.
+
+    Raises:
+        ValueError: runs of visual tokens and grids do not match; or `tokens_per_second` is needed and not known.
     """
     if image_grid_thw is None and video_grid_thw is None and not bool(types.any()):
         return torch.arange(len(types)).expand(3, -1)
@@ -119,14 +115,14 @@ def _grids(grids: Tensor | None) -> list[tuple[int, int, int]]:
 
 
 class RowsError(ValueError):
-    """A class can't make M-RoPE rows from its processor's output."""
+    """A model class can't make M-RoPE rows from its processor's outputs."""
 
 
 class OwnRope:
-    """Makes M-RoPE rows as one model class does."""
+    """Makes M-RoPE rows by a model class's own `get_rope_index`."""
 
     def __init__(self, make: Any, config: Any):
-        """Make a model of a class, without weights."""
+        """Build the model without weights."""
         self._make, self._config = make, config
         with torch.device("meta"):
             model = make._from_config(config)
@@ -138,7 +134,7 @@ class OwnRope:
         return OwnRope, (self._make, self._config)
 
     def __call__(self, ids: Tensor, types: Tensor, media: Mapping[str, Tensor]) -> Tensor:
-        """Return the rows of one member."""
+        """Return the M-RoPE rows [3, L] of one member."""
         if not media:
             return torch.arange(len(ids)).expand(NUM_ROWS, -1)
         arguments = {
@@ -163,7 +159,7 @@ class OwnRope:
         return rows[:, 0].long()
 
     def check(self, members: Sequence[Member]) -> None:
-        """Check that rows give images and videos other positions than text; sounds are numbered as text is."""
+        """Raise RowsError if images or videos have the same positions as text; sounds are numbered as text is."""
         for member in members:
             is_seen = bool(torch.isin(member.types, _SEEN).any())
             if is_seen and member.rope is not None and bool((member.rope == member.rope[0]).all()):
@@ -176,11 +172,10 @@ class OwnRope:
 def rope_of(
     stated: str | None, rules: InputRules, tokens_per_second: float | None = None, is_needed: bool = True
 ) -> RopeRule | OwnRope | None:
-    """Return the rule of M-RoPE for the batches of a dataset; None: plain positions.
-
-    If the dataset states `none` or `auto`, the models that go with its processor are asked instead.
+    """Return what makes the M-RoPE rows of a dataset's batches; None: they have plain positions.
 
     Args:
+        stated: `model.rope` of the dataset. If it is `none` or `auto`, the processor's models are asked instead.
         tokens_per_second: of Qwen2.5-VL's vision config; None: as the processor's folder says.
         is_needed: whether batches hold the rows.
     """
@@ -260,13 +255,13 @@ _SECONDS, _TOKENS_PER_SECOND = 1.5, 2
 
 
 def found_rope(folder: Path) -> str | None:
-    """Return one of `ROPE_KINDS`, or `none` for plain positions; None: the models' rows follow none of these rules."""
+    """Return the rule of a processor's models, of `ROPE_KINDS`, or `none`: plain positions; None: an unknown rule."""
     make = with_rows(folder)
     return "none" if make is None else _kind(make)
 
 
 def with_rows(folder: Path) -> Any:
-    """Return the first class among a processor's models that has M-RoPE rows; None: none has."""
+    """Return the first of a processor's model classes that makes M-RoPE rows; None: none does."""
     for make in models_of(folder):
         if any(hasattr(value, "get_rope_index") for value in vars(sys.modules[make.__module__]).values()):
             return make
@@ -299,7 +294,7 @@ def _kind(make: Any) -> str | None:
 
 
 def _text(kind: str) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the token types [L] of words, an image, words, a video, words; and the media's grids."""
+    """Return token types [L] of words, an image, words, a video, words; and the media's grids."""
     num_tokens = (_SIDE // _MERGE) ** 2
     video = [2] * (num_tokens * _FRAMES)
     if kind == "qwen3_vl":  # words before each frame

@@ -1,4 +1,4 @@
-"""Repeat the experts that routers choose: with other words, or alone, sums are rounded in another way.
+"""Repeat the experts that routers chose: rounding would send some tokens to others in a second run.
 
 A token between two experts would go to the other one. Routers choose by `topk`.
 """
@@ -28,10 +28,10 @@ class _ExpertChoice:
 
 
 class Routing(TorchFunctionMode):
-    """Records the choices of one run, or has it make those of an earlier run; `routed` enters it."""
+    """Records which experts routers choose in one run, or repeats the choices of an earlier run; used by `routed`."""
 
     def __init__(self, earlier: "Routing | None" = None, rows: Tensor | None = None, num_rows: int = 0):
-        """Record; or repeat."""
+        """Record choices, or repeat those of `earlier`: at `rows` of its `num_rows` tokens; rows=None: at all."""
         super().__init__()
         #: set it behind the forward: checkpoints run parts once more in the backward, the last ones first
         self.is_over = False
@@ -43,11 +43,11 @@ class Routing(TorchFunctionMode):
 
     @property
     def has_choices(self) -> bool:
-        """Whether anything was chosen by `topk`."""
+        """Whether any expert was chosen by `topk`."""
         return any(choices for times in self._choices.values() for choices in times)
 
     def enter(self, name: str) -> None:
-        """Note that a part begins."""
+        """Note that a part's forward begins."""
         times = self._choices.setdefault(name, [])
         self._number = 0
         if self.is_over:
@@ -75,7 +75,7 @@ class Routing(TorchFunctionMode):
         return _ExpertChoice(indices if again is None else again, num_choices, again is not None)
 
     def _again(self, indices: Tensor, num_choices: int) -> Tensor | None:
-        """Return the earlier choice at this place; None: there is none that fits."""
+        """Return the earlier choice that belongs here; None: none fits."""
         number = len(self._own)
         if number >= len(self._repeated) or self._repeated[number].num_choices != num_choices or indices.dim() < 2:
             return None
@@ -90,7 +90,7 @@ class Routing(TorchFunctionMode):
 
 @contextmanager
 def routed(part: Module, routing: Routing | None) -> Iterator[None]:
-    """Record or repeat the choices of a part; None: leave them alone."""
+    """Record or repeat a part's choices of experts while the block runs; None: do neither."""
     if routing is None:
         yield
         return
@@ -99,5 +99,5 @@ def routed(part: Module, routing: Routing | None) -> Iterator[None]:
 
 
 def is_routed(part: Module) -> bool:
-    """Say whether a part has experts."""
+    """Say whether a part has experts, by the class names of its modules."""
     return any(_ROUTED.search(type(one).__name__) for one in part.modules())

@@ -79,7 +79,7 @@ def _narrowed(value: int, widths: dict[int, int], may_be_multiple: bool) -> int:
 
 
 def _shrink_layers(part: Any) -> None:
-    """Keep one layer of each kind, at least two; lists with an entry for each layer are cut alike."""
+    """Keep one layer of each kind, at least two; shorten lists with an entry for each layer in the same way."""
     for name, number in list(vars(part).items()):
         if not _LAYERS.fullmatch(name) or not isinstance(number, int) or number <= _FEW_LAYERS:
             continue
@@ -112,7 +112,7 @@ def _first_of_each(rows: list[Any]) -> list[int]:
 
 
 def _kinds(part: Any, number: int) -> dict[str, set[str]]:
-    """Return the kinds of layers that a config derives in properties: the different values by property."""
+    """Return the kinds of layers that a config derives in properties: the different values by property name."""
     names = [name for name in dir(type(part)) if isinstance(getattr(type(part), name, None), property)]
     values = {name: getattr(part, name, None) for name in names if "layer" in name}
     return {k: set(map(str, v)) for k, v in values.items() if isinstance(v, (list, tuple)) and len(v) == number}
@@ -176,10 +176,10 @@ _SHORT = 12
 
 
 def shrink(config: Any, longest: int | None = None) -> Any:
-    """Shrink a config to few and small layers; vocabulary, special tokens and patches stay.
+    """Shrink a config in place to few and small layers, and return it; vocabulary, special tokens and patches stay.
 
     Args:
-        config: a config of transformers; it is changed.
+        config: a config of transformers.
         longest: tokens of the longest pack; None: any length. Some RoPE changes for texts longer than the model was
             trained for. If packs can be that long, it changes here within members of a few tokens.
     """

@@ -29,14 +29,14 @@ _OTHER = re.compile(
 
 @dataclass(frozen=True)
 class Size:
-    """A number of a config."""
+    """A number in a config: where it is stored, its name and its first value."""
 
     holder: dict[str, Any]
     name: str
     value: int
 
     def set(self, value: int) -> None:
-        """Change it in the config."""
+        """Write a value into the config."""
         self.holder[self.name] = value
 
 
@@ -47,7 +47,7 @@ def with_small_sizes(
     build: Callable[[Any], _Model],
     logits: Callable[[_Model], Tensor],
 ) -> _Model:
-    """Build a model whose sizes that count text tokens are `SMALL`, except sizes that no pack reaches.
+    """Build a model in which sizes that count text tokens (windows, chunks) are `SMALL`, if a pack can reach them.
 
     Args:
         config: a config with few and small layers; it is changed.
@@ -78,7 +78,7 @@ def with_small_sizes(
 
 
 def _with(sizes: list[Size], question: Callable[[], _Answer | None]) -> _Answer | None:
-    """Answer a question while these sizes are small; None: the class refuses such sizes."""
+    """Return the answer of a function while these sizes are small; None: the class refuses such sizes."""
     try:
         for size in sizes:
             size.set(SMALL)
@@ -91,7 +91,7 @@ def _with(sizes: list[Size], question: Callable[[], _Answer | None]) -> _Answer 
 
 
 def _numbers(config: Any) -> Iterator[Size]:
-    """Yield the numbers in the text config and the configs around it; a vision tower's count no text tokens."""
+    """Yield the numbers in the text config and the configs around it; those of a vision tower count no text tokens."""
     text = config.get_text_config()
     for part in {id(part): part for part in (config, *parts(text))}.values():
         yield from _within(vars(part))
@@ -121,7 +121,14 @@ def small_model(
     members: Sequence[Encoded] = (),
     device: torch.device | str = "cpu",
 ) -> Any:
-    """Build a small model with random weights, in float32 if its attention supports it: bfloat16 adds rounding."""
+    """Build a small model of a class with random weights; in float32, or in bfloat16 for flash attention on a GPU.
+
+    Args:
+        config: a config of any size; it is not changed.
+        attention: attention implementation; None: the class's own choice.
+        longest: tokens of the longest pack; None: any length.
+        members: samples that find out which sizes count tokens; none: such sizes stay.
+    """
     small, device = shrink(copy.deepcopy(config), longest), torch.device(device)
     if not members:
         return _built(make, small, attention, device)
@@ -141,7 +148,7 @@ def _shapes(make: Any, config: Any, attention: str | None) -> dict[str, torch.Si
 
 
 def _logits(model: Any, members: Sequence[Encoded]) -> Tensor:
-    """Run every member, and return the logits of the one with the fewest media."""
+    """Run every member alone; return the logits [L, vocabulary] of the one with the fewest media."""
     logits = [plain_logits(model, member) for member in sorted(members, key=lambda member: len(member.media))]
     return logits[0]
 
@@ -162,7 +169,7 @@ def _made(make: Any, config: Any, attention: str | None) -> Any:
 
 
 def _leave_unset(config: Any, full_config: Any) -> None:
-    """Take the attention implementation from parts that have none in the model's own config.
+    """Remove the attention implementation from those parts of a config that have none in the model's own config.
 
     `attn_implementation` reaches all parts, a model loaded without it only those that are models: Fun-ASR-Nano's
     adaptor then sees padding.

@@ -14,7 +14,7 @@ _SMALL_BYTES = 4 << 20
 
 
 def together(tensors: Iterable[Tensor]) -> dict[int, Tensor]:
-    """Copy small tensors into one buffer."""
+    """Copy small tensors into one buffer; return the copies by the `id` of their originals."""
     small = [one for one in {id(one): one for one in tensors}.values() if one.nbytes <= _SMALL_BYTES]
     *starts, num_bytes = accumulate((-(-one.nbytes // _ALIGNED) * _ALIGNED for one in small), initial=0)
     buffer = torch.empty(num_bytes, dtype=torch.uint8)
@@ -25,7 +25,7 @@ def together(tensors: Iterable[Tensor]) -> dict[int, Tensor]:
 
 
 def moved(tensors: Iterable[Tensor], move: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
-    """Move tensors; those that fill one buffer move at once."""
+    """Move tensors by a function, those that share a buffer in one call; return them by the `id` of their originals."""
     buffers: defaultdict[int, dict[int, Tensor]] = defaultdict(dict)
     for one in tensors:
         buffers[one.untyped_storage()._cdata][id(one)] = one

@@ -1,4 +1,4 @@
-"""Try a class with the values that a worker makes for its tower: outputs and gradients must be as without them."""
+"""Precompute inputs of a model's vision tower in loader workers, if outputs and gradients stay the same."""
 
 import copy
 import hashlib
@@ -31,12 +31,12 @@ _OF_A_KIND = re.compile(rf"[a-z]+_{_GRID}")
 
 
 class Tower:
-    """Makes the values for one tower."""
+    """Precomputes inputs of a vision tower (boundaries, positions) from the grids of images and videos."""
 
     def __init__(self, make: Any, config: Any):
         self._given = make, config
         content = [make.__module__, make.__qualname__, config.to_dict()]
-        #: tells a batch's values from those for another tower
+        #: identifies the tower's class and config
         self.mark = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
     def __reduce__(self) -> tuple[type["Tower"], tuple[Any, Any]]:
@@ -44,11 +44,11 @@ class Tower:
         return Tower, self._given
 
     def __call__(self, media: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a batch brings for the tower.
+        """Return the precomputed inputs for the media of a batch.
 
         Returns:
             `tower`: the mark; for each kind `tower_image_cu_seqlens`, `tower_image_position_ids`,
-            `tower_image_max_seqlen` …: whatever the tower has, behind the name under which a model takes it.
+            `tower_image_max_seqlen` …: whatever the tower has, `tower_` before the name under which a model takes it.
         """
         from transformers.exporters.utils import precompute_export_inputs
 
@@ -72,7 +72,7 @@ class Tower:
 
 
 def tower_in(model: Module) -> Tower | None:
-    """Return the tower of a model that reads grids; None: it has none, or this transformers makes no values for it."""
+    """Return what precomputes inputs of a model's vision tower; None: it takes no grids, or transformers is too old."""
     try:
         import transformers.exporters.utils  # noqa: F401
     except ImportError:
@@ -82,7 +82,7 @@ def tower_in(model: Module) -> Tower | None:
 
 
 def module_in(model: Module) -> Any:
-    """Return the part of a model that reads grids; None: it has none."""
+    """Return the vision tower of a model that takes `grid_thw`; None: it has none."""
     parts = (part for part in model.modules() if is_whole(part) and part is not model)
     return next((part for part in parts if _GRID in inspect.signature(part.forward).parameters), None)
 
@@ -93,7 +93,11 @@ _SAME, _SAME_SHORT = 1e-6, 1e-2
 
 
 def use_tower(model: Any, encoder: Any, samples: Sequence[Encoded], mask: str) -> frozenset[str]:
-    """Let an encoder make values for a model's tower if they change nothing in a small model; return their names."""
+    """Let an encoder precompute inputs of a model's vision tower, if a small model shows no difference.
+
+    Returns:
+        The names of these inputs; empty if the encoder makes none.
+    """
     TOWERS.pop(model, None)
     tower, device = tower_in(model), model.device if model.device.type == "cuda" else torch.device("cpu")
     if tower is None or not hasattr(encoder, "use_tower") or not any(one.media for one in samples):
@@ -140,7 +144,7 @@ def tried(model: Any, tower: Tower, samples: Sequence[Encoded], mask: str, devic
 
 
 def _placed(prepared: Mapping[str, Any], kept: Sequence[Tensor], device: torch.device) -> dict[str, Any]:
-    """Put the values on a device, but those that are kept on the host."""
+    """Move the inputs to a device, except those that are kept on the host."""
     moves = {
         name for name, value in prepared.items() if isinstance(value, Tensor) and all(value is not k for k in kept)
     }
@@ -155,7 +159,7 @@ def _counted(model: Any, inputs: Mapping[str, Any], kept: Sequence[Tensor], devi
 
 
 def run_of(model: Any, inputs: Mapping[str, Any]) -> list[Tensor]:
-    """Return the logits, and the gradients of all parameters."""
+    """Return the logits of a run, and the gradients of all parameters from their mean square."""
     model.zero_grad(set_to_none=True)
     logits = model(**inputs).logits
     logits.float().square().mean().backward()

@@ -1,4 +1,4 @@
-"""Make what a model needs to see the trees of a batch: a plan, or additive masks, by its attention.
+"""Make the inputs by which a model sees trees: a plan or additive masks, depending on its attention.
 
 Nothing is left to transformers, which would take positions that jump back for one text, or for other packs.
 """
@@ -37,7 +37,10 @@ _MTP = re.compile(r"mtp|nextn|multi_?token", re.IGNORECASE)
 
 
 def attention_inputs(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """Return `attention_mask`, and for this package's attention `tree_plan`, for a batch of trees."""
+    """Return `attention_mask` for a batch of trees, and `tree_plan` for this package's attention.
+
+    MixingError: the model can't train on these trees.
+    """
     refuse(model)
     attention = attention_of(model)
     if attention == TREE:
@@ -53,21 +56,21 @@ def attention_inputs(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
 
 
 def form_of(model: Any) -> str:
-    """Return how the inputs of trees keep branches apart in a model, as `mask_of` names it."""
+    """Return which mask a model's batches of trees have, as `mask_of` names it: `tree_plan`, `prefix4d` or `dict4d`."""
     if attention_of(model) == TREE:
         return "tree_plan"
     return "prefix4d" if len(kinds_of_layers(model.config.get_text_config())) == 1 else "dict4d"
 
 
 def plan_of(batch: Mapping[str, Any]) -> TreePlan:
-    """Return the plan of a batch of trees."""
+    """Return the plan by which this package's attention computes a batch of trees."""
     names = ("k_index", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
     ends = (tuple(batch[name].tolist()) for name in ("cu_seq_lens_q", "cu_seq_lens_k"))
     return TreePlan(*(batch[name] for name in names), *ends)
 
 
 def refuse(model: Any) -> None:
-    """Refuse a model in which the branches of a tree would see each other, or have another loss."""
+    """Raise MixingError if a model can't train on trees: branches would see each other, or have another loss."""
     name, text, attention = class_of(model).__name__, model.config.get_text_config(), attention_of(model)
     wrong = [
         f"has layers of {kind}: a branch would go on from its sibling"
@@ -95,7 +98,7 @@ def refuse(model: Any) -> None:
 
 
 def kinds_of_layers(text: Any) -> set[str]:
-    """Return the kinds of a model's layers, by its text config."""
+    """Return the kinds of a model's layers, such as `full_attention`, from its text config."""
     kinds = getattr(text, "layer_types", None)
     if kinds:
         return set(kinds)
@@ -111,7 +114,7 @@ def _each(model: Any, mask: Callable[[str], Any]) -> Any:
 
 
 def _masks(batch: Mapping[str, Any], outline: Outline) -> dict[str, Tensor]:
-    """Make additive masks on the model's device."""
+    """Return additive masks by kind of layer, on the model's device."""
     if outline.sight is not Sight.CAUSAL:
         _refuse_cut_images(batch)
     names = ("tree_end", "tree_index", "doc_ids", "mm_token_type_ids")

@@ -1,4 +1,4 @@
-"""Lay the members of message trees out in rows: what members share is there once. Tensors in, tensors out.
+"""Lay the members of message trees out in rows: shared tokens are there once. Tensors in, tensors out.
 
 Members stand in depth-first order, and each says how many of its first tokens are those of the member before it
 (`shared_len`). Three samples that begin alike in a row 12 wide, x = pad, · = not trained on (-100):
@@ -39,7 +39,7 @@ from energon_pack.training.layout import (
 
 
 def paths(lengths: Sequence[int], shared_lens: Sequence[int]) -> list[Tensor]:
-    """Return for each member of a row the places of its tokens in the row, int64 [L], ascending."""
+    """Return for each member of a row where its tokens, shared ones included, are in the row: int64 [L], ascending."""
     places: list[Tensor] = []
     begin, before = 0, torch.zeros(0, dtype=torch.int64)
     for length, shared in zip(lengths, shared_lens, strict=True):
@@ -51,7 +51,7 @@ def paths(lengths: Sequence[int], shared_lens: Sequence[int]) -> list[Tensor]:
 
 
 def refuse_unlike(members: Sequence[Member], names: Sequence[str]) -> None:
-    """Check that the members of a pack share what they say, and that a branch begins with an untrained token."""
+    """Raise ValueError if tokens that members share differ, or a member trains the first token of a branch."""
     if not has_trees([members]):
         return
     for (before, name_before), (member, name) in pairwise(zip(members, names, strict=True)):
@@ -75,7 +75,7 @@ def refuse_unlike(members: Sequence[Member], names: Sequence[str]) -> None:
 
 
 def _first_unlike(before: Member, member: Member) -> str:
-    """Name the first input of the shared tokens in which two members differ; empty: none."""
+    """Return the name of the first input in which the shared tokens of two members differ; empty: none."""
     shared = member.shared_len
 
     def parts(one: Member) -> dict[str, Tensor]:
@@ -91,7 +91,7 @@ def _first_unlike(before: Member, member: Member) -> str:
 
 @dataclass(frozen=True)
 class Merged:
-    """The members of one pack as one row of T tokens."""
+    """The members of one pack as one row of T tokens, shared tokens once."""
 
     #: labels where any member trains a token; weights: the sum of its members' weights
     row: Member
@@ -106,7 +106,7 @@ class Merged:
 
 
 def merge(members: Sequence[Member], kind: str = "token") -> Merged:
-    """Merge the members of a pack; `refuse_unlike` says whether they fit.
+    """Merge the members of a pack into one row; call `refuse_unlike` before.
 
     Args:
         kind: of `loss_weights`: each member's weights are by its own trained tokens, not by the tree's.
@@ -137,7 +137,7 @@ def merge(members: Sequence[Member], kind: str = "token") -> Merged:
 
 
 def neat_trees(rows: Sequence[Sequence[Member]], form: RowForm) -> Batch:
-    """Lay packs of trees out as `neat` lays out packs.
+    """Lay packs whose members share tokens out in rows, shared tokens once.
 
     Returns:
         The keys of `neat`, with `loss_weight` always; doc_ids is the number of the member that brings a token;

@@ -1,4 +1,4 @@
-"""Run a part of a model and keep what comparisons need: outputs of each token, its loss, its embeddings."""
+"""Run a part of a model and record outputs, loss and embeddings; check each call of a model."""
 
 import inspect
 import threading
@@ -23,7 +23,7 @@ _NUM_VALUES = 256
 
 @dataclass
 class RunValues:
-    """What one run shows."""
+    """Outputs, loss and embeddings of one run of a model."""
 
     #: [B, S, values]: outputs of each token, thinned
     values: Tensor | None = None
@@ -41,7 +41,7 @@ def see(
     call: Callable[..., Any],
     follow: bool = False,
 ) -> RunValues:
-    """Run a part of a model; `follow` the embeddings of its tokens with gradients, even if their table is frozen."""
+    """Run a part of a model and record its outputs; `follow`: its embeddings require gradients, even if frozen."""
     seen, shape = RunValues(), tokens_of(inputs).shape[:2]
 
     def note(_: Module, __: Any, output: Any) -> Any:
@@ -65,13 +65,13 @@ def see(
 
 
 def tokens_of(inputs: Mapping[str, Any]) -> Tensor:
-    """Return the ids [B, S], or the embeddings [B, S, width]."""
+    """Return the token ids [B, S]; without any, the embeddings [B, S, width]."""
     tokens: Tensor = inputs["inputs_embeds"] if inputs.get("input_ids") is None else inputs["input_ids"]
     return tokens
 
 
 def values_of(output: Any, shape: torch.Size) -> Tensor | None:
-    """Return the first output [B, S, values] of a part, thinned to about `_NUM_VALUES` values; None: it has none."""
+    """Return a part's first output [B, S, values], thinned to about `_NUM_VALUES` values a token; None: it has none."""
     parts = output.values() if isinstance(output, Mapping) else (output,)
     for one in tensors_in([*parts]):
         if one.shape[:2] == shape and one.dim() == 3 and one.is_floating_point():
@@ -81,7 +81,7 @@ def values_of(output: Any, shape: torch.Size) -> Tensor | None:
 
 @contextmanager
 def hooked(part: Module, hooks: Callable[[str, Module], Sequence[RemovableHandle]]) -> Iterator[None]:
-    """Put hooks on all parts, and take them away."""
+    """Put hooks, made by a function of name and part, on all parts of a model while the block runs."""
     handles: list[RemovableHandle] = []
     try:
         for name, one in part.named_modules():
@@ -97,7 +97,7 @@ Check = Callable[[Module, dict[str, Any]], None]
 
 
 class _Calls(threading.local):
-    """The calls of guarded parts in one thread."""
+    """The running calls of guarded parts in one thread."""
 
     def __init__(self) -> None:
         #: parts whose forward is running, the outermost first
@@ -107,7 +107,11 @@ class _Calls(threading.local):
 
 
 def hook(model: Module, check_call: Check) -> tuple[list[RemovableHandle], Check]:
-    """Check each call of the model or its parts; of nested calls only the outermost, and none that the check makes."""
+    """Check each outermost call of a model or its parts before it runs, except calls that the check makes.
+
+    Returns:
+        The handles of the hooks, and the check for calling it directly.
+    """
     calls = _Calls()
     attention = attention_of(model)
     norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]

@@ -24,12 +24,12 @@ def unwrapped(model: Any) -> Any:
 
 
 def is_whole(model: Any) -> bool:
-    """Say whether this is a model of transformers itself, not a wrapper."""
+    """Say whether this is a model of transformers, not a wrapper of one."""
     return hasattr(type(model), "_from_config")
 
 
 def class_of(model: Any) -> Any:
-    """Return the class a model had before `fully_shard`, which replaces a model's class by its own."""
+    """Return a model's class; after `fully_shard`, which replaces it, the class before that."""
     return next(kind for kind in type(model).__mro__ if "FSDPModule" not in [base.__name__ for base in kind.__mro__])
 
 
