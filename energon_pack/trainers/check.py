@@ -19,7 +19,7 @@ from energon_pack.trainers.alone import SampleLosses, reads_in_forward, samples_
 from energon_pack.trainers.check_dealing import dealing_of, refused
 from energon_pack.trainers.collator import Collator
 from energon_pack.trainers.loss import WeightedSteps
-from energon_pack.training.as_it_was import silent
+from energon_pack.training.as_it_was import without_randomness
 from energon_pack.training.encoded import Pack
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.layout import IGNORE
@@ -187,7 +187,7 @@ def _as_in_a_step(trainer: Any, num: int) -> Iterator[None]:
     model.to(trainer.args.device)
     setattr(trainer, name, num)
     try:
-        with torch.random.fork_rng(), silent(model):
+        with torch.random.fork_rng(), without_randomness(model):
             yield
     finally:
         setattr(trainer, name, before)

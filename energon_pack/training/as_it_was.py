@@ -19,14 +19,14 @@ from torch.nn.modules.dropout import _DropoutNd
 from energon_pack.training.wrapped import parts
 
 #: elements; a larger buffer holds weights (GPTQ, AWQ), which no forward changes
-_MOST = 2**20
-_PLAIN = (bool, int, float, type(None), Tensor)
+_MAX_BUFFER_ELEMENTS = 2**20
+_PLAIN_TYPES = (bool, int, float, type(None), Tensor)
 #: names of rates of randomness in training
-_RANDOM = re.compile("drop|jitter")
+_RATE_NAMES = re.compile("drop|jitter")
 
 
 @contextmanager
-def as_it_was(model: Module) -> Iterator[Callable[[int], None]]:
+def state_restored(model: Module) -> Iterator[Callable[[int], None]]:
     """Restore a model's modes, counters, caches and buffers, and all random number states, when the block ends.
 
     Yields:
@@ -34,14 +34,14 @@ def as_it_was(model: Module) -> Iterator[Callable[[int], None]]:
         dropout.
     """
     every = [*model.modules()]
-    plain = [{name: value for name, value in vars(part).items() if isinstance(value, _PLAIN)} for part in every]
+    plain = [{name: value for name, value in vars(part).items() if isinstance(value, _PLAIN_TYPES)} for part in every]
     kept = [(value, value.copy()) for part in every for name, value in vars(part).items() if _is_cache(name, value)]
     buffers = [dict(part._buffers) for part in every]
     before = {
         id(buffer): (buffer._version, buffer.detach().clone())
         for of_part in buffers
         for buffer in of_part.values()
-        if buffer is not None and buffer.numel() <= _MOST
+        if buffer is not None and buffer.numel() <= _MAX_BUFFER_ELEMENTS
     }
     host = random.getstate(), np.random.get_state()
     on_gpu = sorted({parameter.device.index for parameter in model.parameters() if parameter.device.type == "cuda"})
@@ -82,7 +82,7 @@ def _is_cache(name: str, value: Any) -> bool:
     return type(value) in (dict, list, set) and name not in Module.__annotations__ and not name.endswith("_hooks")
 
 
-def silence(model: Any) -> list[tuple[Any, str, float]]:
+def zero_random_rates(model: Any) -> list[tuple[Any, str, float]]:
     """Set all dropout and jitter rates of a model and its configs to 0; return (owner, attribute, old rate) of each."""
     configs = parts(model.config) if hasattr(getattr(model, "config", None), "get_text_config") else ()
     rates = [
@@ -91,7 +91,7 @@ def silence(model: Any) -> list[tuple[Any, str, float]]:
         for name, value in vars(part).items()
         if isinstance(value, float)
         and value
-        and (_RANDOM.search(name) or (name == "p" and isinstance(part, _DropoutNd)))
+        and (_RATE_NAMES.search(name) or (name == "p" and isinstance(part, _DropoutNd)))
     ]
     for part, name, _ in rates:
         setattr(part, name, 0.0)
@@ -99,9 +99,9 @@ def silence(model: Any) -> list[tuple[Any, str, float]]:
 
 
 @contextmanager
-def silent(model: Any) -> Iterator[None]:
+def without_randomness(model: Any) -> Iterator[None]:
     """Set all dropout and jitter rates of a model to 0 while the block runs, then restore them."""
-    rates = silence(model)
+    rates = zero_random_rates(model)
     try:
         yield
     finally:
@@ -131,13 +131,13 @@ def is_sharded(model: Module) -> bool:
 
 
 @contextmanager
-def ended(part: Module) -> Iterator[Callable[..., Any]]:
+def forward_suspended(part: Module) -> Iterator[Callable[..., Any]]:
     """Suspend FSDP2's pending forward while the block runs another forward with a backward, then begin it again.
 
     Yields:
         A function that runs the part with inputs by name.
     """
-    every = {id(state): state for one in part.modules() for state in _states(one)}
+    every = {id(state): state for one in part.modules() for state in _fsdp_states(one)}
     pending = [state for state in every.values() if state._training_state.name == "FORWARD"]
     within = {*part.modules()}
     outer = [state for state in pending if state._modules[0] not in within]  # its hooks do not run with the part
@@ -159,6 +159,6 @@ def ended(part: Module) -> Iterator[Callable[..., Any]]:
             state._pre_forward(state._modules[0], (), {})
 
 
-def _states(part: Module) -> list[Any]:
+def _fsdp_states(part: Module) -> list[Any]:
     """Return all FSDP2 states of the module tree that a part belongs to; empty without FSDP2."""
     return [] if not isinstance(part, FSDPModule) else [*part._get_fsdp_state()._state_ctx.all_states]

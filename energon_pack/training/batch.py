@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.training.forward_inputs import MEDIA_KEYS, NOT_GUARDED, MixingError
+from energon_pack.training.forward_inputs import MEDIA_KEYS, NOT_GUARDED_ERROR, MixingError
 from energon_pack.training.layout import IGNORE, seq_idx
 from energon_pack.training.masks import (
     BOUNDARIES,
@@ -26,13 +26,13 @@ from energon_pack.training.wrapped import unwrapped
 
 _log = logging.getLogger(__name__)
 #: Megatron's kernels read these on the host
-_ON_HOST = frozenset(("max_seqlen_q", "max_seqlen_kv"))
+_HOST_KEYS = frozenset(("max_seqlen_q", "max_seqlen_kv"))
 _TEXT_KEYS = (
     "input_ids", "labels", "position_ids", "attention_mask", "use_cache", "seq_idx",
     "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
 )  # fmt: skip
 #: inputs left out for a batch of trees: attention gets a plan or other masks, and classes would read these as a pack's
-_OF_PACKS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+_PACK_BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
 class VisualInputs(SimpleNamespace):
@@ -78,28 +78,28 @@ class PackedBatch(dict[str, Any]):
         """Copy the batch to a device, except tensors that kernels read on the host."""
         from energon_pack.training.together import moved
 
-        on_host = _ON_HOST.union(name for name in self if name.startswith(PREFIX) and BOUNDARIES in name)
+        on_host = _HOST_KEYS.union(name for name in self if name.startswith(PREFIX) and BOUNDARIES in name)
         on_device = [value for name, value in self._tensors() if name not in on_host]
-        return self._with(moved(on_device, lambda one: one.to(device, non_blocking=non_blocking)))
+        return self._with_tensors(moved(on_device, lambda one: one.to(device, non_blocking=non_blocking)))
 
     def pin_memory(self) -> "PackedBatch":
         """Copy the batch into pinned memory, so that `to(…, non_blocking=True)` copies it while the GPU computes."""
         from energon_pack.training.together import moved
 
-        return self._with(moved((value for _, value in self._tensors()), Tensor.pin_memory))
+        return self._with_tensors(moved((value for _, value in self._tensors()), Tensor.pin_memory))
 
     def in_one_buffer(self) -> "PackedBatch":
         """Return the batch with its small tensors as views of one buffer, which is moved by one copy."""
         from energon_pack.training.together import together
 
-        return self._with(together(value for _, value in self._tensors()))
+        return self._with_tensors(together(value for _, value in self._tensors()))
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, value in self.items():
             inner = vars(value) if isinstance(value, VisualInputs) else {name: value}
             yield from ((key, item) for key, item in inner.items() if isinstance(item, Tensor))
 
-    def _with(self, tensors: Mapping[int, Tensor]) -> "PackedBatch":
+    def _with_tensors(self, tensors: Mapping[int, Tensor]) -> "PackedBatch":
 
         def replaced(value: Any) -> Any:
             if isinstance(value, VisualInputs):
@@ -132,7 +132,7 @@ class PackedBatch(dict[str, Any]):
         if not labels or self.get("is_weighted"):
             del inputs["labels"]
             if labels:
-                _warn_of_weights()
+                _warn_of_missing_loss()
         elif "_packed_seq_ids" in self:  # labels are shifted already
             inputs["shift_labels"] = self["labels"]
         if "tree_end" in self:
@@ -140,17 +140,17 @@ class PackedBatch(dict[str, Any]):
                 raise ValueError(
                     "a batch of trees needs masks or a plan of its own: model_inputs(model), with the model"
                 )
-            for name in _OF_PACKS:
+            for name in _PACK_BOUNDARIES:
                 del inputs[name]
             from energon_pack.training.tree_inputs import attention_inputs
 
             inputs.update(attention_inputs(self, unwrapped(model)))
             return inputs
         if outline is not None and outline.tower is not None and self.get("tower") == outline.tower.mark:
-            inputs.update(self._of_tower(outline.tower, outline.device))
+            inputs.update(self._tower_inputs(outline.tower, outline.device))
         mask = self.mask if self.mask != "auto" else outline.proven if outline else None
         if mask is None:
-            raise ValueError(NOT_GUARDED)
+            raise ValueError(NOT_GUARDED_ERROR)
         if mask == "hybrid":
             inputs["seq_idx"] = seq_idx(self["cu_seq_lens_q"])
         if mask in ("dict4d", "prefix4d"):
@@ -160,7 +160,7 @@ class PackedBatch(dict[str, Any]):
             inputs["attention_mask"] = make(outline)
         return inputs
 
-    def _of_tower(self, proof: TowerProof, device: torch.device) -> dict[str, Any]:
+    def _tower_inputs(self, proof: TowerProof, device: torch.device) -> dict[str, Any]:
         """Return the vision tower's inputs; boundaries go to the device unless its attention reads them on the host."""
         values = {name: value for name, value in values_in(self).items() if name in proof.names}
         late = {name: values[name].to(device, non_blocking=True) for name in values if BOUNDARIES in name}
@@ -190,7 +190,7 @@ class PackedBatch(dict[str, Any]):
 
 
 @cache
-def _warn_of_weights() -> None:
+def _warn_of_missing_loss() -> None:
     """Warn once that the model returns no loss, and why."""
     _log.warning(
         "batches with weights: model_inputs leaves labels out, and the model's own loss is None, for it knows of no"
@@ -200,7 +200,7 @@ def _warn_of_weights() -> None:
 
 def total_weight(batch: Mapping[str, Any]) -> Tensor:
     """Return the sum of a `neat` batch's token weights, float64 0-d; without `loss_weight`, its trained tokens."""
-    return _weights(batch).sum(dtype=torch.float64)
+    return _token_weights(batch).sum(dtype=torch.float64)
 
 
 def weighted_loss(logits: Tensor, batch: Mapping[str, Any], total: Tensor | None = None) -> Tensor:
@@ -211,7 +211,7 @@ def weighted_loss(logits: Tensor, batch: Mapping[str, Any], total: Tensor | None
         total: Σ w over all batches of one step, accumulated and on all ranks (`total_weight`). The losses of these
             batches then add up to the loss of the same samples as one unpacked batch. By default this batch's own.
     """
-    each, weights, _ = _of_tokens(logits, batch)
+    each, weights, _ = _token_losses(logits, batch)
     divisor = (weights.sum() if total is None else total.to(logits.device)).clamp(min=1e-9)  # nothing trained: 0
     loss: Tensor = (each * weights).sum(dtype=divisor.dtype) / divisor
     return loss
@@ -229,7 +229,7 @@ def source_losses(logits: Tensor, batch: Mapping[str, Any], sources: Sequence[st
         float64 [2, num_sources]: Σ w·ce and Σ w. Their quotient is the loss of each source; the quotient of their sums
         is `weighted_loss`.
     """
-    each, weights, members = _of_tokens(logits.detach(), batch)
+    each, weights, members = _token_losses(logits.detach(), batch)
     number = {name: index for index, name in enumerate(sources)}
     width = max(map(len, batch["sample_ids"]), default=0) + 1
     of_member = torch.zeros(len(batch["sample_ids"]), width, dtype=torch.int64)
@@ -249,9 +249,9 @@ def source_losses(logits: Tensor, batch: Mapping[str, Any], sources: Sequence[st
     return sums
 
 
-def _of_tokens(logits: Tensor, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+def _token_losses(logits: Tensor, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     """Return cross entropy and weight of each label [B·T], and the number of its member in the row [B, T]."""
-    labels, weights, members = batch["labels"], _weights(batch), batch.get("doc_ids")
+    labels, weights, members = batch["labels"], _token_weights(batch), batch.get("doc_ids")
     members = torch.zeros_like(labels) if members is None else members
     if "_packed_seq_ids" not in batch:  # not shifted yet
         logits, labels, weights, members = logits[:, :-1], labels[:, 1:], weights[:, 1:], members[:, 1:]
@@ -261,7 +261,7 @@ def _of_tokens(logits: Tensor, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor
     return each, weights.flatten().to(logits.device), members.to(logits.device)
 
 
-def _weights(batch: Mapping[str, Any]) -> Tensor:
+def _token_weights(batch: Mapping[str, Any]) -> Tensor:
     weights: Tensor | None = batch.get("loss_weight")
     return (batch["labels"] != IGNORE).float() if weights is None else weights
 
@@ -288,10 +288,10 @@ def touch_vision(model: Any, batch: Mapping[str, Any]) -> Tensor:
 
     Each rank then has gradients for this tower. In a model that takes sounds, all other towers take part, too.
     """
-    return _touch_dummy(model, batch) + _touch_hearing(model)
+    return _touch_vision_tower(model, batch) + _touch_audio_towers(model)
 
 
-def _touch_hearing(model: Any) -> Tensor:
+def _touch_audio_towers(model: Any) -> Tensor:
     """Return 0, computed from all parameters outside the language model's layers, if the model takes sounds."""
     if not (hasattr(model, "get_audio_features") or hasattr(getattr(model, "config", None), "audio_config")):
         return torch.zeros((), device=next(model.parameters()).device)
@@ -305,7 +305,7 @@ def _touch_hearing(model: Any) -> Tensor:
     ).sum()  # in float16 a sum of weights may be infinite
 
 
-def _touch_dummy(model: Any, batch: Mapping[str, Any]) -> Tensor:
+def _touch_vision_tower(model: Any, batch: Mapping[str, Any]) -> Tensor:
     """Return 0, computed from the batch's dummy image by the vision tower; a constant if there is none."""
     dummy = {name.removeprefix("dummy_"): value for name, value in batch.items() if name.startswith("dummy_")}
     if not dummy:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from energon_pack.training.encoded import Encoded, text_of
+from energon_pack.training.encoded import Encoded, text_sample
 from energon_pack.training.finding import Proof
 from energon_pack.training.forward_inputs import MixingError, attention_of
 from energon_pack.training.probe_batches import ProbeTree, Samples
@@ -61,7 +61,7 @@ def prove_class(model: Any, encoder: Encoder | None, is_trusted: bool) -> ClassP
     """
     attention, name = attention_of(model), class_of(model).__name__
     mask, longest = (encoder.mask, encoder.max_token_len) if encoder else ("auto", None)
-    samples = encoder.probe_members() if encoder else _texts(model.config.get_text_config().vocab_size)
+    samples = encoder.probe_members() if encoder else _random_texts(model.config.get_text_config().vocab_size)
     device = model.device if model.device.type == "cuda" else torch.device("cpu")
 
     def proved(samples: Samples, mask: str) -> list[Proof]:
@@ -74,7 +74,7 @@ def prove_class(model: Any, encoder: Encoder | None, is_trusted: bool) -> ClassP
         if fewer[-1].is_exact:
             _log.warning("%s is shown without videos: with them, %s", name, proofs[-1].error)
             proofs, samples = fewer, images
-    _refuse_unshown(
+    _refuse_unproven(
         model, "is not shown to keep members of packs apart", proofs, samples, attention, longest, is_trusted
     )
     tree = getattr(encoder, "probe_tree", lambda _: None)(samples)
@@ -85,11 +85,11 @@ def prove_class(model: Any, encoder: Encoder | None, is_trusted: bool) -> ClassP
     refuse(model)
     of_trees = proved(tree, "")
     lacks = "is not shown to train on trees as on their samples alone"
-    _refuse_unshown(model, lacks, of_trees, tree, attention, longest, is_trusted)
+    _refuse_unproven(model, lacks, of_trees, tree, attention, longest, is_trusted)
     return ClassProof(proofs, samples, of_trees[-1], tree)
 
 
-def _refuse_unshown(
+def _refuse_unproven(
     model: Any,
     lacks: str,
     proofs: Sequence[Proof],
@@ -108,8 +108,8 @@ def _refuse_unshown(
     _log.warning("%s; trained all the same: trust=%s", finding, kind.__name__)
 
 
-def _texts(vocabulary: int) -> list[Encoded]:
+def _random_texts(vocabulary: int) -> list[Encoded]:
     generator = torch.Generator().manual_seed(0)
     first = min(10, vocabulary // 2)
     lengths = (19, 24, 16)
-    return [text_of(torch.randint(first, vocabulary, (length,), generator=generator)) for length in lengths]
+    return [text_sample(torch.randint(first, vocabulary, (length,), generator=generator)) for length in lengths]

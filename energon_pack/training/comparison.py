@@ -30,7 +30,7 @@ from energon_pack.training.finding import (
     difference,
     gradients_of,
     largest,
-    size_of,
+    root_mean_square,
     variation,
 )
 from energon_pack.training.layout import IGNORE, loss_weights
@@ -56,16 +56,16 @@ class ProbeLoss:
 
     def inputs(self) -> dict[str, Any]:
         """Return the labels with which the model computes the batch's loss itself; empty if it does not."""
-        return self._named(self._batch["labels"], self._batch["labels"])
+        return self._label_inputs(self._batch["labels"], self._batch["labels"])
 
     def inputs_alone(self, labels: Tensor) -> dict[str, Any]:
         """Return the inputs, from one sample's labels [1, L], with which the model computes its loss itself."""
-        return self._named(labels, pad_tensor(labels[:, 1:], (0, 1), value=IGNORE))
+        return self._label_inputs(labels, pad_tensor(labels[:, 1:], (0, 1), value=IGNORE))
 
     def of_batch(self, seen: RunValues) -> Tensor:
         """Return the loss, 0-d, of a run of the batch."""
         if self._is_own:
-            return _own(seen)
+            return _model_loss(seen)
         values = logits_of(seen)
         labels = self._batch["labels"].to(values.device)
         labels = torch.where(labels == IGNORE, IGNORE, labels % values.shape[-1])  # outputs are thinned
@@ -75,13 +75,13 @@ class ProbeLoss:
         """Return a sample's part of the batch's loss, 0-d, from a run of the sample alone."""
         weights = loss_weights(sample.tokens, self._kind)[1:]
         if self._is_own:
-            return _own(seen) * (1.0 if self._is_divided else float(weights.sum() / self._total))
+            return _model_loss(seen) * (1.0 if self._is_divided else float(weights.sum() / self._total))
         values = logits_of(seen)[0, :-1]
         targets = sample.tokens.ids[1:].to(values.device) % values.shape[-1]
         each = cross_entropy(values, targets, reduction="none")
         return (each * weights.to(values.device)).sum(dtype=torch.float64) / self._total
 
-    def _named(self, labels: Tensor, shifted: Tensor) -> dict[str, Any]:
+    def _label_inputs(self, labels: Tensor, shifted: Tensor) -> dict[str, Any]:
         if not self._is_own:
             return {}
         is_shifted = "_packed_seq_ids" in self._batch
@@ -90,7 +90,7 @@ class ProbeLoss:
         return named | ({"num_items_in_batch": self._total} if self._is_divided else {})
 
 
-def _own(seen: RunValues) -> Tensor:
+def _model_loss(seen: RunValues) -> Tensor:
     if seen.loss is None:
         raise ValueError("it computes no loss from labels")
     return seen.loss
@@ -103,9 +103,9 @@ def logits_of(seen: RunValues) -> Tensor:
 
 
 #: tokens over which differences are averaged where rounding may send single ones to another expert
-BLOCK = 16
+AVERAGED_TOKENS = 16
 #: outputs vary at least by so many times the rounding of their size, where they are compared in a short type
-ROUNDED = 16
+MIN_ROUNDINGS = 16
 
 
 @dataclass(frozen=True)
@@ -154,18 +154,19 @@ def compare(way: RunOptions, probe: Probe) -> Finding:
     packed = _run(way, {**probe.inputs, **loss.inputs()}, loss.of_batch, leaves, routing)
     alone: dict[int, _ForwardRun] = {}
     for one in probe.placed:
-        if _key(way, one) not in alone:
-            alike = [other for other in probe.placed if _key(way, other) == _key(way, one)]
-            alone[_key(way, one)] = _run_alone(way, probe, alike, loss, routing, packed.values.shape)
-    pairs = [(one, alone[_key(way, one)]) for one in probe.placed]
+        if _run_key(way, one) not in alone:
+            alike = [other for other in probe.placed if _run_key(way, other) == _run_key(way, one)]
+            alone[_run_key(way, one)] = _run_alone(way, probe, alike, loss, routing, packed.values.shape)
+    pairs = [(one, alone[_run_key(way, one)]) for one in probe.placed]
     eps = max((torch.finfo(dtype).eps for dtype in packed.dtypes), default=0.0)
     is_low = eps > 1e-6
-    tolerance, block = (way.tolerances[1], BLOCK) if is_low else (way.tolerances[0], 1)
+    tolerance, block = (way.tolerances[1], AVERAGED_TOKENS) if is_low else (way.tolerances[0], 1)
     differences = [difference(packed.values[one.row, one.places], run.values[0], block) for one, run in pairs]
     outputs_vary = sum(variation(run.values[0]) for run in alone.values()) / len(alone)
     if is_low:  # values that hardly vary are rounded like all others of their size
         outputs_vary = max(
-            outputs_vary, ROUNDED * eps * sum(size_of(run.values[0]) for run in alone.values()) / len(alone)
+            outputs_vary,
+            MIN_ROUNDINGS * eps * sum(root_mean_square(run.values[0]) for run in alone.values()) / len(alone),
         )
     if not way.follow:
         return Finding(largest(differences), outputs_vary, tolerance=tolerance)
@@ -175,7 +176,7 @@ def compare(way: RunOptions, probe: Probe) -> Finding:
     return Finding(largest(differences), outputs_vary, by_loss, gradients, of_strangers, tolerance)
 
 
-def _key(way: RunOptions, one: PlacedSample) -> int:
+def _run_key(way: RunOptions, one: PlacedSample) -> int:
     """Return a key that places have in common if one run alone serves them; with routed experts each has its own."""
     return id(one if way.is_routed else one.sample)
 

@@ -61,19 +61,19 @@ def _refuse(packs: Sequence[Pack], is_bad: Callable[[Member], bool], why: str) -
             raise BadPack(f"{bad.sample_id} in {pack.key}: {why}")
 
 
-def text_of(ids: Tensor, rows: Iterable[str] = ()) -> Encoded:
+def text_sample(ids: Tensor, rows: Iterable[str] = ()) -> Encoded:
     """Return a text sample of token ids [L], each trained but the first; `rows` names further inputs, all 0."""
     zeros, labels = torch.zeros_like(ids), torch.cat([torch.full((1,), IGNORE), ids[1:]])
     return Encoded("text", Member(ids, labels, zeros, rows=dict.fromkeys(rows, zeros)))
 
 
 #: argument of `forward` and of `get_rope_index` that says that videos are heard
-HEARD = "use_audio_in_video"
+USE_AUDIO_IN_VIDEO = "use_audio_in_video"
 #: tokens of a video and of a sound in `mm_token_type_ids`
 _VIDEO, _SOUND = 2, 3
 
 
-def are_heard(types: Tensor) -> bool:
+def has_audio_in_video(types: Tensor) -> bool:
     """Say whether a sample's videos have sound: tokens of sounds stand beside tokens of videos in `types` [L]."""
     pairs = torch.stack([types[:-1], types[1:]]).sort(dim=0).values
     return bool(((pairs[0] == _VIDEO) & (pairs[1] == _SOUND)).any())

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 #: boundaries of members, and the length of the longest one, in both layouts
-_BOUNDARIES = (
+_BOUNDARY_KEYS = (
     "cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded",
 )  # fmt: skip
-_LONGEST = ("max_length_q", "max_length_k", "max_seqlen_q", "max_seqlen_kv")
+_MAX_LENGTH_KEYS = ("max_length_q", "max_length_k", "max_seqlen_q", "max_seqlen_kv")
 
 
 def check_shapes(pad_to: Any, pad_segments: Any) -> None:
@@ -37,10 +37,10 @@ def widths_of(pad_to: str | int | Sequence[int], planned: int, longest: int | No
     return widths
 
 
-def with_segments(batch: Mapping[str, Any], num_segments: int) -> dict[str, Any]:
+def padded_boundaries(batch: Mapping[str, Any], num_segments: int) -> dict[str, Any]:
     """Return a batch's boundaries, filled up with empty segments at the end, and the row's width as longest length."""
     width, filled = batch["input_ids"].shape[1], {}
-    for name in _BOUNDARIES:
+    for name in _BOUNDARY_KEYS:
         if (ends := batch.get(name)) is not None:
             if (missing := num_segments + 1 - len(ends)) < 0:
                 raise ValueError(
@@ -48,7 +48,7 @@ def with_segments(batch: Mapping[str, Any], num_segments: int) -> dict[str, Any]
                     f" packing.max_members={num_segments - 1}, for one pack a batch, or give a larger number"
                 )
             filled[name] = torch.cat([ends, ends[-1:].expand(missing)])
-    longest = {name: batch[name] for name in _LONGEST if name in batch}
+    longest = {name: batch[name] for name in _MAX_LENGTH_KEYS if name in batch}
     return filled | {
         name: value.new_tensor(width) if isinstance(value, torch.Tensor) else width for name, value in longest.items()
     }

@@ -10,11 +10,11 @@ from torch.autograd import graph
 from energon_pack.training.trial_inputs import PlacedSample
 
 #: gradients are rounded so much more than outputs: of 230 classes in bfloat16 by 11 % at most, outputs by 3 %
-_MORE = 2.5
+_GRADIENT_ROUNDING = 2.5
 #: share of the largest gradient that is none: where a mask cuts all ways to a loss, there is nothing to round
-_ZERO = 1e-5
+_NO_GRADIENT = 1e-5
 #: some classes give words that can't come next a logit as low as that
-_NO_OUTPUT = 1e4
+_IMPOSSIBLE_LOGIT = 1e4
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Finding:
     @property
     def shares(self) -> list[float]:
         """The differences of outputs, loss and gradients, each relative to its size."""
-        return [self.alone / max(self.own, 1e-30), self.loss or 0.0, (self.gradients or 0.0) / _MORE]
+        return [self.alone / max(self.own, 1e-30), self.loss or 0.0, (self.gradients or 0.0) / _GRADIENT_ROUNDING]
 
     @property
     def is_shown(self) -> bool:
@@ -50,15 +50,15 @@ class Finding:
     def mixes(self) -> bool:
         """Whether samples depend on each other or on being packed; also true if outputs do not vary."""
         is_same = all(share <= self.tolerance for share in self.shares)  # NaN is not
-        return not (self.is_shown and is_same and (self.others or 0.0) <= _ZERO)
+        return not (self.is_shown and is_same and (self.others or 0.0) <= _NO_GRADIENT)
 
     @property
-    def has_outputs(self) -> bool:
+    def outputs_agree(self) -> bool:
         """Whether the batch has the outputs of its samples alone, within the tolerance."""
         return self.shares[0] <= self.tolerance
 
     @property
-    def has_loss(self) -> bool:
+    def loss_agrees(self) -> bool:
         """Whether the batch has the loss of its samples alone, within the tolerance."""
         return self.shares[1] <= self.tolerance
 
@@ -112,18 +112,18 @@ def difference(first: Tensor, second: Tensor, block: int) -> float:
 
 def variation(values: Tensor) -> float:
     """Return how much the outputs [L, values] of a sample vary from token to token, as a root mean square."""
-    outputs = _outputs(values)
+    outputs = _possible_outputs(values)
     return float((outputs - outputs.mean(0)).square().mean().sqrt())
 
 
-def size_of(values: Tensor) -> float:
+def root_mean_square(values: Tensor) -> float:
     """Return the root mean square of a sample's outputs [L, values]; logits of impossible words count as 0."""
-    return float(_outputs(values).square().mean().sqrt())
+    return float(_possible_outputs(values).square().mean().sqrt())
 
 
-def _outputs(values: Tensor) -> Tensor:
+def _possible_outputs(values: Tensor) -> Tensor:
     """Return outputs in float32, with 0 in place of logits of impossible words."""
-    return torch.where(values.abs() < _NO_OUTPUT, values, 0.0).float()
+    return torch.where(values.abs() < _IMPOSSIBLE_LOGIT, values, 0.0).float()
 
 
 def largest(values: Iterable[float]) -> float:
@@ -132,8 +132,8 @@ def largest(values: Iterable[float]) -> float:
 
 
 #: values kept of the gradient of each weight
-_NUM_VALUES = 4096
-_Pair = tuple[Tensor | None, Tensor | None]
+_NUM_GRADIENT_VALUES = 4096
+_GradientPair = tuple[Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Gradients:
 
 def gradients_of(loss: Tensor, embedded: Tensor, media: Sequence[Tensor], weights: Sequence[Tensor]) -> Gradients:
     """Return the gradients of a loss; raise ValueError if a reentrant checkpoint would write `.grad` of all weights."""
-    if _has_backwards_within(loss):
+    if _has_reentrant_checkpoint(loss):
         raise ValueError(
             "checkpoints run a backward of their own: gradient_checkpointing_kwargs={'use_reentrant': False}"
         )
@@ -166,7 +166,7 @@ def gradients_of(loss: Tensor, embedded: Tensor, media: Sequence[Tensor], weight
     return Gradients(gradients[0], gradients[1 : 1 + len(media)], of_weights)
 
 
-def _has_backwards_within(loss: Tensor) -> bool:
+def _has_reentrant_checkpoint(loss: Tensor) -> bool:
     """Say whether the loss's graph has a checkpoint with `use_reentrant`, which runs a backward of its own."""
     waiting, seen = [loss.grad_fn], set()
     while waiting:
@@ -180,7 +180,7 @@ def _has_backwards_within(loss: Tensor) -> bool:
 
 
 def _thinned(gradient: Tensor | None) -> Tensor | None:
-    return None if gradient is None else gradient.flatten()[:: -(-gradient.numel() // _NUM_VALUES)].clone()
+    return None if gradient is None else gradient.flatten()[:: -(-gradient.numel() // _NUM_GRADIENT_VALUES)].clone()
 
 
 def compare_gradients(packed: Gradients, pairs: Sequence[tuple[PlacedSample, Gradients]]) -> tuple[float, float]:
@@ -194,7 +194,7 @@ def compare_gradients(packed: Gradients, pairs: Sequence[tuple[PlacedSample, Gra
     expected = torch.zeros_like(packed.embedded, dtype=torch.float32)
     is_own = torch.zeros(expected.shape[:2], dtype=torch.bool, device=expected.device)
     waiting = iter(packed.media)
-    media: list[_Pair] = []
+    media: list[_GradientPair] = []
     strangers: list[Tensor | None] = []
     weights: Sequence[Tensor | None] = [None] * len(packed.weights)
     for one, alone in pairs:
@@ -206,10 +206,13 @@ def compare_gradients(packed: Gradients, pairs: Sequence[tuple[PlacedSample, Gra
         weights = [_sum(first, second) for first, second in zip(weights, alone.weights, strict=True)]
         is_own[one.row, one.places] = True
         expected[one.row, one.places] += 0.0 if alone.embedded is None else alone.embedded[0].float()
-    embedded: list[_Pair] = [(packed.embedded.float()[is_own], expected[is_own])]
-    kinds: list[list[_Pair]] = [embedded, media, [*zip(packed.weights, weights, strict=True)]]
-    of_strangers = [_share([packed.embedded[~is_own]], [expected]), _share(strangers, [pair[1] for pair in media])]
-    shares = [_share([_difference(*pair) for pair in kind], [pair[1] for pair in kind]) for kind in kinds]
+    embedded: list[_GradientPair] = [(packed.embedded.float()[is_own], expected[is_own])]
+    kinds: list[list[_GradientPair]] = [embedded, media, [*zip(packed.weights, weights, strict=True)]]
+    of_strangers = [
+        _relative_size([packed.embedded[~is_own]], [expected]),
+        _relative_size(strangers, [pair[1] for pair in media]),
+    ]
+    shares = [_relative_size([_difference(*pair) for pair in kind], [pair[1] for pair in kind]) for kind in kinds]
     return largest(shares), largest(of_strangers)
 
 
@@ -221,10 +224,10 @@ def _difference(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     return _sum(first, None if second is None else -second)
 
 
-def _share(values: Sequence[Tensor | None], whole: Sequence[Tensor | None]) -> float:
+def _relative_size(values: Sequence[Tensor | None], whole: Sequence[Tensor | None]) -> float:
     """Return the largest absolute value of `values` divided by that of `whole`; None counts as 0."""
-    return _size(values) / max(_size(whole), 1e-30)
+    return _largest_absolute(values) / max(_largest_absolute(whole), 1e-30)
 
 
-def _size(values: Iterable[Tensor | None]) -> float:
+def _largest_absolute(values: Iterable[Tensor | None]) -> float:
     return largest(float(one.abs().max()) for one in values if one is not None and one.numel())

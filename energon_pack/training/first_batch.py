@@ -12,7 +12,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 
-from energon_pack.training.as_it_was import as_it_was, ended, full_precision, is_sharded, silent
+from energon_pack.training.as_it_was import (
+    forward_suspended,
+    full_precision,
+    is_sharded,
+    state_restored,
+    without_randomness,
+)
 from energon_pack.training.comparison import RunOptions, compare
 from energon_pack.training.finding import Finding, difference, variation
 from energon_pack.training.forward_inputs import MixingError
@@ -45,13 +51,13 @@ class SampleComparison:
     runs: tuple[Run, Run]
 
 
-def try_alone(pending: Pending, probe: Probe) -> SampleComparison:
+def compare_with_alone(pending: Pending, probe: Probe) -> SampleComparison:
     """Compare each sample of a batch with its run alone, without dropout."""
-    part, way, switches, last = pending.part, _way(pending), switches_of(pending.inputs), probe.placed[-1]
+    part, way, switches, last = pending.part, _run_options(pending), switches_of(pending.inputs), probe.placed[-1]
     plain = probe.plain
     probe = replace(probe, plain=lambda sample: switches | plain(sample))
     alone = without_loss(probe.plain(last.sample))
-    with silent(part):
+    with without_randomness(part):
         is_random = part.training and _is_random(pending, alone)
         finding = replace(compare(way, probe), in_training=part.training)
     span = MemberSpan(last.row, int(last.places[0]), int(last.places[0]) + len(last.places))
@@ -60,14 +66,14 @@ def try_alone(pending: Pending, probe: Probe) -> SampleComparison:
     )
 
 
-def _way(pending: Pending) -> RunOptions:
+def _run_options(pending: Pending) -> RunOptions:
     part, inputs = pending.part, pending.inputs
     return RunOptions(
         part,
         pending.call,
         (SUMS, LOW_PRECISION),
         follow=torch.is_grad_enabled(),
-        weights=_weights(part),
+        weights=_compared_weights(part),
         own_loss=any(inputs.get(name) is not None for name in ("labels", "shift_labels")),
         is_divided=inputs.get("num_items_in_batch") is not None,
         is_routed=is_routed(part),
@@ -75,7 +81,7 @@ def _way(pending: Pending) -> RunOptions:
     )
 
 
-def _weights(part: Module) -> list[Tensor]:
+def _compared_weights(part: Module) -> list[Tensor]:
     """Return the weights whose gradients are compared; none if weights are sharded or have a gradient already."""
     every: list[Tensor] = [one for one in part.parameters() if one.requires_grad]
     return every if not is_sharded(part) and all(one.grad is None for one in every) else []
@@ -106,7 +112,7 @@ class FirstBatch:
         """Remember the model; nothing is run yet."""
         self._subject, self._model = subject, subject.model
         self._is_sharded = self._is_warned = False
-        self._tried: list[TriedKind] = []
+        self._tried_kinds: list[TriedKind] = []
         #: the results
         self.trials: list[ModelTrial] = []
 
@@ -116,7 +122,7 @@ class FirstBatch:
 
         If parameters are sharded, all ranks try it at the same forward, or none does. MixingError: it mixes members.
         """
-        steps = self._steps(part, inputs)
+        steps = self._trial_steps(part, inputs)
         if steps is None:
             return
         send, throw = torch.compiler.disable(steps.send), torch.compiler.disable(steps.throw)
@@ -132,35 +138,35 @@ class FirstBatch:
             steps.close()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _steps(self, part: Module, inputs: Mapping[str, Any]) -> Steps | None:
-        if not self._tried:
+    def _trial_steps(self, part: Module, inputs: Mapping[str, Any]) -> Steps | None:
+        if not self._tried_kinds:
             self._is_sharded = is_sharded(self._model)
         subject = self._subject
         kind = kind_of(self._model, part, inputs, subject.longest_of(inputs), subject.is_open(inputs))
-        known = next((one for one in self._tried if one.kind.covers(kind)), None)
+        known = next((one for one in self._tried_kinds if one.kind.covers(kind)), None)
         if known is not None:
             known.left -= 1
         lacks_others = known is not None and not known.has_others and self._subject.changed(inputs) is not None
         is_waiting = known is not None and known.left >= 0 and not self._subject.tries_all
-        is_tried, is_better = self._agreed(is_waiting, lacks_others)
-        return None if is_tried and not is_better else self._try(part, inputs, kind)
+        is_tried, is_better = self._on_all_ranks(is_waiting, lacks_others)
+        return None if is_tried and not is_better else self._run_trial(part, inputs, kind)
 
-    def _try(self, part: Module, inputs: Mapping[str, Any], kind: Kind) -> Steps:
+    def _run_trial(self, part: Module, inputs: Mapping[str, Any], kind: Kind) -> Steps:
         start, name = time.perf_counter(), class_of(self._model).__name__
         copies = {
             k: v.clone() if isinstance(v, Tensor) and k not in self._subject.media else v for k, v in inputs.items()
         }
         asked = self._subject.changed(copies)
-        asked = None if self._is_any(asked is None) else asked
+        asked = None if self._on_any_rank(asked is None) else asked
         place = None
         try:
-            with as_it_was(part) as begin, full_precision(), ended(part) as call:
-                pending = Pending(part, call, copies, begin, self._is_any)
+            with state_restored(part) as begin, full_precision(), forward_suspended(part) as call:
+                pending = Pending(part, call, copies, begin, self._on_any_rank)
                 moved = [] if asked is None else (yield from changes(pending, asked))
-                beside = try_alone(pending, self._subject.probe(pending))
+                beside = compare_with_alone(pending, self._subject.probe(pending))
                 trial = ModelTrial(beside.finding, moved, beside.is_random, round(time.perf_counter() - start, 3))
-                if mixes := self._is_any(trial.mixes):
-                    place = self._place(pending, asked, trial, beside)
+                if mixes := self._on_any_rank(trial.mixes):
+                    place = self._mixing_part(pending, asked, trial, beside)
         except (MixingError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # foreign code, with inputs that it may not be made for
@@ -176,25 +182,25 @@ class FirstBatch:
         self._remember(kind, asked is not None, name)
         yield None
 
-    def _place(
+    def _mixing_part(
         self, pending: Pending, asked: TrialInputs | None, trial: ModelTrial, beside: SampleComparison
     ) -> str | None:
         """Return the name of the part that mixes members; None: outputs agree, so only loss or gradients show it."""
-        is_moved = self._is_any(trial.moved_others)
-        if not self._is_any(is_moved or not trial.alone.has_outputs):
+        is_moved = self._on_any_rank(trial.moved_others)
+        if not self._on_any_rank(is_moved or not trial.alone.outputs_agree):
             return None
         pending.begin(0)
-        with silent(pending.part):
+        with without_randomness(pending.part):
             return first_place(pending.part, pending.call, asked.runs if asked and is_moved else beside.runs, SUMS)
 
     def _remember(self, kind: Kind, has_others: bool, name: str) -> None:
         """Record a trial that passed; log it, or warn once that it proves nothing."""
         trial = self.trials[-1]
-        if (known := next((one for one in self._tried if one.kind.runs_as(kind)), None)) is not None:
+        if (known := next((one for one in self._tried_kinds if one.kind.runs_as(kind)), None)) is not None:
             known.again(kind, has_others)
         else:
-            self._tried = [one for one in self._tried if not kind.covers(one.kind)]
-            self._tried.append(TriedKind(kind, has_others))
+            self._tried_kinds = [one for one in self._tried_kinds if not kind.covers(one.kind)]
+            self._tried_kinds.append(TriedKind(kind, has_others))
         if trial.is_shown:
             batch = self._subject.name
             _log.info("%s keeps the members of %s apart: %s (%.2g s)", name, batch, trial, trial.seconds)
@@ -203,11 +209,11 @@ class FirstBatch:
             batch = self._subject.name
             _log.warning("%s is not shown to keep members apart: %s in %s", name, trial.unshown, batch)
 
-    def _is_any(self, flag: bool) -> bool:
+    def _on_any_rank(self, flag: bool) -> bool:
         """Say whether a flag is true on any of the ranks that run the model together."""
-        return not self._agreed(not flag)[0]
+        return not self._on_all_ranks(not flag)[0]
 
-    def _agreed(self, *flags: bool) -> Sequence[bool]:
+    def _on_all_ranks(self, *flags: bool) -> Sequence[bool]:
         """Return for each flag whether it is true on all of the ranks that run the model together."""
         if not self._is_sharded:
             return flags

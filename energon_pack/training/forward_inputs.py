@@ -12,16 +12,16 @@ from torch import Tensor
 from torch.nn import Module
 
 #: name of this package's attention for trees among transformers' implementations
-TREE = "energon_pack_tree"
+TREE_ATTENTION = "energon_pack_tree"
 #: kernels of layers that carry a state: the module to import, the package to install
 _KERNELS = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d"}
-_rope_rows: weakref.WeakKeyDictionary[Module, bool] = weakref.WeakKeyDictionary()
+_has_rope_rows_by_model: weakref.WeakKeyDictionary[Module, bool] = weakref.WeakKeyDictionary()
 #: the mask that was shown to keep members apart, by guarded model
-PROVEN: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
+PROVEN_MASKS: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
 
 
 #: the error of a batch that asks for that mask
-NOT_GUARDED = "mask=auto: guard(model, encoder) finds what the model needs, model_inputs(model) uses it"
+NOT_GUARDED_ERROR = "mask=auto: guard(model, encoder) finds what the model needs, model_inputs(model) uses it"
 
 
 class MixingError(ValueError):
@@ -50,9 +50,9 @@ def refuse_rows(num_rows: int) -> None:
 
 def has_rope_rows(model: Module) -> bool:
     """Say whether a model takes M-RoPE rows as `position_ids`; without positions it computes them itself."""
-    if model not in _rope_rows:
-        _rope_rows[model] = any(hasattr(type(module), "get_rope_index") for module in model.modules())
-    return _rope_rows[model]
+    if model not in _has_rope_rows_by_model:
+        _has_rope_rows_by_model[model] = any(hasattr(type(module), "get_rope_index") for module in model.modules())
+    return _has_rope_rows_by_model[model]
 
 
 def attention_of(model: Any) -> str | None:
@@ -78,7 +78,7 @@ def mask_of(inputs: Mapping[str, Any]) -> str:
     return "hybrid" if inputs.get("seq_idx") is not None else "positions"
 
 
-def forks_of(row: Tensor) -> list[list[int]]:
+def branch_starts(row: Tensor) -> list[list[int]]:
     """Return [row, column] of each token that begins a branch of a tree: its position jumps, and not to 0.
 
     `row` holds the positions [B, S].
@@ -104,8 +104,8 @@ def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> Non
         raise MixingError("is_causal=False: sdpa and flash attention then look at all that follows; leave it out")
     if positions is None:
         raise MixingError("position_ids are missing: they are what tells members apart")
-    row = text_row(inputs, positions)
-    forks = forks_of(row)
+    row = text_positions(inputs, positions)
+    forks = branch_starts(row)
     if inputs.get("tree_plan") is not None or (forks and mask_of(inputs) in ("dict4d", "prefix4d")):
         _check_trees(inputs, attention, row, forks)
         return
@@ -142,7 +142,7 @@ def _check_trees(inputs: Mapping[str, Any], attention: str | None, row: Tensor, 
     """Check that the first token of each branch does not see the token before it, which is of another branch."""
     mask = inputs["attention_mask"]
     if mask_of(inputs) == "tree_plan":
-        if attention != TREE:
+        if attention != TREE_ATTENTION:
             raise MixingError(f"a tree_plan, and attention is {attention}, which does not read it: model_inputs(model)")
         begins = {int(place) for place in inputs["tree_plan"].cu_seq_lens_q.tolist()}
         if any(number * row.shape[1] + place not in begins for number, place in forks):
@@ -158,7 +158,7 @@ def _check_trees(inputs: Mapping[str, Any], attention: str | None, row: Tensor, 
                 raise MixingError(f"attention_mask[{name!r}] lets token {place} see the branch before it")
 
 
-def text_row(inputs: Mapping[str, Any], positions: Tensor) -> Tensor:
+def text_positions(inputs: Mapping[str, Any], positions: Tensor) -> Tensor:
     """Return the positions [B, S] that restart with each member: `positions`, or the first of M-RoPE's four rows."""
     ids = inputs.get("input_ids")
     shape = ids.shape if ids is not None else inputs["inputs_embeds"].shape[:2]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from energon_pack.training.forward_inputs import PROVEN, has_rope_rows
+from energon_pack.training.forward_inputs import PROVEN_MASKS, has_rope_rows
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.wrapped import unwrapped
 
@@ -102,7 +102,7 @@ def outline_of(model: Any) -> Outline:
     return Outline(
         name=type(model).__name__,
         rope_rows=has_rope_rows(model),
-        proven=PROVEN.get(model),
+        proven=PROVEN_MASKS.get(model),
         sliding_window=getattr(text, "sliding_window", None),
         attention_chunk_size=getattr(text, "attention_chunk_size", None),
         sight=sight_of(model),

@@ -20,7 +20,7 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
 from energon_pack.samples.media.prepared import changed, prepared_media
 from energon_pack.samples.member import NOT_SHARED, MemberInput, Shared
 from energon_pack.samples.tokens import MemberTokens, SeenMedium
-from energon_pack.training.calls import TokenRow, filled_with_noise
+from energon_pack.training.calls import TokenFunction, random_media
 from energon_pack.training.encoded import Encoded as Encoded
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Member
@@ -132,7 +132,7 @@ class MemberEncoder:
                 draft = _Draft(
                     MemberInput(f"{kind or 'text'} {seed}", []),
                     trial.tokens,
-                    filled_with_noise(self._rules, trial.tokens, seed),
+                    random_media(self._rules, trial.tokens, seed),
                 )
                 media, shares = self._media([draft])
                 (encoded,) = self._encoded([draft], shares)
@@ -153,7 +153,7 @@ class MemberEncoder:
         )
         joins = {name: rule for part in parts for name, rule in part.joins.items()}
         media = join([part.media for part in parts], joins)
-        rows = {name: torch.as_tensor(make([ids.tolist()]))[0] for name, make in self.of_tokens.items()}
+        rows = {name: torch.as_tensor(make([ids.tolist()]))[0] for name, make in self.token_functions.items()}
         for_rows = {name: value for name, value in media.items() if isinstance(self._rope, OwnRope) or name in _GRIDS}
         member = Member(ids, labels, types, self._rows(ids, types, for_rows), rows)
         return Encoded(" + ".join(part.sample_id for part in parts), member, media, joins=joins)
@@ -238,7 +238,7 @@ class MemberEncoder:
             rows: dict[str, Tensor] = {}
             if self._rules.is_asked:
                 listed = own_ids.tolist()
-                rows = {name: torch.as_tensor(make([listed]))[0] for name, make in self.of_tokens.items()}
+                rows = {name: torch.as_tensor(make([listed]))[0] for name, make in self.token_functions.items()}
                 if (known_types := self._pixels.token_types(listed)) is not None:
                     # transformers knows only images, videos and sounds
                     own_types = torch.where(own_types > AUDIO.token_type, own_types, torch.tensor(known_types))
@@ -247,9 +247,9 @@ class MemberEncoder:
             yield Member(own_ids, own_labels, own_types, rope, rows, weights, draft.tokens.factor, shared_len)
 
     @cached_property
-    def of_tokens(self) -> Mapping[str, TokenRow]:
+    def token_functions(self) -> Mapping[str, TokenFunction]:
         """Functions, by input name, from token ids to inputs of one value per token that only this model has."""
-        return self._pixels.of_tokens if self._rules.is_asked else {}
+        return self._pixels.token_functions if self._rules.is_asked else {}
 
     def _rows(self, ids: Tensor, types: Tensor, media: dict[str, Tensor]) -> Tensor | None:
         """Return the M-RoPE rows [3, L] of one member; None: the model has none."""

@@ -21,7 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
-from energon_pack.training.comparison import BLOCK
+from energon_pack.training.comparison import AVERAGED_TOKENS
 from energon_pack.training.finding import Finding, difference, variation
 from energon_pack.training.routing import Routing, is_routed, routed
 from energon_pack.training.trial_inputs import MemberSpan, Probe, Run, TrialInputs
@@ -137,7 +137,7 @@ def changes(pending: Pending, asked: TrialInputs) -> Generator[PendingRun, None,
     as_is = yield from run(asked.as_is, routing)
     tolerance, block = SUMS, 1
     if routing is not None and not routing.has_choices:
-        tolerance, block = _EXPERTS if as_is.dtype == torch.float32 else LOW_PRECISION, BLOCK
+        tolerance, block = _EXPERTS if as_is.dtype == torch.float32 else LOW_PRECISION, AVERAGED_TOKENS
     num_media = sum(pending.is_any(len(asked.other_media) >= number) for number in (1, 2))
     media = [*asked.other_media, asked.as_is, asked.as_is][:num_media]  # so that all ranks run alike
     moved = []
@@ -235,8 +235,8 @@ def refusal(name: str, batch: str, trial: ModelTrial, place: str | None) -> str:
             " alone; NEFTune's noise goes by the length of the row: leave it out (neftune_noise_alpha=None). "
         )
     shows = f"It first shows in {place}. " if place else ""
-    is_quiet = trial.mixes and not trial.moved_others and trial.alone.has_outputs
-    beside = "" if not is_quiet else _BACKWARD if trial.alone.has_loss else _LOSS
+    is_quiet = trial.mixes and not trial.moved_others and trial.alone.outputs_agree
+    beside = "" if not is_quiet else _BACKWARD if trial.alone.loss_agrees else _LOSS
     return f"{name} mixes the members of {batch}{'' if trial.mixes else ' on another rank'}: {trial}. {shows}{beside}"
 
 

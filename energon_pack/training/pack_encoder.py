@@ -212,9 +212,9 @@ class PackEncoder:
                 make = {"thd": layouts.thd, "rows": layouts.rows_of, "mlm": layouts.mlm}[self.layout]
                 batch = PackedBatch(make(tokens[0], self._form_of(tokens)))
             if self._num_segments is not None:
-                from energon_pack.training.few_shapes import with_segments
+                from energon_pack.training.few_shapes import padded_boundaries
 
-                batch |= with_segments(batch, self._num_segments)
+                batch |= padded_boundaries(batch, self._num_segments)
             batch.mask = self.mask
             media = self.members.join(pack.media for pack in packs)
         except ValueError as error:
@@ -277,7 +277,7 @@ class PackEncoder:
 
     def _media(self, media: dict[str, torch.Tensor], batch: PackedBatch, has_images: bool) -> dict[str, Any]:
         """Return the media inputs under the names that the layout's trainers use."""
-        of_tokens = {name for name in self.members.of_tokens if name in batch} if media else set()
+        of_tokens = {name for name in self.members.token_functions if name in batch} if media else set()
         named_media: dict[str, Any] = {**media, "media_keys": sorted({*media, *of_tokens})}
         if self._dummy and not has_images:
             named_media |= {f"dummy_{name}": value for name, value in self.members.blank().items()}

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.training.encoded import Encoded, text_of
-from energon_pack.training.forward_inputs import PROVEN, forks_of, has_rope_rows, text_row
+from energon_pack.training.encoded import Encoded, text_sample
+from energon_pack.training.forward_inputs import PROVEN_MASKS, branch_starts, has_rope_rows, text_positions
 from energon_pack.training.layout import RowForm
 from energon_pack.training.model_trial import Pending, Subject
 from energon_pack.training.probe_batches import ProbeTree, plain_inputs, probe_of, tree_batch, twins_of
@@ -51,7 +51,7 @@ class PackSubject(Subject):
 
     def longest_of(self, inputs: Mapping[str, Any]) -> int:
         """Return the number of tokens of the longest member."""
-        return int(text_row(inputs, inputs["position_ids"]).max()) + 1
+        return int(text_positions(inputs, inputs["position_ids"]).max()) + 1
 
     def changed(self, inputs: Mapping[str, Any]) -> TrialInputs | None:
         """Return the batch with other words in every second member; None: no member can change while another stays."""
@@ -60,7 +60,7 @@ class PackSubject(Subject):
     def probe(self, pending: Pending) -> Probe:
         """Return made samples in rows like those of the pending batch, or trees where it has some."""
         batch, device = pending.inputs, pending.inputs["position_ids"].device
-        has_trees = bool(forks_of(text_row(batch, batch["position_ids"])))
+        has_trees = bool(branch_starts(text_positions(batch, batch["position_ids"])))
         if self.tree is not None and pending.is_any(has_trees):
             probe = tree_batch(self.model, self.tree, device)
         else:
@@ -127,7 +127,7 @@ def made_rows(model: Any, inputs: Mapping[str, Any], members: Sequence[Encoded],
     first = texts.filling(lengths, max(_LEAST, end - _length(compared)))  # as many runs alone on all ranks of FSDP
     rows = [[*first, *compared], *(texts.filling(lengths[::-1], end) for _ in range(1, num_rows))]
     form = RowForm(width=max(width, _length(rows[0])), shifted=inputs.get("shift_labels") is not None)
-    return probe_of(model, rows, PROVEN[model], [*first[:1], *compared], form, inputs["position_ids"].device)
+    return probe_of(model, rows, PROVEN_MASKS[model], [*first[:1], *compared], form, inputs["position_ids"].device)
 
 
 def _length(row: Sequence[Encoded]) -> int:
@@ -155,7 +155,7 @@ class _Texts:
 
     def _text(self, length: int) -> Encoded:
         ids = self._words[torch.randint(len(self._words), (length,), generator=self._random)]
-        return text_of(ids, self._rows)
+        return text_sample(ids, self._rows)
 
 
 def in_place(inputs: dict[str, Any], before: Mapping[str, Any], media: Collection[str]) -> dict[str, Any]:

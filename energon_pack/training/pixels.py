@@ -15,8 +15,8 @@ from energon_pack.samples.media.arguments import Prepared, merged
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.tokens import SeenMedium
 from energon_pack.templates.full import errors_only
-from energon_pack.training.calls import Calls, TokenRow, members_of_trial, noisy_members
-from energon_pack.training.joining import Join, JoinError, join, prove
+from energon_pack.training.calls import ProcessorCalls, TokenFunction, trial_media, trial_members
+from energon_pack.training.joining import Join, JoinError, find_joins, join
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Pixels:
 
     def __init__(self, rules: InputRules):
         self._rules = rules
-        self._call = Calls(rules)
+        self._call = ProcessorCalls(rules)
         self._tried: dict[str, _TriedMedia] = {}
 
     def __call__(self, members: Sequence[Prepared]) -> dict[str, Tensor]:
@@ -96,15 +96,15 @@ class Pixels:
     def check(self) -> None:
         """Try every kind of media now; JoinError: none can be used."""
         tried = [self._of(kind) for kind in self._call.kinds]
-        self._call.of_tokens()
+        self._call.token_functions()
         if tried and all(one.refused for one in tried):
             raise JoinError("; ".join(dict.fromkeys(one.refused for one in tried)))
 
     @property
-    def of_tokens(self) -> dict[str, TokenRow]:
+    def token_functions(self) -> dict[str, TokenFunction]:
         """Functions, by input name, from token ids to inputs of one value per token that only this model has."""
         self.check()
-        return self._call.of_tokens()
+        return self._call.token_functions()
 
     def token_types(self, ids: list[int]) -> list[int] | None:
         """Return for each token 0 (text) or the number of its kind of media; None: only `InputRules.types` tells it."""
@@ -128,9 +128,9 @@ class Pixels:
     @errors_only()  # warnings about noise say nothing about the data
     def _try(self, kind: str) -> _TriedMedia:
         name = self._call.name
-        members = list(noisy_members(self._rules, SIZES, kind))
+        members = list(trial_media(self._rules, SIZES, kind))
         try:
-            proven = prove(self._call, members, list(noisy_members(self._rules, TWINS, kind)))
+            proven = find_joins(self._call, members, list(trial_media(self._rules, TWINS, kind)))
         except Exception as error:  # any class of any processor may be behind it
             why = " ".join(str(error).split())[:300] or type(error).__name__
             tried = _TriedMedia(refused=f"{name}: {KINDS[kind].nouns} of several members can't be joined: {why}")
@@ -151,7 +151,7 @@ class Pixels:
     def _tokens_of_rows(self, kind: str, members: Sequence[Prepared]) -> dict[str, float]:
         """Return `_TriedMedia.tokens_of_row`: ratios that are the same for members of several sizes."""
         numbers_of: dict[str, set[float]] = {}
-        for tokens, media in zip(members_of_trial(self._rules, SIZES, kind), members, strict=True):
+        for tokens, media in zip(trial_members(self._rules, SIZES, kind), members, strict=True):
             num_features = sum(medium.num_features for medium in tokens.media)
             try:
                 tensors = self._call([media])
@@ -182,8 +182,8 @@ class Pixels:
     @cached_property
     def _mixes(self) -> bool:
         """Whether one call for media of several kinds gives the same as separate calls."""
-        each = [list(noisy_members(self._rules, SIZES, kind)) for kind in self._call.kinds]
-        heard = [*noisy_members(self._rules, HEARD, HEARD)]
+        each = [list(trial_media(self._rules, SIZES, kind)) for kind in self._call.kinds]
+        heard = [*trial_media(self._rules, HEARD, HEARD)]
         members = [*(of_kind[0] for of_kind in each), merged([of_kind[1] for of_kind in each]), *heard]
         try:
             together = self._call(members)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.encoded import HEARD, Encoded, are_heard
+from energon_pack.training.encoded import USE_AUDIO_IN_VIDEO, Encoded, has_audio_in_video
 from energon_pack.training.forward_inputs import has_rope_rows
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, RowForm, neat
@@ -116,8 +116,8 @@ def plain_inputs(model: Any, member: Encoded, device: torch.device | None = None
     # Without images no processor gives token_type_ids; GPT-2 would add embeddings for them.
     kinds = ("mm_token_type_ids", "token_type_ids") if member.tokens.types.any() else ("mm_token_type_ids",)
     inputs |= {name: types for name in kinds if name in accepted}
-    if HEARD in accepted and are_heard(member.tokens.types):
-        inputs[HEARD] = True
+    if USE_AUDIO_IN_VIDEO in accepted and has_audio_in_video(member.tokens.types):
+        inputs[USE_AUDIO_IN_VIDEO] = True
     if reads_prefix_whole(type(model), model.config):
         labels = member.tokens.labels[None].to(device)
         inputs["token_type_ids"] = is_answer(torch.ones_like(ids), labels).long()

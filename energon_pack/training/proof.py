@@ -24,7 +24,7 @@ from energon_pack.errors import one_line
 from energon_pack.training.as_it_was import full_precision
 from energon_pack.training.comparison import RunOptions, compare
 from energon_pack.training.finding import Finding, Proof
-from energon_pack.training.forward_inputs import TREE, attention_of, check_inputs
+from energon_pack.training.forward_inputs import TREE_ATTENTION, attention_of, check_inputs
 from energon_pack.training.masks import reads_prefix_whole
 from energon_pack.training.probe_batches import ProbeTree, Samples, probe_of, rows_of, samples_of, tree_batch
 from energon_pack.training.small_model import small_model
@@ -106,7 +106,7 @@ def _kinds(make: Any, config: Any, attention: str | None) -> frozenset[str]:
     """Return the kinds of parts of the full-size model, built without weights; empty if that is impossible."""
     if not hasattr(make, "_from_config"):
         return frozenset()
-    is_named = attention and attention != TREE  # this package's is of the text part alone
+    is_named = attention and attention != TREE_ATTENTION  # this package's is of the text part alone
     chosen = {"attn_implementation": attention} if is_named else {}  # some models have a layer class for each
     with torch.device("meta"):
         return kinds_of(make._from_config(copy.deepcopy(config), **chosen))
@@ -224,7 +224,7 @@ def _as_users_do(model: Any) -> Iterator[None]:
     """Run a class's own attention in place of this package's while the block runs."""
     text = model.config.get_text_config()
     before = text._attn_implementation
-    if before == TREE:
+    if before == TREE_ATTENTION:
         text._attn_implementation = "eager"
     try:
         yield
@@ -234,7 +234,7 @@ def _as_users_do(model: Any) -> Iterator[None]:
 
 #: attention implementations to try where another one fails, and those for trees
 _ATTENTIONS = ("sdpa", "eager")
-_OF_TREES = (TREE, *_ATTENTIONS)
+_OF_TREES = (TREE_ATTENTION, *_ATTENTIONS)
 
 
 def way_out(
@@ -258,7 +258,7 @@ def way_out(
             seen.append(proof)
             if proof.is_exact:
                 settings = [f"PackedTaskEncoder(attention_mask={mask!r})"] if mask not in masks else []
-                setting = "use_tree_attention(model)" if name == TREE else f"attn_implementation={name!r}"
+                setting = "use_tree_attention(model)" if name == TREE_ATTENTION else f"attn_implementation={name!r}"
                 settings += [setting] if name != attention or is_partly_set else []
                 return f"{' and '.join(settings)} keeps them apart ({proof.finding})"
     if isinstance(samples, ProbeTree):

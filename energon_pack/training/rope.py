@@ -16,7 +16,7 @@ from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
 from energon_pack.templates.folder import first_setting
 from energon_pack.templates.full import full_processor, models_of
-from energon_pack.training.encoded import HEARD, are_heard
+from energon_pack.training.encoded import USE_AUDIO_IN_VIDEO, has_audio_in_video
 from energon_pack.training.layout import Member
 from energon_pack.training.wrapped import parts
 
@@ -144,7 +144,7 @@ class OwnRope:
             **media,
             **{name: media[other] for name, other in _OTHER_NAMES.items() if other in media},
             **{name: media[mask].sum(-1) for name, mask in _LENGTHS.items() if mask in media},
-            HEARD: are_heard(types),
+            USE_AUDIO_IN_VIDEO: has_audio_in_video(types),
         }
         try:
             rows: Tensor = self.ask(**{name: value for name, value in arguments.items() if name in self._takes})[0]

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from energon_pack.training.as_it_was import silence
+from energon_pack.training.as_it_was import zero_random_rates
 from energon_pack.training.encoded import Encoded
-from energon_pack.training.forward_inputs import TREE
+from energon_pack.training.forward_inputs import TREE_ATTENTION
 from energon_pack.training.probe_batches import plain_logits
 from energon_pack.training.shrink import shrink
 from energon_pack.training.wrapped import parts
@@ -154,7 +154,7 @@ def _logits(model: Any, members: Sequence[Encoded]) -> Tensor:
 
 
 def _made(make: Any, config: Any, attention: str | None) -> Any:
-    if attention == TREE:  # of the text part alone
+    if attention == TREE_ATTENTION:  # of the text part alone
         model = _made(make, config, None)
         from energon_pack.training.tree_attention import use_tree_attention
 
@@ -193,7 +193,7 @@ def _built(make: Any, config: Any, attention: str | None, device: torch.device) 
     if isinstance(head, torch.nn.Linear):
         head.weight = torch.nn.Parameter(head.weight[:_NUM_LOGITS])
         head.bias = None if head.bias is None else torch.nn.Parameter(head.bias[:_NUM_LOGITS])
-    silence(model)
+    zero_random_rates(model)
     is_half = device.type == "cuda" and attention is not None and "flash" in attention  # flash takes only half
     return model.to(device, torch.bfloat16 if is_half else torch.float32).eval()
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from energon_pack.training.forward_inputs import TREE
+from energon_pack.training.forward_inputs import TREE_ATTENTION
 from energon_pack.training.wrapped import unwrapped
 
 
@@ -37,7 +37,7 @@ def use_tree_attention(model: Any) -> None:
     Batches without trees, generation and evaluation go as with sdpa. A wrapped model is unwrapped.
     """
     register()
-    unwrapped(model).config.get_text_config()._attn_implementation = TREE
+    unwrapped(model).config.get_text_config()._attn_implementation = TREE_ATTENTION
 
 
 @cache
@@ -46,8 +46,8 @@ def register() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    AttentionInterface.register(TREE, tree_attention)
-    AttentionMaskInterface.register(TREE, sdpa_mask)
+    AttentionInterface.register(TREE_ATTENTION, tree_attention)
+    AttentionMaskInterface.register(TREE_ATTENTION, sdpa_mask)
 
 
 def tree_attention(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.training.forward_inputs import TREE, MixingError, attention_of
+from energon_pack.training.forward_inputs import TREE_ATTENTION, MixingError, attention_of
 from energon_pack.training.masks import (
     Outline,
     Sight,
@@ -43,11 +43,11 @@ def attention_inputs(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
     """
     refuse(model)
     attention = attention_of(model)
-    if attention == TREE:
+    if attention == TREE_ATTENTION:
         register()
         if sight_of(model) is not Sight.CAUSAL and bool((batch["mm_token_type_ids"] > 0).any()):
             raise MixingError(
-                f"{class_of(model).__name__} sees images in both directions, for which {TREE} has no place:"
+                f"{class_of(model).__name__} sees images in both directions, for which {TREE_ATTENTION} has no place:"
                 " attn_implementation='sdpa' or 'eager' has masks for them"
             )
         nothing = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=model.device)  # so that no mask is made
@@ -57,7 +57,7 @@ def attention_inputs(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
 
 def form_of(model: Any) -> str:
     """Return which mask a model's batches of trees have, as `mask_of` names it: `tree_plan`, `prefix4d` or `dict4d`."""
-    if attention_of(model) == TREE:
+    if attention_of(model) == TREE_ATTENTION:
         return "tree_plan"
     return "prefix4d" if len(kinds_of_layers(model.config.get_text_config())) == 1 else "dict4d"
 
@@ -88,9 +88,11 @@ def refuse(model: Any) -> None:
         wrong.append("reads all before the answer in both directions, and trees have none")
     if wrong:
         raise MixingError(f"{name} {wrong[0]}; pack with packing.share=none")
-    if attention == TREE and getattr(text, "attention_chunk_size", None):
-        raise MixingError(f"{name} attends in chunks, which {TREE} does not: attn_implementation='sdpa' or 'eager'")
-    if attention not in ("sdpa", "eager", TREE):
+    if attention == TREE_ATTENTION and getattr(text, "attention_chunk_size", None):
+        raise MixingError(
+            f"{name} attends in chunks, which {TREE_ATTENTION} does not: attn_implementation='sdpa' or 'eager'"
+        )
+    if attention not in ("sdpa", "eager", TREE_ATTENTION):
         raise MixingError(
             f"attn_implementation={attention!r} of {name} takes no tree: use_tree_attention(model) has it use"
             " flash-attn where that is installed; sdpa and eager take masks"

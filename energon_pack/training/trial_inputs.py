@@ -13,7 +13,7 @@ from torch import Tensor
 
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import Encoded
-from energon_pack.training.forward_inputs import MEDIA_KEYS, MixingError, forks_of, text_row
+from energon_pack.training.forward_inputs import MEDIA_KEYS, MixingError, branch_starts, text_positions
 from energon_pack.training.watch import tokens_of
 from energon_pack.training.wrapped import parts
 
@@ -100,8 +100,8 @@ def trial_inputs(inputs: Mapping[str, Any], config: Any, media: frozenset[str]) 
 
     None: no member can change while another stays.
     """
-    members, starts = members_of(inputs), text_row(inputs, inputs["position_ids"])
-    media = frozenset() if forks_of(starts) else media  # branches see the pixels of their root
+    members, starts = members_of(inputs), text_positions(inputs, inputs["position_ids"])
+    media = frozenset() if branch_starts(starts) else media  # branches see the pixels of their root
     return inputs_with_changes(inputs, config, media, members, _ends_of_branches(members, starts))
 
 
@@ -163,7 +163,7 @@ def _are_kinds_added() -> bool:
 def members_of(inputs: Mapping[str, Any]) -> list[MemberSpan]:
     """Return the places of the members of packs, by positions that restart."""
     tokens, mask = tokens_of(inputs), inputs.get("attention_mask")
-    positions = text_row(inputs, inputs["position_ids"]).expand(tokens.shape[:2])
+    positions = text_positions(inputs, inputs["position_ids"]).expand(tokens.shape[:2])
     begins = torch.nn.functional.pad(positions.diff() != 1, (1, 0), value=True)
     is_real = mask != 0 if isinstance(mask, Tensor) and mask.dim() == 2 else torch.ones_like(begins)
     return spans_of(tokens, begins, is_real)

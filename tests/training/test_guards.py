@@ -291,10 +291,10 @@ def test_members_are_looked_for_in_wide_rows_alone(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(guards, "members_of", members_of)
     inputs = {"position_ids": torch.tensor([[0, 1, 2, 0, 1]])}
-    assert (guards._length_of(inputs, 5), len(asked)) == (3, 0)
-    assert (guards._length_of(inputs, 4), len(asked)) == (3, 1)
+    assert (guards._longest_row_len(inputs, 5), len(asked)) == (3, 0)
+    assert (guards._longest_row_len(inputs, 4), len(asked)) == (3, 1)
     far = {"position_ids": torch.tensor([[[0, 1, 2]], [[0, 40, 80]]])}  # M-RoPE of a video counts beyond its tokens
-    assert guards._length_of(far, 5) == 81
+    assert guards._longest_row_len(far, 5) == 81
 
 
 # What a batch makes on its device is made there.

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from energon_pack.training import tower as towers
 from energon_pack.training.batch import PackedBatch, VisualInputs
-from energon_pack.training.few_shapes import with_segments
+from energon_pack.training.few_shapes import padded_boundaries
 from energon_pack.training.guards import guard
 from energon_pack.training.host_reads import HostReads
 from energon_pack.training.masks import TOWERS
@@ -180,12 +180,12 @@ def test_a_part_of_a_large_tensor_moves_alone() -> None:
 def test_empty_segments_follow_the_last_and_too_many_are_refused() -> None:
     ends = torch.tensor([0, 3, 5, 9], dtype=torch.int32)
     batch = {"input_ids": torch.zeros(1, 9), "cu_seq_lens_q": ends, "max_length_q": 4, "max_seqlen_q": torch.tensor(4)}
-    filled = with_segments(batch, 5)
+    filled = padded_boundaries(batch, 5)
     assert filled["cu_seq_lens_q"].tolist() == [0, 3, 5, 9, 9, 9]
     assert filled["cu_seq_lens_q"].dtype == torch.int32
     assert (filled["max_length_q"], int(filled["max_seqlen_q"])) == (9, 9)
     with pytest.raises(ValueError, match=r"3 members and paddings, more than pad_segments=2: .*packing.max_members=1"):
-        with_segments(batch, 2)
+        padded_boundaries(batch, 2)
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llama"])
