@@ -11,7 +11,7 @@ from energon_pack.trainers.collator import EPOCH, OF_LOSS, PACK, Collator
 from energon_pack.training.batch import total_weight, weighted_loss
 from energon_pack.training.encoded import Pack
 from energon_pack.training.host_reads import HostReads
-from energon_pack.training.masks import BOUNDARIES, outline_of
+from energon_pack.training.masks import BOUNDARY_MARK, outline_of
 from energon_pack.training.wrapped import class_of, unwrapped
 
 #: keys of a batch from which a forward would compute a loss
@@ -88,7 +88,7 @@ def reads_in_forward(trainer: Any, collator: Collator, rows: Sequence[Any]) -> s
     for row in rows:
         inputs = {name: _moved(value, model.device) for name, value in collator([row]).items() if name not in _OF_LOSS}
         names = inputs.keys() & (proof.names if proof else set())
-        kept = [inputs[name] for name in names if proof and proof.on_host and BOUNDARIES in name]
+        kept = [inputs[name] for name in names if proof and proof.keeps_boundaries_on_host and BOUNDARY_MARK in name]
         plain = {name: value for name, value in inputs.items() if name not in names}
         counts = []
         for arguments in (plain, inputs) if names else (plain,):

@@ -20,7 +20,7 @@ from energon_pack.samples.member import MemberInput
 from energon_pack.steps.topology import ranks_here
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import BadPack, Pack
-from energon_pack.training.member_encoder import Unread
+from energon_pack.training.member_encoder import UnreadMember
 from energon_pack.training.pack_encoder import PackEncoder
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class PacksByNumber(ForTrainers, Dataset[Pack]):
     _epoch: Any = 0  # of a number without one
 
     @abstractmethod
-    def _pack(self, epoch: int, number: int) -> tuple[str, Iterable[MemberInput | Unread]]:
+    def _pack(self, epoch: int, number: int) -> tuple[str, Iterable[MemberInput | UnreadMember]]:
         """Return a pack's key and its members, not encoded."""
 
     @abstractmethod
@@ -106,7 +106,7 @@ class PacksByNumber(ForTrainers, Dataset[Pack]):
             raise ValueError(f"a batch of {indices}: PackSampler deals single packs: sampler=…, not batch_sampler=…")
         return [self[index] for index in indices]
 
-    def members(self, epoch: int, number: int) -> Iterator[MemberInput | Unread]:
+    def members(self, epoch: int, number: int) -> Iterator[MemberInput | UnreadMember]:
         """Read the members of a pack, without encoding them."""
         yield from self._pack(epoch, number)[1]
 

@@ -13,14 +13,14 @@ from torch import Tensor
 from energon_pack.training.forward_inputs import MEDIA_KEYS, NOT_GUARDED_ERROR, MixingError
 from energon_pack.training.layout import IGNORE, seq_idx
 from energon_pack.training.masks import (
-    BOUNDARIES,
-    PREFIX,
+    BOUNDARY_MARK,
+    TOWER_PREFIX,
     Outline,
     TowerProof,
     additive_masks,
     outline_of,
     prefix_mask,
-    values_in,
+    tower_inputs_in,
 )
 from energon_pack.training.wrapped import unwrapped
 
@@ -78,7 +78,7 @@ class PackedBatch(dict[str, Any]):
         """Copy the batch to a device, except tensors that kernels read on the host."""
         from energon_pack.training.together import moved
 
-        on_host = _HOST_KEYS.union(name for name in self if name.startswith(PREFIX) and BOUNDARIES in name)
+        on_host = _HOST_KEYS.union(name for name in self if name.startswith(TOWER_PREFIX) and BOUNDARY_MARK in name)
         on_device = [value for name, value in self._tensors() if name not in on_host]
         return self._with_tensors(moved(on_device, lambda one: one.to(device, non_blocking=non_blocking)))
 
@@ -125,7 +125,7 @@ class PackedBatch(dict[str, Any]):
             raise ValueError("model_inputs is for layout=neat; Megatron's layouts are the batch itself")
         outline = None if model is None else outline_of(model)
         inputs = PackedBatch({name: self[name] for name in (*_TEXT_KEYS, *sorted(self.media_keys)) if name in self})
-        if outline is not None and outline.rope_rows:
+        if outline is not None and outline.has_rope_rows:
             inputs["position_ids"] = self._rope_rows(outline)
         if inputs["position_ids"].dim() == 3:
             inputs["mm_token_type_ids"] = self["mm_token_type_ids"]
@@ -146,9 +146,9 @@ class PackedBatch(dict[str, Any]):
 
             inputs.update(attention_inputs(self, unwrapped(model)))
             return inputs
-        if outline is not None and outline.tower is not None and self.get("tower") == outline.tower.mark:
+        if outline is not None and outline.tower is not None and self.get("tower") == outline.tower.config_hash:
             inputs.update(self._tower_inputs(outline.tower, outline.device))
-        mask = self.mask if self.mask != "auto" else outline.proven if outline else None
+        mask = self.mask if self.mask != "auto" else outline.proven_mask if outline else None
         if mask is None:
             raise ValueError(NOT_GUARDED_ERROR)
         if mask == "hybrid":
@@ -162,9 +162,9 @@ class PackedBatch(dict[str, Any]):
 
     def _tower_inputs(self, proof: TowerProof, device: torch.device) -> dict[str, Any]:
         """Return the vision tower's inputs; boundaries go to the device unless its attention reads them on the host."""
-        values = {name: value for name, value in values_in(self).items() if name in proof.names}
-        late = {name: values[name].to(device, non_blocking=True) for name in values if BOUNDARIES in name}
-        return values if proof.on_host else values | late
+        values = {name: value for name, value in tower_inputs_in(self).items() if name in proof.names}
+        late = {name: values[name].to(device, non_blocking=True) for name in values if BOUNDARY_MARK in name}
+        return values if proof.keeps_boundaries_on_host else values | late
 
     def _rope_rows(self, outline: Outline) -> Tensor:
         """Return positions [4, B, S]; without media, the three rows of M-RoPE equal the text row."""

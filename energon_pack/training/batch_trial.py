@@ -22,7 +22,7 @@ from energon_pack.training.batch_members import (
 from energon_pack.training.encoded import Encoded
 from energon_pack.training.forward_inputs import MixingError, attention_of, check_inputs
 from energon_pack.training.layout import IGNORE, Member
-from energon_pack.training.model_trial import Pending, Subject
+from energon_pack.training.model_trial import PendingForward, Subject
 from energon_pack.training.trial_inputs import (
     MemberSpan,
     PlacedSample,
@@ -52,7 +52,7 @@ class BatchSubject(Subject):
     next_sizes: MemberSizes | None = None
     name: str = "a batch"
     #: whether each batch is tried, or one batch of each kind
-    tries_all: bool = False
+    tries_every_batch: bool = False
     media: frozenset[str] = frozenset()
 
     def try_all(
@@ -66,7 +66,7 @@ class BatchSubject(Subject):
             raise ValueError("batches= is a list of batches, each a mapping of inputs by name: batches=[batch]")
         if not batches or (members is not None and len(members) != len(batches)):
             raise ValueError(f"{len(batches)} batches, and members= of {len(members or ())}: give each batch its rows")
-        self.tries_all, are_packed = True, False
+        self.tries_every_batch, are_packed = True, False
         for number, batch in enumerate(batches):
             self.next_sizes, self.name = None if members is None else members[number], f"batch {number}"
             if arrays := sorted(name for name, value in batch.items() if isinstance(value, (np.ndarray, list))):
@@ -81,7 +81,7 @@ class BatchSubject(Subject):
         if members is not None:
             name = class_of(self.model).__name__
             _log.warning("%s is tried with these batches alone: members= is of no later one", name)
-        self.next_sizes, self.name, self.tries_all = None, "a batch", False
+        self.next_sizes, self.name, self.tries_every_batch = None, "a batch", False
         return members is None
 
     def read(self, inputs: Mapping[str, Any]) -> ReadMembers:
@@ -102,13 +102,13 @@ class BatchSubject(Subject):
         members = self.read(inputs) if masks else None
         return members is not None and any(_lets_members_mix(one, members) for one in masks)
 
-    def changed(self, inputs: Mapping[str, Any]) -> TrialInputs | None:
+    def changed_inputs(self, inputs: Mapping[str, Any]) -> TrialInputs | None:
         """Return the batch with other words in every second member; None: no member can change while another stays."""
         spans = self.read(inputs).spans
         media = frozenset(name for name, _ in _media_inputs(inputs))
         return inputs_with_changes(inputs, self.model.config, media, spans, spans)
 
-    def probe(self, pending: Pending) -> Probe:
+    def probe(self, pending: PendingForward) -> Probe:
         """Return the members of the batch as samples, each to be compared with its run alone."""
         inputs = without_loss(pending.inputs) | switches_of(pending.inputs)
         placed = _placed_samples(pending.inputs, self.read(pending.inputs).spans, self.next_sizes)
@@ -118,7 +118,7 @@ class BatchSubject(Subject):
             inputs[name] = torch.cat([one.leaves[name] for one in placed if name in one.leaves])
         return Probe(_batch_of_labels(pending.inputs, placed), placed, inputs, _inputs_alone)
 
-    def way_out(self, inputs: Mapping[str, Any]) -> str:
+    def remedy(self, inputs: Mapping[str, Any]) -> str:
         """Say which inputs tell members apart, and which of them are known to mix members in any model."""
         by, attention = self.read(inputs).input_names, attention_of(self.model)
         told = f"Members are told by {by}, which the model, or its attention ({attention}), does not heed"

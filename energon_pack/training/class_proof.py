@@ -10,8 +10,8 @@ import torch
 from energon_pack.training.encoded import Encoded, text_sample
 from energon_pack.training.finding import Proof
 from energon_pack.training.forward_inputs import MixingError, attention_of
-from energon_pack.training.probe_batches import ProbeTree, Samples
-from energon_pack.training.proof import kinds_of, prove, way_out
+from energon_pack.training.probe_batches import ProbeSamples, ProbeTree
+from energon_pack.training.proof import find_remedy, kinds_of, prove
 from energon_pack.training.wrapped import class_of
 
 _log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def prove_class(model: Any, encoder: Encoder | None, is_trusted: bool) -> ClassP
     samples = encoder.probe_members() if encoder else _random_texts(model.config.get_text_config().vocab_size)
     device = model.device if model.device.type == "cuda" else torch.device("cpu")
 
-    def proved(samples: Samples, mask: str) -> list[Proof]:
+    def proved(samples: ProbeSamples, mask: str) -> list[Proof]:
         return prove(class_of(model), model.config, samples, mask, attention, longest, device, kinds_of(model))
 
     proofs = proved(samples, mask)
@@ -93,7 +93,7 @@ def _refuse_unproven(
     model: Any,
     lacks: str,
     proofs: Sequence[Proof],
-    samples: Samples,
+    samples: ProbeSamples,
     attention: str | None,
     longest: int | None,
     is_trusted: bool,
@@ -103,7 +103,7 @@ def _refuse_unproven(
     kind = class_of(model)
     finding = f"{kind.__name__} {lacks}: {'; '.join(map(str, proofs))}"
     if not is_trusted:
-        out = way_out(kind, model.config, samples, attention, longest, proofs)
+        out = find_remedy(kind, model.config, samples, attention, longest, proofs)
         raise MixingError(f"{finding}. {out} (trust={kind.__name__!r} trains it all the same)")
     _log.warning("%s; trained all the same: trust=%s", finding, kind.__name__)
 

@@ -24,15 +24,15 @@ from energon_pack.training.finding import Finding, difference, variation
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.kind import Kind, TriedKind, kind_of
 from energon_pack.training.model_trial import (
-    LOW_PRECISION,
-    SUMS,
+    LOW_PRECISION_TOLERANCE,
+    SUM_TOLERANCE,
     ModelTrial,
-    Pending,
-    Steps,
+    PendingForward,
     Subject,
-    changes,
-    first_place,
-    refusal,
+    TrialSteps,
+    first_mixing_part,
+    refusal_message,
+    run_changes,
 )
 from energon_pack.training.routing import is_routed
 from energon_pack.training.trial_inputs import MemberSpan, Probe, Run, TrialInputs, switches_of, without_loss
@@ -51,7 +51,7 @@ class SampleComparison:
     runs: tuple[Run, Run]
 
 
-def compare_with_alone(pending: Pending, probe: Probe) -> SampleComparison:
+def compare_with_alone(pending: PendingForward, probe: Probe) -> SampleComparison:
     """Compare each sample of a batch with its run alone, without dropout."""
     part, way, switches, last = pending.part, _run_options(pending), switches_of(pending.inputs), probe.placed[-1]
     plain = probe.plain
@@ -66,12 +66,12 @@ def compare_with_alone(pending: Pending, probe: Probe) -> SampleComparison:
     )
 
 
-def _run_options(pending: Pending) -> RunOptions:
+def _run_options(pending: PendingForward) -> RunOptions:
     part, inputs = pending.part, pending.inputs
     return RunOptions(
         part,
         pending.call,
-        (SUMS, LOW_PRECISION),
+        (SUM_TOLERANCE, LOW_PRECISION_TOLERANCE),
         follow=torch.is_grad_enabled(),
         weights=_compared_weights(part),
         own_loss=any(inputs.get(name) is not None for name in ("labels", "shift_labels")),
@@ -87,7 +87,7 @@ def _compared_weights(part: Module) -> list[Tensor]:
     return every if not is_sharded(part) and all(one.grad is None for one in every) else []
 
 
-def _is_random(pending: Pending, alone: Mapping[str, Any]) -> bool:
+def _is_random(pending: PendingForward, alone: Mapping[str, Any]) -> bool:
     """Say whether other seeds change the outputs of a sample alone more than a second run with the same seed does."""
 
     def run(seed: int) -> Tensor:
@@ -138,31 +138,31 @@ class FirstBatch:
             steps.close()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _trial_steps(self, part: Module, inputs: Mapping[str, Any]) -> Steps | None:
+    def _trial_steps(self, part: Module, inputs: Mapping[str, Any]) -> TrialSteps | None:
         if not self._tried_kinds:
             self._is_sharded = is_sharded(self._model)
         subject = self._subject
         kind = kind_of(self._model, part, inputs, subject.longest_of(inputs), subject.is_open(inputs))
         known = next((one for one in self._tried_kinds if one.kind.covers(kind)), None)
         if known is not None:
-            known.left -= 1
-        lacks_others = known is not None and not known.has_others and self._subject.changed(inputs) is not None
-        is_waiting = known is not None and known.left >= 0 and not self._subject.tries_all
+            known.batches_left -= 1
+        lacks_others = known is not None and not known.has_others and self._subject.changed_inputs(inputs) is not None
+        is_waiting = known is not None and known.batches_left >= 0 and not self._subject.tries_every_batch
         is_tried, is_better = self._on_all_ranks(is_waiting, lacks_others)
         return None if is_tried and not is_better else self._run_trial(part, inputs, kind)
 
-    def _run_trial(self, part: Module, inputs: Mapping[str, Any], kind: Kind) -> Steps:
+    def _run_trial(self, part: Module, inputs: Mapping[str, Any], kind: Kind) -> TrialSteps:
         start, name = time.perf_counter(), class_of(self._model).__name__
         copies = {
             k: v.clone() if isinstance(v, Tensor) and k not in self._subject.media else v for k, v in inputs.items()
         }
-        asked = self._subject.changed(copies)
+        asked = self._subject.changed_inputs(copies)
         asked = None if self._on_any_rank(asked is None) else asked
         place = None
         try:
             with state_restored(part) as begin, full_precision(), forward_suspended(part) as call:
-                pending = Pending(part, call, copies, begin, self._on_any_rank)
-                moved = [] if asked is None else (yield from changes(pending, asked))
+                pending = PendingForward(part, call, copies, begin, self._on_any_rank)
+                moved = [] if asked is None else (yield from run_changes(pending, asked))
                 beside = compare_with_alone(pending, self._subject.probe(pending))
                 trial = ModelTrial(beside.finding, moved, beside.is_random, round(time.perf_counter() - start, 3))
                 if mixes := self._on_any_rank(trial.mixes):
@@ -173,17 +173,17 @@ class FirstBatch:
             why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise MixingError(
                 f"{name} can't be tried with a training batch, so nothing shows that it keeps members apart: {why}"
-                f"{self._subject.all_the_same}"
+                f"{self._subject.bypass_hint}"
             ) from error
         self.trials.append(trial)
         if mixes:
-            why = refusal(name, self._subject.name, trial, place)
-            raise MixingError(f"{why}{self._subject.way_out(inputs)}{self._subject.all_the_same}")
+            why = refusal_message(name, self._subject.name, trial, place)
+            raise MixingError(f"{why}{self._subject.remedy(inputs)}{self._subject.bypass_hint}")
         self._remember(kind, asked is not None, name)
         yield None
 
     def _mixing_part(
-        self, pending: Pending, asked: TrialInputs | None, trial: ModelTrial, beside: SampleComparison
+        self, pending: PendingForward, asked: TrialInputs | None, trial: ModelTrial, beside: SampleComparison
     ) -> str | None:
         """Return the name of the part that mixes members; None: outputs agree, so only loss or gradients show it."""
         is_moved = self._on_any_rank(trial.moved_others)
@@ -191,13 +191,15 @@ class FirstBatch:
             return None
         pending.begin(0)
         with without_randomness(pending.part):
-            return first_place(pending.part, pending.call, asked.runs if asked and is_moved else beside.runs, SUMS)
+            return first_mixing_part(
+                pending.part, pending.call, asked.runs if asked and is_moved else beside.runs, SUM_TOLERANCE
+            )
 
     def _remember(self, kind: Kind, has_others: bool, name: str) -> None:
         """Record a trial that passed; log it, or warn once that it proves nothing."""
         trial = self.trials[-1]
         if (known := next((one for one in self._tried_kinds if one.kind.runs_as(kind)), None)) is not None:
-            known.again(kind, has_others)
+            known.record_trial(kind, has_others)
         else:
             self._tried_kinds = [one for one in self._tried_kinds if not kind.covers(one.kind)]
             self._tried_kinds.append(TriedKind(kind, has_others))
@@ -207,7 +209,7 @@ class FirstBatch:
         elif not self._is_warned:
             self._is_warned = True
             batch = self._subject.name
-            _log.warning("%s is not shown to keep members apart: %s in %s", name, trial.unshown, batch)
+            _log.warning("%s is not shown to keep members apart: %s in %s", name, trial.unproven_reason, batch)
 
     def _on_any_rank(self, flag: bool) -> bool:
         """Say whether a flag is true on any of the ranks that run the model together."""

@@ -96,7 +96,7 @@ class JoinRules:
     #: rules by the name of the input
     joins: Mapping[str, Join]
     #: whether one call for all members gives the same as one call for each
-    at_once: bool
+    can_call_once: bool
     #: why media of several sizes, or clips of several lengths, can't be joined; empty: they can
     limit: str = ""
 
@@ -140,11 +140,11 @@ def find_joins(
             continue
         limit = "" if tried is members else _join_error(of_each, joins)
         if limit and (padded := _padding_joins(call, members, of_each)):
-            return JoinRules(padded, at_once=False)
+            return JoinRules(padded, can_call_once=False)
         return JoinRules(joins, tried is members and not as_rows, limit)
     why = first if isinstance(first, JoinError) else JoinError(f"{type(first).__name__}: {first}")
     if alike := _joins_of_twins(call, twins, str(why)):
-        return JoinRules(alike, at_once=False, limit=str(why))
+        return JoinRules(alike, can_call_once=False, limit=str(why))
     raise why
 
 

@@ -16,10 +16,10 @@ from energon_pack.training.forward_inputs import mask_of
 from energon_pack.training.watch import tokens_of
 
 #: batches of a kind until its second trial; until the third so many times as many
-_WAITS = 16
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_WAIT_BATCHES = 16
+_HOOK_ATTRIBUTES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 #: hooks on all modules
-_OF_ALL = [getattr(torch.nn.modules.module, f"_global{name}") for name in _HOOKS]
+_GLOBAL_HOOKS = [getattr(torch.nn.modules.module, f"_global{name}") for name in _HOOK_ATTRIBUTES]
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ def assembly_of(model: Module) -> list[Any]:
             more += (part, _code_of(part.__dict__["forward"]))
         if part.__dict__.get("gradient_checkpointing"):
             more.append(part)
-        for name in _HOOKS:
+        for name in _HOOK_ATTRIBUTES:
             if hooks := part.__dict__.get(name):
                 more += map(_code_of, hooks.values())
-    return [*kinds, *more, *(_code_of(hook) for hooks in _OF_ALL for hook in hooks.values())]
+    return [*kinds, *more, *(_code_of(hook) for hooks in _GLOBAL_HOOKS for hook in hooks.values())]
 
 
 def _code_of(function: Any) -> Any:
@@ -100,13 +100,13 @@ class TriedKind:
     #: whether the batch had members that could see each other
     has_others: bool
     #: batches between its trials, since a flag may be set, and how many are left until the next one
-    waits: int = _WAITS
-    left: int = _WAITS
+    batches_between: int = _WAIT_BATCHES
+    batches_left: int = _WAIT_BATCHES
 
-    def again(self, kind: Kind, has_others: bool) -> None:
-        """Record another trial, maybe of larger sizes; after one that was due, wait `_WAITS` times as many batches."""
+    def record_trial(self, kind: Kind, has_others: bool) -> None:
+        """Record another trial, maybe of larger sizes; after one that was due, multiply `batches_between`."""
         width, longest = max(self.kind.width, kind.width), max(self.kind.longest, kind.longest)
         self.kind = replace(self.kind, width=width, longest=longest)
         self.has_others |= has_others
-        self.waits *= _WAITS if self.left < 0 else 1
-        self.left = self.waits
+        self.batches_between *= _WAIT_BATCHES if self.batches_left < 0 else 1
+        self.batches_left = self.batches_between

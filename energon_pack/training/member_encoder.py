@@ -25,15 +25,15 @@ from energon_pack.training.encoded import Encoded as Encoded
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.pixels import Pixels
-from energon_pack.training.rope import OwnRope, RopeRule, RowsError, rope_positions
+from energon_pack.training.rope import OwnRope, RopeRowsError, RopeRule, rope_positions
 
 _log = logging.getLogger(__name__)
 #: media inputs on which rows of M-RoPE depend
-_GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
+_GRID_INPUTS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
 
 
 @dataclass(frozen=True)
-class Unread:
+class UnreadMember:
     """A member that could not be read, with the error."""
 
     sample_id: str
@@ -59,7 +59,9 @@ class MemberEncoder:
         return replace(encoded, media=media)
 
     def encode_all(
-        self, inputs: Iterable["MemberInput | Unread"], on_bad: Callable[["MemberInput | Unread", Exception], None]
+        self,
+        inputs: Iterable["MemberInput | UnreadMember"],
+        on_bad: Callable[["MemberInput | UnreadMember", Exception], None],
     ) -> tuple[list[Encoded], dict[str, Tensor]]:
         """Encode the members of a pack; return them without media, and the joined media inputs of all by name.
 
@@ -80,8 +82,8 @@ class MemberEncoder:
 
     def _drafts(
         self,
-        members: Iterable["MemberInput | Unread"],
-        on_bad: Callable[["MemberInput | Unread", Exception], None],
+        members: Iterable["MemberInput | UnreadMember"],
+        on_bad: Callable[["MemberInput | UnreadMember", Exception], None],
         are_tried: bool = False,
     ) -> list["_Draft"]:
         """Decode the media of members; if `are_tried`, also call the processor for each member alone."""
@@ -93,11 +95,11 @@ class MemberEncoder:
             if lost is not None:  # what it shares with the member before the lost one
                 member = replace(member, shared=Shared(*map(min, lost, member.shared)))
             try:
-                if isinstance(member, Unread):
+                if isinstance(member, UnreadMember):
                     raise member.error
                 drafts.append(self._draft(member))
                 if are_tried:
-                    self._pixels([drafts[-1].given])
+                    self._pixels([drafts[-1].added_media])
                 lost = None
             except Exception as error:  # damaged media make decoders raise anything
                 drafts = [draft for draft in drafts if draft.member is not member]
@@ -138,7 +140,7 @@ class MemberEncoder:
                 (encoded,) = self._encoded([draft], shares)
                 if is_second:  # packs of some processors have one sound
                     self.join([*(member.media for member in members), media])
-            except RowsError:
+            except RopeRowsError:
                 raise
             except (ImportError, ValueError, OSError) as error:  # training can't use such media here, either
                 _log.info("a model is not tried with a %s: %s", kind, error)
@@ -146,7 +148,7 @@ class MemberEncoder:
             members.append(replace(encoded, media=media, joins=self._pixels.joins(media) if media else {}))
         return members
 
-    def joined(self, parts: Sequence[Encoded]) -> Encoded:
+    def concatenated(self, parts: Sequence[Encoded]) -> Encoded:
         """Concatenate members, tokens and media, into one sample."""
         ids, labels, types = (
             torch.cat([getattr(part.tokens, name) for part in parts]) for name in ("ids", "labels", "types")
@@ -154,7 +156,9 @@ class MemberEncoder:
         joins = {name: rule for part in parts for name, rule in part.joins.items()}
         media = join([part.media for part in parts], joins)
         rows = {name: torch.as_tensor(make([ids.tolist()]))[0] for name, make in self.token_functions.items()}
-        for_rows = {name: value for name, value in media.items() if isinstance(self._rope, OwnRope) or name in _GRIDS}
+        for_rows = {
+            name: value for name, value in media.items() if isinstance(self._rope, OwnRope) or name in _GRID_INPUTS
+        }
         member = Member(ids, labels, types, self._rows(ids, types, for_rows), rows)
         return Encoded(" + ".join(part.sample_id for part in parts), member, media, joins=joins)
 
@@ -171,8 +175,8 @@ class MemberEncoder:
             Encoded(
                 draft.member.sample_id,
                 member,
-                num_images=len(draft.given.of(IMAGE.kind)),
-                num_videos=len(draft.given.of(VIDEO.kind)),
+                num_images=len(draft.added_media.of(IMAGE.kind)),
+                num_videos=len(draft.added_media.of(VIDEO.kind)),
             )
             for draft, member in zip(drafts, self._members(drafts, shares), strict=True)
         ]
@@ -180,7 +184,7 @@ class MemberEncoder:
     def _draft(self, member: MemberInput) -> "_Draft":
         """Decode a member's media; media that it shares are decoded only if its positions need them."""
         num, tokens = member.shared, self._tokens(member)
-        files = parts_of(member, tokens.media)
+        files = media_in_order(member, tokens.media)
         part_kinds = [kind for medium in tokens.media for kind in medium.part_kinds]
         first = num.num_images + num.num_videos
         before = part_kinds[:first]
@@ -190,7 +194,7 @@ class MemberEncoder:
             raise ValueError("it shares tokens with the sample before it, and has a sound: packing.share=none")
         kinds = [medium.kind for medium in tokens.media]
         num_shared = bisect_left([*accumulate(len(medium.part_kinds) for medium in tokens.media)], first + 1)
-        is_whole = first > 0 and (isinstance(self._rope, OwnRope) or not self._pixels.are_split(kinds))
+        is_whole = first > 0 and (isinstance(self._rope, OwnRope) or not self._pixels.can_split(kinds))
         added = prepared_media(self._rules, tokens.media[num_shared:], files[first:])
         if not first:
             return _Draft(member, tokens, added)
@@ -201,23 +205,23 @@ class MemberEncoder:
     def _media(self, drafts: Sequence["_Draft"]) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
         """Return the joined media that members add, and for each member the media inputs that its positions need."""
         for draft in drafts:
-            if draft.whole is not None and not self._pixels.are_split(draft.whole.order):
-                self._pixels.check_split(draft.whole, draft.given)
-        added = [medium for draft in drafts for medium in draft.added]
+            if draft.all_media is not None and not self._pixels.can_split(draft.all_media.order):
+                self._pixels.check_split(draft.all_media, draft.added_media)
+        added = [medium for draft in drafts for medium in draft.added_sizes]
         if isinstance(self._rope, OwnRope):
-            each = [self._pixels([draft.given]) for draft in drafts]
-            wholes = [None if draft.whole is None else self._pixels([draft.whole]) for draft in drafts]
+            each = [self._pixels([draft.added_media]) for draft in drafts]
+            wholes = [None if draft.all_media is None else self._pixels([draft.all_media]) for draft in drafts]
             media = self.join(each)
             self._pixels.refuse_other_features(media, added)
             return media, [
                 added_media if whole is None else whole for whole, added_media in zip(wholes, each, strict=True)
             ]
-        media = self._pixels([draft.given for draft in drafts])
+        media = self._pixels([draft.added_media for draft in drafts])
         self._pixels.refuse_other_features(media, added)
-        images = _shares(media, _GRIDS[:1], [len(draft.given.of(IMAGE.kind)) for draft in drafts])
-        videos = _shares(media, _GRIDS[1:], [len(draft.given.of(VIDEO.kind)) for draft in drafts])
-        images = _with_shared(images, [draft.num_shared[0] for draft in drafts])
-        videos = _with_shared(videos, [draft.num_shared[1] for draft in drafts])
+        images = _rows_by_member(media, _GRID_INPUTS[:1], [len(draft.added_media.of(IMAGE.kind)) for draft in drafts])
+        videos = _rows_by_member(media, _GRID_INPUTS[1:], [len(draft.added_media.of(VIDEO.kind)) for draft in drafts])
+        images = _with_shared_rows(images, [draft.num_shared[0] for draft in drafts])
+        videos = _with_shared_rows(videos, [draft.num_shared[1] for draft in drafts])
         return media, [image | video for image, video in zip(images, videos, strict=True)]
 
     def _members(self, drafts: Sequence["_Draft"], shares: Sequence[dict[str, Tensor]]) -> Iterator[Member]:
@@ -243,7 +247,7 @@ class MemberEncoder:
                     # transformers knows only images, videos and sounds
                     own_types = torch.where(own_types > AUDIO.token_type, own_types, torch.tensor(known_types))
             rope, shared_len = self._rows(own_ids, own_types, media), draft.member.shared.num_tokens
-            weights = _weights(draft.tokens)
+            weights = _token_weights(draft.tokens)
             yield Member(own_ids, own_labels, own_types, rope, rows, weights, draft.tokens.factor, shared_len)
 
     @cached_property
@@ -264,7 +268,7 @@ class MemberEncoder:
         return self._pixels([Prepared([IMAGE.kind], changed(self._rules, medium, [white]))])
 
 
-def parts_of(member: MemberInput, media: Sequence[SeenMedium]) -> list[Any]:
+def media_in_order(member: MemberInput, media: Sequence[SeenMedium]) -> list[Any]:
     """Return a member's media in the order of its tokens: images, and the bytes of other files."""
     member.refuse_missing()
     kinds = [kind for medium in media for kind in medium.part_kinds]
@@ -282,19 +286,19 @@ class _Draft:
     member: MemberInput
     tokens: MemberTokens
     #: the media that it adds to its pack
-    given: Prepared
+    added_media: Prepared
     #: all of its media; None: the media that it adds are enough
-    whole: Prepared | None = None
+    all_media: Prepared | None = None
     #: images and clips that it shares with the member before it
     num_shared: tuple[int, int] = (0, 0)
 
     @property
-    def added(self) -> Sequence[SeenMedium]:
+    def added_sizes(self) -> Sequence[SeenMedium]:
         """Kinds and sizes, as measured, of the media that it adds."""
-        return self.tokens.media[len(self.tokens.media) - len(self.given.order) :]
+        return self.tokens.media[len(self.tokens.media) - len(self.added_media.order) :]
 
 
-def _weights(tokens: MemberTokens) -> Tensor | None:
+def _token_weights(tokens: MemberTokens) -> Tensor | None:
     """Return each token's weight, float32 [L]; None: all trained tokens count alike."""
     if not tokens.weights:
         return None
@@ -304,7 +308,7 @@ def _weights(tokens: MemberTokens) -> Tensor | None:
     return weights
 
 
-def _shares(media: dict[str, Tensor], names: Sequence[str], counts: Sequence[int]) -> list[dict[str, Tensor]]:
+def _rows_by_member(media: dict[str, Tensor], names: Sequence[str], counts: Sequence[int]) -> list[dict[str, Tensor]]:
     """Split the named inputs by member: member i has the next `counts[i]` rows."""
     shares: list[dict[str, Tensor]] = [{} for _ in counts]
     for name in names:
@@ -314,7 +318,7 @@ def _shares(media: dict[str, Tensor], names: Sequence[str], counts: Sequence[int
     return shares
 
 
-def _with_shared(each: Sequence[dict[str, Tensor]], counts: Sequence[int]) -> list[dict[str, Tensor]]:
+def _with_shared_rows(each: Sequence[dict[str, Tensor]], counts: Sequence[int]) -> list[dict[str, Tensor]]:
     """Put the rows that a member shares, the first `counts[i]` of the member before it, before its own rows."""
     whole: list[dict[str, Tensor]] = []
     for rows, count in zip(each, counts, strict=True):

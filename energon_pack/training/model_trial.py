@@ -28,13 +28,13 @@ from energon_pack.training.trial_inputs import MemberSpan, Probe, Run, TrialInpu
 from energon_pack.training.watch import hooked, tokens_of, values_of
 
 #: shares of a change that count as rounding: of sums in another order, and of experts whose choices no `topk` shows
-SUMS, _EXPERTS = 1e-3, 0.05
+SUM_TOLERANCE, _EXPERT_TOLERANCE = 1e-3, 0.05
 #: the same in bfloat16 and the like
-LOW_PRECISION = 0.1
+LOW_PRECISION_TOLERANCE = 0.1
 
 
 @dataclass
-class PendingRun:
+class RequestedRun:
     """A run that the caller of a generator makes, so that compiled code runs compiled; it sets `output`."""
 
     call: Callable[..., Any]
@@ -43,11 +43,11 @@ class PendingRun:
 
 
 #: yields runs that the caller makes; None: there is no more to run
-Steps = Generator[PendingRun | None, None, None]
+TrialSteps = Generator[RequestedRun | None, None, None]
 
 
 @dataclass(frozen=True)
-class Pending:
+class PendingForward:
     """A forward that waits until its trial has passed."""
 
     #: the part that was called, and a function that runs it
@@ -61,7 +61,7 @@ class Pending:
 
 
 @dataclass(frozen=True)
-class Moved:
+class OutputChange:
     """How far outputs moved when words or media of some members were changed, as root mean squares."""
 
     what: str
@@ -70,16 +70,16 @@ class Moved:
     #: outputs of the other member that moved most
     others: float
     #: share of `own` that counts as rounding
-    tolerance: float = SUMS
+    tolerance: float = SUM_TOLERANCE
 
     @property
     def is_shown(self) -> bool:
         """Whether the change moved the changed members' own outputs; if not, the test proves nothing."""
         return self.own > 1e-6
 
-    def with_noise(self, noise: float) -> "Moved":
-        """Return a copy whose tolerance covers this much noise, `LOW_PRECISION` at most."""
-        share = min(noise / max(self.own, 1e-9), LOW_PRECISION)
+    def with_noise(self, noise: float) -> "OutputChange":
+        """Return a copy whose tolerance covers this much noise, `LOW_PRECISION_TOLERANCE` at most."""
+        share = min(noise / max(self.own, 1e-9), LOW_PRECISION_TOLERANCE)
         return replace(self, tolerance=max(self.tolerance, share))
 
     def __str__(self) -> str:
@@ -93,7 +93,7 @@ class ModelTrial:
     #: samples in a batch against each of them alone
     alone: Finding
     #: how far each change of the batch moved outputs; empty: it has one member
-    moved: Sequence[Moved]
+    moved: Sequence[OutputChange]
     #: whether random numbers other than dropout's change outputs
     is_random: bool
     seconds: float
@@ -111,16 +111,16 @@ class ModelTrial:
     @property
     def moved_others(self) -> bool:
         """Whether any change of some members moved the outputs of others."""
-        return any(map(self.is_by, self.moved))
+        return any(map(self.moves_others, self.moved))
 
-    def is_by(self, moved: Moved) -> bool:
+    def moves_others(self, moved: OutputChange) -> bool:
         """Say whether this change of some members moved the outputs of others."""
         by_words = max((one.own for one in self.moved if one.what == "words"), default=0.0)
         scale = max(moved.own, 0.2 * by_words)  # pixels may move little
         return moved.is_shown and not moved.others <= moved.tolerance * scale
 
     @property
-    def unshown(self) -> str:
+    def unproven_reason(self) -> str:
         """Why the trial proves nothing: a change moved no output, or all outputs are alike."""
         return next(
             (f"other {one.what} change nothing" for one in self.moved if not one.is_shown), "outputs are all alike"
@@ -130,35 +130,38 @@ class ModelTrial:
         return "; ".join(map(str, (*self.moved, self.alone)))
 
 
-def changes(pending: Pending, asked: TrialInputs) -> Generator[PendingRun, None, list[Moved]]:
+def run_changes(pending: PendingForward, asked: TrialInputs) -> Generator[RequestedRun, None, list[OutputChange]]:
     """Run a batch unchanged, then with other words and other media; return how far each change moved outputs."""
     routing = Routing() if is_routed(pending.part) else None
     run = partial(_run, pending)
     as_is = yield from run(asked.as_is, routing)
-    tolerance, block = SUMS, 1
+    tolerance, block = SUM_TOLERANCE, 1
     if routing is not None and not routing.has_choices:
-        tolerance, block = _EXPERTS if as_is.dtype == torch.float32 else LOW_PRECISION, AVERAGED_TOKENS
+        tolerance, block = (
+            _EXPERT_TOLERANCE if as_is.dtype == torch.float32 else LOW_PRECISION_TOLERANCE,
+            AVERAGED_TOKENS,
+        )
     num_media = sum(pending.is_any(len(asked.other_media) >= number) for number in (1, 2))
     media = [*asked.other_media, asked.as_is, asked.as_is][:num_media]  # so that all ranks run alike
     moved = []
     for kind, inputs in (("words", asked.other_words), *(("media", one) for one in media)):
         values = yield from run(inputs, routing and Routing(routing))
         if inputs is not asked.as_is:
-            moved.append(_moved(kind, asked, _differences(asked, as_is, values, block), tolerance))
-    if pending.is_any(any(one.others > SUMS * one.own for one in moved)):  # some kernels add in any order
+            moved.append(_output_change(kind, asked, _member_differences(asked, as_is, values, block), tolerance))
+    if pending.is_any(any(one.others > SUM_TOLERANCE * one.own for one in moved)):  # some kernels add in any order
         again = yield from run(asked.as_is, routing and Routing(routing))
-        noise = 3 * max(_differences(asked, as_is, again, block))
+        noise = 3 * max(_member_differences(asked, as_is, again, block))
         moved = [one.with_noise(noise) for one in moved]
     return moved
 
 
 def _run(
-    pending: Pending, inputs: Mapping[str, Any], routing: Routing | None = None
-) -> Generator[PendingRun, None, Tensor]:
+    pending: PendingForward, inputs: Mapping[str, Any], routing: Routing | None = None
+) -> Generator[RequestedRun, None, Tensor]:
     """Run a model once and return its outputs [B, S, values]; nothing is saved for a backward."""
     pending.begin(0)
-    with saved_tensors_hooks(_nothing, _nothing), routed(pending.part, routing):
-        yield (step := PendingRun(pending.call, inputs))
+    with saved_tensors_hooks(_save_nothing, _save_nothing), routed(pending.part, routing):
+        yield (step := RequestedRun(pending.call, inputs))
     values = values_of(step.output, tokens_of(inputs).shape[:2])
     step.output = None  # the caller holds the step until the next one
     if values is None:
@@ -166,20 +169,20 @@ def _run(
     return values.detach().clone()
 
 
-def _nothing(_: Any) -> Any:
+def _save_nothing(_: Any) -> Any:
     return None
 
 
-def _moved(kind: str, asked: TrialInputs, moved: Sequence[float], tolerance: float) -> Moved:
+def _output_change(kind: str, asked: TrialInputs, moved: Sequence[float], tolerance: float) -> OutputChange:
     if kind == "media":  # of one member
         *_, second, first = sorted([0.0, *moved])
-        return Moved(kind, first, second, tolerance)
-    of_changed = [value for value, member in zip(moved, asked.members, strict=True) if member in asked.changed]
-    rest = [value for value, member in zip(moved, asked.members, strict=True) if member not in asked.changed]
-    return Moved(kind, max(of_changed), max(rest), tolerance)
+        return OutputChange(kind, first, second, tolerance)
+    of_changed = [value for value, member in zip(moved, asked.members, strict=True) if member in asked.changed_inputs]
+    rest = [value for value, member in zip(moved, asked.members, strict=True) if member not in asked.changed_inputs]
+    return OutputChange(kind, max(of_changed), max(rest), tolerance)
 
 
-def _differences(asked: TrialInputs, first: Tensor, other: Tensor, block: int) -> list[float]:
+def _member_differences(asked: TrialInputs, first: Tensor, other: Tensor, block: int) -> list[float]:
     return [difference(member.of(first), member.of(other), block) for member in asked.members]
 
 
@@ -193,9 +196,9 @@ class Subject(ABC):
     #: what messages call a batch
     name: str
     #: whether each batch is tried; else one of each kind
-    tries_all = False
+    tries_every_batch = False
     #: end of messages: how to train it without a trial
-    all_the_same = ""
+    bypass_hint = ""
 
     @abstractmethod
     def longest_of(self, inputs: Mapping[str, Any]) -> int:
@@ -206,28 +209,30 @@ class Subject(ABC):
         return False
 
     @abstractmethod
-    def changed(self, inputs: Mapping[str, Any]) -> TrialInputs | None:
+    def changed_inputs(self, inputs: Mapping[str, Any]) -> TrialInputs | None:
         """Return the batch with other words in every second member; None: no member can change while another stays."""
 
     @abstractmethod
-    def probe(self, pending: Pending) -> Probe:
+    def probe(self, pending: PendingForward) -> Probe:
         """Return samples in a batch like the pending one, each to be compared with its run alone."""
 
     @abstractmethod
-    def way_out(self, inputs: Mapping[str, Any]) -> str:
+    def remedy(self, inputs: Mapping[str, Any]) -> str:
         """Return the advice for an error: what keeps members apart, where these inputs do not."""
 
 
 #: where outputs are those of the members alone
-_LOSS = (
+_LOSS_HINT = (
     "Outputs agree, the loss does not: output_router_logits adds one over the routers of the whole row, and a"
     " loss_function may predict more than the next token (model.config.output_router_logits=False). "
 )
-_BACKWARD = "Outputs and loss agree, gradients do not: a kernel's backward has no mask, or a hook mixes gradients. "
-_Values = list[Tensor] | None
+_BACKWARD_HINT = (
+    "Outputs and loss agree, gradients do not: a kernel's backward has no mask, or a hook mixes gradients. "
+)
+_MemberValues = list[Tensor] | None
 
 
-def refusal(name: str, batch: str, trial: ModelTrial, place: str | None) -> str:
+def refusal_message(name: str, batch: str, trial: ModelTrial, place: str | None) -> str:
     """Return the message of a failed trial: what mixes members, and the part (`place`) where it first shows."""
     if trial.is_random:
         return (
@@ -236,18 +241,18 @@ def refusal(name: str, batch: str, trial: ModelTrial, place: str | None) -> str:
         )
     shows = f"It first shows in {place}. " if place else ""
     is_quiet = trial.mixes and not trial.moved_others and trial.alone.outputs_agree
-    beside = "" if not is_quiet else _BACKWARD if trial.alone.loss_agrees else _LOSS
+    beside = "" if not is_quiet else _BACKWARD_HINT if trial.alone.loss_agrees else _LOSS_HINT
     return f"{name} mixes the members of {batch}{'' if trial.mixes else ' on another rank'}: {trial}. {shows}{beside}"
 
 
-def first_place(part: Module, call: Callable[..., Any], runs: Sequence[Run], tolerance: float) -> str | None:
+def first_mixing_part(part: Module, call: Callable[..., Any], runs: Sequence[Run], tolerance: float) -> str | None:
     """Return name and class of the first part with equal inputs but different outputs for the same members in two runs.
 
     None: no such part is found; compiled code, a backward, and outputs without values for each token are not seen.
     """
     (first, second) = (_inputs_and_outputs(part, call, *run) for run in runs)
 
-    def are_same(these: _Values, those: _Values) -> bool:
+    def are_same(these: _MemberValues, those: _MemberValues) -> bool:
         if these is None or those is None:
             return True
         pairs = zip(these, those, strict=True)
@@ -263,13 +268,13 @@ def first_place(part: Module, call: Callable[..., Any], runs: Sequence[Run], tol
 
 def _inputs_and_outputs(
     part: Module, call: Callable[..., Any], inputs: Mapping[str, Any], members: Sequence[MemberSpan]
-) -> dict[str, tuple[_Values, _Values]]:
+) -> dict[str, tuple[_MemberValues, _MemberValues]]:
     """Return the members' inputs and outputs of all parts by name, in the order in which the parts finish."""
     shape = tokens_of(inputs).shape[:2]
-    entered: dict[str, _Values] = {}
-    seen: dict[str, tuple[_Values, _Values]] = {}
+    entered: dict[str, _MemberValues] = {}
+    seen: dict[str, tuple[_MemberValues, _MemberValues]] = {}
 
-    def of_members(output: Any) -> _Values:
+    def of_members(output: Any) -> _MemberValues:
         values = values_of(output, shape)
         return None if values is None else [member.of(values).detach().clone() for member in members]
 

@@ -27,15 +27,15 @@ from energon_pack.training.encoded import BadPack, Encoded, Pack, refuse_trees, 
 from energon_pack.training.forward_inputs import MEDIA_KEYS, refuse_missing_kernels, refuse_rows
 from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE, RowForm
-from energon_pack.training.member_encoder import MemberEncoder, Unread
-from energon_pack.training.rope import RowsError, rope_of
+from energon_pack.training.member_encoder import MemberEncoder, UnreadMember
+from energon_pack.training.rope import RopeRowsError, rope_of
 
 if TYPE_CHECKING:
     from energon_pack.training.probe_batches import ProbeTree
     from energon_pack.training.tower import Tower
 
 _log = logging.getLogger(__name__)
-_CHOICES = {
+_OPTION_VALUES = {
     "layout": ("neat", "thd", "rows", "mlm"),
     "labels": ("unshifted", "shifted"),
     "loss_weight": (None, "token", "sample", "sqrt"),
@@ -43,9 +43,9 @@ _CHOICES = {
     "on_bad_member": ("raise", "drop"),
 }
 #: errors that are no fault of a member
-_NO_FAULT = (ImportError, NotImplementedError, JoinError, RowsError)
+_SETUP_ERRORS = (ImportError, NotImplementedError, JoinError, RopeRowsError)
 #: options that only some layouts support, with these layouts; a false value asks for nothing
-_SERVED = {
+_LAYOUTS_OF_OPTION = {
     "labels": ("unshifted", ("neat", "thd", "rows")),
     "loss_weight": (None, ("neat", "thd", "rows")),
     "attention_mask": (None, ("neat",)),
@@ -59,7 +59,7 @@ def check_options(options: Mapping[str, Any], layout: str) -> None:
     names = [*signature(PackEncoder).parameters][2:]
     if unknown := next((name for name in options if name not in names), None):
         raise TypeError(f"{unknown}={options[unknown]}: no such option; there are: {', '.join(names)}")
-    for name, choices in _CHOICES.items():
+    for name, choices in _OPTION_VALUES.items():
         if name in options and options[name] not in (*choices, *[None] * (name == "layout")):
             raise ValueError(f"{name}={options[name]}: one of {', '.join(map(str, choices))}")
     shapes = options.get("pad_to", "longest"), options.get("pad_segments")
@@ -68,7 +68,7 @@ def check_options(options: Mapping[str, Any], layout: str) -> None:
 
         check_shapes(*shapes)
     layout = options.get("layout") or layout
-    for name, (default, served) in _SERVED.items():
+    for name, (default, served) in _LAYOUTS_OF_OPTION.items():
         if options.get(name, default) != default and layout not in served:
             raise ValueError(f"{name}={options[name]}: layout={layout} has none; for {', '.join(served)}")
 
@@ -148,7 +148,7 @@ class PackEncoder:
         rope = rope_of(made["content"]["model"].get("rope"), rules, tokens_per_second, with_rows)
         self._form = RowForm(
             pad_id=rules.token_id(rules.tokens.get("pad_token", "")) or 0,
-            multiple=1 if is_neat else _multiple(pad_to_multiple_of, made["pad_to_multiple_of"]),
+            multiple=1 if is_neat else _pad_multiple(pad_to_multiple_of, made["pad_to_multiple_of"]),
             shifted=self.labels_shifted,
             weights=loss_weight,
             rope=rope is not None and with_rows,
@@ -158,14 +158,14 @@ class PackEncoder:
         self.members = MemberEncoder(rules, rope)
         self.members.check()
 
-    def encode(self, key: str, members: Iterable[MemberInput | Unread]) -> Pack | None:
+    def encode(self, key: str, members: Iterable[MemberInput | UnreadMember]) -> Pack | None:
         """Encode the members of a pack; None: all were dropped. BadPack: a member can't be encoded."""
         keep_pages_in_worker()
         dropped: list[str] = []
 
-        def on_bad(member: MemberInput | Unread, error: Exception) -> None:
+        def on_bad(member: MemberInput | UnreadMember, error: Exception) -> None:
             fault = f"{member.sample_id} in {key}: {type(error).__name__}: {error}"
-            if not self._drop or isinstance(error, _NO_FAULT):
+            if not self._drop or isinstance(error, _SETUP_ERRORS):
                 raise BadPack(f"{fault} (on_bad_member=drop leaves such a member out)") from error
             _log.warning("left out: %s", fault)
             dropped.append(member.sample_id)
@@ -175,7 +175,7 @@ class PackEncoder:
             alone = listed[0] if len(listed) == 1 else None
             is_new = isinstance(alone, MemberInput) and alone.token_len is None
             widest = self._widths[-1] if self._widths else math.inf
-            if alone is not None and is_new and encoded and self._rounded(encoded[0].tokens) > widest:
+            if alone is not None and is_new and encoded and self._padded_len(encoded[0].tokens) > widest:
                 error = ValueError(f"{len(encoded[0].tokens)} tokens, more than pad_to={self._pad_to} has room for")
                 on_bad(alone, error)
                 encoded = []
@@ -210,7 +210,7 @@ class PackEncoder:
                 raise ValueError(f"layout={self.layout} holds one pack a batch, not {len(tokens)}: batch_size=1")
             else:
                 make = {"thd": layouts.thd, "rows": layouts.rows_of, "mlm": layouts.mlm}[self.layout]
-                batch = PackedBatch(make(tokens[0], self._form_of(tokens)))
+                batch = PackedBatch(make(tokens[0], self._row_form_of(tokens)))
             if self._num_segments is not None:
                 from energon_pack.training.few_shapes import padded_boundaries
 
@@ -221,8 +221,8 @@ class PackEncoder:
             raise BadPack(f"{', '.join(pack.key for pack in packs)}: {error}") from None
         batch |= self._media(media, batch, any(member.num_images for pack in packs for member in pack.members))
         batch |= {
-            "n_images_per_sample": _counts(packs, "num_images", per_pack=self.layout == "neat"),
-            "n_videos_per_sample": _counts(packs, "num_videos", per_pack=self.layout == "neat"),
+            "n_images_per_sample": _media_counts(packs, "num_images", per_pack=self.layout == "neat"),
+            "n_videos_per_sample": _media_counts(packs, "num_videos", per_pack=self.layout == "neat"),
             "num_tokens": sum(len(member) - member.shared_len for pack in tokens for member in pack),
             "num_trained": _num_trained(batch, tokens),
             "sample_ids": [[member.sample_id for member in pack.members] for pack in packs],
@@ -245,20 +245,20 @@ class PackEncoder:
         """Return these samples as trees (samples that share beginnings); None: the dataset has no trees."""
         from energon_pack.training.probe_batches import probe_tree
 
-        return probe_tree(members, self.members.joined) if self.has_trees else None
+        return probe_tree(members, self.members.concatenated) if self.has_trees else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the arguments: a spawned worker makes a new encoder."""
-        return _encoder, (*self._arguments, self.tower)
+        return _unpickled_encoder, (*self._arguments, self.tower)
 
-    def _rounded(self, member: layouts.Member) -> int:
+    def _padded_len(self, member: layouts.Member) -> int:
         return -(-len(member) // self._form.multiple) * self._form.multiple
 
-    def _form_of(self, packs: Sequence[Sequence[layouts.Member]]) -> RowForm:
+    def _row_form_of(self, packs: Sequence[Sequence[layouts.Member]]) -> RowForm:
         """Return the row form with the least allowed width that has room for each pack; else the largest width."""
         if not self._widths:
             return self._form
-        longest = max(sum(self._rounded(member) - member.shared_len for member in pack) for pack in packs)
+        longest = max(sum(self._padded_len(member) - member.shared_len for member in pack) for pack in packs)
         return replace(self._form, width=next((width for width in self._widths if width >= longest), self._widths[-1]))
 
     def _neat(self, packs: list[list[layouts.Member]]) -> PackedBatch:
@@ -267,7 +267,7 @@ class PackEncoder:
             from energon_pack.training.tree_rows import neat_trees
 
             make = neat_trees
-        batch = PackedBatch(make(packs, self._form_of(packs)))
+        batch = PackedBatch(make(packs, self._row_form_of(packs)))
         if self._is_hybrid:
             refuse_rows(len(packs))
             batch["seq_idx"] = layouts.seq_idx(batch["cu_seq_lens_q"])
@@ -301,13 +301,13 @@ def _num_trained(batch: PackedBatch, packs: Sequence[Sequence[layouts.Member]]) 
     return sum(int((member.labels != IGNORE).sum()) for pack in packs for member in pack)
 
 
-def _encoder(made: Mapping[str, Any], rules: InputRules, options: Any, tower: "Tower | None") -> PackEncoder:
+def _unpickled_encoder(made: Mapping[str, Any], rules: InputRules, options: Any, tower: "Tower | None") -> PackEncoder:
     encoder = PackEncoder(made, rules, **options)
     encoder.use_tower(tower)
     return encoder
 
 
-def _multiple(multiple: int | None, planned: int) -> int:
+def _pad_multiple(multiple: int | None, planned: int) -> int:
     if multiple is not None and (multiple < 1 or planned % multiple):
         raise ValueError(
             f"pad_to_multiple_of={multiple} does not divide {planned}, with which it was packed:"
@@ -316,6 +316,6 @@ def _multiple(multiple: int | None, planned: int) -> int:
     return multiple or planned
 
 
-def _counts(packs: Sequence[Pack], name: str, per_pack: bool) -> torch.Tensor:
+def _media_counts(packs: Sequence[Pack], name: str, per_pack: bool) -> torch.Tensor:
     counts = [[getattr(member, name) for member in pack.members] for pack in packs]
     return torch.tensor([sum(row) for row in counts] if per_pack else [n for row in counts for n in row])

@@ -33,11 +33,11 @@ class _TriedMedia:
 
     joins: Mapping[str, Join] = field(default_factory=dict)
     #: whether one call for all members gives the same as one call for each
-    at_once: bool = False
+    can_call_once: bool = False
     #: whether the image processor alone makes the same, without any text
     without_text: bool = False
     #: why they can't be trained on; empty: they can
-    refused: str = ""
+    refusal: str = ""
     #: why some can't be joined; empty: all can
     limit: str = ""
     #: for each input, the tokens that one of its rows has features for; inputs without such a number are left out
@@ -58,14 +58,14 @@ class Pixels:
         if not members:
             return {}
         kinds = sorted({kind for member in members for kind in member.kinds})
-        tried = [self._of(kind) for kind in kinds]
-        if refused := next((one.refused for one in tried if one.refused), ""):
+        tried = [self._tried_media(kind) for kind in kinds]
+        if refused := next((one.refusal for one in tried if one.refusal), ""):
             raise JoinError(refused)
         joins = {name: rule for one in tried for name, rule in one.joins.items()}
         is_one = len(members) == 1
-        if all(one.without_text and (is_one or one.at_once) for one in tried):
+        if all(one.without_text and (is_one or one.can_call_once) for one in tried):
             return self._call.images(members, joins)
-        if is_one or (all(one.at_once for one in tried) and (len(kinds) == 1 or self._mixes)):
+        if is_one or (all(one.can_call_once for one in tried) and (len(kinds) == 1 or self._can_mix_kinds)):
             tensors = self._call(members)
         else:
             tensors = join((self._call([member]) for member in members), joins)
@@ -73,10 +73,10 @@ class Pixels:
             raise JoinError(f"{self._call.name} gives {', '.join(sorted(unknown))}, and gave none when it was tried")
         return tensors
 
-    def are_split(self, kinds: Collection[str]) -> bool:
+    def can_split(self, kinds: Collection[str]) -> bool:
         """Say whether media of these kinds give the same inputs in several calls, joined, as in one call."""
         used = {*kinds}
-        return all(self._of(kind).at_once for kind in used) and (len(used) < 2 or self._mixes)
+        return all(self._tried_media(kind).can_call_once for kind in used) and (len(used) < 2 or self._can_mix_kinds)
 
     def check_split(self, whole: Prepared, last: Prepared) -> None:
         """Check that a member's media give the same inputs in one call as in two, one for the media before `last`.
@@ -86,7 +86,7 @@ class Pixels:
         """
         first = whole.first(len(whole.order) - len(last.order))
         together = self([whole])
-        apart = join([self([first]), self([last])], self._known)
+        apart = join([self([first]), self([last])], self._known_joins)
         if not _are_same(apart, together):
             raise JoinError(
                 f"{self._call.name} makes other inputs of some media of a sample than of all: samples can't share the"
@@ -95,10 +95,10 @@ class Pixels:
 
     def check(self) -> None:
         """Try every kind of media now; JoinError: none can be used."""
-        tried = [self._of(kind) for kind in self._call.kinds]
+        tried = [self._tried_media(kind) for kind in self._call.kinds]
         self._call.token_functions()
-        if tried and all(one.refused for one in tried):
-            raise JoinError("; ".join(dict.fromkeys(one.refused for one in tried)))
+        if tried and all(one.refusal for one in tried):
+            raise JoinError("; ".join(dict.fromkeys(one.refusal for one in tried)))
 
     @property
     def token_functions(self) -> dict[str, TokenFunction]:
@@ -112,39 +112,39 @@ class Pixels:
 
     def joins(self, names: Collection[str]) -> dict[str, Join]:
         """Return the rules that join media inputs, at least those of `names`."""
-        if not self._known.keys() >= set(names):
+        if not self._known_joins.keys() >= set(names):
             self.check()
-        return self._known
+        return self._known_joins
 
     @property
-    def _known(self) -> dict[str, Join]:
+    def _known_joins(self) -> dict[str, Join]:
         return {name: rule for one in self._tried.values() for name, rule in one.joins.items()}
 
-    def _of(self, kind: str) -> _TriedMedia:
+    def _tried_media(self, kind: str) -> _TriedMedia:
         if kind not in self._tried:
-            self._tried[kind] = self._try(kind) if kind in self._call.kinds else _TriedMedia()
+            self._tried[kind] = self._try_kind(kind) if kind in self._call.kinds else _TriedMedia()
         return self._tried[kind]
 
     @errors_only()  # warnings about noise say nothing about the data
-    def _try(self, kind: str) -> _TriedMedia:
+    def _try_kind(self, kind: str) -> _TriedMedia:
         name = self._call.name
         members = list(trial_media(self._rules, SIZES, kind))
         try:
             proven = find_joins(self._call, members, list(trial_media(self._rules, TWINS, kind)))
         except Exception as error:  # any class of any processor may be behind it
             why = " ".join(str(error).split())[:300] or type(error).__name__
-            tried = _TriedMedia(refused=f"{name}: {KINDS[kind].nouns} of several members can't be joined: {why}")
+            tried = _TriedMedia(refusal=f"{name}: {KINDS[kind].nouns} of several members can't be joined: {why}")
         else:
-            known = self._known
+            known = self._known_joins
             other = [key for key, rule in proven.joins.items() if known.get(key, rule) != rule]
             limit = proven.limit or (f"{other[0]} of other media is joined by another rule" if other else "")
             if other or (limit and kind == IMAGE.kind):
-                tried = _TriedMedia(refused=f"{name}: {limit}")
+                tried = _TriedMedia(refusal=f"{name}: {limit}")
             else:
                 without_text = kind == IMAGE.kind and self._needs_no_text([members[0], members[-1]])
                 rows = self._tokens_of_rows(kind, members)
-                tried = _TriedMedia(proven.joins, proven.at_once, without_text, limit=limit, tokens_of_row=rows)
-        if why := tried.refused or (tried.limit and f"{name}: {tried.limit} ({_REMEDIES.get(kind, 'a pack a batch')})"):
+                tried = _TriedMedia(proven.joins, proven.can_call_once, without_text, limit=limit, tokens_of_row=rows)
+        if why := tried.refusal or (tried.limit and f"{name}: {tried.limit} ({_REMEDIES.get(kind, 'a pack a batch')})"):
             _log.warning("%s", why)
         return tried
 
@@ -167,8 +167,8 @@ class Pixels:
         for medium in media:
             waiting[medium.kind] += medium.num_features
         for name, value in tensors.items():
-            kinds = [kind for kind in waiting if name in self._of(kind).joins]
-            numbers = {self._of(kind).tokens_of_row.get(name, 0.0) for kind in kinds}
+            kinds = [kind for kind in waiting if name in self._tried_media(kind).joins]
+            numbers = {self._tried_media(kind).tokens_of_row.get(name, 0.0) for kind in kinds}
             if len(numbers) != 1 or 0.0 in numbers:
                 continue
             num_made, num_waiting = len(value) * numbers.pop(), sum(waiting[kind] for kind in kinds)
@@ -180,14 +180,14 @@ class Pixels:
                 )
 
     @cached_property
-    def _mixes(self) -> bool:
+    def _can_mix_kinds(self) -> bool:
         """Whether one call for media of several kinds gives the same as separate calls."""
         each = [list(trial_media(self._rules, SIZES, kind)) for kind in self._call.kinds]
         heard = [*trial_media(self._rules, HEARD, HEARD)]
         members = [*(of_kind[0] for of_kind in each), merged([of_kind[1] for of_kind in each]), *heard]
         try:
             together = self._call(members)
-            apart = join([self._call([member]) for member in members], self._known)
+            apart = join([self._call([member]) for member in members], self._known_joins)
         except Exception:  # any class of any processor may be behind it
             return False
         return _are_same(apart, together)

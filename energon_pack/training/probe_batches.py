@@ -34,7 +34,7 @@ def _other_media(member: Encoded) -> dict[str, Tensor]:
     }
 
 
-def rows_of(members: Sequence[Encoded], mask: str) -> list[list[Encoded]]:
+def rows_with_twins(members: Sequence[Encoded], mask: str) -> list[list[Encoded]]:
     """Put members in one row and their twins in a second; if the mask is `hybrid`, all in one row."""
     return [[*members, *twins_of(members)]] if mask == "hybrid" else [[*members], twins_of(members)]
 
@@ -58,7 +58,7 @@ def probe_of(
     """
     form = form or RowForm(width=PAD_TAIL + max(sum(len(member.tokens) for member in row) for row in rows))
     batch = PackedBatch(neat([[one.tokens for one in row] for row in rows], replace(form, rope=has_rope_rows(model))))
-    placed = [replace(one, leaves=leaves_of(one.sample.media)) for one in _places(rows)]
+    placed = [replace(one, leaves=leaves_of(one.sample.media)) for one in _placed_samples(rows)]
     add_media(batch, [one.sample for one in placed], ({**one.sample.media, **one.leaves} for one in placed))
     batch.mask = mask
     if mask == "indexed":
@@ -67,12 +67,12 @@ def probe_of(
     number = len(placed)
     is_trained = [bool((one.sample.tokens.labels != IGNORE).any()) for one in placed]
     in_loss = [i > 0 and (number - i) % 2 == 1 and counts for i, counts in enumerate(is_trained)]
-    return made_probe(
+    return probe_from_batch(
         model, batch, [replace(one, in_loss=counts) for one, counts in zip(placed, in_loss, strict=True)], device
     )
 
 
-def made_probe(
+def probe_from_batch(
     model: Any,
     batch: PackedBatch,
     placed: Sequence[PlacedSample],
@@ -91,7 +91,7 @@ def add_media(batch: PackedBatch, samples: Sequence[Encoded], media: Iterable[Ma
     batch["media_keys"] = sorted({name for one in samples for name in (*one.media, *one.tokens.rows)})
 
 
-def _places(rows: Sequence[Sequence[Encoded]]) -> list[PlacedSample]:
+def _placed_samples(rows: Sequence[Sequence[Encoded]]) -> list[PlacedSample]:
     placed = []
     for number, row in enumerate(rows):
         start = 0
@@ -127,7 +127,7 @@ def plain_inputs(model: Any, member: Encoded, device: torch.device | None = None
     return {**inputs, "use_cache": False}
 
 
-_WEIGHTS = "sample"  # each sample's own number of trained tokens counts
+_LOSS_WEIGHT = "sample"  # each sample's own number of trained tokens counts
 
 
 @dataclass(frozen=True)
@@ -141,10 +141,10 @@ class ProbeTree:
 
 
 #: packs of members, or trees of them
-Samples = Sequence[Encoded] | ProbeTree
+ProbeSamples = Sequence[Encoded] | ProbeTree
 
 
-def samples_of(samples: Samples) -> Sequence[Encoded]:
+def samples_of(samples: ProbeSamples) -> Sequence[Encoded]:
     """Return the samples as a list, also those of trees."""
     return samples.samples if isinstance(samples, ProbeTree) else samples
 
@@ -158,8 +158,8 @@ def probe_tree(members: Sequence[Encoded], joined: Callable[[Sequence[Encoded]],
     first, *later = [member for member in members if member.media] or texts[:1]
     short, text = texts[0], texts[-1]
     answer = max(1, int((text.tokens.labels != IGNORE).nonzero()[0])) - 1  # the last token before the answer
-    asked = [_part(text, 0, answer)] if answer else []
-    answered, other = _part(text, answer), _turned(_part(text, answer))
+    asked = [_token_slice(text, 0, answer)] if answer else []
+    answered, other = _token_slice(text, answer), _with_reversed_tokens(_token_slice(text, answer))
     listed: list[tuple[list[Encoded], float]] = [
         ([first], 1.0),
         ([first, *asked, answered], 0.5),
@@ -186,14 +186,14 @@ def probe_tree(members: Sequence[Encoded], joined: Callable[[Sequence[Encoded]],
     return ProbeTree(samples, added)
 
 
-def _part(member: Encoded, start: int, end: int | None = None) -> Encoded:
+def _token_slice(member: Encoded, start: int, end: int | None = None) -> Encoded:
     tokens, cut = member.tokens, slice(start, end)
     return replace(
         member, tokens=replace(tokens, ids=tokens.ids[cut], labels=tokens.labels[cut], types=tokens.types[cut])
     )
 
 
-def _turned(member: Encoded) -> Encoded:
+def _with_reversed_tokens(member: Encoded) -> Encoded:
     tokens = member.tokens
     ids, labels = (torch.cat([row[:1], row[1:].flip(0)]) for row in (tokens.ids, tokens.labels))
     return replace(member, tokens=replace(tokens, ids=ids, labels=labels))
@@ -205,8 +205,8 @@ def tree_batch(model: Any, tree: ProbeTree, device: torch.device | None = None) 
 
     tokens = [sample.tokens for sample in tree.samples]
     width = sum(len(member) - member.shared_len for member in tokens) + PAD_TAIL
-    batch = PackedBatch(neat_trees([tokens], RowForm(rope=has_rope_rows(model), width=width, weights=_WEIGHTS)))
+    batch = PackedBatch(neat_trees([tokens], RowForm(rope=has_rope_rows(model), width=width, weights=_LOSS_WEIGHT)))
     add_media(batch, tree.samples, tree.added)
     places = paths([len(member) for member in tokens], [member.shared_len for member in tokens])
     placed = [PlacedSample(*pair) for pair in zip(tree.samples, repeat(0), places)]
-    return made_probe(model, batch, placed, device, _WEIGHTS)
+    return probe_from_batch(model, batch, placed, device, _LOSS_WEIGHT)

@@ -23,11 +23,11 @@ from energon_pack.training.wrapped import parts
 _log = logging.getLogger(__name__)
 
 #: name of an input in `forward` → its name in `get_rope_index`
-_OTHER_NAMES = {"second_per_grids": "video_second_per_grid"}
+_INPUT_ALIASES = {"second_per_grids": "video_second_per_grid"}
 #: input of `get_rope_index` with lengths of sounds → the mask whose sums they are
-_LENGTHS = {"audio_seqlens": "feature_attention_mask"}
-NUM_ROWS = 3
-_SEEN = torch.tensor([IMAGE.token_type, VIDEO.token_type])
+_LENGTHS_FROM_MASKS = {"audio_seqlens": "feature_attention_mask"}
+NUM_ROPE_ROWS = 3
+_VISUAL_TYPES = torch.tensor([IMAGE.token_type, VIDEO.token_type])
 #: values of `model.rope` with M-RoPE; all others mean plain positions
 ROPE_KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
@@ -60,7 +60,7 @@ def rope_positions(
     """
     if image_grid_thw is None and video_grid_thw is None and not bool(types.any()):
         return torch.arange(len(types)).expand(3, -1)
-    grids = {1: _grids(image_grid_thw), 2: _grids(video_grid_thw)}
+    grids = {1: _grid_sizes(image_grid_thw), 2: _grid_sizes(video_grid_thw)}
     steps = [1.0] * len(grids[2])
     if rope.kind == "qwen3_vl":
         grids[2] = [(1, height, width) for time, height, width in grids[2] for _ in range(time)]
@@ -110,11 +110,11 @@ def _grid_rows(time: int, height: int, width: int, step: float) -> Tensor:
     return grid.view(3, -1)
 
 
-def _grids(grids: Tensor | None) -> list[tuple[int, int, int]]:
+def _grid_sizes(grids: Tensor | None) -> list[tuple[int, int, int]]:
     return [] if grids is None else [(t, h, w) for t, h, w in grids.tolist()]
 
 
-class RowsError(ValueError):
+class RopeRowsError(ValueError):
     """A model class can't make M-RoPE rows from its processor's outputs."""
 
 
@@ -126,8 +126,8 @@ class OwnRope:
         self._make, self._config = make, config
         with torch.device("meta"):
             model = make._from_config(config)
-        self.ask = next(part for part in model.modules() if hasattr(part, "get_rope_index")).get_rope_index
-        self._takes = frozenset(inspect.signature(self.ask).parameters)
+        self.get_rope_index = next(part for part in model.modules() if hasattr(part, "get_rope_index")).get_rope_index
+        self._takes = frozenset(inspect.signature(self.get_rope_index).parameters)
 
     def __reduce__(self) -> tuple[type["OwnRope"], tuple[Any, Any]]:
         """Pickle only the class and the config; another process makes its own model."""
@@ -136,34 +136,36 @@ class OwnRope:
     def __call__(self, ids: Tensor, types: Tensor, media: Mapping[str, Tensor]) -> Tensor:
         """Return the M-RoPE rows [3, L] of one member."""
         if not media:
-            return torch.arange(len(ids)).expand(NUM_ROWS, -1)
+            return torch.arange(len(ids)).expand(NUM_ROPE_ROWS, -1)
         arguments = {
             "input_ids": ids[None],
             "mm_token_type_ids": types[None],
             "attention_mask": torch.ones_like(ids)[None],
             **media,
-            **{name: media[other] for name, other in _OTHER_NAMES.items() if other in media},
-            **{name: media[mask].sum(-1) for name, mask in _LENGTHS.items() if mask in media},
+            **{name: media[other] for name, other in _INPUT_ALIASES.items() if other in media},
+            **{name: media[mask].sum(-1) for name, mask in _LENGTHS_FROM_MASKS.items() if mask in media},
             USE_AUDIO_IN_VIDEO: has_audio_in_video(types),
         }
         try:
-            rows: Tensor = self.ask(**{name: value for name, value in arguments.items() if name in self._takes})[0]
+            rows: Tensor = self.get_rope_index(
+                **{name: value for name, value in arguments.items() if name in self._takes}
+            )[0]
         except Exception as error:  # foreign code, with a config that may say too little
             why = " ".join(f"{type(error).__name__} {error}".split())[:200]
-            raise RowsError(f"{self._make.__name__} makes no positions of its processor's tokens: {why}") from None
-        if rows.shape != (NUM_ROWS, 1, len(ids)):
-            raise RowsError(
-                f"{self._make.__name__} has {len(rows)} rows of positions, batches have room for {NUM_ROWS} beside that"
-                " of the text: train it on unpacked samples"
+            raise RopeRowsError(f"{self._make.__name__} makes no positions of its processor's tokens: {why}") from None
+        if rows.shape != (NUM_ROPE_ROWS, 1, len(ids)):
+            raise RopeRowsError(
+                f"{self._make.__name__} has {len(rows)} rows of positions, batches have room for {NUM_ROPE_ROWS} beside"
+                " that of the text: train it on unpacked samples"
             )
         return rows[:, 0].long()
 
     def check(self, members: Sequence[Member]) -> None:
         """Raise RowsError if images or videos have the same positions as text; sounds are numbered as text is."""
         for member in members:
-            is_seen = bool(torch.isin(member.types, _SEEN).any())
+            is_seen = bool(torch.isin(member.types, _VISUAL_TYPES).any())
             if is_seen and member.rope is not None and bool((member.rope == member.rope[0]).all()):
-                raise RowsError(
+                raise RopeRowsError(
                     f"{self._make.__name__} finds no media in the tokens of this processor: config.json of the model in"
                     " the processor's folder says which tokens it looks for"
                 )
@@ -184,7 +186,7 @@ def rope_of(
     folder = Path(rules.folder)
     kind: str | None = stated
     if stated not in ROPE_KINDS:
-        kind = found_rope(folder) if rules.media_tokens else "none"
+        kind = find_rope_kind(folder) if rules.media_tokens else "none"
         if kind is None and is_needed:
             return _own_rope_of(rules)
     if kind not in ROPE_KINDS:
@@ -196,7 +198,7 @@ def rope_of(
 
 def _own_rope_of(rules: InputRules) -> OwnRope:
     folder = Path(rules.folder)
-    make = with_rows(folder)
+    make = class_with_rope_rows(folder)
     try:
         return OwnRope(make, small_config(make, rules))
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
@@ -208,7 +210,7 @@ def _own_rope_of(rules: InputRules) -> OwnRope:
 
 
 #: words in the names of a tokenizer's special tokens, and the words that configs use instead
-_SAME = {"bos": "start", "eos": "end"}
+_TOKEN_NAME_SYNONYMS = {"bos": "start", "eos": "end"}
 
 
 def small_config(make: Any, rules: InputRules) -> Any:
@@ -246,21 +248,21 @@ def _take_ids(config: Any, rules: InputRules) -> None:
         if token_id is None:
             continue
         *words, last, _ = name.split("_")
-        for known in {last, _SAME.get(last, last)}:
+        for known in {last, _TOKEN_NAME_SYNONYMS.get(last, last)}:
             setattr(config, "_".join([*words, known, "token_id"]), token_id)
 
 
-_MERGE, _SIDE, _FRAMES = 2, 4, 3  # patches of a token's side, of a picture's; rows of a video's grid
-_SECONDS, _TOKENS_PER_SECOND = 1.5, 2
+_MERGE_SIZE, _IMAGE_SIDE, _NUM_FRAMES = 2, 4, 3  # patches of a token's side, of a picture's; rows of a video's grid
+_SECONDS_PER_GRID, _TOKENS_PER_SECOND = 1.5, 2
 
 
-def found_rope(folder: Path) -> str | None:
+def find_rope_kind(folder: Path) -> str | None:
     """Return the rule of a processor's models, of `ROPE_KINDS`, or `none`: plain positions; None: an unknown rule."""
-    make = with_rows(folder)
-    return "none" if make is None else _kind(make)
+    make = class_with_rope_rows(folder)
+    return "none" if make is None else _matching_kind(make)
 
 
-def with_rows(folder: Path) -> Any:
+def class_with_rope_rows(folder: Path) -> Any:
     """Return the first of a processor's model classes that makes M-RoPE rows; None: none does."""
     for make in models_of(folder):
         if any(hasattr(value, "get_rope_index") for value in vars(sys.modules[make.__module__]).values()):
@@ -268,41 +270,41 @@ def with_rows(folder: Path) -> Any:
     return None
 
 
-def _kind(make: Any) -> str | None:
+def _matching_kind(make: Any) -> str | None:
     """Return the rule of `ROPE_KINDS` that makes the same rows as a class; None: no rule does."""
     from energon_pack.training.shrink import shrink
 
     try:
         config = shrink(make.config_class())
-        for name, value in {"spatial_merge_size": _MERGE, "tokens_per_second": _TOKENS_PER_SECOND}.items():
+        for name, value in {"spatial_merge_size": _MERGE_SIZE, "tokens_per_second": _TOKENS_PER_SECOND}.items():
             if hasattr(config.vision_config, name):
                 setattr(config.vision_config, name, value)
-        ask = OwnRope(make, config).ask
+        ask = OwnRope(make, config).get_rope_index
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:  # its config lacks something
         _log.warning("%s can't be built to ask for its positions: %s", make.__name__, error)
         return None
     for kind in ROPE_KINDS:
-        types, media = _text(kind)
+        types, media = _probe_text(kind)
         ids = torch.full_like(types, config.get_text_config().vocab_size - 1)
         try:
             rows = ask(ids[None], mm_token_type_ids=types[None], **media)[0][:, 0]
         except (RuntimeError, ValueError, TypeError, StopIteration, IndexError):
             continue  # the class expects other placeholders for the same media
-        if torch.equal(rows, rope_positions(RopeRule(kind, _MERGE, _TOKENS_PER_SECOND), types, **media)):
+        if torch.equal(rows, rope_positions(RopeRule(kind, _MERGE_SIZE, _TOKENS_PER_SECOND), types, **media)):
             return kind
     return None
 
 
-def _text(kind: str) -> tuple[Tensor, dict[str, Tensor]]:
+def _probe_text(kind: str) -> tuple[Tensor, dict[str, Tensor]]:
     """Return token types [L] of words, an image, words, a video, words; and the media's grids."""
-    num_tokens = (_SIDE // _MERGE) ** 2
-    video = [2] * (num_tokens * _FRAMES)
+    num_tokens = (_IMAGE_SIDE // _MERGE_SIZE) ** 2
+    video = [2] * (num_tokens * _NUM_FRAMES)
     if kind == "qwen3_vl":  # words before each frame
-        video = ([0, 0] + [2] * num_tokens) * _FRAMES
+        video = ([0, 0] + [2] * num_tokens) * _NUM_FRAMES
     types = torch.tensor([0] * 3 + [1] * num_tokens + [0] * 2 + video + [0] * 4)
     media = {
-        "image_grid_thw": torch.tensor([[1, _SIDE, _SIDE]]),
-        "video_grid_thw": torch.tensor([[_FRAMES, _SIDE, _SIDE]]),
-        "second_per_grid_ts": torch.tensor([_SECONDS]),
+        "image_grid_thw": torch.tensor([[1, _IMAGE_SIDE, _IMAGE_SIDE]]),
+        "video_grid_thw": torch.tensor([[_NUM_FRAMES, _IMAGE_SIDE, _IMAGE_SIDE]]),
+        "second_per_grid_ts": torch.tensor([_SECONDS_PER_GRID]),
     }
     return types, media

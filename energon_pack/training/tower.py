@@ -19,8 +19,8 @@ from energon_pack.training.as_it_was import full_precision
 from energon_pack.training.encoded import Encoded
 from energon_pack.training.forward_inputs import attention_of
 from energon_pack.training.host_reads import HostReads
-from energon_pack.training.masks import BOUNDARIES, PREFIX, TOWERS, TowerProof, values_in
-from energon_pack.training.probe_batches import probe_of, rows_of
+from energon_pack.training.masks import BOUNDARY_MARK, PROVEN_TOWERS, TOWER_PREFIX, TowerProof, tower_inputs_in
+from energon_pack.training.probe_batches import probe_of, rows_with_twins
 from energon_pack.training.small_model import small_model
 from energon_pack.training.wrapped import class_of, is_whole
 
@@ -37,7 +37,7 @@ class Tower:
         self._given = make, config
         content = [make.__module__, make.__qualname__, config.to_dict()]
         #: identifies the tower's class and config
-        self.mark = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+        self.config_hash = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
     def __reduce__(self) -> tuple[type["Tower"], tuple[Any, Any]]:
         """Pickle only the class and the config."""
@@ -57,8 +57,8 @@ class Tower:
             inputs = {_GRID: media[key]}
             precompute_export_inputs(self._module, inputs)
             kind = key.removesuffix(_GRID)  # with its underscore
-            values |= {f"{PREFIX}{kind}{name}": value for name, value in inputs.items() if name != _GRID}
-        return {"tower": self.mark} | {name: value for name, value in values.items() if value is not None}
+            values |= {f"{TOWER_PREFIX}{kind}{name}": value for name, value in inputs.items() if name != _GRID}
+        return {"tower": self.config_hash} | {name: value for name, value in values.items() if value is not None}
 
     @cached_property
     def _module(self) -> Any:
@@ -98,7 +98,7 @@ def use_tower(model: Any, encoder: Any, samples: Sequence[Encoded], mask: str) -
     Returns:
         The names of these inputs; empty if the encoder makes none.
     """
-    TOWERS.pop(model, None)
+    PROVEN_TOWERS.pop(model, None)
     tower, device = tower_in(model), model.device if model.device.type == "cuda" else torch.device("cpu")
     if tower is None or not hasattr(encoder, "use_tower") or not any(one.media for one in samples):
         return frozenset()
@@ -110,26 +110,26 @@ def use_tower(model: Any, encoder: Any, samples: Sequence[Encoded], mask: str) -
         return frozenset()
     if proof is None:
         return frozenset()
-    TOWERS[model] = proof
+    PROVEN_TOWERS[model] = proof
     encoder.use_tower(tower)
     _log.info(
         "%s reads tensors on the host %d times in a forward, %d times with the values for its tower, which batches of"
         " this encoder bring from now on",
         class_of(model).__name__,
-        *proof.reads,
+        *proof.num_host_reads,
     )
     return proof.names
 
 
 def tried(model: Any, tower: Tower, samples: Sequence[Encoded], mask: str, device: torch.device) -> TowerProof | None:
     small = small_model(class_of(model), copy.deepcopy(model.config), attention_of(model), device=device)
-    small_tower, batch = tower_in(small), probe_of(small, rows_of(samples, mask), mask).batch
+    small_tower, batch = tower_in(small), probe_of(small, rows_with_twins(samples, mask), mask).batch
     if small_tower is None:
         return None
-    prepared = values_in(small_tower(batch))
+    prepared = tower_inputs_in(small_tower(batch))
     inputs = batch.to(device).model_inputs(small, labels=False)
     is_flash = "flash" in (getattr(module_in(model).config, "_attn_implementation", None) or "")
-    kept = [value for name, value in prepared.items() if BOUNDARIES in name and not is_flash]
+    kept = [value for name, value in prepared.items() if BOUNDARY_MARK in name and not is_flash]
     plain = _counted(small, inputs, (), device)
     try:
         ours = _counted(small, {**inputs, **(placed := _placed(prepared, kept, device))}, kept, device)
@@ -140,7 +140,7 @@ def tried(model: Any, tower: Tower, samples: Sequence[Encoded], mask: str, devic
         ours = _counted(small, {**inputs, **placed}, (), device)
     if ours.number >= plain.number or not _are_alike(run_of(small, inputs), run_of(small, {**inputs, **placed})):
         return None
-    return TowerProof(tower.mark, frozenset(prepared), bool(kept), (plain.number, ours.number))
+    return TowerProof(tower.config_hash, frozenset(prepared), bool(kept), (plain.number, ours.number))
 
 
 def _placed(prepared: Mapping[str, Any], kept: Sequence[Tensor], device: torch.device) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from energon_pack.training.layout import (
     boundaries_of,
     has_trees,
     loss_weights,
-    m_rope,
+    m_rope_rows,
     neat,
 )
 
@@ -79,7 +79,7 @@ def _first_unlike(before: Member, member: Member) -> str:
     shared = member.shared_len
 
     def parts(one: Member) -> dict[str, Tensor]:
-        positions = m_rope(one)[:, :shared]
+        positions = m_rope_rows(one)[:, :shared]
         rows = {name: row[:shared] for name, row in one.rows.items()}
         return {"ids": one.ids[:shared], "types": one.types[:shared], "positions": positions, **rows}
 
@@ -127,7 +127,7 @@ def merge(members: Sequence[Member], kind: str = "token") -> Merged:
         torch.cat([member.ids[member.shared_len :] for member in members]),
         labels,
         torch.cat([member.types[member.shared_len :] for member in members]),
-        torch.cat([m_rope(member)[:, member.shared_len :] for member in members], dim=1),
+        torch.cat([m_rope_rows(member)[:, member.shared_len :] for member in members], dim=1),
         {name: torch.cat([one.rows[name][one.shared_len :] for one in members]) for name in members[0].rows},
         weights,
     )

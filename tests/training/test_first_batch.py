@@ -16,7 +16,7 @@ from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import Guard, guard
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.member_encoder import Encoded
-from energon_pack.training.pack_trial import in_place, made_rows
+from energon_pack.training.pack_trial import probe_like_batch, write_in_place
 from support.tiny import FAMILIES, TEXT, MadeEncoder, make_batch, make_members, make_model, text_members, tf
 
 modeling: Any = tf.models.llama.modeling_llama
@@ -302,7 +302,7 @@ def test_each_rank_compares_as_many_samples_alone() -> None:
     members = make_members("llama", model)
     guard(model, MadeEncoder(members, "positions"))
     batches = [inputs_of("llama", model, [row]) for row in (members[:1], members * 4)]
-    assert len({len(made_rows(model, batch, members, None).placed) for batch in batches}) == 1
+    assert len({len(probe_like_batch(model, batch, members, None).placed) for batch in batches}) == 1
 
 
 def test_a_hook_that_embeds_ids_leaves_a_sample_its_positions() -> None:
@@ -421,7 +421,7 @@ def test_a_stream_of_packs_is_tried_a_few_times() -> None:
 def test_media_of_the_batch_are_never_written() -> None:
     """A trial writes its made words into copies of the batch; media are not copied, and noise would be trained."""
     before = {"input_ids": torch.zeros(2), "pixel_values": torch.zeros(2)}
-    made = in_place({name: torch.ones(2) for name in before}, before, {"pixel_values"})
+    made = write_in_place({name: torch.ones(2) for name in before}, before, {"pixel_values"})
     assert before["input_ids"].tolist() == [1, 1] == made["pixel_values"].tolist()
     assert made["input_ids"] is before["input_ids"]
     assert before["pixel_values"].tolist() == [0, 0]

@@ -21,7 +21,7 @@ def seeded(size: int, *shape: int) -> Tensor:
 def proven(call: Callable[[list[int]], Made]) -> dict[str, Join]:
     """The rules of a processor whose call takes all media of a text."""
     found = find_joins(lambda members, _: call([size for member in members for size in member]), SIZES, TWINS)
-    assert found.at_once
+    assert found.can_call_once
     return dict(found.joins)
 
 
@@ -82,7 +82,7 @@ def test_a_processor_that_takes_one_text_s_media_alone_is_called_for_each() -> N
         return {"pixels": torch.cat([seeded(n, n, 3) for n in sizes])}
 
     found = find_joins(call, [[2], [5]], TWINS)
-    assert not found.at_once
+    assert not found.can_call_once
     assert not found.limit
     assert join([{"pixels": torch.ones(n, 3)} for n in (2, 5)], found.joins)["pixels"].shape == (7, 3)
 
@@ -105,7 +105,7 @@ def test_one_video_a_text_is_joined_as_texts_in_rows_are() -> None:
         return pooled([size for member in members for size in member])
 
     found = find_joins(call, [[2], [5]], TWINS)
-    assert not found.at_once
+    assert not found.can_call_once
     assert found.joins["pooling"].counts == ("pixels", 2)
 
 
@@ -138,7 +138,7 @@ def test_a_member_that_the_processor_refuses_alone_proves_nothing() -> None:
             raise RuntimeError("one image only")
         return below([size for member in members for size in member])
 
-    assert find_joins(call, SIZES, TWINS).at_once
+    assert find_joins(call, SIZES, TWINS).can_call_once
     with pytest.raises(RuntimeError, match="one image only"):
         find_joins(call, [[2], [1, 2], [3, 4]], TWINS)
 
@@ -171,7 +171,7 @@ def test_sounds_are_padded_where_their_mask_hides_it() -> None:
 
     shown = find_joins(call, [30, 12, 21], [12, 12])
     names = ("feature_attention_mask", "input_features")
-    assert shown == JoinRules(dict.fromkeys(names, Join(0, fill=0.0)), at_once=False)
+    assert shown == JoinRules(dict.fromkeys(names, Join(0, fill=0.0)), can_call_once=False)
     joined = join([call([length], False) for length in (30, 12)], shown.joins)
     assert joined["input_features"].shape == (2, 2, 30)
     assert joined["input_features"][1, 0, 10:14].tolist() == [11, 12, 0, 0]
@@ -187,7 +187,7 @@ def test_sounds_are_padded_behind_their_lengths() -> None:
         return {"input_features": features[:, None], "lengths": torch.tensor(lengths)}
 
     shown = find_joins(call, [30, 12, 21], [12, 12])
-    assert shown == JoinRules({"input_features": Join(0, fill=0.0), "lengths": Join()}, at_once=False)
+    assert shown == JoinRules({"input_features": Join(0, fill=0.0), "lengths": Join()}, can_call_once=False)
     joined = join([call([length], False) for length in (3, 1)], shown.joins)
     assert joined["input_features"].tolist() == [[[1, 2, 3]], [[1, 0, 0]]]
     without = find_joins(

@@ -27,7 +27,7 @@ from energon_pack.templates.template import Template
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import Member, RowForm, neat, thd
 from energon_pack.training.member_encoder import MemberEncoder
-from energon_pack.training.rope import OwnRope, RopeRule, RowsError, rope_of, rope_positions, small_config
+from energon_pack.training.rope import OwnRope, RopeRowsError, RopeRule, rope_of, rope_positions, small_config
 from energon_pack.training.shrink import shrink
 from support.models import of_model
 from support.running import ROOT, need_torchvision
@@ -252,7 +252,7 @@ def test_the_model_s_config_is_taken_where_the_processor_has_it(dummies: Folders
     template = load_template(of_model("shapes", folder))
     config = tf.Qwen2_5OmniConfig()
     config.save_pretrained(folder)
-    with pytest.raises(RowsError, match="makes no positions of its processor's tokens: AttributeError"):
+    with pytest.raises(RopeRowsError, match="makes no positions of its processor's tokens: AttributeError"):
         MemberEncoder(template.input_rules, rope_of("auto", template.input_rules)).check()
     for name in ("image_token", "video_token", "audio_token", "vision_bos_token", "audio_bos_token"):
         token_id = template.token_id(template.spec.processor.tokens[name])

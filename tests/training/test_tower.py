@@ -14,7 +14,7 @@ from energon_pack.training.batch import PackedBatch, VisualInputs
 from energon_pack.training.few_shapes import padded_boundaries
 from energon_pack.training.guards import guard
 from energon_pack.training.host_reads import HostReads
-from energon_pack.training.masks import TOWERS
+from energon_pack.training.masks import PROVEN_TOWERS
 from energon_pack.training.member_encoder import Encoded
 from energon_pack.training.together import moved
 from energon_pack.training.tower import Tower
@@ -49,7 +49,7 @@ def with_values(batch: PackedBatch, tower: Tower) -> PackedBatch:
 
 
 def reads_in(model: Any, inputs: dict[str, Any]) -> HostReads:
-    kept = [value for name, value in inputs.items() if "_cu_" in name and TOWERS[model].on_host]
+    kept = [value for name, value in inputs.items() if "_cu_" in name and PROVEN_TOWERS[model].keeps_boundaries_on_host]
     with torch.no_grad(), HostReads(kept) as reads:
         model(**inputs)
     return reads
@@ -62,7 +62,7 @@ def outcome(model: Any, inputs: dict[str, Any]) -> list[Tensor]:
     return [logits.detach(), *(own.grad.clone() for own in model.parameters() if own.grad is not None)]
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "glm4v"])
+@pytest.config_hash.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "glm4v"])
 def test_a_forward_reads_few_times_whatever_its_images_and_has_the_same_outcome(name: str) -> None:
     """A pack of 24 images and videos: without the values Qwen2.5-VL reads more than 70 times, for each of them anew.
 
@@ -83,7 +83,7 @@ def test_a_forward_reads_few_times_whatever_its_images_and_has_the_same_outcome(
     if name == "qwen2_5_vl":
         assert before.number > 70
         assert after.number == 7
-    assert TOWERS[model].reads[0] > TOWERS[model].reads[1]
+    assert PROVEN_TOWERS[model].reads[0] > PROVEN_TOWERS[model].reads[1]
     for one, other in zip(outcome(model, plain), outcome(model, ours), strict=True):
         assert float((one - other).abs().max()) <= 1e-6
 
@@ -116,14 +116,14 @@ def test_values_that_change_outputs_are_not_given(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(towers.Tower, "__call__", backwards)
     model, encoder, _ = guarded("qwen2_5_vl")
     assert encoder.towers == []
-    assert model not in TOWERS
+    assert model not in PROVEN_TOWERS
 
 
 def test_text_and_models_without_grids_have_no_tower() -> None:
     for name in ("qwen2", "gemma3"):
         model, encoder, _ = guarded(name)
         assert encoder.towers == []
-        assert model not in TOWERS
+        assert model not in PROVEN_TOWERS
 
 
 def test_reads_are_counted_by_their_line_and_those_of_kept_tensors_are_not() -> None:
@@ -188,7 +188,7 @@ def test_empty_segments_follow_the_last_and_too_many_are_refused() -> None:
         padded_boundaries(batch, 2)
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llama"])
+@pytest.config_hash.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llama"])
 def test_fake_tensors_go_through_a_forward_and_the_host_reads_only_in_these_lines(name: str) -> None:
     """Nothing of what a batch brings is looked at; what the class looks at by itself is named by its line."""
     model, encoder, members = guarded(name)
