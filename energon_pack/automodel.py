@@ -37,7 +37,7 @@ MASKS = {
 }
 
 
-def neat(batch: PackedBatch, lengths: Sequence[Sequence[int]], mask: str, metadata: bool) -> dict[str, Any]:
+def neat_inputs(batch: PackedBatch, lengths: Sequence[Sequence[int]], mask: str, metadata: bool) -> dict[str, Any]:
     """Return the text inputs, by name, of a `neat` batch for Automodel; for shapes see `collate`.
 
     Args:
@@ -59,10 +59,10 @@ def neat(batch: PackedBatch, lengths: Sequence[Sequence[int]], mask: str, metada
     elif mask == "block_causal":
         same = (documents[:, :, None] == documents[:, None, :]) & (documents > 0)[:, :, None]
         inputs["attention_mask"] = same.tril()[:, None]
-    return inputs | (_metadata(documents, lengths) if metadata or mask == "metadata" else {})
+    return inputs | (_boundary_metadata(documents, lengths) if metadata or mask == "metadata" else {})
 
 
-def _metadata(documents: Tensor, lengths: Sequence[Sequence[int]]) -> dict[str, Any]:
+def _boundary_metadata(documents: Tensor, lengths: Sequence[Sequence[int]]) -> dict[str, Any]:
     most = max(map(len, lengths))
     ends = [pad_tensor(torch.tensor(row).cumsum(0), (1, most - len(row)), value=-1) for row in lengths]
     starts = torch.stack(ends).int()
@@ -75,14 +75,14 @@ def _metadata(documents: Tensor, lengths: Sequence[Sequence[int]]) -> dict[str, 
     }
 
 
-def thd(batch: PackedBatch) -> dict[str, Any]:
+def thd_inputs(batch: PackedBatch) -> dict[str, Any]:
     """Return the text inputs of a `thd` batch; Automodel itself makes one row and the boundaries from the lengths."""
     inputs = {name: batch[name] for name in ("input_ids", "labels", "position_ids")}
     lengths = {name: batch[name].long()[None] for name in ("seq_lens", "seq_lens_padded")}
     return {**inputs, **lengths, "qkv_format": "thd"}
 
 
-def media(batch: PackedBatch, pixels: str | None, num_rows: int) -> dict[str, Tensor]:
+def media_inputs(batch: PackedBatch, pixels: str | None, num_rows: int) -> dict[str, Tensor]:
     """Return the processor's media inputs, and per row [num_rows] how many images and videos it has, if any has some.
 
     `pixels` is the dtype of pixels, such as bfloat16; None: the processor's.
@@ -134,14 +134,14 @@ class PackRows(torch.utils.data.Dataset["PackRow"]):
     makes a dataset, the other ranks wait for the first one.
     """
 
-    make: Callable[[], LazyPackedDataset]
+    make_packs: Callable[[], LazyPackedDataset]
     mask: str | None = None
     metadata: bool = False
     pixels: str | None = "bfloat16"
 
     @cached_property
     def packs(self) -> LazyPackedDataset:
-        packs = self.make()
+        packs = self.make_packs()
         layout = packs.encoder.layout
         if (self.mask is None) == (layout == "neat"):
             told = f"one of {', '.join(MASKS)}, by the attention of the model" if self.mask is None else "leave it out"
@@ -201,11 +201,11 @@ def collate(rows: Sequence[PackRow], processor: Any = None) -> dict[str, Any]:
     encoder = dataset.packs.encoder
     batch = encoder.batch([row.pack for row in rows])
     if dataset.mask is None:
-        text = thd(batch)
+        text = thd_inputs(batch)
     else:
         lengths = [[len(member.tokens) for member in row.pack.members] for row in rows]
-        text = neat(batch, lengths, dataset.mask, dataset.metadata)
-    return {**text, **media(batch, dataset.pixels, len(rows))}
+        text = neat_inputs(batch, lengths, dataset.mask, dataset.metadata)
+    return {**text, **media_inputs(batch, dataset.pixels, len(rows))}
 
 
 def check_automodel(recipe: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from energon_pack.errors import amount
-from energon_pack.trainers.collator import EPOCH, OF_LOSS, PACK, Collator
+from energon_pack.trainers.collator import EPOCH, LOSS_KEYS, PACK, Collator
 from energon_pack.training.batch import total_weight, weighted_loss
 from energon_pack.training.encoded import Pack
 from energon_pack.training.host_reads import HostReads
@@ -15,7 +15,7 @@ from energon_pack.training.masks import BOUNDARY_MARK, outline_of
 from energon_pack.training.wrapped import class_of, unwrapped
 
 #: keys of a batch from which a forward would compute a loss
-_OF_LOSS = {*OF_LOSS, "shift_labels"}
+_LOSS_KEYS = {*LOSS_KEYS, "shift_labels"}
 
 
 @dataclass(frozen=True)
@@ -23,16 +23,16 @@ class SampleLosses:
     """The losses of the samples of two packs, each sample run alone, on one rank."""
 
     #: Σ w·ce of each pack
-    summed: list[float]
+    loss_sums: list[float]
     #: Σ w of each pack; without weights, its trained tokens
-    trained: list[float]
+    weight_sums: list[float]
     num_samples: int
 
     @property
-    def parts(self) -> list[float]:
+    def rank_sums(self) -> list[float]:
         """The numbers to add up over ranks: Σ w·ce, Σ w, the sum of the packs' means, numbers of packs and samples."""
-        means = [each / num for each, num in zip(self.summed, self.trained, strict=True)]
-        return [sum(self.summed), sum(self.trained), sum(means), len(means), self.num_samples]
+        means = [each / num for each, num in zip(self.loss_sums, self.weight_sums, strict=True)]
+        return [sum(self.loss_sums), sum(self.weight_sums), sum(means), len(means), self.num_samples]
 
 
 def samples_alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> SampleLosses:
@@ -44,8 +44,8 @@ def samples_alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> Samp
         model.eval()
         for row in rows:
             of_pack, tokens = 0.0, 0.0
-            for pack in _single(collator, row):
-                ce, count = _summed(model, collator, pack)
+            for pack in _single_sample_packs(collator, row):
+                ce, count = _loss_sums(model, collator, pack)
                 of_pack, tokens, num = of_pack + ce, tokens + count, num + len(pack.members)
             summed.append(of_pack)
             trained.append(tokens)
@@ -54,7 +54,7 @@ def samples_alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> Samp
     return SampleLosses(summed, trained, num)
 
 
-def _single(collator: Collator, row: Any) -> Iterator[Pack]:
+def _single_sample_packs(collator: Collator, row: Any) -> Iterator[Pack]:
     """Yield each member of a pack as its own pack; for a stream, which keeps no samples, yield the pack itself."""
     if not (isinstance(row, Mapping) and hasattr(collator.packs, "members")):
         yield collator.pack(row)
@@ -67,17 +67,17 @@ def _single(collator: Collator, row: Any) -> Iterator[Pack]:
 
 
 @torch.no_grad()
-def _summed(model: Any, collator: Collator, pack: Pack) -> tuple[float, float]:
+def _loss_sums(model: Any, collator: Collator, pack: Pack) -> tuple[float, float]:
     """Return Σ w·ce and Σ w of a pack."""
     inputs = collator.of_packs([pack])
     of_loss = collator.packs.encoder.batch([pack])
-    arguments = {name: _moved(value, model.device) for name, value in inputs.items() if name not in _OF_LOSS}
+    arguments = {name: _to_device(value, model.device) for name, value in inputs.items() if name not in _LOSS_KEYS}
     logits = class_of(model).forward(model, **arguments).logits
     return float(weighted_loss(logits, of_loss, torch.ones(()))), float(total_weight(of_loss))
 
 
 @torch.no_grad()
-def reads_in_forward(trainer: Any, collator: Collator, rows: Sequence[Any]) -> str:
+def describe_host_reads(trainer: Any, collator: Collator, rows: Sequence[Any]) -> str:
     """Return a text: how often the host reads tensors in a forward over the pack with the most reads.
 
     If batches bring precomputed inputs for a vision tower, it also counts without them.
@@ -86,7 +86,9 @@ def reads_in_forward(trainer: Any, collator: Collator, rows: Sequence[Any]) -> s
     proof = outline_of(model).tower
     counts_of = []
     for row in rows:
-        inputs = {name: _moved(value, model.device) for name, value in collator([row]).items() if name not in _OF_LOSS}
+        inputs = {
+            name: _to_device(value, model.device) for name, value in collator([row]).items() if name not in _LOSS_KEYS
+        }
         names = inputs.keys() & (proof.names if proof else set())
         kept = [inputs[name] for name in names if proof and proof.keeps_boundaries_on_host and BOUNDARY_MARK in name]
         plain = {name: value for name, value in inputs.items() if name not in names}
@@ -102,7 +104,7 @@ def reads_in_forward(trainer: Any, collator: Collator, rows: Sequence[Any]) -> s
     return f"{told}, {after[0]:,} with the values for its vision tower" if after else told
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def _to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(device)
-    return {name: _moved(item, device) for name, item in value.items()} if isinstance(value, Mapping) else value
+    return {name: _to_device(item, device) for name, item in value.items()} if isinstance(value, Mapping) else value

@@ -11,7 +11,7 @@ from energon_pack.training.masks import Outline, outline_of
 #: the columns by which a row names its pack
 PACK, EPOCH = "pack", "epoch"
 #: keys of a batch with weights that make its loss; no model takes them
-OF_LOSS = ("labels", "loss_weight", "_packed_seq_ids")
+LOSS_KEYS = ("labels", "loss_weight", "_packed_seq_ids")
 
 
 class Collator:
@@ -54,7 +54,7 @@ class Collator:
         batch: PackedBatch = self.packs.encoder.batch(packs)
         if self.weights:
             inputs = batch.model_inputs(self._outline, labels=False)
-            return {**inputs, **{name: batch[name] for name in OF_LOSS if name in batch}}
+            return {**inputs, **{name: batch[name] for name in LOSS_KEYS if name in batch}}
         if batch.get("is_weighted"):
             raise BadPack(
                 f"{', '.join(pack.key for pack in packs)}: tokens have weights other than 1, which a trainer's own loss"

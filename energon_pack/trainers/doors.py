@@ -152,15 +152,15 @@ class PacksByNumber(ForTrainers, Dataset[Pack]):
 
         if epochs < 1:
             raise PackError(f"epochs={epochs}: at least 1")
-        rows = import_rows()
+        rows = import_numbered_rows()
         ranks = ranks_here()[1] if ranks is None else ranks
         num = epochs * len(self) // ranks * ranks
         packs = PackSampler(self, 0, ranks, micro_batches).of_all_ranks(num)
         lens = np.stack([self.lens(epoch) for epoch in range(epochs)])
-        return rows.NumberedRows.of(packs, lens[tuple(np.array(packs).T)])
+        return rows.NumberedRows.from_packs(packs, lens[tuple(np.array(packs).T)])
 
 
-def import_rows() -> Any:
+def import_numbered_rows() -> Any:
     """Import the module with rows for trainers; PackError: `datasets` is not installed."""
     try:
         from energon_pack.trainers import numbered_rows

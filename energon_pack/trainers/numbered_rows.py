@@ -16,7 +16,7 @@ from energon_pack.training.encoded import Pack
 
 #: columns with the tokens of a pack: the name in transformers' Trainer, and the name in ms-swift
 LENGTHS = ("length", "lengths")
-_NUMBERS = (
+_NO_TEXT_ERROR = (
     "rows of packs are numbers, there is nothing to tokenise, truncate or pack in them: {knob}"
     " (TRL: dataset_kwargs={{'skip_prepare_dataset': True}}; axolotl: load_datasets of a plugin)"
 )
@@ -27,7 +27,7 @@ class NumberedRows(datasets.Dataset):
     """Rows `{pack, epoch, length, lengths}`, in the order in which all ranks read them."""
 
     @classmethod
-    def of(cls: type[Rows], packs: Sequence[tuple[int, int]], lens: Ints) -> Rows:
+    def from_packs(cls: type[Rows], packs: Sequence[tuple[int, int]], lens: Ints) -> Rows:
         """Make rows from (epoch, number) and the number of tokens of each pack."""
         epochs, numbers = zip(*packs, strict=True)
         columns = {PACK: [*numbers], EPOCH: [*epochs], **dict.fromkeys(LENGTHS, lens.tolist())}
@@ -36,11 +36,11 @@ class NumberedRows(datasets.Dataset):
 
     def map(self, *_: Any, **__: Any) -> Any:
         """Raise PackError: a trainer would tokenise, truncate or pack the rows."""
-        raise PackError(_NUMBERS.format(knob="leave the trainer's preprocessing out"))
+        raise PackError(_NO_TEXT_ERROR.format(knob="leave the trainer's preprocessing out"))
 
     def filter(self, *_: Any, **__: Any) -> Any:
         """Raise PackError: a trainer would leave out rows by their tokens."""
-        raise PackError(_NUMBERS.format(knob="leave the trainer's filter out"))
+        raise PackError(_NO_TEXT_ERROR.format(knob="leave the trainer's filter out"))
 
     def remove_columns(self, column_names: str | list[str], *arguments: Any, **more: Any) -> Any:
         """Remove columns; raise PackError if a row would no longer name its pack."""

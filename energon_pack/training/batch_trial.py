@@ -33,7 +33,7 @@ from energon_pack.training.trial_inputs import (
     switches_of,
     without_loss,
 )
-from energon_pack.training.watch import Check
+from energon_pack.training.watch import InputCheck
 from energon_pack.training.wrapped import class_of
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class BatchSubject(Subject):
 
     def try_all(
         self,
-        check: Check,
+        check: InputCheck,
         batches: Sequence[Mapping[str, Any]],
         members: Sequence[MemberSizes] | None,
     ) -> bool:

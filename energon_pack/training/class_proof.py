@@ -80,9 +80,9 @@ def prove_class(model: Any, encoder: Encoder | None, is_trusted: bool) -> ClassP
     tree = getattr(encoder, "probe_tree", lambda _: None)(samples)
     if tree is None:
         return ClassProof(proofs, samples)
-    from energon_pack.training.tree_inputs import refuse
+    from energon_pack.training.tree_inputs import refuse_model
 
-    refuse(model)
+    refuse_model(model)
     of_trees = proved(tree, "")
     lacks = "is not shown to train on trees as on their samples alone"
     _refuse_unproven(model, lacks, of_trees, tree, attention, longest, is_trusted)

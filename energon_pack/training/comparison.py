@@ -34,9 +34,9 @@ from energon_pack.training.finding import (
     variation,
 )
 from energon_pack.training.layout import IGNORE, loss_weights
-from energon_pack.training.routing import Routing, routed
+from energon_pack.training.routing import Routing, use_routing
 from energon_pack.training.trial_inputs import PlacedSample, Probe, leaves_of
-from energon_pack.training.watch import RunValues, see
+from energon_pack.training.watch import RunValues, run_and_record
 
 
 class ProbeLoss:
@@ -118,7 +118,7 @@ class RunOptions:
     #: relative differences that count as rounding, in float32 and in shorter types
     tolerances: tuple[float, float]
     #: whether loss and gradients are compared
-    follow: bool = True
+    compares_gradients: bool = True
     #: weights whose gradients are compared
     weights: Sequence[Tensor] = ()
     #: whether the loss is the model's own, from labels
@@ -126,11 +126,11 @@ class RunOptions:
     #: whether the model divides its loss by a number that it is given
     is_divided: bool = False
     #: whether samples alone choose the experts that they choose in the batch
-    is_routed: bool = False
+    repeats_routing: bool = False
     #: entered while a sample runs alone
     alone: Callable[[], AbstractContextManager[None]] = nullcontext
     #: called before each run
-    begin: Callable[[], object] = lambda: None
+    before_run: Callable[[], object] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def compare(way: RunOptions, probe: Probe) -> Finding:
     The tolerance of the result depends on the dtypes in which the model computed.
     """
     loss = ProbeLoss(probe, way.own_loss, way.is_divided)
-    routing = Routing() if way.is_routed else None
+    routing = Routing() if way.repeats_routing else None
     leaves = [leaf for one in probe.placed for leaf in one.leaves.values()]
     packed = _run(way, {**probe.inputs, **loss.inputs()}, loss.of_batch, leaves, routing)
     alone: dict[int, _ForwardRun] = {}
@@ -168,7 +168,7 @@ def compare(way: RunOptions, probe: Probe) -> Finding:
             outputs_vary,
             MIN_ROUNDINGS * eps * sum(root_mean_square(run.values[0]) for run in alone.values()) / len(alone),
         )
-    if not way.follow:
+    if not way.compares_gradients:
         return Finding(largest(differences), outputs_vary, tolerance=tolerance)
     expected = sum(run.loss for one, run in pairs if one.in_loss)
     gradients, of_strangers = compare_gradients(packed.gradients, [(one, run.gradients) for one, run in pairs])
@@ -178,7 +178,7 @@ def compare(way: RunOptions, probe: Probe) -> Finding:
 
 def _run_key(way: RunOptions, one: PlacedSample) -> int:
     """Return a key that places have in common if one run alone serves them; with routed experts each has its own."""
-    return id(one if way.is_routed else one.sample)
+    return id(one if way.repeats_routing else one.sample)
 
 
 def _run_alone(
@@ -197,7 +197,7 @@ def _run_alone(
     rows = (places[0].row * shape[1] + places[0].places).to(device)
     again = None if routing is None else Routing(routing, rows, shape[0] * shape[1])
     inputs |= loss.inputs_alone(sample.tokens.labels[None].to(device))
-    followed = way if in_loss else replace(way, follow=False)
+    followed = way if in_loss else replace(way, compares_gradients=False)
     with way.alone():
         return _run(followed, inputs, partial(loss.alone, sample), [*leaves.values()], again)
 
@@ -209,11 +209,11 @@ def _run(
     leaves: Sequence[Tensor],
     routing: Routing | None,
 ) -> _ForwardRun:
-    way.begin()
-    with routed(way.part, routing):
-        seen = see(way.part, inputs, way.call, way.follow)
+    way.before_run()
+    with use_routing(way.part, routing):
+        seen = run_and_record(way.part, inputs, way.call, way.compares_gradients)
         values = logits_of(seen).detach()
-        if not way.follow:
+        if not way.compares_gradients:
             return _ForwardRun(values, seen.dtypes)
         assert seen.embedded is not None
         loss = loss_of(seen)

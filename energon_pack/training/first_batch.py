@@ -34,9 +34,9 @@ from energon_pack.training.model_trial import (
     refusal_message,
     run_changes,
 )
-from energon_pack.training.routing import is_routed
-from energon_pack.training.trial_inputs import MemberSpan, Probe, Run, TrialInputs, switches_of, without_loss
-from energon_pack.training.watch import see
+from energon_pack.training.routing import has_experts
+from energon_pack.training.trial_inputs import MemberSpan, Probe, RunInputs, TrialInputs, switches_of, without_loss
+from energon_pack.training.watch import run_and_record
 from energon_pack.training.wrapped import class_of
 
 
@@ -48,7 +48,7 @@ class SampleComparison:
     #: whether random numbers other than dropout's change outputs
     is_random: bool
     #: inputs of the batch and of its last sample alone, each with the sample's place in it
-    runs: tuple[Run, Run]
+    runs: tuple[RunInputs, RunInputs]
 
 
 def compare_with_alone(pending: PendingForward, probe: Probe) -> SampleComparison:
@@ -72,12 +72,12 @@ def _run_options(pending: PendingForward) -> RunOptions:
         part,
         pending.call,
         (SUM_TOLERANCE, LOW_PRECISION_TOLERANCE),
-        follow=torch.is_grad_enabled(),
+        compares_gradients=torch.is_grad_enabled(),
         weights=_compared_weights(part),
         own_loss=any(inputs.get(name) is not None for name in ("labels", "shift_labels")),
         is_divided=inputs.get("num_items_in_batch") is not None,
-        is_routed=is_routed(part),
-        begin=partial(pending.begin, 0),
+        repeats_routing=has_experts(part),
+        before_run=partial(pending.begin, 0),
     )
 
 
@@ -93,7 +93,7 @@ def _is_random(pending: PendingForward, alone: Mapping[str, Any]) -> bool:
     def run(seed: int) -> Tensor:
         pending.begin(seed)
         with torch.no_grad():
-            values = see(pending.part, alone, pending.call).values
+            values = run_and_record(pending.part, alone, pending.call).values
         assert values is not None
         return values[0].detach()
 

@@ -28,8 +28,8 @@ from energon_pack.training.forward_inputs import (
 )
 from energon_pack.training.model_trial import ModelTrial
 from energon_pack.training.trial_inputs import members_of
-from energon_pack.training.watch import Check, hook
-from energon_pack.training.wrapped import class_of, is_whole, unwrapped
+from energon_pack.training.watch import InputCheck, hook_calls
+from energon_pack.training.wrapped import class_of, is_transformers_model, unwrapped
 
 if TYPE_CHECKING:
     from energon_pack.training.batch_members import MemberSizes
@@ -136,7 +136,7 @@ def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_
 
         first = FirstBatch(PackSubject(model, media, shown.samples, shown.tree, shown.longest))
     check = _pack_check(model, shown, media, tried, first)
-    _HOOKS_BY_MODEL[model], _ = hook(model, check)
+    _HOOKS_BY_MODEL[model], _ = hook_calls(model, check)
     return Guard(shown.proofs, shown.trees, first.trials if first else (), _HOOKS_BY_MODEL[model], model)
 
 
@@ -146,7 +146,7 @@ def _guard_batches(model: Any, batches: Sequence[Mapping[str, Any]], members: "S
 
     _remove_earlier_hooks(model)
     first = FirstBatch(subject := BatchSubject(model))
-    handles, check = hook(model, first.check)
+    handles, check = hook_calls(model, first.check)
     guarded, goes_on = Guard((), None, first.trials, handles, model), False
     try:
         goes_on = subject.try_all(check, batches, members)
@@ -167,9 +167,11 @@ def _model_to_guard(model: Any) -> Any:
     inner = unwrapped(model)
     if hasattr(model, "_orig_mod"):
         torch.compiler.reset()  # code that is compiled already runs no hooks
-    if not is_whole(inner) and not hasattr(inner, "config"):
+    if not is_transformers_model(inner) and not hasattr(inner, "config"):
         parts = inner.named_modules() if isinstance(inner, Module) else ()
-        within = next((f": its {name} is a {type(part).__name__}" for name, part in parts if is_whole(part)), "")
+        within = next(
+            (f": its {name} is a {type(part).__name__}" for name, part in parts if is_transformers_model(part)), ""
+        )
         raise MixingError(f"a {type(inner).__name__} is no model of transformers: guard the one within it{within}")
     if getattr(inner, "get_output_embeddings", lambda: inner)() is None:
         raise MixingError(
@@ -181,14 +183,14 @@ def _model_to_guard(model: Any) -> Any:
 
 def _pack_check(
     model: Module, shown: "ClassProof", media: frozenset[str], tried: frozenset[str], first: FirstBatch | None
-) -> Check:
+) -> InputCheck:
     """Return the check of each forward: its inputs keep members apart in the way that was proven."""
     attention, rope_rows, longest = attention_of(model), has_rope_rows(model), shown.longest
     masks = {shown.proofs[-1].mask}
     if shown.trees is not None:
-        from energon_pack.training.tree_inputs import form_of
+        from energon_pack.training.tree_inputs import tree_mask_kind
 
-        masks.add(form_of(model))
+        masks.add(tree_mask_kind(model))
 
     def check(part: Module, inputs: dict[str, Any]) -> None:
         check_inputs(inputs, attention)

@@ -23,8 +23,8 @@ from torch.utils.hooks import RemovableHandle
 
 from energon_pack.training.comparison import AVERAGED_TOKENS
 from energon_pack.training.finding import Finding, difference, variation
-from energon_pack.training.routing import Routing, is_routed, routed
-from energon_pack.training.trial_inputs import MemberSpan, Probe, Run, TrialInputs
+from energon_pack.training.routing import Routing, has_experts, use_routing
+from energon_pack.training.trial_inputs import MemberSpan, Probe, RunInputs, TrialInputs
 from energon_pack.training.watch import hooked, tokens_of, values_of
 
 #: shares of a change that count as rounding: of sums in another order, and of experts whose choices no `topk` shows
@@ -132,9 +132,9 @@ class ModelTrial:
 
 def run_changes(pending: PendingForward, asked: TrialInputs) -> Generator[RequestedRun, None, list[OutputChange]]:
     """Run a batch unchanged, then with other words and other media; return how far each change moved outputs."""
-    routing = Routing() if is_routed(pending.part) else None
+    routing = Routing() if has_experts(pending.part) else None
     run = partial(_run, pending)
-    as_is = yield from run(asked.as_is, routing)
+    as_is = yield from run(asked.unchanged, routing)
     tolerance, block = SUM_TOLERANCE, 1
     if routing is not None and not routing.has_choices:
         tolerance, block = (
@@ -142,14 +142,14 @@ def run_changes(pending: PendingForward, asked: TrialInputs) -> Generator[Reques
             AVERAGED_TOKENS,
         )
     num_media = sum(pending.is_any(len(asked.other_media) >= number) for number in (1, 2))
-    media = [*asked.other_media, asked.as_is, asked.as_is][:num_media]  # so that all ranks run alike
+    media = [*asked.other_media, asked.unchanged, asked.unchanged][:num_media]  # so that all ranks run alike
     moved = []
     for kind, inputs in (("words", asked.other_words), *(("media", one) for one in media)):
         values = yield from run(inputs, routing and Routing(routing))
-        if inputs is not asked.as_is:
+        if inputs is not asked.unchanged:
             moved.append(_output_change(kind, asked, _member_differences(asked, as_is, values, block), tolerance))
     if pending.is_any(any(one.others > SUM_TOLERANCE * one.own for one in moved)):  # some kernels add in any order
-        again = yield from run(asked.as_is, routing and Routing(routing))
+        again = yield from run(asked.unchanged, routing and Routing(routing))
         noise = 3 * max(_member_differences(asked, as_is, again, block))
         moved = [one.with_noise(noise) for one in moved]
     return moved
@@ -160,7 +160,7 @@ def _run(
 ) -> Generator[RequestedRun, None, Tensor]:
     """Run a model once and return its outputs [B, S, values]; nothing is saved for a backward."""
     pending.begin(0)
-    with saved_tensors_hooks(_save_nothing, _save_nothing), routed(pending.part, routing):
+    with saved_tensors_hooks(_save_nothing, _save_nothing), use_routing(pending.part, routing):
         yield (step := RequestedRun(pending.call, inputs))
     values = values_of(step.output, tokens_of(inputs).shape[:2])
     step.output = None  # the caller holds the step until the next one
@@ -245,7 +245,9 @@ def refusal_message(name: str, batch: str, trial: ModelTrial, place: str | None)
     return f"{name} mixes the members of {batch}{'' if trial.mixes else ' on another rank'}: {trial}. {shows}{beside}"
 
 
-def first_mixing_part(part: Module, call: Callable[..., Any], runs: Sequence[Run], tolerance: float) -> str | None:
+def first_mixing_part(
+    part: Module, call: Callable[..., Any], runs: Sequence[RunInputs], tolerance: float
+) -> str | None:
     """Return name and class of the first part with equal inputs but different outputs for the same members in two runs.
 
     None: no such part is found; compiled code, a backward, and outputs without values for each token are not seen.

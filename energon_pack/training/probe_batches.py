@@ -201,12 +201,12 @@ def _with_reversed_tokens(member: Encoded) -> Encoded:
 
 def tree_batch(model: Any, tree: ProbeTree, device: torch.device | None = None) -> Probe:
     """Lay the samples of trees out in one row, shared tokens once."""
-    from energon_pack.training.tree_rows import neat_trees, paths
+    from energon_pack.training.tree_rows import neat_trees, token_places
 
     tokens = [sample.tokens for sample in tree.samples]
     width = sum(len(member) - member.shared_len for member in tokens) + PAD_TAIL
     batch = PackedBatch(neat_trees([tokens], RowForm(rope=has_rope_rows(model), width=width, weights=_LOSS_WEIGHT)))
     add_media(batch, tree.samples, tree.added)
-    places = paths([len(member) for member in tokens], [member.shared_len for member in tokens])
+    places = token_places([len(member) for member in tokens], [member.shared_len for member in tokens])
     placed = [PlacedSample(*pair) for pair in zip(tree.samples, repeat(0), places)]
     return probe_from_batch(model, batch, placed, device, _LOSS_WEIGHT)

@@ -35,7 +35,7 @@ from energon_pack.training.probe_batches import (
     tree_batch,
 )
 from energon_pack.training.small_model import small_model
-from energon_pack.training.trial_inputs import SOUNDS
+from energon_pack.training.trial_inputs import SOUND_INPUTS
 from energon_pack.training.wrapped import class_of, parts
 
 #: masks that `auto` tries, in this order
@@ -271,7 +271,9 @@ def find_remedy(
     if isinstance(samples, ProbeTree):
         return "nothing tried here keeps them apart: pack with packing.share=none"
     members = [*samples]
-    sounds = [number for number, member in enumerate(members) if any(name.startswith(SOUNDS) for name in member.media)]
+    sounds = [
+        number for number, member in enumerate(members) if any(name.startswith(SOUND_INPUTS) for name in member.media)
+    ]
     if len(sounds) > 1:
         fewer = [member for number, member in enumerate(members) if number not in sounds[1:]]
         if (proof := prove(make, config, fewer, tried[-1].mask, attention, longest)[-1]).is_exact:

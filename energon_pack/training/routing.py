@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from energon_pack.training.watch import hooked
 
-_ROUTED = re.compile("moe|expert|router", re.IGNORECASE)
+_EXPERT_CLASSES = re.compile("moe|expert|router", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class _ExpertChoice:
 
 
 class Routing(TorchFunctionMode):
-    """Records which experts routers choose in one run, or repeats the choices of an earlier run; used by `routed`."""
+    """Records which experts routers choose in one run, or repeats those of an earlier run; see `use_routing`."""
 
     def __init__(self, earlier: "Routing | None" = None, rows: Tensor | None = None, num_rows: int = 0):
         """Record choices, or repeat those of `earlier`: at `rows` of its `num_rows` tokens; rows=None: at all."""
@@ -46,7 +46,7 @@ class Routing(TorchFunctionMode):
         """Whether any expert was chosen by `topk`."""
         return any(choices for times in self._choices.values() for choices in times)
 
-    def enter(self, name: str) -> None:
+    def enter_part(self, name: str) -> None:
         """Note that a part's forward begins."""
         times = self._choices.setdefault(name, [])
         self._number = 0
@@ -63,18 +63,18 @@ class Routing(TorchFunctionMode):
         if func not in (torch.topk, Tensor.topk) or not args or result.indices.shape[:-1] != args[0].shape[:-1]:
             return result
         if not self.is_over:
-            self._own.append(self._chosen(result.indices, args[0].shape[-1]))
+            self._own.append(self._recorded_choice(result.indices, args[0].shape[-1]))
         choice = self._own[self._number] if self._number < len(self._own) else None
         self._number += 1
         if choice is None or not choice.is_repeated:
             return result
         return torch.return_types.topk((args[0].gather(-1, choice.indices), choice.indices))
 
-    def _chosen(self, indices: Tensor, num_choices: int) -> _ExpertChoice:
-        again = self._again(indices, num_choices)
+    def _recorded_choice(self, indices: Tensor, num_choices: int) -> _ExpertChoice:
+        again = self._earlier_choice(indices, num_choices)
         return _ExpertChoice(indices if again is None else again, num_choices, again is not None)
 
-    def _again(self, indices: Tensor, num_choices: int) -> Tensor | None:
+    def _earlier_choice(self, indices: Tensor, num_choices: int) -> Tensor | None:
         """Return the earlier choice that belongs here; None: none fits."""
         number = len(self._own)
         if number >= len(self._repeated) or self._repeated[number].num_choices != num_choices or indices.dim() < 2:
@@ -89,15 +89,15 @@ class Routing(TorchFunctionMode):
 
 
 @contextmanager
-def routed(part: Module, routing: Routing | None) -> Iterator[None]:
+def use_routing(part: Module, routing: Routing | None) -> Iterator[None]:
     """Record or repeat a part's choices of experts while the block runs; None: do neither."""
     if routing is None:
         yield
         return
-    with hooked(part, lambda name, one: [one.register_forward_pre_hook(lambda *_: routing.enter(name))]), routing:
+    with hooked(part, lambda name, one: [one.register_forward_pre_hook(lambda *_: routing.enter_part(name))]), routing:
         yield
 
 
-def is_routed(part: Module) -> bool:
+def has_experts(part: Module) -> bool:
     """Say whether a part has experts, by the class names of its modules."""
-    return any(_ROUTED.search(type(one).__name__) for one in part.modules())
+    return any(_EXPERT_CLASSES.search(type(one).__name__) for one in part.modules())

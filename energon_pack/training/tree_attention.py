@@ -36,12 +36,12 @@ def use_tree_attention(model: Any) -> None:
 
     Batches without trees, generation and evaluation go as with sdpa. A wrapped model is unwrapped.
     """
-    register()
+    register_tree_attention()
     unwrapped(model).config.get_text_config()._attn_implementation = TREE_ATTENTION
 
 
 @cache
-def register() -> None:
+def register_tree_attention() -> None:
     """Register this package's attention in transformers, once."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -85,7 +85,7 @@ def tree_attention(
                 module, query, key, value, attention_mask, dropout, scaling, is_causal=keywords.get("is_causal")
             )
         if attention_mask is None:
-            attention_mask = _bottom_right(query.shape[2], key.shape[2], sliding_window, query.device)
+            attention_mask = _last_queries_mask(query.shape[2], key.shape[2], sliding_window, query.device)
         out = _attend(query, key, value, attention_mask, dropout, scaling, softcap, s_aux)
         return out.transpose(1, 2).contiguous(), None
     batch, heads, length, _ = query.shape
@@ -110,13 +110,13 @@ def tree_attention(
         return out.view(batch, length, heads, -1), None
     outputs = []
     for (a, b), (start, end) in zip(pairwise(tree_plan.ends_q), pairwise(tree_plan.ends_k), strict=True):
-        mask = _bottom_right(b - a, end - start, sliding_window, query.device)
+        mask = _last_queries_mask(b - a, end - start, sliding_window, query.device)
         q, k, v = (part.transpose(0, 1)[None] for part in (queries[a:b], keys[start:end], values[start:end]))
         outputs.append(_attend(q, k, v, mask, dropout, scaling, softcap, s_aux)[0].transpose(0, 1))
     return torch.cat(outputs).view(batch, length, heads, -1), None
 
 
-def _bottom_right(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
+def _last_queries_mask(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
     """Return bool [queries, keys]: causal, the last query at the last key; within a window, if there is one."""
     ones = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
     seen = ones.tril(num_keys - num_queries)

@@ -21,19 +21,19 @@ from energon_pack.training.masks import (
     reads_prefix_whole,
     tree_masks,
 )
-from energon_pack.training.tree_attention import TreePlan, register
+from energon_pack.training.tree_attention import TreePlan, register_tree_attention
 from energon_pack.training.wrapped import class_of
 
 #: kinds of layers that attend; all others carry a state along the row
-_KINDS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
+_ATTENTION_KINDS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
 #: names of parts that carry a state or mix neighbours in the row
-_STATEFUL = re.compile(
+_STATEFUL_PARTS = re.compile(
     r"mamba|rwkv|xlstm|mlstm|slstm|recurrent|delta_?net|kimi_?delta|linear_?attention|lightning_?attention"
     r"|short_?conv|hyena|retention",
     re.IGNORECASE,
 )
 #: names of parts that predict more than the next token
-_MTP = re.compile(r"mtp|nextn|multi_?token", re.IGNORECASE)
+_MULTI_TOKEN_PARTS = re.compile(r"mtp|nextn|multi_?token", re.IGNORECASE)
 
 
 def attention_inputs(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
@@ -41,46 +41,46 @@ def attention_inputs(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
 
     MixingError: the model can't train on these trees.
     """
-    refuse(model)
+    refuse_model(model)
     attention = attention_of(model)
     if attention == TREE_ATTENTION:
-        register()
+        register_tree_attention()
         if image_attention_of(model) is not ImageAttention.CAUSAL and bool((batch["mm_token_type_ids"] > 0).any()):
             raise MixingError(
                 f"{class_of(model).__name__} sees images in both directions, for which {TREE_ATTENTION} has no place:"
                 " attn_implementation='sdpa' or 'eager' has masks for them"
             )
         nothing = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=model.device)  # so that no mask is made
-        return {"attention_mask": _each(model, lambda _: nothing), "tree_plan": plan_of(batch)}
-    return {"attention_mask": _each(model, _masks(batch, outline_of(model)).__getitem__)}
+        return {"attention_mask": _by_layer_kind(model, lambda _: nothing), "tree_plan": tree_plan_of(batch)}
+    return {"attention_mask": _by_layer_kind(model, _additive_masks(batch, outline_of(model)).__getitem__)}
 
 
-def form_of(model: Any) -> str:
+def tree_mask_kind(model: Any) -> str:
     """Return which mask a model's batches of trees have, as `mask_of` names it: `tree_plan`, `prefix4d` or `dict4d`."""
     if attention_of(model) == TREE_ATTENTION:
         return "tree_plan"
-    return "prefix4d" if len(kinds_of_layers(model.config.get_text_config())) == 1 else "dict4d"
+    return "prefix4d" if len(layer_kinds(model.config.get_text_config())) == 1 else "dict4d"
 
 
-def plan_of(batch: Mapping[str, Any]) -> TreePlan:
+def tree_plan_of(batch: Mapping[str, Any]) -> TreePlan:
     """Return the plan by which this package's attention computes a batch of trees."""
     names = ("k_index", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
     ends = (tuple(batch[name].tolist()) for name in ("cu_seq_lens_q", "cu_seq_lens_k"))
     return TreePlan(*(batch[name] for name in names), *ends)
 
 
-def refuse(model: Any) -> None:
+def refuse_model(model: Any) -> None:
     """Raise MixingError if a model can't train on trees: branches would see each other, or have another loss."""
     name, text, attention = class_of(model).__name__, model.config.get_text_config(), attention_of(model)
     wrong = [
         f"has layers of {kind}: a branch would go on from its sibling"
-        for kind in sorted(kinds_of_layers(text) - _KINDS)
+        for kind in sorted(layer_kinds(text) - _ATTENTION_KINDS)
     ]
     for part_name, part in model.named_modules():
         kind = type(part).__name__
-        if _STATEFUL.search(kind):
+        if _STATEFUL_PARTS.search(kind):
             wrong.append(f"has a {kind}, which carries a state along the row: a branch would go on from its sibling")
-        if _MTP.search(kind) or _MTP.search(part_name.rpartition(".")[2]):
+        if _MULTI_TOKEN_PARTS.search(kind) or _MULTI_TOKEN_PARTS.search(part_name.rpartition(".")[2]):
             wrong.append(f"predicts more than the next token ({part_name}): the one after it may be in another branch")
     if getattr(text, "output_router_logits", False):
         wrong.append("adds a loss of its router, which would count shared tokens once (output_router_logits=False)")
@@ -99,7 +99,7 @@ def refuse(model: Any) -> None:
         )
 
 
-def kinds_of_layers(text: Any) -> set[str]:
+def layer_kinds(text: Any) -> set[str]:
     """Return the kinds of a model's layers, such as `full_attention`, from its text config."""
     kinds = getattr(text, "layer_types", None)
     if kinds:
@@ -109,13 +109,13 @@ def kinds_of_layers(text: Any) -> set[str]:
     return {"chunked_attention" if getattr(text, "attention_chunk_size", None) else "full_attention"}
 
 
-def _each(model: Any, mask: Callable[[str], Any]) -> Any:
+def _by_layer_kind(model: Any, mask: Callable[[str], Any]) -> Any:
     """Return the mask of the only kind of layer, or a dict with one for each kind, as classes take them."""
-    kinds = sorted(kinds_of_layers(model.config.get_text_config()))
+    kinds = sorted(layer_kinds(model.config.get_text_config()))
     return mask(kinds[0]) if len(kinds) == 1 else {kind: mask(kind) for kind in kinds}
 
 
-def _masks(batch: Mapping[str, Any], outline: Outline) -> dict[str, Tensor]:
+def _additive_masks(batch: Mapping[str, Any], outline: Outline) -> dict[str, Tensor]:
     """Return additive masks by kind of layer, on the model's device."""
     if outline.image_attention is not ImageAttention.CAUSAL:
         _refuse_cut_images(batch)

@@ -38,7 +38,7 @@ from energon_pack.training.layout import (
 )
 
 
-def paths(lengths: Sequence[int], shared_lens: Sequence[int]) -> list[Tensor]:
+def token_places(lengths: Sequence[int], shared_lens: Sequence[int]) -> list[Tensor]:
     """Return for each member of a row where its tokens, shared ones included, are in the row: int64 [L], ascending."""
     places: list[Tensor] = []
     begin, before = 0, torch.zeros(0, dtype=torch.int64)
@@ -62,7 +62,7 @@ def refuse_unlike(members: Sequence[Member], names: Sequence[str]) -> None:
             raise ValueError(f"the {shared} tokens that {name} shares with {name_before} differ in their {unlike}")
     if members[0].shared_len:
         raise ValueError(f"{names[0]} shares {members[0].shared_len} tokens with a member before it, and is the first")
-    places = paths([len(member) for member in members], [member.shared_len for member in members])
+    places = token_places([len(member) for member in members], [member.shared_len for member in members])
     pairs = zip(members, places, strict=True)
     begins = {int(place[member.shared_len]) for member, place in pairs if len(member) > member.shared_len}
     for member, place, name in zip(members, places, names, strict=True):
@@ -90,7 +90,7 @@ def _first_unlike(before: Member, member: Member) -> str:
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedRow:
     """The members of one pack as one row of T tokens, shared tokens once."""
 
     #: labels where any member trains a token; weights: the sum of its members' weights
@@ -105,7 +105,7 @@ class Merged:
     segments: list[tuple[int, Tensor]]
 
 
-def merge(members: Sequence[Member], kind: str = "token") -> Merged:
+def merge_members(members: Sequence[Member], kind: str = "token") -> MergedRow:
     """Merge the members of a pack into one row; call `refuse_unlike` before.
 
     Args:
@@ -113,7 +113,7 @@ def merge(members: Sequence[Member], kind: str = "token") -> Merged:
     """
     num_own = [len(member) - member.shared_len for member in members]
     total = sum(num_own)
-    places = paths([len(member) for member in members], [member.shared_len for member in members])
+    places = token_places([len(member) for member in members], [member.shared_len for member in members])
     labels = torch.full((total,), IGNORE)
     weights = torch.zeros(total)
     index, end = torch.zeros(total, dtype=torch.int64), torch.zeros(total, dtype=torch.int64)
@@ -133,7 +133,7 @@ def merge(members: Sequence[Member], kind: str = "token") -> Merged:
     )
     numbers = torch.arange(1, len(members) + 1, dtype=torch.int32)
     segments = [(num, place) for num, place in zip(num_own, places, strict=True) if num]
-    return Merged(row, index, end, torch.repeat_interleave(numbers, torch.tensor(num_own)), segments)
+    return MergedRow(row, index, end, torch.repeat_interleave(numbers, torch.tensor(num_own)), segments)
 
 
 def neat_trees(rows: Sequence[Sequence[Member]], form: RowForm) -> Batch:
@@ -146,7 +146,7 @@ def neat_trees(rows: Sequence[Sequence[Member]], form: RowForm) -> Batch:
         segment's keys are; tree_index [B, S]: each token's place in its sample; tree_end [B, S]: the first token of
         the row, behind it, that does not see it.
     """
-    merged = [merge(row, form.weights or "token") for row in rows]
+    merged = [merge_members(row, form.weights or "token") for row in rows]
     batch = neat([[one.row] for one in merged], replace(form, weights="token"))
     width = batch["input_ids"].shape[1]
     positions = batch["position_ids"]

@@ -19,15 +19,15 @@ from energon_pack.training.wrapped import parts
 
 #: inputs that are left out: they make a model compute a loss, or logits of only some tokens, or no logits (TRL's
 #: `fused_lm_head`)
-_NOT_TRIED = (
+_LOSS_INPUTS = (
     "labels", "shift_labels", "num_items_in_batch", "logits_to_keep", "num_logits_to_keep", "fused_lm_head",
 )  # fmt: skip
-_TOKEN = re.compile(r"\w*token_(id|ids|index)")
-_TYPES = ("mm_token_type_ids", "token_type_ids")
+_TOKEN_ID_NAMES = re.compile(r"\w*token_(id|ids|index)")
+_TYPE_INPUTS = ("mm_token_type_ids", "token_type_ids")
 #: inputs whose names begin like this hold features of sounds
-SOUNDS = ("input_features", "input_values", "audio_input_features")
-#: as `SOUNDS`, or pixels
-_VALUES = ("pixel_values", *SOUNDS)
+SOUND_INPUTS = ("input_features", "input_values", "audio_input_features")
+#: as `SOUND_INPUTS`, or pixels
+_CONTENT_INPUTS = ("pixel_values", *SOUND_INPUTS)
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class MemberSpan:
 
 
 #: inputs of a run, and the members to look at
-Run = tuple[Mapping[str, Any], Sequence[MemberSpan]]
+RunInputs = tuple[Mapping[str, Any], Sequence[MemberSpan]]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Probe:
 class TrialInputs:
     """The inputs of the test runs with one batch: unchanged, with other words, and with other media."""
 
-    as_is: dict[str, Any]
+    unchanged: dict[str, Any]
     members: list[MemberSpan]
     #: the members whose words are replaced: every second one
     changed: list[MemberSpan]
@@ -92,7 +92,7 @@ class TrialInputs:
     def runs(self) -> list[tuple[dict[str, Any], list[MemberSpan]]]:
         """The unchanged inputs and those with other words, each with the members that are the same in both."""
         same = [member for member in self.members if member not in self.changed]
-        return [(self.as_is, same), (self.other_words, same)]
+        return [(self.unchanged, same), (self.other_words, same)]
 
 
 def trial_inputs(inputs: Mapping[str, Any], config: Any, media: frozenset[str]) -> TrialInputs | None:
@@ -122,7 +122,7 @@ def inputs_with_changes(
 
 def without_loss(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs without those by which a model computes a loss, or leaves out logits."""
-    return {name: value for name, value in inputs.items() if name not in _NOT_TRIED}
+    return {name: value for name, value in inputs.items() if name not in _LOSS_INPUTS}
 
 
 def switches_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def is_content(name: str) -> bool:
 
     Inputs for kinds of media that plugins add may have any name.
     """
-    return name.startswith(_VALUES) or (name not in MEDIA_KEYS and _are_kinds_added())
+    return name.startswith(_CONTENT_INPUTS) or (name not in MEDIA_KEYS and _are_kinds_added())
 
 
 def leaves_of(media: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -187,7 +187,7 @@ def spans_of(tokens: Tensor, begins: Tensor, real: Tensor) -> list[MemberSpan]:
 
 def special_ids(config: Any) -> list[int]:
     """Return the token ids that a config names, such as `image_token_id`, sorted."""
-    values = [value for part in parts(config) for name, value in vars(part).items() if _TOKEN.fullmatch(name)]
+    values = [value for part in parts(config) for name, value in vars(part).items() if _TOKEN_ID_NAMES.fullmatch(name)]
     flat = [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value])]
     return sorted({item for item in flat if isinstance(item, int)})
 
@@ -203,7 +203,7 @@ def _is_word(inputs: Mapping[str, Any], special: Sequence[int]) -> Tensor | None
     same = ids[:, 1:] == ids[:, :-1]
     pad = torch.nn.functional.pad
     is_word: Tensor = ~(pad(same, (1, 0)) | pad(same, (0, 1)) | torch.isin(ids, torch.tensor(special).to(ids)))
-    for name in _TYPES:
+    for name in _TYPE_INPUTS:
         if isinstance(types := inputs.get(name), Tensor):
             is_word &= types == 0
     return is_word
@@ -233,13 +233,15 @@ def _with_other_media(inputs: dict[str, Any], media: Mapping[str, Tensor]) -> li
     seen = {name: value for name, value in media.items() if value.is_floating_point() and value.numel()}
     names = [name for name in seen if "pixel" in name or is_content(name)]
     ends = [(name, bool(number)) for number, name in enumerate((*names[:1], *names[-1:]))]
-    changed = [(name, _with_other(seen[name], _place(name, seen[name], media, is_last))) for name, is_last in ends]
+    changed = [
+        (name, _with_changed(seen[name], _medium_place(name, seen[name], media, is_last))) for name, is_last in ends
+    ]
     if names[:1] == names[-1:] and changed and torch.equal(changed[0][1], changed[1][1]):
         del changed[-1]
     return [{**inputs, name: value} for name, value in changed]
 
 
-def _place(name: str, value: Tensor, media: Mapping[str, Tensor], is_last: bool) -> Any:
+def _medium_place(name: str, value: Tensor, media: Mapping[str, Tensor], is_last: bool) -> Any:
     if value.dim() > 4:  # [rows, images, channels, height, width]
         return (-1, slice(-1, None)) if is_last else (0, slice(1))
     grid = media.get("video_grid_thw" if "_videos" in name else "image_grid_thw" if "pixel" in name else "")
@@ -247,7 +249,7 @@ def _place(name: str, value: Tensor, media: Mapping[str, Tensor], is_last: bool)
     return slice(len(value) - num, None) if is_last else slice(num)
 
 
-def _with_other(value: Tensor, place: Any) -> Tensor:
+def _with_changed(value: Tensor, place: Any) -> Tensor:
     other = value.clone()
     other[place] = value[place].flip(-1) + 0.5
     return other

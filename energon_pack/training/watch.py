@@ -18,7 +18,7 @@ from energon_pack.training.batch import tensors_in
 from energon_pack.training.forward_inputs import MixingError, attention_of
 
 #: values kept for each token: a whole vocabulary would take gigabytes, and show the same
-_NUM_VALUES = 256
+_NUM_OUTPUT_VALUES = 256
 
 
 @dataclass
@@ -35,7 +35,7 @@ class RunValues:
     dtypes: set[torch.dtype] = field(default_factory=set)
 
 
-def see(
+def run_and_record(
     part: Module,
     inputs: Mapping[str, Any],
     call: Callable[..., Any],
@@ -71,11 +71,11 @@ def tokens_of(inputs: Mapping[str, Any]) -> Tensor:
 
 
 def values_of(output: Any, shape: torch.Size) -> Tensor | None:
-    """Return a part's first output [B, S, values], thinned to about `_NUM_VALUES` values a token; None: it has none."""
+    """Return a part's first output [B, S, values] with `_NUM_OUTPUT_VALUES` values a token; None: it has none."""
     parts = output.values() if isinstance(output, Mapping) else (output,)
     for one in tensors_in([*parts]):
         if one.shape[:2] == shape and one.dim() == 3 and one.is_floating_point():
-            return one[..., :: -(-one.shape[-1] // _NUM_VALUES)]
+            return one[..., :: -(-one.shape[-1] // _NUM_OUTPUT_VALUES)]
     return None
 
 
@@ -93,10 +93,10 @@ def hooked(part: Module, hooks: Callable[[str, Module], Sequence[RemovableHandle
 
 
 #: checks the inputs, by name, of the part that was called
-Check = Callable[[Module, dict[str, Any]], None]
+InputCheck = Callable[[Module, dict[str, Any]], None]
 
 
-class _Calls(threading.local):
+class _RunningCalls(threading.local):
     """The running calls of guarded parts in one thread."""
 
     def __init__(self) -> None:
@@ -106,13 +106,13 @@ class _Calls(threading.local):
         self.is_trial = False
 
 
-def hook(model: Module, check_call: Check) -> tuple[list[RemovableHandle], Check]:
+def hook_calls(model: Module, check_call: InputCheck) -> tuple[list[RemovableHandle], InputCheck]:
     """Check each outermost call of a model or its parts before it runs, except calls that the check makes.
 
     Returns:
         The handles of the hooks, and the check for calling it directly.
     """
-    calls = _Calls()
+    calls = _RunningCalls()
     attention = attention_of(model)
     norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]
 

@@ -6,24 +6,24 @@ from typing import Any
 from torch.nn import Module
 
 #: attributes in which wrappers hold the model: torch.compile; FSDP1; DDP and DeepSpeed
-_NAMES = ("_orig_mod", "_fsdp_wrapped_module", "module")
+_WRAPPED_ATTRIBUTES = ("_orig_mod", "_fsdp_wrapped_module", "module")
 
 
 def unwrapped(model: Any) -> Any:
     """Return the model inside its wrappers; anything else is returned unchanged."""
-    while not is_whole(model):
+    while not is_transformers_model(model):
         if hasattr(type(model), "get_base_model"):  # PEFT
             inner = model.get_base_model()
         else:
             parts = model._modules if isinstance(model, Module) else {}
-            inner = next((parts[name] for name in _NAMES if parts.get(name) is not None), None)
+            inner = next((parts[name] for name in _WRAPPED_ATTRIBUTES if parts.get(name) is not None), None)
         if inner is None:
             return model
         model = inner
     return model
 
 
-def is_whole(model: Any) -> bool:
+def is_transformers_model(model: Any) -> bool:
     """Say whether this is a model of transformers, not a wrapper of one."""
     return hasattr(type(model), "_from_config")
 

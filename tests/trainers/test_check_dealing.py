@@ -7,7 +7,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from energon_pack import PackError
-from energon_pack.trainers.check_dealing import dealing_of, in_order, refused, told
+from energon_pack.trainers.check_dealing import breaking_setting, dealing_of, describe_dealing, ordered_setting
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from energon_pack.trainers.check_dealing import dealing_of, in_order, refused, t
     ],
 )
 def test_settings_that_break_packs_are_named(settings: dict[str, Any], said: str) -> None:
-    found = refused(of(**settings))
+    found = breaking_setting(of(**settings))
     assert said in found
     assert bool(said) is bool(found)
 
@@ -36,13 +36,13 @@ def of(ranks: int = 1, parallelism: Any = None, finetuning: Any = None, **settin
 
 def test_settings_elsewhere_than_in_the_arguments_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU Accelerate knows of other ranks with use_cpu alone, and each would take all packs."""
-    assert refused(of(2, SimpleNamespace(cp_size=2, sp_size=1))).startswith("cp_size=2")
-    assert refused(of(2, average_tokens_across_devices=False)).endswith("average_tokens_across_devices=True")
-    assert refused(of(1, average_tokens_across_devices=False)) == ""
-    assert refused(of(finetuning=SimpleNamespace(use_dft_loss=True))).endswith("use_dft_loss=False")
+    assert breaking_setting(of(2, SimpleNamespace(cp_size=2, sp_size=1))).startswith("cp_size=2")
+    assert breaking_setting(of(2, average_tokens_across_devices=False)).endswith("average_tokens_across_devices=True")
+    assert breaking_setting(of(1, average_tokens_across_devices=False)) == ""
+    assert breaking_setting(of(finetuning=SimpleNamespace(use_dft_loss=True))).endswith("use_dft_loss=False")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "Accelerate knows of 1: on a CPU use_cpu=True" in refused(of(1))
-    assert refused(of(2)) == ""
+    assert "Accelerate knows of 1: on a CPU use_cpu=True" in breaking_setting(of(1))
+    assert breaking_setting(of(2)) == ""
 
 
 def deal(num: int, ranks: int, size: int = 1) -> list[list[list[int]]]:
@@ -52,15 +52,15 @@ def deal(num: int, ranks: int, size: int = 1) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize(("num", "ranks", "size"), [(8, 1, 1), (8, 2, 1), (12, 2, 3), (9, 2, 1)])
 def test_rows_that_are_dealt_once_are_said_to_be(num: int, ranks: int, size: int) -> None:
-    assert told(deal(num, ranks, size), num, "").endswith("in the order of as_dataset, so steps are even")
+    assert describe_dealing(deal(num, ranks, size), num, "").endswith("in the order of as_dataset, so steps are even")
 
 
 def test_rows_that_are_dealt_twice_or_never_are_refused() -> None:
     """As a sampler that knows ranks inside a loader that deals its share once more; or none that deals."""
     with pytest.raises(PackError, match="6 of 8 packs reach no rank"):
-        told([[[0]], [[2]]], 8, "")
+        describe_dealing([[[0]], [[2]]], 8, "")
     with pytest.raises(PackError, match="8 of 8 packs are dealt twice"):
-        told([deal(8, 1)[0], deal(8, 1)[0]], 8, "")
+        describe_dealing([deal(8, 1)[0], deal(8, 1)[0]], 8, "")
 
 
 class Epochs(list[Any]):
@@ -121,5 +121,5 @@ def test_the_setting_that_keeps_the_order_is_the_trainer_s_own() -> None:
     """TRL, LLaMA-Factory and axolotl are subclasses of transformers' Trainer, and shuffle by settings of their own."""
     theirs = type("Trainer", (), {"__module__": "transformers.trainer"})
     swift = type("Seq2SeqTrainer", (theirs,), {"__module__": "swift.trainers.seq2seq_trainer"})
-    assert in_order(theirs()) == 'train_sampling_strategy="sequential"'
-    assert in_order(swift()) == "train_dataloader_shuffle=False"
+    assert ordered_setting(theirs()) == 'train_sampling_strategy="sequential"'
+    assert ordered_setting(swift()) == "train_dataloader_shuffle=False"

@@ -13,7 +13,7 @@ from energon_pack.training.guards import guard
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.proof import kinds_of, prove, replaced_forwards, try_class
 from energon_pack.training.shrink import shrink
-from energon_pack.training.small_model import SMALL, small_model
+from energon_pack.training.small_model import SMALL_LEN, small_model
 from support.tiny import TEXT, MadeEncoder, make_batch, make_members, make_model, text_members, tf
 
 CLASSES = {
@@ -43,7 +43,7 @@ def test_what_keeps_members_apart_is_found(name: str) -> None:
 def test_a_window_shorter_than_members_is_tried() -> None:
     """Of 4,096 tokens, no probe of short members would see anything; a mask without it must not pass."""
     small = small_model(tf.MistralForCausalLM, tf.MistralConfig(**TEXT), members=text_members(64))
-    assert small.config.sliding_window == SMALL
+    assert small.config.sliding_window == SMALL_LEN
     assert prove(tf.MistralForCausalLM, tf.MistralConfig(**TEXT, sliding_window=4096), text_members(64))[-1].is_exact
 
 

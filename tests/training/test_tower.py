@@ -16,7 +16,7 @@ from energon_pack.training.guards import guard
 from energon_pack.training.host_reads import HostReads
 from energon_pack.training.masks import PROVEN_TOWERS
 from energon_pack.training.member_encoder import Encoded
-from energon_pack.training.together import moved
+from energon_pack.training.together import moved_together
 from energon_pack.training.tower import Tower
 from support.tiny import FAMILIES, make_batch, make_members, make_model
 
@@ -172,7 +172,7 @@ def test_a_part_of_a_large_tensor_moves_alone() -> None:
     large = torch.arange(1000)
     parts = [large[:3], large[5:7]]
     sizes: list[int] = []
-    found = moved(parts, lambda one: sizes.append(len(one)) or one.clone())  # type: ignore[func-returns-value]
+    found = moved_together(parts, lambda one: sizes.append(len(one)) or one.clone())  # type: ignore[func-returns-value]
     assert sizes == [3, 2]
     assert found[id(parts[1])].tolist() == [5, 6]
 

@@ -21,7 +21,7 @@ from energon_pack.training.layout import IGNORE, RowForm, loss_weights
 from energon_pack.training.probe_batches import ProbeTree, tree_batch
 from energon_pack.training.proof import try_class
 from energon_pack.training.tree_attention import use_tree_attention
-from energon_pack.training.tree_rows import neat_trees, paths, refuse_unlike
+from energon_pack.training.tree_rows import neat_trees, refuse_unlike, token_places
 from support.emulated_flash import flash_attn_varlen_func
 from support.marks import slow
 from support.tiny import alone, make_model
@@ -102,7 +102,7 @@ def gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
 
 def places_of(tree: ProbeTree, num: int) -> list[Tensor]:
     tokens = [one.tokens for one in tree.samples[:num]]
-    return paths([len(one) for one in tokens], [one.shared_len for one in tokens])
+    return token_places([len(one) for one in tokens], [one.shared_len for one in tokens])
 
 
 @pytest.mark.parametrize("shifted", [False, True])
