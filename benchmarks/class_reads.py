@@ -56,7 +56,7 @@ def row_of(one: Named, device: str) -> Row:
         own = try_tower(model, tower, given, "positions", torch.device(device))
         if own is None:
             return {**row, "why": "its tower takes none"}
-        kept = {name: value for name, value in values.items() if BOUNDARY_MARK in name and own.on_host}
+        kept = {name: value for name, value in values.items() if BOUNDARY_MARK in name and own.keeps_boundaries_on_host}
         moved = {k: v.to(device) if isinstance(v, torch.Tensor) and k not in kept else v for k, v in values.items()}
         row |= {"values": sorted(values), "reads": dict(reads_in(model, {**inputs, **moved}, kept.values()))}
         pairs = [

@@ -105,7 +105,7 @@ def reads_in(model: Any, inputs: Mapping[str, Any], kept: Iterable[Any] = ()) ->
     if model.device.type != "cuda":
         with HostReads(kept, model.device) as reads:
             model(**inputs)
-        return reads.places
+        return reads.reads_by_line
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:

@@ -25,7 +25,7 @@ def waiting(lens: Ints, groups: Groups) -> float:
     """The padded tokens of the largest batch of a step over the mean of its ranks, less one; the mean of all steps."""
     starts, items = groups.batches
     widths = np.maximum.reduceat(lens[items], starts[:-1]) * np.diff(starts)
-    of_steps = widths[groups.row].reshape(-1, RANKS)
+    of_steps = widths[groups.order].reshape(-1, RANKS)
     return float((of_steps.max(axis=1) / of_steps.mean(axis=1)).mean() - 1)
 
 

@@ -97,7 +97,7 @@ def describe_host_reads(trainer: Any, collator: Collator, rows: Sequence[Any]) -
             class_of(model).forward(model, **arguments)  # the guard tries the first, and reads much
             with HostReads(kept, model.device) as reads:
                 class_of(model).forward(model, **arguments)
-            counts.append(reads.number)
+            counts.append(reads.num_reads)
         counts_of.append(counts)
     before, *after = max(counts_of)
     told = amount(before, "host read") + " in a forward"

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.nn.modules.dropout import _DropoutNd
 
-from energon_pack.training.wrapped import parts
+from energon_pack.training.wrapped import configs_in
 
 #: elements; a larger buffer holds weights (GPTQ, AWQ), which no forward changes
 _MAX_BUFFER_ELEMENTS = 2**20
@@ -84,7 +84,7 @@ def _is_cache(name: str, value: Any) -> bool:
 
 def zero_random_rates(model: Any) -> list[tuple[Any, str, float]]:
     """Set all dropout and jitter rates of a model and its configs to 0; return (owner, attribute, old rate) of each."""
-    configs = parts(model.config) if hasattr(getattr(model, "config", None), "get_text_config") else ()
+    configs = configs_in(model.config) if hasattr(getattr(model, "config", None), "get_text_config") else ()
     rates = [
         (part, name, value)
         for part in (*model.modules(), *configs)

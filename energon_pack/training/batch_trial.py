@@ -186,8 +186,10 @@ def _placed_samples(
     }
     placed = []
     for number, (span, media) in enumerate(zip(spans, _media_by_member(inputs, spans, members), strict=True)):
-        ids = span.of(inputs["input_ids"])
-        tokens = Member(ids, span.of(labels), torch.zeros_like(ids), None, {k: span.of(v) for k, v in rows.items()})
+        ids = span.select(inputs["input_ids"])
+        tokens = Member(
+            ids, span.select(labels), torch.zeros_like(ids), None, {k: span.select(v) for k, v in rows.items()}
+        )
         sample, places = Encoded(f"member {number}", tokens, media), torch.arange(span.start, span.end)
         placed.append(PlacedSample(sample, span.row, places, False, leaves_of(media)))
     trained = [number for number, one in enumerate(placed) if (one.sample.tokens.labels[1:] != IGNORE).any()]

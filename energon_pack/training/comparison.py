@@ -48,7 +48,7 @@ class ProbeLoss:
         counts = torch.zeros_like(batch["labels"], dtype=torch.bool)
         for one in probe.placed:
             counts[one.row, one.places] |= one.in_loss
-        self._is_own, self._is_divided, self._kind = is_own, is_divided, probe.weights
+        self._is_own, self._is_divided, self._kind = is_own, is_divided, probe.loss_weight
         self._batch = PackedBatch({**batch, "labels": torch.where(counts, batch["labels"], IGNORE)})
         if "loss_weight" in batch:
             self._batch["loss_weight"] = batch["loss_weight"] * counts
@@ -192,7 +192,7 @@ def _run_alone(
     """Run a sample alone for all its places in a batch [B, S, …]; gradients are computed if one is `in_loss`."""
     sample, in_loss = places[0].sample, any(one.in_loss for one in places)
     leaves = leaves_of(sample.media) if places[0].leaves else {}
-    inputs = probe.plain(replace(sample, media={**sample.media, **leaves}))
+    inputs = probe.inputs_alone(replace(sample, media={**sample.media, **leaves}))
     device = inputs["input_ids"].device
     rows = (places[0].row * shape[1] + places[0].places).to(device)
     again = None if routing is None else Routing(routing, rows, shape[0] * shape[1])

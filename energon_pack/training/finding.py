@@ -22,57 +22,65 @@ class Finding:
     """How far outputs, loss and gradients of a batch are from those of its samples alone."""
 
     #: largest difference of a token's outputs
-    alone: float
+    output_difference: float
     #: how much outputs vary within a sample; 0: they show nothing
-    own: float
+    output_variation: float
     #: relative difference of the loss; None: not compared
-    loss: float | None = None
+    loss_difference: float | None = None
     #: largest difference of a gradient, as a share of the largest; None: not compared, or attention has none here
-    gradients: float | None = None
+    gradient_difference: float | None = None
     #: largest gradient of embeddings and pixels of samples that have no part in the loss, as a share of the largest
-    others: float | None = None
+    leaked_gradient: float | None = None
     #: the share that counts as no difference: sums in another order differ by about 1e-6
     tolerance: float = 1e-4
     #: whether the model was in train(), in which some classes use other kernels
     in_training: bool = False
 
     @property
-    def shares(self) -> list[float]:
+    def relative_differences(self) -> list[float]:
         """The differences of outputs, loss and gradients, each relative to its size."""
-        return [self.alone / max(self.own, 1e-30), self.loss or 0.0, (self.gradients or 0.0) / _GRADIENT_ROUNDING]
+        return [
+            self.output_difference / max(self.output_variation, 1e-30),
+            self.loss_difference or 0.0,
+            (self.gradient_difference or 0.0) / _GRADIENT_ROUNDING,
+        ]
 
     @property
     def is_shown(self) -> bool:
         """Whether outputs vary enough within a sample to show a difference."""
-        return self.own > 1e-6
+        return self.output_variation > 1e-6
 
     @property
     def mixes(self) -> bool:
         """Whether samples depend on each other or on being packed; also true if outputs do not vary."""
-        is_same = all(share <= self.tolerance for share in self.shares)  # NaN is not
-        return not (self.is_shown and is_same and (self.others or 0.0) <= _NO_GRADIENT)
+        is_same = all(share <= self.tolerance for share in self.relative_differences)  # NaN is not
+        return not (self.is_shown and is_same and (self.leaked_gradient or 0.0) <= _NO_GRADIENT)
 
     @property
     def outputs_agree(self) -> bool:
         """Whether the batch has the outputs of its samples alone, within the tolerance."""
-        return self.shares[0] <= self.tolerance
+        return self.relative_differences[0] <= self.tolerance
 
     @property
     def loss_agrees(self) -> bool:
         """Whether the batch has the loss of its samples alone, within the tolerance."""
-        return self.shares[1] <= self.tolerance
+        return self.relative_differences[1] <= self.tolerance
 
     @property
     def may_be_rounding(self) -> bool:
         """Whether the difference is small enough to be rounding; a run in float64 can tell."""
-        return self.mixes and self.is_shown and all(share <= 10 * self.tolerance for share in self.shares)
+        return self.mixes and self.is_shown and all(share <= 10 * self.tolerance for share in self.relative_differences)
 
     def __str__(self) -> str:
         text = "in train(), " if self.in_training else ""
-        text += f"packed and alone differ by {self.alone:.2g}, outputs vary by {self.own:.2g}"
-        text += "" if self.loss is None else f"; loss by {self.loss:.2g}"
-        text += "" if self.gradients is None else f"; gradients by {self.gradients:.2g}"
-        return text if not self.others else f"{text}; a loss moves inputs of other members by {self.others:.2g}"
+        text += f"packed and alone differ by {self.output_difference:.2g}, outputs vary by {self.output_variation:.2g}"
+        text += "" if self.loss_difference is None else f"; loss by {self.loss_difference:.2g}"
+        text += "" if self.gradient_difference is None else f"; gradients by {self.gradient_difference:.2g}"
+        return (
+            text
+            if not self.leaked_gradient
+            else f"{text}; a loss moves inputs of other members by {self.leaked_gradient:.2g}"
+        )
 
 
 @dataclass(frozen=True)

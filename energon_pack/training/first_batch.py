@@ -54,9 +54,9 @@ class SampleComparison:
 def compare_with_alone(pending: PendingForward, probe: Probe) -> SampleComparison:
     """Compare each sample of a batch with its run alone, without dropout."""
     part, way, switches, last = pending.part, _run_options(pending), switches_of(pending.inputs), probe.placed[-1]
-    plain = probe.plain
-    probe = replace(probe, plain=lambda sample: switches | plain(sample))
-    alone = without_loss(probe.plain(last.sample))
+    plain = probe.inputs_alone
+    probe = replace(probe, inputs_alone=lambda sample: switches | plain(sample))
+    alone = without_loss(probe.inputs_alone(last.sample))
     with without_randomness(part):
         is_random = part.training and _is_random(pending, alone)
         finding = replace(compare(way, probe), in_training=part.training)
@@ -187,7 +187,7 @@ class FirstBatch:
     ) -> str | None:
         """Return the name of the part that mixes members; None: outputs agree, so only loss or gradients show it."""
         is_moved = self._on_any_rank(trial.moved_others)
-        if not self._on_any_rank(is_moved or not trial.alone.outputs_agree):
+        if not self._on_any_rank(is_moved or not trial.finding.outputs_agree):
             return None
         pending.begin(0)
         with without_randomness(pending.part):

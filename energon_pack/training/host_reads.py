@@ -33,17 +33,17 @@ class HostReads(TorchFunctionMode):
     def __init__(self, kept: Iterable[Any] = (), device: torch.device | str = "cpu"):
         super().__init__()
         #: reads by the line that makes them
-        self.places: Counter[str] = Counter()
+        self.reads_by_line: Counter[str] = Counter()
         #: whether a kept tensor met others, which on a GPU is an error
-        self.mixes = False
+        self.mixes_devices = False
         self._is_cpu = torch.device(device).type == "cpu"
         self._kept = {id(one): one for one in kept if isinstance(one, Tensor)}
         self._operators = _OperatorReads(self)
 
     @property
-    def number(self) -> int:
+    def num_reads(self) -> int:
         """Number of reads so far."""
-        return self.places.total()
+        return self.reads_by_line.total()
 
     def is_kept(self, tensor: Tensor) -> bool:
         """Say whether a tensor stays on the host."""
@@ -54,12 +54,12 @@ class HostReads(TorchFunctionMode):
         frame: Any = sys._getframe(1)
         while frame.f_back and frame.f_code.co_filename.startswith(_SKIPPED_FILES):
             frame = frame.f_back
-        self.places[f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"] += 1
+        self.reads_by_line[f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"] += 1
 
     def track_kept(self, inputs: list[Tensor], output: Any) -> None:
         """Treat an operator's outputs as kept on the host if all its input tensors are."""
         kept = [one for one in inputs if self.is_kept(one)]
-        self.mixes |= any(one.dim() and id(one) in self._kept for one in kept) and len(kept) < len(inputs)
+        self.mixes_devices |= any(one.dim() and id(one) in self._kept for one in kept) and len(kept) < len(inputs)
         if inputs and len(kept) == len(inputs):
             self._kept |= {id(one): one for one in tree_leaves(output) if isinstance(one, Tensor)}
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad as pad_tensor
 
 Media = Mapping[str, Tensor]
-_MemberMedia = TypeVar("_Given")
+_MemberMedia = TypeVar("_MemberMedia")
 
 #: values that processors pad with
 _PAD_VALUES = (0.0, -1.0, 1.0)

@@ -64,26 +64,28 @@ class PendingForward:
 class OutputChange:
     """How far outputs moved when words or media of some members were changed, as root mean squares."""
 
-    what: str
+    #: `words` or `media`
+    changed_inputs: str
     #: outputs of the changed members
-    own: float
+    own_change: float
     #: outputs of the other member that moved most
-    others: float
+    others_change: float
     #: share of `own` that counts as rounding
     tolerance: float = SUM_TOLERANCE
 
     @property
     def is_shown(self) -> bool:
         """Whether the change moved the changed members' own outputs; if not, the test proves nothing."""
-        return self.own > 1e-6
+        return self.own_change > 1e-6
 
     def with_noise(self, noise: float) -> "OutputChange":
         """Return a copy whose tolerance covers this much noise, `LOW_PRECISION_TOLERANCE` at most."""
-        share = min(noise / max(self.own, 1e-9), LOW_PRECISION_TOLERANCE)
+        share = min(noise / max(self.own_change, 1e-9), LOW_PRECISION_TOLERANCE)
         return replace(self, tolerance=max(self.tolerance, share))
 
     def __str__(self) -> str:
-        return f"other {self.what} move their own outputs by {self.own:.2g}, those of others by {self.others:.2g}"
+        moved = f"their own outputs by {self.own_change:.2g}, those of others by {self.others_change:.2g}"
+        return f"other {self.changed_inputs} move {moved}"
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,9 @@ class ModelTrial:
     """The results of trying a model with one batch."""
 
     #: samples in a batch against each of them alone
-    alone: Finding
+    finding: Finding
     #: how far each change of the batch moved outputs; empty: it has one member
-    moved: Sequence[OutputChange]
+    output_changes: Sequence[OutputChange]
     #: whether random numbers other than dropout's change outputs
     is_random: bool
     seconds: float
@@ -101,33 +103,34 @@ class ModelTrial:
     @property
     def is_shown(self) -> bool:
         """Whether outputs vary, and each change moved something; if not, the trial proves nothing."""
-        return self.alone.is_shown and all(one.is_shown for one in self.moved)
+        return self.finding.is_shown and all(one.is_shown for one in self.output_changes)
 
     @property
     def mixes(self) -> bool:
         """Whether a member's outputs, loss or gradients depend on other members, or on being packed."""
-        return self.is_random or (self.alone.is_shown and self.alone.mixes) or self.moved_others
+        return self.is_random or (self.finding.is_shown and self.finding.mixes) or self.moved_others
 
     @property
     def moved_others(self) -> bool:
         """Whether any change of some members moved the outputs of others."""
-        return any(map(self.moves_others, self.moved))
+        return any(map(self.moves_others, self.output_changes))
 
     def moves_others(self, moved: OutputChange) -> bool:
         """Say whether this change of some members moved the outputs of others."""
-        by_words = max((one.own for one in self.moved if one.what == "words"), default=0.0)
-        scale = max(moved.own, 0.2 * by_words)  # pixels may move little
-        return moved.is_shown and not moved.others <= moved.tolerance * scale
+        by_words = max((one.own_change for one in self.output_changes if one.changed_inputs == "words"), default=0.0)
+        scale = max(moved.own_change, 0.2 * by_words)  # pixels may move little
+        return moved.is_shown and not moved.others_change <= moved.tolerance * scale
 
     @property
     def unproven_reason(self) -> str:
         """Why the trial proves nothing: a change moved no output, or all outputs are alike."""
         return next(
-            (f"other {one.what} change nothing" for one in self.moved if not one.is_shown), "outputs are all alike"
+            (f"other {one.changed_inputs} change nothing" for one in self.output_changes if not one.is_shown),
+            "outputs are all alike",
         )
 
     def __str__(self) -> str:
-        return "; ".join(map(str, (*self.moved, self.alone)))
+        return "; ".join(map(str, (*self.output_changes, self.finding)))
 
 
 def run_changes(pending: PendingForward, asked: TrialInputs) -> Generator[RequestedRun, None, list[OutputChange]]:
@@ -148,7 +151,9 @@ def run_changes(pending: PendingForward, asked: TrialInputs) -> Generator[Reques
         values = yield from run(inputs, routing and Routing(routing))
         if inputs is not asked.unchanged:
             moved.append(_output_change(kind, asked, _member_differences(asked, as_is, values, block), tolerance))
-    if pending.is_any(any(one.others > SUM_TOLERANCE * one.own for one in moved)):  # some kernels add in any order
+    if pending.is_any(
+        any(one.others_change > SUM_TOLERANCE * one.own_change for one in moved)
+    ):  # some kernels add in any order
         again = yield from run(asked.unchanged, routing and Routing(routing))
         noise = 3 * max(_member_differences(asked, as_is, again, block))
         moved = [one.with_noise(noise) for one in moved]
@@ -177,13 +182,13 @@ def _output_change(kind: str, asked: TrialInputs, moved: Sequence[float], tolera
     if kind == "media":  # of one member
         *_, second, first = sorted([0.0, *moved])
         return OutputChange(kind, first, second, tolerance)
-    of_changed = [value for value, member in zip(moved, asked.members, strict=True) if member in asked.changed_inputs]
-    rest = [value for value, member in zip(moved, asked.members, strict=True) if member not in asked.changed_inputs]
+    of_changed = [value for value, member in zip(moved, asked.members, strict=True) if member in asked.changed]
+    rest = [value for value, member in zip(moved, asked.members, strict=True) if member not in asked.changed]
     return OutputChange(kind, max(of_changed), max(rest), tolerance)
 
 
 def _member_differences(asked: TrialInputs, first: Tensor, other: Tensor, block: int) -> list[float]:
-    return [difference(member.of(first), member.of(other), block) for member in asked.members]
+    return [difference(member.select(first), member.select(other), block) for member in asked.members]
 
 
 class Subject(ABC):
@@ -240,8 +245,8 @@ def refusal_message(name: str, batch: str, trial: ModelTrial, place: str | None)
             " alone; NEFTune's noise goes by the length of the row: leave it out (neftune_noise_alpha=None). "
         )
     shows = f"It first shows in {place}. " if place else ""
-    is_quiet = trial.mixes and not trial.moved_others and trial.alone.outputs_agree
-    beside = "" if not is_quiet else _BACKWARD_HINT if trial.alone.loss_agrees else _LOSS_HINT
+    is_quiet = trial.mixes and not trial.moved_others and trial.finding.outputs_agree
+    beside = "" if not is_quiet else _BACKWARD_HINT if trial.finding.loss_agrees else _LOSS_HINT
     return f"{name} mixes the members of {batch}{'' if trial.mixes else ' on another rank'}: {trial}. {shows}{beside}"
 
 
@@ -278,7 +283,7 @@ def _inputs_and_outputs(
 
     def of_members(output: Any) -> _MemberValues:
         values = values_of(output, shape)
-        return None if values is None else [member.of(values).detach().clone() for member in members]
+        return None if values is None else [member.select(values).detach().clone() for member in members]
 
     def hooks(name: str, one: Module) -> list[RemovableHandle]:
         def enter(_: Module, args: Any, keywords: dict[str, Any]) -> None:

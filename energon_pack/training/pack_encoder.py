@@ -209,7 +209,7 @@ class PackEncoder:
             elif len(tokens) > 1:
                 raise ValueError(f"layout={self.layout} holds one pack a batch, not {len(tokens)}: batch_size=1")
             else:
-                make = {"thd": layouts.thd, "rows": layouts.rows_of, "mlm": layouts.mlm}[self.layout]
+                make = {"thd": layouts.thd, "rows": layouts.member_rows, "mlm": layouts.mlm}[self.layout]
                 batch = PackedBatch(make(tokens[0], self._row_form_of(tokens)))
             if self._num_segments is not None:
                 from energon_pack.training.few_shapes import padded_boundaries

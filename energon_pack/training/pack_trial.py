@@ -67,9 +67,9 @@ class PackSubject(Subject):
             probe = probe_like_batch(self.model, batch, _usable_members(self, pending), self.longest)
         named = {k: v for k, v in probe.inputs.items() if k in batch or k not in _OPTIONAL_INPUTS}
         inputs = write_in_place(switches_of(batch) | named, batch, self.media)
-        probe = replace(probe, inputs=inputs, plain=partial(plain_inputs, pending.part, device=device))
+        probe = replace(probe, inputs=inputs, inputs_alone=partial(plain_inputs, pending.part, device=device))
         loses_ids = has_rope_rows(self.model) and _removes_ids(pending, inputs)
-        return replace(probe, plain=partial(_with_positions, probe)) if loses_ids else probe
+        return replace(probe, inputs_alone=partial(_with_positions, probe)) if loses_ids else probe
 
     def remedy(self, _: Mapping[str, Any]) -> str:
         """Say that the class keeps members apart, so something added to this model mixes them."""
@@ -98,7 +98,10 @@ def _removes_ids(pending: PendingForward, inputs: Mapping[str, Any]) -> bool:
 def _with_positions(probe: Probe, sample: Encoded) -> dict[str, Any]:
     """Return the inputs of a sample alone with its own positions, as a trainer that embeds its ids passes them."""
     place = next(one for one in probe.placed if one.sample.tokens is sample.tokens)
-    return {**probe.plain(sample), "position_ids": probe.inputs["position_ids"][1:, place.row, None, place.places]}
+    return {
+        **probe.inputs_alone(sample),
+        "position_ids": probe.inputs["position_ids"][1:, place.row, None, place.places],
+    }
 
 
 def _usable_members(subject: PackSubject, pending: PendingForward) -> list[Encoded]:

@@ -36,7 +36,7 @@ from energon_pack.training.probe_batches import (
 )
 from energon_pack.training.small_model import small_model
 from energon_pack.training.trial_inputs import SOUND_INPUTS
-from energon_pack.training.wrapped import class_of, parts
+from energon_pack.training.wrapped import class_of, configs_in
 
 #: masks that `auto` tries, in this order
 _MASKS = ("positions", "dict4d", "hybrid")
@@ -254,7 +254,7 @@ def find_remedy(
 ) -> str:
     """Find a mask or an attention implementation with which a class keeps members apart; return the advice as text."""
     masks, seen = {proof.mask for proof in tried}, [*tried]
-    is_partly_set = len({getattr(part, "_attn_implementation", None) is None for part in parts(config)}) > 1
+    is_partly_set = len({getattr(part, "_attn_implementation", None) is None for part in configs_in(config)}) > 1
     config = copy.deepcopy(config)
     config._attn_implementation = None  # a name that is given reaches all parts
     for name in dict.fromkeys([attention, *(_TREE_ATTENTIONS if isinstance(samples, ProbeTree) else _ATTENTIONS)]):

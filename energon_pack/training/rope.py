@@ -18,7 +18,7 @@ from energon_pack.templates.folder import first_setting
 from energon_pack.templates.full import full_processor, models_of
 from energon_pack.training.encoded import USE_AUDIO_IN_VIDEO, has_audio_in_video
 from energon_pack.training.layout import Member
-from energon_pack.training.wrapped import parts
+from energon_pack.training.wrapped import configs_in
 
 _log = logging.getLogger(__name__)
 
@@ -222,13 +222,13 @@ def small_config(make: Any, rules: InputRules) -> Any:
         from transformers import AutoConfig
 
         trusted = bool(rules.kwargs.get("trust_remote_code"))
-        every = parts(AutoConfig.from_pretrained(folder, trust_remote_code=trusted))
+        every = configs_in(AutoConfig.from_pretrained(folder, trust_remote_code=trusted))
         own_config = next((part for part in every if isinstance(part, make.config_class)), None)
         if own_config is None:
             raise ValueError(f"{folder / 'config.json'} has no {make.config_class.__name__}")
         return shrink(own_config)
     config = shrink(make.config_class())
-    for part in parts(config):
+    for part in configs_in(config):
         _take_sizes(part, rules.settings.get(IMAGE.kind, {}))
     _take_ids(config, rules)
     return config

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from energon_pack.training.wrapped import parts
+from energon_pack.training.wrapped import configs_in
 
 #: names that configs use for the number of layers or blocks
 _LAYER_NAMES = re.compile(
@@ -43,8 +43,8 @@ def shrink_sizes(config: Any) -> None:
     """
     text = config.get_text_config()
     widths: dict[int, int] = {}
-    foreign = {vars(part)[name] for part in parts(config) if (name := _width_name(part))}
-    every = sorted(parts(config), key=lambda part: part is not text)
+    foreign = {vars(part)[name] for part in configs_in(config) if (name := _width_name(part))}
+    every = sorted(configs_in(config), key=lambda part: part is not text)
     for part in every:
         _shrink_layers(part)
         for name, most in _SIZE_LIMITS.items():
@@ -184,7 +184,7 @@ def shrink(config: Any, longest: int | None = None) -> Any:
             trained for. If packs can be that long, it changes here within members of a few tokens.
     """
     shrink_sizes(config)
-    for part in parts(config):
+    for part in configs_in(config):
         if isinstance(getattr(part, "initializer_range", None), float):
             part.initializer_range = max(_INITIALIZER_RANGE, part.initializer_range)
         for rope in _rope_settings(getattr(part, "rope_parameters", None)):

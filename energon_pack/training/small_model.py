@@ -14,7 +14,7 @@ from energon_pack.training.encoded import Encoded
 from energon_pack.training.forward_inputs import TREE_ATTENTION
 from energon_pack.training.probe_batches import plain_logits
 from energon_pack.training.shrink import shrink
-from energon_pack.training.wrapped import parts
+from energon_pack.training.wrapped import configs_in
 
 #: tokens: the product of two such sizes (block length × number of blocks) is still less than a member's length
 SMALL_LEN = 3
@@ -93,7 +93,7 @@ def _while_small(sizes: list[ConfigSize], question: Callable[[], _Answer | None]
 def _sizes_in_text_configs(config: Any) -> Iterator[ConfigSize]:
     """Yield the numbers in the text config and the configs around it; those of a vision tower count no text tokens."""
     text = config.get_text_config()
-    for part in {id(part): part for part in (config, *parts(text))}.values():
+    for part in {id(part): part for part in (config, *configs_in(text))}.values():
         yield from _sizes_in(vars(part))
 
 
@@ -174,8 +174,8 @@ def _unset_attention(config: Any, full_config: Any) -> None:
     `attn_implementation` reaches all parts, a model loaded without it only those that are models: Fun-ASR-Nano's
     adaptor then sees padding.
     """
-    chosen = [getattr(part, "_attn_implementation", None) for part in parts(full_config)]
-    for part, name in zip(parts(config), chosen, strict=False):
+    chosen = [getattr(part, "_attn_implementation", None) for part in configs_in(full_config)]
+    for part, name in zip(configs_in(config), chosen, strict=False):
         if chosen[0] and name is None:
             part._attn_implementation = None
 

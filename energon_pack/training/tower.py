@@ -137,14 +137,14 @@ def try_tower(
         ours = _count_reads(small, {**inputs, **(placed := _moved_to(prepared, kept, device))}, kept, device)
     except RuntimeError:  # on a GPU, where boundaries on the host meet other tensors
         ours = None
-    if ours is None or ours.mixes:
+    if ours is None or ours.mixes_devices:
         kept, placed = [], _moved_to(prepared, (), device)
         ours = _count_reads(small, {**inputs, **placed}, (), device)
-    if ours.number >= plain.number or not _are_alike(
+    if ours.num_reads >= plain.num_reads or not _are_alike(
         logits_and_gradients(small, inputs), logits_and_gradients(small, {**inputs, **placed})
     ):
         return None
-    return TowerProof(tower.config_hash, frozenset(prepared), bool(kept), (plain.number, ours.number))
+    return TowerProof(tower.config_hash, frozenset(prepared), bool(kept), (plain.num_reads, ours.num_reads))
 
 
 def _moved_to(prepared: Mapping[str, Any], kept: Sequence[Tensor], device: torch.device) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import Encoded
 from energon_pack.training.forward_inputs import MEDIA_KEYS, MixingError, branch_starts, text_positions
 from energon_pack.training.watch import tokens_of
-from energon_pack.training.wrapped import parts
+from energon_pack.training.wrapped import configs_in
 
 #: inputs that are left out: they make a model compute a loss, or logits of only some tokens, or no logits (TRL's
 #: `fused_lm_head`)
@@ -38,7 +38,7 @@ class MemberSpan:
     start: int
     end: int
 
-    def of(self, values: Tensor) -> Tensor:
+    def select(self, values: Tensor) -> Tensor:
         """Return the member's part [L, …] of values [B, S, …]."""
         return values[self.row, self.start : self.end]
 
@@ -70,9 +70,9 @@ class Probe:
     #: the inputs of the batch, without labels
     inputs: Mapping[str, Any]
     #: makes the inputs of a sample alone
-    plain: Callable[[Encoded], dict[str, Any]]
+    inputs_alone: Callable[[Encoded], dict[str, Any]]
     #: a kind of `loss_weights`
-    weights: str = "token"
+    loss_weight: str = "token"
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def inputs_with_changes(
     """Make test inputs as `trial_inputs` does, for known members; words change only in members in `ends`."""
     as_is = without_loss(inputs)
     is_word = _is_word(as_is, special_ids(config))
-    worded = [member for member in ends if is_word is None or member.of(is_word).any()]
+    worded = [member for member in ends if is_word is None or member.select(is_word).any()]
     changed = worded[: max(1, len(worded) - 1) : 2]  # the last one, which may see all others, stays
     other_words = _with_other_words(as_is, changed, is_word)
     if not changed or len(members) == len(changed) or other_words is None:
@@ -177,7 +177,7 @@ def spans_of(tokens: Tensor, begins: Tensor, real: Tensor) -> list[MemberSpan]:
         for start, end in pairwise([*starts, tokens.shape[1]]):
             places = (start + real[row, start:end].nonzero().flatten()).tolist() or [start]
             span = MemberSpan(row, places[0], places[-1] + 1)
-            if bool((span.of(tokens) == span.of(tokens)[:1]).all()):
+            if bool((span.select(tokens) == span.select(tokens)[:1]).all()):
                 continue
             if span.end - span.start != len(places):
                 raise MixingError(f"attention_mask has holes in the member from token {span.start} of row {row} on")
@@ -187,7 +187,9 @@ def spans_of(tokens: Tensor, begins: Tensor, real: Tensor) -> list[MemberSpan]:
 
 def special_ids(config: Any) -> list[int]:
     """Return the token ids that a config names, such as `image_token_id`, sorted."""
-    values = [value for part in parts(config) for name, value in vars(part).items() if _TOKEN_ID_NAMES.fullmatch(name)]
+    values = [
+        value for part in configs_in(config) for name, value in vars(part).items() if _TOKEN_ID_NAMES.fullmatch(name)
+    ]
     flat = [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value])]
     return sorted({item for item in flat if isinstance(item, int)})
 
@@ -216,15 +218,15 @@ def _with_other_words(
     tokens = tokens_of(inputs).clone()
     if is_word is None:
         for member in changed:
-            tokens[member.row, member.start : member.end] = member.of(tokens).roll(1, 0) * 1.5
+            tokens[member.row, member.start : member.end] = member.select(tokens).roll(1, 0) * 1.5
         return {**inputs, "inputs_embeds": tokens}
     words = tokens[is_word].unique()
     if len(words) < 2:
         return None
     for member in changed:
-        ids = member.of(tokens)
+        ids = member.select(tokens)
         other = words[(torch.searchsorted(words, ids) + len(words) // 2) % len(words)]
-        tokens[member.row, member.start : member.end] = torch.where(member.of(is_word), other, ids)
+        tokens[member.row, member.start : member.end] = torch.where(member.select(is_word), other, ids)
     return {**inputs, "input_ids": tokens}
 
 

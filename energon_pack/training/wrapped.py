@@ -33,9 +33,9 @@ def class_of(model: Any) -> Any:
     return next(kind for kind in type(model).__mro__ if "FSDPModule" not in [base.__name__ for base in kind.__mro__])
 
 
-def parts(config: Any) -> Iterator[Any]:
+def configs_in(config: Any) -> Iterator[Any]:
     """Yield a config and all configs inside it."""
     yield config
     for value in list(vars(config).values()):
         if hasattr(value, "model_type") and hasattr(value, "get_text_config"):
-            yield from parts(value)
+            yield from configs_in(value)

@@ -41,7 +41,7 @@ def test_ten_samples_for_two_ranks_by_head() -> None:
     groups = group(lens, 2, 3, None, window=100, seed=0)
     batches = [sorted(lens[groups.samples(place)].tolist()) for place in range(4)]
     assert sorted(batches) == [[5, 6], [7, 8, 9], [50, 60], [70, 80, 90]]
-    assert sorted([sorted(groups.row[:2]), sorted(groups.row[2:])]) == [[0, 1], [2, 3]]
+    assert sorted([sorted(groups.order[:2]), sorted(groups.order[2:])]) == [[0, 1], [2, 3]]
     assert padding(lens, groups) == pytest.approx(1 - lens.sum() / (2 * 6 + 3 * 9 + 2 * 60 + 3 * 90))
 
 
@@ -68,7 +68,7 @@ def test_each_sample_once_and_each_rank_as_many_batches(
     """A lost sample would go unnoticed, and ranks with different numbers of steps would hang."""
     array = np.array(lens)
     groups = group(array, ranks, None if tokens else size, tokens, window, seed)
-    batches = [groups.samples(place).tolist() for place in range(len(groups.row))]
+    batches = [groups.samples(place).tolist() for place in range(len(groups.order))]
     assert sorted(flat(batches)) == list(range(len(lens)))
     assert len(batches) % ranks == 0 or all(len(batch) == 1 for batch in batches)
     for batch in batches:
@@ -81,7 +81,7 @@ def test_like_lengths_meet_and_steps_come_in_random_order(limits: tuple[int | No
     """Padding is small; neither short nor long samples come first."""
     groups = group(LENS, 2, *limits, window=500, seed=0)
     assert padding(LENS, groups) < 0.1 < 0.3 < padding(LENS, group(LENS, 2, *limits, window=1, seed=0))
-    of_ranks = np.array([LENS[groups.samples(place)].max() for place in range(len(groups.row))]).reshape(-1, 2)
+    of_ranks = np.array([LENS[groups.samples(place)].max() for place in range(len(groups.order))]).reshape(-1, 2)
     longest = of_ranks[:, 0]
     quarter = len(longest) // 4
     assert 0.5 < longest[:quarter].mean() / longest.mean() < 2

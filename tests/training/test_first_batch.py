@@ -240,7 +240,7 @@ def test_a_training_is_the_same_with_the_trial_and_without(way: str) -> None:
         assert len(held.trials) == first_batch
         if first_batch:
             print(way, held.trials[0])
-            assert (held.trials[0].alone.tolerance > 1e-2) == (way in ("autocast", "bfloat16"))
+            assert (held.trials[0].finding.tolerance > 1e-2) == (way in ("autocast", "bfloat16"))
         counts = [(part.num_calls, part.num_tokens.clone()) for part in model.modules() if isinstance(part, Counting)]
         states.append((counts, [part.training for part in model.modules()]))
     assert all(map(torch.equal, *found))
@@ -258,10 +258,14 @@ def test_classes_that_keep_members_apart_pass(name: str) -> None:
     print(name, trial, trial.seconds)
     assert not trial.mixes
     assert trial.is_shown or name == "gemma3"  # whose projection of images begins with zeros
-    assert {one.what for one in trial.moved} == {"words", "media"} if FAMILIES[name].media else {"words"}
-    assert max(one.others for one in trial.moved) == 0
-    assert (trial.alone.gradients or 1.0) < 1e-4
-    assert trial.alone.others == 0
+    assert (
+        {one.changed_inputs for one in trial.output_changes} == {"words", "media"}
+        if FAMILIES[name].media
+        else {"words"}
+    )
+    assert max(one.others_change for one in trial.output_changes) == 0
+    assert (trial.finding.gradient_difference or 1.0) < 1e-4
+    assert trial.finding.leaked_gradient == 0
 
 
 @pytest.mark.parametrize("in_training", [True, False])
@@ -279,7 +283,7 @@ def test_a_member_alone_has_the_prefix_that_it_has_in_its_pack(in_training: bool
     batch.mask = "auto"
     model(**batch.model_inputs(model))
     (trial,) = held.trials
-    assert max(trial.alone.shares) < 1e-4
+    assert max(trial.finding.relative_differences) < 1e-4
 
 
 def test_pixels_that_change_nothing_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -332,7 +336,7 @@ def test_a_pack_of_one_member_is_tried_with_made_ones() -> None:
     held = guard(model)
     for packs in ([members[:1]], [members[2:3]], [members[:2]], [members[:2]]):
         model(**inputs_of("llama", model, packs))
-    assert [len(trial.moved) for trial in held.trials] == [0, 0, 1]  # the second is longer
+    assert [len(trial.output_changes) for trial in held.trials] == [0, 0, 1]  # the second is longer
     held.remove()
     attention_of_one_layer(model)
     guard(model)

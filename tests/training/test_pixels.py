@@ -216,8 +216,8 @@ def test_members_of_several_packs_are_joined_as_one_call_would(real: Path, name:
         torch.testing.assert_close(joined[key], value, rtol=0, atol=1e-5)
     found = encoder._pixels.joins(every)
     assert {key: rule for key, rule in found.items() if rule != Join()} == rules
-    assert encoder._pixels._of("image").can_call_once
-    assert encoder._pixels._of("image").without_text is without_text
+    assert encoder._pixels._tried_media("image").can_call_once
+    assert encoder._pixels._tried_media("image").without_text is without_text
 
 
 SIZES = ((900, 500), (60, 90), (300, 700))

@@ -163,9 +163,11 @@ def fail(member: object, error: Exception) -> None:
 def plain_inputs(template: Template, encoder: MemberEncoder) -> dict[str, Any]:
     """What a user of transformers gives a model of this member: all of it is the processor's."""
     draft, processor = encoder._draft(MEMBER), full_processor(template.spec.processor)
-    media = [Media("image", *image.size) for image in draft.given.of("image")] + [probe(io.BytesIO(MEMBER.videos[0]))]
+    media = [Media("image", *image.size) for image in draft.added_media.of("image")] + [
+        probe(io.BytesIO(MEMBER.videos[0]))
+    ]
     text = processor.apply_chat_template(template.messages(Sample(TURNS, media)), tokenize=False)
-    given = media_inputs(template.input_rules, draft.given)
+    given = media_inputs(template.input_rules, draft.added_media)
     return dict(processor(text=[text], return_tensors="pt", return_mm_token_type_ids=True, **given))
 
 

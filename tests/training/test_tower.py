@@ -62,7 +62,7 @@ def outcome(model: Any, inputs: dict[str, Any]) -> list[Tensor]:
     return [logits.detach(), *(own.grad.clone() for own in model.parameters() if own.grad is not None)]
 
 
-@pytest.config_hash.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "glm4v"])
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "glm4v"])
 def test_a_forward_reads_few_times_whatever_its_images_and_has_the_same_outcome(name: str) -> None:
     """A pack of 24 images and videos: without the values Qwen2.5-VL reads more than 70 times, for each of them anew.
 
@@ -78,12 +78,12 @@ def test_a_forward_reads_few_times_whatever_its_images_and_has_the_same_outcome(
     assert any(value.startswith("video_") for value in added) == ("video_grid_thw" in batch)
     few = with_values(make_batch(name, [members]), tower).model_inputs(model)
     before, after = reads_in(model, plain), reads_in(model, ours)
-    assert reads_in(model, few).number == after.number < before.number
-    assert after.mixes is False
+    assert reads_in(model, few).num_reads == after.num_reads < before.num_reads
+    assert after.mixes_devices is False
     if name == "qwen2_5_vl":
-        assert before.number > 70
-        assert after.number == 7
-    assert PROVEN_TOWERS[model].reads[0] > PROVEN_TOWERS[model].reads[1]
+        assert before.num_reads > 70
+        assert after.num_reads == 7
+    assert PROVEN_TOWERS[model].num_host_reads[0] > PROVEN_TOWERS[model].num_host_reads[1]
     for one, other in zip(outcome(model, plain), outcome(model, ours), strict=True):
         assert float((one - other).abs().max()) <= 1e-6
 
@@ -136,13 +136,13 @@ def test_reads_are_counted_by_their_line_and_those_of_kept_tensors_are_not() -> 
         int(values.max())
         (kept[1:] - kept[:-1]).tolist()
         values[values.argsort()]
-    assert reads.number == 5
-    assert len(reads.places) == 5
-    assert all(place.startswith("test_tower.py:") for place in reads.places)
-    assert not reads.mixes
+    assert reads.num_reads == 5
+    assert len(reads.reads_by_line) == 5
+    assert all(place.startswith("test_tower.py:") for place in reads.reads_by_line)
+    assert not reads.mixes_devices
     with HostReads([kept]) as reads:
         values + kept  # on a GPU: two devices
-    assert reads.mixes
+    assert reads.mixes_devices
 
 
 def test_small_tensors_move_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_empty_segments_follow_the_last_and_too_many_are_refused() -> None:
         padded_boundaries(batch, 2)
 
 
-@pytest.config_hash.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llama"])
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llama"])
 def test_fake_tensors_go_through_a_forward_and_the_host_reads_only_in_these_lines(name: str) -> None:
     """Nothing of what a batch brings is looked at; what the class looks at by itself is named by its line."""
     model, encoder, members = guarded(name)
@@ -198,7 +198,7 @@ def test_fake_tensors_go_through_a_forward_and_the_host_reads_only_in_these_line
     inputs = batch.model_inputs(model, labels=False)
     with HostReads([value for key, value in inputs.items() if "_cu_" in key]) as reads, torch.no_grad():
         model(**inputs)
-    lines = {place.split(":")[0] for place in reads.places}
+    lines = {place.split(":")[0] for place in reads.reads_by_line}
     assert lines <= {f"modeling_{name}.py", "import_utils.py", "masking_utils.py"}
     text = make_batch(name, [[member for member in members if not member.media]], width=64).model_inputs(model)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():

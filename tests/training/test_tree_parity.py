@@ -185,8 +185,8 @@ def test_the_test_of_a_class_finds_each_fault(fault: Any, name: str, monkeypatch
     finding = try_class(model, tree)
     print(fault.__name__, finding)
     assert finding.mixes
-    assert min(finding.loss or 0, finding.gradients or 0) > 10 * finding.tolerance
-    assert fault is not of_the_tree or finding.alone < 1e-5
+    assert min(finding.loss_difference or 0, finding.gradient_difference or 0) > 10 * finding.tolerance
+    assert fault is not of_the_tree or finding.output_difference < 1e-5
 
 
 @pytest.mark.parametrize("how", ["sdpa", "varlen"])
@@ -200,8 +200,8 @@ def test_a_fork_right_before_an_answer_shows_in_loss_and_gradients_alone(how: st
     finding = try_class(model, wrong)
     print(finding)
     assert finding.mixes
-    assert finding.alone < 1e-5
-    assert min(finding.loss or 0, finding.gradients or 0) > 10 * finding.tolerance
+    assert finding.output_difference < 1e-5
+    assert min(finding.loss_difference or 0, finding.gradient_difference or 0) > 10 * finding.tolerance
     with pytest.raises(ValueError, match=r"trains its token .* with which a branch begins"):
         refuse_unlike([one.tokens for one in wrong.samples], ["s"] * len(wrong.samples))
 

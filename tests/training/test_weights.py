@@ -115,7 +115,7 @@ def test_what_the_weights_of_a_sample_come_to(weights: list[float], factor: floa
 @pytest.mark.parametrize("shifted", [False, True])
 def test_a_models_own_loss_is_not_taken_for_the_weighted_one(shifted: bool, caplog: pytest.LogCaptureFixture) -> None:
     """`loss_weight=sample` was ignored by `model(**inputs).loss` without a word."""
-    batches._warn_of_weights.cache_clear()
+    batches._warn_of_missing_loss.cache_clear()
     model = make_model("llama")
     members = make_members("llama", model)
     with caplog.at_level(logging.WARNING), torch.no_grad():
@@ -132,7 +132,7 @@ def test_a_models_own_loss_is_not_taken_for_the_weighted_one(shifted: bool, capl
 
 def test_labels_are_left_out_where_they_are_not_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     """Recipes make the loss themselves: a model's own beside it would cost its time, and nothing has to be said."""
-    batches._warn_of_weights.cache_clear()
+    batches._warn_of_missing_loss.cache_clear()
     model = make_model("llama")
     members = make_members("llama", model)
     for form in ({}, {"weights": "token"}):
