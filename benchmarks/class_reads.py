@@ -26,7 +26,7 @@ from gpu_stalls import reads_in
 from energon_pack.training.masks import BOUNDARY_MARK, tower_inputs_in
 from energon_pack.training.probe_batches import probe_of
 from energon_pack.training.small_model import small_model
-from energon_pack.training.tower import logits_and_gradients, tower_in, try_tower
+from energon_pack.training.tower import find_tower, logits_and_gradients, try_tower
 
 NUM_IMAGES = 22
 Row = dict[str, Any]
@@ -49,7 +49,7 @@ def row_of(one: Named, device: str) -> Row:
         model = model.to(device)
         inputs = batch.to(device).model_inputs(model, labels=False)
         row["plain"] = dict(reads_in(model, inputs))
-        tower = tower_in(model)
+        tower = find_tower(model)
         if tower is None:
             return row
         values = tower_inputs_in(tower(batch))

@@ -45,7 +45,9 @@ def _cells(proof: Proof) -> list[str]:
 
 
 def _goal(found: Finding) -> str:
-    return at_most(max(found.relative_differences), found.tolerance) if found.is_shown else "NO: outputs show nothing"
+    return (
+        at_most(max(found.relative_differences), found.tolerance) if found.is_conclusive else "NO: outputs show nothing"
+    )
 
 
 def _in_bfloat16(make: Any, config: Any, members: Sequence[Encoded], attention: str, device: torch.device) -> Proof:

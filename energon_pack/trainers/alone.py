@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from energon_pack.errors import amount
-from energon_pack.trainers.collator import EPOCH, LOSS_KEYS, PACK, Collator
+from energon_pack.trainers.collator import EPOCH_COLUMN, LOSS_KEYS, PACK_COLUMN, Collator
 from energon_pack.training.batch import total_weight, weighted_loss
 from energon_pack.training.encoded import Pack
 from energon_pack.training.host_reads import HostReads
@@ -35,7 +35,7 @@ class SampleLosses:
         return [sum(self.loss_sums), sum(self.weight_sums), sum(means), len(means), self.num_samples]
 
 
-def samples_alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> SampleLosses:
+def run_samples_alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> SampleLosses:
     """Run each sample of two packs alone, by the forward of the model's class even if a trainer replaced it."""
     model = unwrapped(trainer.model)
     training = model.training
@@ -59,7 +59,7 @@ def _single_sample_packs(collator: Collator, row: Any) -> Iterator[Pack]:
     if not (isinstance(row, Mapping) and hasattr(collator.packs, "members")):
         yield collator.pack(row)
         return
-    epoch, number = int(row[EPOCH]), int(row[PACK])
+    epoch, number = int(row[EPOCH_COLUMN]), int(row[PACK_COLUMN])
     for member in collator.packs.members(epoch, number):
         pack = collator.packs.encoder.encode(f"{epoch}/{number}", [member])
         if pack is not None:
@@ -83,7 +83,7 @@ def describe_host_reads(trainer: Any, collator: Collator, rows: Sequence[Any]) -
     If batches bring precomputed inputs for a vision tower, it also counts without them.
     """
     model = unwrapped(trainer.model)
-    proof = outline_of(model).tower
+    proof = outline_of(model).tower_proof
     counts_of = []
     for row in rows:
         inputs = {

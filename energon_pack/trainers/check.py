@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from energon_pack.errors import PackError, amount
-from energon_pack.trainers.alone import SampleLosses, describe_host_reads, samples_alone
-from energon_pack.trainers.check_dealing import breaking_setting, dealing_of
+from energon_pack.trainers.alone import SampleLosses, describe_host_reads, run_samples_alone
+from energon_pack.trainers.check_dealing import breaking_setting, check_dealing
 from energon_pack.trainers.collator import Collator
 from energon_pack.trainers.loss import WeightedSteps
 from energon_pack.training.as_it_was import without_randomness
@@ -56,10 +56,10 @@ def check_trainer(trainer: Any) -> str:
     collator = _collator(collate)
     if collator.weights and not isinstance(trainer, WeightedSteps):
         raise PackError(f"{type(trainer).__name__}: its loss ignores the weights of tokens: weighted(trainer)")
-    dealt = dealing_of(trainer, loader)
+    dealt = check_dealing(trainer, loader)
     rows = _two_rows(trainer, collator, loader)
     step = _run_step(trainer, collate, rows)
-    alone = samples_alone(trainer, collator, rows)
+    alone = run_samples_alone(trainer, collator, rows)
     told = step.compare(alone, trainer)
     return f"✓ {type(trainer).__name__}: {told}; {dealt}; {describe_host_reads(trainer, collator, rows)}"
 
@@ -97,7 +97,7 @@ class TrainerStep:
     """The trainer's loss for a step, and the numbers of trained tokens of this rank's packs."""
 
     loss: float
-    trained: list[int]
+    num_trained: list[int]
 
     def compare(self, alone: SampleLosses, trainer: Any) -> str:
         """Return a text that the losses are equal; PackError: they differ, with the cause and a cure."""
@@ -110,7 +110,7 @@ class TrainerStep:
         samples = amount(int(total[6]), "sample")
         losses = f"{loss:.5f}, its {samples} alone {expected:.5f}"
         if abs(loss - expected) <= same and abs(loss - expected) <= max(abs(loss - means), 1e-6):
-            packs = " and ".join(map(str, self.trained))
+            packs = " and ".join(map(str, self.num_trained))
             return f"a step of packs with {packs} trained tokens has the loss {losses} (|Δ| {abs(loss - expected):.1e})"
         where = f"{type(trainer).__name__}: the loss of a step is {losses}"
         if abs(loss - means) <= same:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from energon_pack.errors import PackError, amount
 from energon_pack.steps.topology import ranks_here
-from energon_pack.trainers.collator import EPOCH
+from energon_pack.trainers.collator import EPOCH_COLUMN
 from energon_pack.trainers.samplers import PackSampler
 
 _CUT_REASON = "members of a pack would be cut over ranks, and see each other"
@@ -72,7 +72,7 @@ _MAX_CHECKED_ROWS = 1_000_000
 _DEALING_REMEDY = "train on packs.as_dataset() with the trainer's own sampler, which deals rows to ranks once"
 
 
-def dealing_of(trainer: Any, loader: Any) -> str:
+def check_dealing(trainer: Any, loader: Any) -> str:
     """Return a text on how a trainer's loader deals packs to ranks; PackError: some are dealt twice or never."""
     ranks: int = trainer.accelerator.num_processes
     data, kind = trainer.train_dataset, type(loader)
@@ -91,7 +91,7 @@ def dealing_of(trainer: Any, loader: Any) -> str:
     sampler = getattr(loader, "batch_sampler", None)
     if sampler is None or not hasattr(data, "__len__"):
         return f"a stream for {amount(ranks, 'rank')}{epochs}"
-    if ranks > 1 and _knows_ranks(sampler):
+    if ranks > 1 and _has_pack_sampler(sampler):
         raise PackError(
             f"PackSampler deals packs to ranks, and Accelerate deals its share once more: {_DEALING_REMEDY}"
         )
@@ -107,7 +107,7 @@ def _epoch_fault(trainer: Any, loader: Any) -> str:
     data, args = trainer.train_dataset, trainer.args
     columns = getattr(data, "column_names", None) or ()
     num = getattr(args, "num_train_epochs", 1)
-    if EPOCH in columns and getattr(args, "max_steps", -1) <= 0 and num > 1:
+    if EPOCH_COLUMN in columns and getattr(args, "max_steps", -1) <= 0 and num > 1:
         return f"; {num:g} epochs read these rows again: as_dataset(epochs={num:g}) and num_train_epochs=1"
     if not hasattr(data, "set_epoch"):
         return ""
@@ -142,7 +142,7 @@ def describe_dealing(dealt: Sequence[Sequence[Sequence[int]]], num: int, in_orde
     return f"{num} packs are dealt once to {amount(len(dealt), 'rank')}, {order}"
 
 
-def _knows_ranks(sampler: Any) -> bool:
+def _has_pack_sampler(sampler: Any) -> bool:
     """Say whether a sampler, or one inside Accelerate's wrappers, is a `PackSampler`."""
     while sampler is not None and not isinstance(sampler, PackSampler):
         sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)

@@ -15,7 +15,7 @@ from energon_pack.plan.bins.planned_bins import Bins
 from energon_pack.run.seeded import Ints, random_keys
 
 
-class Groups(NamedTuple):
+class LengthGroups(NamedTuple):
     """The batches of an epoch, and their order."""
 
     #: the samples of each batch: starts, and sample numbers
@@ -30,9 +30,9 @@ class Groups(NamedTuple):
         return samples
 
 
-def group(
+def group_by_length(
     lens: Ints, num_ranks: int, batch_size: int | None, max_batch_tokens: int | None, window: float, seed: int
-) -> Groups:
+) -> LengthGroups:
     """Group samples of like lengths into batches, as many for each rank, in an order independent of length.
 
     Each sample is in one batch. To fill the last step, batches are made a sample smaller, or some are halved.
@@ -61,7 +61,7 @@ def group(
     steps = np.sort(by_chance[:whole]).reshape(-1, num_ranks)
     whose = np.argsort(random_keys(steps.size, seed, 32).reshape(steps.shape), axis=1)
     steps = np.take_along_axis(steps, whose, axis=1)[np.argsort(random_keys(len(steps), seed, 33))]
-    return Groups(Bins(starts, order), np.concatenate((steps.ravel(), by_chance[whole:])))
+    return LengthGroups(Bins(starts, order), np.concatenate((steps.ravel(), by_chance[whole:])))
 
 
 def _sorted_windows(lens: Ints, window: float, seed: int) -> Ints:

@@ -11,11 +11,11 @@ from datasets.iterable_dataset import ExamplesIterable
 
 from energon_pack.errors import PackError
 from energon_pack.run.seeded import Ints
-from energon_pack.trainers.collator import EPOCH, PACK
+from energon_pack.trainers.collator import EPOCH_COLUMN, PACK_COLUMN
 from energon_pack.training.encoded import Pack
 
 #: columns with the tokens of a pack: the name in transformers' Trainer, and the name in ms-swift
-LENGTHS = ("length", "lengths")
+LENGTH_COLUMNS = ("length", "lengths")
 _NO_TEXT_ERROR = (
     "rows of packs are numbers, there is nothing to tokenise, truncate or pack in them: {knob}"
     " (TRL: dataset_kwargs={{'skip_prepare_dataset': True}}; axolotl: load_datasets of a plugin)"
@@ -30,7 +30,7 @@ class NumberedRows(datasets.Dataset):
     def from_packs(cls: type[Rows], packs: Sequence[tuple[int, int]], lens: Ints) -> Rows:
         """Make rows from (epoch, number) and the number of tokens of each pack."""
         epochs, numbers = zip(*packs, strict=True)
-        columns = {PACK: [*numbers], EPOCH: [*epochs], **dict.fromkeys(LENGTHS, lens.tolist())}
+        columns = {PACK_COLUMN: [*numbers], EPOCH_COLUMN: [*epochs], **dict.fromkeys(LENGTH_COLUMNS, lens.tolist())}
         rows: Rows = cls.from_dict(columns)
         return rows
 
@@ -45,7 +45,7 @@ class NumberedRows(datasets.Dataset):
     def remove_columns(self, column_names: str | list[str], *arguments: Any, **more: Any) -> Any:
         """Remove columns; raise PackError if a row would no longer name its pack."""
         names = [column_names] if isinstance(column_names, str) else list(column_names)
-        if {PACK, EPOCH} & {*names}:
+        if {PACK_COLUMN, EPOCH_COLUMN} & {*names}:
             raise PackError(
                 f"the columns {', '.join(names)} would be removed, which name packs: remove_unused_columns=False"
             )
@@ -56,13 +56,13 @@ class StreamRows(datasets.IterableDataset):
     """Rows `{pack}` of this rank's own packs, from a stream."""
 
     def __init__(self, packs: Iterable[Pack], rank: int, world_size: int):
-        features = datasets.Features({PACK: datasets.Value("null")})  # only the column's name is ever used
+        features = datasets.Features({PACK_COLUMN: datasets.Value("null")})  # only the column's name is ever used
         super().__init__(ExamplesIterable(self._rows, {}), datasets.DatasetInfo(features=features))
         self._packs, self._rank, self._world_size = packs, rank, world_size
 
     def __iter__(self) -> Iterator[dict[str, Pack]]:
         for pack in self._packs:
-            yield {PACK: pack}
+            yield {PACK_COLUMN: pack}
 
     def _rows(self) -> Iterator[tuple[int, dict[str, Pack]]]:
         yield from enumerate(self)

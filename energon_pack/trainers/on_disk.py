@@ -68,7 +68,7 @@ class PackedDataset(PacksByNumber):
         if not len(numbers):
             raise PackError(f"split={split}: {path} has no pack in it: output.splits.{split} of the packing fills it")
         self._num_packs, self._numbers = len(numbers), numbers
-        self._of_packs = PackSums(*(column[numbers] for column in sums))
+        self._split_sums = PackSums(*(column[numbers] for column in sums))
         self.fingerprint = f"{self.encoder.made['key_prefix']}-{split}-{len(numbers)}"
 
     def _pack(self, epoch: int, number: int) -> tuple[str, Iterator[MemberInput]]:
@@ -76,7 +76,7 @@ class PackedDataset(PacksByNumber):
         return parts["__key__"], members_in(parts, self.encoder.made["flavor"], self._files.media.read)
 
     def _sums(self, epoch: int) -> PackSums:
-        return self._of_packs
+        return self._split_sums
 
     @cached_property
     def config(self) -> SimpleNamespace:

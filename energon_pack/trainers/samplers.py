@@ -15,7 +15,7 @@ from energon_pack.run.recent import Recent
 from energon_pack.run.seeded import Ints, seed_of
 from energon_pack.steps.position import Position, State, Stream, Taken, positions_of_states, taken_by
 from energon_pack.steps.topology import Topology, ranks_here
-from energon_pack.trainers.length_groups import Groups, group
+from energon_pack.trainers.length_groups import LengthGroups, group_by_length
 
 __all__ = ["LengthGroupedSampler", "PackSampler"]
 
@@ -89,7 +89,7 @@ class _Dealer(Sampler[Item]):
         """Continue from the state of any rank, with any number of ranks: they share the remaining items."""
         self._resume_from([state])
 
-    def _state(self, num: int | None) -> dict[str, Any]:
+    def _state_after(self, num: int | None) -> dict[str, Any]:
         """Return this rank's state after `num` items since it began or was sent to an epoch; None: after all so far."""
         position = self._position
         if num is not None:
@@ -187,7 +187,7 @@ class PackSampler(_Dealer[tuple[int, int]]):
             num_packs: packs that were trained on since this sampler was made, loaded or sent to an epoch. Pass it if a
                 loader's workers read ahead; by default all packs that were yielded count.
         """
-        return self._state(num_packs)
+        return self._state_after(num_packs)
 
     def of_all_ranks(self, num: int) -> list[tuple[int, int]]:
         """Return (epoch, number) of the first `num` packs of the stream that all ranks share, in its order."""
@@ -273,7 +273,7 @@ class LengthGroupedSampler(_Dealer[list[int]]):
         if len(self._samples) < ranks:
             raise ValueError(f"{len(self._samples)} samples for {ranks} ranks: fewer ranks, or more samples")
         self._window = window * (batch_size or (max_batch_tokens or 1) / max(1.0, float(self._lens.mean())))
-        self._groups_cache: Recent[tuple[int, int], Groups] = Recent(2)
+        self._groups_cache: Recent[tuple[int, int], LengthGroups] = Recent(2)
         settings = f"{limits}, {window=}, {seed=}, {overlong=}"
         stream = f"{len(all_lens)} samples ({zlib.crc32(all_lens.tobytes()):08x}, {settings})"
         super().__init__(stream, Topology(ranks), rank)
@@ -289,14 +289,14 @@ class LengthGroupedSampler(_Dealer[list[int]]):
             num_batches: batches trained on since this sampler was made, loaded or sent to an epoch. Pass it if
                 workers read ahead; by default all batches that were yielded count.
         """
-        return self._state(num_batches)
+        return self._state_after(num_batches)
 
-    def _groups(self, epoch: int, topology: Topology) -> Groups:
+    def _groups(self, epoch: int, topology: Topology) -> LengthGroups:
         key = epoch, topology.data_parallel
         groups = self._groups_cache.get(key)
         if groups is None:
             seed = seed_of(self._seed, epoch)
-            groups = self._groups_cache.put(key, group(self._lens, key[1], *self._limits, self._window, seed))
+            groups = self._groups_cache.put(key, group_by_length(self._lens, key[1], *self._limits, self._window, seed))
         return groups
 
     def _num_items(self, epoch: int, topology: Topology) -> int:

@@ -28,9 +28,9 @@ from energon_pack.training.trial_inputs import (
     PlacedSample,
     Probe,
     TrialInputs,
+    flag_inputs,
     inputs_with_changes,
     leaves_of,
-    switches_of,
     without_loss,
 )
 from energon_pack.training.watch import InputCheck
@@ -90,11 +90,11 @@ class BatchSubject(Subject):
         _refuse_labels(inputs, members)
         return members
 
-    def longest_of(self, inputs: Mapping[str, Any]) -> int:
+    def longest_member_len(self, inputs: Mapping[str, Any]) -> int:
         """Return the number of tokens of the longest member."""
         return max((one.end - one.start for one in self.read(inputs).spans), default=0)
 
-    def is_open(self, inputs: Mapping[str, Any]) -> bool:
+    def has_open_mask(self, inputs: Mapping[str, Any]) -> bool:
         """Say whether a 4-D mask, of bools or additive, lets tokens see those of another member."""
         mask = inputs.get("attention_mask")
         all_masks = mask.values() if isinstance(mask, Mapping) else [mask]
@@ -110,7 +110,7 @@ class BatchSubject(Subject):
 
     def probe(self, pending: PendingForward) -> Probe:
         """Return the members of the batch as samples, each to be compared with its run alone."""
-        inputs = without_loss(pending.inputs) | switches_of(pending.inputs)
+        inputs = without_loss(pending.inputs) | flag_inputs(pending.inputs)
         placed = _placed_samples(pending.inputs, self.read(pending.inputs).spans, self.next_sizes)
         if not any(one.in_loss for one in placed):
             raise MixingError("no label of this batch trains a member: nothing shows what its loss is of")

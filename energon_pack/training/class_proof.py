@@ -40,13 +40,15 @@ class ClassProof:
     proofs: Sequence[Proof]
     samples: Sequence[Encoded]
     #: the test with trees; None: the encoder's packs have none
-    trees: Proof | None = None
-    tree: ProbeTree | None = None
+    tree_proof: Proof | None = None
+    tree_samples: ProbeTree | None = None
 
     @property
-    def longest(self) -> int | None:
+    def max_row_len(self) -> int | None:
         """The longest row, in tokens, in which the class keeps members apart; None: any row."""
-        return min((one.longest for one in (self.proofs[-1], self.trees) if one and one.longest), default=None)
+        return min(
+            (one.max_pack_len for one in (self.proofs[-1], self.tree_proof) if one and one.max_pack_len), default=None
+        )
 
 
 def prove_class(model: Any, encoder: Encoder | None, is_trusted: bool) -> ClassProof:

@@ -43,7 +43,7 @@ class ProbeLoss:
     """The loss over the samples with `in_loss`: of a run of the batch, and of runs of single samples."""
 
     def __init__(self, probe: Probe, is_own: bool, is_divided: bool):
-        """Drop the labels of samples without `in_loss`; for the flags see `RunOptions.own_loss` and `is_divided`."""
+        """Drop the labels of samples without `in_loss`; for the flags see `RunOptions`."""
         batch = probe.batch
         counts = torch.zeros_like(batch["labels"], dtype=torch.bool)
         for one in probe.placed:
@@ -71,7 +71,7 @@ class ProbeLoss:
         labels = torch.where(labels == IGNORE, IGNORE, labels % values.shape[-1])  # outputs are thinned
         return weighted_loss(values, {**self._batch, "labels": labels}, self._total)
 
-    def alone(self, sample: Encoded, seen: RunValues) -> Tensor:
+    def of_sample_alone(self, sample: Encoded, seen: RunValues) -> Tensor:
         """Return a sample's part of the batch's loss, 0-d, from a run of the sample alone."""
         weights = loss_weights(sample.tokens, self._kind)[1:]
         if self._is_own:
@@ -105,7 +105,7 @@ def logits_of(seen: RunValues) -> Tensor:
 #: tokens over which differences are averaged where rounding may send single ones to another expert
 AVERAGED_TOKENS = 16
 #: outputs vary at least by so many times the rounding of their size, where they are compared in a short type
-MIN_ROUNDINGS = 16
+MIN_VARIATION_IN_EPS = 16
 
 
 @dataclass(frozen=True)
@@ -122,13 +122,13 @@ class RunOptions:
     #: weights whose gradients are compared
     weights: Sequence[Tensor] = ()
     #: whether the loss is the model's own, from labels
-    own_loss: bool = False
+    uses_model_loss: bool = False
     #: whether the model divides its loss by a number that it is given
     is_divided: bool = False
     #: whether samples alone choose the experts that they choose in the batch
     repeats_routing: bool = False
     #: entered while a sample runs alone
-    alone: Callable[[], AbstractContextManager[None]] = nullcontext
+    alone_context: Callable[[], AbstractContextManager[None]] = nullcontext
     #: called before each run
     before_run: Callable[[], object] = lambda: None
 
@@ -148,7 +148,7 @@ def compare(way: RunOptions, probe: Probe) -> Finding:
 
     The tolerance of the result depends on the dtypes in which the model computed.
     """
-    loss = ProbeLoss(probe, way.own_loss, way.is_divided)
+    loss = ProbeLoss(probe, way.uses_model_loss, way.is_divided)
     routing = Routing() if way.repeats_routing else None
     leaves = [leaf for one in probe.placed for leaf in one.leaves.values()]
     packed = _run(way, {**probe.inputs, **loss.inputs()}, loss.of_batch, leaves, routing)
@@ -166,7 +166,7 @@ def compare(way: RunOptions, probe: Probe) -> Finding:
     if is_low:  # values that hardly vary are rounded like all others of their size
         outputs_vary = max(
             outputs_vary,
-            MIN_ROUNDINGS * eps * sum(root_mean_square(run.values[0]) for run in alone.values()) / len(alone),
+            MIN_VARIATION_IN_EPS * eps * sum(root_mean_square(run.values[0]) for run in alone.values()) / len(alone),
         )
     if not way.compares_gradients:
         return Finding(largest(differences), outputs_vary, tolerance=tolerance)
@@ -198,8 +198,8 @@ def _run_alone(
     again = None if routing is None else Routing(routing, rows, shape[0] * shape[1])
     inputs |= loss.inputs_alone(sample.tokens.labels[None].to(device))
     followed = way if in_loss else replace(way, compares_gradients=False)
-    with way.alone():
-        return _run(followed, inputs, partial(loss.alone, sample), [*leaves.values()], again)
+    with way.alone_context():
+        return _run(followed, inputs, partial(loss.of_sample_alone, sample), [*leaves.values()], again)
 
 
 def _run(
@@ -215,9 +215,9 @@ def _run(
         values = logits_of(seen).detach()
         if not way.compares_gradients:
             return _ForwardRun(values, seen.dtypes)
-        assert seen.embedded is not None
+        assert seen.embeddings is not None
         loss = loss_of(seen)
         if routing is not None:
             routing.is_over = True
-        gradients = gradients_of(loss, seen.embedded, leaves, way.weights)
+        gradients = gradients_of(loss, seen.embeddings, leaves, way.weights)
     return _ForwardRun(values, seen.dtypes, float(loss.detach()), gradients)

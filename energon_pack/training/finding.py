@@ -46,7 +46,7 @@ class Finding:
         ]
 
     @property
-    def is_shown(self) -> bool:
+    def is_conclusive(self) -> bool:
         """Whether outputs vary enough within a sample to show a difference."""
         return self.output_variation > 1e-6
 
@@ -54,7 +54,7 @@ class Finding:
     def mixes(self) -> bool:
         """Whether samples depend on each other or on being packed; also true if outputs do not vary."""
         is_same = all(share <= self.tolerance for share in self.relative_differences)  # NaN is not
-        return not (self.is_shown and is_same and (self.leaked_gradient or 0.0) <= _NO_GRADIENT)
+        return not (self.is_conclusive and is_same and (self.leaked_gradient or 0.0) <= _NO_GRADIENT)
 
     @property
     def outputs_agree(self) -> bool:
@@ -69,7 +69,11 @@ class Finding:
     @property
     def may_be_rounding(self) -> bool:
         """Whether the difference is small enough to be rounding; a run in float64 can tell."""
-        return self.mixes and self.is_shown and all(share <= 10 * self.tolerance for share in self.relative_differences)
+        return (
+            self.mixes
+            and self.is_conclusive
+            and all(share <= 10 * self.tolerance for share in self.relative_differences)
+        )
 
     def __str__(self) -> str:
         text = "in train(), " if self.in_training else ""
@@ -97,7 +101,7 @@ class Proof:
     error: str = ""
     seconds: float = 0.0
     #: the proof holds for packs of at most so many tokens; None: for all packs
-    longest: int | None = None
+    max_pack_len: int | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -105,7 +109,7 @@ class Proof:
         return self.finding is not None and not self.finding.mixes
 
     def __str__(self) -> str:
-        limit = f", packs of {self.longest:,} tokens at most" if self.longest else ""
+        limit = f", packs of {self.max_pack_len:,} tokens at most" if self.max_pack_len else ""
         mask = f", mask={self.mask}" if self.mask else ""
         tried = f"{self.model} ({self.attention}{mask}{limit})"
         return f"{tried}: {self.finding}" if self.finding else f"{tried} could not be tried: {self.error}"
@@ -149,7 +153,7 @@ class Gradients:
     """The gradients of one run; None where the loss does not reach."""
 
     #: [B, S, width]; None: nothing is followed
-    embedded: Tensor | None = None
+    embeddings: Tensor | None = None
     #: of pixels and sounds
     media: Sequence[Tensor | None] = ()
     #: by weight, thinned
@@ -198,8 +202,8 @@ def compare_gradients(packed: Gradients, pairs: Sequence[tuple[PlacedSample, Gra
         The largest difference of samples with `in_loss`, and the largest gradient of the other samples' embeddings and
         media, which should be 0; each as a share of the largest gradient.
     """
-    assert packed.embedded is not None
-    expected = torch.zeros_like(packed.embedded, dtype=torch.float32)
+    assert packed.embeddings is not None
+    expected = torch.zeros_like(packed.embeddings, dtype=torch.float32)
     is_own = torch.zeros(expected.shape[:2], dtype=torch.bool, device=expected.device)
     waiting = iter(packed.media)
     media: list[_GradientPair] = []
@@ -213,11 +217,11 @@ def compare_gradients(packed: Gradients, pairs: Sequence[tuple[PlacedSample, Gra
         media += zip(of_sample, alone.media, strict=True)
         weights = [_sum(first, second) for first, second in zip(weights, alone.weights, strict=True)]
         is_own[one.row, one.places] = True
-        expected[one.row, one.places] += 0.0 if alone.embedded is None else alone.embedded[0].float()
-    embedded: list[_GradientPair] = [(packed.embedded.float()[is_own], expected[is_own])]
+        expected[one.row, one.places] += 0.0 if alone.embeddings is None else alone.embeddings[0].float()
+    embedded: list[_GradientPair] = [(packed.embeddings.float()[is_own], expected[is_own])]
     kinds: list[list[_GradientPair]] = [embedded, media, [*zip(packed.weights, weights, strict=True)]]
     of_strangers = [
-        _relative_size([packed.embedded[~is_own]], [expected]),
+        _relative_size([packed.embeddings[~is_own]], [expected]),
         _relative_size(strangers, [pair[1] for pair in media]),
     ]
     shares = [_relative_size([_difference(*pair) for pair in kind], [pair[1] for pair in kind]) for kind in kinds]

@@ -22,7 +22,7 @@ from energon_pack.training.as_it_was import (
 from energon_pack.training.comparison import RunOptions, compare
 from energon_pack.training.finding import Finding, difference, variation
 from energon_pack.training.forward_inputs import MixingError
-from energon_pack.training.kind import Kind, TriedKind, kind_of
+from energon_pack.training.kind import ForwardKind, TriedKind, forward_kind_of
 from energon_pack.training.model_trial import (
     LOW_PRECISION_TOLERANCE,
     SUM_TOLERANCE,
@@ -35,7 +35,7 @@ from energon_pack.training.model_trial import (
     run_changes,
 )
 from energon_pack.training.routing import has_experts
-from energon_pack.training.trial_inputs import MemberSpan, Probe, RunInputs, TrialInputs, switches_of, without_loss
+from energon_pack.training.trial_inputs import MemberSpan, Probe, RunInputs, TrialInputs, flag_inputs, without_loss
 from energon_pack.training.watch import run_and_record
 from energon_pack.training.wrapped import class_of
 
@@ -53,7 +53,7 @@ class SampleComparison:
 
 def compare_with_alone(pending: PendingForward, probe: Probe) -> SampleComparison:
     """Compare each sample of a batch with its run alone, without dropout."""
-    part, way, switches, last = pending.part, _run_options(pending), switches_of(pending.inputs), probe.placed[-1]
+    part, way, switches, last = pending.part, _run_options(pending), flag_inputs(pending.inputs), probe.placed[-1]
     plain = probe.inputs_alone
     probe = replace(probe, inputs_alone=lambda sample: switches | plain(sample))
     alone = without_loss(probe.inputs_alone(last.sample))
@@ -74,10 +74,10 @@ def _run_options(pending: PendingForward) -> RunOptions:
         (SUM_TOLERANCE, LOW_PRECISION_TOLERANCE),
         compares_gradients=torch.is_grad_enabled(),
         weights=_compared_weights(part),
-        own_loss=any(inputs.get(name) is not None for name in ("labels", "shift_labels")),
+        uses_model_loss=any(inputs.get(name) is not None for name in ("labels", "shift_labels")),
         is_divided=inputs.get("num_items_in_batch") is not None,
         repeats_routing=has_experts(part),
-        before_run=partial(pending.begin, 0),
+        before_run=partial(pending.before_run, 0),
     )
 
 
@@ -91,7 +91,7 @@ def _is_random(pending: PendingForward, alone: Mapping[str, Any]) -> bool:
     """Say whether other seeds change the outputs of a sample alone more than a second run with the same seed does."""
 
     def run(seed: int) -> Tensor:
-        pending.begin(seed)
+        pending.before_run(seed)
         with torch.no_grad():
             values = run_and_record(pending.part, alone, pending.call).values
         assert values is not None
@@ -142,16 +142,20 @@ class FirstBatch:
         if not self._tried_kinds:
             self._is_sharded = is_sharded(self._model)
         subject = self._subject
-        kind = kind_of(self._model, part, inputs, subject.longest_of(inputs), subject.is_open(inputs))
+        kind = forward_kind_of(
+            self._model, part, inputs, subject.longest_member_len(inputs), subject.has_open_mask(inputs)
+        )
         known = next((one for one in self._tried_kinds if one.kind.covers(kind)), None)
         if known is not None:
             known.batches_left -= 1
-        lacks_others = known is not None and not known.has_others and self._subject.changed_inputs(inputs) is not None
+        lacks_others = (
+            known is not None and not known.has_several_members and self._subject.changed_inputs(inputs) is not None
+        )
         is_waiting = known is not None and known.batches_left >= 0 and not self._subject.tries_every_batch
         is_tried, is_better = self._on_all_ranks(is_waiting, lacks_others)
         return None if is_tried and not is_better else self._run_trial(part, inputs, kind)
 
-    def _run_trial(self, part: Module, inputs: Mapping[str, Any], kind: Kind) -> TrialSteps:
+    def _run_trial(self, part: Module, inputs: Mapping[str, Any], kind: ForwardKind) -> TrialSteps:
         start, name = time.perf_counter(), class_of(self._model).__name__
         copies = {
             k: v.clone() if isinstance(v, Tensor) and k not in self._subject.media else v for k, v in inputs.items()
@@ -189,13 +193,13 @@ class FirstBatch:
         is_moved = self._on_any_rank(trial.moved_others)
         if not self._on_any_rank(is_moved or not trial.finding.outputs_agree):
             return None
-        pending.begin(0)
+        pending.before_run(0)
         with without_randomness(pending.part):
             return first_mixing_part(
                 pending.part, pending.call, asked.runs if asked and is_moved else beside.runs, SUM_TOLERANCE
             )
 
-    def _remember(self, kind: Kind, has_others: bool, name: str) -> None:
+    def _remember(self, kind: ForwardKind, has_others: bool, name: str) -> None:
         """Record a trial that passed; log it, or warn once that it proves nothing."""
         trial = self.trials[-1]
         if (known := next((one for one in self._tried_kinds if one.kind.runs_as(kind)), None)) is not None:
@@ -203,7 +207,7 @@ class FirstBatch:
         else:
             self._tried_kinds = [one for one in self._tried_kinds if not kind.covers(one.kind)]
             self._tried_kinds.append(TriedKind(kind, has_others))
-        if trial.is_shown:
+        if trial.is_conclusive:
             batch = self._subject.name
             _log.info("%s keeps the members of %s apart: %s (%.2g s)", name, batch, trial, trial.seconds)
         elif not self._is_warned:

@@ -134,10 +134,10 @@ def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_
     if first_batch and not is_trusted:
         from energon_pack.training.pack_trial import PackSubject
 
-        first = FirstBatch(PackSubject(model, media, shown.samples, shown.tree, shown.longest))
+        first = FirstBatch(PackSubject(model, media, shown.samples, shown.tree_samples, shown.max_row_len))
     check = _pack_check(model, shown, media, tried, first)
     _HOOKS_BY_MODEL[model], _ = hook_calls(model, check)
-    return Guard(shown.proofs, shown.trees, first.trials if first else (), _HOOKS_BY_MODEL[model], model)
+    return Guard(shown.proofs, shown.tree_proof, first.trials if first else (), _HOOKS_BY_MODEL[model], model)
 
 
 def _guard_batches(model: Any, batches: Sequence[Mapping[str, Any]], members: "Sequence[MemberSizes] | None") -> Guard:
@@ -185,9 +185,9 @@ def _pack_check(
     model: Module, shown: "ClassProof", media: frozenset[str], tried: frozenset[str], first: FirstBatch | None
 ) -> InputCheck:
     """Return the check of each forward: its inputs keep members apart in the way that was proven."""
-    attention, rope_rows, longest = attention_of(model), has_rope_rows(model), shown.longest
+    attention, rope_rows, longest = attention_of(model), has_rope_rows(model), shown.max_row_len
     masks = {shown.proofs[-1].mask}
-    if shown.trees is not None:
+    if shown.tree_proof is not None:
         from energon_pack.training.tree_inputs import tree_mask_kind
 
         masks.add(tree_mask_kind(model))
@@ -198,7 +198,7 @@ def _pack_check(
         if mask not in masks:
             by = " or ".join(sorted(masks))
             raise MixingError(f"inputs with mask={mask}, and {type(model).__name__} was shown with mask={by}")
-        if shown.trees is None and branch_starts(text_positions(inputs, inputs["position_ids"])):
+        if shown.tree_proof is None and branch_starts(text_positions(inputs, inputs["position_ids"])):
             raise MixingError(
                 f"a batch of trees, and {type(model).__name__} was not tried with any: guard(model, encoder) with the"
                 " encoder of the packs that have them"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_tensor
 
-Media = Mapping[str, Tensor]
+MediaInputs = Mapping[str, Tensor]
 _MemberMedia = TypeVar("_MemberMedia")
 
 #: values that processors pad with
@@ -31,22 +31,22 @@ class Join:
     #: the dimension along which they are concatenated
     dim: int = 0
     #: pads tensors to the largest size in the other dimensions; None: their sizes are equal
-    fill: float | None = None
+    pad_value: float | None = None
     #: (input, number of dimensions): values ≥ 0 are indices into that input's first dimensions, flattened; the indices
     #: of a member continue after those of the previous member
-    counts: tuple[str, int] | None = None
+    indexed_input: tuple[str, int] | None = None
     #: why only members with the same inputs of this kind, in one size, can be joined; empty: all can
-    only_alike: str = ""
+    only_alike_reason: str = ""
 
     def __call__(self, values: Sequence[Tensor], counted: Sequence[Tensor] = ()) -> Tensor:
-        """Join the members' tensors; `counted` are their tensors of the input that `counts` names."""
+        """Join the members' tensors; `counted` are their tensors of the input that `indexed_input` names."""
         if len(values) == 1:
             return values[0]
-        if self.fill is not None:
+        if self.pad_value is not None:
             sizes = [max(value.shape[i] for value in values) for i in range(values[0].dim())]
             values = [self._padded_to(value, sizes) for value in values]
-        if self.counts is not None:
-            firsts = accumulate((prod(value.shape[: self.counts[1]]) for value in counted), initial=0)
+        if self.indexed_input is not None:
+            firsts = accumulate((prod(value.shape[: self.indexed_input[1]]) for value in counted), initial=0)
             values = [torch.where(v >= 0, v + first, v) for v, first in zip(values, firsts, strict=False)]
         return torch.cat(list(values), self.dim)
 
@@ -56,7 +56,7 @@ class Join:
         if not any(missing):
             return value
         around = [n for amount in reversed(missing) for n in (0, amount)]
-        grown: Tensor = pad_tensor(value, around, value=self.fill)
+        grown: Tensor = pad_tensor(value, around, value=self.pad_value)
         return grown
 
 
@@ -64,28 +64,28 @@ class Join:
 _CONCATENATED = Join()
 
 
-def join(parts: Iterable[Media], joins: Mapping[str, Join] | None = None) -> dict[str, Tensor]:
+def join(parts: Iterable[MediaInputs], joins: Mapping[str, Join] | None = None) -> dict[str, Tensor]:
     """Join the media inputs of several members, in their order; return one tensor for each name.
 
     `joins`: rules by name, by default concatenation in dimension 0. ValueError: the rules can't join these members.
     """
     parts = [part for part in parts if part]
     joined = {}
-    alike = {name for name, rule in (joins or {}).items() if rule.only_alike}
+    alike = {name for name, rule in (joins or {}).items() if rule.only_alike_reason}
     if len({frozenset(part.keys() & alike) for part in parts} - {frozenset()}) > 1:
-        why = next(rule.only_alike for rule in (joins or {}).values() if rule.only_alike)
+        why = next(rule.only_alike_reason for rule in (joins or {}).values() if rule.only_alike_reason)
         raise ValueError(f"{', '.join(sorted(alike))} of these members can't be joined: {why}")
     for name in dict.fromkeys(name for part in parts for name in part):
         try:
-            joined[name] = _joined(name, (joins or {}).get(name, _CONCATENATED), parts)
+            joined[name] = _joined_input(name, (joins or {}).get(name, _CONCATENATED), parts)
         except (RuntimeError, ValueError, IndexError) as error:
             raise ValueError(f"{name} of these members can't be joined: {error}") from None
     return joined
 
 
-def _joined(name: str, rule: Join, parts: Sequence[Media]) -> Tensor:
+def _joined_input(name: str, rule: Join, parts: Sequence[MediaInputs]) -> Tensor:
     having = [part for part in parts if name in part]
-    counted = [part[rule.counts[0]] for part in having] if rule.counts else []
+    counted = [part[rule.indexed_input[0]] for part in having] if rule.indexed_input else []
     return rule([part[name] for part in having], counted)
 
 
@@ -98,7 +98,7 @@ class JoinRules:
     #: whether one call for all members gives the same as one call for each
     can_call_once: bool
     #: why media of several sizes, or clips of several lengths, can't be joined; empty: they can
-    limit: str = ""
+    limit_reason: str = ""
 
 
 class JoinError(ValueError):
@@ -144,7 +144,7 @@ def find_joins(
         return JoinRules(joins, tried is members and not as_rows, limit)
     why = first if isinstance(first, JoinError) else JoinError(f"{type(first).__name__}: {first}")
     if alike := _joins_of_twins(call, twins, str(why)):
-        return JoinRules(alike, can_call_once=False, limit=str(why))
+        return JoinRules(alike, can_call_once=False, limit_reason=str(why))
     raise why
 
 
@@ -157,7 +157,7 @@ def _joins_of_twins(
     except Exception:  # any class of any processor may be behind it
         return {}
     added = [together[name] for name in together.keys() - parts[0].keys()]
-    rule = Join(only_alike=why)
+    rule = Join(only_alike_reason=why)
     shared = parts[0].keys() & together.keys()
     is_same = all(_find_rule(name, parts, together[name]) == Join() for name in shared)
     hides_nothing = added and all(not mask.is_floating_point() and bool(mask.all()) for mask in added)
@@ -167,13 +167,13 @@ def _joins_of_twins(
 def _padding_joins(
     call: Callable[[Sequence[_MemberMedia], bool], dict[str, Tensor]],
     members: Sequence[_MemberMedia],
-    of_each: Sequence[Media],
+    of_each: Sequence[MediaInputs],
 ) -> dict[str, Join] | None:
     """Return rules that pad inputs, if values differ only where a mask or a length tells padding, or at its edge.
 
     None: an input has no such rule. The guard refuses a model that reads padding: it compares packs with samples alone.
     """
-    together: Media = {}
+    together: MediaInputs = {}
     for as_rows in (False, True):
         with suppress(Exception):  # any class of any processor may be behind it
             together = together or call(members, as_rows)
@@ -194,12 +194,12 @@ def _padding_joins(
     return joins or None
 
 
-def _join_by_mask(name: str, mask: str, of_each: Sequence[Media], together: Media) -> Join | None:
+def _join_by_mask(name: str, mask: str, of_each: Sequence[MediaInputs], together: MediaInputs) -> Join | None:
     """Return the rule that pads an input to the longest member, if values differ only where a mask hides them."""
     value, seen = together[name], _without_edge(together[mask] != 0)
-    rule = Join(0, fill=0.0)
+    rule = Join(0, pad_value=0.0)
     try:
-        joined = _joined(name, rule, of_each)
+        joined = _joined_input(name, rule, of_each)
     except RuntimeError:
         return None
     along = next((dim for dim in range(1, value.dim()) if value.shape[dim] == seen.shape[1]), None)
@@ -209,9 +209,9 @@ def _join_by_mask(name: str, mask: str, of_each: Sequence[Media], together: Medi
     return rule if _are_equal(rows, of_call) else None
 
 
-def _join_by_length(name: str, of_each: Sequence[Media], together: Media) -> Join | None:
+def _join_by_length(name: str, of_each: Sequence[MediaInputs], together: MediaInputs) -> Join | None:
     """Return the rule that pads an input to the longest member, if another input has the length of each row."""
-    value, rule = together[name], Join(0, fill=0.0)
+    value, rule = together[name], Join(0, pad_value=0.0)
     lengths = [
         tensor
         for tensor in together.values()
@@ -255,7 +255,7 @@ def _outputs_alone(
     return taken, outputs
 
 
-def _join_error(parts: Sequence[Media], joins: Mapping[str, Join]) -> str:
+def _join_error(parts: Sequence[MediaInputs], joins: Mapping[str, Join]) -> str:
     try:
         join(parts, joins)
     except ValueError as error:
@@ -263,13 +263,13 @@ def _join_error(parts: Sequence[Media], joins: Mapping[str, Join]) -> str:
     return ""
 
 
-def _find_rule(name: str, parts: Sequence[Media], together: Tensor) -> Join | None:
+def _find_rule(name: str, parts: Sequence[MediaInputs], together: Tensor) -> Join | None:
     having = [part for part in parts if name in part]
     if not having or any(part[name].dim() != together.dim() or part[name].dtype != together.dtype for part in having):
         return None
     for rule in _candidate_rules(name, having, together.dim()):
         try:
-            joined = _joined(name, rule, having)
+            joined = _joined_input(name, rule, having)
         except RuntimeError:
             continue
         if joined.shape == together.shape and _are_equal(joined, together):
@@ -277,13 +277,13 @@ def _find_rule(name: str, parts: Sequence[Media], together: Tensor) -> Join | No
     return None
 
 
-def _candidate_rules(name: str, having: Sequence[Media], num_dims: int) -> Iterator[Join]:
+def _candidate_rules(name: str, having: Sequence[MediaInputs], num_dims: int) -> Iterator[Join]:
     along = [Join(dim) for dim in range(num_dims)]
     yield from along
-    yield from (replace(rule, fill=fill) for fill in _PAD_VALUES for rule in along)
+    yield from (replace(rule, pad_value=fill) for fill in _PAD_VALUES for rule in along)
     if not having[0][name].is_floating_point():
         counted = [other for other in having[0] if other != name and all(other in part for part in having)]
-        yield from (Join(counts=(other, dims)) for other in counted for dims in (1, 2))
+        yield from (Join(indexed_input=(other, dims)) for other in counted for dims in (1, 2))
 
 
 def _are_equal(first: Tensor, second: Tensor) -> bool:

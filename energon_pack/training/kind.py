@@ -23,30 +23,34 @@ _GLOBAL_HOOKS = [getattr(torch.nn.modules.module, f"_global{name}") for name in 
 
 
 @dataclass(frozen=True)
-class Kind:
+class ForwardKind:
     """The properties by which forwards are alike: model code, inputs, mode and sizes."""
 
     #: what the model is made of: see `assembly_of`
     assembly: list[Any]
     part: type
     #: names of its inputs and values of its switches, its mask, whether it has several rows, the type of autocast
-    form: tuple[frozenset[str], str, bool, torch.dtype | None]
+    input_form: tuple[frozenset[str], str, bool, torch.dtype | None]
     #: whether a mask of its own lets members see each other
-    is_open: bool
+    has_open_mask: bool
     in_training: bool
     has_gradients: bool
     #: tokens of a row, and of the longest member
-    width: int
-    longest: int
+    row_len: int
+    longest_member_len: int
 
-    def covers(self, other: "Kind") -> bool:
+    def covers(self, other: "ForwardKind") -> bool:
         """Say whether a trial with this kind counts for the other: it is as large or larger, and runs alike."""
-        return self.width >= other.width and self.longest >= other.longest and self.runs_as(other)
+        return (
+            self.row_len >= other.row_len
+            and self.longest_member_len >= other.longest_member_len
+            and self.runs_as(other)
+        )
 
-    def runs_as(self, other: "Kind") -> bool:
+    def runs_as(self, other: "ForwardKind") -> bool:
         """Say whether this kind runs as the other does, whatever their sizes; it may train where the other does not."""
         return (
-            (self.part, self.form, self.is_open) == (other.part, other.form, other.is_open)
+            (self.part, self.input_form, self.has_open_mask) == (other.part, other.input_form, other.has_open_mask)
             and self.in_training >= other.in_training
             and self.has_gradients >= other.has_gradients
             and len(self.assembly) == len(other.assembly)
@@ -54,7 +58,7 @@ class Kind:
         )
 
 
-def kind_of(model: Module, part: Module, inputs: Mapping[str, Any], longest: int, is_open: bool) -> Kind:
+def forward_kind_of(model: Module, part: Module, inputs: Mapping[str, Any], longest: int, is_open: bool) -> ForwardKind:
     """Return the kind of a forward that is about to run; `longest` is the length of its longest member in tokens."""
     tokens = tokens_of(inputs)
     (rows, width), device = tokens.shape[:2], tokens.device.type
@@ -62,7 +66,9 @@ def kind_of(model: Module, part: Module, inputs: Mapping[str, Any], longest: int
     switches = {name: value for name, value in inputs.items() if isinstance(value, bool | str)}
     names = {name for name, value in inputs.items() if value is not None}
     form = (frozenset(f"{name}={switches.get(name, '')}" for name in names), mask_of(inputs), rows > 1, cast)
-    return Kind(assembly_of(model), type(part), form, is_open, part.training, torch.is_grad_enabled(), width, longest)
+    return ForwardKind(
+        assembly_of(model), type(part), form, is_open, part.training, torch.is_grad_enabled(), width, longest
+    )
 
 
 def assembly_of(model: Module) -> list[Any]:
@@ -96,17 +102,20 @@ def _code_of(function: Any) -> Any:
 class TriedKind:
     """A kind of forward with which a model was tried, and when it is tried again."""
 
-    kind: Kind
+    kind: ForwardKind
     #: whether the batch had members that could see each other
-    has_others: bool
+    has_several_members: bool
     #: batches between its trials, since a flag may be set, and how many are left until the next one
     batches_between: int = _WAIT_BATCHES
     batches_left: int = _WAIT_BATCHES
 
-    def record_trial(self, kind: Kind, has_others: bool) -> None:
+    def record_trial(self, kind: ForwardKind, has_others: bool) -> None:
         """Record another trial, maybe of larger sizes; after one that was due, multiply `batches_between`."""
-        width, longest = max(self.kind.width, kind.width), max(self.kind.longest, kind.longest)
-        self.kind = replace(self.kind, width=width, longest=longest)
-        self.has_others |= has_others
+        width, longest = (
+            max(self.kind.row_len, kind.row_len),
+            max(self.kind.longest_member_len, kind.longest_member_len),
+        )
+        self.kind = replace(self.kind, row_len=width, longest_member_len=longest)
+        self.has_several_members |= has_others
         self.batches_between *= _WAIT_BATCHES if self.batches_left < 0 else 1
         self.batches_left = self.batches_between

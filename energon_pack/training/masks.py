@@ -56,7 +56,7 @@ BOUNDARY_MARK = "_cu_"
 class TowerProof:
     """Precomputed inputs of a vision tower that were shown to leave outputs and gradients as they are."""
 
-    #: identifies the tower: see `Tower.config_hash`
+    #: identifies the tower: see `TowerInputs.config_hash`
     config_hash: str
     #: names of the inputs
     names: frozenset[str]
@@ -90,7 +90,7 @@ class Outline:
     dtype: torch.dtype
     device: torch.device
     #: the precomputed inputs for its vision tower; None: it has none
-    tower: TowerProof | None = None
+    tower_proof: TowerProof | None = None
 
     def for_worker(self) -> "Outline":
         """Return the outline for a loader's worker, which must not touch a GPU: it makes masks on the CPU."""
@@ -112,7 +112,7 @@ def outline_of(model: Any) -> Outline:
         image_attention=image_attention_of(model),
         dtype=model.dtype,
         device=model.device,
-        tower=PROVEN_TOWERS.get(model),
+        tower_proof=PROVEN_TOWERS.get(model),
     )
 
 

@@ -148,7 +148,7 @@ class MemberEncoder:
             members.append(replace(encoded, media=media, joins=self._pixels.joins(media) if media else {}))
         return members
 
-    def concatenated(self, parts: Sequence[Encoded]) -> Encoded:
+    def concatenate(self, parts: Sequence[Encoded]) -> Encoded:
         """Concatenate members, tokens and media, into one sample."""
         ids, labels, types = (
             torch.cat([getattr(part.tokens, name) for part in parts]) for name in ("ids", "labels", "types")

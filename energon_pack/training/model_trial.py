@@ -25,7 +25,7 @@ from energon_pack.training.comparison import AVERAGED_TOKENS
 from energon_pack.training.finding import Finding, difference, variation
 from energon_pack.training.routing import Routing, has_experts, use_routing
 from energon_pack.training.trial_inputs import MemberSpan, Probe, RunInputs, TrialInputs
-from energon_pack.training.watch import hooked, tokens_of, values_of
+from energon_pack.training.watch import tokens_of, values_of, with_hooks
 
 #: shares of a change that count as rounding: of sums in another order, and of experts whose choices no `topk` shows
 SUM_TOLERANCE, _EXPERT_TOLERANCE = 1e-3, 0.05
@@ -55,9 +55,9 @@ class PendingForward:
     call: Callable[..., Any]
     inputs: Mapping[str, Any]
     #: called before each run with a seed of its random numbers
-    begin: Callable[[int], None]
+    before_run: Callable[[int], None]
     #: says whether a flag is true on any rank
-    is_any: Callable[[bool], bool]
+    on_any_rank: Callable[[bool], bool]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class OutputChange:
     tolerance: float = SUM_TOLERANCE
 
     @property
-    def is_shown(self) -> bool:
+    def is_conclusive(self) -> bool:
         """Whether the change moved the changed members' own outputs; if not, the test proves nothing."""
         return self.own_change > 1e-6
 
@@ -101,14 +101,14 @@ class ModelTrial:
     seconds: float
 
     @property
-    def is_shown(self) -> bool:
+    def is_conclusive(self) -> bool:
         """Whether outputs vary, and each change moved something; if not, the trial proves nothing."""
-        return self.finding.is_shown and all(one.is_shown for one in self.output_changes)
+        return self.finding.is_conclusive and all(one.is_conclusive for one in self.output_changes)
 
     @property
     def mixes(self) -> bool:
         """Whether a member's outputs, loss or gradients depend on other members, or on being packed."""
-        return self.is_random or (self.finding.is_shown and self.finding.mixes) or self.moved_others
+        return self.is_random or (self.finding.is_conclusive and self.finding.mixes) or self.moved_others
 
     @property
     def moved_others(self) -> bool:
@@ -119,13 +119,13 @@ class ModelTrial:
         """Say whether this change of some members moved the outputs of others."""
         by_words = max((one.own_change for one in self.output_changes if one.changed_inputs == "words"), default=0.0)
         scale = max(moved.own_change, 0.2 * by_words)  # pixels may move little
-        return moved.is_shown and not moved.others_change <= moved.tolerance * scale
+        return moved.is_conclusive and not moved.others_change <= moved.tolerance * scale
 
     @property
     def unproven_reason(self) -> str:
         """Why the trial proves nothing: a change moved no output, or all outputs are alike."""
         return next(
-            (f"other {one.changed_inputs} change nothing" for one in self.output_changes if not one.is_shown),
+            (f"other {one.changed_inputs} change nothing" for one in self.output_changes if not one.is_conclusive),
             "outputs are all alike",
         )
 
@@ -144,14 +144,14 @@ def run_changes(pending: PendingForward, asked: TrialInputs) -> Generator[Reques
             _EXPERT_TOLERANCE if as_is.dtype == torch.float32 else LOW_PRECISION_TOLERANCE,
             AVERAGED_TOKENS,
         )
-    num_media = sum(pending.is_any(len(asked.other_media) >= number) for number in (1, 2))
+    num_media = sum(pending.on_any_rank(len(asked.other_media) >= number) for number in (1, 2))
     media = [*asked.other_media, asked.unchanged, asked.unchanged][:num_media]  # so that all ranks run alike
     moved = []
     for kind, inputs in (("words", asked.other_words), *(("media", one) for one in media)):
         values = yield from run(inputs, routing and Routing(routing))
         if inputs is not asked.unchanged:
             moved.append(_output_change(kind, asked, _member_differences(asked, as_is, values, block), tolerance))
-    if pending.is_any(
+    if pending.on_any_rank(
         any(one.others_change > SUM_TOLERANCE * one.own_change for one in moved)
     ):  # some kernels add in any order
         again = yield from run(asked.unchanged, routing and Routing(routing))
@@ -164,7 +164,7 @@ def _run(
     pending: PendingForward, inputs: Mapping[str, Any], routing: Routing | None = None
 ) -> Generator[RequestedRun, None, Tensor]:
     """Run a model once and return its outputs [B, S, values]; nothing is saved for a backward."""
-    pending.begin(0)
+    pending.before_run(0)
     with saved_tensors_hooks(_save_nothing, _save_nothing), use_routing(pending.part, routing):
         yield (step := RequestedRun(pending.call, inputs))
     values = values_of(step.output, tokens_of(inputs).shape[:2])
@@ -182,8 +182,8 @@ def _output_change(kind: str, asked: TrialInputs, moved: Sequence[float], tolera
     if kind == "media":  # of one member
         *_, second, first = sorted([0.0, *moved])
         return OutputChange(kind, first, second, tolerance)
-    of_changed = [value for value, member in zip(moved, asked.members, strict=True) if member in asked.changed]
-    rest = [value for value, member in zip(moved, asked.members, strict=True) if member not in asked.changed]
+    of_changed = [value for value, member in zip(moved, asked.members, strict=True) if member in asked.changed_members]
+    rest = [value for value, member in zip(moved, asked.members, strict=True) if member not in asked.changed_members]
     return OutputChange(kind, max(of_changed), max(rest), tolerance)
 
 
@@ -206,10 +206,10 @@ class Subject(ABC):
     bypass_hint = ""
 
     @abstractmethod
-    def longest_of(self, inputs: Mapping[str, Any]) -> int:
+    def longest_member_len(self, inputs: Mapping[str, Any]) -> int:
         """Return the number of tokens of the longest member."""
 
-    def is_open(self, _: Mapping[str, Any]) -> bool:
+    def has_open_mask(self, _: Mapping[str, Any]) -> bool:
         """Say whether a mask in the batch lets members see each other; masks of packs are made here, and never do."""
         return False
 
@@ -294,6 +294,6 @@ def _inputs_and_outputs(
 
         return [one.register_forward_pre_hook(enter, with_kwargs=True), one.register_forward_hook(leave)]
 
-    with hooked(part, hooks), torch.no_grad():
+    with with_hooks(part, hooks), torch.no_grad():
         call(**inputs)
     return seen

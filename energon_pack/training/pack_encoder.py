@@ -32,7 +32,7 @@ from energon_pack.training.rope import RopeRowsError, rope_of
 
 if TYPE_CHECKING:
     from energon_pack.training.probe_batches import ProbeTree
-    from energon_pack.training.tower import Tower
+    from energon_pack.training.tower import TowerInputs
 
 _log = logging.getLogger(__name__)
 _OPTION_VALUES = {
@@ -135,7 +135,7 @@ class PackEncoder:
         self._max_audios: int | None = made["content"].get("packing", {}).get("max_audios")
         self._pad_to, self._num_segments = pad_to, pad_segments
         #: makes values for the tower of a guarded model, if it has one
-        self.tower: Tower | None = None
+        self.tower: TowerInputs | None = None
         self._widths: Sequence[int] = ()
         if pad_to != "longest":
             from energon_pack.training.few_shapes import widths_of
@@ -233,7 +233,7 @@ class PackEncoder:
             batch |= self.tower(media)
         return batch.in_one_buffer() if get_worker_info() is not None else batch  # it crosses to another process
 
-    def use_tower(self, tower: "Tower | None") -> None:
+    def use_tower(self, tower: "TowerInputs | None") -> None:
         """Precompute a vision tower's inputs for each batch in `layout=neat`; None: stop that. `guard` calls this."""
         self.tower = tower
 
@@ -245,7 +245,7 @@ class PackEncoder:
         """Return these samples as trees (samples that share beginnings); None: the dataset has no trees."""
         from energon_pack.training.probe_batches import probe_tree
 
-        return probe_tree(members, self.members.concatenated) if self.has_trees else None
+        return probe_tree(members, self.members.concatenate) if self.has_trees else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the arguments: a spawned worker makes a new encoder."""
@@ -301,7 +301,9 @@ def _num_trained(batch: PackedBatch, packs: Sequence[Sequence[layouts.Member]]) 
     return sum(int((member.labels != IGNORE).sum()) for pack in packs for member in pack)
 
 
-def _unpickled_encoder(made: Mapping[str, Any], rules: InputRules, options: Any, tower: "Tower | None") -> PackEncoder:
+def _unpickled_encoder(
+    made: Mapping[str, Any], rules: InputRules, options: Any, tower: "TowerInputs | None"
+) -> PackEncoder:
     encoder = PackEncoder(made, rules, **options)
     encoder.use_tower(tower)
     return encoder

@@ -21,9 +21,9 @@ from energon_pack.training.probe_batches import ProbeTree, plain_inputs, probe_o
 from energon_pack.training.trial_inputs import (
     Probe,
     TrialInputs,
+    flag_inputs,
     members_of,
     special_ids,
-    switches_of,
     trial_inputs,
     without_loss,
 )
@@ -43,13 +43,13 @@ class PackSubject(Subject):
     #: samples with each kind of media
     members: Sequence[Encoded]
     #: samples with shared beginnings; None: packs have no trees
-    tree: ProbeTree | None
+    tree_samples: ProbeTree | None
     #: tokens of a row up to which its class keeps members apart; None: any
-    longest: int | None
+    max_row_len: int | None
     name = "its first batch"
     bypass_hint = " (guard(…, first_batch=False) trains it all the same)"
 
-    def longest_of(self, inputs: Mapping[str, Any]) -> int:
+    def longest_member_len(self, inputs: Mapping[str, Any]) -> int:
         """Return the number of tokens of the longest member."""
         return int(text_positions(inputs, inputs["position_ids"]).max()) + 1
 
@@ -61,12 +61,12 @@ class PackSubject(Subject):
         """Return made samples in rows like those of the pending batch, or trees where it has some."""
         batch, device = pending.inputs, pending.inputs["position_ids"].device
         has_trees = bool(branch_starts(text_positions(batch, batch["position_ids"])))
-        if self.tree is not None and pending.is_any(has_trees):
-            probe = tree_batch(self.model, self.tree, device)
+        if self.tree_samples is not None and pending.on_any_rank(has_trees):
+            probe = tree_batch(self.model, self.tree_samples, device)
         else:
-            probe = probe_like_batch(self.model, batch, _usable_members(self, pending), self.longest)
+            probe = probe_like_batch(self.model, batch, _usable_members(self, pending), self.max_row_len)
         named = {k: v for k, v in probe.inputs.items() if k in batch or k not in _OPTIONAL_INPUTS}
-        inputs = write_in_place(switches_of(batch) | named, batch, self.media)
+        inputs = write_in_place(flag_inputs(batch) | named, batch, self.media)
         probe = replace(probe, inputs=inputs, inputs_alone=partial(plain_inputs, pending.part, device=device))
         loses_ids = has_rope_rows(self.model) and _removes_ids(pending, inputs)
         return replace(probe, inputs_alone=partial(_with_positions, probe)) if loses_ids else probe
@@ -110,7 +110,7 @@ def _usable_members(subject: PackSubject, pending: PendingForward) -> list[Encod
     fitting = []
     for member in subject.members:
         is_taken = taken is None or member.media.keys() <= taken.keys()
-        if pending.is_any(is_taken and member.media.keys() <= pending.inputs.keys()):
+        if pending.on_any_rank(is_taken and member.media.keys() <= pending.inputs.keys()):
             fitting.append(member)
     return fitting if len(fitting) > 1 else [*subject.members]
 

@@ -19,7 +19,7 @@ from energon_pack.training.masks import is_answer, reads_prefix_whole
 from energon_pack.training.trial_inputs import PlacedSample, Probe, is_content, leaves_of
 
 #: tokens behind the last member
-PAD_TAIL = 3
+PAD_TAIL_LEN = 3
 
 
 def twins_of(members: Sequence[Encoded]) -> list[Encoded]:
@@ -56,7 +56,7 @@ def probe_of(
         compared: the samples that are compared with their runs alone; None: all.
         form: width, and whether labels are shifted; None: as wide as the longest row and a pad tail.
     """
-    form = form or RowForm(width=PAD_TAIL + max(sum(len(member.tokens) for member in row) for row in rows))
+    form = form or RowForm(width=PAD_TAIL_LEN + max(sum(len(member.tokens) for member in row) for row in rows))
     batch = PackedBatch(neat([[one.tokens for one in row] for row in rows], replace(form, rope=has_rope_rows(model))))
     placed = [replace(one, leaves=leaves_of(one.sample.media)) for one in _placed_samples(rows)]
     add_media(batch, [one.sample for one in placed], ({**one.sample.media, **one.leaves} for one in placed))
@@ -137,7 +137,7 @@ class ProbeTree:
     #: the whole members, each with all of its media; `shared_len` is the length of its shared beginning
     samples: list[Encoded]
     #: the media that each one adds
-    added: list[Mapping[str, Tensor]]
+    added_media: list[Mapping[str, Tensor]]
 
 
 #: packs of members, or trees of them
@@ -204,9 +204,9 @@ def tree_batch(model: Any, tree: ProbeTree, device: torch.device | None = None) 
     from energon_pack.training.tree_rows import neat_trees, token_places
 
     tokens = [sample.tokens for sample in tree.samples]
-    width = sum(len(member) - member.shared_len for member in tokens) + PAD_TAIL
+    width = sum(len(member) - member.shared_len for member in tokens) + PAD_TAIL_LEN
     batch = PackedBatch(neat_trees([tokens], RowForm(rope=has_rope_rows(model), width=width, weights=_LOSS_WEIGHT)))
-    add_media(batch, tree.samples, tree.added)
+    add_media(batch, tree.samples, tree.added_media)
     places = token_places([len(member) for member in tokens], [member.shared_len for member in tokens])
     placed = [PlacedSample(*pair) for pair in zip(tree.samples, repeat(0), places)]
     return probe_from_batch(model, batch, placed, device, _LOSS_WEIGHT)

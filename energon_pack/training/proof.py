@@ -97,7 +97,7 @@ def _attempt(proof: Proof, small: Callable[[int | None], Any], samples: ProbeSam
             model = small(None)
             proof = replace(proof, finding=try_class(model, samples, proof.mask))
             if longest and not proof.is_exact and (other := small(longest)).config != model.config:
-                proof = replace(proof, finding=try_class(other, samples, proof.mask), longest=longest)
+                proof = replace(proof, finding=try_class(other, samples, proof.mask), max_pack_len=longest)
     except Exception as error:  # foreign code, with inputs it may not be made for
         proof = replace(proof, error=one_line(error, 300))
     return replace(proof, seconds=round(time.perf_counter() - start, 2))
@@ -222,7 +222,7 @@ def _finding_of(model: Any, samples: ProbeSamples, mask: str) -> Finding:
         check_inputs(probe.inputs, attention_of(model))
         weights = [one for one in model.parameters() if one.requires_grad]
         short = _SHORT_MEDIA_TOLERANCE if any(one.media for one in samples_of(samples)) else _SHORT_TEXT_TOLERANCE
-        way = RunOptions(model, model, (_FLOAT32_TOLERANCE, short), follow, weights, alone=alone)
+        way = RunOptions(model, model, (_FLOAT32_TOLERANCE, short), follow, weights, alone_context=alone)
         return compare(way, probe)
 
 

@@ -229,18 +229,18 @@ def small_config(make: Any, rules: InputRules) -> Any:
         return shrink(own_config)
     config = shrink(make.config_class())
     for part in configs_in(config):
-        _take_sizes(part, rules.settings.get(IMAGE.kind, {}))
-    _take_ids(config, rules)
+        _set_sizes(part, rules.settings.get(IMAGE.kind, {}))
+    _set_token_ids(config, rules)
     return config
 
 
-def _take_sizes(part: Any, image: Mapping[str, Any]) -> None:
+def _set_sizes(part: Any, image: Mapping[str, Any]) -> None:
     for name, setting in (("merge_size", "spatial_merge_size"), ("temporal_patch_size", "temporal_patch_size")):
         if image.get(name) is not None and hasattr(part, setting):
             setattr(part, setting, image[name])
 
 
-def _take_ids(config: Any, rules: InputRules) -> None:
+def _set_token_ids(config: Any, rules: InputRules) -> None:
     """Set the config's ids of special tokens: `vision_start_token_id` is the processor's `vision_bos_token`."""
     named = {**rules.tokens, **vars(full_processor(rules))}
     for name, token in named.items():

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 
-from energon_pack.training.watch import hooked
+from energon_pack.training.watch import with_hooks
 
 _EXPERT_CLASSES = re.compile("moe|expert|router", re.IGNORECASE)
 
@@ -94,7 +94,10 @@ def use_routing(part: Module, routing: Routing | None) -> Iterator[None]:
     if routing is None:
         yield
         return
-    with hooked(part, lambda name, one: [one.register_forward_pre_hook(lambda *_: routing.enter_part(name))]), routing:
+    with (
+        with_hooks(part, lambda name, one: [one.register_forward_pre_hook(lambda *_: routing.enter_part(name))]),
+        routing,
+    ):
         yield
 
 

@@ -30,7 +30,7 @@ _GRID_INPUT = "grid_thw"
 _GRID_NAMES = re.compile(rf"[a-z]+_{_GRID_INPUT}")
 
 
-class Tower:
+class TowerInputs:
     """Precomputes inputs of a vision tower (boundaries, positions) from the grids of images and videos."""
 
     def __init__(self, make: Any, config: Any):
@@ -39,9 +39,9 @@ class Tower:
         #: identifies the tower's class and config
         self.config_hash = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
-    def __reduce__(self) -> tuple[type["Tower"], tuple[Any, Any]]:
+    def __reduce__(self) -> tuple[type["TowerInputs"], tuple[Any, Any]]:
         """Pickle only the class and the config."""
-        return Tower, self._given
+        return TowerInputs, self._given
 
     def __call__(self, media: Mapping[str, Any]) -> dict[str, Any]:
         """Return the precomputed inputs for the media of a batch.
@@ -71,14 +71,14 @@ class Tower:
         return module
 
 
-def tower_in(model: Module) -> Tower | None:
+def find_tower(model: Module) -> TowerInputs | None:
     """Return what precomputes inputs of a model's vision tower; None: it takes no grids, or transformers is too old."""
     try:
         import transformers.exporters.utils  # noqa: F401
     except ImportError:
         return None
     part = tower_module_in(model)
-    return None if part is None else Tower(class_of(part), part.config)
+    return None if part is None else TowerInputs(class_of(part), part.config)
 
 
 def tower_module_in(model: Module) -> Any:
@@ -99,7 +99,7 @@ def use_tower(model: Any, encoder: Any, samples: Sequence[Encoded], mask: str) -
         The names of these inputs; empty if the encoder makes none.
     """
     PROVEN_TOWERS.pop(model, None)
-    tower, device = tower_in(model), model.device if model.device.type == "cuda" else torch.device("cpu")
+    tower, device = find_tower(model), model.device if model.device.type == "cuda" else torch.device("cpu")
     if tower is None or not hasattr(encoder, "use_tower") or not any(one.media for one in samples):
         return frozenset()
     try:
@@ -122,10 +122,10 @@ def use_tower(model: Any, encoder: Any, samples: Sequence[Encoded], mask: str) -
 
 
 def try_tower(
-    model: Any, tower: Tower, samples: Sequence[Encoded], mask: str, device: torch.device
+    model: Any, tower: TowerInputs, samples: Sequence[Encoded], mask: str, device: torch.device
 ) -> TowerProof | None:
     small = small_model(class_of(model), copy.deepcopy(model.config), attention_of(model), device=device)
-    small_tower, batch = tower_in(small), probe_of(small, rows_with_twins(samples, mask), mask).batch
+    small_tower, batch = find_tower(small), probe_of(small, rows_with_twins(samples, mask), mask).batch
     if small_tower is None:
         return None
     prepared = tower_inputs_in(small_tower(batch))

@@ -94,11 +94,11 @@ class MergedRow:
     """The members of one pack as one row of T tokens, shared tokens once."""
 
     #: labels where any member trains a token; weights: the sum of its members' weights
-    row: Member
+    tokens: Member
     #: [T]: each token's place in its sample
-    index: Tensor
+    tree_index: Tensor
     #: [T]: the first token of the row, behind it, that does not see it
-    end: Tensor
+    tree_end: Tensor
     #: [T] int32: the number, from 1, of the member that brings it
     doc_ids: Tensor
     #: of each member that brings tokens: how many it brings, and where in the row its tokens are
@@ -147,7 +147,7 @@ def neat_trees(rows: Sequence[Sequence[Member]], form: RowForm) -> Batch:
         the row, behind it, that does not see it.
     """
     merged = [merge_members(row, form.weights or "token") for row in rows]
-    batch = neat([[one.row] for one in merged], replace(form, weights="token"))
+    batch = neat([[one.tokens] for one in merged], replace(form, weights="token"))
     width = batch["input_ids"].shape[1]
     positions = batch["position_ids"]
     text_row = positions[0] if form.rope else positions  # the pad tail starts again already
@@ -156,9 +156,9 @@ def neat_trees(rows: Sequence[Sequence[Member]], form: RowForm) -> Batch:
     num_own: list[int] = []
     keys: list[Tensor] = []
     for number, one in enumerate(merged):
-        length = len(one.row)
-        text_row[number, :length] = one.index
-        ends[number, :length] = one.end
+        length = len(one.tokens)
+        text_row[number, :length] = one.tree_index
+        ends[number, :length] = one.tree_end
         batch["doc_ids"][number, :length] = one.doc_ids
         segments = [*one.segments, *([(width - length, torch.arange(length, width))] if length < width else [])]
         num_own += [num for num, _ in segments]

@@ -82,7 +82,7 @@ class TrialInputs:
     unchanged: dict[str, Any]
     members: list[MemberSpan]
     #: the members whose words are replaced: every second one
-    changed: list[MemberSpan]
+    changed_members: list[MemberSpan]
     #: inputs with these words replaced
     other_words: dict[str, Any]
     #: inputs in which the first medium is changed, and the last one; empty: there is none
@@ -91,7 +91,7 @@ class TrialInputs:
     @property
     def runs(self) -> list[tuple[dict[str, Any], list[MemberSpan]]]:
         """The unchanged inputs and those with other words, each with the members that are the same in both."""
-        same = [member for member in self.members if member not in self.changed]
+        same = [member for member in self.members if member not in self.changed_members]
         return [(self.unchanged, same), (self.other_words, same)]
 
 
@@ -125,7 +125,7 @@ def without_loss(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if name not in _LOSS_INPUTS}
 
 
-def switches_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def flag_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs of a batch that are bools or strings."""
     return {name: value for name, value in inputs.items() if isinstance(value, (bool, str))}
 

@@ -30,7 +30,7 @@ class RunValues:
     #: the model's own loss; None: it computes none
     loss: Tensor | None = None
     #: [B, S, width]: the embeddings, from which gradients are followed; None: not followed
-    embedded: Tensor | None = None
+    embeddings: Tensor | None = None
     #: the types in which it computes; under autocast they differ from the types of its weights
     dtypes: set[torch.dtype] = field(default_factory=set)
 
@@ -49,16 +49,16 @@ def run_and_record(
         if (values := values_of(output, shape)) is None:
             return None
         seen.values = values  # of the last part that has some: a fused loss leaves logits out
-        if not follow or seen.embedded is not None or not isinstance(output, Tensor):
+        if not follow or seen.embeddings is not None or not isinstance(output, Tensor):
             return None
-        seen.embedded = output if output.requires_grad else output.detach().requires_grad_()
-        return seen.embedded.clone()  # some models write images into it
+        seen.embeddings = output if output.requires_grad else output.detach().requires_grad_()
+        return seen.embeddings.clone()  # some models write images into it
 
-    with hooked(part, lambda _, one: [one.register_forward_hook(note)]):
+    with with_hooks(part, lambda _, one: [one.register_forward_hook(note)]):
         output = call(**inputs)
     loss = output.get("loss") if isinstance(output, Mapping) else None
     seen.loss = loss if isinstance(loss, Tensor) else None
-    if seen.values is None or (follow and seen.embedded is None):
+    if seen.values is None or (follow and seen.embeddings is None):
         raise ValueError("its output has no values of each token")
     seen.values = seen.values.clone()  # else the whole vocabulary would be kept
     return seen
@@ -80,7 +80,7 @@ def values_of(output: Any, shape: torch.Size) -> Tensor | None:
 
 
 @contextmanager
-def hooked(part: Module, hooks: Callable[[str, Module], Sequence[RemovableHandle]]) -> Iterator[None]:
+def with_hooks(part: Module, hooks: Callable[[str, Module], Sequence[RemovableHandle]]) -> Iterator[None]:
     """Put hooks, made by a function of name and part, on all parts of a model while the block runs."""
     handles: list[RemovableHandle] = []
     try:

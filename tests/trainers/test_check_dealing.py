@@ -7,7 +7,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from energon_pack import PackError
-from energon_pack.trainers.check_dealing import breaking_setting, dealing_of, describe_dealing, ordered_setting
+from energon_pack.trainers.check_dealing import breaking_setting, check_dealing, describe_dealing, ordered_setting
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_epochs_that_never_arrive_are_noticed(loader: Any, num: int) -> None:
     """Every epoch would have the packs of the first; looking leaves the epoch as it was."""
     data = Epochs([0, 1])
     trainer = SimpleNamespace(train_dataset=data, args=SimpleNamespace(), accelerator=SimpleNamespace(num_processes=1))
-    line = dealing_of(trainer, loader(data))
+    line = check_dealing(trainer, loader(data))
     assert line.count("set_epoch never arrives") == num
     assert data.epoch == 0
     data.set_epoch(3)
@@ -98,9 +98,9 @@ def test_epochs_of_the_trainer_over_rows_of_one_are_noticed() -> None:
     data = Columns(range(4))
     args = SimpleNamespace(num_train_epochs=3.0, max_steps=-1)
     trainer = SimpleNamespace(train_dataset=data, args=args, accelerator=SimpleNamespace(num_processes=1))
-    assert "as_dataset(epochs=3) and num_train_epochs=1" in dealing_of(trainer, DataLoader(data))  # type: ignore[arg-type]
+    assert "as_dataset(epochs=3) and num_train_epochs=1" in check_dealing(trainer, DataLoader(data))  # type: ignore[arg-type]
     args.max_steps = 5
-    assert "epochs" not in dealing_of(trainer, DataLoader(data))  # type: ignore[arg-type]
+    assert "epochs" not in check_dealing(trainer, DataLoader(data))  # type: ignore[arg-type]
 
 
 def test_a_loader_that_reads_the_share_of_one_rank_is_refused() -> None:
@@ -110,11 +110,11 @@ def test_a_loader_that_reads_the_share_of_one_rank_is_refused() -> None:
         train_dataset=iter(()), args=SimpleNamespace(), accelerator=SimpleNamespace(num_processes=2)
     )
     with pytest.raises(PackError, match=r"its own share alone.*LazyPackedDataset or packs on disk"):
-        dealing_of(trainer, dispatcher())
+        check_dealing(trainer, dispatcher())
     trainer.accelerator.num_processes = 1
-    assert dealing_of(trainer, dispatcher()) == "a stream for 1 rank"
+    assert check_dealing(trainer, dispatcher()) == "a stream for 1 rank"
     with pytest.raises(PackError, match="dispatch_batches"):
-        dealing_of(trainer, type("DataLoaderDispatcher", (), {})())
+        check_dealing(trainer, type("DataLoaderDispatcher", (), {})())
 
 
 def test_the_setting_that_keeps_the_order_is_the_trainer_s_own() -> None:

@@ -257,7 +257,7 @@ def test_classes_that_keep_members_apart_pass(name: str) -> None:
     (trial,) = held.trials
     print(name, trial, trial.seconds)
     assert not trial.mixes
-    assert trial.is_shown or name == "gemma3"  # whose projection of images begins with zeros
+    assert trial.is_conclusive or name == "gemma3"  # whose projection of images begins with zeros
     assert (
         {one.changed_inputs for one in trial.output_changes} == {"words", "media"}
         if FAMILIES[name].media
@@ -385,7 +385,7 @@ def test_a_model_in_which_nothing_shows(caplog: pytest.LogCaptureFixture) -> Non
     nn.init.zeros_(model.lm_head.weight)
     held, inputs = guarded(model)
     model(**inputs)
-    assert not held.trials[0].is_shown
+    assert not held.trials[0].is_conclusive
     assert "other words change nothing in its first batch" in caplog.text
 
 
@@ -406,7 +406,7 @@ def test_a_loss_without_logits_is_tried_with_them() -> None:
     held, inputs = guarded(model)
     del inputs["labels"]
     model(**inputs, logits_to_keep=1)
-    assert held.trials[0].is_shown
+    assert held.trials[0].is_conclusive
     attention_of_one_layer(model)
     with pytest.raises(MixingError, match="mixes the members"):
         model.model(**inputs)

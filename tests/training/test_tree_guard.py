@@ -79,7 +79,7 @@ def test_a_model_is_tried_with_trees_and_with_its_first_tree(
     loss.backward()
     (trial,) = guarded.trials
     print(trial)
-    assert trial.is_shown
+    assert trial.is_conclusive
     assert [one.others_change for one in trial.output_changes] == [0.0]
     assert max(trial.finding.relative_differences) < 1e-4
     plain = encoder.encode("q", conversations())

@@ -56,7 +56,7 @@ def batch_of(model: Any, tree: ProbeTree, **form: Any) -> PackedBatch:
     refuse_unlike(tokens, [one.sample_id for one in tree.samples])
     rows = [tokens, tokens[:3]]
     batch = PackedBatch(neat_trees(rows, RowForm(rope=has_rope_rows(model), **form)))
-    return PackedBatch(batch | join([*tree.added, *tree.added[:3]]))
+    return PackedBatch(batch | join([*tree.added_media, *tree.added_media[:3]]))
 
 
 @pytest.mark.parametrize(("name", "how"), CASES)
@@ -196,7 +196,7 @@ def test_a_fork_right_before_an_answer_shows_in_loss_and_gradients_alone(how: st
     tree = tiny_tree("llama", model)
     late = tree.samples[2]
     late = replace(late, tokens=replace(late.tokens, shared_len=late.tokens.shared_len + 1))
-    wrong = ProbeTree([*tree.samples[:2], late, *tree.samples[3:]], tree.added)
+    wrong = ProbeTree([*tree.samples[:2], late, *tree.samples[3:]], tree.added_media)
     finding = try_class(model, wrong)
     print(finding)
     assert finding.mixes

@@ -137,7 +137,7 @@ def test_positions_of_shared_tokens_have_to_agree() -> None:
     other = Member(torch.arange(4), torch.full((4,), IGNORE), torch.zeros(4), rows + 1, shared_len=2)
     with pytest.raises(ValueError, match="differ in their positions"):
         refuse_unlike([some, other], ["a", "b"])
-    assert merge_members([some]).row.rope is not None
+    assert merge_members([some]).tokens.rope is not None
 
 
 # Packs that share beginnings, written and read by Energon: a step on them is a step on their samples alone.
