@@ -14,7 +14,7 @@ from torch import Tensor
 from energon_pack.training.batch import tensors_in
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.member_encoder import Encoded
-from energon_pack.training.wrapped import parts
+from energon_pack.training.wrapped import configs_in
 
 FIRST_WORD = 128
 _FENCES = (
@@ -58,7 +58,7 @@ def _member(model: Any, number: int, length: int, media: dict[str, Tensor], gene
 
 def image_token(config: Any) -> int | None:
     """The id that stands for a piece of an image; None: its images have no place in the text."""
-    for part in parts(config):
+    for part in configs_in(config):
         for name in ("image_token_id", "image_token_index", "im_patch_id"):
             if isinstance(getattr(part, name, None), int):
                 return int(getattr(part, name))
@@ -100,7 +100,7 @@ def image_processor(one: Named, config: Any) -> Any:
         LIKE.get(one.model_type, one.model_type),
         *(kind for kind, name in auto.PROCESSOR_MAPPING_NAMES.items() if name == whole),
     ]
-    kinds += [part.model_type for part in parts(config) if part is not config]
+    kinds += [part.model_type for part in configs_in(config) if part is not config]
     classes = next(
         (auto.IMAGE_PROCESSOR_MAPPING_NAMES[k] for k in kinds if k in auto.IMAGE_PROCESSOR_MAPPING_NAMES), None
     )

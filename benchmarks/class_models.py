@@ -15,7 +15,7 @@ from transformers.configuration_utils import ALLOWED_ATTN_LAYER_TYPES
 
 from energon_pack.templates.full import prepare_torchvision
 from energon_pack.training.shrink import shrink
-from energon_pack.training.wrapped import parts
+from energon_pack.training.wrapped import configs_in
 
 prepare_torchvision()
 _TESTS = Path(__file__).parents[1] / "tests"
@@ -53,7 +53,7 @@ def small_config(one: Named) -> Any:
     make = getattr(tf, one.name)
     rows = {**CONFIGS.get(one.model_type, {}), **CONFIGS.get(one.name, {})}
     config = (make.config_class or tf.CONFIG_MAPPING[one.model_type])(**copy.deepcopy(rows))
-    for part in parts(config):
+    for part in configs_in(config):
         own = vars(part)
         if "head_dim" in own and own["head_dim"] is None:
             part.head_dim = part.hidden_size // part.num_attention_heads
@@ -78,7 +78,7 @@ def _small_vocabulary(config: Any) -> None:
             return number
         return given.setdefault(number, 8 + len(given))
 
-    for part in parts(config):
+    for part in configs_in(config):
         for name, value in list(vars(part).items()):
             if re.fullmatch(r"\w*vocab_size\w*", name) and isinstance(value, int) and value > VOCABULARY:
                 setattr(part, name, VOCABULARY)

@@ -23,10 +23,10 @@ from classes import _quiet, _said
 from gpu_exact import true_fp32
 from gpu_stalls import reads_in
 
-from energon_pack.training.masks import BOUNDARIES, values_in
+from energon_pack.training.masks import BOUNDARY_MARK, tower_inputs_in
 from energon_pack.training.probe_batches import probe_of
 from energon_pack.training.small_model import small_model
-from energon_pack.training.tower import run_of, tower_in, tried
+from energon_pack.training.tower import find_tower, logits_and_gradients, try_tower
 
 NUM_IMAGES = 22
 Row = dict[str, Any]
@@ -49,17 +49,19 @@ def row_of(one: Named, device: str) -> Row:
         model = model.to(device)
         inputs = batch.to(device).model_inputs(model, labels=False)
         row["plain"] = dict(reads_in(model, inputs))
-        tower = tower_in(model)
+        tower = find_tower(model)
         if tower is None:
             return row
-        values = values_in(tower(batch))
-        own = tried(model, tower, given, "positions", torch.device(device))
+        values = tower_inputs_in(tower(batch))
+        own = try_tower(model, tower, given, "positions", torch.device(device))
         if own is None:
             return {**row, "why": "its tower takes none"}
-        kept = {name: value for name, value in values.items() if BOUNDARIES in name and own.on_host}
+        kept = {name: value for name, value in values.items() if BOUNDARY_MARK in name and own.keeps_boundaries_on_host}
         moved = {k: v.to(device) if isinstance(v, torch.Tensor) and k not in kept else v for k, v in values.items()}
         row |= {"values": sorted(values), "reads": dict(reads_in(model, {**inputs, **moved}, kept.values()))}
-        pairs = [*zip(run_of(model, inputs), run_of(model, {**inputs, **moved}), strict=True)]
+        pairs = [
+            *zip(logits_and_gradients(model, inputs), logits_and_gradients(model, {**inputs, **moved}), strict=True)
+        ]
         row["outputs"] = _apart(*pairs[0])
         row["gradients"] = max(_apart(*pair) for pair in pairs[1:])
     except Exception as error:  # foreign code

@@ -38,7 +38,7 @@ from energon_pack.training.member_encoder import Encoded
 from energon_pack.training.probe_batches import plain_logits
 from energon_pack.training.proof import prove
 from energon_pack.training.small_model import small_model
-from energon_pack.training.wrapped import parts
+from energon_pack.training.wrapped import configs_in
 from support.emulated_flash import emulated_flash
 
 FLASH = "flash_attention_2"
@@ -115,7 +115,7 @@ def _every_layer(make: Any, config: Any) -> tuple[Any, str]:
 def _members(one: Named, model: Any) -> tuple[list[Encoded], str]:
     """Members with which the class runs alone: with images if it can be; else why not."""
     why = ""
-    if one.sees and any(getattr(part, "is_encoder_decoder", False) for part in parts(model.config)):
+    if one.sees and any(getattr(part, "is_encoder_decoder", False) for part in configs_in(model.config)):
         return members(one, model, False), "an encoder reads the image, and the whole text: it is no model for packs"
     if one.sees:
         try:
@@ -145,13 +145,21 @@ def _verdict(proofs: Sequence[Proof]) -> Row:
     elif all(any(words in proof.error for words in _UNKNOWN) for proof in proofs):
         found["verdict"] = "none"
     if best.finding:
-        found |= {name: getattr(best.finding, name) for name in ("alone", "own", "loss", "gradients", "others")}
+        found |= {
+            "alone": best.finding.output_difference, "own": best.finding.output_variation,
+            "loss": best.finding.loss_difference, "gradients": best.finding.gradient_difference,
+            "others": best.finding.leaked_gradient,
+        }  # fmt: skip
     found["tried"] = {proof.mask: str(proof.finding or proof.error)[:200] for proof in proofs}
     return found
 
 
 def _distance(proof: Proof) -> float:
-    return max(*proof.finding.shares, proof.finding.others or 0.0) if proof.finding else float("inf")
+    return (
+        max(*proof.finding.relative_differences, proof.finding.leaked_gradient or 0.0)
+        if proof.finding
+        else float("inf")
+    )
 
 
 def in_child(one: Named, attentions: Sequence[str], device: str) -> list[Row]:

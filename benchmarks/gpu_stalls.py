@@ -21,7 +21,7 @@ from energon_pack import PackedTaskEncoder
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.guards import guard
 from energon_pack.training.host_reads import HostReads
-from energon_pack.training.masks import BOUNDARIES
+from energon_pack.training.masks import BOUNDARY_MARK
 
 #: options of the encoder, and whether batches bring the values for the tower
 VARIANTS: dict[str, tuple[dict[str, Any], bool]] = {
@@ -90,7 +90,7 @@ def stalls_of(model: Any, batches: Sequence[PackedBatch]) -> Stalls:
     seen = max(batches, key=lambda batch: len(batch.get("image_grid_thw", ())))
     found.num_bytes = seen.num_bytes
     inputs = seen.to(device).model_inputs(model)
-    found.reads = reads_in(model, inputs, [value for name, value in inputs.items() if BOUNDARIES in name])
+    found.reads = reads_in(model, inputs, [value for name, value in inputs.items() if BOUNDARY_MARK in name])
     found.num_kernels = kernels_of(model, seen) if is_cuda else None
     return found
 
@@ -105,7 +105,7 @@ def reads_in(model: Any, inputs: Mapping[str, Any], kept: Iterable[Any] = ()) ->
     if model.device.type != "cuda":
         with HostReads(kept, model.device) as reads:
             model(**inputs)
-        return reads.places
+        return reads.reads_by_line
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:

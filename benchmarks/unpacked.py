@@ -16,20 +16,20 @@ from timing import cpu_seconds
 
 from energon_pack.plan.bins import pack_bins
 from energon_pack.run.seeded import Ints, seed_of
-from energon_pack.trainers.length_groups import Groups, group
+from energon_pack.trainers.length_groups import LengthGroups, group_by_length
 
 NUM, RANKS = 100_000, 8
 
 
-def waiting(lens: Ints, groups: Groups) -> float:
+def waiting(lens: Ints, groups: LengthGroups) -> float:
     """The padded tokens of the largest batch of a step over the mean of its ranks, less one; the mean of all steps."""
     starts, items = groups.batches
     widths = np.maximum.reduceat(lens[items], starts[:-1]) * np.diff(starts)
-    of_steps = widths[groups.row].reshape(-1, RANKS)
+    of_steps = widths[groups.order].reshape(-1, RANKS)
     return float((of_steps.max(axis=1) / of_steps.mean(axis=1)).mean() - 1)
 
 
-def padding(lens: Ints, groups: Groups) -> float:
+def padding(lens: Ints, groups: LengthGroups) -> float:
     """The share of padding in batches that are as wide as their longest sample."""
     starts, items = groups.batches
     return 1 - float(lens.sum()) / float((np.diff(starts) * np.maximum.reduceat(lens[items], starts[:-1])).sum())
@@ -38,9 +38,11 @@ def padding(lens: Ints, groups: Groups) -> float:
 Limits = tuple[int | None, int | None]
 
 
-def grouped(lens: Ints, limits: Limits, window: int, epoch: int = 0) -> Groups:
+def grouped(lens: Ints, limits: Limits, window: int, epoch: int = 0) -> LengthGroups:
     size, tokens = limits
-    return group(lens, RANKS, *limits, window * (size or (tokens or 1) / float(lens.mean())), seed_of(0, epoch))
+    return group_by_length(
+        lens, RANKS, *limits, window * (size or (tokens or 1) / float(lens.mean())), seed_of(0, epoch)
+    )
 
 
 def cell(lens: Ints, limits: Limits, window: int) -> str:

@@ -37,8 +37,14 @@ MASKS = {
 }
 
 
-def neat(batch: PackedBatch, lengths: Sequence[Sequence[int]], mask: str, metadata: bool) -> dict[str, Any]:
-    """Return the text inputs of a `neat` batch with shifted labels; `automodel.collate` lists them."""
+def neat_inputs(batch: PackedBatch, lengths: Sequence[Sequence[int]], mask: str, metadata: bool) -> dict[str, Any]:
+    """Return the text inputs, by name, of a `neat` batch for Automodel; for shapes see `collate`.
+
+    Args:
+        lengths: for each row, the lengths of its members in tokens.
+        mask: a key of `MASKS`.
+        metadata: add the boundaries and indices that Qwen3.5 needs.
+    """
     documents, positions = batch["doc_ids"].long(), batch["position_ids"]
     names = ("input_ids", "labels", "position_ids", "mm_token_type_ids")
     inputs = {**{name: batch[name] for name in names}, "_packed_seq_ids": documents}
@@ -53,10 +59,10 @@ def neat(batch: PackedBatch, lengths: Sequence[Sequence[int]], mask: str, metada
     elif mask == "block_causal":
         same = (documents[:, :, None] == documents[:, None, :]) & (documents > 0)[:, :, None]
         inputs["attention_mask"] = same.tril()[:, None]
-    return inputs | (_metadata(documents, lengths) if metadata or mask == "metadata" else {})
+    return inputs | (_boundary_metadata(documents, lengths) if metadata or mask == "metadata" else {})
 
 
-def _metadata(documents: Tensor, lengths: Sequence[Sequence[int]]) -> dict[str, Any]:
+def _boundary_metadata(documents: Tensor, lengths: Sequence[Sequence[int]]) -> dict[str, Any]:
     most = max(map(len, lengths))
     ends = [pad_tensor(torch.tensor(row).cumsum(0), (1, most - len(row)), value=-1) for row in lengths]
     starts = torch.stack(ends).int()
@@ -69,15 +75,18 @@ def _metadata(documents: Tensor, lengths: Sequence[Sequence[int]]) -> dict[str, 
     }
 
 
-def thd(batch: PackedBatch) -> dict[str, Any]:
+def thd_inputs(batch: PackedBatch) -> dict[str, Any]:
     """Return the text inputs of a `thd` batch; Automodel itself makes one row and the boundaries from the lengths."""
     inputs = {name: batch[name] for name in ("input_ids", "labels", "position_ids")}
     lengths = {name: batch[name].long()[None] for name in ("seq_lens", "seq_lens_padded")}
     return {**inputs, **lengths, "qkv_format": "thd"}
 
 
-def media(batch: PackedBatch, pixels: str | None, num_rows: int) -> dict[str, Tensor]:
-    """Return the processor's media, and how many images and videos each row has if any row has some."""
+def media_inputs(batch: PackedBatch, pixels: str | None, num_rows: int) -> dict[str, Tensor]:
+    """Return the processor's media inputs, and per row [num_rows] how many images and videos it has, if any has some.
+
+    `pixels` is the dtype of pixels, such as bfloat16; None: the processor's.
+    """
     inputs: dict[str, Tensor] = {name: batch[name] for name in batch["media_keys"]}
     if pixels is not None:
         inputs |= {name: value.to(getattr(torch, pixels)) for name, value in inputs.items() if "pixel_values" in name}
@@ -96,7 +105,7 @@ def dataset(
     pixels: str | None = "bfloat16",
     **settings: Any,
 ) -> "PackRows":
-    """Return packs for `dataset` or `validation_dataset` of a YAML.
+    """Return a dataset of packs for `dataset` or `validation_dataset` of a YAML.
 
     Args:
         pack: overrides as on the command line.
@@ -119,20 +128,20 @@ def dataset(
 
 @dataclass(frozen=True)
 class PackRows(torch.utils.data.Dataset["PackRow"]):
-    """Packs, with the layout for Automodel.
+    """A map-style dataset of packs, with the settings of Automodel's batches.
 
     They are planned at the first `len()`, which all ranks call together. Planning earlier would hang: while Automodel
     makes a dataset, the other ranks wait for the first one.
     """
 
-    make: Callable[[], LazyPackedDataset]
+    make_packs: Callable[[], LazyPackedDataset]
     mask: str | None = None
     metadata: bool = False
     pixels: str | None = "bfloat16"
 
     @cached_property
     def packs(self) -> LazyPackedDataset:
-        packs = self.make()
+        packs = self.make_packs()
         layout = packs.encoder.layout
         if (self.mask is None) == (layout == "neat"):
             told = f"one of {', '.join(MASKS)}, by the attention of the model" if self.mask is None else "leave it out"
@@ -146,13 +155,13 @@ class PackRows(torch.utils.data.Dataset["PackRow"]):
         return PackRow(self.packs[index], self)
 
     def robust_collate(self, collate_fn: Callable[[Any], Any]) -> "EpochCollate":
-        """Return the collate function for Automodel's loader; it switches epochs, too."""
+        """Return the collate function for Automodel's loader, by which Automodel also sets epochs."""
         return EpochCollate(collate_fn, self)
 
 
 @dataclass(frozen=True)
 class EpochCollate:
-    """A collate function through which Automodel's scheduler sets the epoch: each epoch has its own plan."""
+    """A collate function whose `set_epoch` Automodel's scheduler calls: each epoch has its own plan."""
 
     collate_fn: Callable[[Any], Any]
     dataset: PackRows
@@ -165,7 +174,7 @@ class EpochCollate:
 
 
 class PackRow(NamedTuple):
-    """A pack on its way to `collate`."""
+    """An item of `PackRows`: a pack, and the dataset with the settings of its batch."""
 
     pack: Pack
     dataset: PackRows
@@ -192,15 +201,15 @@ def collate(rows: Sequence[PackRow], processor: Any = None) -> dict[str, Any]:
     encoder = dataset.packs.encoder
     batch = encoder.batch([row.pack for row in rows])
     if dataset.mask is None:
-        text = thd(batch)
+        text = thd_inputs(batch)
     else:
         lengths = [[len(member.tokens) for member in row.pack.members] for row in rows]
-        text = neat(batch, lengths, dataset.mask, dataset.metadata)
-    return {**text, **media(batch, dataset.pixels, len(rows))}
+        text = neat_inputs(batch, lengths, dataset.mask, dataset.metadata)
+    return {**text, **media_inputs(batch, dataset.pixels, len(rows))}
 
 
 def check_automodel(recipe: Any) -> None:
-    """Check that the model that Automodel built keeps the members of these packs apart."""
+    """Raise PackError if the model that Automodel built does not keep the members of its packs apart."""
     for name in ("cp_size", "pp_size"):
         if (size := getattr(recipe.mesh_context, name)) > 1:
             raise PackError(f"distributed.{name}={size}: packs were not tried with it; set 1")
@@ -210,7 +219,7 @@ def check_automodel(recipe: Any) -> None:
 
 
 def check_rows(models: Sequence[Any], rows: PackRows) -> None:
-    """Check one dataset: see `check_automodel`."""
+    """Raise PackError if Automodel's models (`model_parts`) do not keep the members of this dataset's packs apart."""
     packing = import_module("nemo_automodel.components.models.common.packing")
     if not hasattr(packing, "configure_packing_for_models"):
         raise PackError("this nemo_automodel packs by functions of transformers that it replaces: take 0.7 or newer")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from energon_pack import LazyPackedDataset, PackedDataset, StreamingPackedDataset
-from energon_pack.training.encoded import are_heard
+from energon_pack.training.encoded import has_audio_in_video
 from support import processors
 from support.running import need_torchvision, run_here
 from support.samples import picture, sound, video, video_with_sound
@@ -103,7 +103,7 @@ def found(packs: Any) -> dict[str, Any]:
         for member in packs[number].members:
             tokens = member.tokens
             assert tokens.rope is not None
-            told = tokens.ids.tolist(), int(tokens.rope.sum()), are_heard(tokens.types)
+            told = tokens.ids.tolist(), int(tokens.rope.sum()), has_audio_in_video(tokens.types)
             result[member.sample_id.rpartition(":")[2].rpartition("/")[2]] = told
     return result
 

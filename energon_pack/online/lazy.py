@@ -36,7 +36,7 @@ from energon_pack.samples.member import MemberInput
 from energon_pack.samples.skip import Skip
 from energon_pack.stages.planning import Planned
 from energon_pack.trainers.doors import PacksByNumber
-from energon_pack.training.member_encoder import Unread
+from energon_pack.training.member_encoder import UnreadMember
 from energon_pack.training.pack_encoder import PackEncoder, check_options
 
 __all__ = ["LazyPackedDataset"]
@@ -99,17 +99,17 @@ class LazyPackedDataset(PacksByNumber):
         """The figures of the plan: samples left out by reason, fill, tokens …; None in a DataLoader's worker."""
         return None if self._plans.first is None else self._plans.first.report
 
-    def _pack(self, epoch: int, number: int) -> tuple[str, Iterator[MemberInput | Unread]]:
+    def _pack(self, epoch: int, number: int) -> tuple[str, Iterator[MemberInput | UnreadMember]]:
         return f"{self._keys}_{epoch:03d}_{number:08d}", map(self._member, self._plans.items(epoch, number))
 
     def _sums(self, epoch: int) -> PackSums:
         return self._plans.sums(epoch)
 
-    def _member(self, item: int) -> MemberInput | Unread:
+    def _member(self, item: int) -> MemberInput | UnreadMember:
         try:
             return self._samples.member(item)
         except (PackError, Skip, OSError) as error:
-            return Unread(self._samples.sample_id(item), error)
+            return UnreadMember(self._samples.sample_id(item), error)
 
     def set_epoch(self, epoch: int) -> None:
         """Switch to the packs of another epoch: as many, as full, with other members and in another order.

@@ -21,7 +21,7 @@ from energon_pack.plan.pool import Pool, Waiting, waiting_in
 from energon_pack.plan.sample_measures import Measuring
 from energon_pack.steps.position import Position, reading, taken_by
 from energon_pack.steps.topology import ranks_here
-from energon_pack.trainers.doors import ForTrainers, import_rows
+from energon_pack.trainers.doors import ForTrainers, import_numbered_rows
 from energon_pack.training.encoded import Pack
 from energon_pack.training.pack_encoder import PackEncoder
 
@@ -112,7 +112,7 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
 
         Set `accelerator_config={"dispatch_batches": False}` (TRL does), so that each rank reads its own packs.
         """
-        return import_rows().StreamRows(self, *self.place)
+        return import_numbered_rows().StreamRows(self, *self.place)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration draw in the order of this epoch, unless it is that of states to go on from."""

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from energon_pack.errors import PackError, amount
-from energon_pack.trainers.alone import SampleLosses, reads_in_forward, samples_alone
-from energon_pack.trainers.check_dealing import dealing_of, refused
+from energon_pack.trainers.alone import SampleLosses, describe_host_reads, run_samples_alone
+from energon_pack.trainers.check_dealing import breaking_setting, check_dealing
 from energon_pack.trainers.collator import Collator
 from energon_pack.trainers.loss import WeightedSteps
-from energon_pack.training.as_it_was import silent
+from energon_pack.training.as_it_was import without_randomness
 from energon_pack.training.encoded import Pack
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.layout import IGNORE
@@ -27,9 +27,9 @@ from energon_pack.training.layout import IGNORE
 __all__ = ["check_trainer"]
 
 #: packs of each rank from which two with unequal trained tokens are chosen
-_LOOKED_AT = 8
+_CANDIDATE_PACKS = 8
 #: relative difference of losses that counts as rounding: in float32, and in shorter types
-_SAME, _SAME_SHORT = 1e-4, 2e-2
+_TOLERANCE, _SHORT_TOLERANCE = 1e-4, 2e-2
 
 
 def check_trainer(trainer: Any) -> str:
@@ -45,7 +45,7 @@ def check_trainer(trainer: Any) -> str:
     Raises:
         PackError: something is lost on the way. The message says what is lost, and which line cures it.
     """
-    if told := refused(trainer):
+    if told := breaking_setting(trainer):
         raise PackError(f"{type(trainer).__name__}: {told}")
     if getattr(trainer.args, "use_liger_kernel", False):  # as `train()` does first; doing it twice changes nothing
         from transformers.integrations.liger import apply_liger_kernel
@@ -56,12 +56,12 @@ def check_trainer(trainer: Any) -> str:
     collator = _collator(collate)
     if collator.weights and not isinstance(trainer, WeightedSteps):
         raise PackError(f"{type(trainer).__name__}: its loss ignores the weights of tokens: weighted(trainer)")
-    dealt = dealing_of(trainer, loader)
+    dealt = check_dealing(trainer, loader)
     rows = _two_rows(trainer, collator, loader)
-    step = _step(trainer, collate, rows)
-    alone = samples_alone(trainer, collator, rows)
-    told = step.compared(alone, trainer)
-    return f"✓ {type(trainer).__name__}: {told}; {dealt}; {reads_in_forward(trainer, collator, rows)}"
+    step = _run_step(trainer, collate, rows)
+    alone = run_samples_alone(trainer, collator, rows)
+    told = step.compare(alone, trainer)
+    return f"✓ {type(trainer).__name__}: {told}; {dealt}; {describe_host_reads(trainer, collator, rows)}"
 
 
 def _loader(trainer: Any) -> Any:
@@ -77,7 +77,7 @@ def _loader(trainer: Any) -> Any:
 
 
 def _collator(collate: Any) -> Collator:
-    """Find the collator of packs inside the wrappers of a trainer."""
+    """Return the collator of packs inside the wrappers of a trainer; PackError: there is none."""
     inner = collate
     while inner is not None and not isinstance(inner, Collator):
         inner = inner.func if isinstance(inner, partial) else getattr(inner, "data_collator", None)
@@ -94,27 +94,27 @@ def _collator(collate: Any) -> Collator:
 
 @dataclass(frozen=True)
 class TrainerStep:
-    """The trainer's loss for the step, and the trained tokens of this rank's packs."""
+    """The trainer's loss for a step, and the numbers of trained tokens of this rank's packs."""
 
     loss: float
-    trained: list[int]
+    num_trained: list[int]
 
-    def compared(self, alone: SampleLosses, trainer: Any) -> str:
-        """Say that the losses are equal."""
-        total = _over_ranks(trainer, [self.loss, 1.0, *alone.parts])
+    def compare(self, alone: SampleLosses, trainer: Any) -> str:
+        """Return a text that the losses are equal; PackError: they differ, with the cause and a cure."""
+        total = _summed_over_ranks(trainer, [self.loss, 1.0, *alone.rank_sums])
         loss, summed, trained = total[0] / total[1], total[2], total[3]
         expected, means, added = summed / trained, total[4] / total[5], total[4] / total[1]
         weights = [one for one in trainer.model.parameters() if one.is_floating_point()]
         is_short = torch.is_autocast_enabled() or any(torch.finfo(one.dtype).eps > 1e-6 for one in weights)
-        same = (_SAME_SHORT if is_short else _SAME) * max(1.0, abs(expected))
+        same = (_SHORT_TOLERANCE if is_short else _TOLERANCE) * max(1.0, abs(expected))
         samples = amount(int(total[6]), "sample")
         losses = f"{loss:.5f}, its {samples} alone {expected:.5f}"
         if abs(loss - expected) <= same and abs(loss - expected) <= max(abs(loss - means), 1e-6):
-            packs = " and ".join(map(str, self.trained))
+            packs = " and ".join(map(str, self.num_trained))
             return f"a step of packs with {packs} trained tokens has the loss {losses} (|Δ| {abs(loss - expected):.1e})"
         where = f"{type(trainer).__name__}: the loss of a step is {losses}"
         if abs(loss - means) <= same:
-            raise PackError(f"{where}: it is the mean of the packs' means; {_cure(trainer)}")
+            raise PackError(f"{where}: it is the mean of the packs' means; {_denominator_fix(trainer)}")
         if abs(loss - added) <= same:
             raise PackError(
                 f"{where}: the packs' means are added up, for the model knows no num_items_in_batch;"
@@ -126,19 +126,19 @@ class TrainerStep:
         )
 
 
-def _cure(trainer: Any) -> str:
-    """Return the line of code that makes the denominator right."""
+def _denominator_fix(trainer: Any) -> str:
+    """Return the line of code that corrects the loss's denominator."""
     if any(kind.__module__.startswith("trl.") for kind in type(trainer).__mro__):
         return "after it is made: trainer.model_accepts_loss_kwargs = True"
     return "compute_loss_func=packs.loss_func(), or after it is made: trainer.compute_loss_func = packs.loss_func()"
 
 
 def _two_rows(trainer: Any, collator: Collator, loader: Any) -> list[Any]:
-    """Choose two rows whose trained tokens differ most; each rank looks at other rows."""
+    """Return the two rows whose trained tokens differ most; each rank looks at other rows."""
     rank = trainer.accelerator.process_index
     data = trainer.train_dataset
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        numbers = [(rank * _LOOKED_AT + number) % len(data) for number in range(min(_LOOKED_AT, len(data)))]
+        numbers = [(rank * _CANDIDATE_PACKS + number) % len(data) for number in range(min(_CANDIDATE_PACKS, len(data)))]
         try:
             rows = [data[number] for number in numbers]
         except (KeyError, TypeError, ValueError) as error:
@@ -148,26 +148,26 @@ def _two_rows(trainer: Any, collator: Collator, loader: Any) -> list[Any]:
             ) from error
     else:
         stream = iter(data)
-        rows = [row for row, _ in zip(stream, range(_LOOKED_AT), strict=False)]
+        rows = [row for row, _ in zip(stream, range(_CANDIDATE_PACKS), strict=False)]
     if len(rows) < 2:
         raise PackError(f"{amount(len(rows), 'pack')}: two are needed, which share a step")
     packs = [collator.pack(row) for row in rows]
-    by_trained = sorted(range(len(rows)), key=lambda i: _trained(packs[i]))
-    least = next((i for i in by_trained if _trained(packs[i])), by_trained[0])
+    by_trained = sorted(range(len(rows)), key=lambda i: _num_trained(packs[i]))
+    least = next((i for i in by_trained if _num_trained(packs[i])), by_trained[0])
     if least == by_trained[-1]:
         raise PackError(f"no two of {amount(len(rows), 'pack')} have trained tokens")
     is_stream = not hasattr(data, "__len__")
     return [packs[i] if is_stream else rows[i] for i in (by_trained[-1], least)]
 
 
-def _trained(pack: Pack) -> int:
+def _num_trained(pack: Pack) -> int:
     return sum(int((member.tokens.labels != IGNORE).sum()) for member in pack.members)
 
 
-def _step(trainer: Any, collate: Any, rows: Sequence[Any]) -> TrainerStep:
-    """Run the step as the trainer's own loop does: count, forward, scale, backward."""
+def _run_step(trainer: Any, collate: Any, rows: Sequence[Any]) -> TrainerStep:
+    """Run a step as the trainer's own loop does: count tokens, forward, scale, backward."""
     device = trainer.args.device
-    with _as_in_a_step(trainer, len(rows)), _without_engine(trainer.accelerator):
+    with _accumulating(trainer, len(rows)), _without_engine(trainer.accelerator):
         batches, num_items = trainer.get_batch_samples(iter([collate([row]) for row in rows]), len(rows), device)
         trained = [int((batch["labels"] != IGNORE).sum()) for batch in batches]
         losses = []
@@ -180,14 +180,14 @@ def _step(trainer: Any, collate: Any, rows: Sequence[Any]) -> TrainerStep:
 
 
 @contextmanager
-def _as_in_a_step(trainer: Any, num: int) -> Iterator[None]:
-    """Have the trainer accumulate without what is random; restore modes and random numbers, and drop gradients."""
+def _accumulating(trainer: Any, num: int) -> Iterator[None]:
+    """Let the trainer accumulate `num` batches, without dropout; then restore modes and drop gradients."""
     model, name = trainer.model, "current_gradient_accumulation_steps"
     before, training = getattr(trainer, name, None), model.training
     model.to(trainer.args.device)
     setattr(trainer, name, num)
     try:
-        with torch.random.fork_rng(), silent(model):
+        with torch.random.fork_rng(), without_randomness(model):
             yield
     finally:
         setattr(trainer, name, before)
@@ -198,7 +198,7 @@ def _as_in_a_step(trainer: Any, num: int) -> Iterator[None]:
 
 @contextmanager
 def _without_engine(accelerator: Any) -> Iterator[None]:
-    """Run backward as without DeepSpeed while its engine does not exist yet: `train()` makes it."""
+    """Run backward without DeepSpeed while `train()` has not made its engine yet."""
     kind = str(getattr(accelerator, "distributed_type", ""))
     if not kind.endswith("DEEPSPEED") or accelerator.deepspeed_engine_wrapped is not None:
         yield
@@ -210,7 +210,7 @@ def _without_engine(accelerator: Any) -> Iterator[None]:
         del accelerator.backward
 
 
-def _over_ranks(trainer: Any, numbers: Sequence[float]) -> list[float]:
+def _summed_over_ranks(trainer: Any, numbers: Sequence[float]) -> list[float]:
     of_rank = torch.tensor(numbers, dtype=torch.float64, device=trainer.args.device)
     total: list[float] = trainer.accelerator.reduce(of_rank, "sum").tolist()
     return total

@@ -8,12 +8,12 @@ import torch.distributed as dist
 
 from energon_pack.errors import PackError, amount
 from energon_pack.steps.topology import ranks_here
-from energon_pack.trainers.collator import EPOCH
+from energon_pack.trainers.collator import EPOCH_COLUMN
 from energon_pack.trainers.samplers import PackSampler
 
-_CUT = "members of a pack would be cut over ranks, and see each other"
+_CUT_REASON = "members of a pack would be cut over ranks, and see each other"
 #: argument of a trainer → how any value that switches it on breaks packs
-_BREAKS = {
+_BREAKING_SETTINGS = {
     "packing": "the trainer would pack packs again",
     "padding_free": "the trainer would flatten packs, with positions of its own",
     "sample_packing": "the trainer would pack packs again",
@@ -25,10 +25,10 @@ _BREAKS = {
     "shift_attn": "LongLoRA's shifted attention crosses members",
 }
 #: arguments of a trainer, or of Accelerate's parallelism, that break packs if they are above 1
-_CUTS = ("context_parallel_size", "sequence_parallel_size", "cp_size", "sp_size")
+_SPLITTING_SETTINGS = ("context_parallel_size", "sequence_parallel_size", "cp_size", "sp_size")
 
 #: module of a trainer's class → the setting with which it reads rows in their order
-_IN_ORDER = {
+_ORDERED_SETTINGS = {
     "swift": "train_dataloader_shuffle=False",
     "llamafactory": "disable_shuffling=True",
     "axolotl": "curriculum_sampling=True",
@@ -36,17 +36,17 @@ _IN_ORDER = {
 }
 
 
-def refused(trainer: Any) -> str:
-    """Say which setting of a trainer breaks packs, and what to set; empty: no known setting does."""
+def breaking_setting(trainer: Any) -> str:
+    """Return which setting of a trainer breaks packs, and what to set instead; empty: no known setting does."""
     args, accelerator = trainer.args, trainer.accelerator
     owners = (args, getattr(trainer, "finetuning_args", None))  # LLaMA-Factory's
-    for name, told in _BREAKS.items():
+    for name, told in _BREAKING_SETTINGS.items():
         if value := next(filter(None, (getattr(owner, name, None) for owner in owners)), None):
             return f"{name}={value}: {told}: {name}={0 if isinstance(value, float) else False}"
     parallelism = getattr(accelerator, "parallelism_config", None)
-    for name in _CUTS:
+    for name in _SPLITTING_SETTINGS:
         if (size := max(getattr(owner, name, None) or 1 for owner in (args, parallelism))) > 1:
-            return f"{name}={size}: {_CUT}: {name}=1"
+            return f"{name}={size}: {_CUT_REASON}: {name}=1"
     known, here = accelerator.num_processes, ranks_here()[1]
     if known < here:
         return (
@@ -58,19 +58,22 @@ def refused(trainer: Any) -> str:
     return ""
 
 
-def in_order(trainer: Any) -> str:
-    """Return the setting with which a trainer reads rows in their order."""
+def ordered_setting(trainer: Any) -> str:
+    """Return the setting that makes a trainer read rows in their order."""
     modules = {kind.__module__.partition(".")[0] for kind in type(trainer).__mro__}
-    return next((setting for module, setting in _IN_ORDER.items() if module in modules), _IN_ORDER["transformers"])
+    return next(
+        (setting for module, setting in _ORDERED_SETTINGS.items() if module in modules),
+        _ORDERED_SETTINGS["transformers"],
+    )
 
 
 #: most rows of an epoch that are checked
-_MOST = 1_000_000
-_CURE = "train on packs.as_dataset() with the trainer's own sampler, which deals rows to ranks once"
+_MAX_CHECKED_ROWS = 1_000_000
+_DEALING_REMEDY = "train on packs.as_dataset() with the trainer's own sampler, which deals rows to ranks once"
 
 
-def dealing_of(trainer: Any, loader: Any) -> str:
-    """Say how packs are dealt."""
+def check_dealing(trainer: Any, loader: Any) -> str:
+    """Return a text on how a trainer's loader deals packs to ranks; PackError: some are dealt twice or never."""
     ranks: int = trainer.accelerator.num_processes
     data, kind = trainer.train_dataset, type(loader)
     if kind.__name__.endswith("Dispatcher"):
@@ -84,25 +87,27 @@ def dealing_of(trainer: Any, loader: Any) -> str:
                 f"rank 0 reads for all {ranks} ranks, and a stream gives it its own share alone: packs of the others"
                 " are never trained on: LazyPackedDataset or packs on disk, which have a length"
             )
-    epochs = _epochs(trainer, loader)
+    epochs = _epoch_fault(trainer, loader)
     sampler = getattr(loader, "batch_sampler", None)
     if sampler is None or not hasattr(data, "__len__"):
         return f"a stream for {amount(ranks, 'rank')}{epochs}"
-    if ranks > 1 and _knows_ranks(sampler):
-        raise PackError(f"PackSampler deals packs to ranks, and Accelerate deals its share once more: {_CURE}")
-    if len(data) > _MOST:
+    if ranks > 1 and _has_pack_sampler(sampler):
+        raise PackError(
+            f"PackSampler deals packs to ranks, and Accelerate deals its share once more: {_DEALING_REMEDY}"
+        )
+    if len(data) > _MAX_CHECKED_ROWS:
         return f"{len(data):,} packs for {amount(ranks, 'rank')}{epochs}"
     with torch.random.fork_rng():  # a sampler that shuffles draws its seed
         of_rank = [[int(row) for row in batch] for batch in sampler]
-    return told(_gathered(of_rank, ranks), len(data), in_order(trainer)) + epochs
+    return describe_dealing(_gather(of_rank, ranks), len(data), ordered_setting(trainer)) + epochs
 
 
-def _epochs(trainer: Any, loader: Any) -> str:
-    """Say what is wrong with every epoch after the first; empty: nothing."""
+def _epoch_fault(trainer: Any, loader: Any) -> str:
+    """Return what is wrong with the epochs after the first, as text; empty: nothing."""
     data, args = trainer.train_dataset, trainer.args
     columns = getattr(data, "column_names", None) or ()
     num = getattr(args, "num_train_epochs", 1)
-    if EPOCH in columns and getattr(args, "max_steps", -1) <= 0 and num > 1:
+    if EPOCH_COLUMN in columns and getattr(args, "max_steps", -1) <= 0 and num > 1:
         return f"; {num:g} epochs read these rows again: as_dataset(epochs={num:g}) and num_train_epochs=1"
     if not hasattr(data, "set_epoch"):
         return ""
@@ -115,15 +120,21 @@ def _epochs(trainer: Any, loader: Any) -> str:
     return "" if heard else "; set_epoch never arrives, so all epochs are the first: packs.as_dataset(epochs=…)"
 
 
-def told(dealt: Sequence[Sequence[Sequence[int]]], num: int, in_order: str) -> str:
-    """Say how rows are dealt."""
+def describe_dealing(dealt: Sequence[Sequence[Sequence[int]]], num: int, in_order: str) -> str:
+    """Return a text on how rows were dealt, once and in which order; PackError: some twice or never.
+
+    Args:
+        dealt: for each rank, its batches of row numbers.
+        num: number of rows.
+        in_order: the setting that makes the trainer read rows in their order.
+    """
     rows = [row for batches in dealt for batch in batches for row in batch]
     of_turn = len(dealt) * max((len(batch) for batches in dealt for batch in batches), default=0)
     twice, never = len(rows) - len({*rows}), num - len({*rows})
     if twice >= of_turn:
-        raise PackError(f"{twice} of {num} packs are dealt twice: {_CURE}")
+        raise PackError(f"{twice} of {num} packs are dealt twice: {_DEALING_REMEDY}")
     if never >= of_turn:
-        raise PackError(f"{never} of {num} packs reach no rank: {_CURE}")
+        raise PackError(f"{never} of {num} packs reach no rank: {_DEALING_REMEDY}")
     in_turn = [row for turn in zip(*dealt, strict=False) for batch in turn for row in batch]
     order = "in the order of as_dataset, so steps are even"
     if in_turn != sorted(in_turn):
@@ -131,14 +142,14 @@ def told(dealt: Sequence[Sequence[Sequence[int]]], num: int, in_order: str) -> s
     return f"{num} packs are dealt once to {amount(len(dealt), 'rank')}, {order}"
 
 
-def _knows_ranks(sampler: Any) -> bool:
-    """Whether a sampler, or one inside Accelerate's wrappers, deals packs to ranks by itself."""
+def _has_pack_sampler(sampler: Any) -> bool:
+    """Say whether a sampler, or one inside Accelerate's wrappers, is a `PackSampler`."""
     while sampler is not None and not isinstance(sampler, PackSampler):
         sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
     return sampler is not None
 
 
-def _gathered(of_rank: list[list[int]], ranks: int) -> list[list[list[int]]]:
+def _gather(of_rank: list[list[int]], ranks: int) -> list[list[list[int]]]:
     if ranks == 1:
         return [of_rank]
     every: list[Any] = [None] * ranks

@@ -9,9 +9,9 @@ from energon_pack.training.encoded import BadPack, Pack, refuse_trees
 from energon_pack.training.masks import Outline, outline_of
 
 #: the columns by which a row names its pack
-PACK, EPOCH = "pack", "epoch"
+PACK_COLUMN, EPOCH_COLUMN = "pack", "epoch"
 #: keys of a batch with weights that make its loss; no model takes them
-OF_LOSS = ("labels", "loss_weight", "_packed_seq_ids")
+LOSS_KEYS = ("labels", "loss_weight", "_packed_seq_ids")
 
 
 class Collator:
@@ -36,25 +36,25 @@ class Collator:
         return self.of_packs([self.pack(row) for row in rows])
 
     def pack(self, row: Any) -> Pack:
-        """Return the pack that a row names; raises as `__call__` does."""
+        """Return the pack that a row names or holds; PackError: it has none."""
         if isinstance(row, Pack):
             return row
-        if not isinstance(row, Mapping) or PACK not in row:
+        if not isinstance(row, Mapping) or PACK_COLUMN not in row:
             content = f"the columns {', '.join(row)}" if isinstance(row, Mapping) else f"a {type(row).__name__}"
             raise PackError(
                 f"a row has {content}, and none names a pack: train on packs.as_dataset(), with"
                 " remove_unused_columns=False, and without the trainer's own tokenising and packing"
             )
-        named = row[PACK]
-        return named if isinstance(named, Pack) else self.packs[int(row[EPOCH]), int(named)]
+        named = row[PACK_COLUMN]
+        return named if isinstance(named, Pack) else self.packs[int(row[EPOCH_COLUMN]), int(named)]
 
     def of_packs(self, packs: Sequence[Pack]) -> dict[str, Any]:
-        """Lay packs out; raises as `__call__` does."""
+        """Lay packs out as the inputs of `model.forward`; BadPack: they share tokens, or have unexpected weights."""
         refuse_trees(packs, "a trainer's own loss")
         batch: PackedBatch = self.packs.encoder.batch(packs)
         if self.weights:
             inputs = batch.model_inputs(self._outline, labels=False)
-            return {**inputs, **{name: batch[name] for name in OF_LOSS if name in batch}}
+            return {**inputs, **{name: batch[name] for name in LOSS_KEYS if name in batch}}
         if batch.get("is_weighted"):
             raise BadPack(
                 f"{', '.join(pack.key for pack in packs)}: tokens have weights other than 1, which a trainer's own loss"

@@ -20,7 +20,7 @@ from energon_pack.samples.member import MemberInput
 from energon_pack.steps.topology import ranks_here
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import BadPack, Pack
-from energon_pack.training.member_encoder import Unread
+from energon_pack.training.member_encoder import UnreadMember
 from energon_pack.training.pack_encoder import PackEncoder
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ForTrainers:
-    """Packs that a trainer takes: `collator` and `loss_func`."""
+    """Base of the datasets of packs: makes batches, a trainer's collator and its loss."""
 
     encoder: PackEncoder
 
@@ -69,12 +69,12 @@ class PacksByNumber(ForTrainers, Dataset[Pack]):
     _epoch: Any = 0  # of a number without one
 
     @abstractmethod
-    def _pack(self, epoch: int, number: int) -> tuple[str, Iterable[MemberInput | Unread]]:
-        """Return the key of a pack, and its members, not encoded."""
+    def _pack(self, epoch: int, number: int) -> tuple[str, Iterable[MemberInput | UnreadMember]]:
+        """Return a pack's key and its members, not encoded."""
 
     @abstractmethod
     def _sums(self, epoch: int) -> PackSums:
-        """Return sums over the members of each pack of an epoch."""
+        """Return sums over the members of each pack of an epoch: tokens, costs."""
 
     def __len__(self) -> int:
         """Number of packs in every epoch."""
@@ -106,12 +106,12 @@ class PacksByNumber(ForTrainers, Dataset[Pack]):
             raise ValueError(f"a batch of {indices}: PackSampler deals single packs: sampler=…, not batch_sampler=…")
         return [self[index] for index in indices]
 
-    def members(self, epoch: int, number: int) -> Iterator[MemberInput | Unread]:
+    def members(self, epoch: int, number: int) -> Iterator[MemberInput | UnreadMember]:
         """Read the members of a pack, without encoding them."""
         yield from self._pack(epoch, number)[1]
 
     def have_epoch(self, epoch: int) -> None:
-        """Plan an epoch before workers start that will read it."""
+        """Plan an epoch, before workers start that read it."""
 
     def costs(self, epoch: int) -> tuple[npt.NDArray[np.float64], Ints]:
         """Return the costs by which `PackSampler` makes steps even.
@@ -124,7 +124,7 @@ class PacksByNumber(ForTrainers, Dataset[Pack]):
         return np.stack([lm, vision]), trained.astype(np.int64)
 
     def lens(self, epoch: int = 0) -> Ints:
-        """The tokens of each pack of an epoch, int64[num_packs].
+        """Return the number of tokens of each pack of an epoch, int64[num_packs].
 
         With `packing.max_members=1` these are the lengths of samples, for `LengthGroupedSampler`.
         """
@@ -152,16 +152,16 @@ class PacksByNumber(ForTrainers, Dataset[Pack]):
 
         if epochs < 1:
             raise PackError(f"epochs={epochs}: at least 1")
-        rows = import_rows()
+        rows = import_numbered_rows()
         ranks = ranks_here()[1] if ranks is None else ranks
         num = epochs * len(self) // ranks * ranks
         packs = PackSampler(self, 0, ranks, micro_batches).of_all_ranks(num)
         lens = np.stack([self.lens(epoch) for epoch in range(epochs)])
-        return rows.NumberedRows.of(packs, lens[tuple(np.array(packs).T)])
+        return rows.NumberedRows.from_packs(packs, lens[tuple(np.array(packs).T)])
 
 
-def import_rows() -> Any:
-    """Return the module of rows that trainers take; raises PackError if `datasets` is not installed."""
+def import_numbered_rows() -> Any:
+    """Import the module with rows for trainers; PackError: `datasets` is not installed."""
     try:
         from energon_pack.trainers import numbered_rows
     except ModuleNotFoundError as error:

@@ -15,24 +15,24 @@ from energon_pack.plan.bins.planned_bins import Bins
 from energon_pack.run.seeded import Ints, random_keys
 
 
-class Groups(NamedTuple):
-    """The batches of an epoch."""
+class LengthGroups(NamedTuple):
+    """The batches of an epoch, and their order."""
 
-    #: samples of each batch
+    #: the samples of each batch: starts, and sample numbers
     batches: Bins
     #: int64[num_batches], the batches in the order in which all ranks together take them, step by step
-    row: Ints
+    order: Ints
 
     def samples(self, place: int) -> Ints:
-        """Return the numbers of the samples of the batch at a place of the row."""
-        batch, (starts, items) = self.row[place], self.batches
+        """Return the sample numbers of the batch at a place of the order."""
+        batch, (starts, items) = self.order[place], self.batches
         samples: Ints = items[starts[batch] : starts[batch + 1]]
         return samples
 
 
-def group(
+def group_by_length(
     lens: Ints, num_ranks: int, batch_size: int | None, max_batch_tokens: int | None, window: float, seed: int
-) -> Groups:
+) -> LengthGroups:
     """Group samples of like lengths into batches, as many for each rank, in an order independent of length.
 
     Each sample is in one batch. To fill the last step, batches are made a sample smaller, or some are halved.
@@ -44,28 +44,28 @@ def group(
         window: how many samples are sorted together, perhaps a fraction; a smaller one mixes samples better and
             pads more.
     """
-    order = _by_windows(lens, window, seed)
+    order = _sorted_windows(lens, window, seed)
     num = len(order)
     if max_batch_tokens is not None:
-        starts = _cut(lens[order], max_batch_tokens)
+        starts = _starts_by_tokens(lens[order], max_batch_tokens)
     else:
-        starts = _evenly(num, -(-num // (batch_size or 1)))
+        starts = _even_starts(num, -(-num // (batch_size or 1)))
     num_batches = -(-(len(starts) - 1) // num_ranks) * num_ranks
     if num_batches > num:  # even batches of one sample do not make whole steps
         starts = np.arange(num + 1)
     elif max_batch_tokens is not None:
         starts = _halved(starts, num_batches)
     else:
-        starts = _evenly(num, num_batches)
+        starts = _even_starts(num, num_batches)
     by_chance, whole = np.argsort(random_keys(len(starts) - 1, seed, 31)), (len(starts) - 1) // num_ranks * num_ranks
     steps = np.sort(by_chance[:whole]).reshape(-1, num_ranks)
     whose = np.argsort(random_keys(steps.size, seed, 32).reshape(steps.shape), axis=1)
     steps = np.take_along_axis(steps, whose, axis=1)[np.argsort(random_keys(len(steps), seed, 33))]
-    return Groups(Bins(starts, order), np.concatenate((steps.ravel(), by_chance[whole:])))
+    return LengthGroups(Bins(starts, order), np.concatenate((steps.ravel(), by_chance[whole:])))
 
 
-def _by_windows(lens: Ints, window: float, seed: int) -> Ints:
-    """Order the samples: windows of random samples, each sorted, so that neighbours have like lengths."""
+def _sorted_windows(lens: Ints, window: float, seed: int) -> Ints:
+    """Order the samples: windows of random samples, each sorted, so that neighbours have similar lengths."""
     num = len(lens)
     shuffled = np.argsort(random_keys(num, seed, 30))
     window_of = np.arange(num) * max(1, round(num / window)) // max(1, num)
@@ -73,12 +73,12 @@ def _by_windows(lens: Ints, window: float, seed: int) -> Ints:
     return shuffled[np.lexsort((up_and_down, window_of))]
 
 
-def _evenly(num: int, num_batches: int) -> Ints:
+def _even_starts(num: int, num_batches: int) -> Ints:
     """Return the starts of batches whose sizes differ by at most one sample."""
     return np.arange(num_batches + 1) * num // max(1, num_batches)
 
 
-def _cut(lens: Ints, max_batch_tokens: int) -> Ints:
+def _starts_by_tokens(lens: Ints, max_batch_tokens: int) -> Ints:
     """Return the starts of batches as large as allowed; a sample that alone is larger is a batch of its own."""
     starts, longest = [0], 0
     for number, length in enumerate(lens.tolist()):

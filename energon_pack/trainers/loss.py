@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from energon_pack.errors import PackError
-from energon_pack.trainers.collator import OF_LOSS
+from energon_pack.trainers.collator import LOSS_KEYS
 from energon_pack.training.batch import total_weight, weighted_loss
 from energon_pack.training.layout import IGNORE
 
@@ -62,12 +62,12 @@ def weighted(trainer: Trainer) -> Trainer:
 
 
 class WeightedSteps:
-    """Methods that override those of a trainer's own class."""
+    """A mixin for a trainer's class: its loss becomes Σ w·ce / Σ w over a step."""
 
     accelerator: Any
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], Any]:
-        """Return the batches of a step, and Σ w over the step."""
+        """Return the batches of a step, and Σ w over the step on all ranks."""
         trainer: Any = super()
         batches, _ = trainer.get_batch_samples(epoch_iterator, num_batches, device)
         weights = [total_weight(batch) for batch in batches]
@@ -77,9 +77,9 @@ class WeightedSteps:
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Return the batch's part of the step's loss; in evaluation, without a total, the loss of the batch alone."""
-        of_loss = {name: inputs[name] for name in OF_LOSS if name in inputs}
-        outputs = model(**{name: value for name, value in inputs.items() if name not in OF_LOSS})
+        """Return the batch's part of the step's loss; without a total, in evaluation, the loss of the batch alone."""
+        of_loss = {name: inputs[name] for name in LOSS_KEYS if name in inputs}
+        outputs = model(**{name: value for name, value in inputs.items() if name not in LOSS_KEYS})
         share = None
         if num_items_in_batch is not None:  # the gradients of ranks are averaged
             share = num_items_in_batch / self.accelerator.num_processes

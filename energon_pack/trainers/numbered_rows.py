@@ -11,12 +11,12 @@ from datasets.iterable_dataset import ExamplesIterable
 
 from energon_pack.errors import PackError
 from energon_pack.run.seeded import Ints
-from energon_pack.trainers.collator import EPOCH, PACK
+from energon_pack.trainers.collator import EPOCH_COLUMN, PACK_COLUMN
 from energon_pack.training.encoded import Pack
 
 #: columns with the tokens of a pack: the name in transformers' Trainer, and the name in ms-swift
-LENGTHS = ("length", "lengths")
-_NUMBERS = (
+LENGTH_COLUMNS = ("length", "lengths")
+_NO_TEXT_ERROR = (
     "rows of packs are numbers, there is nothing to tokenise, truncate or pack in them: {knob}"
     " (TRL: dataset_kwargs={{'skip_prepare_dataset': True}}; axolotl: load_datasets of a plugin)"
 )
@@ -27,25 +27,25 @@ class NumberedRows(datasets.Dataset):
     """Rows `{pack, epoch, length, lengths}`, in the order in which all ranks read them."""
 
     @classmethod
-    def of(cls: type[Rows], packs: Sequence[tuple[int, int]], lens: Ints) -> Rows:
-        """Make the rows."""
+    def from_packs(cls: type[Rows], packs: Sequence[tuple[int, int]], lens: Ints) -> Rows:
+        """Make rows from (epoch, number) and the number of tokens of each pack."""
         epochs, numbers = zip(*packs, strict=True)
-        columns = {PACK: [*numbers], EPOCH: [*epochs], **dict.fromkeys(LENGTHS, lens.tolist())}
+        columns = {PACK_COLUMN: [*numbers], EPOCH_COLUMN: [*epochs], **dict.fromkeys(LENGTH_COLUMNS, lens.tolist())}
         rows: Rows = cls.from_dict(columns)
         return rows
 
     def map(self, *_: Any, **__: Any) -> Any:
         """Raise PackError: a trainer would tokenise, truncate or pack the rows."""
-        raise PackError(_NUMBERS.format(knob="leave the trainer's preprocessing out"))
+        raise PackError(_NO_TEXT_ERROR.format(knob="leave the trainer's preprocessing out"))
 
     def filter(self, *_: Any, **__: Any) -> Any:
         """Raise PackError: a trainer would leave out rows by their tokens."""
-        raise PackError(_NUMBERS.format(knob="leave the trainer's filter out"))
+        raise PackError(_NO_TEXT_ERROR.format(knob="leave the trainer's filter out"))
 
     def remove_columns(self, column_names: str | list[str], *arguments: Any, **more: Any) -> Any:
         """Remove columns; raise PackError if a row would no longer name its pack."""
         names = [column_names] if isinstance(column_names, str) else list(column_names)
-        if {PACK, EPOCH} & {*names}:
+        if {PACK_COLUMN, EPOCH_COLUMN} & {*names}:
             raise PackError(
                 f"the columns {', '.join(names)} would be removed, which name packs: remove_unused_columns=False"
             )
@@ -53,16 +53,16 @@ class NumberedRows(datasets.Dataset):
 
 
 class StreamRows(datasets.IterableDataset):
-    """Rows `{pack}` of a stream: this rank's own packs."""
+    """Rows `{pack}` of this rank's own packs, from a stream."""
 
     def __init__(self, packs: Iterable[Pack], rank: int, world_size: int):
-        features = datasets.Features({PACK: datasets.Value("null")})  # only the column's name is ever used
+        features = datasets.Features({PACK_COLUMN: datasets.Value("null")})  # only the column's name is ever used
         super().__init__(ExamplesIterable(self._rows, {}), datasets.DatasetInfo(features=features))
         self._packs, self._rank, self._world_size = packs, rank, world_size
 
     def __iter__(self) -> Iterator[dict[str, Pack]]:
         for pack in self._packs:
-            yield {PACK: pack}
+            yield {PACK_COLUMN: pack}
 
     def _rows(self) -> Iterator[tuple[int, dict[str, Pack]]]:
         yield from enumerate(self)
@@ -94,5 +94,5 @@ class StreamRows(datasets.IterableDataset):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state of the stream."""
+        """Continue the stream from a state."""
         self._packs.load_state_dict(state_dict)  # type: ignore[attr-defined]

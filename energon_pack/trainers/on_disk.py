@@ -36,12 +36,12 @@ class PackedDataset(PacksByNumber):
     Args:
         path: folder of the packed dataset, or its address on an object store.
         processor: folder or hub id, in place of the files in the dataset; a class with code of its own needs one.
-        split: a part of its split.yaml.
+        split: a split that its split.yaml names.
         trust_remote_code: run the processor's own code.
         options: options of PackEncoder: `layout`, `labels`, `pad_to`, `on_bad_member`, `dummy_image` …
 
     Raises:
-        PackError: there is no such part, or no pack in it; or the dataset is a Metadataset.
+        PackError: there is no such split, or no pack in it; or the dataset is a Metadataset.
         FileNotFoundError: the folder is not a dataset that this package packed.
         ValueError: the errors of PackEncoder; a processor with another tokenizer than that of the packing; or another
             version of this package packed the dataset.
@@ -68,7 +68,7 @@ class PackedDataset(PacksByNumber):
         if not len(numbers):
             raise PackError(f"split={split}: {path} has no pack in it: output.splits.{split} of the packing fills it")
         self._num_packs, self._numbers = len(numbers), numbers
-        self._of_packs = PackSums(*(column[numbers] for column in sums))
+        self._split_sums = PackSums(*(column[numbers] for column in sums))
         self.fingerprint = f"{self.encoder.made['key_prefix']}-{split}-{len(numbers)}"
 
     def _pack(self, epoch: int, number: int) -> tuple[str, Iterator[MemberInput]]:
@@ -76,11 +76,11 @@ class PackedDataset(PacksByNumber):
         return parts["__key__"], members_in(parts, self.encoder.made["flavor"], self._files.media.read)
 
     def _sums(self, epoch: int) -> PackSums:
-        return self._of_packs
+        return self._split_sums
 
     @cached_property
     def config(self) -> SimpleNamespace:
-        """The `seed` and the `packing` settings of the run that packed them; samplers ask for them."""
+        """The `seed` and `packing` settings with which the dataset was packed; samplers need them."""
         from energon_pack.plan.settings import PackingConfig
         from energon_pack.run.plain_data import node_of
 
@@ -88,7 +88,7 @@ class PackedDataset(PacksByNumber):
         return SimpleNamespace(seed=int(content.get("seed", 0)), packing=node_of(PackingConfig, content["packing"]))
 
     def _in_split(self, split: str) -> Ints:
-        """Return the numbers of a split's packs in the dataset; raises PackError if it or a shard of it is missing."""
+        """Return the numbers of a split's packs in the dataset; PackError: the split or a shard of it is missing."""
         folder, manifest = self._files.folder, self.encoder.made
         prepared = read_prepared(folder.path, split, "split")
         if prepared is None:
@@ -106,7 +106,7 @@ class PackedDataset(PacksByNumber):
         return np.array(taken, np.int64)
 
     def _read_sums(self) -> PackSums:
-        """Read sums over the members of each pack of the dataset; raises PackError if they are not of these shards."""
+        """Read sums over the members of each pack of the dataset; PackError: they are not of these shards."""
         folder, hashes = self._files.folder, self.encoder.made.get("hashes", {})
         try:
             sums = PackSums.read(read_as_packed(folder.path, PACKS, hashes.get(PACKS)))

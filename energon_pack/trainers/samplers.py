@@ -1,4 +1,4 @@
-"""Samplers that deal packs or samples to ranks, make steps even over them, and go on from any state."""
+"""Samplers that deal packs or samples to ranks in even steps, and resume from a state with any number of ranks."""
 
 import logging
 import zlib
@@ -15,17 +15,19 @@ from energon_pack.run.recent import Recent
 from energon_pack.run.seeded import Ints, seed_of
 from energon_pack.steps.position import Position, State, Stream, Taken, positions_of_states, taken_by
 from energon_pack.steps.topology import Topology, ranks_here
-from energon_pack.trainers.length_groups import Groups, group
+from energon_pack.trainers.length_groups import LengthGroups, group_by_length
 
 __all__ = ["LengthGroupedSampler", "PackSampler"]
 
 _log = logging.getLogger(__name__)
-_METHOD = "state_dict()"
-_OVER = "the state is of the end of an epoch: this iteration has nothing of it, and the one after has the next epoch"
+_STATE_METHOD = "state_dict()"
+_AT_END_WARNING = (
+    "the state is of the end of an epoch: this iteration has nothing of it, and the one after has the next epoch"
+)
 Item = TypeVar("Item")
 
 #: random share added to a pack's cost, so that the same long packs do not share a step in every epoch
-_JITTER = 0.005
+_COST_JITTER = 0.005
 
 #: `overlong`: the treatment of a sample with more tokens than a batch may have, as a warning tells it
 _OVERLONG = {"alone": "each is a batch of its own", "drop": "they are in no batch"}
@@ -34,76 +36,76 @@ _OVERLONG = {"alone": "each is a batch of its own", "drop": "they are in no batc
 class _Dealer(Sampler[Item]):
     """Deals the items of epochs to ranks, in whole steps; all ranks are at the same turn of the same iteration.
 
-    An iteration has the items of its epoch, after the few of epochs before that made no whole step.
+    An iteration is one pass over the sampler: the items left over from the epoch before, then its epoch's whole steps.
     """
 
-    #: the word for the items
-    _items = "packs"
-    #: a state was loaded that is of the end of an iteration, and the next one is not begun
-    _is_over: bool
+    #: what messages call the items
+    _item_word = "packs"
+    #: whether a state from the end of an iteration was loaded, and the next one has not begun
+    _is_at_end: bool
 
     def __init__(self, stream: str, topology: Topology, rank: int, states: Sequence[State] = ()):
         self._beginning = Position(stream, topology, ranks=topology.data_parallel, rank=rank)
-        self._go_on(states)
+        self._resume_from(states)
 
     @abstractmethod
-    def _size(self, epoch: int, topology: Topology) -> int:
-        """Return the number of items of an epoch that is laid out for a topology."""
+    def _num_items(self, epoch: int, topology: Topology) -> int:
+        """Return the number of items of an epoch for a topology."""
 
     @abstractmethod
     def _item(self, epoch: int, index: int, topology: Topology) -> Item:
-        """Return an item of an epoch."""
+        """Return the item at an index of an epoch for a topology."""
 
     def __iter__(self) -> Iterator[Item]:
         """Yield the items left in this iteration; if none is left, those of the next one."""
-        is_over, self._is_over = self._is_over, False
+        is_over, self._is_at_end = self._is_at_end, False
         if is_over and self._beginning.rank == 0:
-            _log.warning(_OVER)
-        return iter(()) if is_over else self._rest()
+            _log.warning(_AT_END_WARNING)
+        return iter(()) if is_over else self._remaining_items()
 
-    def _rest(self) -> Iterator[Item]:
-        position = self._upcoming()
-        for _ in range(self._left(position)):
+    def _remaining_items(self) -> Iterator[Item]:
+        position = self._upcoming_position()
+        for _ in range(self._num_left(position)):
             epoch, number = position.epoch, position.number()
             while number < 0:  # left over from an epoch before
                 epoch -= 1
-                number += self._size(epoch, position.topology)
+                number += self._num_items(epoch, position.topology)
             self._position = position = position.after(1)
             self._num_given += 1
             yield self._item(epoch, number, position.topology)
 
     def __len__(self) -> int:
-        """Number of this rank's items in the iteration that is under way or comes next."""
-        upcoming = self._upcoming()
-        return upcoming.turns.first + self._left(upcoming)
+        """Number of this rank's items in the current iteration, or in the next one if it has ended."""
+        upcoming = self._upcoming_position()
+        return upcoming.turns.first + self._num_left(upcoming)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the first item of an iteration, unless this sampler is inside it, or its state was of its end."""
-        self._is_over &= epoch == self._position.epoch
-        if not self._is_over and self._upcoming().epoch != epoch:
-            self._begin_at(self._start(epoch))
+        """Go to the first item of an epoch's iteration, unless this sampler is inside it or was loaded at its end."""
+        self._is_at_end &= epoch == self._position.epoch
+        if not self._is_at_end and self._upcoming_position().epoch != epoch:
+            self._begin_at(self._epoch_start(epoch))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of any rank, with any number of ranks: they share the rest."""
-        self._go_on([state])
+        """Continue from the state of any rank, with any number of ranks: they share the remaining items."""
+        self._resume_from([state])
 
-    def _state(self, num: int | None) -> dict[str, Any]:
-        """Return this rank's state after a number of items given since this sampler began or was sent to an epoch."""
+    def _state_after(self, num: int | None) -> dict[str, Any]:
+        """Return this rank's state after `num` items since it began or was sent to an epoch; None: after all so far."""
         position = self._position
         if num is not None:
             if not 0 <= num <= self._num_given:
                 raise ValueError(
-                    f"num_{self._items}={num}: {self._num_given} {self._items} were given out since it was made"
+                    f"num_{self._item_word}={num}: {self._num_given} {self._item_word} were given out since it was made"
                 )
-            position = self._begun
-            while num > (num_left := self._left(position)):
-                num, position = num - num_left, self._next(position)
+            position = self._first_position
+            while num > (num_left := self._num_left(position)):
+                num, position = num - num_left, self._next_epoch(position)
             position = position.after(num)
         return {"position": asdict(position)}
 
-    def _go_on(self, states: Sequence[State]) -> None:
+    def _resume_from(self, states: Sequence[State]) -> None:
         position = here = self._beginning
-        if of_ranks := positions_of_states(states, here, _METHOD):
+        if of_ranks := positions_of_states(states, here, _STATE_METHOD):
             position = replace(of_ranks[0], rank=here.rank)
             if any(replace(other, rank=here.rank) != position for other in of_ranks):
                 raise ValueError("states of several steps: give those of one checkpoint")
@@ -111,31 +113,31 @@ class _Dealer(Sampler[Item]):
                 taken = taken_by([replace(position, rank=rank) for rank in range(position.ranks)])
                 position = replace(position, ranks=here.ranks, before=taken, turns=Taken())
         self._begin_at(position)
-        self._is_over = not self._left(position)
+        self._is_at_end = not self._num_left(position)
 
     def _begin_at(self, position: Position) -> None:
-        self._begun = self._position = position
+        self._first_position = self._position = position
         self._num_given = 0
 
-    def _upcoming(self) -> Position:
+    def _upcoming_position(self) -> Position:
         position = self._position
-        while not self._left(position):
-            position = self._next(position)
+        while not self._num_left(position):
+            position = self._next_epoch(position)
         return position
 
-    def _end(self, position: Position) -> int:
+    def _epoch_end(self, position: Position) -> int:
         start, step = position.before.first, self._beginning.topology.unit
-        return start + (self._size(position.epoch, position.topology) - start) // step * step
+        return start + (self._num_items(position.epoch, position.topology) - start) // step * step
 
-    def _left(self, position: Position) -> int:
-        return (self._end(position) - position.before.first) // position.ranks - position.turns.first
+    def _num_left(self, position: Position) -> int:
+        return (self._epoch_end(position) - position.before.first) // position.ranks - position.turns.first
 
-    def _next(self, position: Position) -> Position:
-        left_over = self._size(position.epoch, position.topology) - self._end(position)
+    def _next_epoch(self, position: Position) -> Position:
+        left_over = self._num_items(position.epoch, position.topology) - self._epoch_end(position)
         return replace(position, epoch=position.epoch + 1, before=Taken(-left_over), turns=Taken())
 
-    def _start(self, epoch: int) -> Position:
-        """Return the beginning of an iteration that is named."""
+    def _epoch_start(self, epoch: int) -> Position:
+        """Return the position at the beginning of an epoch's iteration."""
         return replace(self._position, epoch=epoch, before=Taken(), turns=Taken())
 
 
@@ -144,15 +146,15 @@ class PackSampler(_Dealer[tuple[int, int]]):
 
     An item is (epoch, number). All ranks share one endless stream, which has each epoch's packs once. An iteration
     gives every rank the same number of packs, in whole steps. The few packs left over at the end of an epoch come first
-    in the next iteration. The first iteration after a state is the rest of the state's own: nothing if that was
-    finished, unless `set_epoch` names the next one.
+    in the next iteration. After a state is loaded, the first iteration is the rest of the interrupted one: empty if
+    that was finished, unless `set_epoch` names the next one.
 
     Args:
         packs: the dataset; it needs no `set_epoch`, because every index names its epoch.
         rank, world_size: this data-parallel rank and their number; by default torch.distributed's, or torchrun's.
         micro_batches: packs of each rank in a step: gradient accumulation, or micro-batches of a pipeline; by default
             `packing.topology.micro_batches`.
-        states: `state_dict` of every rank of a checkpoint, or of one, to go on from there with any number of ranks.
+        states: `state_dict` of every rank of a checkpoint, or of one, to continue with any number of ranks.
     """
 
     def __init__(
@@ -179,13 +181,13 @@ class PackSampler(_Dealer[tuple[int, int]]):
         super().__init__(f"{len(packs)} packs ({packs.fingerprint})", Topology(ranks, 1, of_step), rank, states)
 
     def state_dict(self, num_packs: int | None = None) -> dict[str, Any]:
-        """Return the state: numbers and texts, the same on all ranks but for their own number.
+        """Return the state: numbers and texts, the same on all ranks except for the rank's number.
 
         Args:
             num_packs: packs that were trained on since this sampler was made, loaded or sent to an epoch. Pass it if a
                 loader's workers read ahead; by default all packs that were yielded count.
         """
-        return self._state(num_packs)
+        return self._state_after(num_packs)
 
     def of_all_ranks(self, num: int) -> list[tuple[int, int]]:
         """Return (epoch, number) of the first `num` packs of the stream that all ranks share, in its order."""
@@ -197,11 +199,11 @@ class PackSampler(_Dealer[tuple[int, int]]):
         repeats = getattr(self._packs, "repeats", False)  # every epoch has the same packs: then change their order
         self._stream = Stream(len(self._packs), position.topology, repeats)
 
-    def _size(self, epoch: int, topology: Topology) -> int:
+    def _num_items(self, epoch: int, topology: Topology) -> int:
         return len(self._packs)
 
-    def _start(self, epoch: int) -> Position:
-        position, num = super()._start(epoch), len(self._packs)
+    def _epoch_start(self, epoch: int) -> Position:
+        position, num = super()._epoch_start(epoch), len(self._packs)
         number = self._position.epoch * num + self._position.before.first  # steps are whole ones from here on
         left_over = (epoch * num - number) % self._beginning.topology.unit
         return replace(position, before=Taken(-left_over if epoch else 0))
@@ -210,7 +212,7 @@ class PackSampler(_Dealer[tuple[int, int]]):
         return epoch, int(self._order(epoch, topology)[self._stream.index(epoch * len(self._packs) + index)])
 
     def _order(self, epoch: int, topology: Topology) -> Ints:
-        """Order the packs of an epoch so that steps are even over the ranks that began the first one."""
+        """Return an epoch's pack numbers, ordered so that steps are even over the ranks with which the stream began."""
         order = self._orders.get(epoch)
         if order is None:
             self._packs.have_epoch(epoch)
@@ -218,18 +220,18 @@ class PackSampler(_Dealer[tuple[int, int]]):
             if topology.data_parallel > 1:
                 costs, trained = self._packs.costs(epoch)
                 seed = seed_of(self._packs.config.seed, epoch)
-                order = lay_out(costs, trained, topology, seed, _JITTER)
+                order = lay_out(costs, trained, topology, seed, _COST_JITTER)
             self._orders.put(epoch, order)
         return order
 
 
 class LengthGroupedSampler(_Dealer[list[int]]):
-    """Batches samples of like lengths, for training without packing: `batch_sampler` of a DataLoader.
+    """Batches samples of similar lengths, for training without packing: `batch_sampler` of a DataLoader.
 
-    An item is the numbers of a batch's samples. In an epoch every rank has the same number of batches, and each sample
-    comes once. The batches of a step have like lengths, too; steps come in random order. An iteration is an epoch, or
-    the rest of it: after the state of a finished epoch nothing, unless `set_epoch` names the next one. Batches that
-    make no whole step come first in the next iteration: where others went on with an epoch than began it.
+    An item is a list of sample numbers. In an epoch every rank has the same number of batches, and each sample comes
+    once. The batches of a step have similar lengths, too; steps come in random order. An iteration is an epoch, or the
+    rest of it after a state is loaded: empty if the epoch was finished, unless `set_epoch` names the next one. If the
+    number of ranks changed within an epoch, batches that make no whole step come first in the next iteration.
 
     Args:
         lens: tokens of each sample.
@@ -242,7 +244,7 @@ class LengthGroupedSampler(_Dealer[list[int]]):
         window: batches whose samples are sorted together: fewer mix samples better and pad more.
     """
 
-    _items = "batches"
+    _item_word = "batches"
 
     def __init__(
         self,
@@ -271,7 +273,7 @@ class LengthGroupedSampler(_Dealer[list[int]]):
         if len(self._samples) < ranks:
             raise ValueError(f"{len(self._samples)} samples for {ranks} ranks: fewer ranks, or more samples")
         self._window = window * (batch_size or (max_batch_tokens or 1) / max(1.0, float(self._lens.mean())))
-        self._kept: Recent[tuple[int, int], Groups] = Recent(2)
+        self._groups_cache: Recent[tuple[int, int], LengthGroups] = Recent(2)
         settings = f"{limits}, {window=}, {seed=}, {overlong=}"
         stream = f"{len(all_lens)} samples ({zlib.crc32(all_lens.tobytes()):08x}, {settings})"
         super().__init__(stream, Topology(ranks), rank)
@@ -281,29 +283,29 @@ class LengthGroupedSampler(_Dealer[list[int]]):
             _log.warning("%s, at most %d: %s (overlong=%r)", which, longest, _OVERLONG[overlong], overlong)
 
     def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:
-        """Return the state: numbers and texts, the same on all ranks but for their own number.
+        """Return the state: numbers and texts, the same on all ranks except for the rank's number.
 
         Args:
             num_batches: batches trained on since this sampler was made, loaded or sent to an epoch. Pass it if
                 workers read ahead; by default all batches that were yielded count.
         """
-        return self._state(num_batches)
+        return self._state_after(num_batches)
 
-    def _groups(self, epoch: int, topology: Topology) -> Groups:
+    def _groups(self, epoch: int, topology: Topology) -> LengthGroups:
         key = epoch, topology.data_parallel
-        groups = self._kept.get(key)
+        groups = self._groups_cache.get(key)
         if groups is None:
             seed = seed_of(self._seed, epoch)
-            groups = self._kept.put(key, group(self._lens, key[1], *self._limits, self._window, seed))
+            groups = self._groups_cache.put(key, group_by_length(self._lens, key[1], *self._limits, self._window, seed))
         return groups
 
-    def _size(self, epoch: int, topology: Topology) -> int:
-        return len(self._groups(epoch, topology).row)
+    def _num_items(self, epoch: int, topology: Topology) -> int:
+        return len(self._groups(epoch, topology).order)
 
     def _item(self, epoch: int, index: int, topology: Topology) -> list[int]:
         samples: list[int] = self._samples[self._groups(epoch, topology).samples(index)].tolist()
         return samples
 
-    def _next(self, position: Position) -> Position:
-        following = super()._next(position)
+    def _next_epoch(self, position: Position) -> Position:
+        following = super()._next_epoch(position)
         return following if following.before.first else replace(following, topology=self._beginning.topology)

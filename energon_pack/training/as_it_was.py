@@ -16,32 +16,32 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.nn.modules.dropout import _DropoutNd
 
-from energon_pack.training.wrapped import parts
+from energon_pack.training.wrapped import configs_in
 
 #: elements; a larger buffer holds weights (GPTQ, AWQ), which no forward changes
-_MOST = 2**20
-_PLAIN = (bool, int, float, type(None), Tensor)
+_MAX_BUFFER_ELEMENTS = 2**20
+_PLAIN_TYPES = (bool, int, float, type(None), Tensor)
 #: names of rates of randomness in training
-_RANDOM = re.compile("drop|jitter")
+_RATE_NAMES = re.compile("drop|jitter")
 
 
 @contextmanager
-def as_it_was(model: Module) -> Iterator[Callable[[int], None]]:
-    """Run a model, then restore random numbers, buffers, counters, caches and modes of all parts.
+def state_restored(model: Module) -> Iterator[Callable[[int], None]]:
+    """Restore a model's modes, counters, caches and buffers, and all random number states, when the block ends.
 
     Yields:
-        A function to call before each run: runs with equal numbers draw the same random numbers, and dropout drops the
-        same.
+        A function to call before each run. It resets the random numbers by a seed: runs with one seed have the same
+        dropout.
     """
     every = [*model.modules()]
-    plain = [{name: value for name, value in vars(part).items() if isinstance(value, _PLAIN)} for part in every]
+    plain = [{name: value for name, value in vars(part).items() if isinstance(value, _PLAIN_TYPES)} for part in every]
     kept = [(value, value.copy()) for part in every for name, value in vars(part).items() if _is_cache(name, value)]
     buffers = [dict(part._buffers) for part in every]
     before = {
         id(buffer): (buffer._version, buffer.detach().clone())
         for of_part in buffers
         for buffer in of_part.values()
-        if buffer is not None and buffer.numel() <= _MOST
+        if buffer is not None and buffer.numel() <= _MAX_BUFFER_ELEMENTS
     }
     host = random.getstate(), np.random.get_state()
     on_gpu = sorted({parameter.device.index for parameter in model.parameters() if parameter.device.type == "cuda"})
@@ -78,20 +78,20 @@ def as_it_was(model: Module) -> Iterator[Callable[[int], None]]:
 
 
 def _is_cache(name: str, value: Any) -> bool:
-    """Say whether an attribute of a part may hold results of its runs: it is not one of torch's own."""
+    """Say whether a module's attribute may hold results of its runs: a dict, list or set that is not torch's own."""
     return type(value) in (dict, list, set) and name not in Module.__annotations__ and not name.endswith("_hooks")
 
 
-def silence(model: Any) -> list[tuple[Any, str, float]]:
-    """Set every rate of randomness in train() to 0."""
-    configs = parts(model.config) if hasattr(getattr(model, "config", None), "get_text_config") else ()
+def zero_random_rates(model: Any) -> list[tuple[Any, str, float]]:
+    """Set all dropout and jitter rates of a model and its configs to 0; return (owner, attribute, old rate) of each."""
+    configs = configs_in(model.config) if hasattr(getattr(model, "config", None), "get_text_config") else ()
     rates = [
         (part, name, value)
         for part in (*model.modules(), *configs)
         for name, value in vars(part).items()
         if isinstance(value, float)
         and value
-        and (_RANDOM.search(name) or (name == "p" and isinstance(part, _DropoutNd)))
+        and (_RATE_NAMES.search(name) or (name == "p" and isinstance(part, _DropoutNd)))
     ]
     for part, name, _ in rates:
         setattr(part, name, 0.0)
@@ -99,9 +99,9 @@ def silence(model: Any) -> list[tuple[Any, str, float]]:
 
 
 @contextmanager
-def silent(model: Any) -> Iterator[None]:
-    """Switch off what is random in train(), as dropout is."""
-    rates = silence(model)
+def without_randomness(model: Any) -> Iterator[None]:
+    """Set all dropout and jitter rates of a model to 0 while the block runs, then restore them."""
+    rates = zero_random_rates(model)
     try:
         yield
     finally:
@@ -111,7 +111,7 @@ def silent(model: Any) -> Iterator[None]:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Switch off TF32: on a GPU its rounded products would look as if members were mixed."""
+    """Compute float32 products without TF32 while the block runs: rounded products would look like mixed samples."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -122,7 +122,7 @@ def full_precision() -> Iterator[None]:
 
 
 def is_sharded(model: Module) -> bool:
-    """Say whether parameters are sharded: by FSDP, tensor parallelism, DeepSpeed's ZeRO 3."""
+    """Say whether a model's parameters are sharded over ranks: by FSDP, tensor parallelism or DeepSpeed's ZeRO 3."""
     if not dist.is_available() or not dist.is_initialized():
         return False
     if any(isinstance(part, (FSDPModule, FullyShardedDataParallel)) for part in model.modules()):
@@ -131,9 +131,13 @@ def is_sharded(model: Module) -> bool:
 
 
 @contextmanager
-def ended(part: Module) -> Iterator[Callable[..., Any]]:
-    """End the pending forward of FSDP2, which does not take another one with a backward within, and begin it again."""
-    every = {id(state): state for one in part.modules() for state in _states(one)}
+def forward_suspended(part: Module) -> Iterator[Callable[..., Any]]:
+    """Suspend FSDP2's pending forward while the block runs another forward with a backward, then begin it again.
+
+    Yields:
+        A function that runs the part with inputs by name.
+    """
+    every = {id(state): state for one in part.modules() for state in _fsdp_states(one)}
     pending = [state for state in every.values() if state._training_state.name == "FORWARD"]
     within = {*part.modules()}
     outer = [state for state in pending if state._modules[0] not in within]  # its hooks do not run with the part
@@ -155,6 +159,6 @@ def ended(part: Module) -> Iterator[Callable[..., Any]]:
             state._pre_forward(state._modules[0], (), {})
 
 
-def _states(part: Module) -> list[Any]:
-    """Return the states of the tree of FSDP2 to which a part belongs."""
+def _fsdp_states(part: Module) -> list[Any]:
+    """Return all FSDP2 states of the module tree that a part belongs to; empty without FSDP2."""
     return [] if not isinstance(part, FSDPModule) else [*part._get_fsdp_state()._state_ctx.all_states]

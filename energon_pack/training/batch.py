@@ -10,29 +10,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.training.forward_inputs import MEDIA_KEYS, NOT_GUARDED, MixingError
+from energon_pack.training.forward_inputs import MEDIA_KEYS, NOT_GUARDED_ERROR, MixingError
 from energon_pack.training.layout import IGNORE, seq_idx
 from energon_pack.training.masks import (
-    BOUNDARIES,
-    PREFIX,
+    BOUNDARY_MARK,
+    TOWER_PREFIX,
     Outline,
     TowerProof,
     additive_masks,
     outline_of,
     prefix_mask,
-    values_in,
+    tower_inputs_in,
 )
 from energon_pack.training.wrapped import unwrapped
 
 _log = logging.getLogger(__name__)
 #: Megatron's kernels read these on the host
-_ON_HOST = frozenset(("max_seqlen_q", "max_seqlen_kv"))
+_HOST_KEYS = frozenset(("max_seqlen_q", "max_seqlen_kv"))
 _TEXT_KEYS = (
     "input_ids", "labels", "position_ids", "attention_mask", "use_cache", "seq_idx",
     "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
 )  # fmt: skip
 #: inputs left out for a batch of trees: attention gets a plan or other masks, and classes would read these as a pack's
-_OF_PACKS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+_PACK_BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
 class VisualInputs(SimpleNamespace):
@@ -44,10 +44,10 @@ class VisualInputs(SimpleNamespace):
 
 
 class PackedBatch(dict[str, Any]):
-    """The tensors of a batch by name, with methods that know what the names mean.
+    """A batch of packs: a dict of tensors by name, with methods that move it and make a model's inputs from it.
 
-    Trainers rebuild mappings with `type(batch)({...})`, so everything known about a batch is one of its items. One that
-    was cut to some of its rows is a ValueError.
+    Trainers rebuild mappings with `type(batch)({...})`, so everything known about a batch is one of its items. A batch
+    that a trainer cut to some of its rows is a ValueError.
     """
 
     def __init__(self, *args: Any, **items: Any):
@@ -56,7 +56,7 @@ class PackedBatch(dict[str, Any]):
 
     @property
     def mask(self) -> str:
-        """How the model keeps members apart, as `model.mask` says; `auto`: as `guard` found for the model."""
+        """How attention keeps the samples of a pack apart: a value of `model.mask`; `auto`: as `guard` found."""
         mask: str = self.get("mask", "positions")
         return mask
 
@@ -66,40 +66,40 @@ class PackedBatch(dict[str, Any]):
 
     @property
     def media_keys(self) -> frozenset[str]:
-        """Names that media inputs can have, present in this batch or not."""
+        """Names that media inputs can have, whether or not this batch has them."""
         return MEDIA_KEYS.union(self.get("media_keys", ()))
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all its tensors."""
+        """Size of all tensors, in bytes; a tensor under two names counts once."""
         return sum({id(value): value.nbytes for _, value in self._tensors()}.values())
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "PackedBatch":
-        """Copy the batch to a device; tensors that kernels read on the host stay on the host."""
-        from energon_pack.training.together import moved
+        """Copy the batch to a device, except tensors that kernels read on the host."""
+        from energon_pack.training.together import moved_together
 
-        on_host = _ON_HOST.union(name for name in self if name.startswith(PREFIX) and BOUNDARIES in name)
+        on_host = _HOST_KEYS.union(name for name in self if name.startswith(TOWER_PREFIX) and BOUNDARY_MARK in name)
         on_device = [value for name, value in self._tensors() if name not in on_host]
-        return self._with(moved(on_device, lambda one: one.to(device, non_blocking=non_blocking)))
+        return self._with_tensors(moved_together(on_device, lambda one: one.to(device, non_blocking=non_blocking)))
 
     def pin_memory(self) -> "PackedBatch":
-        """Copy the batch into pinned memory, from which `to` copies beside the work of a GPU."""
-        from energon_pack.training.together import moved
+        """Copy the batch into pinned memory, so that `to(…, non_blocking=True)` copies it while the GPU computes."""
+        from energon_pack.training.together import moved_together
 
-        return self._with(moved((value for _, value in self._tensors()), Tensor.pin_memory))
+        return self._with_tensors(moved_together((value for _, value in self._tensors()), Tensor.pin_memory))
 
     def in_one_buffer(self) -> "PackedBatch":
-        """Return the batch with its small tensors in one buffer, which moves at once."""
-        from energon_pack.training.together import together
+        """Return the batch with its small tensors as views of one buffer, which is moved by one copy."""
+        from energon_pack.training.together import copied_together
 
-        return self._with(together(value for _, value in self._tensors()))
+        return self._with_tensors(copied_together(value for _, value in self._tensors()))
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, value in self.items():
             inner = vars(value) if isinstance(value, VisualInputs) else {name: value}
             yield from ((key, item) for key, item in inner.items() if isinstance(item, Tensor))
 
-    def _with(self, tensors: Mapping[int, Tensor]) -> "PackedBatch":
+    def _with_tensors(self, tensors: Mapping[int, Tensor]) -> "PackedBatch":
 
         def replaced(value: Any) -> Any:
             if isinstance(value, VisualInputs):
@@ -112,28 +112,27 @@ class PackedBatch(dict[str, Any]):
         """Return the inputs of `model.forward` for a `neat` batch, with masks if the model needs them.
 
         Args:
-            model: needed if `mask` is `dict4d`, `prefix4d` or `auto`, for batches of trees, and for packs of text in a
-                model with M-RoPE: its window, dtype and device shape the masks. An `Outline` of it serves as well, but
-                for trees.
+            model: needed if `mask` is `dict4d`, `prefix4d` or `auto`, for batches of trees (packs whose samples share
+                tokens), and for packs of text in a model with M-RoPE. Except for trees, an `Outline` of it is enough.
             labels: pass labels, so that the model computes its own loss. If a token's weight is not 1 they are left
                 out: the model's loss ignores weights, `weighted_loss` uses them.
 
         Raises:
             ValueError: the inputs can't be made without the model; the batch is not `neat`.
-            MixingError: the model takes M-RoPE rows that media here lack; or it has no place for trees.
+            MixingError: the model needs M-RoPE rows, and this batch has media without them; or it can't train on trees.
         """
         if "input_ids" not in self or "cu_seqlens_q" in self or "doc_ids" not in self:
             raise ValueError("model_inputs is for layout=neat; Megatron's layouts are the batch itself")
         outline = None if model is None else outline_of(model)
         inputs = PackedBatch({name: self[name] for name in (*_TEXT_KEYS, *sorted(self.media_keys)) if name in self})
-        if outline is not None and outline.rope_rows:
+        if outline is not None and outline.has_rope_rows:
             inputs["position_ids"] = self._rope_rows(outline)
         if inputs["position_ids"].dim() == 3:
             inputs["mm_token_type_ids"] = self["mm_token_type_ids"]
         if not labels or self.get("is_weighted"):
             del inputs["labels"]
             if labels:
-                _warn_of_weights()
+                _warn_of_missing_loss()
         elif "_packed_seq_ids" in self:  # labels are shifted already
             inputs["shift_labels"] = self["labels"]
         if "tree_end" in self:
@@ -141,17 +140,21 @@ class PackedBatch(dict[str, Any]):
                 raise ValueError(
                     "a batch of trees needs masks or a plan of its own: model_inputs(model), with the model"
                 )
-            for name in _OF_PACKS:
+            for name in _PACK_BOUNDARIES:
                 del inputs[name]
             from energon_pack.training.tree_inputs import attention_inputs
 
             inputs.update(attention_inputs(self, unwrapped(model)))
             return inputs
-        if outline is not None and outline.tower is not None and self.get("tower") == outline.tower.mark:
-            inputs.update(self._of_tower(outline.tower, outline.device))
-        mask = self.mask if self.mask != "auto" else outline.proven if outline else None
+        if (
+            outline is not None
+            and outline.tower_proof is not None
+            and self.get("tower") == outline.tower_proof.config_hash
+        ):
+            inputs.update(self._tower_inputs(outline.tower_proof, outline.device))
+        mask = self.mask if self.mask != "auto" else outline.proven_mask if outline else None
         if mask is None:
-            raise ValueError(NOT_GUARDED)
+            raise ValueError(NOT_GUARDED_ERROR)
         if mask == "hybrid":
             inputs["seq_idx"] = seq_idx(self["cu_seq_lens_q"])
         if mask in ("dict4d", "prefix4d"):
@@ -161,11 +164,11 @@ class PackedBatch(dict[str, Any]):
             inputs["attention_mask"] = make(outline)
         return inputs
 
-    def _of_tower(self, proof: TowerProof, device: torch.device) -> dict[str, Any]:
-        """Return the values for a tower; boundaries go to the device if its attention does not read them."""
-        values = {name: value for name, value in values_in(self).items() if name in proof.names}
-        late = {name: values[name].to(device, non_blocking=True) for name in values if BOUNDARIES in name}
-        return values if proof.on_host else values | late
+    def _tower_inputs(self, proof: TowerProof, device: torch.device) -> dict[str, Any]:
+        """Return the vision tower's inputs; boundaries go to the device unless its attention reads them on the host."""
+        values = {name: value for name, value in tower_inputs_in(self).items() if name in proof.names}
+        late = {name: values[name].to(device, non_blocking=True) for name in values if BOUNDARY_MARK in name}
+        return values if proof.keeps_boundaries_on_host else values | late
 
     def _rope_rows(self, outline: Outline) -> Tensor:
         """Return positions [4, B, S]; without media, the three rows of M-RoPE equal the text row."""
@@ -191,8 +194,8 @@ class PackedBatch(dict[str, Any]):
 
 
 @cache
-def _warn_of_weights() -> None:
-    """Warn once that the model's own loss is None, and why."""
+def _warn_of_missing_loss() -> None:
+    """Warn once that the model returns no loss, and why."""
     _log.warning(
         "batches with weights: model_inputs leaves labels out, and the model's own loss is None, for it knows of no"
         " weights; take weighted_loss(outputs.logits, batch) (model_inputs(model, labels=False) ends this warning)"
@@ -200,8 +203,8 @@ def _warn_of_weights() -> None:
 
 
 def total_weight(batch: Mapping[str, Any]) -> Tensor:
-    """Return Σ w of a `neat` batch, the weight of its loss in a step; without `loss_weight`, its trained tokens."""
-    return _weights(batch).sum(dtype=torch.float64)
+    """Return the sum of a `neat` batch's token weights, float64 0-d; without `loss_weight`, its trained tokens."""
+    return _token_weights(batch).sum(dtype=torch.float64)
 
 
 def weighted_loss(logits: Tensor, batch: Mapping[str, Any], total: Tensor | None = None) -> Tensor:
@@ -212,25 +215,25 @@ def weighted_loss(logits: Tensor, batch: Mapping[str, Any], total: Tensor | None
         total: Σ w over all batches of one step, accumulated and on all ranks (`total_weight`). The losses of these
             batches then add up to the loss of the same samples as one unpacked batch. By default this batch's own.
     """
-    each, weights, _ = _of_tokens(logits, batch)
+    each, weights, _ = _token_losses(logits, batch)
     divisor = (weights.sum() if total is None else total.to(logits.device)).clamp(min=1e-9)  # nothing trained: 0
     loss: Tensor = (each * weights).sum(dtype=divisor.dtype) / divisor
     return loss
 
 
 def source_losses(logits: Tensor, batch: Mapping[str, Any], sources: Sequence[str]) -> Tensor:
-    """Return the loss of each entry of a mixture in a `neat` batch, as sums that add up over batches and ranks.
+    """Return the loss of each source of a mixture in a `neat` batch, as sums that add up over batches and ranks.
 
     Args:
         logits: [B, S, vocabulary].
-        sources: the names of all entries, in one order on all ranks: `PackedTaskEncoder.sources`. Empty: all samples
-            together are one.
+        sources: the names of all sources, in one order on all ranks: `PackedTaskEncoder.sources`. Empty: all samples
+            count as one source.
 
     Returns:
-        float64 [2, num_sources]: Σ w·ce and Σ w. Their quotient is the loss of each entry; the quotient of their sums
+        float64 [2, num_sources]: Σ w·ce and Σ w. Their quotient is the loss of each source; the quotient of their sums
         is `weighted_loss`.
     """
-    each, weights, members = _of_tokens(logits.detach(), batch)
+    each, weights, members = _token_losses(logits.detach(), batch)
     number = {name: index for index, name in enumerate(sources)}
     width = max(map(len, batch["sample_ids"]), default=0) + 1
     of_member = torch.zeros(len(batch["sample_ids"]), width, dtype=torch.int64)
@@ -250,9 +253,9 @@ def source_losses(logits: Tensor, batch: Mapping[str, Any], sources: Sequence[st
     return sums
 
 
-def _of_tokens(logits: Tensor, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the cross entropy and the weight of each label, flat, and the number of its member in the row, [B, T]."""
-    labels, weights, members = batch["labels"], _weights(batch), batch.get("doc_ids")
+def _token_losses(logits: Tensor, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return cross entropy and weight of each label [B·T], and the number of its member in the row [B, T]."""
+    labels, weights, members = batch["labels"], _token_weights(batch), batch.get("doc_ids")
     members = torch.zeros_like(labels) if members is None else members
     if "_packed_seq_ids" not in batch:  # not shifted yet
         logits, labels, weights, members = logits[:, :-1], labels[:, 1:], weights[:, 1:], members[:, 1:]
@@ -262,7 +265,7 @@ def _of_tokens(logits: Tensor, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor
     return each, weights.flatten().to(logits.device), members.to(logits.device)
 
 
-def _weights(batch: Mapping[str, Any]) -> Tensor:
+def _token_weights(batch: Mapping[str, Any]) -> Tensor:
     weights: Tensor | None = batch.get("loss_weight")
     return (batch["labels"] != IGNORE).float() if weights is None else weights
 
@@ -285,14 +288,15 @@ def _refuse_cut(batch: Mapping[str, Any]) -> None:
 
 
 def touch_vision(model: Any, batch: Mapping[str, Any]) -> Tensor:
-    """Return 0, computed from the vision tower and the batch's dummy image, which no token sees: with it in the loss
-    each rank has gradients for this tower; in a model that hears, for all other towers, too.
+    """Return 0, computed from the batch's dummy image by the vision tower; add it to the loss.
+
+    Each rank then has gradients for this tower. In a model that takes sounds, all other towers take part, too.
     """
-    return _touch_dummy(model, batch) + _touch_hearing(model)
+    return _touch_vision_tower(model, batch) + _touch_audio_towers(model)
 
 
-def _touch_hearing(model: Any) -> Tensor:
-    """0, by way of all parameters outside of the language model's layers and tables, if the model hears."""
+def _touch_audio_towers(model: Any) -> Tensor:
+    """Return 0, computed from all parameters outside the language model's layers, if the model takes sounds."""
     if not (hasattr(model, "get_audio_features") or hasattr(getattr(model, "config", None), "audio_config")):
         return torch.zeros((), device=next(model.parameters()).device)
     always = (model.get_decoder().layers, model.get_input_embeddings(), model.get_output_embeddings())
@@ -305,8 +309,8 @@ def _touch_hearing(model: Any) -> Tensor:
     ).sum()  # in float16 a sum of weights may be infinite
 
 
-def _touch_dummy(model: Any, batch: Mapping[str, Any]) -> Tensor:
-    """0, by way of the vision tower and the batch's dummy image, if it has one."""
+def _touch_vision_tower(model: Any, batch: Mapping[str, Any]) -> Tensor:
+    """Return 0, computed from the batch's dummy image by the vision tower; a constant if there is none."""
     dummy = {name.removeprefix("dummy_"): value for name, value in batch.items() if name.startswith("dummy_")}
     if not dummy:
         return torch.zeros((), device=model.device)

@@ -1,4 +1,4 @@
-"""Read where the members of a batch lie that any collator made."""
+"""Find the members in batches of any collator."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,36 +13,36 @@ from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.trial_inputs import MemberSpan, spans_of
 
 #: a member as its user gives it: its number of tokens, or its `tokens` and its rows of each media input
-GivenMember = int | Mapping[str, int]
+MemberSize = int | Mapping[str, int]
 #: the members of a batch, row by row
-GivenRows = Sequence[Sequence[GivenMember]]
+MemberSizes = Sequence[Sequence[MemberSize]]
 
-_CU = ("cu_seq_lens", "cu_seqlens")
+_BOUNDARY_PREFIXES = ("cu_seq_lens", "cu_seqlens")
 #: inputs that say where members lie; a member alone needs none of them
-LAYOUT = frozenset(("position_ids", "attention_mask", "seq_idx"))
+LAYOUT_INPUTS = frozenset(("position_ids", "attention_mask", "seq_idx"))
 
 
-def is_of_layout(name: str) -> bool:
-    """Say whether an input tells where members lie, or how long the longest is."""
-    return name in LAYOUT or name.startswith((*_CU, "max_length_", "max_seqlen"))
+def is_layout_input(name: str) -> bool:
+    """Say whether an input tells where the members of a row begin, or how long the longest is."""
+    return name in LAYOUT_INPUTS or name.startswith((*_BOUNDARY_PREFIXES, "max_length_", "max_seqlen"))
 
 
-def read_members(inputs: Mapping[str, Any], members: GivenRows | None = None) -> "ReadMembers":
-    """Return the members of a batch, without padding.
+def read_members(inputs: Mapping[str, Any], members: MemberSizes | None = None) -> "ReadMembers":
+    """Find where each member of a batch begins and ends in its row, without padding.
 
-    `cu_seq_lens…` are boundaries in the rows one behind the other. `position_ids` start anew with a member; of M-RoPE's
-    three rows all do. `attention_mask` [B, S] beyond 1, and `seq_idx`, number the members. A mask of ones says nothing.
-    Padding is masked, or repeats one token.
+    `cu_seq_lens…` are boundaries in the concatenated rows. `position_ids` restart with each member, in all rows of
+    M-RoPE. `attention_mask` [B, S] with values above 1, and `seq_idx`, number the members; a mask of ones tells
+    nothing. Padding is masked, or repeats one token.
 
     Raises:
-        MixingError: no input says where members lie; two contradict each other, and both are named; tokens are in no
-            member; positions jump ahead.
+        MixingError: no input tells where members begin; two inputs contradict each other, and both are named; tokens
+            are in no member; positions jump ahead.
     """
     if not isinstance(tokens := inputs.get("input_ids"), Tensor) or tokens.dim() != 2:
         raise MixingError("a batch without input_ids [B, S]: nothing shows what its members are")
     tokens, mask = tokens.cpu(), inputs.get("attention_mask")
     real = mask.cpu() != 0 if isinstance(mask, Tensor) and mask.shape == tokens.shape else torch.ones_like(tokens) > 0
-    begins_by = _said(inputs, tokens, real, members)
+    begins_by = _starts_by_input(inputs, tokens, real, members)
     if not begins_by:
         names = ", ".join(sorted(name for name, value in inputs.items() if value is not None))
         raise MixingError(
@@ -57,37 +57,39 @@ def read_members(inputs: Mapping[str, Any], members: GivenRows | None = None) ->
 
 @dataclass(frozen=True)
 class ReadMembers:
-    """The members of a batch."""
+    """The members that were found in a batch."""
 
-    #: the inputs that say them
-    by: str
+    #: the inputs that tell where they are
+    input_names: str
     spans: list[MemberSpan]
 
     @property
-    def are_packed(self) -> bool:
-        """Whether a row has two."""
+    def has_packed_row(self) -> bool:
+        """Whether any row has two or more members."""
         return len({one.row for one in self.spans}) < len(self.spans)
 
 
-def _said(inputs: Mapping[str, Any], tokens: Tensor, real: Tensor, members: GivenRows | None) -> dict[str, Tensor]:
-    """Return where members begin, bool [B, S], by each input that says it."""
-    begins_by = {} if members is None else {"members=": _by_given(members, tokens, real)}
+def _starts_by_input(
+    inputs: Mapping[str, Any], tokens: Tensor, real: Tensor, members: MemberSizes | None
+) -> dict[str, Tensor]:
+    """Return where members begin, bool [B, S], by the name of each input that tells it."""
+    begins_by = {} if members is None else {"members=": _starts_by_sizes(members, tokens, real)}
     for name, value in inputs.items():
         if not isinstance(value, Tensor):
             continue
         value = value.detach().cpu()
-        if name.startswith(_CU):
-            begins_by[name] = _by_boundaries(name, value.flatten().tolist(), tokens, real)
+        if name.startswith(_BOUNDARY_PREFIXES):
+            begins_by[name] = _starts_by_boundaries(name, value.flatten().tolist(), tokens, real)
         elif name == "position_ids":
-            begins_by[name] = _by_positions(value, tokens, real)
+            begins_by[name] = _starts_by_positions(value, tokens, real)
         elif name == "seq_idx" or (name == "attention_mask" and value.dim() == 2 and int(value.max()) > 1):
             begins_by[name] = pad(value.diff() != 0, (1, 0), value=True)
     return begins_by
 
 
-def _by_given(members: GivenRows, tokens: Tensor, real: Tensor) -> Tensor:
+def _starts_by_sizes(members: MemberSizes, tokens: Tensor, real: Tensor) -> Tensor:
     try:
-        rows, width = [[int(tokens_of_given(member)) for member in row] for row in members], tokens.shape[1]
+        rows, width = [[int(num_tokens_of(member)) for member in row] for row in members], tokens.shape[1]
     except (TypeError, KeyError, ValueError):
         raise MixingError(
             f"members={members} of a batch: a list for each row, of lengths or {{'tokens': length}}"
@@ -96,22 +98,22 @@ def _by_given(members: GivenRows, tokens: Tensor, real: Tensor) -> Tensor:
         raise MixingError(f"members={rows} for input_ids {list(tokens.shape)}: a list of lengths for each row")
     ends = [number * width + end for number, row in enumerate(rows) for end in accumulate(row, initial=0)]
     covered = torch.stack([torch.arange(width) < sum(row) for row in rows])
-    return _begins("members=", ends, tokens, real & ~covered)
+    return _starts_at("members=", ends, tokens, real & ~covered)
 
 
-def tokens_of_given(member: GivenMember) -> int:
-    """Return the number of tokens of a given member."""
+def num_tokens_of(member: MemberSize) -> int:
+    """Return the number of tokens of a member, given as a number or under `tokens`."""
     return member["tokens"] if isinstance(member, Mapping) else member
 
 
-def _by_boundaries(name: str, ends: list[int], tokens: Tensor, real: Tensor) -> Tensor:
+def _starts_by_boundaries(name: str, ends: list[int], tokens: Tensor, real: Tensor) -> Tensor:
     if ends[:1] != [0] or ends != sorted(ends) or ends[-1] > tokens.numel():
         raise MixingError(f"{name} is {ends} for {tokens.numel()} tokens: boundaries from 0 on")
-    return _begins(name, ends, tokens, real & (torch.arange(tokens.numel()) >= ends[-1]).view_as(tokens))
+    return _starts_at(name, ends, tokens, real & (torch.arange(tokens.numel()) >= ends[-1]).view_as(tokens))
 
 
-def _begins(name: str, ends: list[int], tokens: Tensor, rest: Tensor) -> Tensor:
-    """Return where members begin; `rest` of the tokens is in none, and has to be padding."""
+def _starts_at(name: str, ends: list[int], tokens: Tensor, rest: Tensor) -> Tensor:
+    """Return where members begin, bool [B, S]; tokens in `rest` belong to no member, and have to be padding."""
     for number, (row, in_none) in enumerate(zip(tokens, rest, strict=True)):
         if len(row[in_none].unique()) > 1:
             raise MixingError(f"{name} leaves {int(in_none.sum())} of {len(row)} tokens of row {number} in no member")
@@ -122,7 +124,7 @@ def _begins(name: str, ends: list[int], tokens: Tensor, rest: Tensor) -> Tensor:
     return begins
 
 
-def _by_positions(positions: Tensor, tokens: Tensor, real: Tensor) -> Tensor:
+def _starts_by_positions(positions: Tensor, tokens: Tensor, real: Tensor) -> Tensor:
     width, rows = tokens.shape[1], positions if positions.dim() == 3 else positions.view(1, -1, positions.shape[-1])
     rows = rows.expand(-1, len(tokens), -1) if rows.shape[1] == 1 else rows
     if rows.shape != (len(rows), len(tokens), width):
@@ -142,11 +144,11 @@ def _refuse_contradiction(spans: Mapping[str, Sequence[MemberSpan]]) -> None:
     for name, read in further:
         if [(one.row, one.start) for one in read] != [(one.row, one.start) for one in expected]:
             raise MixingError(
-                f"{first} and {name} contradict each other: members begin at {_shown(expected)} by {first}, at"
-                f" {_shown(read)} by {name}"
+                f"{first} and {name} contradict each other: members begin at {_starts_as_text(expected)} by {first}, at"
+                f" {_starts_as_text(read)} by {name}"
             )
 
 
-def _shown(spans: Sequence[MemberSpan]) -> str:
+def _starts_as_text(spans: Sequence[MemberSpan]) -> str:
     begins = [f"{one.row}:{one.start}" if one.row else str(one.start) for one in spans]
     return ", ".join(begins[:8]) + (" …" if len(begins) > 8 else "")

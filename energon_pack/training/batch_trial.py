@@ -14,111 +14,113 @@ from torch import Tensor
 
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.batch_members import (
-    GivenRows,
+    MemberSizes,
     ReadMembers,
-    is_of_layout,
+    is_layout_input,
     read_members,
 )
 from energon_pack.training.encoded import Encoded
 from energon_pack.training.forward_inputs import MixingError, attention_of, check_inputs
 from energon_pack.training.layout import IGNORE, Member
-from energon_pack.training.model_trial import Pending, Subject
+from energon_pack.training.model_trial import PendingForward, Subject
 from energon_pack.training.trial_inputs import (
     MemberSpan,
     PlacedSample,
     Probe,
     TrialInputs,
+    flag_inputs,
     inputs_with_changes,
     leaves_of,
-    switches_of,
     without_loss,
 )
-from energon_pack.training.watch import Check
+from energon_pack.training.watch import InputCheck
 from energon_pack.training.wrapped import class_of
 
 _log = logging.getLogger(__name__)
 #: inputs of each token that a member alone has anew
-_ANEW = ("input_ids", "labels", "shift_labels")
+_REMADE_INPUTS = ("input_ids", "labels", "shift_labels")
 #: what is added to a score that nobody is to see
-_CLOSED = -1e4
+_MASKED_SCORE = -1e4
 
 
 @dataclass
 class BatchSubject(Subject):
-    """A guarded model with batches of a collator that is not ours."""
+    """A guarded model that is tried with batches of any collator."""
 
     model: Any
-    #: the members of the next batch; None: its inputs say them
-    given: GivenRows | None = None
+    #: sizes of the members of the next batch; None: its inputs tell them
+    next_sizes: MemberSizes | None = None
     name: str = "a batch"
-    #: whether each batch is tried, or each kind of batch
-    tries_all: bool = False
+    #: whether each batch is tried, or one batch of each kind
+    tries_every_batch: bool = False
     media: frozenset[str] = frozenset()
 
     def try_all(
         self,
-        check: Check,
+        check: InputCheck,
         batches: Sequence[Mapping[str, Any]],
-        members: Sequence[GivenRows] | None,
+        members: Sequence[MemberSizes] | None,
     ) -> bool:
-        """Try the model with each batch."""
+        """Try the model with each batch; return whether later batches can be tried, too: not if `members` are given."""
         if isinstance(batches, Mapping) or not all(isinstance(one, Mapping) for one in batches):
             raise ValueError("batches= is a list of batches, each a mapping of inputs by name: batches=[batch]")
         if not batches or (members is not None and len(members) != len(batches)):
             raise ValueError(f"{len(batches)} batches, and members= of {len(members or ())}: give each batch its rows")
-        self.tries_all, are_packed = True, False
+        self.tries_every_batch, are_packed = True, False
         for number, batch in enumerate(batches):
-            self.given, self.name = None if members is None else members[number], f"batch {number}"
+            self.next_sizes, self.name = None if members is None else members[number], f"batch {number}"
             if arrays := sorted(name for name, value in batch.items() if isinstance(value, (np.ndarray, list))):
                 raise ValueError(f"{self.name}: {', '.join(arrays)}: no tensors; give all as the trainer passes it on")
             inputs = {k: v.to(self.model.device) if isinstance(v, Tensor) else v for k, v in batch.items()}
-            are_packed |= (read := self.read(inputs)).are_packed
+            are_packed |= (read := self.read(inputs)).has_packed_row
             check(self.model, inputs)
         if not are_packed:
-            raise MixingError(f"no row of these batches has two members, by {read.by}: nothing shows whether they mix")
+            raise MixingError(
+                f"no row of these batches has two members, by {read.input_names}: nothing shows whether they mix"
+            )
         if members is not None:
             name = class_of(self.model).__name__
             _log.warning("%s is tried with these batches alone: members= is of no later one", name)
-        self.given, self.name, self.tries_all = None, "a batch", False
+        self.next_sizes, self.name, self.tries_every_batch = None, "a batch", False
         return members is None
 
     def read(self, inputs: Mapping[str, Any]) -> ReadMembers:
-        """Return the members of a batch."""
-        members = read_members(inputs, self.given)
+        """Return the members of a batch; raise MixingError if its labels train a token outside or first in a member."""
+        members = read_members(inputs, self.next_sizes)
         _refuse_labels(inputs, members)
         return members
 
-    def longest_of(self, inputs: Mapping[str, Any]) -> int:
-        """Return the tokens of the longest member."""
+    def longest_member_len(self, inputs: Mapping[str, Any]) -> int:
+        """Return the number of tokens of the longest member."""
         return max((one.end - one.start for one in self.read(inputs).spans), default=0)
 
-    def is_open(self, inputs: Mapping[str, Any]) -> bool:
-        """Say whether a 4-D mask lets tokens of different members see each other: bool, or added to the scores."""
+    def has_open_mask(self, inputs: Mapping[str, Any]) -> bool:
+        """Say whether a 4-D mask, of bools or additive, lets tokens see those of another member."""
         mask = inputs.get("attention_mask")
         all_masks = mask.values() if isinstance(mask, Mapping) else [mask]
         masks = [one for one in all_masks if isinstance(one, Tensor) and one.dim() == 4]
         members = self.read(inputs) if masks else None
-        return members is not None and any(_is_open(one, members) for one in masks)
+        return members is not None and any(_lets_members_mix(one, members) for one in masks)
 
-    def changed(self, inputs: Mapping[str, Any]) -> TrialInputs | None:
-        """Return the inputs in which members are changed; None: there are no two members with words."""
+    def changed_inputs(self, inputs: Mapping[str, Any]) -> TrialInputs | None:
+        """Return the batch with other words in every second member; None: no member can change while another stays."""
         spans = self.read(inputs).spans
-        media = frozenset(name for name, _ in _media_of(inputs))
+        media = frozenset(name for name, _ in _media_inputs(inputs))
         return inputs_with_changes(inputs, self.model.config, media, spans, spans)
 
-    def probe(self, pending: Pending) -> Probe:
-        """Return the members of the pending batch, to be compared with each of them alone."""
-        inputs = without_loss(pending.inputs) | switches_of(pending.inputs)
-        placed = _placed(pending.inputs, self.read(pending.inputs).spans, self.given)
+    def probe(self, pending: PendingForward) -> Probe:
+        """Return the members of the batch as samples, each to be compared with its run alone."""
+        inputs = without_loss(pending.inputs) | flag_inputs(pending.inputs)
+        placed = _placed_samples(pending.inputs, self.read(pending.inputs).spans, self.next_sizes)
         if not any(one.in_loss for one in placed):
             raise MixingError("no label of this batch trains a member: nothing shows what its loss is of")
         for name in {name for one in placed for name in one.leaves}:
             inputs[name] = torch.cat([one.leaves[name] for one in placed if name in one.leaves])
-        return Probe(_labelled(pending.inputs, placed), placed, inputs, _alone)
+        return Probe(_batch_of_labels(pending.inputs, placed), placed, inputs, _inputs_alone)
 
-    def way_out(self, inputs: Mapping[str, Any]) -> str:
-        """Say by what members are told apart, and which of it is known to mix them in any model."""
-        by, attention = self.read(inputs).by, attention_of(self.model)
+    def remedy(self, inputs: Mapping[str, Any]) -> str:
+        """Say which inputs tell members apart, and which of them are known to mix members in any model."""
+        by, attention = self.read(inputs).input_names, attention_of(self.model)
         told = f"Members are told by {by}, which the model, or its attention ({attention}), does not heed"
         return "; ".join([told, *dict.fromkeys(self._reasons(inputs))])
 
@@ -130,8 +132,8 @@ class BatchSubject(Subject):
                 yield str(error)
 
 
-def _is_open(mask: Tensor, members: ReadMembers) -> bool:
-    sees = mask if mask.dtype == torch.bool else mask > _CLOSED
+def _lets_members_mix(mask: Tensor, members: ReadMembers) -> bool:
+    sees = mask if mask.dtype == torch.bool else mask > _MASKED_SCORE
     num_rows = max((one.row + 1 for one in members.spans), default=1)
     numbers = torch.zeros(max(num_rows, len(mask)), mask.shape[-1], dtype=torch.long, device=mask.device)
     for number, one in enumerate(members.spans, 1):
@@ -141,7 +143,7 @@ def _is_open(mask: Tensor, members: ReadMembers) -> bool:
 
 
 def _refuse_labels(inputs: Mapping[str, Any], members: ReadMembers) -> None:
-    """Check that labels train only members, and no member's first token: the last of the member before predicts it."""
+    """Raise MixingError if labels train a token outside of members, or a first token: another member predicts it."""
     is_shifted = inputs.get("shift_labels") is not None
     if (labels := inputs.get("shift_labels" if is_shifted else "labels")) is None:
         return
@@ -164,30 +166,38 @@ def _refuse_labels(inputs: Mapping[str, Any], members: ReadMembers) -> None:
     if rest.any():
         row, place = rest.nonzero()[0].tolist()
         raise MixingError(
-            f"labels train {int(rest.sum())} tokens that are in no member by {members.by} (row {row}, token {place})"
+            f"labels train {int(rest.sum())} tokens that are in no member by {members.input_names} (row {row},"
+            f" token {place})"
         )
 
 
-def _placed(inputs: Mapping[str, Any], spans: Sequence[MemberSpan], members: GivenRows | None) -> list[PlacedSample]:
-    """Make samples of the members; the loss is of every second one that is trained, from the last on."""
-    labels, shape = _labels(inputs, spans), inputs["input_ids"].shape
+def _placed_samples(
+    inputs: Mapping[str, Any], spans: Sequence[MemberSpan], members: MemberSizes | None
+) -> list[PlacedSample]:
+    """Make a sample of each member; the loss covers every second trained one, counted from the last."""
+    labels, shape = _unshifted_labels(inputs, spans), inputs["input_ids"].shape
     rows = {
         name: value
         for name, value in inputs.items()
-        if isinstance(value, Tensor) and value.shape[:2] == shape and name not in _ANEW and not is_of_layout(name)
+        if isinstance(value, Tensor)
+        and value.shape[:2] == shape
+        and name not in _REMADE_INPUTS
+        and not is_layout_input(name)
     }
     placed = []
-    for number, (span, media) in enumerate(zip(spans, _shares(inputs, spans, members), strict=True)):
-        ids = span.of(inputs["input_ids"])
-        tokens = Member(ids, span.of(labels), torch.zeros_like(ids), None, {k: span.of(v) for k, v in rows.items()})
+    for number, (span, media) in enumerate(zip(spans, _media_by_member(inputs, spans, members), strict=True)):
+        ids = span.select(inputs["input_ids"])
+        tokens = Member(
+            ids, span.select(labels), torch.zeros_like(ids), None, {k: span.select(v) for k, v in rows.items()}
+        )
         sample, places = Encoded(f"member {number}", tokens, media), torch.arange(span.start, span.end)
         placed.append(PlacedSample(sample, span.row, places, False, leaves_of(media)))
     trained = [number for number, one in enumerate(placed) if (one.sample.tokens.labels[1:] != IGNORE).any()]
     return [replace(one, in_loss=number in trained[::-1][::2]) for number, one in enumerate(placed)]
 
 
-def _labels(inputs: Mapping[str, Any], spans: Sequence[MemberSpan]) -> Tensor:
-    """Return labels [B, S] that are not shifted; where a batch has none, each token is trained that one predicts."""
+def _unshifted_labels(inputs: Mapping[str, Any], spans: Sequence[MemberSpan]) -> Tensor:
+    """Return labels [B, S], not shifted; in a batch without labels every token but a member's first is trained."""
     if (shifted := inputs.get("shift_labels")) is not None:
         return torch.nn.functional.pad(shifted[:, :-1].long(), (1, 0), value=IGNORE)
     labels: Tensor = (inputs["input_ids"] if inputs.get("labels") is None else inputs["labels"]).clone().long()
@@ -196,7 +206,7 @@ def _labels(inputs: Mapping[str, Any], spans: Sequence[MemberSpan]) -> Tensor:
     return labels
 
 
-def _labelled(inputs: Mapping[str, Any], placed: Sequence[PlacedSample]) -> PackedBatch:
+def _batch_of_labels(inputs: Mapping[str, Any], placed: Sequence[PlacedSample]) -> PackedBatch:
     if (shifted := inputs.get("shift_labels")) is not None:
         return PackedBatch(labels=shifted, _packed_seq_ids=None)
     labels = torch.full_like(inputs["input_ids"], IGNORE, dtype=torch.long)
@@ -205,21 +215,21 @@ def _labelled(inputs: Mapping[str, Any], placed: Sequence[PlacedSample]) -> Pack
     return PackedBatch(labels=labels)
 
 
-def _media_of(inputs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the inputs that are neither of tokens nor of their layout."""
+def _media_inputs(inputs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the inputs that have neither a value per token nor the layout of members: pixels and their like."""
     shape = inputs["input_ids"].shape
     for name, value in inputs.items():
-        if isinstance(value, Tensor) and value.dim() and value.shape[:2] != shape and not is_of_layout(name):
+        if isinstance(value, Tensor) and value.dim() and value.shape[:2] != shape and not is_layout_input(name):
             yield name, value
 
 
-def _shares(
-    inputs: Mapping[str, Any], spans: Sequence[MemberSpan], members_of_rows: GivenRows | None
+def _media_by_member(
+    inputs: Mapping[str, Any], spans: Sequence[MemberSpan], members_of_rows: MemberSizes | None
 ) -> list[dict[str, Tensor]]:
-    """Return the media of each member: the next rows of each input, as many as are given."""
+    """Split each media input into the rows of each member, by the given numbers of rows."""
     shares: list[dict[str, Tensor]] = [{} for _ in spans]
     members = [member for row in members_of_rows or () for member in row]
-    for name, value in _media_of(inputs):
+    for name, value in _media_inputs(inputs):
         counts = [member.get(name, 0) if isinstance(member, Mapping) else 0 for member in members]
         if len(counts) != len(spans) or sum(counts) != len(value):
             raise MixingError(
@@ -231,7 +241,7 @@ def _shares(
     return shares
 
 
-def _alone(sample: Encoded) -> dict[str, Any]:
+def _inputs_alone(sample: Encoded) -> dict[str, Any]:
     ids = sample.tokens.ids[None]
     rows = {name: row[None] for name, row in sample.tokens.rows.items()}
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **rows, **sample.media, "use_cache": False}

@@ -24,47 +24,47 @@ from energon_pack.training.joining import JoinError
 #: parameters of glibc's mallopt(3): the most large blocks that are mapped; map blocks from this size on; return the
 #: heap's end above this
 _MMAP_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -4, -3, -1
-_LARGE, _KEPT = 256 << 20, 512 << 20
+_RETURNED_BLOCK_BYTES, _KEPT_HEAP_BYTES = 256 << 20, 512 << 20
 #: the process in which this was done
-_kept_in = [0]
+_set_in_process = [0]
 
 
 def keep_pages_in_worker() -> None:
-    """Keep pages from now on, if this process is a loader's worker; in a user's own process nothing changes.
+    """Let glibc keep freed memory for later packs, if this process is a worker of a DataLoader.
 
     Blocks of 256 MB and more are still returned: one a pack costs little, and the worker would hold the most there ever
     were. Another allocator than glibc's is left alone.
     """
-    if _kept_in[0] == os.getpid() or get_worker_info() is None:
+    if _set_in_process[0] == os.getpid() or get_worker_info() is None:
         return
-    _kept_in[0] = os.getpid()
+    _set_in_process[0] = os.getpid()
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        if not mallopt(_MMAP_THRESHOLD, _LARGE):  # an older glibc takes 32 MB at most
+        if not mallopt(_MMAP_THRESHOLD, _RETURNED_BLOCK_BYTES):  # an older glibc takes 32 MB at most
             mallopt(_MMAP_MAX, 0)
-        mallopt(_TRIM_THRESHOLD, _KEPT)
+        mallopt(_TRIM_THRESHOLD, _KEPT_HEAP_BYTES)
 
 
 #: maps the token ids of texts to one value for each token
-TokenRow = Callable[[list[list[int]]], Any]
+TokenFunction = Callable[[list[list[int]]], Any]
 
 #: outputs of a processor that are no media inputs: outputs for the text, and counts of an image processor
 _NOT_MEDIA = frozenset(
     ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "num_patches", "num_crops", "video_metadata")
 )
 #: outputs for each token that packs do not use: packs make their own labels
-_UNUSED = frozenset(("labels",))
+_UNUSED_OUTPUTS = frozenset(("labels",))
 
 
-class Calls:
-    """A processor; loaded when it is first called."""
+class ProcessorCalls:
+    """Calls a model's processor for media alone; loads it at the first call."""
 
     def __init__(self, rules: InputRules):
         self._rules = rules
-        self._of_tokens: set[str] = set()
+        self._token_outputs: set[str] = set()
 
     def __call__(self, members: Sequence[Prepared], as_rows: bool = False) -> dict[str, Tensor]:
-        """Process the media of some members in one text that holds all of them."""
+        """Return the media inputs, by name, of some members in one text; `as_rows`: in a text for each member."""
         every = merged(members)
         arguments = media_inputs(self._rules, every)
         processor, alone = self._loaded
@@ -87,27 +87,27 @@ class Calls:
         output = processor(text=texts, return_tensors="pt", **padding, **arguments)
         tensors, shape = _tensors(output), output["input_ids"].shape
         whole = {name: value for name, value in tensors.items() if not value.is_floating_point()}
-        self._of_tokens |= {name for name, value in whole.items() if value.shape == shape}
-        return {name: value for name, value in tensors.items() if name not in self._of_tokens}
+        self._token_outputs |= {name for name, value in whole.items() if value.shape == shape}
+        return {name: value for name, value in tensors.items() if name not in self._token_outputs}
 
     def images(self, members: Sequence[Prepared], names: Collection[str]) -> dict[str, Tensor]:
-        """Process images with the image processor alone, without any text."""
+        """Process only images, by the image processor without any text; return its outputs in `names`."""
         arguments = media_inputs(self._rules, merged(members))
         images = merged(members).of(IMAGE.kind)
         processor, alone = self._loaded
         output = (alone or processor.image_processor)(images, return_tensors="pt", **arguments.get("images_kwargs", {}))
         return _tensors({name: value for name, value in output.items() if name in names})
 
-    def of_tokens(self) -> dict[str, TokenRow]:
-        """Return functions that make, from a member's tokens, inputs that only this model has for each token."""
+    def token_functions(self) -> dict[str, TokenFunction]:
+        """Return functions from a member's token ids to inputs of one value per token that only this model has."""
         processor, _ = self._loaded
-        functions = {name: getattr(processor, f"create_{name}", None) for name in self._of_tokens - _UNUSED}
+        functions = {name: getattr(processor, f"create_{name}", None) for name in self._token_outputs - _UNUSED_OUTPUTS}
         if lost := sorted(name for name, make in functions.items() if make is None):
             raise JoinError(f"{self.name} gives {', '.join(lost)} for each token, for which packs have no place")
         return {name: make for name, make in functions.items() if make is not None}
 
     def token_types(self, ids: list[int]) -> list[int] | None:
-        """Return 0 or the number of its kind of media for each token; None: the processor does not tell by ids."""
+        """Return for each token 0 (text) or the number of its kind of media; None: the processor can't tell by ids."""
         if not self._knows_types:
             return None
         types: list[int] = self._loaded[0].create_mm_token_type_ids([ids])[0]
@@ -123,19 +123,19 @@ class Calls:
 
     @property
     def kinds(self) -> list[str]:
-        """The kinds of media that can be processed on this machine."""
+        """The kinds of media that this machine can process: only images without torchvision."""
         makes = [*KINDS] if self._loaded[1] is None else [IMAGE.kind]
         return [kind for kind in makes if kind in self._rules.media_tokens]
 
     @property
     def name(self) -> str:
-        """The class of the processor."""
+        """The processor's class name."""
         processor, alone = self._loaded
         return type(processor or alone).__name__
 
     @cached_property
     def _loaded(self) -> tuple[Any, Any]:
-        """Return the processor and None; without the torchvision that it needs, None and its image processor."""
+        """The processor and None; or None and its image processor, if the processor can't be imported."""
         try:
             return full_processor(self._rules), None
         except ImportError:
@@ -159,7 +159,7 @@ def _tensor(value: Any) -> Tensor:
     return torch.as_tensor(value, dtype=torch.float32 if isinstance(value[0], float) else None)
 
 
-def _noise(rules: InputRules, medium: SeenMedium, seed: int) -> Any:
+def _random_medium(rules: InputRules, medium: SeenMedium, seed: int) -> Any:
     rng = np.random.default_rng(seed)
     size = medium.width, medium.height
     sound = Media(AUDIO.kind, num_samples=medium.num_samples, rate=rules.rate)
@@ -174,16 +174,18 @@ def _noise(rules: InputRules, medium: SeenMedium, seed: int) -> Any:
     return KINDS[medium.kind].noise(Media(medium.kind, *size, num_samples=medium.num_samples, rate=rules.rate), rng)
 
 
-def filled_with_noise(rules: InputRules, member: MemberTokens, seed: int) -> Prepared:
-    """Return the media of a member with random content."""
-    return Prepared([medium.kind for medium in member.media], [_noise(rules, one, seed) for one in member.media])
+def random_media(rules: InputRules, member: MemberTokens, seed: int) -> Prepared:
+    """Return random media of the kinds and sizes that a member's media have."""
+    return Prepared(
+        [medium.kind for medium in member.media], [_random_medium(rules, one, seed) for one in member.media]
+    )
 
 
-def noisy_members(rules: InputRules, purpose: str, kind: str) -> Iterator[Prepared]:
-    """Yield the media of the trial's members of a purpose and a kind."""
-    yield from (filled_with_noise(rules, one, seed) for seed, one in enumerate(members_of_trial(rules, purpose, kind)))
+def trial_media(rules: InputRules, purpose: str, kind: str) -> Iterator[Prepared]:
+    """Yield random media for the trial's members with this purpose (`SIZES`, `TWINS` …) and kind of media."""
+    yield from (random_media(rules, one, seed) for seed, one in enumerate(trial_members(rules, purpose, kind)))
 
 
-def members_of_trial(rules: InputRules, purpose: str, kind: str) -> list[MemberTokens]:
-    """Return the trial's members of a purpose and a kind."""
+def trial_members(rules: InputRules, purpose: str, kind: str) -> list[MemberTokens]:
+    """Return the trial's members with this purpose (`SIZES`, `TWINS` …) and kind of media."""
     return [one.tokens for one in rules.trial if (one.purpose, one.kind) == (purpose, kind)]

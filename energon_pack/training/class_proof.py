@@ -1,4 +1,4 @@
-"""Prove the class of a model that trains on packs by a small model of it."""
+"""Prove by a small model that a model's class trains on packs as on their samples."""
 
 import logging
 from collections.abc import Sequence
@@ -7,56 +7,66 @@ from typing import Any, Protocol
 
 import torch
 
-from energon_pack.training.encoded import Encoded, text_of
+from energon_pack.training.encoded import Encoded, text_sample
 from energon_pack.training.finding import Proof
 from energon_pack.training.forward_inputs import MixingError, attention_of
-from energon_pack.training.probe_batches import ProbeTree, Samples
-from energon_pack.training.proof import kinds_of, prove, way_out
+from energon_pack.training.probe_batches import ProbeSamples, ProbeTree
+from energon_pack.training.proof import find_remedy, kinds_of, prove
 from energon_pack.training.wrapped import class_of
 
 _log = logging.getLogger(__name__)
 
 
 class Encoder(Protocol):
-    """The part of a `PackedTaskEncoder` that the guard uses."""
+    """The methods of a `PackedTaskEncoder` that the guard uses."""
 
     @property
     def mask(self) -> str:
-        """How its batches keep members apart; `auto`: whatever the guard finds."""
+        """How its batches keep members apart: a value of `model.mask`; `auto`: as the guard finds."""
 
     @property
     def max_token_len(self) -> int | None:
-        """Tokens of the longest pack; None: not known."""
+        """Number of tokens of the longest pack; None: not known."""
 
     def probe_members(self) -> list[Encoded]:
-        """Return members with each kind of media that the encoder makes."""
+        """Return short samples to try a model with: one of text, and one or more of each kind of media."""
 
 
 @dataclass(frozen=True)
 class ClassProof:
-    """What was shown of a class, and with which samples."""
+    """The tests of a model's class, and the samples that they used."""
 
     #: every test of the class; the last one counts
     proofs: Sequence[Proof]
     samples: Sequence[Encoded]
     #: the test with trees; None: the encoder's packs have none
-    trees: Proof | None = None
-    tree: ProbeTree | None = None
+    tree_proof: Proof | None = None
+    tree_samples: ProbeTree | None = None
 
     @property
-    def longest(self) -> int | None:
-        """Tokens of a row up to which the class keeps members apart; None: any."""
-        return min((one.longest for one in (self.proofs[-1], self.trees) if one and one.longest), default=None)
+    def max_row_len(self) -> int | None:
+        """The longest row, in tokens, in which the class keeps members apart; None: any row."""
+        return min(
+            (one.max_pack_len for one in (self.proofs[-1], self.tree_proof) if one and one.max_pack_len), default=None
+        )
 
 
 def prove_class(model: Any, encoder: Encoder | None, is_trusted: bool) -> ClassProof:
-    """Prove that the class of a model keeps members of packs apart."""
+    """Test with a small model that a model's class keeps members of packs apart.
+
+    Args:
+        encoder: makes the samples of the test; None: they are text.
+        is_trusted: log a failed test as a warning, and go on.
+
+    Raises:
+        MixingError: a test failed; the message says which setting works.
+    """
     attention, name = attention_of(model), class_of(model).__name__
     mask, longest = (encoder.mask, encoder.max_token_len) if encoder else ("auto", None)
-    samples = encoder.probe_members() if encoder else _texts(model.config.get_text_config().vocab_size)
+    samples = encoder.probe_members() if encoder else _random_texts(model.config.get_text_config().vocab_size)
     device = model.device if model.device.type == "cuda" else torch.device("cpu")
 
-    def proved(samples: Samples, mask: str) -> list[Proof]:
+    def proved(samples: ProbeSamples, mask: str) -> list[Proof]:
         return prove(class_of(model), model.config, samples, mask, attention, longest, device, kinds_of(model))
 
     proofs = proved(samples, mask)
@@ -66,26 +76,26 @@ def prove_class(model: Any, encoder: Encoder | None, is_trusted: bool) -> ClassP
         if fewer[-1].is_exact:
             _log.warning("%s is shown without videos: with them, %s", name, proofs[-1].error)
             proofs, samples = fewer, images
-    _refuse_unshown(
+    _refuse_unproven(
         model, "is not shown to keep members of packs apart", proofs, samples, attention, longest, is_trusted
     )
     tree = getattr(encoder, "probe_tree", lambda _: None)(samples)
     if tree is None:
         return ClassProof(proofs, samples)
-    from energon_pack.training.tree_inputs import refuse
+    from energon_pack.training.tree_inputs import refuse_model
 
-    refuse(model)
+    refuse_model(model)
     of_trees = proved(tree, "")
     lacks = "is not shown to train on trees as on their samples alone"
-    _refuse_unshown(model, lacks, of_trees, tree, attention, longest, is_trusted)
+    _refuse_unproven(model, lacks, of_trees, tree, attention, longest, is_trusted)
     return ClassProof(proofs, samples, of_trees[-1], tree)
 
 
-def _refuse_unshown(
+def _refuse_unproven(
     model: Any,
     lacks: str,
     proofs: Sequence[Proof],
-    samples: Samples,
+    samples: ProbeSamples,
     attention: str | None,
     longest: int | None,
     is_trusted: bool,
@@ -95,13 +105,13 @@ def _refuse_unshown(
     kind = class_of(model)
     finding = f"{kind.__name__} {lacks}: {'; '.join(map(str, proofs))}"
     if not is_trusted:
-        out = way_out(kind, model.config, samples, attention, longest, proofs)
+        out = find_remedy(kind, model.config, samples, attention, longest, proofs)
         raise MixingError(f"{finding}. {out} (trust={kind.__name__!r} trains it all the same)")
     _log.warning("%s; trained all the same: trust=%s", finding, kind.__name__)
 
 
-def _texts(vocabulary: int) -> list[Encoded]:
+def _random_texts(vocabulary: int) -> list[Encoded]:
     generator = torch.Generator().manual_seed(0)
     first = min(10, vocabulary // 2)
     lengths = (19, 24, 16)
-    return [text_of(torch.randint(first, vocabulary, (length,), generator=generator)) for length in lengths]
+    return [text_sample(torch.randint(first, vocabulary, (length,), generator=generator)) for length in lengths]

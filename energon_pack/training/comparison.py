@@ -30,58 +30,58 @@ from energon_pack.training.finding import (
     difference,
     gradients_of,
     largest,
-    size_of,
+    root_mean_square,
     variation,
 )
 from energon_pack.training.layout import IGNORE, loss_weights
-from energon_pack.training.routing import Routing, routed
+from energon_pack.training.routing import Routing, use_routing
 from energon_pack.training.trial_inputs import PlacedSample, Probe, leaves_of
-from energon_pack.training.watch import RunValues, see
+from energon_pack.training.watch import RunValues, run_and_record
 
 
 class ProbeLoss:
-    """The loss of the samples that have a part in it: of the batch, and of each alone."""
+    """The loss over the samples with `in_loss`: of a run of the batch, and of runs of single samples."""
 
     def __init__(self, probe: Probe, is_own: bool, is_divided: bool):
-        """Leave out the labels of samples without a part in it; see `RunOptions.own_loss` and `is_divided`."""
+        """Drop the labels of samples without `in_loss`; for the flags see `RunOptions`."""
         batch = probe.batch
         counts = torch.zeros_like(batch["labels"], dtype=torch.bool)
         for one in probe.placed:
             counts[one.row, one.places] |= one.in_loss
-        self._is_own, self._is_divided, self._kind = is_own, is_divided, probe.weights
+        self._is_own, self._is_divided, self._kind = is_own, is_divided, probe.loss_weight
         self._batch = PackedBatch({**batch, "labels": torch.where(counts, batch["labels"], IGNORE)})
         if "loss_weight" in batch:
             self._batch["loss_weight"] = batch["loss_weight"] * counts
         self._total = total_weight(self._batch)
 
     def inputs(self) -> dict[str, Any]:
-        """Return the inputs of the batch from which the model computes its own loss."""
-        return self._named(self._batch["labels"], self._batch["labels"])
+        """Return the labels with which the model computes the batch's loss itself; empty if it does not."""
+        return self._label_inputs(self._batch["labels"], self._batch["labels"])
 
     def inputs_alone(self, labels: Tensor) -> dict[str, Any]:
-        """Return the inputs from which the model computes its own loss of a sample alone."""
-        return self._named(labels, pad_tensor(labels[:, 1:], (0, 1), value=IGNORE))
+        """Return the inputs, from one sample's labels [1, L], with which the model computes its loss itself."""
+        return self._label_inputs(labels, pad_tensor(labels[:, 1:], (0, 1), value=IGNORE))
 
     def of_batch(self, seen: RunValues) -> Tensor:
-        """Return the loss of the batch."""
+        """Return the loss, 0-d, of a run of the batch."""
         if self._is_own:
-            return _own(seen)
+            return _model_loss(seen)
         values = logits_of(seen)
         labels = self._batch["labels"].to(values.device)
         labels = torch.where(labels == IGNORE, IGNORE, labels % values.shape[-1])  # outputs are thinned
         return weighted_loss(values, {**self._batch, "labels": labels}, self._total)
 
-    def alone(self, sample: Encoded, seen: RunValues) -> Tensor:
-        """Return a sample's part in the loss, from its run alone."""
+    def of_sample_alone(self, sample: Encoded, seen: RunValues) -> Tensor:
+        """Return a sample's part of the batch's loss, 0-d, from a run of the sample alone."""
         weights = loss_weights(sample.tokens, self._kind)[1:]
         if self._is_own:
-            return _own(seen) * (1.0 if self._is_divided else float(weights.sum() / self._total))
+            return _model_loss(seen) * (1.0 if self._is_divided else float(weights.sum() / self._total))
         values = logits_of(seen)[0, :-1]
         targets = sample.tokens.ids[1:].to(values.device) % values.shape[-1]
         each = cross_entropy(values, targets, reduction="none")
         return (each * weights.to(values.device)).sum(dtype=torch.float64) / self._total
 
-    def _named(self, labels: Tensor, shifted: Tensor) -> dict[str, Any]:
+    def _label_inputs(self, labels: Tensor, shifted: Tensor) -> dict[str, Any]:
         if not self._is_own:
             return {}
         is_shifted = "_packed_seq_ids" in self._batch
@@ -90,52 +90,52 @@ class ProbeLoss:
         return named | ({"num_items_in_batch": self._total} if self._is_divided else {})
 
 
-def _own(seen: RunValues) -> Tensor:
+def _model_loss(seen: RunValues) -> Tensor:
     if seen.loss is None:
         raise ValueError("it computes no loss from labels")
     return seen.loss
 
 
 def logits_of(seen: RunValues) -> Tensor:
-    """Return outputs [B, S, values] in float32."""
+    """Return the outputs [B, S, values] of a run in float32."""
     assert seen.values is not None
     return seen.values.float()
 
 
 #: tokens over which differences are averaged where rounding may send single ones to another expert
-BLOCK = 16
+AVERAGED_TOKENS = 16
 #: outputs vary at least by so many times the rounding of their size, where they are compared in a short type
-ROUNDED = 16
+MIN_VARIATION_IN_EPS = 16
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a model is run for a comparison."""
+    """How to run a part of a model for a comparison, and what to compare."""
 
     part: Module
     #: runs the part
     call: Callable[..., Any]
-    #: the share that counts as no difference, in float32 and in shorter types
+    #: relative differences that count as rounding, in float32 and in shorter types
     tolerances: tuple[float, float]
     #: whether loss and gradients are compared
-    follow: bool = True
+    compares_gradients: bool = True
     #: weights whose gradients are compared
     weights: Sequence[Tensor] = ()
     #: whether the loss is the model's own, from labels
-    own_loss: bool = False
+    uses_model_loss: bool = False
     #: whether the model divides its loss by a number that it is given
     is_divided: bool = False
     #: whether samples alone choose the experts that they choose in the batch
-    is_routed: bool = False
+    repeats_routing: bool = False
     #: entered while a sample runs alone
-    alone: Callable[[], AbstractContextManager[None]] = nullcontext
+    alone_context: Callable[[], AbstractContextManager[None]] = nullcontext
     #: called before each run
-    begin: Callable[[], object] = lambda: None
+    before_run: Callable[[], object] = lambda: None
 
 
 @dataclass(frozen=True)
 class _ForwardRun:
-    """The results of one run."""
+    """The outputs, loss and gradients of one run."""
 
     values: Tensor
     dtypes: set[torch.dtype]
@@ -144,28 +144,31 @@ class _ForwardRun:
 
 
 def compare(way: RunOptions, probe: Probe) -> Finding:
-    """Run a batch packed, and each of its samples alone; return how far outputs, loss and gradients differ, and how
-    far their number formats allow."""
-    loss = ProbeLoss(probe, way.own_loss, way.is_divided)
-    routing = Routing() if way.is_routed else None
+    """Run a batch, then each of its samples alone; return how far outputs, loss and gradients differ.
+
+    The tolerance of the result depends on the dtypes in which the model computed.
+    """
+    loss = ProbeLoss(probe, way.uses_model_loss, way.is_divided)
+    routing = Routing() if way.repeats_routing else None
     leaves = [leaf for one in probe.placed for leaf in one.leaves.values()]
     packed = _run(way, {**probe.inputs, **loss.inputs()}, loss.of_batch, leaves, routing)
     alone: dict[int, _ForwardRun] = {}
     for one in probe.placed:
-        if _key(way, one) not in alone:
-            alike = [other for other in probe.placed if _key(way, other) == _key(way, one)]
-            alone[_key(way, one)] = _run_alone(way, probe, alike, loss, routing, packed.values.shape)
-    pairs = [(one, alone[_key(way, one)]) for one in probe.placed]
+        if _run_key(way, one) not in alone:
+            alike = [other for other in probe.placed if _run_key(way, other) == _run_key(way, one)]
+            alone[_run_key(way, one)] = _run_alone(way, probe, alike, loss, routing, packed.values.shape)
+    pairs = [(one, alone[_run_key(way, one)]) for one in probe.placed]
     eps = max((torch.finfo(dtype).eps for dtype in packed.dtypes), default=0.0)
     is_low = eps > 1e-6
-    tolerance, block = (way.tolerances[1], BLOCK) if is_low else (way.tolerances[0], 1)
+    tolerance, block = (way.tolerances[1], AVERAGED_TOKENS) if is_low else (way.tolerances[0], 1)
     differences = [difference(packed.values[one.row, one.places], run.values[0], block) for one, run in pairs]
     outputs_vary = sum(variation(run.values[0]) for run in alone.values()) / len(alone)
     if is_low:  # values that hardly vary are rounded like all others of their size
         outputs_vary = max(
-            outputs_vary, ROUNDED * eps * sum(size_of(run.values[0]) for run in alone.values()) / len(alone)
+            outputs_vary,
+            MIN_VARIATION_IN_EPS * eps * sum(root_mean_square(run.values[0]) for run in alone.values()) / len(alone),
         )
-    if not way.follow:
+    if not way.compares_gradients:
         return Finding(largest(differences), outputs_vary, tolerance=tolerance)
     expected = sum(run.loss for one, run in pairs if one.in_loss)
     gradients, of_strangers = compare_gradients(packed.gradients, [(one, run.gradients) for one, run in pairs])
@@ -173,9 +176,9 @@ def compare(way: RunOptions, probe: Probe) -> Finding:
     return Finding(largest(differences), outputs_vary, by_loss, gradients, of_strangers, tolerance)
 
 
-def _key(way: RunOptions, one: PlacedSample) -> int:
-    """Return what is equal for places whose sample runs alone once: each may choose other experts."""
-    return id(one if way.is_routed else one.sample)
+def _run_key(way: RunOptions, one: PlacedSample) -> int:
+    """Return a key that places have in common if one run alone serves them; with routed experts each has its own."""
+    return id(one if way.repeats_routing else one.sample)
 
 
 def _run_alone(
@@ -186,17 +189,17 @@ def _run_alone(
     routing: Routing | None,
     shape: torch.Size,
 ) -> _ForwardRun:
-    """Run the sample of some places in a batch [B, S, …] alone; no gradients are followed of one without a loss."""
+    """Run a sample alone for all its places in a batch [B, S, …]; gradients are computed if one is `in_loss`."""
     sample, in_loss = places[0].sample, any(one.in_loss for one in places)
     leaves = leaves_of(sample.media) if places[0].leaves else {}
-    inputs = probe.plain(replace(sample, media={**sample.media, **leaves}))
+    inputs = probe.inputs_alone(replace(sample, media={**sample.media, **leaves}))
     device = inputs["input_ids"].device
     rows = (places[0].row * shape[1] + places[0].places).to(device)
     again = None if routing is None else Routing(routing, rows, shape[0] * shape[1])
     inputs |= loss.inputs_alone(sample.tokens.labels[None].to(device))
-    followed = way if in_loss else replace(way, follow=False)
-    with way.alone():
-        return _run(followed, inputs, partial(loss.alone, sample), [*leaves.values()], again)
+    followed = way if in_loss else replace(way, compares_gradients=False)
+    with way.alone_context():
+        return _run(followed, inputs, partial(loss.of_sample_alone, sample), [*leaves.values()], again)
 
 
 def _run(
@@ -206,15 +209,15 @@ def _run(
     leaves: Sequence[Tensor],
     routing: Routing | None,
 ) -> _ForwardRun:
-    way.begin()
-    with routed(way.part, routing):
-        seen = see(way.part, inputs, way.call, way.follow)
+    way.before_run()
+    with use_routing(way.part, routing):
+        seen = run_and_record(way.part, inputs, way.call, way.compares_gradients)
         values = logits_of(seen).detach()
-        if not way.follow:
+        if not way.compares_gradients:
             return _ForwardRun(values, seen.dtypes)
-        assert seen.embedded is not None
+        assert seen.embeddings is not None
         loss = loss_of(seen)
         if routing is not None:
             routing.is_over = True
-        gradients = gradients_of(loss, seen.embedded, leaves, way.weights)
+        gradients = gradients_of(loss, seen.embeddings, leaves, way.weights)
     return _ForwardRun(values, seen.dtypes, float(loss.detach()), gradients)

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 #: boundaries of members, and the length of the longest one, in both layouts
-_BOUNDARIES = (
+_BOUNDARY_KEYS = (
     "cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded",
 )  # fmt: skip
-_LONGEST = ("max_length_q", "max_length_k", "max_seqlen_q", "max_seqlen_kv")
+_MAX_LENGTH_KEYS = ("max_length_q", "max_length_k", "max_seqlen_q", "max_seqlen_kv")
 
 
 def check_shapes(pad_to: Any, pad_segments: Any) -> None:
-    """Raise ValueError if these are no widths, or no number of segments."""
+    """Raise ValueError if `pad_to` gives no row widths in tokens, or `pad_segments` is not None and below 2."""
     widths = [pad_to] if isinstance(pad_to, int) else [] if pad_to in ("longest", "max_token_len") else pad_to
     if isinstance(widths, str) or any(type(width) is not int or width < 1 for width in widths):
         raise ValueError(f"pad_to={pad_to}: longest, max_token_len, a number of tokens, or a list of widths")
@@ -23,7 +23,12 @@ def check_shapes(pad_to: Any, pad_segments: Any) -> None:
 
 
 def widths_of(pad_to: str | int | Sequence[int], planned: int, longest: int | None) -> Sequence[int]:
-    """Return the widths that batches may have, the least first."""
+    """Return the row widths, in tokens, that batches may have, ascending.
+
+    Args:
+        planned: `max_token_len` of the packs; the widest row has to hold it.
+        longest: the hard limit of packs; None: `planned` is.
+    """
     if isinstance(pad_to, int):
         return range(pad_to, -(-max(planned, longest or 0) // pad_to) * pad_to + 1, pad_to)
     widths = [planned] if isinstance(pad_to, str) else sorted(pad_to)
@@ -32,10 +37,10 @@ def widths_of(pad_to: str | int | Sequence[int], planned: int, longest: int | No
     return widths
 
 
-def with_segments(batch: Mapping[str, Any], num_segments: int) -> dict[str, Any]:
-    """Return boundaries filled up with empty segments behind the last one, and the row's length as the longest's."""
+def padded_boundaries(batch: Mapping[str, Any], num_segments: int) -> dict[str, Any]:
+    """Return a batch's boundaries, filled up with empty segments at the end, and the row's width as longest length."""
     width, filled = batch["input_ids"].shape[1], {}
-    for name in _BOUNDARIES:
+    for name in _BOUNDARY_KEYS:
         if (ends := batch.get(name)) is not None:
             if (missing := num_segments + 1 - len(ends)) < 0:
                 raise ValueError(
@@ -43,7 +48,7 @@ def with_segments(batch: Mapping[str, Any], num_segments: int) -> dict[str, Any]
                     f" packing.max_members={num_segments - 1}, for one pack a batch, or give a larger number"
                 )
             filled[name] = torch.cat([ends, ends[-1:].expand(missing)])
-    longest = {name: batch[name] for name in _LONGEST if name in batch}
+    longest = {name: batch[name] for name in _MAX_LENGTH_KEYS if name in batch}
     return filled | {
         name: value.new_tensor(width) if isinstance(value, torch.Tensor) else width for name, value in longest.items()
     }
@@ -54,7 +59,7 @@ def packed_seq_params(batch: Mapping[str, Any], make: Any = None, *, physical: b
 
     Args:
         batch: a batch of layout `thd`.
-        make: the class to make, by default megatron-core's; it gets the fields that it has.
+        make: the class to make, by default megatron-core's; fields that it lacks are left out.
         physical: count the gap after a member as part of it; the member never sees it. Multi-token prediction needs
             this if members have gaps: megatron-core 0.16.1 shifts its labels between `cu_seqlens_q`, padded or not.
     """

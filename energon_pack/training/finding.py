@@ -1,4 +1,4 @@
-"""Say how far a batch is from its samples alone, whether that is rounding, and what it proves for a class."""
+"""Measure how far a batch is from its samples alone, and whether that may be rounding."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,74 +10,86 @@ from torch.autograd import graph
 from energon_pack.training.trial_inputs import PlacedSample
 
 #: gradients are rounded so much more than outputs: of 230 classes in bfloat16 by 11 % at most, outputs by 3 %
-_MORE = 2.5
+_GRADIENT_ROUNDING = 2.5
 #: share of the largest gradient that is none: where a mask cuts all ways to a loss, there is nothing to round
-_ZERO = 1e-5
+_NO_GRADIENT = 1e-5
 #: some classes give words that can't come next a logit as low as that
-_NO_OUTPUT = 1e4
+_IMPOSSIBLE_LOGIT = 1e4
 
 
 @dataclass(frozen=True)
 class Finding:
-    """How far a batch is from its samples alone."""
+    """How far outputs, loss and gradients of a batch are from those of its samples alone."""
 
     #: largest difference of a token's outputs
-    alone: float
+    output_difference: float
     #: how much outputs vary within a sample; 0: they show nothing
-    own: float
+    output_variation: float
     #: relative difference of the loss; None: not compared
-    loss: float | None = None
+    loss_difference: float | None = None
     #: largest difference of a gradient, as a share of the largest; None: not compared, or attention has none here
-    gradients: float | None = None
+    gradient_difference: float | None = None
     #: largest gradient of embeddings and pixels of samples that have no part in the loss, as a share of the largest
-    others: float | None = None
+    leaked_gradient: float | None = None
     #: the share that counts as no difference: sums in another order differ by about 1e-6
     tolerance: float = 1e-4
     #: whether the model was in train(), in which some classes use other kernels
     in_training: bool = False
 
     @property
-    def shares(self) -> list[float]:
-        """The differences of outputs, loss and gradients, as shares."""
-        return [self.alone / max(self.own, 1e-30), self.loss or 0.0, (self.gradients or 0.0) / _MORE]
+    def relative_differences(self) -> list[float]:
+        """The differences of outputs, loss and gradients, each relative to its size."""
+        return [
+            self.output_difference / max(self.output_variation, 1e-30),
+            self.loss_difference or 0.0,
+            (self.gradient_difference or 0.0) / _GRADIENT_ROUNDING,
+        ]
 
     @property
-    def is_shown(self) -> bool:
-        """Whether outputs show anything."""
-        return self.own > 1e-6
+    def is_conclusive(self) -> bool:
+        """Whether outputs vary enough within a sample to show a difference."""
+        return self.output_variation > 1e-6
 
     @property
     def mixes(self) -> bool:
-        """Whether samples depend on each other, or on being packed; true, too, if outputs show nothing."""
-        is_same = all(share <= self.tolerance for share in self.shares)  # NaN is not
-        return not (self.is_shown and is_same and (self.others or 0.0) <= _ZERO)
+        """Whether samples depend on each other or on being packed; also true if outputs do not vary."""
+        is_same = all(share <= self.tolerance for share in self.relative_differences)  # NaN is not
+        return not (self.is_conclusive and is_same and (self.leaked_gradient or 0.0) <= _NO_GRADIENT)
 
     @property
-    def has_outputs(self) -> bool:
-        """Whether outputs are those of the samples alone."""
-        return self.shares[0] <= self.tolerance
+    def outputs_agree(self) -> bool:
+        """Whether the batch has the outputs of its samples alone, within the tolerance."""
+        return self.relative_differences[0] <= self.tolerance
 
     @property
-    def has_loss(self) -> bool:
-        """Whether the loss is that of the samples alone."""
-        return self.shares[1] <= self.tolerance
+    def loss_agrees(self) -> bool:
+        """Whether the batch has the loss of its samples alone, within the tolerance."""
+        return self.relative_differences[1] <= self.tolerance
 
     @property
     def may_be_rounding(self) -> bool:
-        """Whether the difference is so small that it may be rounding, which a run in float64 can tell."""
-        return self.mixes and self.is_shown and all(share <= 10 * self.tolerance for share in self.shares)
+        """Whether the difference is small enough to be rounding; a run in float64 can tell."""
+        return (
+            self.mixes
+            and self.is_conclusive
+            and all(share <= 10 * self.tolerance for share in self.relative_differences)
+        )
 
     def __str__(self) -> str:
         text = "in train(), " if self.in_training else ""
-        text += f"packed and alone differ by {self.alone:.2g}, outputs vary by {self.own:.2g}"
-        text += "" if self.loss is None else f"; loss by {self.loss:.2g}"
-        text += "" if self.gradients is None else f"; gradients by {self.gradients:.2g}"
-        return text if not self.others else f"{text}; a loss moves inputs of other members by {self.others:.2g}"
+        text += f"packed and alone differ by {self.output_difference:.2g}, outputs vary by {self.output_variation:.2g}"
+        text += "" if self.loss_difference is None else f"; loss by {self.loss_difference:.2g}"
+        text += "" if self.gradient_difference is None else f"; gradients by {self.gradient_difference:.2g}"
+        return (
+            text
+            if not self.leaked_gradient
+            else f"{text}; a loss moves inputs of other members by {self.leaked_gradient:.2g}"
+        )
 
 
 @dataclass(frozen=True)
 class Proof:
-    """The result for a model class with one mask and one attention implementation."""
+    """The result of testing a model class with one mask and one attention implementation."""
 
     model: str
     attention: str
@@ -89,22 +101,22 @@ class Proof:
     error: str = ""
     seconds: float = 0.0
     #: the proof holds for packs of at most so many tokens; None: for all packs
-    longest: int | None = None
+    max_pack_len: int | None = None
 
     @property
     def is_exact(self) -> bool:
-        """Whether packs train as their samples alone."""
+        """Whether the class trains packs as it trains their samples alone."""
         return self.finding is not None and not self.finding.mixes
 
     def __str__(self) -> str:
-        limit = f", packs of {self.longest:,} tokens at most" if self.longest else ""
+        limit = f", packs of {self.max_pack_len:,} tokens at most" if self.max_pack_len else ""
         mask = f", mask={self.mask}" if self.mask else ""
         tried = f"{self.model} ({self.attention}{mask}{limit})"
         return f"{tried}: {self.finding}" if self.finding else f"{tried} could not be tried: {self.error}"
 
 
 def difference(first: Tensor, second: Tensor, block: int) -> float:
-    """Return the largest mean over `block` tokens in a row of each token's root mean square difference."""
+    """Return the largest difference of two outputs [L, values]: root mean square, averaged over `block` tokens."""
     first, second = first.float(), second.float()
     each = torch.where(first == second, 0.0, first - second).square().mean(-1).sqrt()  # some logits are always -inf
     return largest([float(part.mean()) for part in each.split(block)])
@@ -112,36 +124,36 @@ def difference(first: Tensor, second: Tensor, block: int) -> float:
 
 def variation(values: Tensor) -> float:
     """Return how much the outputs [L, values] of a sample vary from token to token, as a root mean square."""
-    outputs = _outputs(values)
+    outputs = _possible_outputs(values)
     return float((outputs - outputs.mean(0)).square().mean().sqrt())
 
 
-def size_of(values: Tensor) -> float:
-    """Return the root mean square of the outputs of a sample."""
-    return float(_outputs(values).square().mean().sqrt())
+def root_mean_square(values: Tensor) -> float:
+    """Return the root mean square of a sample's outputs [L, values]; logits of impossible words count as 0."""
+    return float(_possible_outputs(values).square().mean().sqrt())
 
 
-def _outputs(values: Tensor) -> Tensor:
-    """Return outputs with 0 where a model says that there is none."""
-    return torch.where(values.abs() < _NO_OUTPUT, values, 0.0).float()
+def _possible_outputs(values: Tensor) -> Tensor:
+    """Return outputs in float32, with 0 in place of logits of impossible words."""
+    return torch.where(values.abs() < _IMPOSSIBLE_LOGIT, values, 0.0).float()
 
 
 def largest(values: Iterable[float]) -> float:
-    """Return the largest value, at least 0; NaN if one is."""
+    """Return the largest value, at least 0; NaN if any value is NaN."""
     return float(torch.tensor([0.0, *values]).max())  # Python's `max` passes over NaN
 
 
 #: values kept of the gradient of each weight
-_NUM_VALUES = 4096
-_Pair = tuple[Tensor | None, Tensor | None]
+_NUM_GRADIENT_VALUES = 4096
+_GradientPair = tuple[Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradients of one run; those that no loss reaches are None."""
+    """The gradients of one run; None where the loss does not reach."""
 
     #: [B, S, width]; None: nothing is followed
-    embedded: Tensor | None = None
+    embeddings: Tensor | None = None
     #: of pixels and sounds
     media: Sequence[Tensor | None] = ()
     #: by weight, thinned
@@ -149,8 +161,8 @@ class Gradients:
 
 
 def gradients_of(loss: Tensor, embedded: Tensor, media: Sequence[Tensor], weights: Sequence[Tensor]) -> Gradients:
-    """Return the gradients of a loss; raises ValueError if checkpoints would write those of all weights."""
-    if _has_backwards_within(loss):
+    """Return the gradients of a loss; raise ValueError if a reentrant checkpoint would write `.grad` of all weights."""
+    if _has_reentrant_checkpoint(loss):
         raise ValueError(
             "checkpoints run a backward of their own: gradient_checkpointing_kwargs={'use_reentrant': False}"
         )
@@ -166,8 +178,8 @@ def gradients_of(loss: Tensor, embedded: Tensor, media: Sequence[Tensor], weight
     return Gradients(gradients[0], gradients[1 : 1 + len(media)], of_weights)
 
 
-def _has_backwards_within(loss: Tensor) -> bool:
-    """Say whether a checkpoint runs a backward of its own within that of the loss, as those with `use_reentrant` do."""
+def _has_reentrant_checkpoint(loss: Tensor) -> bool:
+    """Say whether the loss's graph has a checkpoint with `use_reentrant`, which runs a backward of its own."""
     waiting, seen = [loss.grad_fn], set()
     while waiting:
         node = waiting.pop()
@@ -180,16 +192,21 @@ def _has_backwards_within(loss: Tensor) -> bool:
 
 
 def _thinned(gradient: Tensor | None) -> Tensor | None:
-    return None if gradient is None else gradient.flatten()[:: -(-gradient.numel() // _NUM_VALUES)].clone()
+    return None if gradient is None else gradient.flatten()[:: -(-gradient.numel() // _NUM_GRADIENT_VALUES)].clone()
 
 
 def compare_gradients(packed: Gradients, pairs: Sequence[tuple[PlacedSample, Gradients]]) -> tuple[float, float]:
-    """Return the largest difference of a gradient, and the largest one of others' inputs, as shares of the largest."""
-    assert packed.embedded is not None
-    expected = torch.zeros_like(packed.embedded, dtype=torch.float32)
+    """Compare gradients of a batch with those of its samples' runs alone.
+
+    Returns:
+        The largest difference of samples with `in_loss`, and the largest gradient of the other samples' embeddings and
+        media, which should be 0; each as a share of the largest gradient.
+    """
+    assert packed.embeddings is not None
+    expected = torch.zeros_like(packed.embeddings, dtype=torch.float32)
     is_own = torch.zeros(expected.shape[:2], dtype=torch.bool, device=expected.device)
     waiting = iter(packed.media)
-    media: list[_Pair] = []
+    media: list[_GradientPair] = []
     strangers: list[Tensor | None] = []
     weights: Sequence[Tensor | None] = [None] * len(packed.weights)
     for one, alone in pairs:
@@ -200,11 +217,14 @@ def compare_gradients(packed: Gradients, pairs: Sequence[tuple[PlacedSample, Gra
         media += zip(of_sample, alone.media, strict=True)
         weights = [_sum(first, second) for first, second in zip(weights, alone.weights, strict=True)]
         is_own[one.row, one.places] = True
-        expected[one.row, one.places] += 0.0 if alone.embedded is None else alone.embedded[0].float()
-    embedded: list[_Pair] = [(packed.embedded.float()[is_own], expected[is_own])]
-    kinds: list[list[_Pair]] = [embedded, media, [*zip(packed.weights, weights, strict=True)]]
-    of_strangers = [_share([packed.embedded[~is_own]], [expected]), _share(strangers, [pair[1] for pair in media])]
-    shares = [_share([_difference(*pair) for pair in kind], [pair[1] for pair in kind]) for kind in kinds]
+        expected[one.row, one.places] += 0.0 if alone.embeddings is None else alone.embeddings[0].float()
+    embedded: list[_GradientPair] = [(packed.embeddings.float()[is_own], expected[is_own])]
+    kinds: list[list[_GradientPair]] = [embedded, media, [*zip(packed.weights, weights, strict=True)]]
+    of_strangers = [
+        _relative_size([packed.embeddings[~is_own]], [expected]),
+        _relative_size(strangers, [pair[1] for pair in media]),
+    ]
+    shares = [_relative_size([_difference(*pair) for pair in kind], [pair[1] for pair in kind]) for kind in kinds]
     return largest(shares), largest(of_strangers)
 
 
@@ -216,10 +236,10 @@ def _difference(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     return _sum(first, None if second is None else -second)
 
 
-def _share(values: Sequence[Tensor | None], whole: Sequence[Tensor | None]) -> float:
-    """Return the largest value as a share of the largest of the whole; None is 0."""
-    return _size(values) / max(_size(whole), 1e-30)
+def _relative_size(values: Sequence[Tensor | None], whole: Sequence[Tensor | None]) -> float:
+    """Return the largest absolute value of `values` divided by that of `whole`; None counts as 0."""
+    return _largest_absolute(values) / max(_largest_absolute(whole), 1e-30)
 
 
-def _size(values: Iterable[Tensor | None]) -> float:
+def _largest_absolute(values: Iterable[Tensor | None]) -> float:
     return largest(float(one.abs().max()) for one in values if one is not None and one.numel())

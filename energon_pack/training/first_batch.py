@@ -12,46 +12,52 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 
-from energon_pack.training.as_it_was import as_it_was, ended, full_precision, is_sharded, silent
+from energon_pack.training.as_it_was import (
+    forward_suspended,
+    full_precision,
+    is_sharded,
+    state_restored,
+    without_randomness,
+)
 from energon_pack.training.comparison import RunOptions, compare
 from energon_pack.training.finding import Finding, difference, variation
 from energon_pack.training.forward_inputs import MixingError
-from energon_pack.training.kind import Kind, TriedKind, kind_of
+from energon_pack.training.kind import ForwardKind, TriedKind, forward_kind_of
 from energon_pack.training.model_trial import (
-    LOW_PRECISION,
-    SUMS,
+    LOW_PRECISION_TOLERANCE,
+    SUM_TOLERANCE,
     ModelTrial,
-    Pending,
-    Steps,
+    PendingForward,
     Subject,
-    changes,
-    first_place,
-    refusal,
+    TrialSteps,
+    first_mixing_part,
+    refusal_message,
+    run_changes,
 )
-from energon_pack.training.routing import is_routed
-from energon_pack.training.trial_inputs import MemberSpan, Probe, Run, TrialInputs, switches_of, without_loss
-from energon_pack.training.watch import see
+from energon_pack.training.routing import has_experts
+from energon_pack.training.trial_inputs import MemberSpan, Probe, RunInputs, TrialInputs, flag_inputs, without_loss
+from energon_pack.training.watch import run_and_record
 from energon_pack.training.wrapped import class_of
 
 
 @dataclass(frozen=True)
 class SampleComparison:
-    """The results of samples, made or of the batch."""
+    """How samples in a batch compare with their runs alone."""
 
     finding: Finding
-    #: whether random numbers beside dropout move outputs
+    #: whether random numbers other than dropout's change outputs
     is_random: bool
-    #: the batch, and one of its samples alone
-    runs: tuple[Run, Run]
+    #: inputs of the batch and of its last sample alone, each with the sample's place in it
+    runs: tuple[RunInputs, RunInputs]
 
 
-def try_alone(pending: Pending, probe: Probe) -> SampleComparison:
-    """Compare the samples of a batch with each of them alone."""
-    part, way, switches, last = pending.part, _way(pending), switches_of(pending.inputs), probe.placed[-1]
-    plain = probe.plain
-    probe = replace(probe, plain=lambda sample: switches | plain(sample))
-    alone = without_loss(probe.plain(last.sample))
-    with silent(part):
+def compare_with_alone(pending: PendingForward, probe: Probe) -> SampleComparison:
+    """Compare each sample of a batch with its run alone, without dropout."""
+    part, way, switches, last = pending.part, _run_options(pending), flag_inputs(pending.inputs), probe.placed[-1]
+    plain = probe.inputs_alone
+    probe = replace(probe, inputs_alone=lambda sample: switches | plain(sample))
+    alone = without_loss(probe.inputs_alone(last.sample))
+    with without_randomness(part):
         is_random = part.training and _is_random(pending, alone)
         finding = replace(compare(way, probe), in_training=part.training)
     span = MemberSpan(last.row, int(last.places[0]), int(last.places[0]) + len(last.places))
@@ -60,34 +66,34 @@ def try_alone(pending: Pending, probe: Probe) -> SampleComparison:
     )
 
 
-def _way(pending: Pending) -> RunOptions:
+def _run_options(pending: PendingForward) -> RunOptions:
     part, inputs = pending.part, pending.inputs
     return RunOptions(
         part,
         pending.call,
-        (SUMS, LOW_PRECISION),
-        follow=torch.is_grad_enabled(),
-        weights=_weights(part),
-        own_loss=any(inputs.get(name) is not None for name in ("labels", "shift_labels")),
+        (SUM_TOLERANCE, LOW_PRECISION_TOLERANCE),
+        compares_gradients=torch.is_grad_enabled(),
+        weights=_compared_weights(part),
+        uses_model_loss=any(inputs.get(name) is not None for name in ("labels", "shift_labels")),
         is_divided=inputs.get("num_items_in_batch") is not None,
-        is_routed=is_routed(part),
-        begin=partial(pending.begin, 0),
+        repeats_routing=has_experts(part),
+        before_run=partial(pending.before_run, 0),
     )
 
 
-def _weights(part: Module) -> list[Tensor]:
-    """Return the weights whose gradients are compared; none where they would be there twice, or are sharded."""
+def _compared_weights(part: Module) -> list[Tensor]:
+    """Return the weights whose gradients are compared; none if weights are sharded or have a gradient already."""
     every: list[Tensor] = [one for one in part.parameters() if one.requires_grad]
     return every if not is_sharded(part) and all(one.grad is None for one in every) else []
 
 
-def _is_random(pending: Pending, alone: Mapping[str, Any]) -> bool:
-    """Say whether other random numbers move the outputs of a sample alone, more than the same ones do."""
+def _is_random(pending: PendingForward, alone: Mapping[str, Any]) -> bool:
+    """Say whether other seeds change the outputs of a sample alone more than a second run with the same seed does."""
 
     def run(seed: int) -> Tensor:
-        pending.begin(seed)
+        pending.before_run(seed)
         with torch.no_grad():
-            values = see(pending.part, alone, pending.call).values
+            values = run_and_record(pending.part, alone, pending.call).values
         assert values is not None
         return values[0].detach()
 
@@ -100,23 +106,23 @@ _log = logging.getLogger(__name__)
 
 
 class FirstBatch:
-    """The trials of one guarded model."""
+    """Tries one guarded model with the first batch of each kind, and keeps the results."""
 
     def __init__(self, subject: Subject):
         """Remember the model; nothing is run yet."""
         self._subject, self._model = subject, subject.model
         self._is_sharded = self._is_warned = False
-        self._tried: list[TriedKind] = []
+        self._tried_kinds: list[TriedKind] = []
         #: the results
         self.trials: list[ModelTrial] = []
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]  # what is compiled is tried compiled
     def check(self, part: Module, inputs: Mapping[str, Any]) -> None:
-        """Call this before each forward: it tries the model with a batch of a new kind, and if its code is new.
+        """Try the model before a forward if its batch is of a new kind, or the model's code is new.
 
-        If parameters are sharded, all ranks try it at the same forward, or none does.
+        If parameters are sharded, all ranks try it at the same forward, or none does. MixingError: it mixes members.
         """
-        steps = self._steps(part, inputs)
+        steps = self._trial_steps(part, inputs)
         if steps is None:
             return
         send, throw = torch.compiler.disable(steps.send), torch.compiler.disable(steps.throw)
@@ -132,83 +138,89 @@ class FirstBatch:
             steps.close()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _steps(self, part: Module, inputs: Mapping[str, Any]) -> Steps | None:
-        if not self._tried:
+    def _trial_steps(self, part: Module, inputs: Mapping[str, Any]) -> TrialSteps | None:
+        if not self._tried_kinds:
             self._is_sharded = is_sharded(self._model)
         subject = self._subject
-        kind = kind_of(self._model, part, inputs, subject.longest_of(inputs), subject.is_open(inputs))
-        known = next((one for one in self._tried if one.kind.covers(kind)), None)
+        kind = forward_kind_of(
+            self._model, part, inputs, subject.longest_member_len(inputs), subject.has_open_mask(inputs)
+        )
+        known = next((one for one in self._tried_kinds if one.kind.covers(kind)), None)
         if known is not None:
-            known.left -= 1
-        lacks_others = known is not None and not known.has_others and self._subject.changed(inputs) is not None
-        is_waiting = known is not None and known.left >= 0 and not self._subject.tries_all
-        is_tried, is_better = self._agreed(is_waiting, lacks_others)
-        return None if is_tried and not is_better else self._try(part, inputs, kind)
+            known.batches_left -= 1
+        lacks_others = (
+            known is not None and not known.has_several_members and self._subject.changed_inputs(inputs) is not None
+        )
+        is_waiting = known is not None and known.batches_left >= 0 and not self._subject.tries_every_batch
+        is_tried, is_better = self._on_all_ranks(is_waiting, lacks_others)
+        return None if is_tried and not is_better else self._run_trial(part, inputs, kind)
 
-    def _try(self, part: Module, inputs: Mapping[str, Any], kind: Kind) -> Steps:
+    def _run_trial(self, part: Module, inputs: Mapping[str, Any], kind: ForwardKind) -> TrialSteps:
         start, name = time.perf_counter(), class_of(self._model).__name__
         copies = {
             k: v.clone() if isinstance(v, Tensor) and k not in self._subject.media else v for k, v in inputs.items()
         }
-        asked = self._subject.changed(copies)
-        asked = None if self._is_any(asked is None) else asked
+        asked = self._subject.changed_inputs(copies)
+        asked = None if self._on_any_rank(asked is None) else asked
         place = None
         try:
-            with as_it_was(part) as begin, full_precision(), ended(part) as call:
-                pending = Pending(part, call, copies, begin, self._is_any)
-                moved = [] if asked is None else (yield from changes(pending, asked))
-                beside = try_alone(pending, self._subject.probe(pending))
+            with state_restored(part) as begin, full_precision(), forward_suspended(part) as call:
+                pending = PendingForward(part, call, copies, begin, self._on_any_rank)
+                moved = [] if asked is None else (yield from run_changes(pending, asked))
+                beside = compare_with_alone(pending, self._subject.probe(pending))
                 trial = ModelTrial(beside.finding, moved, beside.is_random, round(time.perf_counter() - start, 3))
-                if mixes := self._is_any(trial.mixes):
-                    place = self._place(pending, asked, trial, beside)
+                if mixes := self._on_any_rank(trial.mixes):
+                    place = self._mixing_part(pending, asked, trial, beside)
         except (MixingError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # foreign code, with inputs that it may not be made for
             why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise MixingError(
                 f"{name} can't be tried with a training batch, so nothing shows that it keeps members apart: {why}"
-                f"{self._subject.all_the_same}"
+                f"{self._subject.bypass_hint}"
             ) from error
         self.trials.append(trial)
         if mixes:
-            why = refusal(name, self._subject.name, trial, place)
-            raise MixingError(f"{why}{self._subject.way_out(inputs)}{self._subject.all_the_same}")
+            why = refusal_message(name, self._subject.name, trial, place)
+            raise MixingError(f"{why}{self._subject.remedy(inputs)}{self._subject.bypass_hint}")
         self._remember(kind, asked is not None, name)
         yield None
 
-    def _place(
-        self, pending: Pending, asked: TrialInputs | None, trial: ModelTrial, beside: SampleComparison
+    def _mixing_part(
+        self, pending: PendingForward, asked: TrialInputs | None, trial: ModelTrial, beside: SampleComparison
     ) -> str | None:
-        """Name the part that mixes members, if outputs show it; a backward has no places."""
-        is_moved = self._is_any(trial.moved_others)
-        if not self._is_any(is_moved or not trial.alone.has_outputs):
+        """Return the name of the part that mixes members; None: outputs agree, so only loss or gradients show it."""
+        is_moved = self._on_any_rank(trial.moved_others)
+        if not self._on_any_rank(is_moved or not trial.finding.outputs_agree):
             return None
-        pending.begin(0)
-        with silent(pending.part):
-            return first_place(pending.part, pending.call, asked.runs if asked and is_moved else beside.runs, SUMS)
+        pending.before_run(0)
+        with without_randomness(pending.part):
+            return first_mixing_part(
+                pending.part, pending.call, asked.runs if asked and is_moved else beside.runs, SUM_TOLERANCE
+            )
 
-    def _remember(self, kind: Kind, has_others: bool, name: str) -> None:
-        """Note a trial that passed; what shows nothing is said once, and tried again later."""
+    def _remember(self, kind: ForwardKind, has_others: bool, name: str) -> None:
+        """Record a trial that passed; log it, or warn once that it proves nothing."""
         trial = self.trials[-1]
-        if (known := next((one for one in self._tried if one.kind.runs_as(kind)), None)) is not None:
-            known.again(kind, has_others)
+        if (known := next((one for one in self._tried_kinds if one.kind.runs_as(kind)), None)) is not None:
+            known.record_trial(kind, has_others)
         else:
-            self._tried = [one for one in self._tried if not kind.covers(one.kind)]
-            self._tried.append(TriedKind(kind, has_others))
-        if trial.is_shown:
+            self._tried_kinds = [one for one in self._tried_kinds if not kind.covers(one.kind)]
+            self._tried_kinds.append(TriedKind(kind, has_others))
+        if trial.is_conclusive:
             batch = self._subject.name
             _log.info("%s keeps the members of %s apart: %s (%.2g s)", name, batch, trial, trial.seconds)
         elif not self._is_warned:
             self._is_warned = True
             batch = self._subject.name
-            _log.warning("%s is not shown to keep members apart: %s in %s", name, trial.unshown, batch)
+            _log.warning("%s is not shown to keep members apart: %s in %s", name, trial.unproven_reason, batch)
 
-    def _is_any(self, flag: bool) -> bool:
-        """Say whether it is so on any of the ranks that run the model together."""
-        return not self._agreed(not flag)[0]
+    def _on_any_rank(self, flag: bool) -> bool:
+        """Say whether a flag is true on any of the ranks that run the model together."""
+        return not self._on_all_ranks(not flag)[0]
 
-    def _agreed(self, *flags: bool) -> Sequence[bool]:
-        """Return each flag, true if it is on all of the ranks that run the model together."""
+    def _on_all_ranks(self, *flags: bool) -> Sequence[bool]:
+        """Return for each flag whether it is true on all of the ranks that run the model together."""
         if not self._is_sharded:
             return flags
         every = torch.tensor(flags, dtype=torch.int32, device=next(self._model.parameters()).device)

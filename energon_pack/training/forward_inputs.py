@@ -12,16 +12,16 @@ from torch import Tensor
 from torch.nn import Module
 
 #: name of this package's attention for trees among transformers' implementations
-TREE = "energon_pack_tree"
+TREE_ATTENTION = "energon_pack_tree"
 #: kernels of layers that carry a state: the module to import, the package to install
 _KERNELS = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d"}
-_rope_rows: weakref.WeakKeyDictionary[Module, bool] = weakref.WeakKeyDictionary()
+_has_rope_rows_by_model: weakref.WeakKeyDictionary[Module, bool] = weakref.WeakKeyDictionary()
 #: the mask that was shown to keep members apart, by guarded model
-PROVEN: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
+PROVEN_MASKS: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
 
 
 #: the error of a batch that asks for that mask
-NOT_GUARDED = "mask=auto: guard(model, encoder) finds what the model needs, model_inputs(model) uses it"
+NOT_GUARDED_ERROR = "mask=auto: guard(model, encoder) finds what the model needs, model_inputs(model) uses it"
 
 
 class MixingError(ValueError):
@@ -29,12 +29,12 @@ class MixingError(ValueError):
 
 
 def missing_kernels() -> list[str]:
-    """Return the packages, not installed here, that a model with stateful layers needs to keep members apart."""
+    """Return the names of the packages with kernels for hybrid models that are not installed here."""
     return [name for module, name in _KERNELS.items() if importlib.util.find_spec(module) is None]
 
 
 def refuse_missing_kernels() -> None:
-    """Check that the kernels of hybrid models (gated delta nets), which carry a state along the row, are installed."""
+    """Raise MixingError if kernels of hybrid models are missing; without them, state leaks between members."""
     if missing := missing_kernels():
         raise MixingError(
             "a hybrid model carries its state from member to member without its kernels:"
@@ -43,28 +43,28 @@ def refuse_missing_kernels() -> None:
 
 
 def refuse_rows(num_rows: int) -> None:
-    """Raise MixingError if several rows go into a hybrid model: its kernels take one."""
+    """Raise MixingError if a batch for a hybrid model has several rows: its kernels take one."""
     if num_rows > 1:
         raise MixingError(f"a hybrid model keeps members apart in one row only, not in {num_rows}: batch_size=1")
 
 
 def has_rope_rows(model: Module) -> bool:
-    """Say whether a model takes M-RoPE rows as positions; without positions it computes them itself."""
-    if model not in _rope_rows:
-        _rope_rows[model] = any(hasattr(type(module), "get_rope_index") for module in model.modules())
-    return _rope_rows[model]
+    """Say whether a model takes M-RoPE rows as `position_ids`; without positions it computes them itself."""
+    if model not in _has_rope_rows_by_model:
+        _has_rope_rows_by_model[model] = any(hasattr(type(module), "get_rope_index") for module in model.modules())
+    return _has_rope_rows_by_model[model]
 
 
 def attention_of(model: Any) -> str | None:
-    """Return the attention implementation of a model's text part; its images may use another."""
+    """Return the attention implementation of a model's language part; its vision part may use another."""
     name: str | None = getattr(model.config.get_text_config(), "_attn_implementation", None)
     return name
 
 
 def mask_of(inputs: Mapping[str, Any]) -> str:
-    """Return how these inputs keep members apart: `dict4d`, `prefix4d`, `indexed`, `hybrid` or `positions`.
+    """Return which kind of mask the inputs have: `dict4d`, `prefix4d`, `indexed`, `hybrid` or `positions` (none).
 
-    Those of trees: `tree_plan`, or additive masks, `dict4d` or `prefix4d`.
+    Batches of trees have `tree_plan`, or additive masks: `dict4d` or `prefix4d`.
     """
     mask = inputs.get("attention_mask")
     if inputs.get("tree_plan") is not None:
@@ -78,14 +78,20 @@ def mask_of(inputs: Mapping[str, Any]) -> str:
     return "hybrid" if inputs.get("seq_idx") is not None else "positions"
 
 
-def forks_of(row: Tensor) -> list[list[int]]:
-    """Return (row, place) of each branch of a tree: where positions jump, and not to 0."""
+def branch_starts(row: Tensor) -> list[list[int]]:
+    """Return [row, column] of each token that begins a branch of a tree: its position jumps, and not to 0.
+
+    `row` holds the positions [B, S].
+    """
     jumps = (row.diff(dim=1) != 1) & (row[:, 1:] != 0)
     return [[number, place + 1] for number, place in jumps.nonzero().tolist()]
 
 
 def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> None:
-    """Check the inputs of a forward of a packed batch."""
+    """Raise MixingError if inputs of a forward over packs let members see each other in any model.
+
+    `attention` is the model's attention implementation; None: not known.
+    """
     positions, mask = inputs.get("position_ids"), inputs.get("attention_mask")
     if inputs.get("use_cache") is not False:
         raise MixingError(
@@ -98,8 +104,8 @@ def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> Non
         raise MixingError("is_causal=False: sdpa and flash attention then look at all that follows; leave it out")
     if positions is None:
         raise MixingError("position_ids are missing: they are what tells members apart")
-    row = text_row(inputs, positions)
-    forks = forks_of(row)
+    row = text_positions(inputs, positions)
+    forks = branch_starts(row)
     if inputs.get("tree_plan") is not None or (forks and mask_of(inputs) in ("dict4d", "prefix4d")):
         _check_trees(inputs, attention, row, forks)
         return
@@ -136,7 +142,7 @@ def _check_trees(inputs: Mapping[str, Any], attention: str | None, row: Tensor, 
     """Check that the first token of each branch does not see the token before it, which is of another branch."""
     mask = inputs["attention_mask"]
     if mask_of(inputs) == "tree_plan":
-        if attention != TREE:
+        if attention != TREE_ATTENTION:
             raise MixingError(f"a tree_plan, and attention is {attention}, which does not read it: model_inputs(model)")
         begins = {int(place) for place in inputs["tree_plan"].cu_seq_lens_q.tolist()}
         if any(number * row.shape[1] + place not in begins for number, place in forks):
@@ -152,8 +158,8 @@ def _check_trees(inputs: Mapping[str, Any], attention: str | None, row: Tensor, 
                 raise MixingError(f"attention_mask[{name!r}] lets token {place} see the branch before it")
 
 
-def text_row(inputs: Mapping[str, Any], positions: Tensor) -> Tensor:
-    """Return the positions [B, S] that start again with each member."""
+def text_positions(inputs: Mapping[str, Any], positions: Tensor) -> Tensor:
+    """Return the positions [B, S] that restart with each member: `positions`, or the first of M-RoPE's four rows."""
     ids = inputs.get("input_ids")
     shape = ids.shape if ids is not None else inputs["inputs_embeds"].shape[:2]
     if positions.dim() == 3 and positions.shape[0] == 3:
@@ -184,7 +190,7 @@ def _check_mask(mask: Tensor, row: Tensor) -> None:
 
 
 def _check_masks(masks: Mapping[str, Any], row: Tensor) -> None:
-    """Check that the first token of each member sees no token before it."""
+    """Check that additive masks hide from each member's first token all tokens before it."""
     for name, mask in masks.items():
         if not isinstance(mask, Tensor) or mask.dim() != 4 or not mask.is_floating_point():
             raise MixingError(f"attention_mask[{name!r}] is no additive 4-D mask: model_inputs(model) makes them")
@@ -194,7 +200,7 @@ def _check_masks(masks: Mapping[str, Any], row: Tensor) -> None:
 
 
 def _check_boundaries(row: Tensor, cu_seq_lens: Tensor) -> None:
-    """Check that positions start again exactly where a document begins, so that all attention backends agree."""
+    """Check that positions restart exactly at the boundaries, so that all attention backends agree."""
     flat = row.flatten()
     begins = (flat == 0).nonzero().flatten().to(cu_seq_lens.device)
     filled = cu_seq_lens[:-1][cu_seq_lens.diff() > 0]  # empty segments stand behind the last one

@@ -17,36 +17,36 @@ from energon_pack.training.finding import Proof
 from energon_pack.training.first_batch import FirstBatch
 from energon_pack.training.forward_inputs import (
     MEDIA_KEYS,
-    PROVEN,
+    PROVEN_MASKS,
     MixingError,
     attention_of,
+    branch_starts,
     check_inputs,
-    forks_of,
     has_rope_rows,
     mask_of,
-    text_row,
+    text_positions,
 )
 from energon_pack.training.model_trial import ModelTrial
 from energon_pack.training.trial_inputs import members_of
-from energon_pack.training.watch import Check, hook
-from energon_pack.training.wrapped import class_of, is_whole, unwrapped
+from energon_pack.training.watch import InputCheck, hook_calls
+from energon_pack.training.wrapped import class_of, is_transformers_model, unwrapped
 
 if TYPE_CHECKING:
-    from energon_pack.training.batch_members import GivenRows
+    from energon_pack.training.batch_members import MemberSizes
     from energon_pack.training.class_proof import ClassProof, Encoder
 
 __all__ = ["Guard", "MixingError", "check_inputs", "guard"]
 
 _log = logging.getLogger(__name__)
 #: the hooks of each guarded model
-_HANDLES: weakref.WeakKeyDictionary[Module, Sequence[RemovableHandle]] = weakref.WeakKeyDictionary()
+_HOOKS_BY_MODEL: weakref.WeakKeyDictionary[Module, Sequence[RemovableHandle]] = weakref.WeakKeyDictionary()
 #: methods that make features of media
-_FEATURES = re.compile(r"get_(?!text)\w+_features")
+_FEATURE_METHODS = re.compile(r"get_(?!text)\w+_features")
 
 
 @dataclass(eq=False)
 class Guard:
-    """The hooks on a model; `remove()` ends them."""
+    """The hooks on a guarded model and the tests that it passed; `remove()` removes the hooks."""
 
     #: every test of the class; the last one counts
     proofs: Sequence[Proof]
@@ -61,8 +61,8 @@ class Guard:
         """Remove the hooks, so that the model takes any inputs again."""
         for handle in self.handles:
             handle.remove()
-        if _HANDLES.get(self.model) is self.handles:  # else it was guarded anew
-            PROVEN.pop(self.model, None)
+        if _HOOKS_BY_MODEL.get(self.model) is self.handles:  # else it was guarded anew
+            PROVEN_MASKS.pop(self.model, None)
 
 
 def guard(
@@ -71,35 +71,34 @@ def guard(
     trust: str | None = None,
     first_batch: bool = True,
     batches: Sequence[Mapping[str, Any]] | None = None,
-    members: "Sequence[GivenRows] | None" = None,
+    members: "Sequence[MemberSizes] | None" = None,
 ) -> Guard:
     """Test that a model keeps members of packs apart, then check every forward of it and of its parts.
 
     A model that is guarded already is guarded anew.
 
     The test runs a small model of the same class and config, which takes seconds. Then the model itself runs a few more
-    times with the first batch of each kind: outputs, loss and
-    gradients are compared. A guarded model refuses `generate`, which needs a cache of keys and values; with `batches`
-    it refuses it of rows with several members.
+    times with the first batch of each kind: outputs, loss and gradients are compared. A guarded model refuses
+    `generate`, which needs a cache of keys and values; with `batches` only for rows with several members.
 
     Args:
         model: a model of transformers; it may be wrapped (DDP, FSDP, torch.compile, PEFT).
-        encoder: the encoder of the packs, or what has it; its processor makes the media for the test. None: the packs
-            are text only.
+        encoder: the encoder of the packs, or an object that has it; its processor makes the media for the test. None:
+            the packs are text only.
         trust: the name of a class to train even if the test fails.
         first_batch: test the model itself, too. False: adapters, replaced code and hooks are not tested.
         batches: in place of an encoder, a few batches of any collator, with all that the trainer passes to the model.
             The model itself is tried with them now, and with each later batch of another kind. Their members are read
             from `cu_seq_lens…`, positions that start anew, or an attention mask that numbers them.
-        members: of each of the `batches` the rows, of each row the lengths of its members, where no input says them.
-            In place of a length: its `tokens` and, by name, the member's rows of each media input.
+        members: for each of the `batches` a list of rows, each a list of its members' lengths, if no input tells them.
+            A length may be a mapping instead: `tokens`, and by name the member's number of rows in each media input.
 
     Raises:
-        ValueError: `batches` with what is of packs.
+        ValueError: `batches` with an encoder, trust or first_batch=False.
         MixingError: the test failed; it says what was tried, and what keeps members apart instead. The model's first
             forward may raise it, too.
     """
-    model = _unwrapped(model)
+    model = _model_to_guard(model)
     if batches is not None or members is not None:
         if encoder is not None or trust is not None or not first_batch:
             raise ValueError("guard(model, batches=…) takes no encoder, trust or first_batch: those are of packs")
@@ -109,12 +108,12 @@ def guard(
 
 
 def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_batch: bool) -> Guard:
-    """Prove a model's class now, and try the model itself with the first batch of each kind."""
+    """Prove a model's class now, and try the model itself later, with the first batch of each kind."""
     from energon_pack.training.class_proof import prove_class
-    from energon_pack.training.proof import replaced_in
+    from energon_pack.training.proof import replaced_forwards
 
     name = class_of(model).__name__
-    if not first_batch and not is_trusted and (replaced := replaced_in(model)):
+    if not first_batch and not is_trusted and (replaced := replaced_forwards(model)):
         raise MixingError(
             f"the forward of {', '.join(replaced[:3])} was replaced in this model alone; no copy of it can be tried:"
             f" first_batch=True tries the model itself (trust={name!r} trains it all the same)"
@@ -122,55 +121,57 @@ def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_
     shown = prove_class(model, encoder, is_trusted)
     if not first_batch:
         _log.warning("%s itself is not tried, its class alone: first_batch=False", name)
-    PROVEN[model] = shown.proofs[-1].mask
+    PROVEN_MASKS[model] = shown.proofs[-1].mask
     for_tower: frozenset[str] = frozenset()
     if encoder is not None:
         from energon_pack.training.tower import use_tower
 
         for_tower = use_tower(model, encoder, shown.samples, shown.proofs[-1].mask)
     tried = for_tower.union(name for member in shown.samples for name in member.media)
-    media = MEDIA_KEYS | _media_of(model) | tried
-    _end_earlier(model)
+    media = MEDIA_KEYS | _media_names(model) | tried
+    _remove_earlier_hooks(model)
     first = None
     if first_batch and not is_trusted:
         from energon_pack.training.pack_trial import PackSubject
 
-        first = FirstBatch(PackSubject(model, media, shown.samples, shown.tree, shown.longest))
-    check = _check_of_packs(model, shown, media, tried, first)
-    _HANDLES[model], _ = hook(model, check)
-    return Guard(shown.proofs, shown.trees, first.trials if first else (), _HANDLES[model], model)
+        first = FirstBatch(PackSubject(model, media, shown.samples, shown.tree_samples, shown.max_row_len))
+    check = _pack_check(model, shown, media, tried, first)
+    _HOOKS_BY_MODEL[model], _ = hook_calls(model, check)
+    return Guard(shown.proofs, shown.tree_proof, first.trials if first else (), _HOOKS_BY_MODEL[model], model)
 
 
-def _guard_batches(model: Any, batches: Sequence[Mapping[str, Any]], members: "Sequence[GivenRows] | None") -> Guard:
-    """Try a model with batches of any collator now, and with each later one that is of another kind."""
+def _guard_batches(model: Any, batches: Sequence[Mapping[str, Any]], members: "Sequence[MemberSizes] | None") -> Guard:
+    """Try a model with these batches of any collator now, and later with each batch of a new kind."""
     from energon_pack.training.batch_trial import BatchSubject
 
-    _end_earlier(model)
+    _remove_earlier_hooks(model)
     first = FirstBatch(subject := BatchSubject(model))
-    handles, check = hook(model, first.check)
+    handles, check = hook_calls(model, first.check)
     guarded, goes_on = Guard((), None, first.trials, handles, model), False
     try:
         goes_on = subject.try_all(check, batches, members)
     finally:
         if not goes_on:
             guarded.remove()
-    _HANDLES[model] = handles
+    _HOOKS_BY_MODEL[model] = handles
     return guarded
 
 
-def _end_earlier(model: Module) -> None:
-    """Remove the hooks of an earlier guard: each would refuse the other's test runs."""
-    for handle in _HANDLES.pop(model, ()):
+def _remove_earlier_hooks(model: Module) -> None:
+    """Remove the hooks of an earlier guard, which would refuse the test runs of a new one."""
+    for handle in _HOOKS_BY_MODEL.pop(model, ()):
         handle.remove()
 
 
-def _unwrapped(model: Any) -> Any:
+def _model_to_guard(model: Any) -> Any:
     inner = unwrapped(model)
     if hasattr(model, "_orig_mod"):
         torch.compiler.reset()  # code that is compiled already runs no hooks
-    if not is_whole(inner) and not hasattr(inner, "config"):
+    if not is_transformers_model(inner) and not hasattr(inner, "config"):
         parts = inner.named_modules() if isinstance(inner, Module) else ()
-        within = next((f": its {name} is a {type(part).__name__}" for name, part in parts if is_whole(part)), "")
+        within = next(
+            (f": its {name} is a {type(part).__name__}" for name, part in parts if is_transformers_model(part)), ""
+        )
         raise MixingError(f"a {type(inner).__name__} is no model of transformers: guard the one within it{within}")
     if getattr(inner, "get_output_embeddings", lambda: inner)() is None:
         raise MixingError(
@@ -180,16 +181,16 @@ def _unwrapped(model: Any) -> Any:
     return inner
 
 
-def _check_of_packs(
+def _pack_check(
     model: Module, shown: "ClassProof", media: frozenset[str], tried: frozenset[str], first: FirstBatch | None
-) -> Check:
-    """Return the check of each forward: its inputs keep members of packs apart in the way that was shown."""
-    attention, rope_rows, longest = attention_of(model), has_rope_rows(model), shown.longest
+) -> InputCheck:
+    """Return the check of each forward: its inputs keep members apart in the way that was proven."""
+    attention, rope_rows, longest = attention_of(model), has_rope_rows(model), shown.max_row_len
     masks = {shown.proofs[-1].mask}
-    if shown.trees is not None:
-        from energon_pack.training.tree_inputs import form_of
+    if shown.tree_proof is not None:
+        from energon_pack.training.tree_inputs import tree_mask_kind
 
-        masks.add(form_of(model))
+        masks.add(tree_mask_kind(model))
 
     def check(part: Module, inputs: dict[str, Any]) -> None:
         check_inputs(inputs, attention)
@@ -197,14 +198,14 @@ def _check_of_packs(
         if mask not in masks:
             by = " or ".join(sorted(masks))
             raise MixingError(f"inputs with mask={mask}, and {type(model).__name__} was shown with mask={by}")
-        if shown.trees is None and forks_of(text_row(inputs, inputs["position_ids"])):
+        if shown.tree_proof is None and branch_starts(text_positions(inputs, inputs["position_ids"])):
             raise MixingError(
                 f"a batch of trees, and {type(model).__name__} was not tried with any: guard(model, encoder) with the"
                 " encoder of the packs that have them"
             )
         if untried := sorted(name for name in media & inputs.keys() - tried if isinstance(inputs[name], Tensor)):
             raise MixingError(f"{', '.join(untried)}: not tried with this model; guard(model, encoder) tries its media")
-        if longest is not None and (length := _length_of(inputs, longest)) > longest:
+        if longest is not None and (length := _longest_row_len(inputs, longest)) > longest:
             raise MixingError(
                 f"a row of {length} tokens: {type(model).__name__} was shown to keep members apart in packs of"
                 f" {longest} tokens at most, the longest of the encoder's: in longer ones it mixes them"
@@ -217,16 +218,18 @@ def _check_of_packs(
     return check
 
 
-def _length_of(inputs: dict[str, Any], longest: int) -> int:
-    """Return the tokens of the longest row, without padding that positions do not count."""
+def _longest_row_len(inputs: dict[str, Any], longest: int) -> int:
+    """Return the length of the longest row in tokens, without its pad tail; exact only if above `longest`."""
     positions = inputs["position_ids"]
     members = members_of(inputs) if positions.shape[-1] > longest else []
     return max(int(positions.max()) + 1, *(member.end for member in members), 0)
 
 
-def _media_of(model: Module) -> set[str]:
-    """Return the names of inputs of the methods by which the model makes features of media."""
-    makes = {kind: [name for name in dir(kind) if _FEATURES.fullmatch(name)] for kind in map(type, model.modules())}
+def _media_names(model: Module) -> set[str]:
+    """Return the argument names of the methods by which a model's parts encode media."""
+    makes = {
+        kind: [name for name in dir(kind) if _FEATURE_METHODS.fullmatch(name)] for kind in map(type, model.modules())
+    }
     methods = [getattr(kind, name) for kind, names in makes.items() for name in names]
     named = {name for method in methods for name in inspect.signature(method).parameters}
     return named - {"input_ids", "attention_mask"}

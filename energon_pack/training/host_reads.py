@@ -13,60 +13,60 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 #: methods that read a tensor without an operator that a dispatch mode sees
-_METHODS = (Tensor.tolist, Tensor.cpu, Tensor.numpy)
-_INDEXED = ("aten::index.", "aten::index_put")
-_OWN = (__file__, str(Path(torch.__file__).parent))
+_READING_METHODS = (Tensor.tolist, Tensor.cpu, Tensor.numpy)
+_INDEX_OPERATORS = ("aten::index.", "aten::index_put")
+_SKIPPED_FILES = (__file__, str(Path(torch.__file__).parent))
 
 
 class HostReads(TorchFunctionMode):
-    """Counts reads while it is entered.
+    """Counts how often the host reads tensors while the block runs.
 
-    On a CPU every read counts that would be one on a GPU if all tensors were there; those of tensors that are made on
-    the host count, too, so that it is an upper bound.
+    On a CPU it counts the reads for which a GPU would have to finish its work, if all tensors were there. Tensors that
+    are made on the host count, too, so the number is an upper bound.
 
     Args:
-        kept: tensors that stay on the host, beside those of a model on another device. They, and what is made of them
-            alone, are read for nothing.
-        device: the model's.
+        kept: tensors that stay on the host although the model is on another device. Reads of them, and of tensors
+            computed from them alone, do not count.
+        device: the model's device.
     """
 
     def __init__(self, kept: Iterable[Any] = (), device: torch.device | str = "cpu"):
         super().__init__()
         #: reads by the line that makes them
-        self.places: Counter[str] = Counter()
+        self.reads_by_line: Counter[str] = Counter()
         #: whether a kept tensor met others, which on a GPU is an error
-        self.mixes = False
+        self.mixes_devices = False
         self._is_cpu = torch.device(device).type == "cpu"
         self._kept = {id(one): one for one in kept if isinstance(one, Tensor)}
-        self._operators = _Operators(self)
+        self._operators = _OperatorReads(self)
 
     @property
-    def number(self) -> int:
-        """How many reads there were."""
-        return self.places.total()
+    def num_reads(self) -> int:
+        """Number of reads so far."""
+        return self.reads_by_line.total()
 
     def is_kept(self, tensor: Tensor) -> bool:
-        """Say whether a tensor is on the host."""
+        """Say whether a tensor stays on the host."""
         return id(tensor) in self._kept or (not self._is_cpu and tensor.is_cpu)
 
-    def note(self) -> None:
-        """Count a read, by the first line that is neither PyTorch's nor this file's."""
+    def count_read(self) -> None:
+        """Count a read at the first line of code outside of PyTorch and this file."""
         frame: Any = sys._getframe(1)
-        while frame.f_back and frame.f_code.co_filename.startswith(_OWN):
+        while frame.f_back and frame.f_code.co_filename.startswith(_SKIPPED_FILES):
             frame = frame.f_back
-        self.places[f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"] += 1
+        self.reads_by_line[f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"] += 1
 
-    def note_kept(self, inputs: list[Tensor], output: Any) -> None:
-        """Keep what is made of kept tensors alone."""
+    def track_kept(self, inputs: list[Tensor], output: Any) -> None:
+        """Treat an operator's outputs as kept on the host if all its input tensors are."""
         kept = [one for one in inputs if self.is_kept(one)]
-        self.mixes |= any(one.dim() and id(one) in self._kept for one in kept) and len(kept) < len(inputs)
+        self.mixes_devices |= any(one.dim() and id(one) in self._kept for one in kept) and len(kept) < len(inputs)
         if inputs and len(kept) == len(inputs):
             self._kept |= {id(one): one for one in tree_leaves(output) if isinstance(one, Tensor)}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function; count it where it reads."""
-        if func in _METHODS and not self.is_kept(args[0]):
-            self.note()
+        """Call a function, and count it if it reads a tensor on the host."""
+        if func in _READING_METHODS and not self.is_kept(args[0]):
+            self.count_read()
         return func(*args, **(kwargs or {}))
 
     def __enter__(self) -> "HostReads":
@@ -81,22 +81,22 @@ class HostReads(TorchFunctionMode):
         self._operators.__exit__(*error)  # type: ignore[no-untyped-call]
 
 
-class _Operators(TorchDispatchMode):
+class _OperatorReads(TorchDispatchMode):
     def __init__(self, reads: HostReads):
         super().__init__()  # type: ignore[no-untyped-call]
         self._reads = reads
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         inputs = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        if _reads(func, args) and not all(map(self._reads.is_kept, inputs)):
-            self._reads.note()
+        if _needs_host_values(func, args) and not all(map(self._reads.is_kept, inputs)):
+            self._reads.count_read()
         output = func(*args, **(kwargs or {}))
-        self._reads.note_kept(inputs, output)
+        self._reads.track_kept(inputs, output)
         return output
 
 
-def _reads(func: Any, args: Any) -> bool:
-    """Say whether an operator needs values on the host: its output, or the size of its output, depends on them."""
-    if func.name().startswith(_INDEXED):
+def _needs_host_values(func: Any, args: Any) -> bool:
+    """Say whether an operator needs values on the host: its output, or the output's size, depends on them."""
+    if func.name().startswith(_INDEX_OPERATORS):
         return any(isinstance(one, Tensor) and one.dtype == torch.bool for one in args[1])
     return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags

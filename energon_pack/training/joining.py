@@ -15,104 +15,112 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_tensor
 
-Media = Mapping[str, Tensor]
-_Given = TypeVar("_Given")
+MediaInputs = Mapping[str, Tensor]
+_MemberMedia = TypeVar("_MemberMedia")
 
 #: values that processors pad with
-_FILLS = (0.0, -1.0, 1.0)
+_PAD_VALUES = (0.0, -1.0, 1.0)
 #: the last frames of a sound, which depend on the padding behind them
-_EDGE = 4
+_EDGE_FRAMES = 4
 
 
 @dataclass(frozen=True)
 class Join:
-    """How the tensors of one name are joined."""
+    """The rule that joins members' tensors of one input into one tensor."""
 
     #: the dimension along which they are concatenated
     dim: int = 0
     #: pads tensors to the largest size in the other dimensions; None: their sizes are equal
-    fill: float | None = None
+    pad_value: float | None = None
     #: (input, number of dimensions): values ≥ 0 are indices into that input's first dimensions, flattened; the indices
     #: of a member continue after those of the previous member
-    counts: tuple[str, int] | None = None
-    #: why members are joined only if all of them have the inputs with a reason, all of one size; empty: always joined
-    only_alike: str = ""
+    indexed_input: tuple[str, int] | None = None
+    #: why only members with the same inputs of this kind, in one size, can be joined; empty: all can
+    only_alike_reason: str = ""
 
     def __call__(self, values: Sequence[Tensor], counted: Sequence[Tensor] = ()) -> Tensor:
-        """Join one tensor of each member."""
+        """Join the members' tensors; `counted` are their tensors of the input that `indexed_input` names."""
         if len(values) == 1:
             return values[0]
-        if self.fill is not None:
+        if self.pad_value is not None:
             sizes = [max(value.shape[i] for value in values) for i in range(values[0].dim())]
-            values = [self._grown(value, sizes) for value in values]
-        if self.counts is not None:
-            firsts = accumulate((prod(value.shape[: self.counts[1]]) for value in counted), initial=0)
+            values = [self._padded_to(value, sizes) for value in values]
+        if self.indexed_input is not None:
+            firsts = accumulate((prod(value.shape[: self.indexed_input[1]]) for value in counted), initial=0)
             values = [torch.where(v >= 0, v + first, v) for v, first in zip(values, firsts, strict=False)]
         return torch.cat(list(values), self.dim)
 
-    def _grown(self, value: Tensor, sizes: Sequence[int]) -> Tensor:
+    def _padded_to(self, value: Tensor, sizes: Sequence[int]) -> Tensor:
         pairs = zip(sizes, value.shape, strict=True)
         missing = [0 if i == self.dim else size - have for i, (size, have) in enumerate(pairs)]
         if not any(missing):
             return value
         around = [n for amount in reversed(missing) for n in (0, amount)]
-        grown: Tensor = pad_tensor(value, around, value=self.fill)
+        grown: Tensor = pad_tensor(value, around, value=self.pad_value)
         return grown
 
 
 #: concatenated in the first dimension, as most processors do
-_BELOW = Join()
+_CONCATENATED = Join()
 
 
-def join(parts: Iterable[Media], joins: Mapping[str, Join] | None = None) -> dict[str, Tensor]:
-    """Join the media of several members, in their order, into one model input for each name."""
+def join(parts: Iterable[MediaInputs], joins: Mapping[str, Join] | None = None) -> dict[str, Tensor]:
+    """Join the media inputs of several members, in their order; return one tensor for each name.
+
+    `joins`: rules by name, by default concatenation in dimension 0. ValueError: the rules can't join these members.
+    """
     parts = [part for part in parts if part]
     joined = {}
-    alike = {name for name, rule in (joins or {}).items() if rule.only_alike}
+    alike = {name for name, rule in (joins or {}).items() if rule.only_alike_reason}
     if len({frozenset(part.keys() & alike) for part in parts} - {frozenset()}) > 1:
-        why = next(rule.only_alike for rule in (joins or {}).values() if rule.only_alike)
+        why = next(rule.only_alike_reason for rule in (joins or {}).values() if rule.only_alike_reason)
         raise ValueError(f"{', '.join(sorted(alike))} of these members can't be joined: {why}")
     for name in dict.fromkeys(name for part in parts for name in part):
         try:
-            joined[name] = _joined(name, (joins or {}).get(name, _BELOW), parts)
+            joined[name] = _joined_input(name, (joins or {}).get(name, _CONCATENATED), parts)
         except (RuntimeError, ValueError, IndexError) as error:
             raise ValueError(f"{name} of these members can't be joined: {error}") from None
     return joined
 
 
-def _joined(name: str, rule: Join, parts: Sequence[Media]) -> Tensor:
+def _joined_input(name: str, rule: Join, parts: Sequence[MediaInputs]) -> Tensor:
     having = [part for part in parts if name in part]
-    counted = [part[rule.counts[0]] for part in having] if rule.counts else []
+    counted = [part[rule.indexed_input[0]] for part in having] if rule.indexed_input else []
     return rule([part[name] for part in having], counted)
 
 
 @dataclass(frozen=True)
-class Proven:
-    """The result of comparing calls of a processor."""
+class JoinRules:
+    """How a processor's media inputs of several members are joined, as a comparison of its calls showed."""
 
     #: rules by the name of the input
     joins: Mapping[str, Join]
     #: whether one call for all members gives the same as one call for each
-    at_once: bool
+    can_call_once: bool
     #: why media of several sizes, or clips of several lengths, can't be joined; empty: they can
-    limit: str = ""
+    limit_reason: str = ""
 
 
 class JoinError(ValueError):
-    """No rule joins the outputs of a processor for several members."""
+    """A processor's media inputs of several members can't be joined by any rule."""
 
 
-def prove(
-    call: Callable[[Sequence[_Given], bool], dict[str, Tensor]], members: Sequence[_Given], twins: Sequence[_Given]
-) -> Proven:
-    """Find how the media of members are joined.
+def find_joins(
+    call: Callable[[Sequence[_MemberMedia], bool], dict[str, Tensor]],
+    members: Sequence[_MemberMedia],
+    twins: Sequence[_MemberMedia],
+) -> JoinRules:
+    """Compare calls of a processor for several members with calls for each; return the rules that join their outputs.
 
     Args:
         call: calls the processor for the media of some members, in one text or (True) in a text each.
         members: media of members, in different sizes.
         twins: media of members, all in one size, for processors that take only equal sizes in one call.
+
+    Raises:
+        JoinError: no rule joins them.
     """
-    members, of_each = _made(call, members)
+    members, of_each = _outputs_alone(call, members)
     first: Exception | None = None
     for tried, as_rows in ((members, False), (members, True), (twins, False), (twins, True)):
         if as_rows and isinstance(first, JoinError):
@@ -126,44 +134,46 @@ def prove(
         names = {name for part in (*of_each, *parts) for name in part}
         if strange := sorted(names ^ together.keys()):
             raise JoinError(f"{', '.join(strange)}: in the media of one member alone, or of several alone")
-        joins = {name: rule for name in sorted(names) if (rule := _find(name, parts, together[name]))}
+        joins = {name: rule for name in sorted(names) if (rule := _find_rule(name, parts, together[name]))}
         if lost := sorted(names - joins.keys()):
             first = first or JoinError(f"no rule joins {', '.join(lost)} of several members")
             continue
-        limit = "" if tried is members else _limit(of_each, joins)
-        if limit and (padded := _padded(call, members, of_each)):
-            return Proven(padded, at_once=False)
-        return Proven(joins, tried is members and not as_rows, limit)
+        limit = "" if tried is members else _join_error(of_each, joins)
+        if limit and (padded := _padding_joins(call, members, of_each)):
+            return JoinRules(padded, can_call_once=False)
+        return JoinRules(joins, tried is members and not as_rows, limit)
     why = first if isinstance(first, JoinError) else JoinError(f"{type(first).__name__}: {first}")
-    if alike := _of_twins(call, twins, str(why)):
-        return Proven(alike, at_once=False, limit=str(why))
+    if alike := _joins_of_twins(call, twins, str(why)):
+        return JoinRules(alike, can_call_once=False, limit_reason=str(why))
     raise why
 
 
-def _of_twins(
-    call: Callable[[Sequence[_Given], bool], dict[str, Tensor]], twins: Sequence[_Given], why: str
+def _joins_of_twins(
+    call: Callable[[Sequence[_MemberMedia], bool], dict[str, Tensor]], twins: Sequence[_MemberMedia], why: str
 ) -> dict[str, Join]:
-    """Find rules for members of one size, if the call for several adds only masks that hide nothing."""
+    """Return rules for members of one size, if the call for several adds only masks that hide nothing; else none."""
     try:
         together, parts = call(twins, False), [call([one], False) for one in twins]
     except Exception:  # any class of any processor may be behind it
         return {}
     added = [together[name] for name in together.keys() - parts[0].keys()]
-    rule = Join(only_alike=why)
+    rule = Join(only_alike_reason=why)
     shared = parts[0].keys() & together.keys()
-    is_same = all(_find(name, parts, together[name]) == Join() for name in shared)
+    is_same = all(_find_rule(name, parts, together[name]) == Join() for name in shared)
     hides_nothing = added and all(not mask.is_floating_point() and bool(mask.all()) for mask in added)
     return dict.fromkeys(together, rule) if hides_nothing and is_same else {}
 
 
-def _padded(
-    call: Callable[[Sequence[_Given], bool], dict[str, Tensor]], members: Sequence[_Given], of_each: Sequence[Media]
+def _padding_joins(
+    call: Callable[[Sequence[_MemberMedia], bool], dict[str, Tensor]],
+    members: Sequence[_MemberMedia],
+    of_each: Sequence[MediaInputs],
 ) -> dict[str, Join] | None:
-    """Find rules that pad an input where a mask hides it, or behind a length; there and at the edge values may differ.
+    """Return rules that pad inputs, if values differ only where a mask or a length tells padding, or at its edge.
 
-    The guard refuses a model that looks there: it compares members in a pack with each alone.
+    None: an input has no such rule. The guard refuses a model that reads padding: it compares packs with samples alone.
     """
-    together: Media = {}
+    together: MediaInputs = {}
     for as_rows in (False, True):
         with suppress(Exception):  # any class of any processor may be behind it
             together = together or call(members, as_rows)
@@ -172,20 +182,24 @@ def _padded(
     for name, value in sorted(together.items()):
         if not all(name in part for part in of_each):
             return None
-        shown = (_masked(name, mask, of_each, together) for mask in masks)
-        rule = _find(name, of_each, value) or next(filter(None, shown), None) or _behind(name, of_each, together)
+        shown = (_join_by_mask(name, mask, of_each, together) for mask in masks)
+        rule = (
+            _find_rule(name, of_each, value)
+            or next(filter(None, shown), None)
+            or _join_by_length(name, of_each, together)
+        )
         if rule is None:
             return None
         joins[name] = rule
     return joins or None
 
 
-def _masked(name: str, mask: str, of_each: Sequence[Media], together: Media) -> Join | None:
+def _join_by_mask(name: str, mask: str, of_each: Sequence[MediaInputs], together: MediaInputs) -> Join | None:
     """Return the rule that pads an input to the longest member, if values differ only where a mask hides them."""
-    value, seen = together[name], _inside(together[mask] != 0)
-    rule = Join(0, fill=0.0)
+    value, seen = together[name], _without_edge(together[mask] != 0)
+    rule = Join(0, pad_value=0.0)
     try:
-        joined = _joined(name, rule, of_each)
+        joined = _joined_input(name, rule, of_each)
     except RuntimeError:
         return None
     along = next((dim for dim in range(1, value.dim()) if value.shape[dim] == seen.shape[1]), None)
@@ -195,9 +209,9 @@ def _masked(name: str, mask: str, of_each: Sequence[Media], together: Media) -> 
     return rule if _are_equal(rows, of_call) else None
 
 
-def _behind(name: str, of_each: Sequence[Media], together: Media) -> Join | None:
+def _join_by_length(name: str, of_each: Sequence[MediaInputs], together: MediaInputs) -> Join | None:
     """Return the rule that pads an input to the longest member, if another input has the length of each row."""
-    value, rule = together[name], Join(0, fill=0.0)
+    value, rule = together[name], Join(0, pad_value=0.0)
     lengths = [
         tensor
         for tensor in together.values()
@@ -212,22 +226,22 @@ def _behind(name: str, of_each: Sequence[Media], together: Media) -> Join | None
 
 
 def _begins_with(value: Tensor, part: Tensor) -> bool:
-    """Tell whether a value is a part with padding behind it, in any dimension."""
+    """Say whether a value is a part with padding behind it, in any dimension."""
     if part.dim() != value.dim() or any(size > whole for size, whole in zip(part.shape, value.shape, strict=True)):
         return False
     return _are_equal(value[tuple(map(slice, part.shape))], part)
 
 
-def _inside(mask: Tensor) -> Tensor:
-    """Return a mask without the last positions that it shows: their features see the padding behind them."""
-    return mask & torch.cat([mask[:, _EDGE:], torch.zeros_like(mask[:, :_EDGE])], dim=1)
+def _without_edge(mask: Tensor) -> Tensor:
+    """Return a mask without its last `_EDGE_FRAMES` visible positions, whose features depend on the padding."""
+    return mask & torch.cat([mask[:, _EDGE_FRAMES:], torch.zeros_like(mask[:, :_EDGE_FRAMES])], dim=1)
 
 
-def _made(
-    call: Callable[[Sequence[_Given], bool], dict[str, Tensor]], members: Sequence[_Given]
-) -> tuple[list[_Given], list[dict[str, Tensor]]]:
-    """Return the members that the processor takes alone, and its output for each; raises if it takes fewer than two."""
-    taken: list[_Given] = []
+def _outputs_alone(
+    call: Callable[[Sequence[_MemberMedia], bool], dict[str, Tensor]], members: Sequence[_MemberMedia]
+) -> tuple[list[_MemberMedia], list[dict[str, Tensor]]]:
+    """Return the members that the processor takes alone, and its output for each; raise its error if fewer than two."""
+    taken: list[_MemberMedia] = []
     outputs: list[dict[str, Tensor]] = []
     errors: list[Exception] = []
     for one in members:
@@ -241,7 +255,7 @@ def _made(
     return taken, outputs
 
 
-def _limit(parts: Sequence[Media], joins: Mapping[str, Join]) -> str:
+def _join_error(parts: Sequence[MediaInputs], joins: Mapping[str, Join]) -> str:
     try:
         join(parts, joins)
     except ValueError as error:
@@ -249,13 +263,13 @@ def _limit(parts: Sequence[Media], joins: Mapping[str, Join]) -> str:
     return ""
 
 
-def _find(name: str, parts: Sequence[Media], together: Tensor) -> Join | None:
+def _find_rule(name: str, parts: Sequence[MediaInputs], together: Tensor) -> Join | None:
     having = [part for part in parts if name in part]
     if not having or any(part[name].dim() != together.dim() or part[name].dtype != together.dtype for part in having):
         return None
-    for rule in _rules(name, having, together.dim()):
+    for rule in _candidate_rules(name, having, together.dim()):
         try:
-            joined = _joined(name, rule, having)
+            joined = _joined_input(name, rule, having)
         except RuntimeError:
             continue
         if joined.shape == together.shape and _are_equal(joined, together):
@@ -263,13 +277,13 @@ def _find(name: str, parts: Sequence[Media], together: Tensor) -> Join | None:
     return None
 
 
-def _rules(name: str, having: Sequence[Media], num_dims: int) -> Iterator[Join]:
+def _candidate_rules(name: str, having: Sequence[MediaInputs], num_dims: int) -> Iterator[Join]:
     along = [Join(dim) for dim in range(num_dims)]
     yield from along
-    yield from (replace(rule, fill=fill) for fill in _FILLS for rule in along)
+    yield from (replace(rule, pad_value=fill) for fill in _PAD_VALUES for rule in along)
     if not having[0][name].is_floating_point():
         counted = [other for other in having[0] if other != name and all(other in part for part in having)]
-        yield from (Join(counts=(other, dims)) for other in counted for dims in (1, 2))
+        yield from (Join(indexed_input=(other, dims)) for other in counted for dims in (1, 2))
 
 
 def _are_equal(first: Tensor, second: Tensor) -> bool:

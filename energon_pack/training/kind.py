@@ -1,4 +1,4 @@
-"""Tell which batches are alike, so that a trial with one of them is a trial for all.
+"""Tell which forwards are alike, so that a trial with one of them is a trial for all.
 
 A function of a Python module that is replaced while a model is trained makes no other kind: a later trial finds it.
 """
@@ -16,37 +16,41 @@ from energon_pack.training.forward_inputs import mask_of
 from energon_pack.training.watch import tokens_of
 
 #: batches of a kind until its second trial; until the third so many times as many
-_WAITS = 16
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_WAIT_BATCHES = 16
+_HOOK_ATTRIBUTES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 #: hooks on all modules
-_OF_ALL = [getattr(torch.nn.modules.module, f"_global{name}") for name in _HOOKS]
+_GLOBAL_HOOKS = [getattr(torch.nn.modules.module, f"_global{name}") for name in _HOOK_ATTRIBUTES]
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A kind of forward."""
+class ForwardKind:
+    """The properties by which forwards are alike: model code, inputs, mode and sizes."""
 
     #: what the model is made of: see `assembly_of`
     assembly: list[Any]
     part: type
     #: names of its inputs and values of its switches, its mask, whether it has several rows, the type of autocast
-    form: tuple[frozenset[str], str, bool, torch.dtype | None]
+    input_form: tuple[frozenset[str], str, bool, torch.dtype | None]
     #: whether a mask of its own lets members see each other
-    is_open: bool
+    has_open_mask: bool
     in_training: bool
     has_gradients: bool
     #: tokens of a row, and of the longest member
-    width: int
-    longest: int
+    row_len: int
+    longest_member_len: int
 
-    def covers(self, other: "Kind") -> bool:
-        """Say whether a trial with this kind is one for the other."""
-        return self.width >= other.width and self.longest >= other.longest and self.runs_as(other)
-
-    def runs_as(self, other: "Kind") -> bool:
-        """Say whether it covers the other but for sizes."""
+    def covers(self, other: "ForwardKind") -> bool:
+        """Say whether a trial with this kind counts for the other: it is as large or larger, and runs alike."""
         return (
-            (self.part, self.form, self.is_open) == (other.part, other.form, other.is_open)
+            self.row_len >= other.row_len
+            and self.longest_member_len >= other.longest_member_len
+            and self.runs_as(other)
+        )
+
+    def runs_as(self, other: "ForwardKind") -> bool:
+        """Say whether this kind runs as the other does, whatever their sizes; it may train where the other does not."""
+        return (
+            (self.part, self.input_form, self.has_open_mask) == (other.part, other.input_form, other.has_open_mask)
             and self.in_training >= other.in_training
             and self.has_gradients >= other.has_gradients
             and len(self.assembly) == len(other.assembly)
@@ -54,19 +58,21 @@ class Kind:
         )
 
 
-def kind_of(model: Module, part: Module, inputs: Mapping[str, Any], longest: int, is_open: bool) -> Kind:
-    """Return the kind of a pending forward."""
+def forward_kind_of(model: Module, part: Module, inputs: Mapping[str, Any], longest: int, is_open: bool) -> ForwardKind:
+    """Return the kind of a forward that is about to run; `longest` is the length of its longest member in tokens."""
     tokens = tokens_of(inputs)
     (rows, width), device = tokens.shape[:2], tokens.device.type
     cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     switches = {name: value for name, value in inputs.items() if isinstance(value, bool | str)}
     names = {name for name, value in inputs.items() if value is not None}
     form = (frozenset(f"{name}={switches.get(name, '')}" for name in names), mask_of(inputs), rows > 1, cast)
-    return Kind(assembly_of(model), type(part), form, is_open, part.training, torch.is_grad_enabled(), width, longest)
+    return ForwardKind(
+        assembly_of(model), type(part), form, is_open, part.training, torch.is_grad_enabled(), width, longest
+    )
 
 
 def assembly_of(model: Module) -> list[Any]:
-    """List the classes of all parts, their forwards, hooks and checkpoints, to be compared by identity."""
+    """List the classes, forwards, hooks and checkpoint flags of a model's parts; compare two lists by identity."""
     kinds: list[Any] = []
     more: list[Any] = []
     waiting = [model]
@@ -78,14 +84,14 @@ def assembly_of(model: Module) -> list[Any]:
             more += (part, _code_of(part.__dict__["forward"]))
         if part.__dict__.get("gradient_checkpointing"):
             more.append(part)
-        for name in _HOOKS:
+        for name in _HOOK_ATTRIBUTES:
             if hooks := part.__dict__.get(name):
                 more += map(_code_of, hooks.values())
-    return [*kinds, *more, *(_code_of(hook) for hooks in _OF_ALL for hook in hooks.values())]
+    return [*kinds, *more, *(_code_of(hook) for hooks in _GLOBAL_HOOKS for hook in hooks.values())]
 
 
 def _code_of(function: Any) -> Any:
-    """Return what a hook or a replaced method is compared by: a new object often has the same code."""
+    """Return the code of a hook or method, to be compared by identity: a new object often has the same code."""
     if isinstance(function, partial):
         function = function.func
     function = getattr(function, "__func__", function)
@@ -94,19 +100,22 @@ def _code_of(function: Any) -> Any:
 
 @dataclass
 class TriedKind:
-    """A kind with which a model was tried."""
+    """A kind of forward with which a model was tried, and when it is tried again."""
 
-    kind: Kind
+    kind: ForwardKind
     #: whether the batch had members that could see each other
-    has_others: bool
-    #: batches until it is tried once more, and how many of them are left: a gate may open, a flag may be set
-    waits: int = _WAITS
-    left: int = _WAITS
+    has_several_members: bool
+    #: batches between its trials, since a flag may be set, and how many are left until the next one
+    batches_between: int = _WAIT_BATCHES
+    batches_left: int = _WAIT_BATCHES
 
-    def again(self, kind: Kind, has_others: bool) -> None:
-        """Note another trial, which may be of larger sizes; after one that was due, the next waits so much longer."""
-        width, longest = max(self.kind.width, kind.width), max(self.kind.longest, kind.longest)
-        self.kind = replace(self.kind, width=width, longest=longest)
-        self.has_others |= has_others
-        self.waits *= _WAITS if self.left < 0 else 1
-        self.left = self.waits
+    def record_trial(self, kind: ForwardKind, has_others: bool) -> None:
+        """Record another trial, maybe of larger sizes; after one that was due, multiply `batches_between`."""
+        width, longest = (
+            max(self.kind.row_len, kind.row_len),
+            max(self.kind.longest_member_len, kind.longest_member_len),
+        )
+        self.kind = replace(self.kind, row_len=width, longest_member_len=longest)
+        self.has_several_members |= has_others
+        self.batches_between *= _WAIT_BATCHES if self.batches_left < 0 else 1
+        self.batches_left = self.batches_between

@@ -34,7 +34,7 @@ Batch = dict[str, Any]
 
 @dataclass(frozen=True)
 class Member:
-    """One sample of L tokens, as the model would see it alone."""
+    """One sample of L tokens as tensors, as the model would see it alone."""
 
     ids: Tensor  # [L] int64
     labels: Tensor  # [L] int64, not shifted, -100 where not trained on and on the first token
@@ -56,7 +56,7 @@ class Member:
 
 @dataclass(frozen=True)
 class RowForm:
-    """How sequences are laid out, the same for a whole run."""
+    """How members are laid out in rows, the same for a whole run."""
 
     pad_id: int = 0
     #: tokens of each row; None: as many as the longest row has
@@ -109,24 +109,24 @@ def neat(rows: Sequence[Sequence[Member]], form: RowForm) -> Batch:
     tails = [width - sum(row_lengths) for row_lengths in lengths]
     documents = [[*row, tail] if tail else row for row, tail in zip(lengths, tails, strict=True)]
     every = torch.tensor([length for row in documents for length in row])
-    positions = _restarting(every).view(len(rows), width)
-    doc_ids = torch.stack([_fill(_numbered(row), width, 0) for row in lengths])
-    labels = [[_shifted(m.labels) if form.shifted else m.labels for m in row] for row in rows]
+    positions = _restarting_counts(every).view(len(rows), width)
+    doc_ids = torch.stack([_padded_to(_member_numbers(row), width, 0) for row in lengths])
+    labels = [[_shifted_labels(m.labels) if form.shifted else m.labels for m in row] for row in rows]
     batch: Batch = {
-        "input_ids": _rows([[m.ids for m in row] for row in rows], width, form.pad_id),
-        "labels": _rows(labels, width, IGNORE),
+        "input_ids": _padded_rows([[m.ids for m in row] for row in rows], width, form.pad_id),
+        "labels": _padded_rows(labels, width, IGNORE),
         "position_ids": positions,
-        "mm_token_type_ids": _rows([[m.types for m in row] for row in rows], width, 0),
+        "mm_token_type_ids": _padded_rows([[m.types for m in row] for row in rows], width, 0),
         "doc_ids": doc_ids,
         "use_cache": False,
     }
     for name in rows[0][0].rows:
-        batch[name] = _rows([[m.rows[name] for m in row] for row in rows], width, 0)
+        batch[name] = _padded_rows([[m.rows[name] for m in row] for row in rows], width, 0)
     if form.rope:
         batch["position_ids"] = torch.stack([positions, *_rope_rows(rows, positions)])
     if form.weights or any(member.is_weighted for row in rows for member in row):
-        weights = [[_weights(member, form.weights, form.shifted) for member in row] for row in rows]
-        batch["loss_weight"] = _rows(weights, width, 0.0)
+        weights = [[_member_weights(member, form.weights, form.shifted) for member in row] for row in rows]
+        batch["loss_weight"] = _padded_rows(weights, width, 0.0)
         batch["is_weighted"] = not torch.equal(batch["loss_weight"], (batch["labels"] != IGNORE).float())
     if form.shifted:
         batch["_packed_seq_ids"] = doc_ids
@@ -166,23 +166,23 @@ def thd(members: Sequence[Member], form: RowForm) -> Batch:
             )
         slots[-1] += form.width - slots.sum()
     gaps = (slots - lengths).tolist()
-    positions = _restarting(slots)
+    positions = _restarting_counts(slots)
     is_gap = positions >= torch.repeat_interleave(lengths, slots)
     batch: Batch = {
-        "input_ids": _gapped([m.ids for m in members], gaps, form.pad_id),
-        "labels": _gapped([_shifted(m.labels) for m in members], gaps, IGNORE),
-        "loss_mask": _gapped([_weights(m, form.weights, True) for m in members], gaps, 0.0),
+        "input_ids": _concat_with_gaps([m.ids for m in members], gaps, form.pad_id),
+        "labels": _concat_with_gaps([_shifted_labels(m.labels) for m in members], gaps, IGNORE),
+        "loss_mask": _concat_with_gaps([_member_weights(m, form.weights, True) for m in members], gaps, 0.0),
         "position_ids": positions.unsqueeze(0),
         "padding_mask": is_gap.unsqueeze(0),
-        "mm_token_type_ids": _gapped([m.types for m in members], gaps, 0),
+        "mm_token_type_ids": _concat_with_gaps([m.types for m in members], gaps, 0),
         "attention_mask": None,
         "total_tokens": int(slots.sum()),
         "seq_lens": lengths.int(),
         "seq_lens_padded": slots.int(),
     }
-    batch |= {name: _gapped([m.rows[name] for m in members], gaps, 0) for name in members[0].rows}
+    batch |= {name: _concat_with_gaps([m.rows[name] for m in members], gaps, 0) for name in members[0].rows}
     if form.rope:
-        rope = [_continued(m_rope(member), gap) for member, gap in zip(members, gaps, strict=True)]
+        rope = [_rope_with_gap(m_rope_rows(member), gap) for member, gap in zip(members, gaps, strict=True)]
         batch["position_ids"] = torch.cat(rope, dim=1).unsqueeze(1)
     boundaries, longest = boundaries_of(lengths), slots.max().int()
     batch |= {"cu_seqlens_q": boundaries, "cu_seqlens_kv": boundaries}
@@ -192,8 +192,8 @@ def thd(members: Sequence[Member], form: RowForm) -> Batch:
     return batch | {"max_seqlen_q": longest, "max_seqlen_kv": longest}
 
 
-def rows_of(members: Sequence[Member], form: RowForm) -> Batch:
-    """Lay each member out in a right-padded row; Megatron-Bridge up to 0.5 packs the rows itself.
+def member_rows(members: Sequence[Member], form: RowForm) -> Batch:
+    """Lay each member out in a row of its own, padded on the right: Megatron-Bridge up to 0.5 packs the rows itself.
 
     It takes the last token other than 0 for the end of a row, so gaps are filled with 0 whatever the pad id is.
 
@@ -204,9 +204,9 @@ def rows_of(members: Sequence[Member], form: RowForm) -> Batch:
         raise ValueError("a member ends with token 0, which Megatron-Bridge up to 0.5 takes for padding")
     width = max(map(len, members))
     return {
-        "input_ids": _rows([[m.ids] for m in members], width, 0),
-        "labels": _rows([[_shifted(m.labels)] for m in members], width, IGNORE),
-        "loss_mask": _rows([[_weights(m, form.weights, True)] for m in members], width, 0.0),
+        "input_ids": _padded_rows([[m.ids] for m in members], width, 0),
+        "labels": _padded_rows([[_shifted_labels(m.labels)] for m in members], width, IGNORE),
+        "loss_mask": _padded_rows([[_member_weights(m, form.weights, True)] for m in members], width, 0.0),
         "position_ids": torch.arange(width).expand(len(members), width).contiguous(),
         "attention_mask": None,
     }
@@ -226,7 +226,7 @@ def mlm(members: Sequence[Member], form: RowForm) -> Batch:
     padded = "_padded" if any(gaps) else ""
     return {
         "tokens": packed["input_ids"],
-        "labels": pad_tensor(_gapped([m.labels for m in members], gaps, IGNORE), (0, 1), value=IGNORE),
+        "labels": pad_tensor(_concat_with_gaps([m.labels for m in members], gaps, IGNORE), (0, 1), value=IGNORE),
         "cu_lengths": packed[f"cu_seqlens_q{padded}"].unsqueeze(0),
         "max_lengths": packed["max_seqlen_q"].view(1),
     }
@@ -235,62 +235,62 @@ def mlm(members: Sequence[Member], form: RowForm) -> Batch:
 # -------------------------------------------------------------------------------------------------------------- parts
 
 
-def _shifted(labels: Tensor) -> Tensor:
-    return _fill(labels[1:], len(labels), IGNORE)
+def _shifted_labels(labels: Tensor) -> Tensor:
+    return _padded_to(labels[1:], len(labels), IGNORE)
 
 
-def _weights(member: Member, kind: str | None, shifted: bool) -> Tensor:
+def _member_weights(member: Member, kind: str | None, shifted: bool) -> Tensor:
     weights = loss_weights(member, kind or "token")
-    return _fill(weights[1:], len(weights), 0.0) if shifted else weights
+    return _padded_to(weights[1:], len(weights), 0.0) if shifted else weights
 
 
-def m_rope(member: Member) -> Tensor:
-    """Return the M-RoPE rows [3, L] of a member; a model without any counts tokens."""
+def m_rope_rows(member: Member) -> Tensor:
+    """Return the M-RoPE rows [3, L] of a member; in models without any, each row counts its tokens from 0."""
     return torch.arange(len(member)).expand(3, -1) if member.rope is None else member.rope
 
 
 def _rope_rows(rows: Sequence[Sequence[Member]], positions: Tensor) -> Tensor:
-    """Return M-RoPE rows [3, B, S]; the pad tail keeps the text row's positions."""
+    """Return M-RoPE rows [3, B, S]; the pad tail keeps the plain positions."""
     result = positions.repeat(3, 1, 1)
     for index, row in enumerate(rows):
-        rope = torch.cat([m_rope(member) for member in row], dim=1)
+        rope = torch.cat([m_rope_rows(member) for member in row], dim=1)
         result[:, index, : rope.shape[1]] = rope
     return result
 
 
-def _rows(rows: Sequence[Sequence[Tensor]], width: int, value: float) -> Tensor:
-    return torch.stack([_fill(torch.cat(list(row)), width, value) for row in rows])
+def _padded_rows(rows: Sequence[Sequence[Tensor]], width: int, value: float) -> Tensor:
+    return torch.stack([_padded_to(torch.cat(list(row)), width, value) for row in rows])
 
 
-def _gapped(parts: Sequence[Tensor], gaps: Sequence[int], value: float) -> Tensor:
-    filled = [_fill(part, len(part) + gap, value) for part, gap in zip(parts, gaps, strict=True)]
+def _concat_with_gaps(parts: Sequence[Tensor], gaps: Sequence[int], value: float) -> Tensor:
+    filled = [_padded_to(part, len(part) + gap, value) for part, gap in zip(parts, gaps, strict=True)]
     return torch.cat(filled).unsqueeze(0)
 
 
-def _continued(rope: Tensor, gap: int) -> Tensor:
+def _rope_with_gap(rope: Tensor, gap: int) -> Tensor:
     return torch.cat([rope, (rope.max() + 1 + torch.arange(gap)).expand(3, -1)], dim=1)
 
 
-def _fill(values: Tensor, width: int, value: float) -> Tensor:
+def _padded_to(values: Tensor, width: int, value: float) -> Tensor:
     return pad_tensor(values, (0, width - len(values)), value=value)
 
 
-def _restarting(lengths: Tensor) -> Tensor:
+def _restarting_counts(lengths: Tensor) -> Tensor:
     """Return 0..length-1 for each length, concatenated."""
     starts = lengths.cumsum(0) - lengths
     return torch.arange(int(lengths.sum())) - torch.repeat_interleave(starts, lengths)
 
 
-def _numbered(lengths: Sequence[int]) -> Tensor:
+def _member_numbers(lengths: Sequence[int]) -> Tensor:
     return torch.repeat_interleave(torch.arange(1, len(lengths) + 1, dtype=torch.int32), torch.tensor(lengths))
 
 
 def boundaries_of(lengths: Tensor) -> Tensor:
-    """Return where stretches of these lengths begin, and where the last one ends: int32 [n + 1]."""
+    """Return the boundaries of consecutive segments of these lengths, from 0: int32 [n + 1]."""
     ends: Tensor = pad_tensor(lengths.cumsum(0), (1, 0))
     return ends.int()
 
 
 def has_trees(rows: Sequence[Sequence[Member]]) -> bool:
-    """Say whether a member of some row shares tokens with the one before it."""
+    """Say whether any member shares its first tokens with the member before it in the row."""
     return any(member.shared_len for row in rows for member in row)

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from energon_pack.training.forward_inputs import PROVEN, has_rope_rows
+from energon_pack.training.forward_inputs import PROVEN_MASKS, has_rope_rows
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.wrapped import unwrapped
 
 
-class Sight(Enum):
-    """In which layers tokens of one image see each other in both directions."""
+class ImageAttention(Enum):
+    """In which layers the tokens of one image attend to each other in both directions."""
 
     #: in none: they are read as words are
     CAUSAL = auto()
@@ -34,62 +34,66 @@ class Sight(Enum):
     BEYOND_WINDOWS = auto()
 
 
-def sight_of(model: Any) -> Sight:
-    """Return how a model sees images; its masks for packs have to do the same as its own masks for one sample."""
+def image_attention_of(model: Any) -> ImageAttention:
+    """Return how a model's image tokens attend to each other; masks for packs have to keep that."""
     text = model.config.get_text_config()
     if getattr(text, "use_bidirectional_attention", None) == "vision":
-        return Sight.BEYOND_WINDOWS if "unified" in text.model_type else Sight.IN_WINDOWS_ALONE
-    return Sight.IN_WINDOWS if "token_type_ids" in inspect.signature(model.forward).parameters else Sight.CAUSAL
+        return ImageAttention.BEYOND_WINDOWS if "unified" in text.model_type else ImageAttention.IN_WINDOWS_ALONE
+    return (
+        ImageAttention.IN_WINDOWS
+        if "token_type_ids" in inspect.signature(model.forward).parameters
+        else ImageAttention.CAUSAL
+    )
 
 
 #: a batch has the values under their names behind this: some models have media of the same names
-PREFIX = "tower_"
+TOWER_PREFIX = "tower_"
 #: part of the names of boundaries, which attention without variable lengths reads on the host
-BOUNDARIES = "_cu_"
+BOUNDARY_MARK = "_cu_"
 
 
 @dataclass(frozen=True)
 class TowerProof:
-    """A tower whose values were shown to change nothing."""
+    """Precomputed inputs of a vision tower that were shown to leave outputs and gradients as they are."""
 
-    #: the tower's: see `Tower.mark`
-    mark: str
-    #: names of the values
+    #: identifies the tower: see `TowerInputs.config_hash`
+    config_hash: str
+    #: names of the inputs
     names: frozenset[str]
     #: whether boundaries stay on the host, where this attention reads them
-    on_host: bool
-    #: host reads of a forward over the packs of the trial, without the values and with them
-    reads: tuple[int, int]
+    keeps_boundaries_on_host: bool
+    #: host reads of a forward over the trial's packs, without the inputs and with them
+    num_host_reads: tuple[int, int]
 
 
 #: by guarded model
-TOWERS: weakref.WeakKeyDictionary[Module, TowerProof] = weakref.WeakKeyDictionary()
+PROVEN_TOWERS: weakref.WeakKeyDictionary[Module, TowerProof] = weakref.WeakKeyDictionary()
 
 
-def values_in(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that a batch has, by the names under which a model takes them."""
-    return {name.removeprefix(PREFIX): value for name, value in batch.items() if name.startswith(PREFIX)}
+def tower_inputs_in(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the batch's precomputed inputs for a vision tower, by the names under which a model takes them."""
+    return {name.removeprefix(TOWER_PREFIX): value for name, value in batch.items() if name.startswith(TOWER_PREFIX)}
 
 
 @dataclass(frozen=True)
 class Outline:
-    """What `PackedBatch.model_inputs` asks a model for."""
+    """The facts about a model that `PackedBatch.model_inputs` needs, without its weights."""
 
     name: str
     #: whether it takes M-RoPE rows as positions
-    rope_rows: bool
+    has_rope_rows: bool
     #: the mask that `guard` found; None: it is not guarded
-    proven: str | None
+    proven_mask: str | None
     sliding_window: int | None
     attention_chunk_size: int | None
-    sight: Sight
+    image_attention: ImageAttention
     dtype: torch.dtype
     device: torch.device
-    #: the values for its tower that were shown to change nothing
-    tower: TowerProof | None = None
+    #: the precomputed inputs for its vision tower; None: it has none
+    tower_proof: TowerProof | None = None
 
     def for_worker(self) -> "Outline":
-        """Return the outline for a process that may not touch the model's device: it makes masks on the CPU."""
+        """Return the outline for a loader's worker, which must not touch a GPU: it makes masks on the CPU."""
         return replace(self, device=torch.device("cpu"))
 
 
@@ -101,33 +105,36 @@ def outline_of(model: Any) -> Outline:
     text = model.config.get_text_config()
     return Outline(
         name=type(model).__name__,
-        rope_rows=has_rope_rows(model),
-        proven=PROVEN.get(model),
+        has_rope_rows=has_rope_rows(model),
+        proven_mask=PROVEN_MASKS.get(model),
         sliding_window=getattr(text, "sliding_window", None),
         attention_chunk_size=getattr(text, "attention_chunk_size", None),
-        sight=sight_of(model),
+        image_attention=image_attention_of(model),
         dtype=model.dtype,
         device=model.device,
-        tower=TOWERS.get(model),
+        tower_proof=PROVEN_TOWERS.get(model),
     )
 
 
 def reads_prefix_whole(make: Any, config: Any) -> bool:
-    """Say whether a class attends in both directions before the answer, as PaliGemma does; it needs `prefix4d`."""
+    """Say whether a class attends in both directions before the answer, as PaliGemma does; it needs mask `prefix4d`."""
     is_both_ways = getattr(config.get_text_config(), "use_bidirectional_attention", None) is True
     return is_both_ways and "token_type_ids" in inspect.signature(make.forward).parameters
 
 
 def is_answer(doc_ids: Tensor, labels: Tensor) -> Tensor:
-    """Return bool [B, S]: whether a token is its member's first trained one, or after it; labels are not shifted."""
+    """Return bool [B, S]: true from each member's first trained token on; labels are not shifted."""
     trained = (labels != IGNORE).long()
-    first = torch.arange(doc_ids.shape[1], device=doc_ids.device) - _positions(doc_ids)
+    first = torch.arange(doc_ids.shape[1], device=doc_ids.device) - _places_in_member(doc_ids)
     so_far = trained.cumsum(1)
     return so_far > (so_far - trained).gather(1, first)
 
 
 def prefix_mask(doc_ids: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
-    """Make the mask [B, 1, S, S] of a model that reads all before the answer in both directions; labels not shifted."""
+    """Return the additive mask [B, 1, S, S] for models that attend in both directions before the answer.
+
+    `labels` [B, S] are not shifted.
+    """
     prefix = ~is_answer(doc_ids, labels)
     here = torch.arange(doc_ids.shape[1], device=doc_ids.device)
     seen = (here[:, None] >= here) | (prefix[:, :, None] & prefix[:, None, :])
@@ -135,7 +142,7 @@ def prefix_mask(doc_ids: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def additive_masks(doc_ids: Tensor, types: Tensor, outline: Outline) -> dict[str, Tensor]:
-    """Make masks for models that take a dict of them, such as Gemma 3 and gpt-oss.
+    """Return additive masks, by kind of layer, for models that take a dict of them, such as Gemma 3 and gpt-oss.
 
     Args:
         doc_ids: [B, S], 0 on the pad tail.
@@ -148,11 +155,11 @@ def additive_masks(doc_ids: Tensor, types: Tensor, outline: Outline) -> dict[str
     here = torch.arange(doc_ids.shape[1], device=doc_ids.device)
     same = doc_ids[:, :, None] == doc_ids[:, None, :]
     causal = (here[:, None] >= here) & same
-    return _by_kind(causal, _same_block(types) & same, _positions(doc_ids), outline)
+    return _masks_by_layer_kind(causal, _is_same_image(types) & same, _places_in_member(doc_ids), outline)
 
 
 class TreeRows(NamedTuple):
-    """The tensors [B, S] of a batch of trees on which its masks depend."""
+    """The tensors [B, S] of a batch of trees from which its masks are made."""
 
     tree_end: Tensor
     tree_index: Tensor
@@ -161,26 +168,28 @@ class TreeRows(NamedTuple):
 
 
 def tree_masks(rows: TreeRows, outline: Outline) -> dict[str, Tensor]:
-    """Make the masks of `additive_masks` for trees: windows and chunks go by a token's place in its sample."""
-    block = _same_block(rows.types, cuts_of(rows.doc_ids))
-    return _by_kind(tree_causal(rows.tree_end), block, rows.tree_index, outline)
+    """Return masks as `additive_masks` does, for trees; windows and chunks count tokens within a sample."""
+    block = _is_same_image(rows.types, member_cuts(rows.doc_ids))
+    return _masks_by_layer_kind(tree_causal(rows.tree_end), block, rows.tree_index, outline)
 
 
 def tree_causal(tree_end: Tensor) -> Tensor:
-    """Return bool [B, S, S]: whether a token sees another, in all that it follows in its sample."""
+    """Return bool [B, S, S]: whether a token (dimension 1) follows another (dimension 2) in some sample."""
     here = torch.arange(tree_end.shape[1], device=tree_end.device)
     return (here[:, None] >= here) & (here[:, None] < tree_end[:, None, :])
 
 
-def _by_kind(causal: Tensor, block: Tensor, index: Tensor, outline: Outline) -> dict[str, Tensor]:
-    """Make a mask for each kind of layer, by the tokens that a token follows, those of one image, and its place."""
-    sight = outline.sight
-    image = block if sight is not Sight.CAUSAL else torch.zeros_like(block)
-    seen = causal if sight is Sight.IN_WINDOWS_ALONE else causal | image
+def _masks_by_layer_kind(causal: Tensor, block: Tensor, index: Tensor, outline: Outline) -> dict[str, Tensor]:
+    """Return a mask for each kind of layer, from bool [B, S, S] (is it before, is it in the same image) and places."""
+    attention = outline.image_attention
+    image = block if attention is not ImageAttention.CAUSAL else torch.zeros_like(block)
+    seen = causal if attention is ImageAttention.IN_WINDOWS_ALONE else causal | image
     masks = {"full_attention": seen}
     if window := outline.sliding_window:
         near = index[:, :, None] - index[:, None, :] < window
-        masks["sliding_attention"] = causal & near | image if sight is Sight.BEYOND_WINDOWS else (causal | image) & near
+        masks["sliding_attention"] = (
+            causal & near | image if attention is ImageAttention.BEYOND_WINDOWS else (causal | image) & near
+        )
     if outline.attention_chunk_size:
         chunk = index // outline.attention_chunk_size
         masks["chunked_attention"] = seen & (chunk[:, :, None] == chunk[:, None, :])
@@ -193,14 +202,14 @@ def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(seen[:, None], torch.zeros((), dtype=dtype, device=seen.device), least).to(dtype)
 
 
-def _positions(doc_ids: Tensor) -> Tensor:
+def _places_in_member(doc_ids: Tensor) -> Tensor:
     """Return the place [B, S] of each token in its member, from 0."""
     here = torch.arange(doc_ids.shape[1], device=doc_ids.device).expand(doc_ids.shape)
     begins = torch.nn.functional.pad(doc_ids[:, 1:] != doc_ids[:, :-1], (1, 0), value=True)
     return here - torch.where(begins, here, 0).cummax(1).values
 
 
-def _same_block(types: Tensor, cuts: Tensor | None = None) -> Tensor:
+def _is_same_image(types: Tensor, cuts: Tensor | None = None) -> Tensor:
     """Return bool [B, S, S]: whether two tokens are in one run of image or video tokens; a run ends before a cut."""
     is_image = (types == 1) | (types == 2)
     begins = is_image & ~torch.nn.functional.pad(is_image[:, :-1], (1, 0))
@@ -210,6 +219,6 @@ def _same_block(types: Tensor, cuts: Tensor | None = None) -> Tensor:
     return (block[:, :, None] == block[:, None, :]) & (block > 0)[:, :, None]
 
 
-def cuts_of(doc_ids: Tensor) -> Tensor:
-    """Return bool [B, S]: whether another member than the token before brings a token of a tree."""
+def member_cuts(doc_ids: Tensor) -> Tensor:
+    """Return bool [B, S]: whether a token belongs to another member than the token before it."""
     return torch.nn.functional.pad(doc_ids.diff(dim=1) != 0, (1, 0))

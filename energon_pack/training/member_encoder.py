@@ -20,21 +20,21 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
 from energon_pack.samples.media.prepared import changed, prepared_media
 from energon_pack.samples.member import NOT_SHARED, MemberInput, Shared
 from energon_pack.samples.tokens import MemberTokens, SeenMedium
-from energon_pack.training.calls import TokenRow, filled_with_noise
+from energon_pack.training.calls import TokenFunction, random_media
 from energon_pack.training.encoded import Encoded as Encoded
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.pixels import Pixels
-from energon_pack.training.rope import OwnRope, RopeRule, RowsError, rope_positions
+from energon_pack.training.rope import OwnRope, RopeRowsError, RopeRule, rope_positions
 
 _log = logging.getLogger(__name__)
 #: media inputs on which rows of M-RoPE depend
-_GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
+_GRID_INPUTS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
 
 
 @dataclass(frozen=True)
-class Unread:
-    """A member that could not be read."""
+class UnreadMember:
+    """A member that could not be read, with the error."""
 
     sample_id: str
     error: Exception
@@ -43,14 +43,14 @@ class Unread:
 
 
 class MemberEncoder:
-    """Encodes members for one model."""
+    """Encodes members (the samples in packs) for one model."""
 
     def __init__(self, rules: InputRules, rope: RopeRule | OwnRope | None = None):
         self._rules, self._rope = rules, rope
         self._pixels = Pixels(rules)
 
     def encode(self, member: MemberInput) -> Encoded:
-        """Encode one member with all of its media, whatever it shares."""
+        """Encode one member alone, with all of its media, even those that it shares with another."""
 
         def fail(_: object, error: Exception) -> None:
             raise error
@@ -59,16 +59,18 @@ class MemberEncoder:
         return replace(encoded, media=media)
 
     def encode_all(
-        self, inputs: Iterable["MemberInput | Unread"], on_bad: Callable[["MemberInput | Unread", Exception], None]
+        self,
+        inputs: Iterable["MemberInput | UnreadMember"],
+        on_bad: Callable[["MemberInput | UnreadMember", Exception], None],
     ) -> tuple[list[Encoded], dict[str, Tensor]]:
-        """Encode the members of a pack; return them and the media of all, in their order.
+        """Encode the members of a pack; return them without media, and the joined media inputs of all by name.
 
         The processor is called once for all media if a test showed that this gives the same as a call for each member.
         Media that a member shares with the one before it are not processed again.
 
         Args:
-            on_bad: called for each member that can't be encoded; if it returns, that member is left out, and the next
-                one brings what it shared with it.
+            on_bad: called with each member that can't be encoded, and its error. If it returns, the member is left out;
+                what others share with it then comes with the next one.
         """
         drafts = self._drafts(inputs, on_bad)
         try:
@@ -80,11 +82,11 @@ class MemberEncoder:
 
     def _drafts(
         self,
-        members: Iterable["MemberInput | Unread"],
-        on_bad: Callable[["MemberInput | Unread", Exception], None],
+        members: Iterable["MemberInput | UnreadMember"],
+        on_bad: Callable[["MemberInput | UnreadMember", Exception], None],
         are_tried: bool = False,
     ) -> list["_Draft"]:
-        """Decode the media of members, and try the processor with those of each alone where that is asked."""
+        """Decode the media of members; if `are_tried`, also call the processor for each member alone."""
         drafts: list[_Draft] = []
         lost: Shared | None = None
         for number, member in enumerate(members):
@@ -93,11 +95,11 @@ class MemberEncoder:
             if lost is not None:  # what it shares with the member before the lost one
                 member = replace(member, shared=Shared(*map(min, lost, member.shared)))
             try:
-                if isinstance(member, Unread):
+                if isinstance(member, UnreadMember):
                     raise member.error
                 drafts.append(self._draft(member))
                 if are_tried:
-                    self._pixels([drafts[-1].given])
+                    self._pixels([drafts[-1].added_media])
                 lost = None
             except Exception as error:  # damaged media make decoders raise anything
                 drafts = [draft for draft in drafts if draft.member is not member]
@@ -106,21 +108,21 @@ class MemberEncoder:
         return drafts
 
     def check(self) -> None:
-        """Try the processor with random media if nobody compared its output yet, and the model's own M-RoPE rows."""
+        """Try a processor that has no tested rules with random media, and check the model's own M-RoPE rows."""
         if self._rules.is_asked:
             self._pixels.check()
         if isinstance(self._rope, OwnRope):
             self._rope.check([member.tokens for member in self.probe_members()])
 
     def join(self, media: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Join the media of several packs into one model input for each name."""
+        """Join the media inputs of several packs, by name."""
         parts = [part for part in media if part]
         if len(parts) < 2:
             return dict(*parts)
         return join(parts, self._pixels.joins({name for part in parts for name in part}))
 
     def probe_members(self, several_sounds: bool = True) -> list[Encoded]:
-        """Return short members to try a model with: text, and noise of each kind of media that the processor makes."""
+        """Return short samples of text and of random media of each kind; without `several_sounds`, one of each kind."""
         members: list[Encoded] = []
         tried: list[str] = []
         for seed, trial in enumerate(one for one in self._rules.trial if one.purpose == PROBE):
@@ -132,13 +134,13 @@ class MemberEncoder:
                 draft = _Draft(
                     MemberInput(f"{kind or 'text'} {seed}", []),
                     trial.tokens,
-                    filled_with_noise(self._rules, trial.tokens, seed),
+                    random_media(self._rules, trial.tokens, seed),
                 )
                 media, shares = self._media([draft])
                 (encoded,) = self._encoded([draft], shares)
                 if is_second:  # packs of some processors have one sound
                     self.join([*(member.media for member in members), media])
-            except RowsError:
+            except RopeRowsError:
                 raise
             except (ImportError, ValueError, OSError) as error:  # training can't use such media here, either
                 _log.info("a model is not tried with a %s: %s", kind, error)
@@ -146,15 +148,17 @@ class MemberEncoder:
             members.append(replace(encoded, media=media, joins=self._pixels.joins(media) if media else {}))
         return members
 
-    def joined(self, parts: Sequence[Encoded]) -> Encoded:
-        """Return the tokens and media of some members, one behind the other, as one sample."""
+    def concatenate(self, parts: Sequence[Encoded]) -> Encoded:
+        """Concatenate members, tokens and media, into one sample."""
         ids, labels, types = (
             torch.cat([getattr(part.tokens, name) for part in parts]) for name in ("ids", "labels", "types")
         )
         joins = {name: rule for part in parts for name, rule in part.joins.items()}
         media = join([part.media for part in parts], joins)
-        rows = {name: torch.as_tensor(make([ids.tolist()]))[0] for name, make in self.of_tokens.items()}
-        for_rows = {name: value for name, value in media.items() if isinstance(self._rope, OwnRope) or name in _GRIDS}
+        rows = {name: torch.as_tensor(make([ids.tolist()]))[0] for name, make in self.token_functions.items()}
+        for_rows = {
+            name: value for name, value in media.items() if isinstance(self._rope, OwnRope) or name in _GRID_INPUTS
+        }
         member = Member(ids, labels, types, self._rows(ids, types, for_rows), rows)
         return Encoded(" + ".join(part.sample_id for part in parts), member, media, joins=joins)
 
@@ -166,21 +170,21 @@ class MemberEncoder:
         return self._rules.tokenize(member)
 
     def _encoded(self, drafts: Sequence["_Draft"], shares: Sequence[dict[str, Tensor]]) -> list[Encoded]:
-        """Return the members without media; the pack holds the media of all."""
+        """Return the members without media, which the pack holds."""
         return [
             Encoded(
                 draft.member.sample_id,
                 member,
-                num_images=len(draft.given.of(IMAGE.kind)),
-                num_videos=len(draft.given.of(VIDEO.kind)),
+                num_images=len(draft.added_media.of(IMAGE.kind)),
+                num_videos=len(draft.added_media.of(VIDEO.kind)),
             )
             for draft, member in zip(drafts, self._members(drafts, shares), strict=True)
         ]
 
     def _draft(self, member: MemberInput) -> "_Draft":
-        """Decode a member's media; media that it shares are decoded only where they are needed."""
+        """Decode a member's media; media that it shares are decoded only if its positions need them."""
         num, tokens = member.shared, self._tokens(member)
-        files = parts_of(member, tokens.media)
+        files = media_in_order(member, tokens.media)
         part_kinds = [kind for medium in tokens.media for kind in medium.part_kinds]
         first = num.num_images + num.num_videos
         before = part_kinds[:first]
@@ -190,7 +194,7 @@ class MemberEncoder:
             raise ValueError("it shares tokens with the sample before it, and has a sound: packing.share=none")
         kinds = [medium.kind for medium in tokens.media]
         num_shared = bisect_left([*accumulate(len(medium.part_kinds) for medium in tokens.media)], first + 1)
-        is_whole = first > 0 and (isinstance(self._rope, OwnRope) or not self._pixels.are_split(kinds))
+        is_whole = first > 0 and (isinstance(self._rope, OwnRope) or not self._pixels.can_split(kinds))
         added = prepared_media(self._rules, tokens.media[num_shared:], files[first:])
         if not first:
             return _Draft(member, tokens, added)
@@ -199,29 +203,29 @@ class MemberEncoder:
         return _Draft(member, tokens, added, whole, (seen.count(IMAGE.kind), seen.count(VIDEO.kind)))
 
     def _media(self, drafts: Sequence["_Draft"]) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
-        """Return the media that the members add, and for each member the media inputs that its positions depend on."""
+        """Return the joined media that members add, and for each member the media inputs that its positions need."""
         for draft in drafts:
-            if draft.whole is not None and not self._pixels.are_split(draft.whole.order):
-                self._pixels.check_split(draft.whole, draft.given)
-        added = [medium for draft in drafts for medium in draft.added]
+            if draft.all_media is not None and not self._pixels.can_split(draft.all_media.order):
+                self._pixels.check_split(draft.all_media, draft.added_media)
+        added = [medium for draft in drafts for medium in draft.added_sizes]
         if isinstance(self._rope, OwnRope):
-            each = [self._pixels([draft.given]) for draft in drafts]
-            wholes = [None if draft.whole is None else self._pixels([draft.whole]) for draft in drafts]
+            each = [self._pixels([draft.added_media]) for draft in drafts]
+            wholes = [None if draft.all_media is None else self._pixels([draft.all_media]) for draft in drafts]
             media = self.join(each)
             self._pixels.refuse_other_features(media, added)
             return media, [
                 added_media if whole is None else whole for whole, added_media in zip(wholes, each, strict=True)
             ]
-        media = self._pixels([draft.given for draft in drafts])
+        media = self._pixels([draft.added_media for draft in drafts])
         self._pixels.refuse_other_features(media, added)
-        images = _shares(media, _GRIDS[:1], [len(draft.given.of(IMAGE.kind)) for draft in drafts])
-        videos = _shares(media, _GRIDS[1:], [len(draft.given.of(VIDEO.kind)) for draft in drafts])
-        images = _with_shared(images, [draft.num_shared[0] for draft in drafts])
-        videos = _with_shared(videos, [draft.num_shared[1] for draft in drafts])
+        images = _rows_by_member(media, _GRID_INPUTS[:1], [len(draft.added_media.of(IMAGE.kind)) for draft in drafts])
+        videos = _rows_by_member(media, _GRID_INPUTS[1:], [len(draft.added_media.of(VIDEO.kind)) for draft in drafts])
+        images = _with_shared_rows(images, [draft.num_shared[0] for draft in drafts])
+        videos = _with_shared_rows(videos, [draft.num_shared[1] for draft in drafts])
         return media, [image | video for image, video in zip(images, videos, strict=True)]
 
     def _members(self, drafts: Sequence["_Draft"], shares: Sequence[dict[str, Tensor]]) -> Iterator[Member]:
-        """Yield each member's tokens as tensors, with its positions; the tensors are views of one for all members."""
+        """Yield each member's tokens as tensors, views of one tensor for all, with its positions."""
         each = [draft.tokens.ids for draft in drafts]
         lengths = [len(own) for own in each]
         ids = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *each]))
@@ -238,21 +242,21 @@ class MemberEncoder:
             rows: dict[str, Tensor] = {}
             if self._rules.is_asked:
                 listed = own_ids.tolist()
-                rows = {name: torch.as_tensor(make([listed]))[0] for name, make in self.of_tokens.items()}
+                rows = {name: torch.as_tensor(make([listed]))[0] for name, make in self.token_functions.items()}
                 if (known_types := self._pixels.token_types(listed)) is not None:
                     # transformers knows only images, videos and sounds
                     own_types = torch.where(own_types > AUDIO.token_type, own_types, torch.tensor(known_types))
             rope, shared_len = self._rows(own_ids, own_types, media), draft.member.shared.num_tokens
-            weights = _weights(draft.tokens)
+            weights = _token_weights(draft.tokens)
             yield Member(own_ids, own_labels, own_types, rope, rows, weights, draft.tokens.factor, shared_len)
 
     @cached_property
-    def of_tokens(self) -> Mapping[str, TokenRow]:
-        """Functions for inputs that only this model has for each token, by name."""
-        return self._pixels.of_tokens if self._rules.is_asked else {}
+    def token_functions(self) -> Mapping[str, TokenFunction]:
+        """Functions, by input name, from token ids to inputs of one value per token that only this model has."""
+        return self._pixels.token_functions if self._rules.is_asked else {}
 
     def _rows(self, ids: Tensor, types: Tensor, media: dict[str, Tensor]) -> Tensor | None:
-        """Return the M-RoPE rows of one member; None: the model has none."""
+        """Return the M-RoPE rows [3, L] of one member; None: the model has none."""
         if isinstance(self._rope, OwnRope):
             return self._rope(ids, types, media)
         return None if self._rope is None else rope_positions(self._rope, types, **media)
@@ -264,8 +268,8 @@ class MemberEncoder:
         return self._pixels([Prepared([IMAGE.kind], changed(self._rules, medium, [white]))])
 
 
-def parts_of(member: MemberInput, media: Sequence[SeenMedium]) -> list[Any]:
-    """Return the parts of a member in the order of its media: images, and the bytes of other files."""
+def media_in_order(member: MemberInput, media: Sequence[SeenMedium]) -> list[Any]:
+    """Return a member's media in the order of its tokens: images, and the bytes of other files."""
     member.refuse_missing()
     kinds = [kind for medium in media for kind in medium.part_kinds]
     counts = {kind: len(parts) for kind, parts in member.media.items() if parts}
@@ -277,24 +281,24 @@ def parts_of(member: MemberInput, media: Sequence[SeenMedium]) -> list[Any]:
 
 @dataclass(frozen=True)
 class _Draft:
-    """A member whose media are decoded, not yet encoded."""
+    """A member whose media are decoded, not yet processed."""
 
     member: MemberInput
     tokens: MemberTokens
     #: the media that it adds to its pack
-    given: Prepared
+    added_media: Prepared
     #: all of its media; None: the media that it adds are enough
-    whole: Prepared | None = None
+    all_media: Prepared | None = None
     #: images and clips that it shares with the member before it
     num_shared: tuple[int, int] = (0, 0)
 
     @property
-    def added(self) -> Sequence[SeenMedium]:
-        """The media of `given`, as they were measured."""
-        return self.tokens.media[len(self.tokens.media) - len(self.given.order) :]
+    def added_sizes(self) -> Sequence[SeenMedium]:
+        """Kinds and sizes, as measured, of the media that it adds."""
+        return self.tokens.media[len(self.tokens.media) - len(self.added_media.order) :]
 
 
-def _weights(tokens: MemberTokens) -> Tensor | None:
+def _token_weights(tokens: MemberTokens) -> Tensor | None:
     """Return each token's weight, float32 [L]; None: all trained tokens count alike."""
     if not tokens.weights:
         return None
@@ -304,8 +308,8 @@ def _weights(tokens: MemberTokens) -> Tensor | None:
     return weights
 
 
-def _shares(media: dict[str, Tensor], names: Sequence[str], counts: Sequence[int]) -> list[dict[str, Tensor]]:
-    """Split the named inputs by member: member i owns the next `counts[i]` rows."""
+def _rows_by_member(media: dict[str, Tensor], names: Sequence[str], counts: Sequence[int]) -> list[dict[str, Tensor]]:
+    """Split the named inputs by member: member i has the next `counts[i]` rows."""
     shares: list[dict[str, Tensor]] = [{} for _ in counts]
     for name in names:
         if name in media and sum(counts) == len(media[name]):
@@ -314,8 +318,8 @@ def _shares(media: dict[str, Tensor], names: Sequence[str], counts: Sequence[int
     return shares
 
 
-def _with_shared(each: Sequence[dict[str, Tensor]], counts: Sequence[int]) -> list[dict[str, Tensor]]:
-    """Put the first rows of the member before it, so many as it shares, before each member's own."""
+def _with_shared_rows(each: Sequence[dict[str, Tensor]], counts: Sequence[int]) -> list[dict[str, Tensor]]:
+    """Put the rows that a member shares, the first `counts[i]` of the member before it, before its own rows."""
     whole: list[dict[str, Tensor]] = []
     for rows, count in zip(each, counts, strict=True):
         if count:

@@ -21,144 +21,152 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
-from energon_pack.training.comparison import BLOCK
+from energon_pack.training.comparison import AVERAGED_TOKENS
 from energon_pack.training.finding import Finding, difference, variation
-from energon_pack.training.routing import Routing, is_routed, routed
-from energon_pack.training.trial_inputs import MemberSpan, Probe, Run, TrialInputs
-from energon_pack.training.watch import hooked, tokens_of, values_of
+from energon_pack.training.routing import Routing, has_experts, use_routing
+from energon_pack.training.trial_inputs import MemberSpan, Probe, RunInputs, TrialInputs
+from energon_pack.training.watch import tokens_of, values_of, with_hooks
 
 #: shares of a change that count as rounding: of sums in another order, and of experts whose choices no `topk` shows
-SUMS, _EXPERTS = 1e-3, 0.05
+SUM_TOLERANCE, _EXPERT_TOLERANCE = 1e-3, 0.05
 #: the same in bfloat16 and the like
-LOW_PRECISION = 0.1
+LOW_PRECISION_TOLERANCE = 0.1
 
 
 @dataclass
-class PendingRun:
-    """A run that is made by the caller, so that compiled code runs compiled; it fills in the output."""
+class RequestedRun:
+    """A run that the caller of a generator makes, so that compiled code runs compiled; it sets `output`."""
 
     call: Callable[..., Any]
     inputs: Mapping[str, Any]
     output: Any = None
 
 
-#: yields runs; None: there is no more to run
-Steps = Generator[PendingRun | None, None, None]
+#: yields runs that the caller makes; None: there is no more to run
+TrialSteps = Generator[RequestedRun | None, None, None]
 
 
 @dataclass(frozen=True)
-class Pending:
-    """A forward that waits for its trial."""
+class PendingForward:
+    """A forward that waits until its trial has passed."""
 
-    #: what was called, and what runs it
+    #: the part that was called, and a function that runs it
     part: Module
     call: Callable[..., Any]
     inputs: Mapping[str, Any]
-    #: called before each run, with a number for its random numbers
-    begin: Callable[[int], None]
-    #: says whether it is so on any rank
-    is_any: Callable[[bool], bool]
+    #: called before each run with a seed of its random numbers
+    before_run: Callable[[int], None]
+    #: says whether a flag is true on any rank
+    on_any_rank: Callable[[bool], bool]
 
 
 @dataclass(frozen=True)
-class Moved:
-    """How far outputs moved when something was changed, as a root mean square."""
+class OutputChange:
+    """How far outputs moved when words or media of some members were changed, as root mean squares."""
 
-    what: str
+    #: `words` or `media`
+    changed_inputs: str
     #: outputs of the changed members
-    own: float
+    own_change: float
     #: outputs of the other member that moved most
-    others: float
+    others_change: float
     #: share of `own` that counts as rounding
-    tolerance: float = SUMS
+    tolerance: float = SUM_TOLERANCE
 
     @property
-    def is_shown(self) -> bool:
-        """Whether the change moved anything; if not, the test proves nothing."""
-        return self.own > 1e-6
+    def is_conclusive(self) -> bool:
+        """Whether the change moved the changed members' own outputs; if not, the test proves nothing."""
+        return self.own_change > 1e-6
 
-    def with_noise(self, noise: float) -> "Moved":
-        """Return it with a tolerance for so much noise, within bounds."""
-        share = min(noise / max(self.own, 1e-9), LOW_PRECISION)
+    def with_noise(self, noise: float) -> "OutputChange":
+        """Return a copy whose tolerance covers this much noise, `LOW_PRECISION_TOLERANCE` at most."""
+        share = min(noise / max(self.own_change, 1e-9), LOW_PRECISION_TOLERANCE)
         return replace(self, tolerance=max(self.tolerance, share))
 
     def __str__(self) -> str:
-        return f"other {self.what} move their own outputs by {self.own:.2g}, those of others by {self.others:.2g}"
+        moved = f"their own outputs by {self.own_change:.2g}, those of others by {self.others_change:.2g}"
+        return f"other {self.changed_inputs} move {moved}"
 
 
 @dataclass(frozen=True)
 class ModelTrial:
-    """The results of a trial of a model."""
+    """The results of trying a model with one batch."""
 
-    #: made samples against each of them alone
-    alone: Finding
-    #: the changes of the batch; empty: it has one member
-    moved: Sequence[Moved]
-    #: whether random numbers beside dropout move outputs
+    #: samples in a batch against each of them alone
+    finding: Finding
+    #: how far each change of the batch moved outputs; empty: it has one member
+    output_changes: Sequence[OutputChange]
+    #: whether random numbers other than dropout's change outputs
     is_random: bool
     seconds: float
 
     @property
-    def is_shown(self) -> bool:
-        """Whether each change moved something; if not, the test proves nothing of it."""
-        return self.alone.is_shown and all(one.is_shown for one in self.moved)
+    def is_conclusive(self) -> bool:
+        """Whether outputs vary, and each change moved something; if not, the trial proves nothing."""
+        return self.finding.is_conclusive and all(one.is_conclusive for one in self.output_changes)
 
     @property
     def mixes(self) -> bool:
         """Whether a member's outputs, loss or gradients depend on other members, or on being packed."""
-        return self.is_random or (self.alone.is_shown and self.alone.mixes) or self.moved_others
+        return self.is_random or (self.finding.is_conclusive and self.finding.mixes) or self.moved_others
 
     @property
     def moved_others(self) -> bool:
-        """Whether a change of some members moved others."""
-        return any(map(self.is_by, self.moved))
+        """Whether any change of some members moved the outputs of others."""
+        return any(map(self.moves_others, self.output_changes))
 
-    def is_by(self, moved: Moved) -> bool:
-        """Say whether a change of some members moved others."""
-        by_words = max((one.own for one in self.moved if one.what == "words"), default=0.0)
-        scale = max(moved.own, 0.2 * by_words)  # pixels may move little
-        return moved.is_shown and not moved.others <= moved.tolerance * scale
+    def moves_others(self, moved: OutputChange) -> bool:
+        """Say whether this change of some members moved the outputs of others."""
+        by_words = max((one.own_change for one in self.output_changes if one.changed_inputs == "words"), default=0.0)
+        scale = max(moved.own_change, 0.2 * by_words)  # pixels may move little
+        return moved.is_conclusive and not moved.others_change <= moved.tolerance * scale
 
     @property
-    def unshown(self) -> str:
-        """Say why the trial shows nothing: a change moved no output, or all outputs are alike."""
+    def unproven_reason(self) -> str:
+        """Why the trial proves nothing: a change moved no output, or all outputs are alike."""
         return next(
-            (f"other {one.what} change nothing" for one in self.moved if not one.is_shown), "outputs are all alike"
+            (f"other {one.changed_inputs} change nothing" for one in self.output_changes if not one.is_conclusive),
+            "outputs are all alike",
         )
 
     def __str__(self) -> str:
-        return "; ".join(map(str, (*self.moved, self.alone)))
+        return "; ".join(map(str, (*self.output_changes, self.finding)))
 
 
-def changes(pending: Pending, asked: TrialInputs) -> Generator[PendingRun, None, list[Moved]]:
-    """Run a batch as it is, and with changes."""
-    routing = Routing() if is_routed(pending.part) else None
+def run_changes(pending: PendingForward, asked: TrialInputs) -> Generator[RequestedRun, None, list[OutputChange]]:
+    """Run a batch unchanged, then with other words and other media; return how far each change moved outputs."""
+    routing = Routing() if has_experts(pending.part) else None
     run = partial(_run, pending)
-    as_is = yield from run(asked.as_is, routing)
-    tolerance, block = SUMS, 1
+    as_is = yield from run(asked.unchanged, routing)
+    tolerance, block = SUM_TOLERANCE, 1
     if routing is not None and not routing.has_choices:
-        tolerance, block = _EXPERTS if as_is.dtype == torch.float32 else LOW_PRECISION, BLOCK
-    num_media = sum(pending.is_any(len(asked.other_media) >= number) for number in (1, 2))
-    media = [*asked.other_media, asked.as_is, asked.as_is][:num_media]  # so that all ranks run alike
+        tolerance, block = (
+            _EXPERT_TOLERANCE if as_is.dtype == torch.float32 else LOW_PRECISION_TOLERANCE,
+            AVERAGED_TOKENS,
+        )
+    num_media = sum(pending.on_any_rank(len(asked.other_media) >= number) for number in (1, 2))
+    media = [*asked.other_media, asked.unchanged, asked.unchanged][:num_media]  # so that all ranks run alike
     moved = []
     for kind, inputs in (("words", asked.other_words), *(("media", one) for one in media)):
         values = yield from run(inputs, routing and Routing(routing))
-        if inputs is not asked.as_is:
-            moved.append(_moved(kind, asked, _differences(asked, as_is, values, block), tolerance))
-    if pending.is_any(any(one.others > SUMS * one.own for one in moved)):  # some kernels add in any order
-        again = yield from run(asked.as_is, routing and Routing(routing))
-        noise = 3 * max(_differences(asked, as_is, again, block))
+        if inputs is not asked.unchanged:
+            moved.append(_output_change(kind, asked, _member_differences(asked, as_is, values, block), tolerance))
+    if pending.on_any_rank(
+        any(one.others_change > SUM_TOLERANCE * one.own_change for one in moved)
+    ):  # some kernels add in any order
+        again = yield from run(asked.unchanged, routing and Routing(routing))
+        noise = 3 * max(_member_differences(asked, as_is, again, block))
         moved = [one.with_noise(noise) for one in moved]
     return moved
 
 
 def _run(
-    pending: Pending, inputs: Mapping[str, Any], routing: Routing | None = None
-) -> Generator[PendingRun, None, Tensor]:
-    """Run a model once, and return the values of its outputs; nothing is kept for a backward."""
-    pending.begin(0)
-    with saved_tensors_hooks(_nothing, _nothing), routed(pending.part, routing):
-        yield (step := PendingRun(pending.call, inputs))
+    pending: PendingForward, inputs: Mapping[str, Any], routing: Routing | None = None
+) -> Generator[RequestedRun, None, Tensor]:
+    """Run a model once and return its outputs [B, S, values]; nothing is saved for a backward."""
+    pending.before_run(0)
+    with saved_tensors_hooks(_save_nothing, _save_nothing), use_routing(pending.part, routing):
+        yield (step := RequestedRun(pending.call, inputs))
     values = values_of(step.output, tokens_of(inputs).shape[:2])
     step.output = None  # the caller holds the step until the next one
     if values is None:
@@ -166,88 +174,92 @@ def _run(
     return values.detach().clone()
 
 
-def _nothing(_: Any) -> Any:
+def _save_nothing(_: Any) -> Any:
     return None
 
 
-def _moved(kind: str, asked: TrialInputs, moved: Sequence[float], tolerance: float) -> Moved:
+def _output_change(kind: str, asked: TrialInputs, moved: Sequence[float], tolerance: float) -> OutputChange:
     if kind == "media":  # of one member
         *_, second, first = sorted([0.0, *moved])
-        return Moved(kind, first, second, tolerance)
-    of_changed = [value for value, member in zip(moved, asked.members, strict=True) if member in asked.changed]
-    rest = [value for value, member in zip(moved, asked.members, strict=True) if member not in asked.changed]
-    return Moved(kind, max(of_changed), max(rest), tolerance)
+        return OutputChange(kind, first, second, tolerance)
+    of_changed = [value for value, member in zip(moved, asked.members, strict=True) if member in asked.changed_members]
+    rest = [value for value, member in zip(moved, asked.members, strict=True) if member not in asked.changed_members]
+    return OutputChange(kind, max(of_changed), max(rest), tolerance)
 
 
-def _differences(asked: TrialInputs, first: Tensor, other: Tensor, block: int) -> list[float]:
-    return [difference(member.of(first), member.of(other), block) for member in asked.members]
+def _member_differences(asked: TrialInputs, first: Tensor, other: Tensor, block: int) -> list[float]:
+    return [difference(member.select(first), member.select(other), block) for member in asked.members]
 
 
 class Subject(ABC):
-    """A guarded model, and how its batches are read."""
+    """A guarded model, and how members are read from its batches."""
 
     #: the model of transformers
     model: Any
     #: names of inputs that are media
     media: frozenset[str]
-    #: what a batch is called
+    #: what messages call a batch
     name: str
     #: whether each batch is tried; else one of each kind
-    tries_all = False
-    #: how it is trained without a trial
-    all_the_same = ""
+    tries_every_batch = False
+    #: end of messages: how to train it without a trial
+    bypass_hint = ""
 
     @abstractmethod
-    def longest_of(self, inputs: Mapping[str, Any]) -> int:
-        """Return the tokens of the longest member."""
+    def longest_member_len(self, inputs: Mapping[str, Any]) -> int:
+        """Return the number of tokens of the longest member."""
 
-    def is_open(self, _: Mapping[str, Any]) -> bool:
-        """Say whether a mask of the batch itself lets members see each other; those of packs are made of members."""
+    def has_open_mask(self, _: Mapping[str, Any]) -> bool:
+        """Say whether a mask in the batch lets members see each other; masks of packs are made here, and never do."""
         return False
 
     @abstractmethod
-    def changed(self, inputs: Mapping[str, Any]) -> TrialInputs | None:
-        """Return the inputs in which members are changed; None: there are no two members with words."""
+    def changed_inputs(self, inputs: Mapping[str, Any]) -> TrialInputs | None:
+        """Return the batch with other words in every second member; None: no member can change while another stays."""
 
     @abstractmethod
-    def probe(self, pending: Pending) -> Probe:
-        """Return samples in a batch like the pending one, to be compared with each of them alone."""
+    def probe(self, pending: PendingForward) -> Probe:
+        """Return samples in a batch like the pending one, each to be compared with its run alone."""
 
     @abstractmethod
-    def way_out(self, inputs: Mapping[str, Any]) -> str:
-        """Say what keeps members apart in place of these inputs, which do not."""
+    def remedy(self, inputs: Mapping[str, Any]) -> str:
+        """Return the advice for an error: what keeps members apart, where these inputs do not."""
 
 
 #: where outputs are those of the members alone
-_LOSS = (
+_LOSS_HINT = (
     "Outputs agree, the loss does not: output_router_logits adds one over the routers of the whole row, and a"
     " loss_function may predict more than the next token (model.config.output_router_logits=False). "
 )
-_BACKWARD = "Outputs and loss agree, gradients do not: a kernel's backward has no mask, or a hook mixes gradients. "
-_Values = list[Tensor] | None
+_BACKWARD_HINT = (
+    "Outputs and loss agree, gradients do not: a kernel's backward has no mask, or a hook mixes gradients. "
+)
+_MemberValues = list[Tensor] | None
 
 
-def refusal(name: str, batch: str, trial: ModelTrial, place: str | None) -> str:
-    """Say what mixes, and where it first shows."""
+def refusal_message(name: str, batch: str, trial: ModelTrial, place: str | None) -> str:
+    """Return the message of a failed trial: what mixes members, and the part (`place`) where it first shows."""
     if trial.is_random:
         return (
             f"{name} draws random numbers in train() beside dropout, so that it can't be compared with its members"
             " alone; NEFTune's noise goes by the length of the row: leave it out (neftune_noise_alpha=None). "
         )
     shows = f"It first shows in {place}. " if place else ""
-    is_quiet = trial.mixes and not trial.moved_others and trial.alone.has_outputs
-    beside = "" if not is_quiet else _BACKWARD if trial.alone.has_loss else _LOSS
+    is_quiet = trial.mixes and not trial.moved_others and trial.finding.outputs_agree
+    beside = "" if not is_quiet else _BACKWARD_HINT if trial.finding.loss_agrees else _LOSS_HINT
     return f"{name} mixes the members of {batch}{'' if trial.mixes else ' on another rank'}: {trial}. {shows}{beside}"
 
 
-def first_place(part: Module, call: Callable[..., Any], runs: Sequence[Run], tolerance: float) -> str | None:
-    """Return name and class of the first part with equal inputs and other outputs for the same members in two runs.
+def first_mixing_part(
+    part: Module, call: Callable[..., Any], runs: Sequence[RunInputs], tolerance: float
+) -> str | None:
+    """Return name and class of the first part with equal inputs but different outputs for the same members in two runs.
 
     None: no such part is found; compiled code, a backward, and outputs without values for each token are not seen.
     """
     (first, second) = (_inputs_and_outputs(part, call, *run) for run in runs)
 
-    def are_same(these: _Values, those: _Values) -> bool:
+    def are_same(these: _MemberValues, those: _MemberValues) -> bool:
         if these is None or those is None:
             return True
         pairs = zip(these, those, strict=True)
@@ -263,15 +275,15 @@ def first_place(part: Module, call: Callable[..., Any], runs: Sequence[Run], tol
 
 def _inputs_and_outputs(
     part: Module, call: Callable[..., Any], inputs: Mapping[str, Any], members: Sequence[MemberSpan]
-) -> dict[str, tuple[_Values, _Values]]:
+) -> dict[str, tuple[_MemberValues, _MemberValues]]:
     """Return the members' inputs and outputs of all parts by name, in the order in which the parts finish."""
     shape = tokens_of(inputs).shape[:2]
-    entered: dict[str, _Values] = {}
-    seen: dict[str, tuple[_Values, _Values]] = {}
+    entered: dict[str, _MemberValues] = {}
+    seen: dict[str, tuple[_MemberValues, _MemberValues]] = {}
 
-    def of_members(output: Any) -> _Values:
+    def of_members(output: Any) -> _MemberValues:
         values = values_of(output, shape)
-        return None if values is None else [member.of(values).detach().clone() for member in members]
+        return None if values is None else [member.select(values).detach().clone() for member in members]
 
     def hooks(name: str, one: Module) -> list[RemovableHandle]:
         def enter(_: Module, args: Any, keywords: dict[str, Any]) -> None:
@@ -282,6 +294,6 @@ def _inputs_and_outputs(
 
         return [one.register_forward_pre_hook(enter, with_kwargs=True), one.register_forward_hook(leave)]
 
-    with hooked(part, hooks), torch.no_grad():
+    with with_hooks(part, hooks), torch.no_grad():
         call(**inputs)
     return seen

@@ -27,15 +27,15 @@ from energon_pack.training.encoded import BadPack, Encoded, Pack, refuse_trees, 
 from energon_pack.training.forward_inputs import MEDIA_KEYS, refuse_missing_kernels, refuse_rows
 from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE, RowForm
-from energon_pack.training.member_encoder import MemberEncoder, Unread
-from energon_pack.training.rope import RowsError, rope_of
+from energon_pack.training.member_encoder import MemberEncoder, UnreadMember
+from energon_pack.training.rope import RopeRowsError, rope_of
 
 if TYPE_CHECKING:
     from energon_pack.training.probe_batches import ProbeTree
-    from energon_pack.training.tower import Tower
+    from energon_pack.training.tower import TowerInputs
 
 _log = logging.getLogger(__name__)
-_CHOICES = {
+_OPTION_VALUES = {
     "layout": ("neat", "thd", "rows", "mlm"),
     "labels": ("unshifted", "shifted"),
     "loss_weight": (None, "token", "sample", "sqrt"),
@@ -43,9 +43,9 @@ _CHOICES = {
     "on_bad_member": ("raise", "drop"),
 }
 #: errors that are no fault of a member
-_NO_FAULT = (ImportError, NotImplementedError, JoinError, RowsError)
+_SETUP_ERRORS = (ImportError, NotImplementedError, JoinError, RopeRowsError)
 #: options that only some layouts support, with these layouts; a false value asks for nothing
-_SERVED = {
+_LAYOUTS_OF_OPTION = {
     "labels": ("unshifted", ("neat", "thd", "rows")),
     "loss_weight": (None, ("neat", "thd", "rows")),
     "attention_mask": (None, ("neat",)),
@@ -55,11 +55,11 @@ _SERVED = {
 
 
 def check_options(options: Mapping[str, Any], layout: str) -> None:
-    """Refuse wrong options of `PackEncoder` before there is anything to encode."""
+    """Check options of `PackEncoder`: TypeError for an unknown one, ValueError for a value that a layout lacks."""
     names = [*signature(PackEncoder).parameters][2:]
     if unknown := next((name for name in options if name not in names), None):
         raise TypeError(f"{unknown}={options[unknown]}: no such option; there are: {', '.join(names)}")
-    for name, choices in _CHOICES.items():
+    for name, choices in _OPTION_VALUES.items():
         if name in options and options[name] not in (*choices, *[None] * (name == "layout")):
             raise ValueError(f"{name}={options[name]}: one of {', '.join(map(str, choices))}")
     shapes = options.get("pad_to", "longest"), options.get("pad_segments")
@@ -68,7 +68,7 @@ def check_options(options: Mapping[str, Any], layout: str) -> None:
 
         check_shapes(*shapes)
     layout = options.get("layout") or layout
-    for name, (default, served) in _SERVED.items():
+    for name, (default, served) in _LAYOUTS_OF_OPTION.items():
         if options.get(name, default) != default and layout not in served:
             raise ValueError(f"{name}={options[name]}: layout={layout} has none; for {', '.join(served)}")
 
@@ -77,13 +77,14 @@ class PackEncoder:
     """Encodes packs for one model.
 
     Args:
-        made, rules: how the packs were made: energon_pack.json, and the rules of the processor.
+        made: energon_pack.json of the dataset, which says how it was packed.
+        rules: how the processor is called, and what it makes.
         layout: `neat`, `thd`, `rows` (Megatron-Bridge up to 0.5) or `mlm` (Megatron-LM's multimodal example); by
             default the one the dataset was packed for.
         pad_to: width of a batch: its `longest` row; always `max_token_len` (pipeline and expert parallelism, CUDA
             graphs); the next multiple of a number of tokens; or the next of a list of widths.
-        pad_segments: members and pad tail of a batch, filled up with empty ones, so that boundaries are always so many
-            and one more (neat, thd). The longest is then said to be as long as the row.
+        pad_segments: number of segments (members and pad tail) of a batch, filled up with empty ones, so that the
+            number of boundaries stays the same (neat, thd). The longest is then said to be as long as the row.
         labels: `unshifted`, as transformers wants them, or `shifted` within each member (neat; thd's always are).
         loss_weight: `token`, `sample` or `sqrt`: batches then have weights; they always have some if the samples do.
         attention_mask: how members are kept apart, in place of `model.mask` (the default): `positions`, `dict4d`,
@@ -98,7 +99,7 @@ class PackEncoder:
             folder has no config.json: without either, a video ends the training.
 
     Raises:
-        ValueError: an option has no such value; nobody knows how this processor's media are joined.
+        ValueError: an option has no such value; no rule joins this processor's media inputs.
         MixingError: a hybrid model whose kernels are missing.
     """
 
@@ -134,7 +135,7 @@ class PackEncoder:
         self._max_audios: int | None = made["content"].get("packing", {}).get("max_audios")
         self._pad_to, self._num_segments = pad_to, pad_segments
         #: makes values for the tower of a guarded model, if it has one
-        self.tower: Tower | None = None
+        self.tower: TowerInputs | None = None
         self._widths: Sequence[int] = ()
         if pad_to != "longest":
             from energon_pack.training.few_shapes import widths_of
@@ -147,7 +148,7 @@ class PackEncoder:
         rope = rope_of(made["content"]["model"].get("rope"), rules, tokens_per_second, with_rows)
         self._form = RowForm(
             pad_id=rules.token_id(rules.tokens.get("pad_token", "")) or 0,
-            multiple=1 if is_neat else _multiple(pad_to_multiple_of, made["pad_to_multiple_of"]),
+            multiple=1 if is_neat else _pad_multiple(pad_to_multiple_of, made["pad_to_multiple_of"]),
             shifted=self.labels_shifted,
             weights=loss_weight,
             rope=rope is not None and with_rows,
@@ -157,14 +158,14 @@ class PackEncoder:
         self.members = MemberEncoder(rules, rope)
         self.members.check()
 
-    def encode(self, key: str, members: Iterable[MemberInput | Unread]) -> Pack | None:
-        """Encode each member of a pack; None: all were dropped."""
+    def encode(self, key: str, members: Iterable[MemberInput | UnreadMember]) -> Pack | None:
+        """Encode the members of a pack; None: all were dropped. BadPack: a member can't be encoded."""
         keep_pages_in_worker()
         dropped: list[str] = []
 
-        def on_bad(member: MemberInput | Unread, error: Exception) -> None:
+        def on_bad(member: MemberInput | UnreadMember, error: Exception) -> None:
             fault = f"{member.sample_id} in {key}: {type(error).__name__}: {error}"
-            if not self._drop or isinstance(error, _NO_FAULT):
+            if not self._drop or isinstance(error, _SETUP_ERRORS):
                 raise BadPack(f"{fault} (on_bad_member=drop leaves such a member out)") from error
             _log.warning("left out: %s", fault)
             dropped.append(member.sample_id)
@@ -174,7 +175,7 @@ class PackEncoder:
             alone = listed[0] if len(listed) == 1 else None
             is_new = isinstance(alone, MemberInput) and alone.token_len is None
             widest = self._widths[-1] if self._widths else math.inf
-            if alone is not None and is_new and encoded and self._rounded(encoded[0].tokens) > widest:
+            if alone is not None and is_new and encoded and self._padded_len(encoded[0].tokens) > widest:
                 error = ValueError(f"{len(encoded[0].tokens)} tokens, more than pad_to={self._pad_to} has room for")
                 on_bad(alone, error)
                 encoded = []
@@ -192,7 +193,7 @@ class PackEncoder:
         return Pack(key, encoded, media, dropped) if encoded else None
 
     def batch(self, packs: Sequence[Pack]) -> PackedBatch:
-        """Lay packs out in a batch."""
+        """Lay encoded packs out in one batch, in the encoder's layout. BadPack: they can't be."""
         if self.layout == "mlm":
             refuse_weights(packs, "layout=mlm", "layout=thd and rows have: their loss_mask")
         tokens = [[member.tokens for member in pack.members] for pack in packs]
@@ -208,20 +209,20 @@ class PackEncoder:
             elif len(tokens) > 1:
                 raise ValueError(f"layout={self.layout} holds one pack a batch, not {len(tokens)}: batch_size=1")
             else:
-                make = {"thd": layouts.thd, "rows": layouts.rows_of, "mlm": layouts.mlm}[self.layout]
-                batch = PackedBatch(make(tokens[0], self._form_of(tokens)))
+                make = {"thd": layouts.thd, "rows": layouts.member_rows, "mlm": layouts.mlm}[self.layout]
+                batch = PackedBatch(make(tokens[0], self._row_form_of(tokens)))
             if self._num_segments is not None:
-                from energon_pack.training.few_shapes import with_segments
+                from energon_pack.training.few_shapes import padded_boundaries
 
-                batch |= with_segments(batch, self._num_segments)
+                batch |= padded_boundaries(batch, self._num_segments)
             batch.mask = self.mask
             media = self.members.join(pack.media for pack in packs)
         except ValueError as error:
             raise BadPack(f"{', '.join(pack.key for pack in packs)}: {error}") from None
         batch |= self._media(media, batch, any(member.num_images for pack in packs for member in pack.members))
         batch |= {
-            "n_images_per_sample": _counts(packs, "num_images", per_pack=self.layout == "neat"),
-            "n_videos_per_sample": _counts(packs, "num_videos", per_pack=self.layout == "neat"),
+            "n_images_per_sample": _media_counts(packs, "num_images", per_pack=self.layout == "neat"),
+            "n_videos_per_sample": _media_counts(packs, "num_videos", per_pack=self.layout == "neat"),
             "num_tokens": sum(len(member) - member.shared_len for pack in tokens for member in pack),
             "num_trained": _num_trained(batch, tokens),
             "sample_ids": [[member.sample_id for member in pack.members] for pack in packs],
@@ -232,32 +233,32 @@ class PackEncoder:
             batch |= self.tower(media)
         return batch.in_one_buffer() if get_worker_info() is not None else batch  # it crosses to another process
 
-    def use_tower(self, tower: "Tower | None") -> None:
-        """Make the values for a tower with each batch, in `layout=neat`; `guard` calls this."""
+    def use_tower(self, tower: "TowerInputs | None") -> None:
+        """Precompute a vision tower's inputs for each batch in `layout=neat`; None: stop that. `guard` calls this."""
         self.tower = tower
 
     def probe_members(self) -> list[Encoded]:
-        """Return members to try a model with: see `guard`."""
+        """Return short samples for `guard` to try a model with: text, and random media of each kind."""
         return self.members.probe_members(several_sounds=self._max_audios != 1)
 
     def probe_tree(self, members: Sequence[Encoded]) -> "ProbeTree | None":
-        """Return trees of such members to try a model with; None: the dataset has none."""
+        """Return these samples as trees (samples that share beginnings); None: the dataset has no trees."""
         from energon_pack.training.probe_batches import probe_tree
 
-        return probe_tree(members, self.members.joined) if self.has_trees else None
+        return probe_tree(members, self.members.concatenate) if self.has_trees else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the arguments: a spawned worker makes a new encoder."""
-        return _encoder, (*self._arguments, self.tower)
+        return _unpickled_encoder, (*self._arguments, self.tower)
 
-    def _rounded(self, member: layouts.Member) -> int:
+    def _padded_len(self, member: layouts.Member) -> int:
         return -(-len(member) // self._form.multiple) * self._form.multiple
 
-    def _form_of(self, packs: Sequence[Sequence[layouts.Member]]) -> RowForm:
-        """Return the form with the least width that has room for each pack; the layout refuses what none has."""
+    def _row_form_of(self, packs: Sequence[Sequence[layouts.Member]]) -> RowForm:
+        """Return the row form with the least allowed width that has room for each pack; else the largest width."""
         if not self._widths:
             return self._form
-        longest = max(sum(self._rounded(member) - member.shared_len for member in pack) for pack in packs)
+        longest = max(sum(self._padded_len(member) - member.shared_len for member in pack) for pack in packs)
         return replace(self._form, width=next((width for width in self._widths if width >= longest), self._widths[-1]))
 
     def _neat(self, packs: list[list[layouts.Member]]) -> PackedBatch:
@@ -266,7 +267,7 @@ class PackEncoder:
             from energon_pack.training.tree_rows import neat_trees
 
             make = neat_trees
-        batch = PackedBatch(make(packs, self._form_of(packs)))
+        batch = PackedBatch(make(packs, self._row_form_of(packs)))
         if self._is_hybrid:
             refuse_rows(len(packs))
             batch["seq_idx"] = layouts.seq_idx(batch["cu_seq_lens_q"])
@@ -275,8 +276,8 @@ class PackEncoder:
         return batch
 
     def _media(self, media: dict[str, torch.Tensor], batch: PackedBatch, has_images: bool) -> dict[str, Any]:
-        """Return the media under the names that the layout's consumer uses."""
-        of_tokens = {name for name in self.members.of_tokens if name in batch} if media else set()
+        """Return the media inputs under the names that the layout's trainers use."""
+        of_tokens = {name for name in self.members.token_functions if name in batch} if media else set()
         named_media: dict[str, Any] = {**media, "media_keys": sorted({*media, *of_tokens})}
         if self._dummy and not has_images:
             named_media |= {f"dummy_{name}": value for name, value in self.members.blank().items()}
@@ -300,13 +301,15 @@ def _num_trained(batch: PackedBatch, packs: Sequence[Sequence[layouts.Member]]) 
     return sum(int((member.labels != IGNORE).sum()) for pack in packs for member in pack)
 
 
-def _encoder(made: Mapping[str, Any], rules: InputRules, options: Any, tower: "Tower | None") -> PackEncoder:
+def _unpickled_encoder(
+    made: Mapping[str, Any], rules: InputRules, options: Any, tower: "TowerInputs | None"
+) -> PackEncoder:
     encoder = PackEncoder(made, rules, **options)
     encoder.use_tower(tower)
     return encoder
 
 
-def _multiple(multiple: int | None, planned: int) -> int:
+def _pad_multiple(multiple: int | None, planned: int) -> int:
     if multiple is not None and (multiple < 1 or planned % multiple):
         raise ValueError(
             f"pad_to_multiple_of={multiple} does not divide {planned}, with which it was packed:"
@@ -315,6 +318,6 @@ def _multiple(multiple: int | None, planned: int) -> int:
     return multiple or planned
 
 
-def _counts(packs: Sequence[Pack], name: str, per_pack: bool) -> torch.Tensor:
+def _media_counts(packs: Sequence[Pack], name: str, per_pack: bool) -> torch.Tensor:
     counts = [[getattr(member, name) for member in pack.members] for pack in packs]
     return torch.tensor([sum(row) for row in counts] if per_pack else [n for row in counts for n in row])

@@ -13,74 +13,74 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.training.encoded import Encoded, text_of
-from energon_pack.training.forward_inputs import PROVEN, forks_of, has_rope_rows, text_row
+from energon_pack.training.encoded import Encoded, text_sample
+from energon_pack.training.forward_inputs import PROVEN_MASKS, branch_starts, has_rope_rows, text_positions
 from energon_pack.training.layout import RowForm
-from energon_pack.training.model_trial import Pending, Subject
+from energon_pack.training.model_trial import PendingForward, Subject
 from energon_pack.training.probe_batches import ProbeTree, plain_inputs, probe_of, tree_batch, twins_of
 from energon_pack.training.trial_inputs import (
     Probe,
     TrialInputs,
+    flag_inputs,
     members_of,
     special_ids,
-    switches_of,
     trial_inputs,
     without_loss,
 )
 from energon_pack.training.watch import tokens_of
 
-_LEAST = 2  # tokens of a made text
+_MIN_TEXT_LEN = 2  # tokens of a made text
 #: inputs of packs that some trainers leave out
-_BOUNDARIES = frozenset(("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"))
+_OPTIONAL_INPUTS = frozenset(("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"))
 
 
 @dataclass(frozen=True)
 class PackSubject(Subject):
-    """A guarded model, and what was made to try it with batches of packs."""
+    """A guarded model that is tried with made samples, in batches like those of packs."""
 
     model: Any
     media: frozenset[str]
     #: samples with each kind of media
     members: Sequence[Encoded]
     #: samples with shared beginnings; None: packs have no trees
-    tree: ProbeTree | None
+    tree_samples: ProbeTree | None
     #: tokens of a row up to which its class keeps members apart; None: any
-    longest: int | None
+    max_row_len: int | None
     name = "its first batch"
-    all_the_same = " (guard(…, first_batch=False) trains it all the same)"
+    bypass_hint = " (guard(…, first_batch=False) trains it all the same)"
 
-    def longest_of(self, inputs: Mapping[str, Any]) -> int:
-        """Return the tokens of the longest member."""
-        return int(text_row(inputs, inputs["position_ids"]).max()) + 1
+    def longest_member_len(self, inputs: Mapping[str, Any]) -> int:
+        """Return the number of tokens of the longest member."""
+        return int(text_positions(inputs, inputs["position_ids"]).max()) + 1
 
-    def changed(self, inputs: Mapping[str, Any]) -> TrialInputs | None:
-        """Return the inputs in which members are changed; None: there are no two members with words."""
+    def changed_inputs(self, inputs: Mapping[str, Any]) -> TrialInputs | None:
+        """Return the batch with other words in every second member; None: no member can change while another stays."""
         return trial_inputs(inputs, self.model.config, self.media)
 
-    def probe(self, pending: Pending) -> Probe:
+    def probe(self, pending: PendingForward) -> Probe:
         """Return made samples in rows like those of the pending batch, or trees where it has some."""
         batch, device = pending.inputs, pending.inputs["position_ids"].device
-        has_trees = bool(forks_of(text_row(batch, batch["position_ids"])))
-        if self.tree is not None and pending.is_any(has_trees):
-            probe = tree_batch(self.model, self.tree, device)
+        has_trees = bool(branch_starts(text_positions(batch, batch["position_ids"])))
+        if self.tree_samples is not None and pending.on_any_rank(has_trees):
+            probe = tree_batch(self.model, self.tree_samples, device)
         else:
-            probe = made_rows(self.model, batch, _fitting(self, pending), self.longest)
-        named = {k: v for k, v in probe.inputs.items() if k in batch or k not in _BOUNDARIES}
-        inputs = in_place(switches_of(batch) | named, batch, self.media)
-        probe = replace(probe, inputs=inputs, plain=partial(plain_inputs, pending.part, device=device))
-        loses_ids = has_rope_rows(self.model) and _loses_ids(pending, inputs)
-        return replace(probe, plain=partial(_with_positions, probe)) if loses_ids else probe
+            probe = probe_like_batch(self.model, batch, _usable_members(self, pending), self.max_row_len)
+        named = {k: v for k, v in probe.inputs.items() if k in batch or k not in _OPTIONAL_INPUTS}
+        inputs = write_in_place(flag_inputs(batch) | named, batch, self.media)
+        probe = replace(probe, inputs=inputs, inputs_alone=partial(plain_inputs, pending.part, device=device))
+        loses_ids = has_rope_rows(self.model) and _removes_ids(pending, inputs)
+        return replace(probe, inputs_alone=partial(_with_positions, probe)) if loses_ids else probe
 
-    def way_out(self, _: Mapping[str, Any]) -> str:
-        """Say that the class keeps members apart."""
+    def remedy(self, _: Mapping[str, Any]) -> str:
+        """Say that the class keeps members apart, so something added to this model mixes them."""
         return (
             "What was put into this model, hooked to it or patched has to keep members apart, as its class does: leave"
             " that out, or train on unpacked samples"
         )
 
 
-def _loses_ids(pending: Pending, inputs: Mapping[str, Any]) -> bool:
-    """Say whether a hook takes the ids away, by which a model finds the positions of images: ms-swift's embeds them."""
+def _removes_ids(pending: PendingForward, inputs: Mapping[str, Any]) -> bool:
+    """Say whether a hook removes `input_ids`, which a model needs to find images: ms-swift's embeds them."""
     kept: list[bool] = []
     if len(pending.part._forward_pre_hooks) < 2:  # the guard's own
         return False
@@ -98,22 +98,25 @@ def _loses_ids(pending: Pending, inputs: Mapping[str, Any]) -> bool:
 def _with_positions(probe: Probe, sample: Encoded) -> dict[str, Any]:
     """Return the inputs of a sample alone with its own positions, as a trainer that embeds its ids passes them."""
     place = next(one for one in probe.placed if one.sample.tokens is sample.tokens)
-    return {**probe.plain(sample), "position_ids": probe.inputs["position_ids"][1:, place.row, None, place.places]}
+    return {
+        **probe.inputs_alone(sample),
+        "position_ids": probe.inputs["position_ids"][1:, place.row, None, place.places],
+    }
 
 
-def _fitting(subject: PackSubject, pending: Pending) -> list[Encoded]:
-    """Return the members with no other media than some rank's batch has, and the called part takes."""
+def _usable_members(subject: PackSubject, pending: PendingForward) -> list[Encoded]:
+    """Return the samples whose media some rank's batch has and the called part takes; all, if fewer than two are."""
     taken = None if pending.part is subject.model else inspect.signature(pending.part.forward).parameters
     fitting = []
     for member in subject.members:
         is_taken = taken is None or member.media.keys() <= taken.keys()
-        if pending.is_any(is_taken and member.media.keys() <= pending.inputs.keys()):
+        if pending.on_any_rank(is_taken and member.media.keys() <= pending.inputs.keys()):
             fitting.append(member)
     return fitting if len(fitting) > 1 else [*subject.members]
 
 
-def made_rows(model: Any, inputs: Mapping[str, Any], members: Sequence[Encoded], longest: int | None) -> Probe:
-    """Lay samples and their twins out at the end of the first row; texts fill the other places that the batch fills.
+def probe_like_batch(model: Any, inputs: Mapping[str, Any], members: Sequence[Encoded], longest: int | None) -> Probe:
+    """Lay samples and their twins out at the end of the first row; random texts fill the rest of the batch.
 
     Texts are as long as the members of the batch; the first and shortest is compared, too.
     """
@@ -121,21 +124,22 @@ def made_rows(model: Any, inputs: Mapping[str, Any], members: Sequence[Encoded],
     spans = members_of(inputs)
     end = max((span.end for span in spans), default=width)
     compared = [*members, *twins_of(members)]
-    compared = compared if longest is None or _length(compared) + _LEAST <= longest else [*members]
+    compared = compared if longest is None or _row_len(compared) + _MIN_TEXT_LEN <= longest else [*members]
     lengths = sorted(span.end - span.start for span in spans) or [width]
-    texts = _Texts(model, members)
-    first = texts.filling(lengths, max(_LEAST, end - _length(compared)))  # as many runs alone on all ranks of FSDP
-    rows = [[*first, *compared], *(texts.filling(lengths[::-1], end) for _ in range(1, num_rows))]
-    form = RowForm(width=max(width, _length(rows[0])), shifted=inputs.get("shift_labels") is not None)
-    return probe_of(model, rows, PROVEN[model], [*first[:1], *compared], form, inputs["position_ids"].device)
+    texts = _RandomTexts(model, members)
+    # all ranks of FSDP need as many runs alone
+    first = texts.to_fill(lengths, max(_MIN_TEXT_LEN, end - _row_len(compared)))
+    rows = [[*first, *compared], *(texts.to_fill(lengths[::-1], end) for _ in range(1, num_rows))]
+    form = RowForm(width=max(width, _row_len(rows[0])), shifted=inputs.get("shift_labels") is not None)
+    return probe_of(model, rows, PROVEN_MASKS[model], [*first[:1], *compared], form, inputs["position_ids"].device)
 
 
-def _length(row: Sequence[Encoded]) -> int:
+def _row_len(row: Sequence[Encoded]) -> int:
     return sum(len(one.tokens) for one in row)
 
 
-class _Texts:
-    """Samples of random words, of those that some members have."""
+class _RandomTexts:
+    """Makes samples of random words, from the words of some members."""
 
     def __init__(self, model: Any, members: Sequence[Encoded]):
         ids = torch.cat([one.tokens.ids[one.tokens.types == 0] for one in members]).unique()
@@ -143,27 +147,27 @@ class _Texts:
         self._rows = members[0].tokens.rows
         self._random = torch.Generator().manual_seed(0)
 
-    def filling(self, lengths: Sequence[int], space: int) -> list[Encoded]:
-        """Return texts that fill some tokens; the last one is cut."""
+    def to_fill(self, lengths: Sequence[int], space: int) -> list[Encoded]:
+        """Return texts of these lengths, repeated until they fill `space` tokens; the last one is cut."""
         texts: list[Encoded] = []
         for length in cycle(lengths):
-            if space < _LEAST:
+            if space < _MIN_TEXT_LEN:
                 return texts
-            texts.append(self._text(min(max(length, _LEAST), space)))
+            texts.append(self._text(min(max(length, _MIN_TEXT_LEN), space)))
             space -= len(texts[-1].tokens)
         return texts
 
     def _text(self, length: int) -> Encoded:
         ids = self._words[torch.randint(len(self._words), (length,), generator=self._random)]
-        return text_of(ids, self._rows)
+        return text_sample(ids, self._rows)
 
 
-def in_place(inputs: dict[str, Any], before: Mapping[str, Any], media: Collection[str]) -> dict[str, Any]:
-    """Write inputs into the tensors of a batch that ran already: results may be kept by a tensor's identity.
+def write_in_place(inputs: dict[str, Any], before: Mapping[str, Any], media: Collection[str]) -> dict[str, Any]:
+    """Write inputs into the tensors of a batch that ran already: models may cache results by a tensor's identity.
 
     Args:
         before: copies of the batch's tensors; of its media, the tensors themselves.
-        media: names of inputs that are media, which are never written: the user's forward comes yet.
+        media: names of media inputs, which are never written: the user's forward still needs them.
     """
 
     def written(value: Any, old: Any) -> Any:

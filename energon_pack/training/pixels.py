@@ -15,8 +15,8 @@ from energon_pack.samples.media.arguments import Prepared, merged
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.tokens import SeenMedium
 from energon_pack.templates.full import errors_only
-from energon_pack.training.calls import Calls, TokenRow, members_of_trial, noisy_members
-from energon_pack.training.joining import Join, JoinError, join, prove
+from energon_pack.training.calls import ProcessorCalls, TokenFunction, trial_media, trial_members
+from energon_pack.training.joining import Join, JoinError, find_joins, join
 
 _log = logging.getLogger(__name__)
 
@@ -29,43 +29,43 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class _TriedMedia:
-    """The result of trying one kind of media."""
+    """How a processor handles one kind of media, as a trial showed."""
 
     joins: Mapping[str, Join] = field(default_factory=dict)
-    #: whether one call for all members gives what their own calls do
-    at_once: bool = False
+    #: whether one call for all members gives the same as one call for each
+    can_call_once: bool = False
     #: whether the image processor alone makes the same, without any text
     without_text: bool = False
     #: why they can't be trained on; empty: they can
-    refused: str = ""
+    refusal: str = ""
     #: why some can't be joined; empty: all can
-    limit: str = ""
+    limit_reason: str = ""
     #: for each input, the tokens that one of its rows has features for; inputs without such a number are left out
     tokens_of_row: Mapping[str, float] = field(default_factory=dict)
 
 
 class Pixels:
-    """A processor, for media alone; a kind is tried when its first medium comes, or by `check`."""
+    """Makes media inputs with a model's processor; each kind of media is tried with noise before its first use."""
 
     def __init__(self, rules: InputRules):
         self._rules = rules
-        self._call = Calls(rules)
+        self._call = ProcessorCalls(rules)
         self._tried: dict[str, _TriedMedia] = {}
 
     def __call__(self, members: Sequence[Prepared]) -> dict[str, Tensor]:
-        """Return the media inputs of some members."""
+        """Return the joined media inputs of some members, by name; JoinError: they can't be joined."""
         members = [member for member in members if member.order]
         if not members:
             return {}
         kinds = sorted({kind for member in members for kind in member.kinds})
-        tried = [self._of(kind) for kind in kinds]
-        if refused := next((one.refused for one in tried if one.refused), ""):
+        tried = [self._tried_media(kind) for kind in kinds]
+        if refused := next((one.refusal for one in tried if one.refusal), ""):
             raise JoinError(refused)
         joins = {name: rule for one in tried for name, rule in one.joins.items()}
         is_one = len(members) == 1
-        if all(one.without_text and (is_one or one.at_once) for one in tried):
+        if all(one.without_text and (is_one or one.can_call_once) for one in tried):
             return self._call.images(members, joins)
-        if is_one or (all(one.at_once for one in tried) and (len(kinds) == 1 or self._mixes)):
+        if is_one or (all(one.can_call_once for one in tried) and (len(kinds) == 1 or self._can_mix_kinds)):
             tensors = self._call(members)
         else:
             tensors = join((self._call([member]) for member in members), joins)
@@ -73,20 +73,20 @@ class Pixels:
             raise JoinError(f"{self._call.name} gives {', '.join(sorted(unknown))}, and gave none when it was tried")
         return tensors
 
-    def are_split(self, kinds: Collection[str]) -> bool:
-        """Say whether a member's media of these kinds were shown to equal its parts' media, joined."""
+    def can_split(self, kinds: Collection[str]) -> bool:
+        """Say whether media of these kinds give the same inputs in several calls, joined, as in one call."""
         used = {*kinds}
-        return all(self._of(kind).at_once for kind in used) and (len(used) < 2 or self._mixes)
+        return all(self._tried_media(kind).can_call_once for kind in used) and (len(used) < 2 or self._can_mix_kinds)
 
     def check_split(self, whole: Prepared, last: Prepared) -> None:
-        """Check that a member's media give the same inputs in two calls, the first ones and then `last`, as in one.
+        """Check that a member's media give the same inputs in one call as in two, one for the media before `last`.
 
         Raises:
             JoinError: they give others.
         """
         first = whole.first(len(whole.order) - len(last.order))
         together = self([whole])
-        apart = join([self([first]), self([last])], self._known)
+        apart = join([self([first]), self([last])], self._known_joins)
         if not _are_same(apart, together):
             raise JoinError(
                 f"{self._call.name} makes other inputs of some media of a sample than of all: samples can't share the"
@@ -94,64 +94,68 @@ class Pixels:
             )
 
     def check(self) -> None:
-        """Try every kind of media now."""
-        tried = [self._of(kind) for kind in self._call.kinds]
-        self._call.of_tokens()
-        if tried and all(one.refused for one in tried):
-            raise JoinError("; ".join(dict.fromkeys(one.refused for one in tried)))
+        """Try every kind of media now; JoinError: none can be used."""
+        tried = [self._tried_media(kind) for kind in self._call.kinds]
+        self._call.token_functions()
+        if tried and all(one.refusal for one in tried):
+            raise JoinError("; ".join(dict.fromkeys(one.refusal for one in tried)))
 
     @property
-    def of_tokens(self) -> dict[str, TokenRow]:
-        """Functions for inputs that only this model has for each token: they make them from a member's tokens."""
+    def token_functions(self) -> dict[str, TokenFunction]:
+        """Functions, by input name, from token ids to inputs of one value per token that only this model has."""
         self.check()
-        return self._call.of_tokens()
+        return self._call.token_functions()
 
     def token_types(self, ids: list[int]) -> list[int] | None:
-        """Return 0 or the number of its kind of media for each token; None: only the ids of `InputRules.types` tell."""
+        """Return for each token 0 (text) or the number of its kind of media; None: only `InputRules.types` tells it."""
         return self._call.token_types(ids)
 
     def joins(self, names: Collection[str]) -> dict[str, Join]:
-        """Return the rules by which inputs are joined, at least for these names."""
-        if not self._known.keys() >= set(names):
+        """Return the rules that join media inputs, at least those of `names`."""
+        if not self._known_joins.keys() >= set(names):
             self.check()
-        return self._known
+        return self._known_joins
 
     @property
-    def _known(self) -> dict[str, Join]:
+    def _known_joins(self) -> dict[str, Join]:
         return {name: rule for one in self._tried.values() for name, rule in one.joins.items()}
 
-    def _of(self, kind: str) -> _TriedMedia:
+    def _tried_media(self, kind: str) -> _TriedMedia:
         if kind not in self._tried:
-            self._tried[kind] = self._try(kind) if kind in self._call.kinds else _TriedMedia()
+            self._tried[kind] = self._try_kind(kind) if kind in self._call.kinds else _TriedMedia()
         return self._tried[kind]
 
     @errors_only()  # warnings about noise say nothing about the data
-    def _try(self, kind: str) -> _TriedMedia:
+    def _try_kind(self, kind: str) -> _TriedMedia:
         name = self._call.name
-        members = list(noisy_members(self._rules, SIZES, kind))
+        members = list(trial_media(self._rules, SIZES, kind))
         try:
-            proven = prove(self._call, members, list(noisy_members(self._rules, TWINS, kind)))
+            proven = find_joins(self._call, members, list(trial_media(self._rules, TWINS, kind)))
         except Exception as error:  # any class of any processor may be behind it
             why = " ".join(str(error).split())[:300] or type(error).__name__
-            tried = _TriedMedia(refused=f"{name}: {KINDS[kind].nouns} of several members can't be joined: {why}")
+            tried = _TriedMedia(refusal=f"{name}: {KINDS[kind].nouns} of several members can't be joined: {why}")
         else:
-            known = self._known
+            known = self._known_joins
             other = [key for key, rule in proven.joins.items() if known.get(key, rule) != rule]
-            limit = proven.limit or (f"{other[0]} of other media is joined by another rule" if other else "")
+            limit = proven.limit_reason or (f"{other[0]} of other media is joined by another rule" if other else "")
             if other or (limit and kind == IMAGE.kind):
-                tried = _TriedMedia(refused=f"{name}: {limit}")
+                tried = _TriedMedia(refusal=f"{name}: {limit}")
             else:
                 without_text = kind == IMAGE.kind and self._needs_no_text([members[0], members[-1]])
                 rows = self._tokens_of_rows(kind, members)
-                tried = _TriedMedia(proven.joins, proven.at_once, without_text, limit=limit, tokens_of_row=rows)
-        if why := tried.refused or (tried.limit and f"{name}: {tried.limit} ({_REMEDIES.get(kind, 'a pack a batch')})"):
+                tried = _TriedMedia(
+                    proven.joins, proven.can_call_once, without_text, limit_reason=limit, tokens_of_row=rows
+                )
+        if why := tried.refusal or (
+            tried.limit_reason and f"{name}: {tried.limit_reason} ({_REMEDIES.get(kind, 'a pack a batch')})"
+        ):
             _log.warning("%s", why)
         return tried
 
     def _tokens_of_rows(self, kind: str, members: Sequence[Prepared]) -> dict[str, float]:
-        """Return `_Tried.tokens_of_row`: what members of several sizes have in common."""
+        """Return `_TriedMedia.tokens_of_row`: ratios that are the same for members of several sizes."""
         numbers_of: dict[str, set[float]] = {}
-        for tokens, media in zip(members_of_trial(self._rules, SIZES, kind), members, strict=True):
+        for tokens, media in zip(trial_members(self._rules, SIZES, kind), members, strict=True):
             num_features = sum(medium.num_features for medium in tokens.media)
             try:
                 tensors = self._call([media])
@@ -162,13 +166,13 @@ class Pixels:
         return {name: numbers.pop() for name, numbers in numbers_of.items() if len(numbers) == 1}
 
     def refuse_other_features(self, tensors: Mapping[str, Tensor], media: Iterable[SeenMedium]) -> None:
-        """Compare the features that a model will make of its inputs with the tokens that wait for them."""
+        """Raise ValueError if media inputs make features for more or fewer tokens than the pack has for its media."""
         waiting: Counter[str] = Counter()
         for medium in media:
             waiting[medium.kind] += medium.num_features
         for name, value in tensors.items():
-            kinds = [kind for kind in waiting if name in self._of(kind).joins]
-            numbers = {self._of(kind).tokens_of_row.get(name, 0.0) for kind in kinds}
+            kinds = [kind for kind in waiting if name in self._tried_media(kind).joins]
+            numbers = {self._tried_media(kind).tokens_of_row.get(name, 0.0) for kind in kinds}
             if len(numbers) != 1 or 0.0 in numbers:
                 continue
             num_made, num_waiting = len(value) * numbers.pop(), sum(waiting[kind] for kind in kinds)
@@ -180,14 +184,14 @@ class Pixels:
                 )
 
     @cached_property
-    def _mixes(self) -> bool:
-        """Whether media of several kinds give the same in one call as in separate calls."""
-        each = [list(noisy_members(self._rules, SIZES, kind)) for kind in self._call.kinds]
-        heard = [*noisy_members(self._rules, HEARD, HEARD)]
+    def _can_mix_kinds(self) -> bool:
+        """Whether one call for media of several kinds gives the same as separate calls."""
+        each = [list(trial_media(self._rules, SIZES, kind)) for kind in self._call.kinds]
+        heard = [*trial_media(self._rules, HEARD, HEARD)]
         members = [*(of_kind[0] for of_kind in each), merged([of_kind[1] for of_kind in each]), *heard]
         try:
             together = self._call(members)
-            apart = join([self._call([member]) for member in members], self._known)
+            apart = join([self._call([member]) for member in members], self._known_joins)
         except Exception:  # any class of any processor may be behind it
             return False
         return _are_same(apart, together)

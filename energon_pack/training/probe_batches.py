@@ -1,4 +1,4 @@
-"""Make batches of samples that were made to try a model, and the inputs of each sample alone."""
+"""Make batches of samples to try a model with, and the inputs of each sample alone."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.encoded import HEARD, Encoded, are_heard
+from energon_pack.training.encoded import USE_AUDIO_IN_VIDEO, Encoded, has_audio_in_video
 from energon_pack.training.forward_inputs import has_rope_rows
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, RowForm, neat
@@ -19,11 +19,11 @@ from energon_pack.training.masks import is_answer, reads_prefix_whole
 from energon_pack.training.trial_inputs import PlacedSample, Probe, is_content, leaves_of
 
 #: tokens behind the last member
-PAD_TAIL = 3
+PAD_TAIL_LEN = 3
 
 
 def twins_of(members: Sequence[Encoded]) -> list[Encoded]:
-    """Return the members in reverse order, with other media: a mean over the media of a batch would show nothing."""
+    """Return the members in reverse order with other media, so that a mean over a batch's media can't hide a leak."""
     return [replace(member, media=_other_media(member)) if member.media else member for member in reversed(members)]
 
 
@@ -34,8 +34,8 @@ def _other_media(member: Encoded) -> dict[str, Tensor]:
     }
 
 
-def rows_of(members: Sequence[Encoded], mask: str) -> list[list[Encoded]]:
-    """Put members and their twins in two rows, or in one if the mask is `hybrid`."""
+def rows_with_twins(members: Sequence[Encoded], mask: str) -> list[list[Encoded]]:
+    """Put members in one row and their twins in a second; if the mask is `hybrid`, all in one row."""
     return [[*members, *twins_of(members)]] if mask == "hybrid" else [[*members], twins_of(members)]
 
 
@@ -47,17 +47,18 @@ def probe_of(
     form: RowForm | None = None,
     device: torch.device | None = None,
 ) -> Probe:
-    """Lay samples out in rows, as one batch of a trial. Counted back from the last compared sample, every second one
-    is in the loss; the first is not.
+    """Lay samples out in rows, as one batch to try a model with.
+
+    Counted back from the last compared sample, every second one is in the loss; the first is not.
 
     Args:
-        mask: how members are kept apart: `model.mask`.
-        compared: the samples that are compared; None: all.
+        mask: how members are kept apart: a value of `model.mask`.
+        compared: the samples that are compared with their runs alone; None: all.
         form: width, and whether labels are shifted; None: as wide as the longest row and a pad tail.
     """
-    form = form or RowForm(width=PAD_TAIL + max(sum(len(member.tokens) for member in row) for row in rows))
+    form = form or RowForm(width=PAD_TAIL_LEN + max(sum(len(member.tokens) for member in row) for row in rows))
     batch = PackedBatch(neat([[one.tokens for one in row] for row in rows], replace(form, rope=has_rope_rows(model))))
-    placed = [replace(one, leaves=leaves_of(one.sample.media)) for one in _places(rows)]
+    placed = [replace(one, leaves=leaves_of(one.sample.media)) for one in _placed_samples(rows)]
     add_media(batch, [one.sample for one in placed], ({**one.sample.media, **one.leaves} for one in placed))
     batch.mask = mask
     if mask == "indexed":
@@ -66,31 +67,31 @@ def probe_of(
     number = len(placed)
     is_trained = [bool((one.sample.tokens.labels != IGNORE).any()) for one in placed]
     in_loss = [i > 0 and (number - i) % 2 == 1 and counts for i, counts in enumerate(is_trained)]
-    return made_probe(
+    return probe_from_batch(
         model, batch, [replace(one, in_loss=counts) for one, counts in zip(placed, in_loss, strict=True)], device
     )
 
 
-def made_probe(
+def probe_from_batch(
     model: Any,
     batch: PackedBatch,
     placed: Sequence[PlacedSample],
     device: torch.device | None = None,
     weights: str = "token",
 ) -> Probe:
-    """Return made samples with the inputs that packs have; each runs alone in transformers' plain way."""
+    """Return a probe of a batch of packs, whose samples run alone with the inputs that a processor gives."""
     device = device or model.device
     inputs = batch.to(device).model_inputs(model, labels=False)
     return Probe(batch, placed, inputs, partial(plain_inputs, model, device=device), weights)
 
 
 def add_media(batch: PackedBatch, samples: Sequence[Encoded], media: Iterable[Mapping[str, Tensor]]) -> None:
-    """Put the media of samples into their batch, joined."""
+    """Join the media of samples and put them into their batch."""
     batch |= join(media, {name: rule for one in samples for name, rule in one.joins.items()})
     batch["media_keys"] = sorted({name for one in samples for name in (*one.media, *one.tokens.rows)})
 
 
-def _places(rows: Sequence[Sequence[Encoded]]) -> list[PlacedSample]:
+def _placed_samples(rows: Sequence[Sequence[Encoded]]) -> list[PlacedSample]:
     placed = []
     for number, row in enumerate(rows):
         start = 0
@@ -100,14 +101,14 @@ def _places(rows: Sequence[Sequence[Encoded]]) -> list[PlacedSample]:
 
 
 def plain_logits(model: Any, member: Encoded) -> Tensor:
-    """Return the logits of a member as a user of transformers gets them, from a processor's output."""
+    """Return the logits [L, vocabulary] of a sample alone, with the inputs that a processor gives."""
     with torch.no_grad():
         logits: Tensor = model(**plain_inputs(model, member)).logits[0]
     return logits
 
 
 def plain_inputs(model: Any, member: Encoded, device: torch.device | None = None) -> dict[str, Any]:
-    """Return the inputs of a member as a user of transformers has them, from a processor's output."""
+    """Return the inputs of a sample alone, batch size 1, as a processor gives them: no positions, a mask of ones."""
     device = device or model.device
     ids, types = member.tokens.ids[None].to(device), member.tokens.types[None].to(device)
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -115,8 +116,8 @@ def plain_inputs(model: Any, member: Encoded, device: torch.device | None = None
     # Without images no processor gives token_type_ids; GPT-2 would add embeddings for them.
     kinds = ("mm_token_type_ids", "token_type_ids") if member.tokens.types.any() else ("mm_token_type_ids",)
     inputs |= {name: types for name in kinds if name in accepted}
-    if HEARD in accepted and are_heard(member.tokens.types):
-        inputs[HEARD] = True
+    if USE_AUDIO_IN_VIDEO in accepted and has_audio_in_video(member.tokens.types):
+        inputs[USE_AUDIO_IN_VIDEO] = True
     if reads_prefix_whole(type(model), model.config):
         labels = member.tokens.labels[None].to(device)
         inputs["token_type_ids"] = is_answer(torch.ones_like(ids), labels).long()
@@ -126,39 +127,39 @@ def plain_inputs(model: Any, member: Encoded, device: torch.device | None = None
     return {**inputs, "use_cache": False}
 
 
-_WEIGHTS = "sample"  # each sample's own number of trained tokens counts
+_LOSS_WEIGHT = "sample"  # each sample's own number of trained tokens counts
 
 
 @dataclass(frozen=True)
 class ProbeTree:
-    """The samples of a few trees, depth first."""
+    """Samples that share beginnings as a few trees, in depth-first order."""
 
     #: the whole members, each with all of its media; `shared_len` is the length of its shared beginning
     samples: list[Encoded]
     #: the media that each one adds
-    added: list[Mapping[str, Tensor]]
+    added_media: list[Mapping[str, Tensor]]
 
 
 #: packs of members, or trees of them
-Samples = Sequence[Encoded] | ProbeTree
+ProbeSamples = Sequence[Encoded] | ProbeTree
 
 
-def samples_of(samples: Samples) -> Sequence[Encoded]:
-    """Return the samples of packs or trees."""
+def samples_of(samples: ProbeSamples) -> Sequence[Encoded]:
+    """Return the samples as a list, also those of trees."""
     return samples.samples if isinstance(samples, ProbeTree) else samples
 
 
 def probe_tree(members: Sequence[Encoded], joined: Callable[[Sequence[Encoded]], Encoded]) -> ProbeTree:
-    """Make trees of some members: media in the root and in a branch, a fork in a fork, a fork right before an answer.
+    """Make trees of samples: media in the root and in a branch, a fork in a fork, a fork right before an answer.
 
-    Two samples are equal, one ends inside others, and their weights differ.
+    Two samples are equal, one ends inside others, and their weights differ. `joined` concatenates samples.
     """
     texts = [member for member in members if not member.media]
     first, *later = [member for member in members if member.media] or texts[:1]
     short, text = texts[0], texts[-1]
     answer = max(1, int((text.tokens.labels != IGNORE).nonzero()[0])) - 1  # the last token before the answer
-    asked = [_part(text, 0, answer)] if answer else []
-    answered, other = _part(text, answer), _turned(_part(text, answer))
+    asked = [_token_slice(text, 0, answer)] if answer else []
+    answered, other = _token_slice(text, answer), _with_reversed_tokens(_token_slice(text, answer))
     listed: list[tuple[list[Encoded], float]] = [
         ([first], 1.0),
         ([first, *asked, answered], 0.5),
@@ -185,27 +186,27 @@ def probe_tree(members: Sequence[Encoded], joined: Callable[[Sequence[Encoded]],
     return ProbeTree(samples, added)
 
 
-def _part(member: Encoded, start: int, end: int | None = None) -> Encoded:
+def _token_slice(member: Encoded, start: int, end: int | None = None) -> Encoded:
     tokens, cut = member.tokens, slice(start, end)
     return replace(
         member, tokens=replace(tokens, ids=tokens.ids[cut], labels=tokens.labels[cut], types=tokens.types[cut])
     )
 
 
-def _turned(member: Encoded) -> Encoded:
+def _with_reversed_tokens(member: Encoded) -> Encoded:
     tokens = member.tokens
     ids, labels = (torch.cat([row[:1], row[1:].flip(0)]) for row in (tokens.ids, tokens.labels))
     return replace(member, tokens=replace(tokens, ids=ids, labels=labels))
 
 
 def tree_batch(model: Any, tree: ProbeTree, device: torch.device | None = None) -> Probe:
-    """Lay the trees out in one row."""
-    from energon_pack.training.tree_rows import neat_trees, paths
+    """Lay the samples of trees out in one row, shared tokens once."""
+    from energon_pack.training.tree_rows import neat_trees, token_places
 
     tokens = [sample.tokens for sample in tree.samples]
-    width = sum(len(member) - member.shared_len for member in tokens) + PAD_TAIL
-    batch = PackedBatch(neat_trees([tokens], RowForm(rope=has_rope_rows(model), width=width, weights=_WEIGHTS)))
-    add_media(batch, tree.samples, tree.added)
-    places = paths([len(member) for member in tokens], [member.shared_len for member in tokens])
+    width = sum(len(member) - member.shared_len for member in tokens) + PAD_TAIL_LEN
+    batch = PackedBatch(neat_trees([tokens], RowForm(rope=has_rope_rows(model), width=width, weights=_LOSS_WEIGHT)))
+    add_media(batch, tree.samples, tree.added_media)
+    places = token_places([len(member) for member in tokens], [member.shared_len for member in tokens])
     placed = [PlacedSample(*pair) for pair in zip(tree.samples, repeat(0), places)]
-    return made_probe(model, batch, placed, device, _WEIGHTS)
+    return probe_from_batch(model, batch, placed, device, _LOSS_WEIGHT)

@@ -24,28 +24,35 @@ from energon_pack.errors import one_line
 from energon_pack.training.as_it_was import full_precision
 from energon_pack.training.comparison import RunOptions, compare
 from energon_pack.training.finding import Finding, Proof
-from energon_pack.training.forward_inputs import TREE, attention_of, check_inputs
+from energon_pack.training.forward_inputs import TREE_ATTENTION, attention_of, check_inputs
 from energon_pack.training.masks import reads_prefix_whole
-from energon_pack.training.probe_batches import ProbeTree, Samples, probe_of, rows_of, samples_of, tree_batch
+from energon_pack.training.probe_batches import (
+    ProbeSamples,
+    ProbeTree,
+    probe_of,
+    rows_with_twins,
+    samples_of,
+    tree_batch,
+)
 from energon_pack.training.small_model import small_model
-from energon_pack.training.trial_inputs import SOUNDS
-from energon_pack.training.wrapped import class_of, parts
+from energon_pack.training.trial_inputs import SOUND_INPUTS
+from energon_pack.training.wrapped import class_of, configs_in
 
 #: masks that `auto` tries, in this order
 _MASKS = ("positions", "dict4d", "hybrid")
 #: shares that count as no difference: in float32; in shorter types, for which encoders of media round a pack otherwise.
 #: Text in bfloat16 on an H100, flash-attn: 90 classes have at most 0.016; BlenderbotSmall, which mixes, has 0.031.
-_TOLERANCE, _SHORT_TEXT, _SHORT_MEDIA = 1e-4, 2e-2, 5e-2
+_FLOAT32_TOLERANCE, _SHORT_TEXT_TOLERANCE, _SHORT_MEDIA_TOLERANCE = 1e-4, 2e-2, 5e-2
 
 
 #: attributes that are switched on and off while a model is trained
-_SWITCHES = frozenset(("training", "gradient_checkpointing"))
+_TRAINING_FLAGS = frozenset(("training", "gradient_checkpointing"))
 
 
 def prove(
     make: Any,
     config: Any,
-    samples: Samples,
+    samples: ProbeSamples,
     mask: str = "auto",
     attention: str | None = None,
     longest: int | None = None,
@@ -69,7 +76,7 @@ def prove(
 
     @cache
     def small(longest: int | None) -> Any:
-        needed = _kinds(make, config, attention) if kinds is None else kinds
+        needed = _full_size_kinds(make, config, attention) if kinds is None else kinds
         model = small_model(make, config, attention, longest, samples_of(samples), device)
         if lost := sorted(needed - kinds_of(model)):
             raise ValueError(f"a small copy of it has no {lost[0]}")
@@ -83,30 +90,30 @@ def prove(
     return proofs
 
 
-def _attempt(proof: Proof, small: Callable[[int | None], Any], samples: Samples, longest: int | None) -> Proof:
+def _attempt(proof: Proof, small: Callable[[int | None], Any], samples: ProbeSamples, longest: int | None) -> Proof:
     start = time.perf_counter()
     try:
         with full_precision():
             model = small(None)
             proof = replace(proof, finding=try_class(model, samples, proof.mask))
             if longest and not proof.is_exact and (other := small(longest)).config != model.config:
-                proof = replace(proof, finding=try_class(other, samples, proof.mask), longest=longest)
+                proof = replace(proof, finding=try_class(other, samples, proof.mask), max_pack_len=longest)
     except Exception as error:  # foreign code, with inputs it may not be made for
         proof = replace(proof, error=one_line(error, 300))
     return replace(proof, seconds=round(time.perf_counter() - start, 2))
 
 
-def masks_for(make: Any, config: Any, samples: Samples) -> Sequence[str]:
+def masks_for(make: Any, config: Any, samples: ProbeSamples) -> Sequence[str]:
     if isinstance(samples, ProbeTree):
         return ("",)
     return ("prefix4d",) if reads_prefix_whole(make, config) else _MASKS
 
 
-def _kinds(make: Any, config: Any, attention: str | None) -> frozenset[str]:
+def _full_size_kinds(make: Any, config: Any, attention: str | None) -> frozenset[str]:
     """Return the kinds of parts of the full-size model, built without weights; empty if that is impossible."""
     if not hasattr(make, "_from_config"):
         return frozenset()
-    is_named = attention and attention != TREE  # this package's is of the text part alone
+    is_named = attention and attention != TREE_ATTENTION  # this package's is of the text part alone
     chosen = {"attn_implementation": attention} if is_named else {}  # some models have a layer class for each
     with torch.device("meta"):
         return kinds_of(make._from_config(copy.deepcopy(config), **chosen))
@@ -117,7 +124,7 @@ def kinds_of(model: Module) -> frozenset[str]:
 
     Parts from other packages (adapters, quantized weights) are left out.
     """
-    homes = set(_homes(model))
+    homes = set(_defining_modules(model))
     kinds = set()
     for part in model.modules():
         kind = class_of(part)
@@ -128,50 +135,50 @@ def kinds_of(model: Module) -> frozenset[str]:
             kinds |= {
                 f"{kind.__name__} with {name}={value}"
                 for name, value in values.items()
-                if isinstance(value, (bool, str, type(None))) and name not in _SWITCHES
+                if isinstance(value, (bool, str, type(None))) and name not in _TRAINING_FLAGS
             }
     return frozenset(kinds)
 
 
-def replaced_in(model: Module) -> list[str]:
+def replaced_forwards(model: Module) -> list[str]:
     """Return the names of parts whose `forward` was replaced; a decorated forward of the class does not count."""
     return [
         name or type(model).__name__
         for name, part in model.named_modules()
-        if "forward" in vars(part) and _bare(vars(part)["forward"]) is not _bare(type(part).forward)
+        if "forward" in vars(part) and _undecorated(vars(part)["forward"]) is not _undecorated(type(part).forward)
     ]
 
 
-def _homes(model: Module) -> Iterator[str]:
+def _defining_modules(model: Module) -> Iterator[str]:
     """Yield the names of the Python modules that define the model and the models inside it."""
     yield class_of(model).__module__
     for kind in {class_of(part) for part in model.modules()}:
         yield from (base.__module__ for base in kind.__mro__ if hasattr(base, "_from_config"))
 
 
-def _bare(function: Any) -> Any:
+def _undecorated(function: Any) -> Any:
     bare = inspect.unwrap(function)
     return getattr(bare, "__func__", bare)
 
 
-def try_class(model: Any, samples: Samples, mask: str = "positions") -> Finding:
-    """Compare outputs in eval(), and outputs, loss and gradients in train().
+def try_class(model: Any, samples: ProbeSamples, mask: str = "positions") -> Finding:
+    """Compare packed samples with each alone: outputs in eval(); outputs, loss and gradients in train().
 
     Returns:
         A finding that mixes, or that of train(). A difference that may be rounding (recursion lets it grow) is tried
         again in float64, if the class can run in it.
     """
-    finding = _worst(model, samples, mask)
+    finding = _worst_finding(model, samples, mask)
     if not finding.may_be_rounding or model.dtype == torch.float64:
         return finding
     try:
-        in_double = _worst(copy.deepcopy(model).double(), samples, mask)
+        in_double = _worst_finding(copy.deepcopy(model).double(), samples, mask)
     except RuntimeError:
         return finding
     return finding if in_double.mixes else in_double
 
 
-def _cast(samples: Samples, dtype: torch.dtype) -> Samples:
+def _cast_media(samples: ProbeSamples, dtype: torch.dtype) -> ProbeSamples:
     """Give media the model's dtype: flash attention takes only halves, and processors make float32."""
     if isinstance(samples, ProbeTree):
         return samples
@@ -181,13 +188,13 @@ def _cast(samples: Samples, dtype: torch.dtype) -> Samples:
     ]
 
 
-def _worst(model: Any, samples: Samples, mask: str) -> Finding:
-    samples = _cast(samples, model.dtype)
+def _worst_finding(model: Any, samples: ProbeSamples, mask: str) -> Finding:
+    samples = _cast_media(samples, model.dtype)
     try:
-        _train(model, True)
-        trained = _tried(model, samples, mask)
-        _train(model, False)
-        evaluated = _tried(model, samples, mask)
+        _set_training(model, True)
+        trained = _finding_of(model, samples, mask)
+        _set_training(model, False)
+        evaluated = _finding_of(model, samples, mask)
     finally:
         model.eval()
         model.zero_grad(set_to_none=True)
@@ -196,35 +203,35 @@ def _worst(model: Any, samples: Samples, mask: str) -> Finding:
     return evaluated if evaluated.mixes else trained
 
 
-def _train(model: Any, in_training: bool) -> None:
-    """Switch the mode, but leave batch norm in eval(): `guard` refuses a model that trains it."""
+def _set_training(model: Any, in_training: bool) -> None:
+    """Switch train() or eval(), but leave batch norm in eval(): `guard` refuses a model that trains it."""
     model.train(in_training)
     for part in model.modules():
         if isinstance(part, _BatchNorm):
             part.eval()
 
 
-def _tried(model: Any, samples: Samples, mask: str) -> Finding:
+def _finding_of(model: Any, samples: ProbeSamples, mask: str) -> Finding:
     follow = model.training and not (model.device.type == "cpu" and "flex" in (attention_of(model) or ""))
     with torch.set_grad_enabled(follow):
         alone: Callable[[], AbstractContextManager[None]] = nullcontext
         if isinstance(samples, ProbeTree):
-            probe, alone = tree_batch(model, samples), partial(_as_users_do, model)
+            probe, alone = tree_batch(model, samples), partial(_own_attention, model)
         else:
-            probe = probe_of(model, rows_of(samples, mask), mask)
+            probe = probe_of(model, rows_with_twins(samples, mask), mask)
         check_inputs(probe.inputs, attention_of(model))
         weights = [one for one in model.parameters() if one.requires_grad]
-        short = _SHORT_MEDIA if any(one.media for one in samples_of(samples)) else _SHORT_TEXT
-        way = RunOptions(model, model, (_TOLERANCE, short), follow, weights, alone=alone)
+        short = _SHORT_MEDIA_TOLERANCE if any(one.media for one in samples_of(samples)) else _SHORT_TEXT_TOLERANCE
+        way = RunOptions(model, model, (_FLOAT32_TOLERANCE, short), follow, weights, alone_context=alone)
         return compare(way, probe)
 
 
 @contextmanager
-def _as_users_do(model: Any) -> Iterator[None]:
-    """Let a model attend by its class's own function, where it attends by ours."""
+def _own_attention(model: Any) -> Iterator[None]:
+    """Run a class's own attention in place of this package's while the block runs."""
     text = model.config.get_text_config()
     before = text._attn_implementation
-    if before == TREE:
+    if before == TREE_ATTENTION:
         text._attn_implementation = "eager"
     try:
         yield
@@ -234,23 +241,23 @@ def _as_users_do(model: Any) -> Iterator[None]:
 
 #: attention implementations to try where another one fails, and those for trees
 _ATTENTIONS = ("sdpa", "eager")
-_OF_TREES = (TREE, *_ATTENTIONS)
+_TREE_ATTENTIONS = (TREE_ATTENTION, *_ATTENTIONS)
 
 
-def way_out(
+def find_remedy(
     make: Any,
     config: Any,
-    samples: Samples,
+    samples: ProbeSamples,
     attention: str | None,
     longest: int | None,
     tried: Sequence[Proof],
 ) -> str:
-    """Name a mask or an attention implementation that keeps members apart, after probing it."""
+    """Find a mask or an attention implementation with which a class keeps members apart; return the advice as text."""
     masks, seen = {proof.mask for proof in tried}, [*tried]
-    is_partly_set = len({getattr(part, "_attn_implementation", None) is None for part in parts(config)}) > 1
+    is_partly_set = len({getattr(part, "_attn_implementation", None) is None for part in configs_in(config)}) > 1
     config = copy.deepcopy(config)
     config._attn_implementation = None  # a name that is given reaches all parts
-    for name in dict.fromkeys([attention, *(_OF_TREES if isinstance(samples, ProbeTree) else _ATTENTIONS)]):
+    for name in dict.fromkeys([attention, *(_TREE_ATTENTIONS if isinstance(samples, ProbeTree) else _ATTENTIONS)]):
         for mask in masks_for(make, config, samples):
             if name == attention and mask in masks and not is_partly_set:
                 continue
@@ -258,13 +265,15 @@ def way_out(
             seen.append(proof)
             if proof.is_exact:
                 settings = [f"PackedTaskEncoder(attention_mask={mask!r})"] if mask not in masks else []
-                setting = "use_tree_attention(model)" if name == TREE else f"attn_implementation={name!r}"
+                setting = "use_tree_attention(model)" if name == TREE_ATTENTION else f"attn_implementation={name!r}"
                 settings += [setting] if name != attention or is_partly_set else []
                 return f"{' and '.join(settings)} keeps them apart ({proof.finding})"
     if isinstance(samples, ProbeTree):
         return "nothing tried here keeps them apart: pack with packing.share=none"
     members = [*samples]
-    sounds = [number for number, member in enumerate(members) if any(name.startswith(SOUNDS) for name in member.media)]
+    sounds = [
+        number for number, member in enumerate(members) if any(name.startswith(SOUND_INPUTS) for name in member.media)
+    ]
     if len(sounds) > 1:
         fewer = [member for number, member in enumerate(members) if number not in sounds[1:]]
         if (proof := prove(make, config, fewer, tried[-1].mask, attention, longest)[-1]).is_exact:

@@ -1,11 +1,4 @@
-"""Make the M-RoPE rows that a processor's models take: by a rule where one agrees with them, or by the class itself.
-
-The rules are those of the Qwen-VL models of transformers.
-
-Text counts on in all three rows. A token of an image or video has the position at which the medium begins, plus its
-place in the grid (time, height, width). Text after it goes on after the grid's longer side. Qwen2.5-VL counts time in
-seconds; Qwen3-VL writes the time between the frames and takes each frame for a grid of its own.
-"""
+"""Make M-RoPE rows: by a known rule if a processor's models follow one, or by the model class itself."""
 
 import inspect
 import logging
@@ -23,25 +16,25 @@ from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
 from energon_pack.templates.folder import first_setting
 from energon_pack.templates.full import full_processor, models_of
-from energon_pack.training.encoded import HEARD, are_heard
+from energon_pack.training.encoded import USE_AUDIO_IN_VIDEO, has_audio_in_video
 from energon_pack.training.layout import Member
-from energon_pack.training.wrapped import parts
+from energon_pack.training.wrapped import configs_in
 
 _log = logging.getLogger(__name__)
 
 #: name of an input in `forward` → its name in `get_rope_index`
-_OTHER_NAMES = {"second_per_grids": "video_second_per_grid"}
-#: lengths of sounds by their name in `get_rope_index`, and the mask that tells them
-_LENGTHS = {"audio_seqlens": "feature_attention_mask"}
-NUM_ROWS = 3
-_SEEN = torch.tensor([IMAGE.token_type, VIDEO.token_type])
+_INPUT_ALIASES = {"second_per_grids": "video_second_per_grid"}
+#: input of `get_rope_index` with lengths of sounds → the mask whose sums they are
+_LENGTHS_FROM_MASKS = {"audio_seqlens": "feature_attention_mask"}
+NUM_ROPE_ROWS = 3
+_VISUAL_TYPES = torch.tensor([IMAGE.token_type, VIDEO.token_type])
 #: values of `model.rope` with M-RoPE; all others mean plain positions
 ROPE_KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 
 @dataclass(frozen=True)
 class RopeRule:
-    """The settings of a model that its positions depend on."""
+    """A known rule by which models number M-RoPE positions, and its settings."""
 
     kind: str  # of ROPE_KINDS
     merge_size: int = 2
@@ -55,16 +48,19 @@ def rope_positions(
     video_grid_thw: Tensor | None = None,
     second_per_grid_ts: Tensor | None = None,
 ) -> Tensor:
-    """Return the three rows of one member.
+    """Return the M-RoPE rows [3, L] of one member.
 
     Args:
         types: [L]: 0 text, 1 image, 2 video.
         image_grid_thw, video_grid_thw: [media, 3] in patches.
         second_per_grid_ts: [videos] seconds from one row of a video's grid to the next.
+
+    Raises:
+        ValueError: runs of visual tokens and grids do not match; or `tokens_per_second` is needed and not known.
     """
     if image_grid_thw is None and video_grid_thw is None and not bool(types.any()):
         return torch.arange(len(types)).expand(3, -1)
-    grids = {1: _grids(image_grid_thw), 2: _grids(video_grid_thw)}
+    grids = {1: _grid_sizes(image_grid_thw), 2: _grid_sizes(video_grid_thw)}
     steps = [1.0] * len(grids[2])
     if rope.kind == "qwen3_vl":
         grids[2] = [(1, height, width) for time, height, width in grids[2] for _ in range(time)]
@@ -114,60 +110,62 @@ def _grid_rows(time: int, height: int, width: int, step: float) -> Tensor:
     return grid.view(3, -1)
 
 
-def _grids(grids: Tensor | None) -> list[tuple[int, int, int]]:
+def _grid_sizes(grids: Tensor | None) -> list[tuple[int, int, int]]:
     return [] if grids is None else [(t, h, w) for t, h, w in grids.tolist()]
 
 
-class RowsError(ValueError):
-    """A class can't make M-RoPE rows from its processor's output."""
+class RopeRowsError(ValueError):
+    """A model class can't make M-RoPE rows from its processor's outputs."""
 
 
 class OwnRope:
-    """Makes M-RoPE rows as one model class does."""
+    """Makes M-RoPE rows by a model class's own `get_rope_index`."""
 
     def __init__(self, make: Any, config: Any):
-        """Make a model of a class, without weights."""
+        """Build the model without weights."""
         self._make, self._config = make, config
         with torch.device("meta"):
             model = make._from_config(config)
-        self.ask = next(part for part in model.modules() if hasattr(part, "get_rope_index")).get_rope_index
-        self._takes = frozenset(inspect.signature(self.ask).parameters)
+        self.get_rope_index = next(part for part in model.modules() if hasattr(part, "get_rope_index")).get_rope_index
+        self._takes = frozenset(inspect.signature(self.get_rope_index).parameters)
 
     def __reduce__(self) -> tuple[type["OwnRope"], tuple[Any, Any]]:
         """Pickle only the class and the config; another process makes its own model."""
         return OwnRope, (self._make, self._config)
 
     def __call__(self, ids: Tensor, types: Tensor, media: Mapping[str, Tensor]) -> Tensor:
-        """Return the rows of one member."""
+        """Return the M-RoPE rows [3, L] of one member."""
         if not media:
-            return torch.arange(len(ids)).expand(NUM_ROWS, -1)
+            return torch.arange(len(ids)).expand(NUM_ROPE_ROWS, -1)
         arguments = {
             "input_ids": ids[None],
             "mm_token_type_ids": types[None],
             "attention_mask": torch.ones_like(ids)[None],
             **media,
-            **{name: media[other] for name, other in _OTHER_NAMES.items() if other in media},
-            **{name: media[mask].sum(-1) for name, mask in _LENGTHS.items() if mask in media},
-            HEARD: are_heard(types),
+            **{name: media[other] for name, other in _INPUT_ALIASES.items() if other in media},
+            **{name: media[mask].sum(-1) for name, mask in _LENGTHS_FROM_MASKS.items() if mask in media},
+            USE_AUDIO_IN_VIDEO: has_audio_in_video(types),
         }
         try:
-            rows: Tensor = self.ask(**{name: value for name, value in arguments.items() if name in self._takes})[0]
+            rows: Tensor = self.get_rope_index(
+                **{name: value for name, value in arguments.items() if name in self._takes}
+            )[0]
         except Exception as error:  # foreign code, with a config that may say too little
             why = " ".join(f"{type(error).__name__} {error}".split())[:200]
-            raise RowsError(f"{self._make.__name__} makes no positions of its processor's tokens: {why}") from None
-        if rows.shape != (NUM_ROWS, 1, len(ids)):
-            raise RowsError(
-                f"{self._make.__name__} has {len(rows)} rows of positions, batches have room for {NUM_ROWS} beside that"
-                " of the text: train it on unpacked samples"
+            raise RopeRowsError(f"{self._make.__name__} makes no positions of its processor's tokens: {why}") from None
+        if rows.shape != (NUM_ROPE_ROWS, 1, len(ids)):
+            raise RopeRowsError(
+                f"{self._make.__name__} has {len(rows)} rows of positions, batches have room for {NUM_ROPE_ROWS} beside"
+                " that of the text: train it on unpacked samples"
             )
         return rows[:, 0].long()
 
     def check(self, members: Sequence[Member]) -> None:
-        """Check that rows give images and videos other positions than text; sounds are numbered as text is."""
+        """Raise RowsError if images or videos have the same positions as text; sounds are numbered as text is."""
         for member in members:
-            is_seen = bool(torch.isin(member.types, _SEEN).any())
+            is_seen = bool(torch.isin(member.types, _VISUAL_TYPES).any())
             if is_seen and member.rope is not None and bool((member.rope == member.rope[0]).all()):
-                raise RowsError(
+                raise RopeRowsError(
                     f"{self._make.__name__} finds no media in the tokens of this processor: config.json of the model in"
                     " the processor's folder says which tokens it looks for"
                 )
@@ -176,11 +174,10 @@ class OwnRope:
 def rope_of(
     stated: str | None, rules: InputRules, tokens_per_second: float | None = None, is_needed: bool = True
 ) -> RopeRule | OwnRope | None:
-    """Return the rule of M-RoPE for the batches of a dataset; None: plain positions.
-
-    If the dataset states `none` or `auto`, the models that go with its processor are asked instead.
+    """Return what makes the M-RoPE rows of a dataset's batches; None: they have plain positions.
 
     Args:
+        stated: `model.rope` of the dataset. If it is `none` or `auto`, the processor's models are asked instead.
         tokens_per_second: of Qwen2.5-VL's vision config; None: as the processor's folder says.
         is_needed: whether batches hold the rows.
     """
@@ -189,7 +186,7 @@ def rope_of(
     folder = Path(rules.folder)
     kind: str | None = stated
     if stated not in ROPE_KINDS:
-        kind = found_rope(folder) if rules.media_tokens else "none"
+        kind = find_rope_kind(folder) if rules.media_tokens else "none"
         if kind is None and is_needed:
             return _own_rope_of(rules)
     if kind not in ROPE_KINDS:
@@ -201,7 +198,7 @@ def rope_of(
 
 def _own_rope_of(rules: InputRules) -> OwnRope:
     folder = Path(rules.folder)
-    make = with_rows(folder)
+    make = class_with_rope_rows(folder)
     try:
         return OwnRope(make, small_config(make, rules))
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
@@ -213,7 +210,7 @@ def _own_rope_of(rules: InputRules) -> OwnRope:
 
 
 #: words in the names of a tokenizer's special tokens, and the words that configs use instead
-_SAME = {"bos": "start", "eos": "end"}
+_TOKEN_NAME_SYNONYMS = {"bos": "start", "eos": "end"}
 
 
 def small_config(make: Any, rules: InputRules) -> Any:
@@ -225,25 +222,25 @@ def small_config(make: Any, rules: InputRules) -> Any:
         from transformers import AutoConfig
 
         trusted = bool(rules.kwargs.get("trust_remote_code"))
-        every = parts(AutoConfig.from_pretrained(folder, trust_remote_code=trusted))
+        every = configs_in(AutoConfig.from_pretrained(folder, trust_remote_code=trusted))
         own_config = next((part for part in every if isinstance(part, make.config_class)), None)
         if own_config is None:
             raise ValueError(f"{folder / 'config.json'} has no {make.config_class.__name__}")
         return shrink(own_config)
     config = shrink(make.config_class())
-    for part in parts(config):
-        _take_sizes(part, rules.settings.get(IMAGE.kind, {}))
-    _take_ids(config, rules)
+    for part in configs_in(config):
+        _set_sizes(part, rules.settings.get(IMAGE.kind, {}))
+    _set_token_ids(config, rules)
     return config
 
 
-def _take_sizes(part: Any, image: Mapping[str, Any]) -> None:
+def _set_sizes(part: Any, image: Mapping[str, Any]) -> None:
     for name, setting in (("merge_size", "spatial_merge_size"), ("temporal_patch_size", "temporal_patch_size")):
         if image.get(name) is not None and hasattr(part, setting):
             setattr(part, setting, image[name])
 
 
-def _take_ids(config: Any, rules: InputRules) -> None:
+def _set_token_ids(config: Any, rules: InputRules) -> None:
     """Set the config's ids of special tokens: `vision_start_token_id` is the processor's `vision_bos_token`."""
     named = {**rules.tokens, **vars(full_processor(rules))}
     for name, token in named.items():
@@ -251,63 +248,63 @@ def _take_ids(config: Any, rules: InputRules) -> None:
         if token_id is None:
             continue
         *words, last, _ = name.split("_")
-        for known in {last, _SAME.get(last, last)}:
+        for known in {last, _TOKEN_NAME_SYNONYMS.get(last, last)}:
             setattr(config, "_".join([*words, known, "token_id"]), token_id)
 
 
-_MERGE, _SIDE, _FRAMES = 2, 4, 3  # patches of a token's side, of a picture's; rows of a video's grid
-_SECONDS, _TOKENS_PER_SECOND = 1.5, 2
+_MERGE_SIZE, _IMAGE_SIDE, _NUM_FRAMES = 2, 4, 3  # patches of a token's side, of a picture's; rows of a video's grid
+_SECONDS_PER_GRID, _TOKENS_PER_SECOND = 1.5, 2
 
 
-def found_rope(folder: Path) -> str | None:
-    """Return one of `ROPE_KINDS`, or `none` for plain positions; None: the models' rows follow none of these rules."""
-    make = with_rows(folder)
-    return "none" if make is None else _kind(make)
+def find_rope_kind(folder: Path) -> str | None:
+    """Return the rule of a processor's models, of `ROPE_KINDS`, or `none`: plain positions; None: an unknown rule."""
+    make = class_with_rope_rows(folder)
+    return "none" if make is None else _matching_kind(make)
 
 
-def with_rows(folder: Path) -> Any:
-    """Return the first class among a processor's models that has M-RoPE rows; None: none has."""
+def class_with_rope_rows(folder: Path) -> Any:
+    """Return the first of a processor's model classes that makes M-RoPE rows; None: none does."""
     for make in models_of(folder):
         if any(hasattr(value, "get_rope_index") for value in vars(sys.modules[make.__module__]).values()):
             return make
     return None
 
 
-def _kind(make: Any) -> str | None:
+def _matching_kind(make: Any) -> str | None:
     """Return the rule of `ROPE_KINDS` that makes the same rows as a class; None: no rule does."""
     from energon_pack.training.shrink import shrink
 
     try:
         config = shrink(make.config_class())
-        for name, value in {"spatial_merge_size": _MERGE, "tokens_per_second": _TOKENS_PER_SECOND}.items():
+        for name, value in {"spatial_merge_size": _MERGE_SIZE, "tokens_per_second": _TOKENS_PER_SECOND}.items():
             if hasattr(config.vision_config, name):
                 setattr(config.vision_config, name, value)
-        ask = OwnRope(make, config).ask
+        ask = OwnRope(make, config).get_rope_index
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:  # its config lacks something
         _log.warning("%s can't be built to ask for its positions: %s", make.__name__, error)
         return None
     for kind in ROPE_KINDS:
-        types, media = _text(kind)
+        types, media = _probe_text(kind)
         ids = torch.full_like(types, config.get_text_config().vocab_size - 1)
         try:
             rows = ask(ids[None], mm_token_type_ids=types[None], **media)[0][:, 0]
         except (RuntimeError, ValueError, TypeError, StopIteration, IndexError):
             continue  # the class expects other placeholders for the same media
-        if torch.equal(rows, rope_positions(RopeRule(kind, _MERGE, _TOKENS_PER_SECOND), types, **media)):
+        if torch.equal(rows, rope_positions(RopeRule(kind, _MERGE_SIZE, _TOKENS_PER_SECOND), types, **media)):
             return kind
     return None
 
 
-def _text(kind: str) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the token types [L] of words, an image, words, a video, words; and the media's grids."""
-    num_tokens = (_SIDE // _MERGE) ** 2
-    video = [2] * (num_tokens * _FRAMES)
+def _probe_text(kind: str) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return token types [L] of words, an image, words, a video, words; and the media's grids."""
+    num_tokens = (_IMAGE_SIDE // _MERGE_SIZE) ** 2
+    video = [2] * (num_tokens * _NUM_FRAMES)
     if kind == "qwen3_vl":  # words before each frame
-        video = ([0, 0] + [2] * num_tokens) * _FRAMES
+        video = ([0, 0] + [2] * num_tokens) * _NUM_FRAMES
     types = torch.tensor([0] * 3 + [1] * num_tokens + [0] * 2 + video + [0] * 4)
     media = {
-        "image_grid_thw": torch.tensor([[1, _SIDE, _SIDE]]),
-        "video_grid_thw": torch.tensor([[_FRAMES, _SIDE, _SIDE]]),
-        "second_per_grid_ts": torch.tensor([_SECONDS]),
+        "image_grid_thw": torch.tensor([[1, _IMAGE_SIDE, _IMAGE_SIDE]]),
+        "video_grid_thw": torch.tensor([[_NUM_FRAMES, _IMAGE_SIDE, _IMAGE_SIDE]]),
+        "second_per_grid_ts": torch.tensor([_SECONDS_PER_GRID]),
     }
     return types, media

@@ -1,4 +1,4 @@
-"""Repeat the experts that routers choose: with other words, or alone, sums are rounded in another way.
+"""Repeat the experts that routers chose: rounding would send some tokens to others in a second run.
 
 A token between two experts would go to the other one. Routers choose by `topk`.
 """
@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 
-from energon_pack.training.watch import hooked
+from energon_pack.training.watch import with_hooks
 
-_ROUTED = re.compile("moe|expert|router", re.IGNORECASE)
+_EXPERT_CLASSES = re.compile("moe|expert|router", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class _ExpertChoice:
 
 
 class Routing(TorchFunctionMode):
-    """Records the choices of one run, or has it make those of an earlier run; `routed` enters it."""
+    """Records which experts routers choose in one run, or repeats those of an earlier run; see `use_routing`."""
 
     def __init__(self, earlier: "Routing | None" = None, rows: Tensor | None = None, num_rows: int = 0):
-        """Record; or repeat."""
+        """Record choices, or repeat those of `earlier`: at `rows` of its `num_rows` tokens; rows=None: at all."""
         super().__init__()
         #: set it behind the forward: checkpoints run parts once more in the backward, the last ones first
         self.is_over = False
@@ -43,11 +43,11 @@ class Routing(TorchFunctionMode):
 
     @property
     def has_choices(self) -> bool:
-        """Whether anything was chosen by `topk`."""
+        """Whether any expert was chosen by `topk`."""
         return any(choices for times in self._choices.values() for choices in times)
 
-    def enter(self, name: str) -> None:
-        """Note that a part begins."""
+    def enter_part(self, name: str) -> None:
+        """Note that a part's forward begins."""
         times = self._choices.setdefault(name, [])
         self._number = 0
         if self.is_over:
@@ -63,19 +63,19 @@ class Routing(TorchFunctionMode):
         if func not in (torch.topk, Tensor.topk) or not args or result.indices.shape[:-1] != args[0].shape[:-1]:
             return result
         if not self.is_over:
-            self._own.append(self._chosen(result.indices, args[0].shape[-1]))
+            self._own.append(self._recorded_choice(result.indices, args[0].shape[-1]))
         choice = self._own[self._number] if self._number < len(self._own) else None
         self._number += 1
         if choice is None or not choice.is_repeated:
             return result
         return torch.return_types.topk((args[0].gather(-1, choice.indices), choice.indices))
 
-    def _chosen(self, indices: Tensor, num_choices: int) -> _ExpertChoice:
-        again = self._again(indices, num_choices)
+    def _recorded_choice(self, indices: Tensor, num_choices: int) -> _ExpertChoice:
+        again = self._earlier_choice(indices, num_choices)
         return _ExpertChoice(indices if again is None else again, num_choices, again is not None)
 
-    def _again(self, indices: Tensor, num_choices: int) -> Tensor | None:
-        """Return the earlier choice at this place; None: there is none that fits."""
+    def _earlier_choice(self, indices: Tensor, num_choices: int) -> Tensor | None:
+        """Return the earlier choice that belongs here; None: none fits."""
         number = len(self._own)
         if number >= len(self._repeated) or self._repeated[number].num_choices != num_choices or indices.dim() < 2:
             return None
@@ -89,15 +89,18 @@ class Routing(TorchFunctionMode):
 
 
 @contextmanager
-def routed(part: Module, routing: Routing | None) -> Iterator[None]:
-    """Record or repeat the choices of a part; None: leave them alone."""
+def use_routing(part: Module, routing: Routing | None) -> Iterator[None]:
+    """Record or repeat a part's choices of experts while the block runs; None: do neither."""
     if routing is None:
         yield
         return
-    with hooked(part, lambda name, one: [one.register_forward_pre_hook(lambda *_: routing.enter(name))]), routing:
+    with (
+        with_hooks(part, lambda name, one: [one.register_forward_pre_hook(lambda *_: routing.enter_part(name))]),
+        routing,
+    ):
         yield
 
 
-def is_routed(part: Module) -> bool:
-    """Say whether a part has experts."""
-    return any(_ROUTED.search(type(one).__name__) for one in part.modules())
+def has_experts(part: Module) -> bool:
+    """Say whether a part has experts, by the class names of its modules."""
+    return any(_EXPERT_CLASSES.search(type(one).__name__) for one in part.modules())

@@ -5,23 +5,23 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from energon_pack.training.wrapped import parts
+from energon_pack.training.wrapped import configs_in
 
 #: names that configs use for the number of layers or blocks
-_LAYERS = re.compile(
+_LAYER_NAMES = re.compile(
     r"(num_(hidden_|encoder_|decoder_)?|n_)layers?|num_blocks|(encoder|decoder)_layers|(resampler_)?depth"
 )
-_HEADS = re.compile(r"((num|n)_((encoder|decoder)_)?(attention_)?|(encoder_|decoder_)?attention_)heads?")
-_MORE_HEADS = re.compile(r"\w*heads(_per_layer)?|(num|n)_(\w+_)?head|\w*(kv|n)_groups")
-_WIDTHS = ("embed_dim", "hidden_size", "d_model", "n_embd", "emb_dim", "hidden_dim", "dim")
+_HEAD_NAMES = re.compile(r"((num|n)_((encoder|decoder)_)?(attention_)?|(encoder_|decoder_)?attention_)heads?")
+_MORE_HEAD_NAMES = re.compile(r"\w*heads(_per_layer)?|(num|n)_(\w+_)?head|\w*(kv|n)_groups")
+_WIDTH_NAMES = ("embed_dim", "hidden_size", "d_model", "n_embd", "emb_dim", "hidden_dim", "dim")
 #: names of sizes that are a multiple of the width in some configs, and must stay one
-_WIDE = re.compile(r"\w*(hidden|width|dim|inner|embed|intermediate|size|ssm)\w*")
-_NOT_WIDE = re.compile(
+_WIDTH_MULTIPLES = re.compile(r"\w*(hidden|width|dim|inner|embed|intermediate|size|ssm)\w*")
+_NOT_WIDTHS = re.compile(
     r"\w*(head_dim|vocab|position|image|patch|window|chunk|kernel|block_|max_|rank|rope|tile|scale|num_|rotary"
     r"|codebook|state|group|dim_per_head|d_head|type_)\w*"
 )
 #: upper limits of other sizes
-_SMALL = {
+_SIZE_LIMITS = {
     "intermediate_size": 96, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
     "expert_ffn_hidden_size": 32, "zero_expert_num": 2, "moe_num_experts": 4, "num_local_experts": 4, "num_experts": 4,
     "n_routed_experts": 4, "num_experts_per_tok": 2, "num_experts_per_token": 2, "moe_k": 2, "moe_topk": 2,
@@ -29,10 +29,10 @@ _SMALL = {
 }  # fmt: skip
 _NUM_HEADS = 2
 _FEW_HEADS = 4  # few enough to stay
-_INDEX_HEADS = 16  # with fewer heads, an indexer's keys have equal scores, and it picks by their place
+_INDEXER_HEADS = 16  # with fewer heads, an indexer's keys have equal scores, and it picks by their place
 _FEW_LAYERS = 4  # few enough to stay
 _MAX_LAYERS = 8
-_MOST_MERGED = 16  # patches in a token
+_MAX_MERGED_PATCHES = 16  # patches in a token
 _NO_HEADS_WIDTH = 256  # width for models without heads
 
 
@@ -43,11 +43,11 @@ def shrink_sizes(config: Any) -> None:
     """
     text = config.get_text_config()
     widths: dict[int, int] = {}
-    foreign = {vars(part)[name] for part in parts(config) if (name := _width(part))}
-    every = sorted(parts(config), key=lambda part: part is not text)
+    foreign = {vars(part)[name] for part in configs_in(config) if (name := _width_name(part))}
+    every = sorted(configs_in(config), key=lambda part: part is not text)
     for part in every:
         _shrink_layers(part)
-        for name, most in _SMALL.items():
+        for name, most in _SIZE_LIMITS.items():
             have = vars(part).get(name)
             if name != "intermediate_size" and isinstance(have, int):
                 setattr(part, name, min(most, have))
@@ -55,13 +55,13 @@ def shrink_sizes(config: Any) -> None:
                 setattr(part, name, [min(most, number) for number in have])
         for name, have in list(vars(part).items()):
             if "feature_layer" in name and isinstance(have, (int, list, tuple)) and not isinstance(have, bool):
-                setattr(part, name, _near_end(have))
-        for old, new in _shrink_width(part, foreign - {vars(part).get(_width(part) or "")}).items():
+                setattr(part, name, _limited_layers(have))
+        for old, new in _shrink_width(part, foreign - {vars(part).get(_width_name(part) or "")}).items():
             widths.setdefault(old, new)
     for part in every:
-        width_name = _width(part)
+        width_name = _width_name(part)
         for name, value in list(vars(part).items()):
-            if name != width_name and type(value) is int and value > 0 and _is_wide(name):
+            if name != width_name and type(value) is int and value > 0 and _is_width_name(name):
                 setattr(part, name, _narrowed(value, widths, part is config))
         for name in ("out_hidden_size", *(("hidden_size",) if width_name == "embed_dim" else ())):
             if vars(part).get(name) and part is not config:
@@ -73,52 +73,52 @@ def _narrowed(value: int, widths: dict[int, int], may_be_multiple: bool) -> int:
     if value in widths:
         return widths[value]
     for old, new in widths.items() if may_be_multiple else ():
-        if value % old == 0 and value // old <= _MOST_MERGED:
+        if value % old == 0 and value // old <= _MAX_MERGED_PATCHES:
             return value // old * new
     return value
 
 
 def _shrink_layers(part: Any) -> None:
-    """Keep one layer of each kind, at least two; lists with an entry for each layer are cut alike."""
+    """Keep one layer of each kind, at least two; shorten lists with an entry for each layer in the same way."""
     for name, number in list(vars(part).items()):
-        if not _LAYERS.fullmatch(name) or not isinstance(number, int) or number <= _FEW_LAYERS:
+        if not _LAYER_NAMES.fullmatch(name) or not isinstance(number, int) or number <= _FEW_LAYERS:
             continue
         lists = {k: v for k, v in vars(part).items() if isinstance(v, (list, tuple)) and len(v) == number}
         first_shared = number - (vars(part).get("num_kv_shared_layers") or 0)
         rows = [(i >= first_shared, *row) for i, row in enumerate(zip(*lists.values(), strict=True))]
-        kept = _first_of_each(rows) if rows else [0, 1]
+        kept = _first_index_of_each(rows) if rows else [0, 1]
         if first_shared < number:
             part.num_kv_shared_layers = sum(i >= first_shared for i in kept)
-        kinds = _kinds(part, number)
+        kinds = _layer_kinds(part, number)
         setattr(part, name, len(kept))
         for key, value in lists.items():
             setattr(part, key, type(value)(value[i] for i in kept))
-        while not lists and len(kept) < min(number, _MAX_LAYERS) and _kinds(part, len(kept)) != kinds:
+        while not lists and len(kept) < min(number, _MAX_LAYERS) and _layer_kinds(part, len(kept)) != kinds:
             kept.append(len(kept))
             setattr(part, name, len(kept))
         for key, value in list(vars(part).items()):
-            if key not in lists and _is_indexes(key, value, number):
+            if key not in lists and _is_layer_indices(key, value, number):
                 setattr(part, key, [kept.index(i) for i in value if i in kept] or [len(kept) - 1])
 
 
-def _near_end(layers: int | Sequence[int]) -> int | list[int]:
+def _limited_layers(layers: int | Sequence[int]) -> int | list[int]:
     """Limit layer indices to the range [-2, 1] that two layers have."""
     return max(-2, min(1, layers)) if isinstance(layers, int) else [max(-2, min(1, i)) for i in layers]
 
 
-def _first_of_each(rows: list[Any]) -> list[int]:
+def _first_index_of_each(rows: list[Any]) -> list[int]:
     kept = sorted({repr(row): i for i, row in reversed(list(enumerate(rows)))}.values())[:_MAX_LAYERS]
     return kept if len(kept) > 1 else [0, 1]
 
 
-def _kinds(part: Any, number: int) -> dict[str, set[str]]:
-    """Return the kinds of layers that a config derives in properties: the different values by property."""
+def _layer_kinds(part: Any, number: int) -> dict[str, set[str]]:
+    """Return the kinds of layers that a config derives in properties: the different values by property name."""
     names = [name for name in dir(type(part)) if isinstance(getattr(type(part), name, None), property)]
     values = {name: getattr(part, name, None) for name in names if "layer" in name}
     return {k: set(map(str, v)) for k, v in values.items() if isinstance(v, (list, tuple)) and len(v) == number}
 
 
-def _is_indexes(name: str, value: Any, number: int) -> bool:
+def _is_layer_indices(name: str, value: Any, number: int) -> bool:
     return (
         isinstance(value, (list, tuple))
         and 0 < len(value) < number
@@ -127,18 +127,18 @@ def _is_indexes(name: str, value: Any, number: int) -> bool:
     )
 
 
-def _width(part: Any) -> str | None:
-    return next((name for name in _WIDTHS if isinstance(vars(part).get(name), int)), None)
+def _width_name(part: Any) -> str | None:
+    return next((name for name in _WIDTH_NAMES if isinstance(vars(part).get(name), int)), None)
 
 
-def _is_wide(name: str) -> bool:
-    return bool(_WIDE.fullmatch(name)) and not _NOT_WIDE.fullmatch(name)
+def _is_width_name(name: str) -> bool:
+    return bool(_WIDTH_MULTIPLES.fullmatch(name)) and not _NOT_WIDTHS.fullmatch(name)
 
 
 def _shrink_width(part: Any, foreign: set[int]) -> dict[int, int]:
     """Keep few heads of their old size, so that rotary sections fit; return the new width by the old one."""
-    names = [k for k, v in vars(part).items() if _HEADS.fullmatch(k) and type(v) is int and v > 0]
-    name = _width(part)
+    names = [k for k, v in vars(part).items() if _HEAD_NAMES.fullmatch(k) and type(v) is int and v > 0]
+    name = _width_name(part)
     if not name:
         return {}
     width = vars(part)[name]
@@ -151,17 +151,17 @@ def _shrink_width(part: Any, foreign: set[int]) -> dict[int, int]:
     if isinstance(vars(part).get("head_dim"), int) and new % 16 and names:
         new = heads // factor * vars(part)["head_dim"]
     for key, value in list(vars(part).items()):
-        if isinstance(value, list) and _MORE_HEADS.fullmatch(key):
+        if isinstance(value, list) and _MORE_HEAD_NAMES.fullmatch(key):
             setattr(part, key, [max(1, number // factor) for number in value])
         elif type(value) is not int:
             continue
-        elif key != name and _MORE_HEADS.fullmatch(key):
-            few = _INDEX_HEADS if "index" in key and value >= _INDEX_HEADS else 1
+        elif key != name and _MORE_HEAD_NAMES.fullmatch(key):
+            few = _INDEXER_HEADS if "index" in key and value >= _INDEXER_HEADS else 1
             setattr(part, key, max(few, value // factor))
-        elif key == name or (_is_wide(key) and value and value % width == 0 and value not in foreign):
+        elif key == name or (_is_width_name(key) and value and value % width == 0 and value not in foreign):
             setattr(part, key, value // width * new)
         elif key == "intermediate_size":
-            setattr(part, key, min(value, _SMALL[key]))
+            setattr(part, key, min(value, _SIZE_LIMITS[key]))
     for key in ("num_key_value_heads", "num_kv_heads"):
         if names and type(vars(part).get(key)) is int and vars(part)[names[0]] % vars(part)[key]:
             setattr(part, key, 1)
@@ -171,44 +171,44 @@ def _shrink_width(part: Any, foreign: set[int]) -> dict[int, int]:
 #: standard deviation of random weights: with the 0.02 of most configs, a leak between members would hardly show
 _INITIALIZER_RANGE = 0.1
 #: kinds of RoPE whose angles depend on the longest position of a batch, and so on other members
-_BY_LENGTH = ("dynamic", "longrope")
-_SHORT = 12
+_LENGTH_ROPE_TYPES = ("dynamic", "longrope")
+_SHORT_ROPE_LEN = 12
 
 
 def shrink(config: Any, longest: int | None = None) -> Any:
-    """Shrink a config to few and small layers; vocabulary, special tokens and patches stay.
+    """Shrink a config in place to few and small layers, and return it; vocabulary, special tokens and patches stay.
 
     Args:
-        config: a config of transformers; it is changed.
+        config: a config of transformers.
         longest: tokens of the longest pack; None: any length. Some RoPE changes for texts longer than the model was
             trained for. If packs can be that long, it changes here within members of a few tokens.
     """
     shrink_sizes(config)
-    for part in parts(config):
+    for part in configs_in(config):
         if isinstance(getattr(part, "initializer_range", None), float):
             part.initializer_range = max(_INITIALIZER_RANGE, part.initializer_range)
-        for rope in _ropes(getattr(part, "rope_parameters", None)):
-            _shorten(rope, part, longest)
+        for rope in _rope_settings(getattr(part, "rope_parameters", None)):
+            _shorten_rope(rope, part, longest)
     return config
 
 
-def _ropes(parameters: Any) -> Iterator[dict[str, Any]]:
+def _rope_settings(parameters: Any) -> Iterator[dict[str, Any]]:
     """Yield the RoPE settings of a config; some configs have them for each kind of layer."""
     if isinstance(parameters, dict):
         if "rope_type" in parameters:
             yield parameters
         for value in parameters.values():
-            yield from _ropes(value)
+            yield from _rope_settings(value)
 
 
-def _shorten(rope: dict[str, Any], part: Any, longest: int | None) -> None:
-    if rope.get("rope_type") not in _BY_LENGTH:
+def _shorten_rope(rope: dict[str, Any], part: Any, longest: int | None) -> None:
+    if rope.get("rope_type") not in _LENGTH_ROPE_TYPES:
         return
     trained = rope.get("original_max_position_embeddings") or getattr(part, "max_position_embeddings", None)
     if longest is not None and trained is not None and longest <= trained:
         return
-    rope["original_max_position_embeddings"] = _SHORT
+    rope["original_max_position_embeddings"] = _SHORT_ROPE_LEN
     if rope["rope_type"] == "dynamic":
-        part.max_position_embeddings = _SHORT
+        part.max_position_embeddings = _SHORT_ROPE_LEN
     if hasattr(part, "original_max_position_embeddings"):
-        part.original_max_position_embeddings = _SHORT
+        part.original_max_position_embeddings = _SHORT_ROPE_LEN

@@ -9,34 +9,34 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from energon_pack.training.as_it_was import silence
+from energon_pack.training.as_it_was import zero_random_rates
 from energon_pack.training.encoded import Encoded
-from energon_pack.training.forward_inputs import TREE
+from energon_pack.training.forward_inputs import TREE_ATTENTION
 from energon_pack.training.probe_batches import plain_logits
 from energon_pack.training.shrink import shrink
-from energon_pack.training.wrapped import parts
+from energon_pack.training.wrapped import configs_in
 
 #: tokens: the product of two such sizes (block length × number of blocks) is still less than a member's length
-SMALL = 3
+SMALL_LEN = 3
 _Model = TypeVar("_Model")
 _Answer = TypeVar("_Answer")
 #: names that count no tokens: widths, layers, ids, pixels, rates, factors; and limits of positions, which `shrink` sets
-_OTHER = re.compile(
+_OTHER_SIZES = re.compile(
     r"\w*(dim|head|hidden|intermediate|inner|width|rank|vocab|layer|expert|position_embeddings|scalar)\w*"
     r"|\w*(image|video|audio|patch|crop|resolution|second)\w*|\w*(_id|_ids|_index|seed)|_\w*"
 )
 
 
 @dataclass(frozen=True)
-class Size:
-    """A number of a config."""
+class ConfigSize:
+    """A number in a config: where it is stored, its name and its first value."""
 
     holder: dict[str, Any]
     name: str
     value: int
 
     def set(self, value: int) -> None:
-        """Change it in the config."""
+        """Write a value into the config."""
         self.holder[self.name] = value
 
 
@@ -47,41 +47,41 @@ def with_small_sizes(
     build: Callable[[Any], _Model],
     logits: Callable[[_Model], Tensor],
 ) -> _Model:
-    """Build a model whose sizes that count text tokens are `SMALL`, except sizes that no pack reaches.
+    """Build a model in which sizes that count text tokens are `SMALL_LEN`: windows, chunks, if a pack can reach them.
 
     Args:
         config: a config with few and small layers; it is changed.
         longest: tokens of the longest pack; None: packs may be of any length.
         shapes: returns the shapes of the weights that a model of a config has.
         build: builds a model of a config; equal shapes get equal weights.
-        logits: runs a text of more than `SMALL` tokens alone in a model: [L, vocabulary]; raises if it can't be run.
+        logits: runs a text of more than `SMALL_LEN` tokens alone in a model: [L, vocabulary]; raises if it fails.
     """
     model = build(config)
-    sizes = [size for size in _numbers(config) if longest is None or size.value < longest]
+    sizes = [size for size in _sizes_in_text_configs(config) if longest is None or size.value < longest]
     shaped = shapes(config) if sizes else None
-    sizes = [size for size in sizes if _with([size], lambda: shapes(config) == shaped or None)]
+    sizes = [size for size in sizes if _while_small([size], lambda: shapes(config) == shaped or None)]
     if not sizes:
         return model
-    first = logits(model)[: SMALL - 1]
+    first = logits(model)[: SMALL_LEN - 1]
     tolerance = (2e-2 if first.dtype.itemsize < 4 else 1e-4) * max(1.0, float(first.abs().max()))
 
     def alike() -> _Model | None:
         other = build(config)
-        return other if torch.allclose(logits(other)[: SMALL - 1], first, rtol=0, atol=tolerance) else None
+        return other if torch.allclose(logits(other)[: SMALL_LEN - 1], first, rtol=0, atol=tolerance) else None
 
-    small = _with(sizes, alike)
+    small = _while_small(sizes, alike)
     if small is None:
-        sizes = [size for size in sizes if _with([size], alike) is not None]
+        sizes = [size for size in sizes if _while_small([size], alike) is not None]
     for size in sizes:
-        size.set(SMALL)
+        size.set(SMALL_LEN)
     return build(config) if small is None else small
 
 
-def _with(sizes: list[Size], question: Callable[[], _Answer | None]) -> _Answer | None:
-    """Answer a question while these sizes are small; None: the class refuses such sizes."""
+def _while_small(sizes: list[ConfigSize], question: Callable[[], _Answer | None]) -> _Answer | None:
+    """Return the answer of a function while these sizes are small; None: the class refuses such sizes."""
     try:
         for size in sizes:
-            size.set(SMALL)
+            size.set(SMALL_LEN)
         return question()
     except Exception:  # foreign code, with a config that may not fit it
         return None
@@ -90,27 +90,27 @@ def _with(sizes: list[Size], question: Callable[[], _Answer | None]) -> _Answer 
             size.set(size.value)
 
 
-def _numbers(config: Any) -> Iterator[Size]:
-    """Yield the numbers in the text config and the configs around it; a vision tower's count no text tokens."""
+def _sizes_in_text_configs(config: Any) -> Iterator[ConfigSize]:
+    """Yield the numbers in the text config and the configs around it; those of a vision tower count no text tokens."""
     text = config.get_text_config()
-    for part in {id(part): part for part in (config, *parts(text))}.values():
-        yield from _within(vars(part))
+    for part in {id(part): part for part in (config, *configs_in(text))}.values():
+        yield from _sizes_in(vars(part))
 
 
-def _within(holder: dict[str, Any]) -> Iterator[Size]:
+def _sizes_in(holder: dict[str, Any]) -> Iterator[ConfigSize]:
     for name, value in list(holder.items()):
-        if _OTHER.fullmatch(str(name)):
+        if _OTHER_SIZES.fullmatch(str(name)):
             continue
-        if type(value) is int and value > SMALL:
-            yield Size(holder, name, value)
+        if type(value) is int and value > SMALL_LEN:
+            yield ConfigSize(holder, name, value)
         elif isinstance(value, dict):
-            yield from _within(value)
+            yield from _sizes_in(value)
 
 
 #: logits kept for each token: all 150,000 would take gigabytes, and show the same
 _NUM_LOGITS = 256
 #: noise added to weights that are all equal at first: with these a part does nothing, or the same for all tokens
-_NOISE = 0.1
+_WEIGHT_NOISE = 0.1
 
 
 def small_model(
@@ -121,34 +121,41 @@ def small_model(
     members: Sequence[Encoded] = (),
     device: torch.device | str = "cpu",
 ) -> Any:
-    """Build a small model with random weights, in float32 if its attention supports it: bfloat16 adds rounding."""
+    """Build a small model of a class with random weights; in float32, or in bfloat16 for flash attention on a GPU.
+
+    Args:
+        config: a config of any size; it is not changed.
+        attention: attention implementation; None: the class's own choice.
+        longest: tokens of the longest pack; None: any length.
+        members: samples that find out which sizes count tokens; none: such sizes stay.
+    """
     small, device = shrink(copy.deepcopy(config), longest), torch.device(device)
     if not members:
-        return _built(make, small, attention, device)
+        return _build(make, small, attention, device)
     return with_small_sizes(
         small,
         longest,
-        lambda config: _shapes(make, config, attention),
-        lambda config: _built(make, config, attention, device),
+        lambda config: _weight_shapes(make, config, attention),
+        lambda config: _build(make, config, attention, device),
         lambda model: _logits(model, members),
     )
 
 
-def _shapes(make: Any, config: Any, attention: str | None) -> dict[str, torch.Size]:
+def _weight_shapes(make: Any, config: Any, attention: str | None) -> dict[str, torch.Size]:
     with torch.device("meta"):
-        model = _made(make, config, attention)
+        model = _new_model(make, config, attention)
     return {name: weights.shape for name, weights in model.named_parameters()}
 
 
 def _logits(model: Any, members: Sequence[Encoded]) -> Tensor:
-    """Run every member, and return the logits of the one with the fewest media."""
+    """Run every member alone; return the logits [L, vocabulary] of the one with the fewest media."""
     logits = [plain_logits(model, member) for member in sorted(members, key=lambda member: len(member.media))]
     return logits[0]
 
 
-def _made(make: Any, config: Any, attention: str | None) -> Any:
-    if attention == TREE:  # of the text part alone
-        model = _made(make, config, None)
+def _new_model(make: Any, config: Any, attention: str | None) -> Any:
+    if attention == TREE_ATTENTION:  # of the text part alone
+        model = _new_model(make, config, None)
         from energon_pack.training.tree_attention import use_tree_attention
 
         use_tree_attention(model)
@@ -156,42 +163,42 @@ def _made(make: Any, config: Any, attention: str | None) -> Any:
     chosen = {"attn_implementation": attention} if attention else {}
     if hasattr(make, "_from_config"):
         model = make._from_config(copy.deepcopy(config), dtype=torch.float32, **chosen)
-        _leave_unset(model.config, config)
+        _unset_attention(model.config, config)
         return model
     return make(config)
 
 
-def _leave_unset(config: Any, full_config: Any) -> None:
-    """Take the attention implementation from parts that have none in the model's own config.
+def _unset_attention(config: Any, full_config: Any) -> None:
+    """Remove the attention implementation from those parts of a config that have none in the model's own config.
 
     `attn_implementation` reaches all parts, a model loaded without it only those that are models: Fun-ASR-Nano's
     adaptor then sees padding.
     """
-    chosen = [getattr(part, "_attn_implementation", None) for part in parts(full_config)]
-    for part, name in zip(parts(config), chosen, strict=False):
+    chosen = [getattr(part, "_attn_implementation", None) for part in configs_in(full_config)]
+    for part, name in zip(configs_in(config), chosen, strict=False):
         if chosen[0] and name is None:
             part._attn_implementation = None
 
 
-def _built(make: Any, config: Any, attention: str | None, device: torch.device) -> Any:
+def _build(make: Any, config: Any, attention: str | None, device: torch.device) -> Any:
     with torch.random.fork_rng():  # leaves the user's random numbers alone
         torch.manual_seed(0)
-        model = _made(make, config, attention)
+        model = _new_model(make, config, attention)
         for parameter in model.parameters():
-            _vary(parameter.data)
+            _vary_equal_weights(parameter.data)
         for part in model.modules():  # the spread of a row of zeros has no gradient
             if isinstance(part, torch.nn.Embedding) and part.padding_idx is not None:
-                _vary(part.weight.data[part.padding_idx])
+                _vary_equal_weights(part.weight.data[part.padding_idx])
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if isinstance(head, torch.nn.Linear):
         head.weight = torch.nn.Parameter(head.weight[:_NUM_LOGITS])
         head.bias = None if head.bias is None else torch.nn.Parameter(head.bias[:_NUM_LOGITS])
-    silence(model)
+    zero_random_rates(model)
     is_half = device.type == "cuda" and attention is not None and "flash" in attention  # flash takes only half
     return model.to(device, torch.bfloat16 if is_half else torch.float32).eval()
 
 
-def _vary(weights: Tensor) -> None:
+def _vary_equal_weights(weights: Tensor) -> None:
     flat = weights.flatten()
     if len(flat) and weights.is_floating_point() and flat[0] == flat[-1] and bool((flat == flat[0]).all()):
-        weights += _NOISE * torch.randn_like(weights)
+        weights += _WEIGHT_NOISE * torch.randn_like(weights)

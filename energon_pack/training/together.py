@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 #: bytes to which the places in a buffer are rounded up
-_ALIGNED = 16
+_ALIGNMENT_BYTES = 16
 #: larger tensors stay buffers of their own: copying them would take time
 _SMALL_BYTES = 4 << 20
 
 
-def together(tensors: Iterable[Tensor]) -> dict[int, Tensor]:
-    """Copy small tensors into one buffer."""
+def copied_together(tensors: Iterable[Tensor]) -> dict[int, Tensor]:
+    """Copy small tensors into one buffer; return the copies by the `id` of their originals."""
     small = [one for one in {id(one): one for one in tensors}.values() if one.nbytes <= _SMALL_BYTES]
-    *starts, num_bytes = accumulate((-(-one.nbytes // _ALIGNED) * _ALIGNED for one in small), initial=0)
+    *starts, num_bytes = accumulate((-(-one.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for one in small), initial=0)
     buffer = torch.empty(num_bytes, dtype=torch.uint8)
     in_buffer = {}
     for start, one in zip(starts, small, strict=True):
@@ -24,8 +24,8 @@ def together(tensors: Iterable[Tensor]) -> dict[int, Tensor]:
     return in_buffer
 
 
-def moved(tensors: Iterable[Tensor], move: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
-    """Move tensors; those that fill one buffer move at once."""
+def moved_together(tensors: Iterable[Tensor], move: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
+    """Move tensors by a function, those that share a buffer in one call; return them by the `id` of their originals."""
     buffers: defaultdict[int, dict[int, Tensor]] = defaultdict(dict)
     for one in tensors:
         buffers[one.untyped_storage()._cdata][id(one)] = one

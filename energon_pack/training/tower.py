@@ -1,4 +1,4 @@
-"""Try a class with the values that a worker makes for its tower: outputs and gradients must be as without them."""
+"""Precompute inputs of a model's vision tower in loader workers, if outputs and gradients stay the same."""
 
 import copy
 import hashlib
@@ -19,46 +19,46 @@ from energon_pack.training.as_it_was import full_precision
 from energon_pack.training.encoded import Encoded
 from energon_pack.training.forward_inputs import attention_of
 from energon_pack.training.host_reads import HostReads
-from energon_pack.training.masks import BOUNDARIES, PREFIX, TOWERS, TowerProof, values_in
-from energon_pack.training.probe_batches import probe_of, rows_of
+from energon_pack.training.masks import BOUNDARY_MARK, PROVEN_TOWERS, TOWER_PREFIX, TowerProof, tower_inputs_in
+from energon_pack.training.probe_batches import probe_of, rows_with_twins
 from energon_pack.training.small_model import small_model
-from energon_pack.training.wrapped import class_of, is_whole
+from energon_pack.training.wrapped import class_of, is_transformers_model
 
 #: input of a tower from which it works out the rest
-_GRID = "grid_thw"
+_GRID_INPUT = "grid_thw"
 #: a batch's grid of one kind of media
-_OF_A_KIND = re.compile(rf"[a-z]+_{_GRID}")
+_GRID_NAMES = re.compile(rf"[a-z]+_{_GRID_INPUT}")
 
 
-class Tower:
-    """Makes the values for one tower."""
+class TowerInputs:
+    """Precomputes inputs of a vision tower (boundaries, positions) from the grids of images and videos."""
 
     def __init__(self, make: Any, config: Any):
         self._given = make, config
         content = [make.__module__, make.__qualname__, config.to_dict()]
-        #: tells a batch's values from those for another tower
-        self.mark = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+        #: identifies the tower's class and config
+        self.config_hash = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
-    def __reduce__(self) -> tuple[type["Tower"], tuple[Any, Any]]:
+    def __reduce__(self) -> tuple[type["TowerInputs"], tuple[Any, Any]]:
         """Pickle only the class and the config."""
-        return Tower, self._given
+        return TowerInputs, self._given
 
     def __call__(self, media: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a batch brings for the tower.
+        """Return the precomputed inputs for the media of a batch.
 
         Returns:
             `tower`: the mark; for each kind `tower_image_cu_seqlens`, `tower_image_position_ids`,
-            `tower_image_max_seqlen` …: whatever the tower has, behind the name under which a model takes it.
+            `tower_image_max_seqlen` …: whatever the tower has, `tower_` before the name under which a model takes it.
         """
         from transformers.exporters.utils import precompute_export_inputs
 
         values: dict[str, Any] = {}
-        for key in filter(_OF_A_KIND.fullmatch, media):
-            inputs = {_GRID: media[key]}
+        for key in filter(_GRID_NAMES.fullmatch, media):
+            inputs = {_GRID_INPUT: media[key]}
             precompute_export_inputs(self._module, inputs)
-            kind = key.removesuffix(_GRID)  # with its underscore
-            values |= {f"{PREFIX}{kind}{name}": value for name, value in inputs.items() if name != _GRID}
-        return {"tower": self.mark} | {name: value for name, value in values.items() if value is not None}
+            kind = key.removesuffix(_GRID_INPUT)  # with its underscore
+            values |= {f"{TOWER_PREFIX}{kind}{name}": value for name, value in inputs.items() if name != _GRID_INPUT}
+        return {"tower": self.config_hash} | {name: value for name, value in values.items() if value is not None}
 
     @cached_property
     def _module(self) -> Any:
@@ -71,76 +71,84 @@ class Tower:
         return module
 
 
-def tower_in(model: Module) -> Tower | None:
-    """Return the tower of a model that reads grids; None: it has none, or this transformers makes no values for it."""
+def find_tower(model: Module) -> TowerInputs | None:
+    """Return what precomputes inputs of a model's vision tower; None: it takes no grids, or transformers is too old."""
     try:
         import transformers.exporters.utils  # noqa: F401
     except ImportError:
         return None
-    part = module_in(model)
-    return None if part is None else Tower(class_of(part), part.config)
+    part = tower_module_in(model)
+    return None if part is None else TowerInputs(class_of(part), part.config)
 
 
-def module_in(model: Module) -> Any:
-    """Return the part of a model that reads grids; None: it has none."""
-    parts = (part for part in model.modules() if is_whole(part) and part is not model)
-    return next((part for part in parts if _GRID in inspect.signature(part.forward).parameters), None)
+def tower_module_in(model: Module) -> Any:
+    """Return the vision tower of a model that takes `grid_thw`; None: it has none."""
+    parts = (part for part in model.modules() if is_transformers_model(part) and part is not model)
+    return next((part for part in parts if _GRID_INPUT in inspect.signature(part.forward).parameters), None)
 
 
 _log = logging.getLogger(__name__)
 #: largest difference, relative to the largest value
-_SAME, _SAME_SHORT = 1e-6, 1e-2
+_TOLERANCE, _SHORT_TOLERANCE = 1e-6, 1e-2
 
 
 def use_tower(model: Any, encoder: Any, samples: Sequence[Encoded], mask: str) -> frozenset[str]:
-    """Let an encoder make values for a model's tower if they change nothing in a small model; return their names."""
-    TOWERS.pop(model, None)
-    tower, device = tower_in(model), model.device if model.device.type == "cuda" else torch.device("cpu")
+    """Let an encoder precompute inputs of a model's vision tower, if a small model shows no difference.
+
+    Returns:
+        The names of these inputs; empty if the encoder makes none.
+    """
+    PROVEN_TOWERS.pop(model, None)
+    tower, device = find_tower(model), model.device if model.device.type == "cuda" else torch.device("cpu")
     if tower is None or not hasattr(encoder, "use_tower") or not any(one.media for one in samples):
         return frozenset()
     try:
         with full_precision():
-            proof = tried(model, tower, samples, mask, device)
+            proof = try_tower(model, tower, samples, mask, device)
     except Exception as error:  # foreign code, with inputs it may not be made for
         _log.info("%s takes no values for its tower: %s", class_of(model).__name__, one_line(error, 200))
         return frozenset()
     if proof is None:
         return frozenset()
-    TOWERS[model] = proof
+    PROVEN_TOWERS[model] = proof
     encoder.use_tower(tower)
     _log.info(
         "%s reads tensors on the host %d times in a forward, %d times with the values for its tower, which batches of"
         " this encoder bring from now on",
         class_of(model).__name__,
-        *proof.reads,
+        *proof.num_host_reads,
     )
     return proof.names
 
 
-def tried(model: Any, tower: Tower, samples: Sequence[Encoded], mask: str, device: torch.device) -> TowerProof | None:
+def try_tower(
+    model: Any, tower: TowerInputs, samples: Sequence[Encoded], mask: str, device: torch.device
+) -> TowerProof | None:
     small = small_model(class_of(model), copy.deepcopy(model.config), attention_of(model), device=device)
-    small_tower, batch = tower_in(small), probe_of(small, rows_of(samples, mask), mask).batch
+    small_tower, batch = find_tower(small), probe_of(small, rows_with_twins(samples, mask), mask).batch
     if small_tower is None:
         return None
-    prepared = values_in(small_tower(batch))
+    prepared = tower_inputs_in(small_tower(batch))
     inputs = batch.to(device).model_inputs(small, labels=False)
-    is_flash = "flash" in (getattr(module_in(model).config, "_attn_implementation", None) or "")
-    kept = [value for name, value in prepared.items() if BOUNDARIES in name and not is_flash]
-    plain = _counted(small, inputs, (), device)
+    is_flash = "flash" in (getattr(tower_module_in(model).config, "_attn_implementation", None) or "")
+    kept = [value for name, value in prepared.items() if BOUNDARY_MARK in name and not is_flash]
+    plain = _count_reads(small, inputs, (), device)
     try:
-        ours = _counted(small, {**inputs, **(placed := _placed(prepared, kept, device))}, kept, device)
+        ours = _count_reads(small, {**inputs, **(placed := _moved_to(prepared, kept, device))}, kept, device)
     except RuntimeError:  # on a GPU, where boundaries on the host meet other tensors
         ours = None
-    if ours is None or ours.mixes:
-        kept, placed = [], _placed(prepared, (), device)
-        ours = _counted(small, {**inputs, **placed}, (), device)
-    if ours.number >= plain.number or not _are_alike(run_of(small, inputs), run_of(small, {**inputs, **placed})):
+    if ours is None or ours.mixes_devices:
+        kept, placed = [], _moved_to(prepared, (), device)
+        ours = _count_reads(small, {**inputs, **placed}, (), device)
+    if ours.num_reads >= plain.num_reads or not _are_alike(
+        logits_and_gradients(small, inputs), logits_and_gradients(small, {**inputs, **placed})
+    ):
         return None
-    return TowerProof(tower.mark, frozenset(prepared), bool(kept), (plain.number, ours.number))
+    return TowerProof(tower.config_hash, frozenset(prepared), bool(kept), (plain.num_reads, ours.num_reads))
 
 
-def _placed(prepared: Mapping[str, Any], kept: Sequence[Tensor], device: torch.device) -> dict[str, Any]:
-    """Put the values on a device, but those that are kept on the host."""
+def _moved_to(prepared: Mapping[str, Any], kept: Sequence[Tensor], device: torch.device) -> dict[str, Any]:
+    """Move the inputs to a device, except those that are kept on the host."""
     moves = {
         name for name, value in prepared.items() if isinstance(value, Tensor) and all(value is not k for k in kept)
     }
@@ -148,14 +156,14 @@ def _placed(prepared: Mapping[str, Any], kept: Sequence[Tensor], device: torch.d
 
 
 @torch.no_grad()
-def _counted(model: Any, inputs: Mapping[str, Any], kept: Sequence[Tensor], device: torch.device) -> HostReads:
+def _count_reads(model: Any, inputs: Mapping[str, Any], kept: Sequence[Tensor], device: torch.device) -> HostReads:
     with HostReads(kept, device) as reads:
         model(**inputs)
     return reads
 
 
-def run_of(model: Any, inputs: Mapping[str, Any]) -> list[Tensor]:
-    """Return the logits, and the gradients of all parameters."""
+def logits_and_gradients(model: Any, inputs: Mapping[str, Any]) -> list[Tensor]:
+    """Return the logits of a run, and the gradients of all parameters from their mean square."""
     model.zero_grad(set_to_none=True)
     logits = model(**inputs).logits
     logits.float().square().mean().backward()
@@ -163,7 +171,7 @@ def run_of(model: Any, inputs: Mapping[str, Any]) -> list[Tensor]:
 
 
 def _are_alike(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
-    same = _SAME if first[0].dtype == torch.float32 else _SAME_SHORT
+    same = _TOLERANCE if first[0].dtype == torch.float32 else _SHORT_TOLERANCE
     return len(first) == len(second) and all(
         bool((one - other).abs().max() <= same * one.abs().max()) for one, other in zip(first, second, strict=True)
     )

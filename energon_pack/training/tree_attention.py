@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from energon_pack.training.forward_inputs import TREE
+from energon_pack.training.forward_inputs import TREE_ATTENTION
 from energon_pack.training.wrapped import unwrapped
 
 
 class TreePlan(NamedTuple):
-    """Which rows are the queries of each segment, and which its keys; see `neat_trees`."""
+    """For each segment of a batch of trees, the rows of its queries and keys: items of `neat_trees`."""
 
     k_index: Tensor
     cu_seq_lens_q: Tensor
@@ -32,22 +32,22 @@ class TreePlan(NamedTuple):
 
 
 def use_tree_attention(model: Any) -> None:
-    """Let the text part of a model attend by this package's function; its images keep their attention.
+    """Let the language part of a model use this package's attention for trees; its vision part keeps its own.
 
     Batches without trees, generation and evaluation go as with sdpa. A wrapped model is unwrapped.
     """
-    register()
-    unwrapped(model).config.get_text_config()._attn_implementation = TREE
+    register_tree_attention()
+    unwrapped(model).config.get_text_config()._attn_implementation = TREE_ATTENTION
 
 
 @cache
-def register() -> None:
-    """Tell transformers the name, once."""
+def register_tree_attention() -> None:
+    """Register this package's attention in transformers, once."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    AttentionInterface.register(TREE, tree_attention)
-    AttentionMaskInterface.register(TREE, sdpa_mask)
+    AttentionInterface.register(TREE_ATTENTION, tree_attention)
+    AttentionMaskInterface.register(TREE_ATTENTION, sdpa_mask)
 
 
 def tree_attention(
@@ -64,15 +64,18 @@ def tree_attention(
     tree_plan: TreePlan | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, None]:
-    """Attend along the paths of trees; transformers calls this.
+    """Attend along the branches of trees; transformers calls this.
 
     Args:
         query: [B, heads, S, D].
         key, value: [B, KV heads, S, D].
-        attention_mask: not read where there is a plan.
+        attention_mask: not read if there is a plan.
         sliding_window: how many tokens of its sample a token sees, itself among them.
         s_aux: [heads]: the sinks of gpt-oss.
-        tree_plan: None: no trees; as sdpa.
+        tree_plan: None: the batch has no trees, and attention is sdpa's.
+
+    Returns:
+        [B, S, heads, D], and None.
     """
     if tree_plan is None:
         if softcap is None and s_aux is None:
@@ -82,7 +85,7 @@ def tree_attention(
                 module, query, key, value, attention_mask, dropout, scaling, is_causal=keywords.get("is_causal")
             )
         if attention_mask is None:
-            attention_mask = _bottom_right(query.shape[2], key.shape[2], sliding_window, query.device)
+            attention_mask = _last_queries_mask(query.shape[2], key.shape[2], sliding_window, query.device)
         out = _attend(query, key, value, attention_mask, dropout, scaling, softcap, s_aux)
         return out.transpose(1, 2).contiguous(), None
     batch, heads, length, _ = query.shape
@@ -107,14 +110,14 @@ def tree_attention(
         return out.view(batch, length, heads, -1), None
     outputs = []
     for (a, b), (start, end) in zip(pairwise(tree_plan.ends_q), pairwise(tree_plan.ends_k), strict=True):
-        mask = _bottom_right(b - a, end - start, sliding_window, query.device)
+        mask = _last_queries_mask(b - a, end - start, sliding_window, query.device)
         q, k, v = (part.transpose(0, 1)[None] for part in (queries[a:b], keys[start:end], values[start:end]))
         outputs.append(_attend(q, k, v, mask, dropout, scaling, softcap, s_aux)[0].transpose(0, 1))
     return torch.cat(outputs).view(batch, length, heads, -1), None
 
 
-def _bottom_right(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
-    """Return bool [queries, keys]: the last query sees all keys, or the last ones that are in its window."""
+def _last_queries_mask(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
+    """Return bool [queries, keys]: causal, the last query at the last key; within a window, if there is one."""
     ones = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
     seen = ones.tril(num_keys - num_queries)
     return seen.triu(num_keys - num_queries - window + 1) if window else seen
@@ -130,7 +133,7 @@ def _attend(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Return [B, heads, queries, D] for a mask of bools or one that is added."""
+    """Return [B, heads, queries, D] for a mask of bools or an additive one."""
     repeat = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
     if softcap is None and sinks is None:
@@ -146,7 +149,7 @@ def _attend(
 
 
 def _flash_for(query: Tensor, value: Tensor, sinks: Tensor | None) -> Any:
-    """Return flash-attn's kernel for stretches of several lengths; None: it is not here, or not for these tensors."""
+    """Return flash-attn's kernel for segments of several lengths; None: not installed, or not for these tensors."""
     if not query.is_cuda or query.dtype.itemsize > 2 or sinks is not None or query.shape[-1] != value.shape[-1]:
         return None
     return _installed_flash()

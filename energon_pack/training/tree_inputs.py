@@ -1,4 +1,4 @@
-"""Make what a model needs to see the trees of a batch: a plan, or additive masks, by its attention.
+"""Make the inputs by which a model sees trees: a plan or additive masks, depending on its attention.
 
 Nothing is left to transformers, which would take positions that jump back for one text, or for other packs.
 """
@@ -10,74 +10,77 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.training.forward_inputs import TREE, MixingError, attention_of
+from energon_pack.training.forward_inputs import TREE_ATTENTION, MixingError, attention_of
 from energon_pack.training.masks import (
+    ImageAttention,
     Outline,
-    Sight,
     TreeRows,
-    cuts_of,
+    image_attention_of,
+    member_cuts,
     outline_of,
     reads_prefix_whole,
-    sight_of,
     tree_masks,
 )
-from energon_pack.training.tree_attention import TreePlan, register
+from energon_pack.training.tree_attention import TreePlan, register_tree_attention
 from energon_pack.training.wrapped import class_of
 
 #: kinds of layers that attend; all others carry a state along the row
-_KINDS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
+_ATTENTION_KINDS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
 #: names of parts that carry a state or mix neighbours in the row
-_STATEFUL = re.compile(
+_STATEFUL_PARTS = re.compile(
     r"mamba|rwkv|xlstm|mlstm|slstm|recurrent|delta_?net|kimi_?delta|linear_?attention|lightning_?attention"
     r"|short_?conv|hyena|retention",
     re.IGNORECASE,
 )
 #: names of parts that predict more than the next token
-_MTP = re.compile(r"mtp|nextn|multi_?token", re.IGNORECASE)
+_MULTI_TOKEN_PARTS = re.compile(r"mtp|nextn|multi_?token", re.IGNORECASE)
 
 
 def attention_inputs(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """Return `attention_mask`, and for this package's attention `tree_plan`, for a batch of trees."""
-    refuse(model)
+    """Return `attention_mask` for a batch of trees, and `tree_plan` for this package's attention.
+
+    MixingError: the model can't train on these trees.
+    """
+    refuse_model(model)
     attention = attention_of(model)
-    if attention == TREE:
-        register()
-        if sight_of(model) is not Sight.CAUSAL and bool((batch["mm_token_type_ids"] > 0).any()):
+    if attention == TREE_ATTENTION:
+        register_tree_attention()
+        if image_attention_of(model) is not ImageAttention.CAUSAL and bool((batch["mm_token_type_ids"] > 0).any()):
             raise MixingError(
-                f"{class_of(model).__name__} sees images in both directions, for which {TREE} has no place:"
+                f"{class_of(model).__name__} sees images in both directions, for which {TREE_ATTENTION} has no place:"
                 " attn_implementation='sdpa' or 'eager' has masks for them"
             )
         nothing = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=model.device)  # so that no mask is made
-        return {"attention_mask": _each(model, lambda _: nothing), "tree_plan": plan_of(batch)}
-    return {"attention_mask": _each(model, _masks(batch, outline_of(model)).__getitem__)}
+        return {"attention_mask": _by_layer_kind(model, lambda _: nothing), "tree_plan": tree_plan_of(batch)}
+    return {"attention_mask": _by_layer_kind(model, _additive_masks(batch, outline_of(model)).__getitem__)}
 
 
-def form_of(model: Any) -> str:
-    """Return how the inputs of trees keep branches apart in a model, as `mask_of` names it."""
-    if attention_of(model) == TREE:
+def tree_mask_kind(model: Any) -> str:
+    """Return which mask a model's batches of trees have, as `mask_of` names it: `tree_plan`, `prefix4d` or `dict4d`."""
+    if attention_of(model) == TREE_ATTENTION:
         return "tree_plan"
-    return "prefix4d" if len(kinds_of_layers(model.config.get_text_config())) == 1 else "dict4d"
+    return "prefix4d" if len(layer_kinds(model.config.get_text_config())) == 1 else "dict4d"
 
 
-def plan_of(batch: Mapping[str, Any]) -> TreePlan:
-    """Return the plan of a batch of trees."""
+def tree_plan_of(batch: Mapping[str, Any]) -> TreePlan:
+    """Return the plan by which this package's attention computes a batch of trees."""
     names = ("k_index", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
     ends = (tuple(batch[name].tolist()) for name in ("cu_seq_lens_q", "cu_seq_lens_k"))
     return TreePlan(*(batch[name] for name in names), *ends)
 
 
-def refuse(model: Any) -> None:
-    """Refuse a model in which the branches of a tree would see each other, or have another loss."""
+def refuse_model(model: Any) -> None:
+    """Raise MixingError if a model can't train on trees: branches would see each other, or have another loss."""
     name, text, attention = class_of(model).__name__, model.config.get_text_config(), attention_of(model)
     wrong = [
         f"has layers of {kind}: a branch would go on from its sibling"
-        for kind in sorted(kinds_of_layers(text) - _KINDS)
+        for kind in sorted(layer_kinds(text) - _ATTENTION_KINDS)
     ]
     for part_name, part in model.named_modules():
         kind = type(part).__name__
-        if _STATEFUL.search(kind):
+        if _STATEFUL_PARTS.search(kind):
             wrong.append(f"has a {kind}, which carries a state along the row: a branch would go on from its sibling")
-        if _MTP.search(kind) or _MTP.search(part_name.rpartition(".")[2]):
+        if _MULTI_TOKEN_PARTS.search(kind) or _MULTI_TOKEN_PARTS.search(part_name.rpartition(".")[2]):
             wrong.append(f"predicts more than the next token ({part_name}): the one after it may be in another branch")
     if getattr(text, "output_router_logits", False):
         wrong.append("adds a loss of its router, which would count shared tokens once (output_router_logits=False)")
@@ -85,17 +88,19 @@ def refuse(model: Any) -> None:
         wrong.append("reads all before the answer in both directions, and trees have none")
     if wrong:
         raise MixingError(f"{name} {wrong[0]}; pack with packing.share=none")
-    if attention == TREE and getattr(text, "attention_chunk_size", None):
-        raise MixingError(f"{name} attends in chunks, which {TREE} does not: attn_implementation='sdpa' or 'eager'")
-    if attention not in ("sdpa", "eager", TREE):
+    if attention == TREE_ATTENTION and getattr(text, "attention_chunk_size", None):
+        raise MixingError(
+            f"{name} attends in chunks, which {TREE_ATTENTION} does not: attn_implementation='sdpa' or 'eager'"
+        )
+    if attention not in ("sdpa", "eager", TREE_ATTENTION):
         raise MixingError(
             f"attn_implementation={attention!r} of {name} takes no tree: use_tree_attention(model) has it use"
             " flash-attn where that is installed; sdpa and eager take masks"
         )
 
 
-def kinds_of_layers(text: Any) -> set[str]:
-    """Return the kinds of a model's layers, by its text config."""
+def layer_kinds(text: Any) -> set[str]:
+    """Return the kinds of a model's layers, such as `full_attention`, from its text config."""
     kinds = getattr(text, "layer_types", None)
     if kinds:
         return set(kinds)
@@ -104,15 +109,15 @@ def kinds_of_layers(text: Any) -> set[str]:
     return {"chunked_attention" if getattr(text, "attention_chunk_size", None) else "full_attention"}
 
 
-def _each(model: Any, mask: Callable[[str], Any]) -> Any:
+def _by_layer_kind(model: Any, mask: Callable[[str], Any]) -> Any:
     """Return the mask of the only kind of layer, or a dict with one for each kind, as classes take them."""
-    kinds = sorted(kinds_of_layers(model.config.get_text_config()))
+    kinds = sorted(layer_kinds(model.config.get_text_config()))
     return mask(kinds[0]) if len(kinds) == 1 else {kind: mask(kind) for kind in kinds}
 
 
-def _masks(batch: Mapping[str, Any], outline: Outline) -> dict[str, Tensor]:
-    """Make additive masks on the model's device."""
-    if outline.sight is not Sight.CAUSAL:
+def _additive_masks(batch: Mapping[str, Any], outline: Outline) -> dict[str, Tensor]:
+    """Return additive masks by kind of layer, on the model's device."""
+    if outline.image_attention is not ImageAttention.CAUSAL:
         _refuse_cut_images(batch)
     names = ("tree_end", "tree_index", "doc_ids", "mm_token_type_ids")
     return tree_masks(TreeRows(*(batch[name].to(outline.device) for name in names)), outline)
@@ -121,7 +126,7 @@ def _masks(batch: Mapping[str, Any], outline: Outline) -> dict[str, Tensor]:
 def _refuse_cut_images(batch: Mapping[str, Any]) -> None:
     """Raise MixingError if a branch begins with an image's tokens right behind another image's, seen as one image."""
     is_image, index = batch["mm_token_type_ids"] > 0, batch["tree_index"]
-    for row, place in (cuts_of(batch["doc_ids"]) & (index > 0) & is_image).nonzero().tolist():
+    for row, place in (member_cuts(batch["doc_ids"]) & (index > 0) & is_image).nonzero().tolist():
         before = (index[row, :place] == index[row, place] - 1) & (batch["tree_end"][row, :place] > place)
         if bool((is_image[row, :place] & before).any()):
             raise MixingError(f"a branch begins inside a run of image tokens, at token {place} of row {row}")

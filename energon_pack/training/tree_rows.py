@@ -1,4 +1,4 @@
-"""Lay the members of message trees out in rows: what members share is there once. Tensors in, tensors out.
+"""Lay the members of message trees out in rows: shared tokens are there once. Tensors in, tensors out.
 
 Members stand in depth-first order, and each says how many of its first tokens are those of the member before it
 (`shared_len`). Three samples that begin alike in a row 12 wide, x = pad, · = not trained on (-100):
@@ -33,13 +33,13 @@ from energon_pack.training.layout import (
     boundaries_of,
     has_trees,
     loss_weights,
-    m_rope,
+    m_rope_rows,
     neat,
 )
 
 
-def paths(lengths: Sequence[int], shared_lens: Sequence[int]) -> list[Tensor]:
-    """Return for each member of a row the places of its tokens in the row, int64 [L], ascending."""
+def token_places(lengths: Sequence[int], shared_lens: Sequence[int]) -> list[Tensor]:
+    """Return for each member of a row where its tokens, shared ones included, are in the row: int64 [L], ascending."""
     places: list[Tensor] = []
     begin, before = 0, torch.zeros(0, dtype=torch.int64)
     for length, shared in zip(lengths, shared_lens, strict=True):
@@ -51,7 +51,7 @@ def paths(lengths: Sequence[int], shared_lens: Sequence[int]) -> list[Tensor]:
 
 
 def refuse_unlike(members: Sequence[Member], names: Sequence[str]) -> None:
-    """Check that the members of a pack share what they say, and that a branch begins with an untrained token."""
+    """Raise ValueError if tokens that members share differ, or a member trains the first token of a branch."""
     if not has_trees([members]):
         return
     for (before, name_before), (member, name) in pairwise(zip(members, names, strict=True)):
@@ -62,7 +62,7 @@ def refuse_unlike(members: Sequence[Member], names: Sequence[str]) -> None:
             raise ValueError(f"the {shared} tokens that {name} shares with {name_before} differ in their {unlike}")
     if members[0].shared_len:
         raise ValueError(f"{names[0]} shares {members[0].shared_len} tokens with a member before it, and is the first")
-    places = paths([len(member) for member in members], [member.shared_len for member in members])
+    places = token_places([len(member) for member in members], [member.shared_len for member in members])
     pairs = zip(members, places, strict=True)
     begins = {int(place[member.shared_len]) for member, place in pairs if len(member) > member.shared_len}
     for member, place, name in zip(members, places, names, strict=True):
@@ -75,11 +75,11 @@ def refuse_unlike(members: Sequence[Member], names: Sequence[str]) -> None:
 
 
 def _first_unlike(before: Member, member: Member) -> str:
-    """Name the first input of the shared tokens in which two members differ; empty: none."""
+    """Return the name of the first input in which the shared tokens of two members differ; empty: none."""
     shared = member.shared_len
 
     def parts(one: Member) -> dict[str, Tensor]:
-        positions = m_rope(one)[:, :shared]
+        positions = m_rope_rows(one)[:, :shared]
         rows = {name: row[:shared] for name, row in one.rows.items()}
         return {"ids": one.ids[:shared], "types": one.types[:shared], "positions": positions, **rows}
 
@@ -90,30 +90,30 @@ def _first_unlike(before: Member, member: Member) -> str:
 
 
 @dataclass(frozen=True)
-class Merged:
-    """The members of one pack as one row of T tokens."""
+class MergedRow:
+    """The members of one pack as one row of T tokens, shared tokens once."""
 
     #: labels where any member trains a token; weights: the sum of its members' weights
-    row: Member
+    tokens: Member
     #: [T]: each token's place in its sample
-    index: Tensor
+    tree_index: Tensor
     #: [T]: the first token of the row, behind it, that does not see it
-    end: Tensor
+    tree_end: Tensor
     #: [T] int32: the number, from 1, of the member that brings it
     doc_ids: Tensor
     #: of each member that brings tokens: how many it brings, and where in the row its tokens are
     segments: list[tuple[int, Tensor]]
 
 
-def merge(members: Sequence[Member], kind: str = "token") -> Merged:
-    """Merge the members of a pack; `refuse_unlike` says whether they fit.
+def merge_members(members: Sequence[Member], kind: str = "token") -> MergedRow:
+    """Merge the members of a pack into one row; call `refuse_unlike` before.
 
     Args:
         kind: of `loss_weights`: each member's weights are by its own trained tokens, not by the tree's.
     """
     num_own = [len(member) - member.shared_len for member in members]
     total = sum(num_own)
-    places = paths([len(member) for member in members], [member.shared_len for member in members])
+    places = token_places([len(member) for member in members], [member.shared_len for member in members])
     labels = torch.full((total,), IGNORE)
     weights = torch.zeros(total)
     index, end = torch.zeros(total, dtype=torch.int64), torch.zeros(total, dtype=torch.int64)
@@ -127,17 +127,17 @@ def merge(members: Sequence[Member], kind: str = "token") -> Merged:
         torch.cat([member.ids[member.shared_len :] for member in members]),
         labels,
         torch.cat([member.types[member.shared_len :] for member in members]),
-        torch.cat([m_rope(member)[:, member.shared_len :] for member in members], dim=1),
+        torch.cat([m_rope_rows(member)[:, member.shared_len :] for member in members], dim=1),
         {name: torch.cat([one.rows[name][one.shared_len :] for one in members]) for name in members[0].rows},
         weights,
     )
     numbers = torch.arange(1, len(members) + 1, dtype=torch.int32)
     segments = [(num, place) for num, place in zip(num_own, places, strict=True) if num]
-    return Merged(row, index, end, torch.repeat_interleave(numbers, torch.tensor(num_own)), segments)
+    return MergedRow(row, index, end, torch.repeat_interleave(numbers, torch.tensor(num_own)), segments)
 
 
 def neat_trees(rows: Sequence[Sequence[Member]], form: RowForm) -> Batch:
-    """Lay packs of trees out as `neat` lays out packs.
+    """Lay packs whose members share tokens out in rows, shared tokens once.
 
     Returns:
         The keys of `neat`, with `loss_weight` always; doc_ids is the number of the member that brings a token;
@@ -146,8 +146,8 @@ def neat_trees(rows: Sequence[Sequence[Member]], form: RowForm) -> Batch:
         segment's keys are; tree_index [B, S]: each token's place in its sample; tree_end [B, S]: the first token of
         the row, behind it, that does not see it.
     """
-    merged = [merge(row, form.weights or "token") for row in rows]
-    batch = neat([[one.row] for one in merged], replace(form, weights="token"))
+    merged = [merge_members(row, form.weights or "token") for row in rows]
+    batch = neat([[one.tokens] for one in merged], replace(form, weights="token"))
     width = batch["input_ids"].shape[1]
     positions = batch["position_ids"]
     text_row = positions[0] if form.rope else positions  # the pad tail starts again already
@@ -156,9 +156,9 @@ def neat_trees(rows: Sequence[Sequence[Member]], form: RowForm) -> Batch:
     num_own: list[int] = []
     keys: list[Tensor] = []
     for number, one in enumerate(merged):
-        length = len(one.row)
-        text_row[number, :length] = one.index
-        ends[number, :length] = one.end
+        length = len(one.tokens)
+        text_row[number, :length] = one.tree_index
+        ends[number, :length] = one.tree_end
         batch["doc_ids"][number, :length] = one.doc_ids
         segments = [*one.segments, *([(width - length, torch.arange(length, width))] if length < width else [])]
         num_own += [num for num, _ in segments]

@@ -1,4 +1,4 @@
-"""Run a part of a model and keep what comparisons need: outputs of each token, its loss, its embeddings."""
+"""Run a part of a model and record outputs, loss and embeddings; check each call of a model."""
 
 import inspect
 import threading
@@ -18,30 +18,30 @@ from energon_pack.training.batch import tensors_in
 from energon_pack.training.forward_inputs import MixingError, attention_of
 
 #: values kept for each token: a whole vocabulary would take gigabytes, and show the same
-_NUM_VALUES = 256
+_NUM_OUTPUT_VALUES = 256
 
 
 @dataclass
 class RunValues:
-    """What one run shows."""
+    """Outputs, loss and embeddings of one run of a model."""
 
     #: [B, S, values]: outputs of each token, thinned
     values: Tensor | None = None
     #: the model's own loss; None: it computes none
     loss: Tensor | None = None
     #: [B, S, width]: the embeddings, from which gradients are followed; None: not followed
-    embedded: Tensor | None = None
+    embeddings: Tensor | None = None
     #: the types in which it computes; under autocast they differ from the types of its weights
     dtypes: set[torch.dtype] = field(default_factory=set)
 
 
-def see(
+def run_and_record(
     part: Module,
     inputs: Mapping[str, Any],
     call: Callable[..., Any],
     follow: bool = False,
 ) -> RunValues:
-    """Run a part of a model; `follow` the embeddings of its tokens with gradients, even if their table is frozen."""
+    """Run a part of a model and record its outputs; `follow`: its embeddings require gradients, even if frozen."""
     seen, shape = RunValues(), tokens_of(inputs).shape[:2]
 
     def note(_: Module, __: Any, output: Any) -> Any:
@@ -49,39 +49,39 @@ def see(
         if (values := values_of(output, shape)) is None:
             return None
         seen.values = values  # of the last part that has some: a fused loss leaves logits out
-        if not follow or seen.embedded is not None or not isinstance(output, Tensor):
+        if not follow or seen.embeddings is not None or not isinstance(output, Tensor):
             return None
-        seen.embedded = output if output.requires_grad else output.detach().requires_grad_()
-        return seen.embedded.clone()  # some models write images into it
+        seen.embeddings = output if output.requires_grad else output.detach().requires_grad_()
+        return seen.embeddings.clone()  # some models write images into it
 
-    with hooked(part, lambda _, one: [one.register_forward_hook(note)]):
+    with with_hooks(part, lambda _, one: [one.register_forward_hook(note)]):
         output = call(**inputs)
     loss = output.get("loss") if isinstance(output, Mapping) else None
     seen.loss = loss if isinstance(loss, Tensor) else None
-    if seen.values is None or (follow and seen.embedded is None):
+    if seen.values is None or (follow and seen.embeddings is None):
         raise ValueError("its output has no values of each token")
     seen.values = seen.values.clone()  # else the whole vocabulary would be kept
     return seen
 
 
 def tokens_of(inputs: Mapping[str, Any]) -> Tensor:
-    """Return the ids [B, S], or the embeddings [B, S, width]."""
+    """Return the token ids [B, S]; without any, the embeddings [B, S, width]."""
     tokens: Tensor = inputs["inputs_embeds"] if inputs.get("input_ids") is None else inputs["input_ids"]
     return tokens
 
 
 def values_of(output: Any, shape: torch.Size) -> Tensor | None:
-    """Return the first output [B, S, values] of a part, thinned to about `_NUM_VALUES` values; None: it has none."""
+    """Return a part's first output [B, S, values] with `_NUM_OUTPUT_VALUES` values a token; None: it has none."""
     parts = output.values() if isinstance(output, Mapping) else (output,)
     for one in tensors_in([*parts]):
         if one.shape[:2] == shape and one.dim() == 3 and one.is_floating_point():
-            return one[..., :: -(-one.shape[-1] // _NUM_VALUES)]
+            return one[..., :: -(-one.shape[-1] // _NUM_OUTPUT_VALUES)]
     return None
 
 
 @contextmanager
-def hooked(part: Module, hooks: Callable[[str, Module], Sequence[RemovableHandle]]) -> Iterator[None]:
-    """Put hooks on all parts, and take them away."""
+def with_hooks(part: Module, hooks: Callable[[str, Module], Sequence[RemovableHandle]]) -> Iterator[None]:
+    """Put hooks, made by a function of name and part, on all parts of a model while the block runs."""
     handles: list[RemovableHandle] = []
     try:
         for name, one in part.named_modules():
@@ -93,11 +93,11 @@ def hooked(part: Module, hooks: Callable[[str, Module], Sequence[RemovableHandle
 
 
 #: checks the inputs, by name, of the part that was called
-Check = Callable[[Module, dict[str, Any]], None]
+InputCheck = Callable[[Module, dict[str, Any]], None]
 
 
-class _Calls(threading.local):
-    """The calls of guarded parts in one thread."""
+class _RunningCalls(threading.local):
+    """The running calls of guarded parts in one thread."""
 
     def __init__(self) -> None:
         #: parts whose forward is running, the outermost first
@@ -106,9 +106,13 @@ class _Calls(threading.local):
         self.is_trial = False
 
 
-def hook(model: Module, check_call: Check) -> tuple[list[RemovableHandle], Check]:
-    """Check each call of the model or its parts; of nested calls only the outermost, and none that the check makes."""
-    calls = _Calls()
+def hook_calls(model: Module, check_call: InputCheck) -> tuple[list[RemovableHandle], InputCheck]:
+    """Check each outermost call of a model or its parts before it runs, except calls that the check makes.
+
+    Returns:
+        The handles of the hooks, and the check for calling it directly.
+    """
+    calls = _RunningCalls()
     attention = attention_of(model)
     norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]
 

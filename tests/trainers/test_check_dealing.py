@@ -7,7 +7,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from energon_pack import PackError
-from energon_pack.trainers.check_dealing import dealing_of, in_order, refused, told
+from energon_pack.trainers.check_dealing import breaking_setting, check_dealing, describe_dealing, ordered_setting
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from energon_pack.trainers.check_dealing import dealing_of, in_order, refused, t
     ],
 )
 def test_settings_that_break_packs_are_named(settings: dict[str, Any], said: str) -> None:
-    found = refused(of(**settings))
+    found = breaking_setting(of(**settings))
     assert said in found
     assert bool(said) is bool(found)
 
@@ -36,13 +36,13 @@ def of(ranks: int = 1, parallelism: Any = None, finetuning: Any = None, **settin
 
 def test_settings_elsewhere_than_in_the_arguments_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU Accelerate knows of other ranks with use_cpu alone, and each would take all packs."""
-    assert refused(of(2, SimpleNamespace(cp_size=2, sp_size=1))).startswith("cp_size=2")
-    assert refused(of(2, average_tokens_across_devices=False)).endswith("average_tokens_across_devices=True")
-    assert refused(of(1, average_tokens_across_devices=False)) == ""
-    assert refused(of(finetuning=SimpleNamespace(use_dft_loss=True))).endswith("use_dft_loss=False")
+    assert breaking_setting(of(2, SimpleNamespace(cp_size=2, sp_size=1))).startswith("cp_size=2")
+    assert breaking_setting(of(2, average_tokens_across_devices=False)).endswith("average_tokens_across_devices=True")
+    assert breaking_setting(of(1, average_tokens_across_devices=False)) == ""
+    assert breaking_setting(of(finetuning=SimpleNamespace(use_dft_loss=True))).endswith("use_dft_loss=False")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "Accelerate knows of 1: on a CPU use_cpu=True" in refused(of(1))
-    assert refused(of(2)) == ""
+    assert "Accelerate knows of 1: on a CPU use_cpu=True" in breaking_setting(of(1))
+    assert breaking_setting(of(2)) == ""
 
 
 def deal(num: int, ranks: int, size: int = 1) -> list[list[list[int]]]:
@@ -52,15 +52,15 @@ def deal(num: int, ranks: int, size: int = 1) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize(("num", "ranks", "size"), [(8, 1, 1), (8, 2, 1), (12, 2, 3), (9, 2, 1)])
 def test_rows_that_are_dealt_once_are_said_to_be(num: int, ranks: int, size: int) -> None:
-    assert told(deal(num, ranks, size), num, "").endswith("in the order of as_dataset, so steps are even")
+    assert describe_dealing(deal(num, ranks, size), num, "").endswith("in the order of as_dataset, so steps are even")
 
 
 def test_rows_that_are_dealt_twice_or_never_are_refused() -> None:
     """As a sampler that knows ranks inside a loader that deals its share once more; or none that deals."""
     with pytest.raises(PackError, match="6 of 8 packs reach no rank"):
-        told([[[0]], [[2]]], 8, "")
+        describe_dealing([[[0]], [[2]]], 8, "")
     with pytest.raises(PackError, match="8 of 8 packs are dealt twice"):
-        told([deal(8, 1)[0], deal(8, 1)[0]], 8, "")
+        describe_dealing([deal(8, 1)[0], deal(8, 1)[0]], 8, "")
 
 
 class Epochs(list[Any]):
@@ -84,7 +84,7 @@ def test_epochs_that_never_arrive_are_noticed(loader: Any, num: int) -> None:
     """Every epoch would have the packs of the first; looking leaves the epoch as it was."""
     data = Epochs([0, 1])
     trainer = SimpleNamespace(train_dataset=data, args=SimpleNamespace(), accelerator=SimpleNamespace(num_processes=1))
-    line = dealing_of(trainer, loader(data))
+    line = check_dealing(trainer, loader(data))
     assert line.count("set_epoch never arrives") == num
     assert data.epoch == 0
     data.set_epoch(3)
@@ -98,9 +98,9 @@ def test_epochs_of_the_trainer_over_rows_of_one_are_noticed() -> None:
     data = Columns(range(4))
     args = SimpleNamespace(num_train_epochs=3.0, max_steps=-1)
     trainer = SimpleNamespace(train_dataset=data, args=args, accelerator=SimpleNamespace(num_processes=1))
-    assert "as_dataset(epochs=3) and num_train_epochs=1" in dealing_of(trainer, DataLoader(data))  # type: ignore[arg-type]
+    assert "as_dataset(epochs=3) and num_train_epochs=1" in check_dealing(trainer, DataLoader(data))  # type: ignore[arg-type]
     args.max_steps = 5
-    assert "epochs" not in dealing_of(trainer, DataLoader(data))  # type: ignore[arg-type]
+    assert "epochs" not in check_dealing(trainer, DataLoader(data))  # type: ignore[arg-type]
 
 
 def test_a_loader_that_reads_the_share_of_one_rank_is_refused() -> None:
@@ -110,16 +110,16 @@ def test_a_loader_that_reads_the_share_of_one_rank_is_refused() -> None:
         train_dataset=iter(()), args=SimpleNamespace(), accelerator=SimpleNamespace(num_processes=2)
     )
     with pytest.raises(PackError, match=r"its own share alone.*LazyPackedDataset or packs on disk"):
-        dealing_of(trainer, dispatcher())
+        check_dealing(trainer, dispatcher())
     trainer.accelerator.num_processes = 1
-    assert dealing_of(trainer, dispatcher()) == "a stream for 1 rank"
+    assert check_dealing(trainer, dispatcher()) == "a stream for 1 rank"
     with pytest.raises(PackError, match="dispatch_batches"):
-        dealing_of(trainer, type("DataLoaderDispatcher", (), {})())
+        check_dealing(trainer, type("DataLoaderDispatcher", (), {})())
 
 
 def test_the_setting_that_keeps_the_order_is_the_trainer_s_own() -> None:
     """TRL, LLaMA-Factory and axolotl are subclasses of transformers' Trainer, and shuffle by settings of their own."""
     theirs = type("Trainer", (), {"__module__": "transformers.trainer"})
     swift = type("Seq2SeqTrainer", (theirs,), {"__module__": "swift.trainers.seq2seq_trainer"})
-    assert in_order(theirs()) == 'train_sampling_strategy="sequential"'
-    assert in_order(swift()) == "train_dataloader_shuffle=False"
+    assert ordered_setting(theirs()) == 'train_sampling_strategy="sequential"'
+    assert ordered_setting(swift()) == "train_dataloader_shuffle=False"

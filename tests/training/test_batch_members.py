@@ -139,9 +139,9 @@ def test_a_batch_that_keeps_members_apart_passes(batch: dict[str, Any]) -> None:
     held = guard(model, batches=[batch])
     (trial,) = held.trials
     assert not trial.mixes
-    assert trial.is_shown
-    assert max(trial.alone.shares) < 1e-4
-    assert trial.alone.loss is not None
+    assert trial.is_conclusive
+    assert max(trial.finding.relative_differences) < 1e-4
+    assert trial.finding.loss_difference is not None
     model(**batch)
     assert len(held.trials) == 1
     model(**{**batch, "use_cache": False, "output_hidden_states": True})  # another kind
@@ -268,7 +268,7 @@ def test_media_are_those_of_the_members_that_are_given() -> None:
     own = [{"tokens": len(one.tokens), **{name: len(value) for name, value in one.media.items()}} for one in members]
     held = guard(model, batches=[inputs], members=[[own]])
     (trial,) = held.trials
-    assert {one.what for one in trial.moved} == {"words", "media"}
+    assert {one.changed_inputs for one in trial.output_changes} == {"words", "media"}
     assert not trial.mixes
     with pytest.raises(MixingError, match=r" has \d+ rows, and members= says of 0 whose they are"):
         guard(model, batches=[inputs])

@@ -16,7 +16,7 @@ from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import Guard, guard
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.member_encoder import Encoded
-from energon_pack.training.pack_trial import in_place, made_rows
+from energon_pack.training.pack_trial import probe_like_batch, write_in_place
 from support.tiny import FAMILIES, TEXT, MadeEncoder, make_batch, make_members, make_model, text_members, tf
 
 modeling: Any = tf.models.llama.modeling_llama
@@ -240,7 +240,7 @@ def test_a_training_is_the_same_with_the_trial_and_without(way: str) -> None:
         assert len(held.trials) == first_batch
         if first_batch:
             print(way, held.trials[0])
-            assert (held.trials[0].alone.tolerance > 1e-2) == (way in ("autocast", "bfloat16"))
+            assert (held.trials[0].finding.tolerance > 1e-2) == (way in ("autocast", "bfloat16"))
         counts = [(part.num_calls, part.num_tokens.clone()) for part in model.modules() if isinstance(part, Counting)]
         states.append((counts, [part.training for part in model.modules()]))
     assert all(map(torch.equal, *found))
@@ -257,11 +257,15 @@ def test_classes_that_keep_members_apart_pass(name: str) -> None:
     (trial,) = held.trials
     print(name, trial, trial.seconds)
     assert not trial.mixes
-    assert trial.is_shown or name == "gemma3"  # whose projection of images begins with zeros
-    assert {one.what for one in trial.moved} == {"words", "media"} if FAMILIES[name].media else {"words"}
-    assert max(one.others for one in trial.moved) == 0
-    assert (trial.alone.gradients or 1.0) < 1e-4
-    assert trial.alone.others == 0
+    assert trial.is_conclusive or name == "gemma3"  # whose projection of images begins with zeros
+    assert (
+        {one.changed_inputs for one in trial.output_changes} == {"words", "media"}
+        if FAMILIES[name].media
+        else {"words"}
+    )
+    assert max(one.others_change for one in trial.output_changes) == 0
+    assert (trial.finding.gradient_difference or 1.0) < 1e-4
+    assert trial.finding.leaked_gradient == 0
 
 
 @pytest.mark.parametrize("in_training", [True, False])
@@ -279,7 +283,7 @@ def test_a_member_alone_has_the_prefix_that_it_has_in_its_pack(in_training: bool
     batch.mask = "auto"
     model(**batch.model_inputs(model))
     (trial,) = held.trials
-    assert max(trial.alone.shares) < 1e-4
+    assert max(trial.finding.relative_differences) < 1e-4
 
 
 def test_pixels_that_change_nothing_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -302,7 +306,7 @@ def test_each_rank_compares_as_many_samples_alone() -> None:
     members = make_members("llama", model)
     guard(model, MadeEncoder(members, "positions"))
     batches = [inputs_of("llama", model, [row]) for row in (members[:1], members * 4)]
-    assert len({len(made_rows(model, batch, members, None).placed) for batch in batches}) == 1
+    assert len({len(probe_like_batch(model, batch, members, None).placed) for batch in batches}) == 1
 
 
 def test_a_hook_that_embeds_ids_leaves_a_sample_its_positions() -> None:
@@ -332,7 +336,7 @@ def test_a_pack_of_one_member_is_tried_with_made_ones() -> None:
     held = guard(model)
     for packs in ([members[:1]], [members[2:3]], [members[:2]], [members[:2]]):
         model(**inputs_of("llama", model, packs))
-    assert [len(trial.moved) for trial in held.trials] == [0, 0, 1]  # the second is longer
+    assert [len(trial.output_changes) for trial in held.trials] == [0, 0, 1]  # the second is longer
     held.remove()
     attention_of_one_layer(model)
     guard(model)
@@ -381,7 +385,7 @@ def test_a_model_in_which_nothing_shows(caplog: pytest.LogCaptureFixture) -> Non
     nn.init.zeros_(model.lm_head.weight)
     held, inputs = guarded(model)
     model(**inputs)
-    assert not held.trials[0].is_shown
+    assert not held.trials[0].is_conclusive
     assert "other words change nothing in its first batch" in caplog.text
 
 
@@ -402,7 +406,7 @@ def test_a_loss_without_logits_is_tried_with_them() -> None:
     held, inputs = guarded(model)
     del inputs["labels"]
     model(**inputs, logits_to_keep=1)
-    assert held.trials[0].is_shown
+    assert held.trials[0].is_conclusive
     attention_of_one_layer(model)
     with pytest.raises(MixingError, match="mixes the members"):
         model.model(**inputs)
@@ -421,7 +425,7 @@ def test_a_stream_of_packs_is_tried_a_few_times() -> None:
 def test_media_of_the_batch_are_never_written() -> None:
     """A trial writes its made words into copies of the batch; media are not copied, and noise would be trained."""
     before = {"input_ids": torch.zeros(2), "pixel_values": torch.zeros(2)}
-    made = in_place({name: torch.ones(2) for name in before}, before, {"pixel_values"})
+    made = write_in_place({name: torch.ones(2) for name in before}, before, {"pixel_values"})
     assert before["input_ids"].tolist() == [1, 1] == made["pixel_values"].tolist()
     assert made["input_ids"] is before["input_ids"]
     assert before["pixel_values"].tolist() == [0, 0]

@@ -12,8 +12,8 @@ from energon_pack.samples.media.arguments import Prepared
 from energon_pack.samples.media.medium import Media
 from energon_pack.templates.build import build
 from energon_pack.templates.template import Template
-from energon_pack.training.calls import Calls, _noise
-from energon_pack.training.encoded import are_heard
+from energon_pack.training.calls import ProcessorCalls, _random_medium
+from energon_pack.training.encoded import has_audio_in_video
 from energon_pack.training.member_encoder import Encoded, MemberEncoder
 from energon_pack.training.pixels import Pixels
 from energon_pack.training.proof import prove
@@ -73,7 +73,7 @@ def members_of(template: Template) -> list[Encoded]:
 )
 def test_a_heard_video_is_known_by_its_tokens(types: list[int], is_heard: bool) -> None:
     """Its tokens touch those of its sound; between a video and a sound of its own stand the marks of both."""
-    assert are_heard(torch.tensor(types)) == is_heard
+    assert has_audio_in_video(torch.tensor(types)) == is_heard
 
 
 @pytest.mark.long("a small model of four kinds of media")
@@ -85,7 +85,15 @@ def test_guard_shows_packs_with_them(template: Template, name: str, monkeypatch:
     """
     make = getattr(tf, name)
     config, members = config_of(name, template), members_of(template)
-    assert [are_heard(member.tokens.types) for member in members] == [False, False, False, False, False, True, False]
+    assert [has_audio_in_video(member.tokens.types) for member in members] == [
+        False,
+        False,
+        False,
+        False,
+        False,
+        True,
+        False,
+    ]
     proof = prove(make, config, members, "positions")[-1]
     assert proof.is_exact, proof
 
@@ -96,7 +104,7 @@ def test_guard_shows_packs_with_them(template: Template, name: str, monkeypatch:
             return out
 
     assert not prove(Leaky, config, members, "positions")[-1].is_exact
-    monkeypatch.setattr("energon_pack.training.rope.are_heard", lambda types: False)
+    monkeypatch.setattr("energon_pack.training.rope.has_audio_in_video", lambda types: False)
     assert not prove(make, config, members_of(template), "positions")[-1].is_exact
 
 
@@ -104,7 +112,7 @@ def test_guard_shows_packs_with_them(template: Template, name: str, monkeypatch:
 def test_inputs_of_members_are_joined_as_the_processor_shows(template: Template, name: str) -> None:
     """One call for all, or a call for each: sounds of videos and others are in the order of their tokens."""
     members = list(given(template))
-    alone = [Calls(template.input_rules)([member]) for member in members]
+    alone = [ProcessorCalls(template.input_rules)([member]) for member in members]
     together = Pixels(template.input_rules)(members)
     for key, value in together.items():
         if key != "input_features":  # whose last frames see the padding
@@ -115,7 +123,7 @@ def test_inputs_of_members_are_joined_as_the_processor_shows(template: Template,
 
 def given(template: Template) -> Iterator[Prepared]:
     (film,) = template.seen([Media("video", 96, 64, "mp4", 4, 2.0, (0, 1, 2, 3))])
-    clips = [_noise(template.input_rules, film, number) for number in range(3)]
+    clips = [_random_medium(template.input_rules, film, number) for number in range(3)]
     tracks = [track(template, seconds, 7) for seconds in (2.7, 1.3)]
     heard = [one._replace(sound=track) for one, track in zip(clips, tracks, strict=False)]
     first, last = (track(template, seconds, 8) for seconds in (0.6, 1.1))
@@ -127,7 +135,7 @@ def given(template: Template) -> Iterator[Prepared]:
 def track(template: Template, seconds: float, seed: int) -> Any:
     rate = template.rules.rate
     (sound,) = template.seen([Media("audio", num_samples=round(seconds * rate), rate=rate)])
-    return _noise(template.input_rules, sound, seed)
+    return _random_medium(template.input_rules, sound, seed)
 
 
 def _grown(value: Tensor, like: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from energon_pack.training.joining import Join, JoinError, Proven, join, prove
+from energon_pack.training.joining import Join, JoinError, JoinRules, find_joins, join
 
 #: by member, the tiles of each image, or the frames of each clip
 SIZES = ([2], [5], [1, 3])
@@ -20,8 +20,8 @@ def seeded(size: int, *shape: int) -> Tensor:
 
 def proven(call: Callable[[list[int]], Made]) -> dict[str, Join]:
     """The rules of a processor whose call takes all media of a text."""
-    found = prove(lambda members, _: call([size for member in members for size in member]), SIZES, TWINS)
-    assert found.at_once
+    found = find_joins(lambda members, _: call([size for member in members for size in member]), SIZES, TWINS)
+    assert found.can_call_once
     return dict(found.joins)
 
 
@@ -81,9 +81,9 @@ def test_a_processor_that_takes_one_text_s_media_alone_is_called_for_each() -> N
             raise RuntimeError("stack expects each tensor to be equal size")
         return {"pixels": torch.cat([seeded(n, n, 3) for n in sizes])}
 
-    found = prove(call, [[2], [5]], TWINS)
-    assert not found.at_once
-    assert not found.limit
+    found = find_joins(call, [[2], [5]], TWINS)
+    assert not found.can_call_once
+    assert not found.limit_reason
     assert join([{"pixels": torch.ones(n, 3)} for n in (2, 5)], found.joins)["pixels"].shape == (7, 3)
 
 
@@ -93,9 +93,9 @@ def test_media_that_only_join_in_one_size_are_told() -> None:
     def call(members: Sequence[list[int]], as_rows: bool) -> Made:
         return {"clips": torch.stack([seeded(size, size, 3) for member in members for size in member])}
 
-    found = prove(call, [[2], [5]], TWINS)
+    found = find_joins(call, [[2], [5]], TWINS)
     assert found.joins == {"clips": Join(0)}
-    assert "clips of these members can't be joined" in found.limit
+    assert "clips of these members can't be joined" in found.limit_reason
 
 
 def test_one_video_a_text_is_joined_as_texts_in_rows_are() -> None:
@@ -104,9 +104,9 @@ def test_one_video_a_text_is_joined_as_texts_in_rows_are() -> None:
             raise ValueError("At most one video is supported per sample.")
         return pooled([size for member in members for size in member])
 
-    found = prove(call, [[2], [5]], TWINS)
-    assert not found.at_once
-    assert found.joins["pooling"].counts == ("pixels", 2)
+    found = find_joins(call, [[2], [5]], TWINS)
+    assert not found.can_call_once
+    assert found.joins["pooling"].indexed_input == ("pixels", 2)
 
 
 def test_an_input_that_no_rule_joins_is_named() -> None:
@@ -119,7 +119,7 @@ def test_an_input_that_no_rule_joins_is_named() -> None:
         return {**below([size for member in members for size in member]), "cross": torch.ones(shape)}
 
     with pytest.raises(JoinError, match="no rule joins cross of several members"):
-        prove(call, [[2], [5]], TWINS)
+        find_joins(call, [[2], [5]], TWINS)
 
 
 def test_values_that_depend_on_the_other_media_are_no_join() -> None:
@@ -138,9 +138,9 @@ def test_a_member_that_the_processor_refuses_alone_proves_nothing() -> None:
             raise RuntimeError("one image only")
         return below([size for member in members for size in member])
 
-    assert prove(call, SIZES, TWINS).at_once
+    assert find_joins(call, SIZES, TWINS).can_call_once
     with pytest.raises(RuntimeError, match="one image only"):
-        prove(call, [[2], [1, 2], [3, 4]], TWINS)
+        find_joins(call, [[2], [1, 2], [3, 4]], TWINS)
 
 
 def test_sizes_that_do_not_join_are_an_error() -> None:
@@ -169,9 +169,9 @@ def test_sounds_are_padded_where_their_mask_hides_it() -> None:
             mask[row, :length] = 1
         return {"input_features": features, "feature_attention_mask": mask}
 
-    shown = prove(call, [30, 12, 21], [12, 12])
+    shown = find_joins(call, [30, 12, 21], [12, 12])
     names = ("feature_attention_mask", "input_features")
-    assert shown == Proven(dict.fromkeys(names, Join(0, fill=0.0)), at_once=False)
+    assert shown == JoinRules(dict.fromkeys(names, Join(0, pad_value=0.0)), can_call_once=False)
     joined = join([call([length], False) for length in (30, 12)], shown.joins)
     assert joined["input_features"].shape == (2, 2, 30)
     assert joined["input_features"][1, 0, 10:14].tolist() == [11, 12, 0, 0]
@@ -186,14 +186,14 @@ def test_sounds_are_padded_behind_their_lengths() -> None:
             features[row, length:] = -length
         return {"input_features": features[:, None], "lengths": torch.tensor(lengths)}
 
-    shown = prove(call, [30, 12, 21], [12, 12])
-    assert shown == Proven({"input_features": Join(0, fill=0.0), "lengths": Join()}, at_once=False)
+    shown = find_joins(call, [30, 12, 21], [12, 12])
+    assert shown == JoinRules({"input_features": Join(0, pad_value=0.0), "lengths": Join()}, can_call_once=False)
     joined = join([call([length], False) for length in (3, 1)], shown.joins)
     assert joined["input_features"].tolist() == [[[1, 2, 3]], [[1, 0, 0]]]
-    without = prove(
+    without = find_joins(
         lambda given, as_rows: {"input_features": call(given, as_rows)["input_features"]}, [30, 12], [12, 12]
     )
-    assert "can't be joined" in without.limit
+    assert "can't be joined" in without.limit_reason
 
 
 def test_a_mask_that_comes_with_the_second_sound() -> None:
@@ -209,10 +209,10 @@ def test_a_mask_that_comes_with_the_second_sound() -> None:
             made["mask"] = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
         return made
 
-    shown = prove(
+    shown = find_joins(
         lambda given, as_rows: call([one for each in given for one in each], as_rows), [[5], [3], [4, 2]], TWINS
     )
-    assert shown.limit.startswith("no rule joins")
+    assert shown.limit_reason.startswith("no rule joins")
     assert {*shown.joins} == {"input_features", "mask"}
     assert join([call([3], False)] * 2, shown.joins)["input_features"].shape == (2, 3, 2)
     for others in ([4], [3, 3]):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from energon_pack.training.few_shapes import packed_seq_params
-from energon_pack.training.layout import IGNORE, Member, RowForm, mlm, neat, rows_of, seq_idx, thd
+from energon_pack.training.layout import IGNORE, Member, RowForm, member_rows, mlm, neat, seq_idx, thd
 from energon_pack.training.member_encoder import Encoded
 from support.tiny import FAMILIES, alone, make_batch, make_members, make_model
 
@@ -92,10 +92,10 @@ def test_rope_rows_go_on_through_a_gap() -> None:
 
 
 def test_rows_and_mlm() -> None:
-    rows = rows_of(THREE, RowForm(pad_id=7))
+    rows = member_rows(THREE, RowForm(pad_id=7))
     assert rows["input_ids"].tolist() == [[10, 11, 12, 0], [20, 21, 0, 0], [30, 31, 32, 33]]
     with pytest.raises(ValueError, match="ends with token 0"):
-        rows_of([member(3, -2)], RowForm())
+        member_rows([member(3, -2)], RowForm())
     batch = mlm(THREE, RowForm(multiple=4))
     assert batch["labels"].shape == (1, 13)  # its step drops the first
     assert batch["labels"][0, 1:].tolist() == thd(THREE, RowForm(multiple=4))["labels"][0].tolist()

@@ -22,7 +22,7 @@ from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample
 from energon_pack.training.batch import PackedBatch, touch_vision
-from energon_pack.training.calls import Calls
+from energon_pack.training.calls import ProcessorCalls
 from energon_pack.training.joining import Join, JoinError
 from energon_pack.training.member_encoder import Encoded, MemberEncoder
 from energon_pack.training.rope import RopeRule
@@ -87,7 +87,7 @@ def test_clips_of_several_lengths_go_into_one_pack(real: Path) -> None:
     assert len(media["pixel_values"]) == 7
 
 
-def unjoinable(calls: Calls, members: Any, as_rows: bool = False) -> dict[str, torch.Tensor]:
+def unjoinable(calls: ProcessorCalls, members: Any, as_rows: bool = False) -> dict[str, torch.Tensor]:
     """A processor with a mask of each medium and each other one."""
     num_media = sum(len(member.order) for member in members)
     return {"pixel_values": torch.ones(num_media, 3), "cross_mask": torch.ones(1, num_media, num_media)}
@@ -98,7 +98,7 @@ def test_what_can_not_be_joined_is_an_error_before_any_sample(real: Path, monkey
     need_torchvision()
     template = load_template(of_model("shapes", real / "processors" / "qwen2_vl"))
     MemberEncoder(template.input_rules).check()
-    monkeypatch.setattr(Calls, "__call__", unjoinable)
+    monkeypatch.setattr(ProcessorCalls, "__call__", unjoinable)
     with pytest.raises(JoinError, match="Qwen2VLProcessor: images of several members can't be joined: no rule joins"):
         MemberEncoder(template.input_rules).check()
 
@@ -124,7 +124,7 @@ def test_types_of_tokens_are_the_processors_own(real: Path, monkeypatch: pytest.
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "That."}]
     member = MemberInput("k", turns, [], [])
     assert not MemberEncoder(template.input_rules).encode(member).tokens.types.any()
-    monkeypatch.setattr(Calls, "token_types", lambda _, ids: [2] * len(ids))
+    monkeypatch.setattr(ProcessorCalls, "token_types", lambda _, ids: [2] * len(ids))
     asked = replace(template.input_rules, is_asked=True)
     assert MemberEncoder(asked).encode(member).tokens.types.unique().tolist() == [2]
 
@@ -216,8 +216,8 @@ def test_members_of_several_packs_are_joined_as_one_call_would(real: Path, name:
         torch.testing.assert_close(joined[key], value, rtol=0, atol=1e-5)
     found = encoder._pixels.joins(every)
     assert {key: rule for key, rule in found.items() if rule != Join()} == rules
-    assert encoder._pixels._of("image").at_once
-    assert encoder._pixels._of("image").without_text is without_text
+    assert encoder._pixels._tried_media("image").can_call_once
+    assert encoder._pixels._tried_media("image").without_text is without_text
 
 
 SIZES = ((900, 500), (60, 90), (300, 700))

@@ -11,9 +11,9 @@ from energon_pack.training import proof
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import IGNORE
-from energon_pack.training.proof import kinds_of, prove, replaced_in, try_class
+from energon_pack.training.proof import kinds_of, prove, replaced_forwards, try_class
 from energon_pack.training.shrink import shrink
-from energon_pack.training.small_model import SMALL, small_model
+from energon_pack.training.small_model import SMALL_LEN, small_model
 from support.tiny import TEXT, MadeEncoder, make_batch, make_members, make_model, text_members, tf
 
 CLASSES = {
@@ -43,7 +43,7 @@ def test_what_keeps_members_apart_is_found(name: str) -> None:
 def test_a_window_shorter_than_members_is_tried() -> None:
     """Of 4,096 tokens, no probe of short members would see anything; a mask without it must not pass."""
     small = small_model(tf.MistralForCausalLM, tf.MistralConfig(**TEXT), members=text_members(64))
-    assert small.config.sliding_window == SMALL
+    assert small.config.sliding_window == SMALL_LEN
     assert prove(tf.MistralForCausalLM, tf.MistralConfig(**TEXT, sliding_window=4096), text_members(64))[-1].is_exact
 
 
@@ -247,8 +247,8 @@ def test_layers_that_there_are_for_one_attention_alone_are_not_missed_in_another
     """SAM has a class of layers for sdpa: a model with eager attention was refused for want of it."""
     config = shrink(tf.DeepseekVLHybridConfig())
     make = tf.DeepseekVLHybridForConditionalGeneration
-    assert "SamVisionSdpaAttention" in proof._kinds(make, config, "sdpa")
-    assert "SamVisionSdpaAttention" not in proof._kinds(make, config, "eager")
+    assert "SamVisionSdpaAttention" in proof._full_size_kinds(make, config, "sdpa")
+    assert "SamVisionSdpaAttention" not in proof._full_size_kinds(make, config, "eager")
 
 
 # The subject of a proof: the code that a model runs now, and every kind of its layers.
@@ -307,7 +307,7 @@ def test_a_wrapped_forward_is_that_of_its_class() -> None:
     model = make_model("qwen2")
     model.forward = torch.compile(model.forward, backend="eager")
     model.model.forward = functools.wraps(model.model.forward)(lambda *args, **keywords: None)
-    assert not replaced_in(model)
+    assert not replaced_forwards(model)
 
 
 def test_a_layer_that_a_small_copy_has_not_is_not_shown() -> None:

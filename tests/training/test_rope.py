@@ -27,7 +27,7 @@ from energon_pack.templates.template import Template
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import Member, RowForm, neat, thd
 from energon_pack.training.member_encoder import MemberEncoder
-from energon_pack.training.rope import OwnRope, RopeRule, RowsError, rope_of, rope_positions, small_config
+from energon_pack.training.rope import OwnRope, RopeRowsError, RopeRule, rope_of, rope_positions, small_config
 from energon_pack.training.shrink import shrink
 from support.models import of_model
 from support.running import ROOT, need_torchvision
@@ -163,9 +163,11 @@ def fail(member: object, error: Exception) -> None:
 def plain_inputs(template: Template, encoder: MemberEncoder) -> dict[str, Any]:
     """What a user of transformers gives a model of this member: all of it is the processor's."""
     draft, processor = encoder._draft(MEMBER), full_processor(template.spec.processor)
-    media = [Media("image", *image.size) for image in draft.given.of("image")] + [probe(io.BytesIO(MEMBER.videos[0]))]
+    media = [Media("image", *image.size) for image in draft.added_media.of("image")] + [
+        probe(io.BytesIO(MEMBER.videos[0]))
+    ]
     text = processor.apply_chat_template(template.messages(Sample(TURNS, media)), tokenize=False)
-    given = media_inputs(template.input_rules, draft.given)
+    given = media_inputs(template.input_rules, draft.added_media)
     return dict(processor(text=[text], return_tensors="pt", return_mm_token_type_ids=True, **given))
 
 
@@ -252,7 +254,7 @@ def test_the_model_s_config_is_taken_where_the_processor_has_it(dummies: Folders
     template = load_template(of_model("shapes", folder))
     config = tf.Qwen2_5OmniConfig()
     config.save_pretrained(folder)
-    with pytest.raises(RowsError, match="makes no positions of its processor's tokens: AttributeError"):
+    with pytest.raises(RopeRowsError, match="makes no positions of its processor's tokens: AttributeError"):
         MemberEncoder(template.input_rules, rope_of("auto", template.input_rules)).check()
     for name in ("image_token", "video_token", "audio_token", "vision_bos_token", "audio_bos_token"):
         token_id = template.token_id(template.spec.processor.tokens[name])

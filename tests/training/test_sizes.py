@@ -10,7 +10,7 @@ from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import guard
 from energon_pack.training.proof import prove
 from energon_pack.training.shrink import shrink_sizes
-from energon_pack.training.small_model import SMALL, small_model
+from energon_pack.training.small_model import SMALL_LEN, small_model
 from support.tiny import TEXT, MadeEncoder, make_batch, text_members, tf
 
 #: a class, and where the kinds of its layers stand
@@ -121,7 +121,7 @@ def test_what_counts_tokens_is_found(case: str) -> None:
     name, more, expected = SIZES[case]
     config = small_config(name, **more)
     before = vars(getattr(tf, name).config_class(**{**TEXT, **more}))
-    changed = {key for key, value in vars(config).items() if value == SMALL != before.get(key)}
+    changed = {key for key, value in vars(config).items() if value == SMALL_LEN != before.get(key)}
     assert changed == expected
 
 
@@ -155,7 +155,7 @@ def test_a_row_longer_than_the_packs_that_were_tried_is_refused() -> None:
 def test_sizes_that_no_pack_reaches_stay() -> None:
     """Of packs of 128 tokens a window of 4,096 hides nothing."""
     assert small_config("MistralForCausalLM", 128, sliding_window=4096).sliding_window == 4096
-    assert small_config("MistralForCausalLM", 8192, sliding_window=4096).sliding_window == SMALL
+    assert small_config("MistralForCausalLM", 8192, sliding_window=4096).sliding_window == SMALL_LEN
 
 
 def test_many_heads_of_an_indexer_stay() -> None:

@@ -11,13 +11,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from energon_pack.training import tower as towers
 from energon_pack.training.batch import PackedBatch, VisualInputs
-from energon_pack.training.few_shapes import with_segments
+from energon_pack.training.few_shapes import padded_boundaries
 from energon_pack.training.guards import guard
 from energon_pack.training.host_reads import HostReads
-from energon_pack.training.masks import TOWERS
+from energon_pack.training.masks import PROVEN_TOWERS
 from energon_pack.training.member_encoder import Encoded
-from energon_pack.training.together import moved
-from energon_pack.training.tower import Tower
+from energon_pack.training.together import moved_together
+from energon_pack.training.tower import TowerInputs
 from support.tiny import FAMILIES, make_batch, make_members, make_model
 
 
@@ -28,12 +28,12 @@ class Media:
     members: list[Encoded]
     mask: str = "positions"
     max_token_len: int | None = None
-    towers: list[Tower | None] = field(default_factory=list)
+    towers: list[TowerInputs | None] = field(default_factory=list)
 
     def probe_members(self) -> list[Encoded]:
         return self.members
 
-    def use_tower(self, tower: Tower | None) -> None:
+    def use_tower(self, tower: TowerInputs | None) -> None:
         self.towers.append(tower)
 
 
@@ -44,12 +44,12 @@ def guarded(name: str) -> tuple[Any, Media, list[Encoded]]:
     return model, encoder, members
 
 
-def with_values(batch: PackedBatch, tower: Tower) -> PackedBatch:
+def with_values(batch: PackedBatch, tower: TowerInputs) -> PackedBatch:
     return PackedBatch({**batch, **pickle.loads(pickle.dumps(tower))(batch)})  # as in a worker
 
 
 def reads_in(model: Any, inputs: dict[str, Any]) -> HostReads:
-    kept = [value for name, value in inputs.items() if "_cu_" in name and TOWERS[model].on_host]
+    kept = [value for name, value in inputs.items() if "_cu_" in name and PROVEN_TOWERS[model].keeps_boundaries_on_host]
     with torch.no_grad(), HostReads(kept) as reads:
         model(**inputs)
     return reads
@@ -78,12 +78,12 @@ def test_a_forward_reads_few_times_whatever_its_images_and_has_the_same_outcome(
     assert any(value.startswith("video_") for value in added) == ("video_grid_thw" in batch)
     few = with_values(make_batch(name, [members]), tower).model_inputs(model)
     before, after = reads_in(model, plain), reads_in(model, ours)
-    assert reads_in(model, few).number == after.number < before.number
-    assert after.mixes is False
+    assert reads_in(model, few).num_reads == after.num_reads < before.num_reads
+    assert after.mixes_devices is False
     if name == "qwen2_5_vl":
-        assert before.number > 70
-        assert after.number == 7
-    assert TOWERS[model].reads[0] > TOWERS[model].reads[1]
+        assert before.num_reads > 70
+        assert after.num_reads == 7
+    assert PROVEN_TOWERS[model].num_host_reads[0] > PROVEN_TOWERS[model].num_host_reads[1]
     for one, other in zip(outcome(model, plain), outcome(model, ours), strict=True):
         assert float((one - other).abs().max()) <= 1e-6
 
@@ -107,23 +107,23 @@ def test_only_the_model_that_was_shown_gets_the_values_of_its_own_tower() -> Non
 
 def test_values_that_change_outputs_are_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values of another order of windows would mix patches of an image, and the loss would look normal."""
-    make = Tower.__call__
+    make = TowerInputs.__call__
 
-    def backwards(self: Tower, media: Any) -> dict[str, Any]:
+    def backwards(self: TowerInputs, media: Any) -> dict[str, Any]:
         values = make(self, media)
         return {**values, "tower_image_window_index": values["tower_image_window_index"].flip(0)}
 
-    monkeypatch.setattr(towers.Tower, "__call__", backwards)
+    monkeypatch.setattr(towers.TowerInputs, "__call__", backwards)
     model, encoder, _ = guarded("qwen2_5_vl")
     assert encoder.towers == []
-    assert model not in TOWERS
+    assert model not in PROVEN_TOWERS
 
 
 def test_text_and_models_without_grids_have_no_tower() -> None:
     for name in ("qwen2", "gemma3"):
         model, encoder, _ = guarded(name)
         assert encoder.towers == []
-        assert model not in TOWERS
+        assert model not in PROVEN_TOWERS
 
 
 def test_reads_are_counted_by_their_line_and_those_of_kept_tensors_are_not() -> None:
@@ -136,13 +136,13 @@ def test_reads_are_counted_by_their_line_and_those_of_kept_tensors_are_not() -> 
         int(values.max())
         (kept[1:] - kept[:-1]).tolist()
         values[values.argsort()]
-    assert reads.number == 5
-    assert len(reads.places) == 5
-    assert all(place.startswith("test_tower.py:") for place in reads.places)
-    assert not reads.mixes
+    assert reads.num_reads == 5
+    assert len(reads.reads_by_line) == 5
+    assert all(place.startswith("test_tower.py:") for place in reads.reads_by_line)
+    assert not reads.mixes_devices
     with HostReads([kept]) as reads:
         values + kept  # on a GPU: two devices
-    assert reads.mixes
+    assert reads.mixes_devices
 
 
 def test_small_tensors_move_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_a_part_of_a_large_tensor_moves_alone() -> None:
     large = torch.arange(1000)
     parts = [large[:3], large[5:7]]
     sizes: list[int] = []
-    found = moved(parts, lambda one: sizes.append(len(one)) or one.clone())  # type: ignore[func-returns-value]
+    found = moved_together(parts, lambda one: sizes.append(len(one)) or one.clone())  # type: ignore[func-returns-value]
     assert sizes == [3, 2]
     assert found[id(parts[1])].tolist() == [5, 6]
 
@@ -180,12 +180,12 @@ def test_a_part_of_a_large_tensor_moves_alone() -> None:
 def test_empty_segments_follow_the_last_and_too_many_are_refused() -> None:
     ends = torch.tensor([0, 3, 5, 9], dtype=torch.int32)
     batch = {"input_ids": torch.zeros(1, 9), "cu_seq_lens_q": ends, "max_length_q": 4, "max_seqlen_q": torch.tensor(4)}
-    filled = with_segments(batch, 5)
+    filled = padded_boundaries(batch, 5)
     assert filled["cu_seq_lens_q"].tolist() == [0, 3, 5, 9, 9, 9]
     assert filled["cu_seq_lens_q"].dtype == torch.int32
     assert (filled["max_length_q"], int(filled["max_seqlen_q"])) == (9, 9)
     with pytest.raises(ValueError, match=r"3 members and paddings, more than pad_segments=2: .*packing.max_members=1"):
-        with_segments(batch, 2)
+        padded_boundaries(batch, 2)
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llama"])
@@ -198,7 +198,7 @@ def test_fake_tensors_go_through_a_forward_and_the_host_reads_only_in_these_line
     inputs = batch.model_inputs(model, labels=False)
     with HostReads([value for key, value in inputs.items() if "_cu_" in key]) as reads, torch.no_grad():
         model(**inputs)
-    lines = {place.split(":")[0] for place in reads.places}
+    lines = {place.split(":")[0] for place in reads.reads_by_line}
     assert lines <= {f"modeling_{name}.py", "import_utils.py", "masking_utils.py"}
     text = make_batch(name, [[member for member in members if not member.media]], width=64).model_inputs(model)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():

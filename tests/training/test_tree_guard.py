@@ -79,9 +79,9 @@ def test_a_model_is_tried_with_trees_and_with_its_first_tree(
     loss.backward()
     (trial,) = guarded.trials
     print(trial)
-    assert trial.is_shown
-    assert [one.others for one in trial.moved] == [0.0]
-    assert max(trial.alone.shares) < 1e-4
+    assert trial.is_conclusive
+    assert [one.others_change for one in trial.output_changes] == [0.0]
+    assert max(trial.finding.relative_differences) < 1e-4
     plain = encoder.encode("q", conversations())
     assert plain is not None
     assert torch.isfinite(model(**encoder.batch([plain]).model_inputs(model, labels=False)).logits).all()

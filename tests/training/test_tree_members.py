@@ -13,7 +13,7 @@ from energon_pack.samples.member import MemberInput, Shared
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.template import Template
 from energon_pack.training.encoded import BadPack
-from energon_pack.training.member_encoder import Encoded, MemberEncoder, Unread
+from energon_pack.training.member_encoder import Encoded, MemberEncoder, UnreadMember
 from energon_pack.training.pack_encoder import PackEncoder
 from energon_pack.training.pixels import Pixels
 from energon_pack.training.rope import RopeRule, rope_of
@@ -67,7 +67,10 @@ def test_what_a_lost_member_shared_is_brought_by_the_next(template: Template, in
     encoder = PackEncoder(MADE, template.input_rules, tokens_per_second=2, on_bad_member="drop")
     kept: list[list[str]] = []
     for index in range(len(inputs)):
-        for bad in (Unread(inputs[index].sample_id, OSError("gone"), inputs[index].shared), broken(inputs[index])):
+        for bad in (
+            UnreadMember(inputs[index].sample_id, OSError("gone"), inputs[index].shared),
+            broken(inputs[index]),
+        ):
             pack = encoder.encode("p", [*inputs[:index], bad, *inputs[index + 1 :]])
             assert pack is not None
             rest = [one for i, one in enumerate(inputs) if i != index]

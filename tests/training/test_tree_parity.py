@@ -21,7 +21,7 @@ from energon_pack.training.layout import IGNORE, RowForm, loss_weights
 from energon_pack.training.probe_batches import ProbeTree, tree_batch
 from energon_pack.training.proof import try_class
 from energon_pack.training.tree_attention import use_tree_attention
-from energon_pack.training.tree_rows import neat_trees, paths, refuse_unlike
+from energon_pack.training.tree_rows import neat_trees, refuse_unlike, token_places
 from support.emulated_flash import flash_attn_varlen_func
 from support.marks import slow
 from support.tiny import alone, make_model
@@ -56,7 +56,7 @@ def batch_of(model: Any, tree: ProbeTree, **form: Any) -> PackedBatch:
     refuse_unlike(tokens, [one.sample_id for one in tree.samples])
     rows = [tokens, tokens[:3]]
     batch = PackedBatch(neat_trees(rows, RowForm(rope=has_rope_rows(model), **form)))
-    return PackedBatch(batch | join([*tree.added, *tree.added[:3]]))
+    return PackedBatch(batch | join([*tree.added_media, *tree.added_media[:3]]))
 
 
 @pytest.mark.parametrize(("name", "how"), CASES)
@@ -102,7 +102,7 @@ def gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
 
 def places_of(tree: ProbeTree, num: int) -> list[Tensor]:
     tokens = [one.tokens for one in tree.samples[:num]]
-    return paths([len(one) for one in tokens], [one.shared_len for one in tokens])
+    return token_places([len(one) for one in tokens], [one.shared_len for one in tokens])
 
 
 @pytest.mark.parametrize("shifted", [False, True])
@@ -185,8 +185,8 @@ def test_the_test_of_a_class_finds_each_fault(fault: Any, name: str, monkeypatch
     finding = try_class(model, tree)
     print(fault.__name__, finding)
     assert finding.mixes
-    assert min(finding.loss or 0, finding.gradients or 0) > 10 * finding.tolerance
-    assert fault is not of_the_tree or finding.alone < 1e-5
+    assert min(finding.loss_difference or 0, finding.gradient_difference or 0) > 10 * finding.tolerance
+    assert fault is not of_the_tree or finding.output_difference < 1e-5
 
 
 @pytest.mark.parametrize("how", ["sdpa", "varlen"])
@@ -196,12 +196,12 @@ def test_a_fork_right_before_an_answer_shows_in_loss_and_gradients_alone(how: st
     tree = tiny_tree("llama", model)
     late = tree.samples[2]
     late = replace(late, tokens=replace(late.tokens, shared_len=late.tokens.shared_len + 1))
-    wrong = ProbeTree([*tree.samples[:2], late, *tree.samples[3:]], tree.added)
+    wrong = ProbeTree([*tree.samples[:2], late, *tree.samples[3:]], tree.added_media)
     finding = try_class(model, wrong)
     print(finding)
     assert finding.mixes
-    assert finding.alone < 1e-5
-    assert min(finding.loss or 0, finding.gradients or 0) > 10 * finding.tolerance
+    assert finding.output_difference < 1e-5
+    assert min(finding.loss_difference or 0, finding.gradient_difference or 0) > 10 * finding.tolerance
     with pytest.raises(ValueError, match=r"trains its token .* with which a branch begins"):
         refuse_unlike([one.tokens for one in wrong.samples], ["s"] * len(wrong.samples))
 

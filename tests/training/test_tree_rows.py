@@ -14,7 +14,7 @@ from energon_pack.config import Rope
 from energon_pack.loading.task_encoder import inputs_of
 from energon_pack.plan.settings import Share
 from energon_pack.training.layout import IGNORE, Member, RowForm, has_trees, loss_weights, neat
-from energon_pack.training.tree_rows import merge, neat_trees, refuse_unlike
+from energon_pack.training.tree_rows import merge_members, neat_trees, refuse_unlike
 from support.alone import demo_model
 from support.marks import first_of
 from support.packed import demo_config, packed, train
@@ -137,7 +137,7 @@ def test_positions_of_shared_tokens_have_to_agree() -> None:
     other = Member(torch.arange(4), torch.full((4,), IGNORE), torch.zeros(4), rows + 1, shared_len=2)
     with pytest.raises(ValueError, match="differ in their positions"):
         refuse_unlike([some, other], ["a", "b"])
-    assert merge([some]).row.rope is not None
+    assert merge_members([some]).tokens.rope is not None
 
 
 # Packs that share beginnings, written and read by Energon: a step on them is a step on their samples alone.

@@ -26,7 +26,7 @@ from energon_pack.templates.tokens.added import without_first
 from energon_pack.training import batch as batches
 from energon_pack.training.batch import PackedBatch, source_losses, total_weight, weighted_loss
 from energon_pack.training.encoded import BadPack, Pack, refuse_weights
-from energon_pack.training.layout import IGNORE, Member, RowForm, loss_weights, neat, rows_of, thd
+from energon_pack.training.layout import IGNORE, Member, RowForm, loss_weights, member_rows, neat, thd
 from energon_pack.training.member_encoder import Encoded, MemberEncoder
 from support.tiny import alone, make_batch, make_members, make_model
 from support.weighted import turns
@@ -70,7 +70,7 @@ def test_weights_stand_beside_their_tokens_in_each_layout(kind: str | None, a: l
     assert thd([A, B], RowForm(weights=kind))["loss_mask"][0].tolist() == pytest.approx(shifted)
     gaps = [*a[1:], 0, *b[1:], 0, 0]
     assert thd([A, B], RowForm(weights=kind, multiple=4))["loss_mask"][0].tolist() == pytest.approx(gaps)
-    rows = rows_of([A, B], RowForm(weights=kind))["loss_mask"]
+    rows = member_rows([A, B], RowForm(weights=kind))["loss_mask"]
     assert rows.tolist() == [pytest.approx([*a[1:], 0]), pytest.approx([*b[1:], 0, 0])]
 
 
@@ -115,7 +115,7 @@ def test_what_the_weights_of_a_sample_come_to(weights: list[float], factor: floa
 @pytest.mark.parametrize("shifted", [False, True])
 def test_a_models_own_loss_is_not_taken_for_the_weighted_one(shifted: bool, caplog: pytest.LogCaptureFixture) -> None:
     """`loss_weight=sample` was ignored by `model(**inputs).loss` without a word."""
-    batches._warn_of_weights.cache_clear()
+    batches._warn_of_missing_loss.cache_clear()
     model = make_model("llama")
     members = make_members("llama", model)
     with caplog.at_level(logging.WARNING), torch.no_grad():
@@ -132,7 +132,7 @@ def test_a_models_own_loss_is_not_taken_for_the_weighted_one(shifted: bool, capl
 
 def test_labels_are_left_out_where_they_are_not_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     """Recipes make the loss themselves: a model's own beside it would cost its time, and nothing has to be said."""
-    batches._warn_of_weights.cache_clear()
+    batches._warn_of_missing_loss.cache_clear()
     model = make_model("llama")
     members = make_members("llama", model)
     for form in ({}, {"weights": "token"}):

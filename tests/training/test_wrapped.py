@@ -145,7 +145,7 @@ def test_members_and_words() -> None:
     """Padding is no member; special tokens and image tokens stay, or a model would look for other images."""
     found = asked(labels=IDS, logits_to_keep=1)
     assert found.members == [MemberSpan(0, 0, 4), MemberSpan(0, 4, 8), MemberSpan(0, 8, 11)]
-    assert found.changed == [MemberSpan(0, 0, 4)]
+    assert found.changed_members == [MemberSpan(0, 0, 4)]
     assert not {"labels", "logits_to_keep"} & found.as_is.keys()
     other = found.other_words["input_ids"]
     assert (other != IDS).tolist() == [[True] * 4 + [False] * 9]
@@ -161,7 +161,7 @@ def test_the_last_member_stays_where_there_are_others() -> None:
     five = torch.arange(10, 20)[None], torch.tensor([[0, 1] * 5])
     found = trial_inputs({"input_ids": five[0], "position_ids": five[1]}, SimpleNamespace(), MEDIA)
     assert found is not None
-    assert [one.start for one in found.changed] == [0, 4]
+    assert [one.start for one in found.changed_members] == [0, 4]
 
 
 def test_pixels_of_the_first_and_the_last_picture() -> None:
