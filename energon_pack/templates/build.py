@@ -37,7 +37,7 @@ _ORDINARY = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "
 
 @errors_only()
 def build(settings: TemplateSettings, folder: Path) -> Template:
-    """Build the template for the processor in a folder, with a family's rules or with those that ask the processor."""
+    """Build the template for the processor in a folder, with the media rules that `model.template` names."""
     with importing():
         prepare_torchvision()
     model = settings.model
@@ -89,7 +89,7 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
 def _settings(
     settings: TemplateSettings, files: "_Files", empty: ProcessorSettings, chat_template: str
 ) -> ProcessorSettings:
-    """Return the settings of a processor, with the changes of the nodes `model` and `media`."""
+    """Return the processor's settings, changed by the config's nodes `model` and `media`."""
     model, media = settings.model, settings.media
     values = {**files.processor, **model.processor_kwargs}  # as from_pretrained does
     tokens = {name: text for name, text in files.tokenizer.special_tokens_map.items() if isinstance(text, str)}
@@ -117,7 +117,7 @@ def _settings(
 
 
 def _refuse_misfits(template: Template, model: ModelConfig, where: str) -> None:
-    """Raise PackError where the tokenizer lacks a token, or the chat template reads no such variable."""
+    """Raise PackError if the tokenizer lacks a token for media, or the chat template does not read a given variable."""
     rules, variables = template.rules, template.spec.variables
     name = class_of(Path(template.spec.processor.folder))
     if model.template not in (*ASKED, "text", family_of(name) or model.template):
@@ -141,7 +141,7 @@ def _refuse_misfits(template: Template, model: ModelConfig, where: str) -> None:
 
 @lru_cache(maxsize=1)
 def _own_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
-    """Copy a tokenizer, which takes 0.5 to 2 s: a full processor's call may leave it padding or cutting texts."""
+    """Return a copy of a tokenizer, which takes 0.5 to 2 s: a processor's call may leave the original padding texts."""
     return Tokenizer.from_str(tokenizer.to_str())
 
 
@@ -160,7 +160,7 @@ class _Files:
 
 
 def _of_folder(folder: Path, kwargs: dict[str, Any], where: str) -> _Files:
-    """Read the files once for all families, without the full processor, which usually needs torchvision."""
+    """Read a processor's folder, once for all families, without the full processor, which usually needs torchvision."""
     return _read(os.fspath(folder), json.dumps(kwargs), where, state_of(folder))
 
 
@@ -190,7 +190,7 @@ def _read(name: str, settings: str, where: str, state: str) -> _Files:
 
 
 def _of_full(processor: ProcessorSettings, where: str) -> _Files:
-    """Read the files through the full processor, which may add tokens to its tokenizer."""
+    """Take the settings from the full processor, which may have added tokens to its tokenizer."""
     try:
         full = full_processor(processor)
     except Exception as error:  # any class of any processor may be behind it
@@ -214,8 +214,9 @@ def _of_full(processor: ProcessorSettings, where: str) -> _Files:
 
 
 def _chat_templates(setting: str | None, files: _Files, where: str) -> tuple[str, str]:
-    """Return the chat template of conversations, and that of conversations with tools if it is another, as transformers
-    takes them: of several templates a tokenizer takes `tool_use` for tools, and a processor takes `default` for all.
+    """Return the chat template of conversations, and another one for conversations with tools, or "" if it is the same.
+
+    As in transformers, a tokenizer takes its `tool_use` for tools, and a processor takes its `default` for all.
 
     Args:
         setting: a template, or the name of one of several; None: the processor's own.
@@ -243,7 +244,7 @@ def _check_fast(tokenizer: Any, where: str) -> None:
 
 
 def _own_settings(folder: Path) -> dict[str, Any]:
-    """Return a processor's own settings; empty for a folder with only a tokenizer."""
+    """Return the settings of transformers' processor class; empty for a folder with only a tokenizer."""
     from transformers import ProcessorMixin
 
     try:
@@ -254,7 +255,7 @@ def _own_settings(folder: Path) -> dict[str, Any]:
 
 
 def _adds_its_own(template: Template, tokenizer: Any) -> bool:
-    """Say whether the tokenizer adds special tokens around a text, as `apply_chat_template(tokenize=True)` decides."""
+    """Say whether the tokenizer adds special tokens to a rendered text in `apply_chat_template(tokenize=True)`."""
     try:
         text = template.render(Sample(_ORDINARY, [])).text
     except Skip:  # its processor takes no text alone
@@ -264,7 +265,7 @@ def _adds_its_own(template: Template, tokenizer: Any) -> bool:
 
 
 def _rules(family: type[MediaRules], processor: ProcessorSettings, model: ModelConfig) -> MediaRules:
-    """Return the family's rules, tried out before any sample is measured."""
+    """Return the family's rules for a processor, after a try with example media; raises PackError if it fails."""
     try:
         rules = family(processor)
         rules.try_out()
@@ -281,14 +282,14 @@ def _rules(family: type[MediaRules], processor: ProcessorSettings, model: ModelC
 
 
 def _video(folder: Path, processor: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the video settings where transformers looks for them; without any, the image settings serve."""
+    """Read the video settings from where transformers looks for them; if there are none, return the image settings."""
     if isinstance(processor.get("video_processor"), dict):
         return dict(processor["video_processor"])
     return settings_in(folder / "video_preprocessor_config.json") or settings_in(folder / "preprocessor_config.json")
 
 
 def _merged(*layers: Mapping[str, Any], has_old_names: bool) -> dict[str, Any]:
-    """Merge settings; later ones override earlier ones, and settings in `size` one by one."""
+    """Merge settings: later ones override earlier ones, and the settings within `size` one by one."""
     merged: dict[str, Any] = {}
     for layer in layers:
         size = {**(merged.get("size") or {}), **(layer.get("size") or {})}

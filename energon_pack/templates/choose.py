@@ -43,7 +43,7 @@ _BESIDE = {
 
 @dataclass(frozen=True)
 class TriedTemplate:
-    """Rules that were tried and rejected."""
+    """A family of media rules that was tried and rejected, and why."""
 
     template: str
     why_not: str
@@ -51,7 +51,7 @@ class TriedTemplate:
 
 @dataclass(frozen=True)
 class TemplateChoice:
-    """The chosen rules for a model's media and their comparison; kept beside the template, and reported."""
+    """Which media rules were chosen for a model, and how they compared with its processor; saved with the template."""
 
     template: str  # a name in FAMILIES
     processor: str = ""  # the class of the processor
@@ -66,7 +66,7 @@ class TemplateChoice:
     ends_answers: bool = True
 
     def lines(self, asked: str) -> list[str]:
-        """Return the lines that a run prints about it before samples are measured."""
+        """Return the lines that a run prints about it before samples are measured; `asked`: `model.template`'s value."""
         lines = [
             f"{_NAMES[kind]} of {self.processor} can't be measured: {why}"
             for kind, why in self.left_out.items()
@@ -95,7 +95,7 @@ class _Candidate:
 
     @property
     def exact(self) -> set[str]:
-        """Return the kinds of media that it counts as the full processor does; none if even a text differs."""
+        """Return the kinds of media that these rules count as the full processor does; none if even a text differs."""
         if self.outcomes["text"].difference:
             return set()
         return {kind for kind, outcome in self.outcomes.items() if kind != "text" and outcome.is_exact}
@@ -117,7 +117,8 @@ def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Template
     """Build the template of a model with its family's rules if they are exact, else with the next exact ones.
 
     Args:
-        settings: their `model.template` is a family, or AUTO.
+        settings: `model.template` names a family, or is AUTO.
+        folder: the processor's.
 
     Raises:
         PackError: no rules are exact, or the processor belongs to another family.
@@ -168,7 +169,7 @@ def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Template
 
 
 def _templates(settings: TemplateSettings, folder: Path, tried: list[TriedTemplate]) -> Iterator[Template]:
-    """Yield templates in the order in which they are tried; `tried` gets those that can't be asked."""
+    """Yield the template with each family's rules, in the order of the trials; add those that fail to `tried`."""
     name = settings.model.template
     first = family_of(class_of(folder)) if name == AUTO else name
     for family in dict.fromkeys(filter(None, (first, *ASKED))):
@@ -181,7 +182,7 @@ def _templates(settings: TemplateSettings, folder: Path, tried: list[TriedTempla
 
 
 def _why_left_out(kind: str, candidates: Sequence[_Candidate]) -> str:
-    """Return the reason of the last candidate that has one for a kind of media."""
+    """Return why no rules count a kind of media: the reason of the last candidate that has one."""
     for candidate in reversed(candidates):
         outcome = candidate.outcomes.get(kind, Outcome())
         if why := outcome.difference or outcome.refusal or candidate.template.rules.why_not.get(kind):
@@ -190,7 +191,7 @@ def _why_left_out(kind: str, candidates: Sequence[_Candidate]) -> str:
 
 
 def _nothing_fits(tried: list[TriedTemplate], folder: Path, where: str) -> str:
-    """Say in one line why no rules count a processor's media; a reason that all share is said once."""
+    """Return the error message for a processor whose media no rules count; a reason that all share is said once."""
     names: dict[str, list[str]] = {}
     for item in tried:
         names.setdefault(item.why_not, []).append(item.template)
@@ -209,13 +210,13 @@ def _nothing_fits(tried: list[TriedTemplate], folder: Path, where: str) -> str:
 
 
 def refuse_damaged(folder: Path) -> None:
-    """Raise PackError if a file of a processor's folder holds no settings."""
+    """Raise PackError if a JSON file in a processor's folder can't be read, or holds no object."""
     for name in _FILES:
         settings_in(folder / name)
 
 
 def refuse_other_class(expected: str | None, folder: Path, where: str) -> None:
-    """Raise PackError if transformers knows a processor's class, and it is not the model's (`processor_class`)."""
+    """Raise PackError if a processor is of another class of transformers than the model expects."""
     name = class_of(folder)
     if expected and name != expected and name in known_classes():
         raise PackError(
@@ -225,7 +226,7 @@ def refuse_other_class(expected: str | None, folder: Path, where: str) -> None:
 
 
 def refuse_unpackable(folder: Path, where: str) -> None:
-    """Raise PackError if each model class of a processor has inputs with which members can't be kept apart."""
+    """Raise PackError if every model class for a processor has inputs through which packed samples see each other."""
     reasons = {make.__name__: _why_not(make) for make in models_of(folder)}
     if reasons and all(reasons.values()):
         name, why = next(iter(reasons.items()))

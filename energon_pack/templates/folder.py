@@ -15,7 +15,7 @@ _OF_A_PROCESSOR = ("*processor_config.json", "tokenizer*", "vocab*", "*.model", 
 
 
 def local_folder(processor: str, revision: str | None = None) -> Path:
-    """Return the folder of a processor; a hub id is downloaded. Raises PackError if there is neither."""
+    """Return the folder of a processor, given as a path or as a hub id, which is downloaded; raises PackError."""
     refuse_missing_folder(processor)
     folder = Path(processor).expanduser()
     if folder.is_dir():
@@ -34,7 +34,7 @@ def local_folder(processor: str, revision: str | None = None) -> Path:
 
 
 def refuse_missing_folder(processor: str) -> None:
-    """Raise PackError if a processor can only be a folder, and the folder is missing; or is of something else."""
+    """Raise PackError if a processor is a path, and there is no such folder, or no processor in it."""
     is_path = processor.startswith(("/", ".", "~")) or processor.count("/") > 1
     if is_path and not Path(processor).expanduser().is_dir():
         raise PackError(f"model.processor={processor}: no such folder{near_path(processor)}")
@@ -50,22 +50,22 @@ def settings_files(folder: Path) -> list[Path]:
 
 
 def state_of(folder: Path) -> str:
-    """Return a text that changes whenever the files of a processor change."""
+    """Return a text that changes whenever a file of a processor changes: paths, sizes and times."""
     return str([(os.fspath(path), path.stat().st_size, path.stat().st_mtime_ns) for path in settings_files(folder)])
 
 
 def has_media(folder: Path) -> bool:
-    """Say whether the folder of a processor has parts for media beside the tokenizer."""
+    """Say whether a processor's folder has settings for media, and not only a tokenizer."""
     return any((folder / name).exists() for name in ("preprocessor_config.json", "processor_config.json"))
 
 
 def class_of(folder: Path) -> str:
-    """Return the class name of a processor from its folder."""
+    """Return the class name of a processor from its files; `processor` if they name none."""
     return str(first_setting(folder, PROCESSOR_FILES, "processor_class") or "processor")
 
 
 def first_setting(folder: Path, names: Sequence[str], key: str) -> Any:
-    """Return the value of a key from the first of these files that has it."""
+    """Return the value of a key in the first of these JSON files that has it; None: none has it."""
     for name in names:
         if value := settings_in(folder / name).get(key):
             return value
@@ -73,7 +73,7 @@ def first_setting(folder: Path, names: Sequence[str], key: str) -> Any:
 
 
 def settings_in(file: Path) -> dict[str, Any]:
-    """Return the settings of a JSON file, none if there is no such file; raises PackError if it holds no object."""
+    """Return the object in a JSON file; empty if there is no such file; raises PackError if it holds no object."""
     if not file.is_file():
         return {}
     try:

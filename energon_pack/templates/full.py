@@ -40,7 +40,7 @@ def prepare_torchvision() -> Any:
 
 @contextmanager
 def errors_only() -> Iterator[None]:
-    """Make transformers log only errors and give no warnings in this context; other code's warnings are not lost.
+    """In this context transformers logs only errors and gives no warnings; the warnings of other code are not lost.
 
     Processors warn about their own settings. If Python turns warnings into errors, they would refuse all media.
     """
@@ -59,7 +59,7 @@ def errors_only() -> Iterator[None]:
 
 
 class InFolder(Protocol):
-    """A processor, by its folder and the arguments to load it with."""
+    """A processor's folder, and the arguments of `from_pretrained`."""
 
     @property
     def folder(self) -> str: ...
@@ -69,8 +69,9 @@ class InFolder(Protocol):
 
 
 def full_processor(processor: InFolder) -> Any:
-    """Load the processor with its tokenizer and media processors, or a folder's tokenizer if it holds no more; all
-    callers share it, so none may change it.
+    """Load transformers' processor, or only the tokenizer of a folder without media parts.
+
+    It is shared by all callers, so none may change it.
 
     Raises:
         ImportError: it needs a package that is not here, torchvision for most.
@@ -90,10 +91,10 @@ def _loaded(folder: str, kwargs: str, state: str) -> Any:
 
 
 def models_of(folder: Path) -> Iterator[Any]:
-    """Yield the model classes for media and text that go with a processor.
+    """Yield transformers' classes of the models for media and text that a processor serves.
 
     Args:
-        folder: the processor's folder, perhaps with a model's config.json: one processor may serve several models.
+        folder: the processor's; a config.json in it says which one of these models it is.
     """
     models, processors = _auto("modeling"), _auto("processing")
     import transformers
@@ -110,7 +111,7 @@ def models_of(folder: Path) -> Iterator[Any]:
 
 
 def known_classes() -> set[str]:
-    """Return the names of transformers' own classes of processors."""
+    """Return the names of all processor classes in transformers."""
     return set(_auto("processing").PROCESSOR_MAPPING_NAMES.values())
 
 

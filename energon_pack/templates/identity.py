@@ -22,7 +22,7 @@ _WITHOUT_REASONING = 2
 
 @dataclass(frozen=True)
 class TemplateSpec:
-    """The parts of a template except its tokenizer: plain data, kept as JSON beside tokenizer.json."""
+    """All parts of a template except its tokenizer, as plain data: saved as JSON beside tokenizer.json."""
 
     family: str
     chat_template: str
@@ -40,18 +40,18 @@ class TemplateSpec:
 
     @property
     def chat_templates(self) -> list[str]:
-        """Return the chat templates that conversations are rendered with."""
+        """Return the chat template, and that for conversations with tools if it is another one."""
         return [self.chat_template, *filter(None, [self.tool_template])]
 
     @property
     def variables(self) -> frozenset[str]:
-        """Return the names of the chat templates' variables, besides those of the conversation."""
+        """Return the names of the variables that the chat templates read, besides the conversation and its tools."""
         return frozenset().union(*map(variables_in, self.chat_templates))
 
 
 @dataclass(frozen=True)
 class Identity:
-    """The fingerprints of a template, readable without its tokenizer: kept as JSON beside the template."""
+    """What identifies a template in caches and packs: hashes and label settings, readable without its tokenizer."""
 
     fingerprints: dict[str, str]  # a hash for each thing that a length depends on
     labels: dict[str, Any]  # settings of `labels`, which decide the number of trained tokens
@@ -67,7 +67,9 @@ class Identity:
 def fingerprints_of(
     spec: TemplateSpec, tokenizer: str, rules: Mapping[str, Any], kinds: Collection[str]
 ) -> dict[str, str]:
-    """Return a hash for each thing that a length depends on."""
+    """Return the hashes of the tokenizer (its JSON), the chat template, the media rules and whatever else decides
+    lengths.
+    """
     ends = [] if spec.document_end is None else [spec.document_end]
     thoughts = ["history without thoughts"] if spec.labels.think is Think.drop_history else []
     chat: list[Any] = [*ends, *thoughts, *spec.chat_templates, spec.processor.tokens, spec.chat_template_kwargs]
@@ -86,11 +88,11 @@ def fingerprints_of(
 
 
 def rules_version(chat_template: str) -> int:
-    """Return the version of the rules that the lengths of a chat template depend on."""
+    """Return the version of the package's rules that lengths by this chat template depend on."""
     return RULES_VERSION if any(name in chat_template for name in ("reasoning", "thinking")) else _WITHOUT_REASONING
 
 
 def hash_of(value: Any) -> str:
-    """Return a short hash of a text, or of a value as JSON."""
+    """Return a hash of 16 hexadecimal digits of a text, or of a value as JSON."""
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

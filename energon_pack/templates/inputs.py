@@ -49,7 +49,7 @@ _TEXTS = (
 
 
 def input_rules_of(template: Template) -> InputRules:
-    """Return what training needs of a template."""
+    """Return the rules by which training makes a model's inputs from tokens and media, without the template itself."""
     spec, rules = template.spec, template.rules
     names = rules.holders
     known = dict.fromkeys([*template.special, *spec.processor.tokens.values(), *names.values()])
@@ -84,7 +84,7 @@ def input_rules_of(template: Template) -> InputRules:
 
 
 def trial_of(template: Template) -> list[Trial]:
-    """Return small made-up members on which the inputs of media are tried, for each kind that a template takes."""
+    """Return made-up members with each kind of media that a template takes, to try a processor or a model with."""
     kinds = [kind for kind in KINDS if kind in template.media_tokens]
     trial = [*_probes(template, kinds)]
     for kind in kinds:
@@ -102,7 +102,7 @@ def trial_of(template: Template) -> list[Trial]:
 
 
 def _probes(template: Template, kinds: Sequence[str]) -> Iterator[Trial]:
-    """Yield members for a model: of text, and with a medium of each kind."""
+    """Yield members to try a model with: two of text, and others with a medium of each kind."""
     each: list[tuple[str, list[Media]]] = [("", [])]
     for kind in kinds:
         each.append((kind, _sizes(template, kind)[0] if kind != AUDIO.kind else [_sound(template, _SHORT)]))
@@ -119,7 +119,7 @@ def _probes(template: Template, kinds: Sequence[str]) -> Iterator[Trial]:
 
 
 def _of_media(template: Template, purpose: str, kind: str, media: Sequence[Media]) -> list[Trial]:
-    """Return the member of these media; none where the rules of media refuse a size."""
+    """Return a member that only has these media, without text; none if the rules of media refuse a size."""
     try:
         seen = template.seen(media, template.num_features(media))
     except Skip:
@@ -128,7 +128,7 @@ def _of_media(template: Template, purpose: str, kind: str, media: Sequence[Media
 
 
 def _sizes(template: Template, kind: str) -> list[list[Media]]:
-    """Return media of one kind, in several sizes and numbers."""
+    """Return lists of media of one kind, each for one member, in several sizes and numbers."""
     if kind == IMAGE.kind:
         return [[Media(kind, *size) for size in sizes] for sizes in _IMAGES]
     if kind == VIDEO.kind:
@@ -140,7 +140,7 @@ def _sizes(template: Template, kind: str) -> list[list[Media]]:
 
 
 def _clip(template: Template, num_frames: int, width: int, height: int) -> Media:
-    """Return a video; with `media.num_frames` every video has that many frames."""
+    """Return a video with all its frames chosen; with `media.num_frames` every video has that many."""
     number = template.spec.media.num_frames or num_frames
     return Media(VIDEO.kind, width, height, "mp4", number, _FPS, tuple(range(number)))
 
@@ -159,7 +159,7 @@ def _heard(template: Template, video: Media, seconds: float) -> Media:
 
 
 def tokens_of(template: Template, member: MemberInput, engine: str = "auto") -> MemberTokens:
-    """Render and tokenize a member that was in no pack.
+    """Render and tokenize a member that comes from no pack, such as an unpacked sample or another tool's pack.
 
     Raises:
         LengthError: it has another length than it was measured with.
@@ -176,7 +176,7 @@ def tokens_of(template: Template, member: MemberInput, engine: str = "auto") -> 
 
 
 def sample_of(member: MemberInput) -> Sample:
-    """Return a member in the form that a template renders; media that are not decoded yet are read by their headers."""
+    """Return a member as a sample that a template can render; the headers of media that are not decoded are read."""
     member.refuse_missing()
     files = {kind: each for kind, each in member.media.items() if kind != IMAGE.kind}
     media = {
@@ -195,7 +195,7 @@ def sample_of(member: MemberInput) -> Sample:
 
 
 def _order(messages: list[dict[str, Any]], kinds: Sequence[str]) -> list[str]:
-    """Return the kinds of media in the order of their placeholders."""
+    """Return the kinds of a conversation's media in the order of their placeholders."""
     contents = [message["content"] for message in split_content(messages, kinds)]
     parts = [part for content in contents if not isinstance(content, str) for part in content]
     return [part["type"] for part in parts if part["type"] != "text"]

@@ -33,10 +33,10 @@ from energon_pack.templates.settings import Alpha, MediaConfig
 
 
 class Preparation:
-    """Prepares media for one model."""
+    """Prepares media for one model's processor: chooses frames, and changes sizes and pixels."""
 
     def __init__(self, family: str, media: MediaConfig, rules: MediaRules):
-        """Read the run's settings for all media; raises PackError like the preprocessors."""
+        """Read the run's `media.*` settings; raises PackError if the preprocessors that they name can't be used."""
         self.rules = rules
         self._family, self._run = family, media
         self.factor = int(rules.settings.get("factor") or 1)
@@ -45,7 +45,7 @@ class Preparation:
         self.looks = {IMAGE.kind: _look_of(media.image, media), VIDEO.kind: _look_of(media.video, media)}
 
     def choose_frames(self, video: Media) -> list[int]:
-        """Choose the frames of a video that the model sees; measuring and decoding both call this."""
+        """Return the indices of the frames that the model sees of a video; measuring and decoding both call this."""
         if video.frames:
             return list(video.frames)
         if video.settings is None:
@@ -57,7 +57,7 @@ class Preparation:
         return [first + index for index in self.choose_frames(replace(video, num_frames=total, settings=None))]
 
     def _with_the_runs(self, settings: MediumSettings) -> MediumSettings:
-        """Return a record's settings for the frames of a video, completed by the run's."""
+        """Return a video's own settings for the choice of frames, with the run's where it has none."""
         run = self._run
         return replace(
             settings,
@@ -68,17 +68,17 @@ class Preparation:
 
     @property
     def prepares_frames(self) -> bool:
-        """Whether `media.video` chooses frames instead of the processor."""
+        """Whether the preprocessor of `media.video` chooses frames in place of the processor."""
         return self._video is not None
 
     def prepare_image(self, image: Image.Image, settings: MediumSettings | None = None) -> Image.Image:
-        """Decode and prepare an image for the processor: by `media.image`, or by its sample's settings."""
+        """Decode an image and change it by its own settings, or by `media.image`, for the processor."""
         return self._prepared_pixels([image], IMAGE.kind, settings)[0]
 
     def prepare_frames(
         self, frames: Sequence[Image.Image], settings: MediumSettings | None = None
     ) -> list[Image.Image]:
-        """Prepare the chosen frames for the processor: by `media.video`, or by the sample's settings."""
+        """Change the chosen frames of a video by its own settings, or by `media.video`, for the processor."""
         return self._prepared_pixels(frames, VIDEO.kind, settings) if frames else []
 
     def _prepared_pixels(
@@ -89,10 +89,10 @@ class Preparation:
         return [stepped(image, steps, getattr(self._image, "apply", _no_preprocessor)) for image in shown]
 
     def seen(self, media: Sequence[Media], features: Sequence[int] = ()) -> list[SeenMedium]:
-        """Return the media of a sample as the model sees them; a list of frames is one video.
+        """Return a sample's media as the model sees them, with sizes and frames; a list of frames is one video.
 
         Args:
-            features: for each medium that is returned, the number of tokens that hold its features; empty: 0 for all.
+            features: for each returned medium, how many tokens hold its features; empty: 0 for all.
         """
         lists = [*lists_of_frames(media)]
         each = zip(lists, features or [0] * len(lists), strict=True)
@@ -119,7 +119,7 @@ class Preparation:
         )
 
     def _steps(self, medium: Media, num_frames: int) -> tuple[tuple[int, int], list[Step]]:
-        """Return the size of a medium's picture, and the steps to the size that the processor gets."""
+        """Return a picture's own (width, height), and the resizing and cropping before it goes to the processor."""
         settings, size = medium.settings, (medium.width, medium.height)
         if medium.is_turned and not self.looks[medium.kind].is_upright:
             size = size[::-1]
@@ -147,7 +147,7 @@ class Preparation:
         return [*sizes, utils_frame_size(settings, width, height, num_frames, factor)]
 
     def _factor_for(self, settings: MediumSettings) -> int:
-        """Return the pixels of a token's side, for models whose rule takes qwen_vl_utils' settings."""
+        """Return the side of a token in pixels; raises Skip if the model's rules don't take qwen_vl_utils' settings."""
         if self.factor < 2:
             raise Skip(
                 Reason.UNSUPPORTED_MEDIA,
@@ -157,7 +157,7 @@ class Preparation:
         return self.factor
 
     def prepared(self, media: Media, num_frames: int) -> Media:
-        """Return a medium with the size that it has after its sample's settings, `media.*` or resampling."""
+        """Return a medium with the size that the processor gets after the medium's own settings and `media.*`."""
         if media.kind not in (IMAGE.kind, VIDEO.kind):
             return KINDS[media.kind].prepared(media, self.rules.rate)
         before, steps = self._steps(media, num_frames)
@@ -172,7 +172,7 @@ class Preparation:
 
 
 def _look_of(name: str, media: MediaConfig) -> Look:
-    """Return how images are decoded for `media.image`, or frames that are images for `media.video`.
+    """Return how pictures are decoded (background, rotation): images, or the frames of videos that are lists of images.
 
     qwen_vl_utils (its `to_rgb`) puts RGBA on white, no other mode, and knows no EXIF orientation.
     """

@@ -25,23 +25,23 @@ _ANY_FACTOR = 28  # pixels of a token's side, used only to check settings
 
 
 class ImagePreprocessor(Protocol):
-    """Changes an image."""
+    """Changes an image before the processor's own resizing: its size when measuring, its pixels in training."""
 
     def size(self, width: int, height: int) -> tuple[int, int]:
-        """Return width and height afterwards."""
+        """Return the width and height that an image of this size gets."""
 
     def apply(self, image: Image.Image) -> Image.Image:
-        """Do the same to its pixels: return an image of that size."""
+        """Return the image with changed pixels, of the size that `size` returns."""
 
 
 class VideoPreprocessor(Protocol):
-    """Changes a video, and replaces the processor's choice of frames."""
+    """Chooses the frames of a video in place of the processor, and changes their size."""
 
     def choose_frames(self, video: Media) -> list[int]:
         """Return the indices of the frames to keep, ascending."""
 
     def size(self, width: int, height: int, num_frames: int) -> tuple[int, int]:
-        """Return width and height of its frames afterwards, if so many are kept."""
+        """Return the width and height that the frames get if `num_frames` of them are kept."""
 
 
 def image_preprocessor(media: MediaConfig, factor: int) -> ImagePreprocessor | None:
@@ -50,12 +50,12 @@ def image_preprocessor(media: MediaConfig, factor: int) -> ImagePreprocessor | N
 
 
 def video_preprocessor(media: MediaConfig, factor: int) -> VideoPreprocessor | None:
-    """Return the preprocessor that `media.video` names; None for names that only set the processor's own choice."""
+    """Return the preprocessor that `media.video` names; None: the processor chooses frames itself, by its settings."""
     return cast(VideoPreprocessor | None, _make("video", media.video, media, factor, VIDEO_PREPROCESSORS))
 
 
 def check_media(media: MediaConfig) -> None:
-    """Raise PackError like the other functions here, for built-in names, before any model is loaded."""
+    """Raise PackError if the `media` node is invalid, as far as that is known without a model or others' classes."""
     for kind, name, known in (("image", media.image, IMAGE_PREPROCESSORS), ("video", media.video, VIDEO_PREPROCESSORS)):
         if ":" not in name:
             _make(kind, name, media, _ANY_FACTOR, known)
@@ -63,12 +63,12 @@ def check_media(media: MediaConfig) -> None:
 
 
 def image_settings(media: MediaConfig) -> dict[str, Any]:
-    """Return the changes of the `media` node to the settings of the image processor."""
+    """Return the settings that the `media` node changes in the image processor."""
     return {"do_resize": False} if media.image == "qwen_vl_utils" else {}
 
 
 def video_settings(media: MediaConfig) -> dict[str, Any]:
-    """Return the changes of the `media` node to the settings of the video processor."""
+    """Return the settings that the `media` node changes in the video processor."""
     name = media.video
     for owner, key, value in (("fps", "fps", media.fps), ("uniform", "num_frames", media.num_frames)):
         if name == owner and value is None:
@@ -117,7 +117,7 @@ def _refuse_other_models(kind: str, factor: int) -> None:
 
 @dataclass(frozen=True)
 class SizeRule:
-    """A preprocessor whose operation is one of `tokens.OPERATIONS`, so that packs hold its result."""
+    """An image preprocessor that only resizes or crops (`tokens.OPERATIONS`), so packs can store the resulting size."""
 
     #: width and height afterwards, from those before
     size: Callable[[int, int], tuple[int, int]]
@@ -181,7 +181,15 @@ class QwenVLUtilsVideo:
 
 
 def utils_num_frames(settings: MediumSettings, total: int, fps: float) -> int:
-    """Return how many frames qwen_vl_utils takes of a video (its `smart_nframes`); raises Skip below two."""
+    """Return how many frames qwen_vl_utils takes of a video (its `smart_nframes`).
+
+    Args:
+        total: the frames of the video.
+        fps: its frames a second.
+
+    Raises:
+        Skip: there would be fewer than 2 frames, or more than the video has.
+    """
     if settings.nframes is not None:
         number = round(settings.nframes / 2) * 2
     else:
@@ -194,7 +202,11 @@ def utils_num_frames(settings: MediumSettings, total: int, fps: float) -> int:
 
 
 def utils_image_size(settings: MediumSettings, width: int, height: int, factor: int) -> tuple[int, int]:
-    """Return width and height that qwen_vl_utils (its `fetch_image`) gives an image; raises Skip as `smart_resize`."""
+    """Return the width and height to which qwen_vl_utils resizes an image (its `fetch_image`); raises Skip.
+
+    Args:
+        factor: pixels of a token's side.
+    """
     area = factor**2
     if settings.resized_height and settings.resized_width:
         return _utils_resize(settings.resized_width, settings.resized_height, factor, 4 * area, 16_384 * area)
@@ -205,7 +217,7 @@ def utils_image_size(settings: MediumSettings, width: int, height: int, factor: 
 def utils_frame_size(
     settings: MediumSettings, width: int, height: int, num_frames: int, factor: int
 ) -> tuple[int, int]:
-    """Return width and height that qwen_vl_utils (its `fetch_video`) gives the frames of a video."""
+    """Return the width and height that qwen_vl_utils gives each of a video's `num_frames` frames (`fetch_video`)."""
     area = factor**2
     if settings.resized_height and settings.resized_width:
         return utils_image_size(settings, width, height, factor)
@@ -223,7 +235,7 @@ def _utils_resize(width: float, height: float, factor: int, least: float, most: 
 
 
 def first_to_last(total: int, number: int) -> list[int]:
-    """Return the indices of `wanted` frames out of `total`, evenly from the first to the last."""
+    """Return the indices of `number` out of `total` frames, evenly from the first to the last."""
     chosen: list[int] = np.linspace(0, total - 1, number).round().astype(int).tolist()
     return chosen
 
@@ -240,12 +252,12 @@ def smart_resize(
 ) -> tuple[int, int]:
     """Return height and width after Qwen's resizing, in pixels.
 
-    Each side is rounded to the nearest multiple of `factor`. If the area times the frames is then outside the budget,
-    both sides are scaled by one ratio to its edge, and rounded towards the inside of the budget.
+    Each side is rounded to the nearest multiple of `factor`. If the area times the frames is then outside of
+    `min_pixels` to `max_pixels`, both sides are scaled by one ratio to that limit, and rounded to stay within it.
 
     Args:
-        least_side: a shorter side is raised to this before the budget is checked: `factor` in qwen_vl_utils, 0 in
-            transformers.
+        num_frames, num_frames_rounded: the frames that share the pixels; rounded, to decide whether they are too many.
+        least_side: a shorter side is raised to this first: `factor` in qwen_vl_utils, 0 in transformers.
 
     Raises:
         Skip: `unreadable_media` above an aspect ratio of 200, which the processor refuses.

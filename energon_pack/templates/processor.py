@@ -39,13 +39,13 @@ _CHOICE = "choice.json"
 
 
 def load_template(settings: TemplateSettings) -> Template:
-    """Build the template of a model with transformers from its processor."""
+    """Build the template of a model from its processor, with transformers, without the cache."""
     folder = _folder(settings.model)
     return choose(settings, folder)[0] if settings.model.template == AUTO else build(settings, folder)
 
 
 def saved_template(settings: TemplateSettings, cache_dir: Path) -> str | None:
-    """Return the folder that `prepare_template` would return, if it exists already."""
+    """Return the template's folder in the cache; None: `prepare_template` has not made it yet."""
     saved = _saved(settings, cache_dir, _folder(settings.model))
     return os.fspath(saved) if is_as_made(saved) else None
 
@@ -72,7 +72,7 @@ def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
 
 
 def choice_of(folder: str) -> TemplateChoice:
-    """Return how the rules of the template that `prepare_template` wrote were chosen."""
+    """Return how the rules of a saved template were chosen; `folder` is what `prepare_template` returned."""
     return _choice(json.loads(Path(folder, _CHOICE).read_bytes()))
 
 
@@ -83,7 +83,7 @@ def _choice(values: Any) -> TemplateChoice:
 
 
 def _chosen(settings: TemplateSettings, folder: Path) -> tuple[Template, TemplateChoice]:
-    """Do `choose`, or take its result from the user's cache if the same was compared before."""
+    """Return the result of `choose`, from the user's cache if the same processor and settings were compared before."""
     key = _key(settings, folder)
     if kept := read_kept("choices", key, _choice):
         model = replace(settings.model, template=kept.template)
@@ -96,7 +96,7 @@ def _chosen(settings: TemplateSettings, folder: Path) -> tuple[Template, Templat
 
 
 def lines_of(folder: str) -> list[str]:
-    """Return the lines that a run prints about texts that a processor alone would write otherwise."""
+    """Return the lines that a run prints where a saved template differs from the processor's own call."""
     values = json.loads(Path(folder, "spec.json").read_bytes())
     lines, adds = [], values["add_special_tokens"]
     if writes_date(values["chat_template"], values["tool_template"]):
@@ -108,13 +108,13 @@ def lines_of(folder: str) -> list[str]:
 
 
 def identity_of(folder: str) -> Identity:
-    """Read the identity of the template that `Template.save` wrote."""
+    """Read the fingerprints of a saved template."""
     return node_of(Identity, json.loads(Path(folder, "identity.json").read_bytes()))
 
 
 @lru_cache(maxsize=2)
 def load_saved(folder: str) -> Template:
-    """Load the template that `Template.save` wrote; once per process."""
+    """Load a saved template; each process does it once."""
     values = json.loads(Path(folder, "spec.json").read_bytes())
     processor, media = ProcessorSettings(**values["processor"]), node_of(MediaConfig, values["media"])
     spec = node_of(TemplateSpec, {**values, "processor": processor, "media": media})
@@ -123,13 +123,13 @@ def load_saved(folder: str) -> Template:
 
 
 def rules_of(folder: str) -> MediaRules | None:
-    """Load the rules of a template of `prepare_template`, without its tokenizer; None: they ask the processor."""
+    """Load the media rules of a saved template, without its tokenizer; None: these rules ask the processor."""
     values = json.loads(Path(folder, "spec.json").read_bytes())
     return None if values["family"] in ASKED else FAMILIES[values["family"]](ProcessorSettings(**values["processor"]))
 
 
 def folder_of(folder: str) -> Path:
-    """Return the processor's folder of the template that `prepare_template` wrote."""
+    """Return the folder of the processor that a saved template was made from."""
     return Path(json.loads(Path(folder, "spec.json").read_bytes())["processor"]["folder"])
 
 
@@ -144,7 +144,7 @@ def _saved(settings: TemplateSettings, cache_dir: Path, folder: Path) -> Path:
 
 
 def _key(settings: TemplateSettings, folder: Path, place: str = "") -> str:
-    """Hash everything that `build` reads: the folder's small files, the settings, and the versions that read them.
+    """Return a hash of all that `build` reads: the processor's small files, the settings, and versions of packages.
 
     Args:
         place: the path of the folder, if the full processor is loaded from it again; empty: the path does not matter.

@@ -15,7 +15,7 @@ from energon_pack.templates.template import Template
 
 
 def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[str, Any]) -> list[int]:
-    """Return the tokens that the full processor makes of a sample's conversation and media.
+    """Return the token ids that the full processor makes of a sample's conversation and media.
 
     Args:
         processor: a processor, or a tokenizer, which takes no media.
@@ -37,7 +37,7 @@ def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[
 
 
 def _chat_text(processor: Any, template: Template, sample: Sample) -> str:
-    """Return the text that a processor writes for a conversation: it is given a template only by the setting."""
+    """Return the text that the processor writes for a conversation, by `model.chat_template` only if that is set."""
     spec, tokenizer = template.spec, getattr(processor, "tokenizer", processor)
     is_told = spec.sets_template or _stands_in(processor, template)
     writes = processor if is_told or getattr(processor, "chat_template", None) else tokenizer
@@ -55,19 +55,19 @@ def _chat_text(processor: Any, template: Template, sample: Sample) -> str:
 
 
 def _stands_in(processor: Any, template: Template) -> bool:
-    """Say whether a tokenizer stands in for a processor that can't be loaded here: it knows not all of its files."""
+    """Say whether this is only the tokenizer of a processor that can't be loaded, which does not know all its files."""
     return not hasattr(processor, "tokenizer") and has_media(Path(template.spec.processor.folder))
 
 
 def _special_tokens(processor: Any, tokenizer: Any, text: str) -> dict[str, bool]:
-    """Return the argument that `apply_chat_template(tokenize=True)` would give: a tokenizer adds none."""
+    """Return the `add_special_tokens` argument of `apply_chat_template(tokenize=True)`; empty: it gives none."""
     begins = bool(tokenizer.bos_token and text.startswith(tokenizer.bos_token))
     return {"add_special_tokens": False} if tokenizer is processor or begins else {}
 
 
 @contextmanager
 def _on_date(date: str) -> Iterator[None]:
-    """In this context, transformers' templates write a date as today's."""
+    """In this context, transformers' chat templates take this ISO date for today."""
     from transformers.utils import chat_template_utils
 
     class Fixed(datetime):
@@ -80,7 +80,7 @@ def _on_date(date: str) -> Iterator[None]:
 
 
 def _needs_media(processor: Any) -> bool:
-    """Tell whether a processor's call refuses a text without media: training then asks its tokenizer."""
+    """Say whether the processor's call refuses a text without media; training then calls only its tokenizer."""
     takes = inspect.signature(processor.__call__).parameters
     return any(
         name in takes and takes[name].default is inspect.Parameter.empty for name in (IMAGE.argument, AUDIO.argument)

@@ -23,7 +23,7 @@ class Sample:
 
 
 def as_seen(sample: Sample) -> Sample:
-    """Return a sample in which each list of frames is one video; raises Skip like `as_videos`."""
+    """Return the sample with each list of frames as one video, as the model sees it; raises Skip like `as_videos`."""
     if not sample.media:
         return sample
     messages, media = as_videos(sample.messages, sample.media)
@@ -31,7 +31,7 @@ def as_seen(sample: Sample) -> Sample:
 
 
 def as_videos(messages: list[Message], media: list[Media]) -> tuple[list[Message], list[Media]]:
-    """Return a conversation in which each list of frames is a video; raises Skip for text between the frames."""
+    """Return messages and media with each list of frames as one video; raises Skip for text between the frames."""
     if not has_lists(media):
         return messages, media
     seen = list(lists_of_frames(media))
@@ -60,7 +60,7 @@ def as_videos(messages: list[Message], media: list[Media]) -> tuple[list[Message
 
 @dataclass(frozen=True)
 class Rendered:
-    """A conversation as the tokenizer will see it."""
+    """The text of a sample, with its media expanded to tokens, and which of its characters are trained."""
 
     text: str
     spans: list[tuple[int, int]]  # supervised characters of `text`
@@ -77,7 +77,7 @@ class Rendered:
 
 @dataclass(frozen=True)
 class Tokens:
-    """A conversation as the tokenizer gives it."""
+    """The token ids of a sample, and which of them are trained."""
 
     ids: list[int]
     supervised: list[tuple[int, int]]  # ranges of token indices

@@ -45,7 +45,7 @@ _OF_WHOLE_TURNS = (Labels(), Labels(train_on=TrainOn.last))
 
 
 class Template(Preparation, Tokenizing):
-    """Renders and tokenizes samples for one model."""
+    """Renders and tokenizes samples for one model: its chat template, media rules and tokenizer."""
 
     def __init__(self, spec: TemplateSpec, rules: MediaRules, tokenizer: Tokenizer):
         in_runs = {*rules.media_tokens.values(), *rules.feature_tokens.values()}
@@ -75,11 +75,11 @@ class Template(Preparation, Tokenizing):
         return Template, (self.spec, self.rules, self._tokenizer)
 
     def render(self, sample: Sample) -> Rendered:
-        """Return the text of a sample, with its media expanded.
+        """Return the text of a sample, with its media expanded to tokens and its trained characters.
 
         Raises:
-            Skip: `processor_error`, `bad_message`, `control_token` if a message spells the model's own media
-                token, and the errors of the family's rules.
+            Skip: `processor_error`, `bad_message`, `control_token` if a message spells the model's own media token, and
+                the errors of the family's rules.
         """
         sample, labels = as_seen(sample), self._labels(sample)
         for media in sample.media:
@@ -118,8 +118,10 @@ class Template(Preparation, Tokenizing):
     def _spliced(
         self, marked: str, around: Sequence[str], media: Sequence[Media], expansions: Sequence[tuple[str, int]]
     ) -> tuple[str, list[tuple[int, int]], list[tuple[int, int]], dict[str, int]]:
-        """Put expanded media into a rendered text; return it, what its marks say is trained, the places of the media,
-        and their feature tokens by kind."""
+        """Put the expanded media into a rendered text, and take out its marks; return the text, the spans between the
+        marks, the place of each medium, and the numbers of feature tokens by kind. `around`: the texts before and after
+        everything.
+        """
         waiting: dict[str, list[tuple[int, str, int]]] = {kind: [] for kind in self.media_tokens}
         for number, (medium, expanded) in enumerate(zip(media, expansions, strict=True)):
             waiting[medium.kind].append((number, *expanded))
@@ -162,7 +164,7 @@ class Template(Preparation, Tokenizing):
         media: Sequence[tuple[int, int]],
         labels: Labels,
     ) -> tuple[list[tuple[int, int]], list[float]]:
-        """Return the trained parts of a text by `labels`: no token that stands for a medium, or around one."""
+        """Return the trained spans of a text by `labels`, and their weights, without media and the text around them."""
         trains_whole_turns = labels in _OF_WHOLE_TURNS
         if trains_whole_turns and not media and not frames.are_spelled(text):
             return [*spans], [*weights]
@@ -173,7 +175,7 @@ class Template(Preparation, Tokenizing):
         return [span[:2] for span in trained], [span.weight for span in trained]
 
     def _labels(self, sample: Sample) -> Labels:
-        """Return the label settings of a sample; raises Skip for invalid `label_settings`."""
+        """Return the label settings of a sample: the run's and its own; raises Skip for invalid `label_settings`."""
         if not sample.options.labels:
             return self.spec.labels
         try:
@@ -182,7 +184,7 @@ class Template(Preparation, Tokenizing):
             raise Skip(Reason.BAD_MESSAGE, f"label_settings: {error}") from None
 
     def raw_text(self, sample: Sample) -> str | None:
-        """Return the text of a document for a processor, with media not expanded; None: the sample is a chat."""
+        """Return the text of a sample that is a document, before its media are expanded; None: the sample is a chat."""
         messages = self.messages(sample)
         return self._raw.text(messages[0]) if is_document(messages) else None
 
@@ -200,11 +202,11 @@ class Template(Preparation, Tokenizing):
         return self.rules.expand_all(prepared, frames), *self.rules.around(prepared, frames)
 
     def num_features(self, media: Sequence[Media]) -> list[int]:
-        """Return for each medium of a sample the tokens that hold its features; raises Skip as `render`."""
+        """Return for each medium of a sample how many tokens hold its features; raises Skip as `render`."""
         return [number for _, number in self._expand(media)[0]]
 
     def _check_heard(self, videos: Sequence[Media]) -> None:
-        """Raise Skip for sounds of videos that the processor can't hear, or that the model has no positions for."""
+        """Raise Skip if the processor can't hear the sounds of these videos, or the model has no positions for them."""
         if not any(video.is_heard for video in videos):
             return
         if not self.rules.hears_videos or (self.spec.kinds is not None and HEARD not in self.spec.kinds):
@@ -218,12 +220,12 @@ class Template(Preparation, Tokenizing):
 
     @cached_property
     def feature_ids(self) -> dict[str, int]:
-        """Return the id of the tokens that hold features, by kind of media."""
+        """Return by kind of media the id of the token that holds its features."""
         ids = {kind: self.token_id(name) for kind, name in self.rules.holders.items()}
         return {kind: number for kind, number in ids.items() if number is not None}
 
     def messages(self, sample: Sample) -> list[Message]:
-        """Return the conversation in the form that the chat template takes."""
+        """Return a sample's messages in the form that the chat template takes."""
         return self._as_the_template_takes_them(as_seen(sample))
 
     def _as_the_template_takes_them(self, sample: Sample) -> list[Message]:
@@ -245,11 +247,11 @@ class Template(Preparation, Tokenizing):
         return self.tokenize([self.render(sample)])[0]
 
     def member_tokens(self, samples: Sequence[Sample], engine: str = "tokenizers") -> list[MemberTokens]:
-        """Return what a model is fed of some samples; raises Skip as `render`."""
+        """Return the ids, labels and media that a model is trained on, for each sample; raises Skip as `render`."""
         return self.tokens_of(samples, [self.render(sample) for sample in samples], engine)
 
     def tokens_of(self, samples: Sequence[Sample], rendered: Sequence[Rendered], engine: str) -> list[MemberTokens]:
-        """Return what a model is fed of samples that are rendered."""
+        """Return the ids, labels and media of rendered samples; `engine` makes the tokens (`measure.engine`)."""
         each = zip(samples, rendered, self.trained_tokens(rendered, engine), strict=True)
         return [
             MemberTokens(*trained, self.seen(sample.media, text.features), sample.options.weight)
@@ -257,17 +259,17 @@ class Template(Preparation, Tokenizing):
         ]
 
     def rules_by(self, engine: str) -> InputRules:
-        """Return the rules, by which members that are in no pack are tokenized with this `measure.engine`."""
+        """Return the rules of `input_rules`, with this `measure.engine` for members that come from no pack."""
         return replace(self.input_rules, tokenize=partial(tokens_of, self, engine=engine))
 
     @cached_property
     def input_rules(self) -> InputRules:
-        """How tokens and media become a model's inputs: what training needs of this template."""
+        """The rules by which training makes a model's inputs from tokens and media."""
         return input_rules_of(self)
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """Return a hash for each thing that a length depends on."""
+        """Return the hashes of all that a length depends on, by name."""
         return fingerprints_of(self.spec, _json_of(self._tokenizer), self.rules.settings, self.media_tokens)
 
     @property
@@ -285,11 +287,11 @@ class Template(Preparation, Tokenizing):
         return self._chat.ends_answers
 
     def text(self, sample: Sample) -> str:
-        """Return the text that the chat template writes for a conversation, before media are expanded."""
+        """Return the text that the chat template writes for a sample, before its media are expanded."""
         return self._chat_for(sample)[0].render(self.messages(sample), sample.tools)
 
     def only(self, kinds: list[str]) -> "Template":
-        """Return the same template for only these kinds of media, which may include MIXED and UNEVEN."""
+        """Return a copy of the template that takes only these kinds of media, which may include MIXED and UNEVEN."""
         return Template(replace(self.spec, kinds=kinds), self.rules, self._tokenizer)
 
     def save(self, folder: Path) -> None:
@@ -311,12 +313,12 @@ class Template(Preparation, Tokenizing):
 
 @lru_cache(maxsize=1)
 def _json_of(tokenizer: Tokenizer) -> str:
-    """Return a tokenizer as JSON, which takes a tenth of a second; templates of one processor share their tokenizer."""
+    """Return a tokenizer as JSON, cached because it takes a tenth of a second."""
     return tokenizer.to_str()
 
 
 def _num_heard(text: str, token: str) -> int:
-    """Count the features of a sound in what stands for a video; raises Skip where it is too short for one."""
+    """Count the sound tokens in the text of a video; raises Skip if there are none, because its sound is too short."""
     number = text.count(token)
     if not number:
         raise Skip(Reason.UNREADABLE_MEDIA, "use_audio_in_video: the sound of a video is too short for a token")

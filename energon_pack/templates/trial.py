@@ -58,7 +58,7 @@ _QUESTION = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "
 
 @dataclass
 class Outcome:
-    """The result of the random samples of one kind."""
+    """How a template and the full processor compared on the random samples of one kind."""
 
     num_compared: int = 0  # compared media; for texts, samples
     num_refused: int = 0  # media that the full processor itself refuses
@@ -73,14 +73,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Try:
-    """One random sample, whose media are noise."""
+    """A random sample to compare with, whose media are noise."""
 
     sample: Sample
     seed: int
     is_still: bool  # one colour, or silence: the same everywhere and in all frames
 
     def pixels(self) -> list[Any]:
-        """Return for each medium an image, all frames of a video, or what `Medium.noise` returns."""
+        """Return for each medium its random content: an image, the frames of a video, or the samples of a sound."""
         rng = np.random.default_rng(self.seed)
         noise = [KINDS[medium.kind].noise(medium, rng) for medium in self.sample.media]
         return [*map(_still, noise)] if self.is_still else noise
@@ -97,13 +97,13 @@ class Try:
 
 
 class Trial:
-    """Random samples, and the tokens that the full processor makes of them."""
+    """Random samples, and the tokens that full processors make of them."""
 
     def __init__(self, seed: int = 0, lists: Sequence[Sequence[str]] = _LISTS):
-        """Draw sizes and noise.
+        """Draw the samples.
 
         Args:
-            lists: the kinds of the media of each sample; its videos have one length, unless UNEVEN comes first.
+            lists: for each sample, the kinds of its media; its videos have equal lengths, unless UNEVEN comes first.
         """
         rng = np.random.default_rng(seed)
         self.tries = [self._draw(kinds, rng, seed) for seed, kinds in enumerate(lists)]
@@ -112,7 +112,7 @@ class Trial:
 
     @errors_only()
     def outcomes(self, template: Template) -> dict[str, Outcome]:
-        """Return the outcome for each kind of samples (see `kinds_of`), and under `text` for the sample without media.
+        """Compare a template with its full processor; return the outcome by kind of samples (`kinds_of`, and `text`).
 
         Raises:
             ImportError: the full processor needs a package that is not here.
@@ -156,7 +156,7 @@ class Trial:
         outcome.num_compared += max(len(one.sample.media), 1)
 
     def _truth(self, full: Any, template: Template, number: int) -> list[int] | str:
-        """Return the tokens that the full processor makes of a sample, or its error text."""
+        """Return the tokens that the full processor makes of a sample; a text: the error that it raises."""
         settings = template.rules.call_settings(template.spec.processor)
         key = json.dumps([number, settings], sort_keys=True, default=str)
         if key not in self._truths:
@@ -185,7 +185,7 @@ class Trial:
 
 
 def _still(noise: Any) -> Any:
-    """Return a medium of the same size that is the same everywhere."""
+    """Return a medium of the same size with one colour or value everywhere."""
     values = np.asarray(noise)
     first = values.reshape(-1, 3)[0] if values.dtype == np.uint8 else values.flat[0]
     still = np.broadcast_to(first, values.shape)
@@ -193,7 +193,7 @@ def _still(noise: Any) -> Any:
 
 
 def kinds_of(media: Iterable[str]) -> set[str]:
-    """Return the kinds of samples that have these kinds of media."""
+    """Return these kinds of media, with MIXED and UNEVEN where their media can make such samples."""
     kinds = {*media}
     return kinds | ({MIXED} if len(kinds) > 1 else set()) | ({UNEVEN} if VIDEO.kind in kinds else set())
 
@@ -210,7 +210,7 @@ def _medium(kind: str, rng: np.random.Generator, is_uneven: bool) -> Media:
 
 
 def _with_frames(full: Any, template: Template, one: Try) -> list[int]:
-    """Return the processor's tokens for frames that it chose before, as in training; empty if that fails, too."""
+    """Return the processor's tokens for frames that it chose in a call before, as in training; empty if that fails."""
     try:
         return full_ids(full, template, one.sample, _given(template, one, chooses=True))
     except Exception:  # any class of any processor may be behind it
@@ -221,7 +221,7 @@ def _given(template: Template, one: Try, chooses: bool = False) -> dict[str, Any
     """Return the media arguments of the full processor's call.
 
     Args:
-        chooses: whether frames are chosen before, by its rules; else the call chooses, unless `media.video` does.
+        chooses: whether frames are chosen before the call; else the call chooses, unless `media.video` does.
     """
     chooses = chooses or template.prepares_frames
     values: list[Any] = []
@@ -255,7 +255,7 @@ def _clip(template: Template, video: Media, pixels: Any, chooses: bool) -> Clip:
 
 
 def features_apart(template: Template, media: Iterable[SeenMedium], ids: Sequence[int]) -> str:
-    """Say how the features of media differ in number from the tokens that wait for them; empty: they do not."""
+    """Return how the features of media differ in number from the tokens in `ids` that hold them; empty: they do not."""
     media, num_waiting = [*media], Counter(ids)
     num_features = dict.fromkeys(template.feature_ids.values(), 0)  # by token; kinds may share one
     for medium in media:
@@ -269,7 +269,7 @@ def features_apart(template: Template, media: Iterable[SeenMedium], ids: Sequenc
 
 
 def told_apart(result: list[int] | str, truth: list[int] | str) -> str:
-    """Say in a few words how the two results differ."""
+    """Return in a few words how a template's tokens differ from the processor's; a text is an error."""
     numbers = [f"nothing ({value})" if isinstance(value, str) else f"{len(value)} tokens" for value in (result, truth)]
     if isinstance(result, list) and isinstance(truth, list) and len(result) == len(truth):
         first = next(index for index, pair in enumerate(zip(result, truth, strict=True)) if pair[0] != pair[1])
