@@ -66,7 +66,11 @@ class TemplateChoice:
     ends_answers: bool = True
 
     def lines(self, asked: str) -> list[str]:
-        """Return the lines that a run prints about it before samples are measured; `asked`: `model.template`'s value."""
+        """Return the lines that a run prints about it before samples are measured.
+
+        Args:
+            asked: the value of `model.template`.
+        """
         lines = [
             f"{_NAMES[kind]} of {self.processor} can't be measured: {why}"
             for kind, why in self.left_out.items()

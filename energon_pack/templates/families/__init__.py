@@ -26,5 +26,5 @@ AUTO = "auto"
 
 
 def family_of(processor_class: str) -> str | None:
-    """Return the family with the rules of a class of processors."""
+    """Return the name of the family whose rules serve a processor class; None: no family does."""
     return next((name for name, rules in FAMILIES.items() if processor_class in rules.processors), None)

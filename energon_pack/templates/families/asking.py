@@ -17,7 +17,7 @@ _ONE_AT_A_TIME = threading.Lock()  # all callers share a processor, which is cha
 
 
 class Asking:
-    """One processor, and the stand-ins for media in its calls."""
+    """Runs a processor's call with stand-ins for media up to its tokenizer, and takes the text meant for that."""
 
     def __init__(self, processor: Any, make: Blank, settings: Mapping[str, dict[str, Any]]):
         self._processor = processor
@@ -37,9 +37,9 @@ class Asking:
         """Return the text that the call writes for each medium of a sample, and the texts at its beginning and end.
 
         Args:
-            tokens: the text that the chat template writes for one medium, by kind.
-            media: all media of a sample, in the order of their placeholders.
-            frames: for each medium, the frames that the model sees.
+            tokens: by kind, the text that the chat template writes for one medium.
+            media: the sample's media, in the order of their placeholders.
+            frames: for each medium, the indices of the frames that the model sees.
         """
         around = [self._around.get(medium.kind, ("", "")) for medium in media]
         asked = [self.placeholder(medium.kind, tokens[medium.kind]) for medium in media]
@@ -60,12 +60,12 @@ class Asking:
         return Clip(value, metadata_of(medium, frames), sound)
 
     def placeholder(self, kind: str, token: str) -> str:
-        """Return the placeholder that the call wants in a text for one medium."""
+        """Return the text that marks the place of a medium of this kind in the call; `token`: the chat template's."""
         before, after = self._around.get(kind, ("", ""))
         return before + token + after
 
     def surround(self, kind: str) -> bool:
-        """Surround each placeholder of a kind with the tokens of the processor's class; False: it has none."""
+        """From now on put the class's start and end tokens around the placeholders of a kind; False: it has none."""
         edges = [getattr(self._processor, f"{kind}_{edge}_token", None) for edge in ("start", "end")]
         first, last = (token if isinstance(token, str) else "" for token in edges)
         if not first or not last or kind in self._around:
@@ -74,7 +74,7 @@ class Asking:
         return True
 
     def frames(self, token: str, video: Media) -> list[int]:
-        """Return the frames that the call chooses from a video."""
+        """Return the indices of the frames that the call chooses; `token`: the chat template's for a video."""
         if self._sees_all:
             return list(range(video.num_frames))
         arguments = {
@@ -109,14 +109,14 @@ class Asking:
 
 
 def part_of(processor: Any, kind: str) -> Any:
-    """Return the part of a processor that takes media of a kind; None: there is no such part."""
+    """Return the part of a processor for a kind of media, such as its image processor; None: it has no such part."""
     medium = KINDS[kind]
     held = (getattr(processor, name, None) for name in medium.parts)
     return next((part for part in held if part is not None and medium.is_part(part)), None)
 
 
 class _Answered(Exception):
-    """Ends a processor's call and carries the answer."""
+    """Ends a processor's call by an exception that carries the text, or the indices of frames, that was asked for."""
 
     def __init__(self, value: "str | list[int]"):
         super().__init__()
@@ -124,7 +124,7 @@ class _Answered(Exception):
 
 
 class _Listener:
-    """A stand-in for the tokenizer: it ends the call and returns the text it was given."""
+    """Stands in for a processor's tokenizer: when called, it ends the processor's call with the text that it got."""
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
@@ -159,7 +159,7 @@ def _inside(text: str, before: str, after: str) -> str:
 
 @contextmanager
 def changed(owner: Any, **values: Any) -> Iterator[None]:
-    """Give an object other attributes in this context."""
+    """In this context, an object has other values for these attributes."""
     if not values:
         yield
         return
@@ -175,7 +175,7 @@ def changed(owner: Any, **values: Any) -> Iterator[None]:
 
 
 def _remembering(merge: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Cache how a processor merges settings for images: merging takes as long as the rest of a call on shapes."""
+    """Return `merge`, which merges a processor's settings, with a cache: merging takes as long as a call on shapes."""
     known: dict[str, dict[str, Any]] = {}
 
     def merged(*args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from energon_pack.templates.families.rules import FrameSampling, MediaRules, Pro
 
 
 class InternVL(MediaRules):
-    """InternVL3 and its relatives in their transformers form (`-hf`)."""
+    """The rules of InternVL3 and its relatives in their transformers form (`-hf`): equal tiles, and a thumbnail."""
 
     processors = ("InternVLProcessor",)
 
@@ -52,7 +52,7 @@ class InternVL(MediaRules):
         return f"{self._begin}{self._context * num_tokens}{self._end}", num_tokens
 
     def _best_grid(self, height: int, width: int) -> tuple[int, int]:
-        """Return the grid nearest to the image's shape; among equal ones, the larger if the image fills half of it."""
+        """Return the (columns, rows) nearest to the image's shape; of two, the larger if the image fills half of it."""
         shape, area = width / height, width * height
         best, least = (1, 1), float("inf")
         for grid in self._grids:

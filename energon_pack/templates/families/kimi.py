@@ -12,7 +12,7 @@ from energon_pack.templates.families.rules import MediaRules, ProcessorSettings,
 
 
 class Kimi(MediaRules):
-    """Images of Kimi-VL and Kimi-K2.5."""
+    """The rules of Kimi-VL and Kimi-K2.5 for images, which keep their size if it has not too many patches."""
 
     processors = ("Kimi_K25Processor", "KimiVLProcessor")
 

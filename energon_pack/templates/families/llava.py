@@ -14,7 +14,7 @@ from energon_pack.templates.families.rules import FrameSampling, MediaRules, Pro
 
 
 class _WholeSteps(FrameSampling):
-    """Chooses frames like transformers' default: at least one frame, computed in whole numbers."""
+    """Chooses frames at equal distances, as transformers does by default: in whole numbers, and at least one."""
 
     def num_wanted(self, video: Media) -> int:
         return max(1, super().num_wanted(video))
@@ -24,7 +24,7 @@ class _WholeSteps(FrameSampling):
 
 
 class LlavaOneVision(MediaRules):
-    """LLaVA-OneVision in its transformers form (`llava-hf`)."""
+    """The rules of LLaVA-OneVision in its transformers form (`llava-hf`): tiles, and a small picture of the whole."""
 
     processors = ("LlavaOnevisionProcessor",)
 
@@ -82,7 +82,7 @@ class LlavaOneVision(MediaRules):
         return rows * columns + rows + self._num_base
 
     def _best_resolution(self, height: int, width: int) -> tuple[int, int]:
-        """Return the resolution that keeps most pixels; then with least unused area; then the first."""
+        """Return the listed (height, width) that keeps most pixels of the image, or of several the least unused area."""
 
         def fitness(resolution: tuple[int, int]) -> tuple[int, int]:
             scale = min(resolution[1] / width, resolution[0] / height)

@@ -20,7 +20,7 @@ _META = torch.device("meta")
 
 
 class ShapesOnly(TorchFunctionMode):
-    """In this context new tensors have values; only tensors that were made on the device `meta` before have none."""
+    """In this context, new tensors have values; tensors that were made on the device `meta` have only shapes."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -44,7 +44,7 @@ class ShapesOnly(TorchFunctionMode):
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Make a tensor without values, in 2 µs."""
+    """Return a tensor on the device `meta`, made in 2 µs."""
     strides = [1] * len(shape)
     for dim in range(len(shape) - 2, -1, -1):
         strides[dim] = strides[dim + 1] * shape[dim + 1]
@@ -52,7 +52,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def _on_meta(value: Any) -> Any:
-    """Return arguments with all their tensors on `meta`; None: they are not on both devices."""
+    """Return arguments with all their tensors on `meta`; None: they were on one device already."""
     devices: set[bool] = set()
 
     def moved(item: Any) -> Any:
@@ -68,7 +68,7 @@ def _on_meta(value: Any) -> Any:
 
 
 def _in_place(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Do an operation that changes only values: there is nothing to do."""
+    """Skip an operation that would change only values."""
     return tensor if tensor.is_meta else NotImplemented
 
 
@@ -103,14 +103,14 @@ def _joined(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
 
 
 def _alike(tensors: Any) -> bool:
-    """Say whether these are tensors of one type, some without values."""
+    """Say whether these are tensors of one type, at least one of them without values."""
     if not isinstance(tensors, (list, tuple)) or not tensors:
         return False
     return any(tensor.is_meta for tensor in tensors) and len({tensor.dtype for tensor in tensors}) == 1
 
 
 def _array(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Return an array that repeats one value, in place of a tensor without values."""
+    """Return a numpy array that repeats one value, in the shape of a tensor without values."""
     if not tensor.is_meta:
         return NotImplemented
     one = torch.zeros((), dtype=tensor.dtype).numpy()

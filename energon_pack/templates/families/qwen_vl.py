@@ -17,7 +17,7 @@ from energon_pack.templates.preprocess import first_to_last, smart_resize
 
 
 class QwenVL(MediaRules):
-    """Qwen2-VL and Qwen2.5-VL."""
+    """The rules of Qwen2-VL and Qwen2.5-VL: one token for each square of pixels, in videos for each pair of frames."""
 
     processors: Sequence[str] = (
         *("Qwen2VLProcessor", "Qwen2_5_VLProcessor"),
@@ -82,7 +82,7 @@ class QwenVL(MediaRules):
         return self.video_text(media, frames, num_tokens), num_patches * num_tokens
 
     def frame_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
-        """Return height and width of each frame after resizing."""
+        """Return the height and width of each frame after the processor's resizing."""
         settings = self.video
         factor, most = settings["factor"], settings["max_pixels"]
         if settings["cap"]:
@@ -91,12 +91,12 @@ class QwenVL(MediaRules):
         return smart_resize(height, width, factor, settings["min_pixels"], most)
 
     def video_text(self, video: Media, frames: Sequence[int], num_tokens: int) -> str:
-        """Return the text that stands for a video of which the model sees these frames."""
+        """Return the text that stands for a video; `num_tokens`: the tokens of each temporal patch (two frames)."""
         return self.media_tokens["video"] * (math.ceil(len(frames) / self.video["temporal"]) * num_tokens)
 
 
 class Qwen3VL(QwenVL):
-    """Qwen3-VL and Qwen3.5: one pixel budget for all frames, and times in the text."""
+    """The rules of Qwen3-VL and Qwen3.5: a video's frames share one pixel budget, and their times stand in the text."""
 
     processors = ("Qwen3VLProcessor", "Lfm3VlProcessor")
     has_old_names = False
@@ -139,7 +139,7 @@ class Qwen3VL(QwenVL):
 
 
 class _EvenFrames(FrameSampling):
-    """Chooses frames like Qwen2-VL: whole temporal patches."""
+    """Chooses frames like Qwen2-VL: as many as fill whole temporal patches, usually an even number."""
 
     def __init__(self, video: dict[str, Any], temporal: int):
         super().__init__({**video, "initial_shift": 0})
@@ -157,7 +157,7 @@ class _EvenFrames(FrameSampling):
 
 
 class _FirstToLastFrames(FrameSampling):
-    """Chooses frames like Qwen3-VL: always with the first and the last frame."""
+    """Chooses frames like Qwen3-VL: evenly, with the first and the last frame among them."""
 
     repeats = True
 
@@ -175,15 +175,15 @@ class _FirstToLastFrames(FrameSampling):
 
 
 def _check_whole(height: int, width: int, factor: int) -> None:
-    """Refuse a size that is not whole tokens: without resizing (`do_resize` off) the processor refuses it, too."""
+    """Raise Skip if a size is not a multiple of `factor`: with `do_resize` off the processor refuses it, too."""
     if height % factor or width % factor:
         raise Skip(Reason.UNREADABLE_MEDIA, f"{width}×{height} pixels are no multiples of {factor}, and not resized")
 
 
 def _flat(settings: dict[str, Any], size: dict[str, Any]) -> dict[str, Any]:
-    """Return settings with the settings in `size` moved to the top level.
+    """Return settings with those in `size` moved to the top level.
 
     Args:
-        size: the class's own, which transformers takes where the settings have none, or null.
+        size: the class's own values, which transformers takes where the settings have none, or null.
     """
     return {**settings, **size, **(settings.get("size") or {})}

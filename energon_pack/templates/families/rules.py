@@ -22,7 +22,7 @@ _MOST_EXPANDED = 256  # images have few sizes in most sets
 
 @dataclass(frozen=True)
 class ProcessorSettings:
-    """Settings of a processor, as plain data."""
+    """The settings of a transformers processor and of its parts, as plain data."""
 
     image: dict[str, Any] = field(default_factory=dict)  # of its image processor
     video: dict[str, Any] = field(default_factory=dict)  # of its video processor
@@ -39,7 +39,7 @@ class ProcessorSettings:
 
 
 class MediaRules:
-    """Size rules of a family, with one processor's settings. A family is a subclass, and a line in `FAMILIES`."""
+    """Says which text (how many tokens) stands for a medium, by one processor. Each model family has a subclass."""
 
     #: transformers' classes of processors that count media by these rules
     processors: Sequence[str] = ()
@@ -80,7 +80,7 @@ class MediaRules:
 
     @property
     def holders(self) -> dict[str, str]:
-        """Return the token that holds the features, by kind."""
+        """Return by kind of media the token that holds its features."""
         return {**self.media_tokens, **self.feature_tokens}
 
     def __reduce__(self) -> tuple[type["MediaRules"], tuple[ProcessorSettings]]:
@@ -88,8 +88,7 @@ class MediaRules:
         return type(self), (self._made_of,)
 
     def try_out(self) -> None:
-        """Expand an ordinary image and video, so that settings the rules can't use are an error now, not for each
-        sample.
+        """Expand an example of each kind of media, so that unusable settings are one error now, not one per sample.
 
         Raises:
             PackError: the processor can't be asked.
@@ -101,15 +100,15 @@ class MediaRules:
                 self.expand(media, self.frames.choose(media) if kind == VIDEO.kind else [])
 
     def expand_all(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
-        """Return the result of `expand` for each of a sample's media."""
+        """Return for each medium of a sample what `expand` returns, from a cache."""
         return [self._expand_once(medium, tuple(chosen)) for medium, chosen in zip(media, frames, strict=True)]
 
     def placeholder(self, kind: str) -> str:
-        """Return the placeholder that the full processor's call wants in a text for one medium."""
+        """Return the text that marks the place of a medium of this kind in a call of the full processor."""
         return self.media_tokens[kind]
 
     def around(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> tuple[str, str]:
-        """Return the texts that the processor writes before and after a conversation with these media."""
+        """Return the texts that the processor adds before and after a whole conversation with these media."""
         return "", ""
 
     @cached_property
@@ -117,19 +116,26 @@ class MediaRules:
         return lru_cache(_MOST_EXPANDED)(self.expand)
 
     def call_settings(self, processor: ProcessorSettings) -> dict[str, dict[str, Any]]:
-        """Return by kind the settings for media that the processor's call lacks; frames are chosen before."""
+        """Return by kind the media settings to pass to the processor's call, without those that choose frames."""
         video = {key: value for key, value in processor.changed.get(VIDEO.kind, {}).items() if key not in SAMPLING}
         if self.size_of_frames:
             video["size"] = self.size_of_frames
         return {**processor.changed, VIDEO.kind: video}
 
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
-        """Return a medium's text, and how many of its tokens hold features; raises Skip for sizes that are refused."""
+        """Return the text that stands for a medium, and how many of its tokens hold features.
+
+        Args:
+            frames: the indices of a video's chosen frames; empty for other media.
+
+        Raises:
+            Skip: the processor refuses the medium's size.
+        """
         raise NotImplementedError
 
 
 class Text(MediaRules):
-    """A model without media: any tokenizer with a chat template. Samples with media are skipped."""
+    """The rules of a model without media: samples with media are left out."""
 
     def __init__(self, processor: ProcessorSettings):
         self.media_tokens: dict[str, str] = {}
@@ -137,7 +143,7 @@ class Text(MediaRules):
 
 
 def number(settings: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """Return a whole number above 0 from a processor's settings; raises PackError if there is none."""
+    """Return a setting that must be a whole number above 0; raises PackError if it is not."""
     value = settings.get(name)
     value = default if value is None else value
     value = int(value) if isinstance(value, float) and value.is_integer() else value  # 50176.0
@@ -150,10 +156,10 @@ def number(settings: Mapping[str, Any], name: str, default: int | None = None) -
 
 
 class FrameSampling:
-    """Chooses frames like transformers' video processors.
+    """Chooses the frames of a video like transformers' video processors.
 
-    `do_sample_frames` off means all frames. On, `num_frames` frames, or `fps` a second within `min_frames` and
-    `max_frames`.
+    If `do_sample_frames` is off, it takes all frames; else `num_frames` frames, or `fps` a second within `min_frames`
+    and `max_frames`.
     """
 
     #: whether frames are repeated if more are requested than there are
@@ -183,7 +189,7 @@ class FrameSampling:
         return self.spread(total, number)
 
     def num_wanted(self, video: Media) -> int:
-        """Return how many frames to choose."""
+        """Return how many frames to choose from a video."""
         if self.settings["num_frames"] is not None:
             return int(self.settings["num_frames"])
         if self.settings["fps"] is None:
@@ -191,7 +197,7 @@ class FrameSampling:
         return int(video.num_frames / video.fps * self.settings["fps"])
 
     def spread(self, total: int, number: int) -> list[int]:
-        """Choose `wanted` frames out of `total`."""
+        """Return the indices of about `number` frames at equal distances, out of `total`."""
         step = total / number
         first = step / 2 if self.settings["initial_shift"] is True else float(self.settings["initial_shift"] or 0)
         indices = [int(np.float32(first + step * i)) for i in range(math.ceil((total - first) / step))]

@@ -29,12 +29,12 @@ _Answers = tuple[list[tuple[str, int]], tuple[str, str]]
 
 
 class Shapes(MediaRules):
-    """Counts media of a model without a family in this package: it calls the model's processor with shapes."""
+    """The rules of any other processor: they run its own call on tensors that have shapes and no values."""
 
     _make: Blank = Meta()
 
     def __init__(self, processor: ProcessorSettings):
-        """Load the processor, and find the placeholder that it takes for each kind."""
+        """Load the processor, and find the token that it takes for each kind of media; raises PackError."""
         try:
             full = full_processor(processor)
         except Exception as error:  # any class of any processor may be behind it
@@ -75,7 +75,7 @@ class Shapes(MediaRules):
         self._independent: dict[str, bool] = {}  # by kind
 
     def try_out(self) -> None:
-        """Check that the processor follows `media.fps` and `media.num_frames`; `__init__` checks the rest."""
+        """Raise PackError if the processor does not follow `media.fps` or `media.num_frames`."""
         sampling = self._call_settings["sampling"]
         name = next((name for name in ("num_frames", "fps") if sampling.get(name)), None)
         if name is None or VIDEO.kind not in self.media_tokens:
@@ -119,7 +119,7 @@ class Shapes(MediaRules):
 
     @cached_property
     def _steps(self) -> Steps[_Answers]:
-        """The answers for a sound alone, by its number of samples."""
+        """The answers for one sound alone, by its number of samples."""
 
         def ask(num_samples: int) -> _Answers:
             return self._ask((Media(AUDIO.kind, num_samples=num_samples, rate=self.rate),), ((),))
@@ -127,7 +127,7 @@ class Shapes(MediaRules):
         return Steps(ask, lambda answers: len(answers[0][0][0]))
 
     def _are_independent(self, kind: str) -> bool:
-        """Say whether the text of a medium is the same beside other media of its kind; asked once for each kind."""
+        """Say whether other media of its kind leave a medium's text as it is; asked once for each kind."""
         if kind not in self._independent:
             rng = np.random.default_rng(0)
             number = _AT_ONCE if kind == IMAGE.kind else _AT_ONCE // 4
@@ -148,7 +148,7 @@ class Shapes(MediaRules):
         return self._asking.placeholder(kind, self.media_tokens[kind])
 
     def _wants_nested_images(self) -> bool:
-        """Say whether the call refuses two images of a text in a flat list, and takes them in a nested list."""
+        """Say whether the call takes two images of one text only as a nested list."""
         images = (IMAGE.example,) * 2
         for nests in (False, True):
             self._asking.nests_images = nests
@@ -160,7 +160,7 @@ class Shapes(MediaRules):
         return False
 
     def _hears_videos(self) -> bool:
-        """Whether the call writes features of a sound for a video whose sound it is given."""
+        """Say whether the call writes sound tokens for a video that has its sound."""
         if not {VIDEO.kind, AUDIO.kind} <= self.feature_tokens.keys():
             return False
         heard = replace(VIDEO.example, num_samples=AUDIO.example.num_samples, rate=self.rate)
@@ -172,7 +172,7 @@ class Shapes(MediaRules):
         return self.feature_tokens[AUDIO.kind] in text
 
     def ask_frames(self, video: Media) -> list[int]:
-        """Return the frames of a video that the processor chooses."""
+        """Return the indices of the frames that the processor chooses from a video; raises Skip if it refuses."""
         try:
             return self._asking.frames(self.media_tokens[VIDEO.kind], video)
         except Exception as error:  # the processor refuses the sample
@@ -186,7 +186,7 @@ class Shapes(MediaRules):
 
     @cached_property
     def _around_text(self) -> tuple[str, str]:
-        """Return the texts that the call writes before and after a text without media; empty if it refuses one."""
+        """Return the texts that the call adds before and after a text without media; empty if it refuses one."""
         try:
             return self._asking.texts(self.media_tokens, [], [])[1]
         except Exception:  # any class of any processor may be behind it; then training asks only the tokenizer
@@ -194,7 +194,7 @@ class Shapes(MediaRules):
 
     @errors_only()
     def _find_tokens(self) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-        """Find for each kind the token that the call replaces, and the token that holds features; or why not."""
+        """Return by kind the token that the call replaces, and the one that holds features; or why there is none."""
         tokens: dict[str, str] = {}
         features: dict[str, str] = {}
         why_not: dict[str, str] = {}
@@ -217,7 +217,7 @@ class Shapes(MediaRules):
         return tokens, features, why_not
 
     def _find_token(self, kind: str, medium: Media) -> tuple[str, str] | str:
-        """Return the token that the call replaces, and its replacement; or why there is no such token."""
+        """Return the token that the call replaces, and the text in its place; or only the reason why there is none."""
         why_not = ""
         for token in dict.fromkeys((*_candidates(self.full, kind), *filter(None, [self._written.get(kind)]))):
             try:
@@ -231,13 +231,13 @@ class Shapes(MediaRules):
 
 
 class Blanks(Shapes):
-    """Does the same with blank images, for processors that refuse tensors without values."""
+    """The rules of processors that refuse tensors without values: their calls get blank images."""
 
     _make = Blank()
 
 
 class _Asked(FrameSampling):
-    """Chooses frames by asking the processor."""
+    """Chooses frames by asking the processor which it would choose."""
 
     def __init__(self, rules: Shapes):
         super().__init__({})
@@ -255,7 +255,7 @@ def _sizes(media: Iterable[Media]) -> str:
 
 
 def _candidates(full: Any, kind: str) -> list[str]:
-    """Return tokens that may stand for a medium in a chat, the most likely first."""
+    """Return the tokens that may stand for a medium in a chat, the most likely first."""
     names = [f"{kind}_token", *(["boi_token"] if kind == IMAGE.kind else []), f"start_of_{kind}_token"]
     names += sorted(name for name in vars(full) if name.endswith("_token") and kind in name)
     tokens = [getattr(full, name, None) for name in dict.fromkeys(names)]
@@ -263,7 +263,7 @@ def _candidates(full: Any, kind: str) -> list[str]:
 
 
 def _most_frequent(tokenizer: Any, text: str) -> str | None:
-    """Return the token that holds features in the text of a medium, the most frequent; None: it is split into others.
+    """Return the most frequent token in the text of a medium, the one that holds features; None: it is no added token.
 
     A class's own lists (`image_token_ids`) name tokens for beginnings, ends and rows, too.
     """

@@ -21,13 +21,13 @@ _LENGTHS = (4000, 4001, 7999, 16_123)  # samples
 
 
 class Blank:
-    """Black and silent media."""
+    """Makes black images and silent sounds of a medium's size, to show to a processor in place of the medium."""
 
     def stand_in(self, medium: Media, num_frames: int) -> Any:
         return KINDS[medium.kind].blank(replace(medium, num_frames=num_frames))
 
     def hearing(self, extractor: Any) -> Mapping[str, Any]:
-        """Return methods that replace methods of a feature extractor, by name."""
+        """Return by name the methods to put in place of a feature extractor's own during the call."""
         return {}
 
     def running(self) -> AbstractContextManager[Any]:
@@ -36,7 +36,7 @@ class Blank:
 
 
 class Meta(Blank):
-    """Images and videos as tensors of torch's `meta` device; sounds are silent, and no spectrogram is computed."""
+    """Makes tensors with a shape and no values for images and videos; sounds are silent, without spectrograms."""
 
     def stand_in(self, medium: Media, num_frames: int) -> Any:
         if medium.kind not in (IMAGE.kind, VIDEO.kind):
@@ -56,7 +56,7 @@ class Meta(Blank):
 
 
 def by_shape(extractor: Any) -> Mapping[str, Callable[..., Any]]:
-    """Return a method that replaces an extractor's own, by its name; empty: no stand-in gives the same shapes."""
+    """Return by name a method that makes blank spectrograms in place of an extractor's; empty: shapes would differ."""
     method = getattr(extractor, _METHOD, None)
     sizes = [getattr(extractor, name, None) for name in ("hop_length", "feature_size", "n_fft")]
     numbers = [size for size in sizes if isinstance(size, int) and size > 0]
@@ -69,14 +69,14 @@ def by_shape(extractor: Any) -> Mapping[str, Callable[..., Any]]:
 def _of_shape(
     method: Callable[..., Any], hop: int, size: int, window: int, samples: Any, *args: Any, **more: Any
 ) -> Any:
-    """Return an array [.., size, frames] of arbitrary values; for samples shorter than a window, the real array."""
+    """Return an array [.., size, frames] of arbitrary values; for sounds shorter than a window, the real one."""
     if samples.shape[-1] <= window:
         return method(samples, *args, **more)
     return np.broadcast_to(np.float32(0), (*samples.shape[:-1], size, samples.shape[-1] // hop))
 
 
 def _are_alike(stand_in: Callable[..., Any], method: Callable[..., Any], num_samples: int) -> bool:
-    """Tell whether both make an array of the same type and shape from a batch of two."""
+    """Say whether both methods make an array of the same type and shape from a batch of two sounds."""
     samples = np.zeros((2, num_samples), np.float32)
     try:
         array, expected = stand_in(samples, "cpu"), method(samples, "cpu")

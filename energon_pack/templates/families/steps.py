@@ -17,10 +17,10 @@ _Answer = TypeVar("_Answer")
 
 
 class Steps(Generic[_Answer]):
-    """The answers of a slow function of lengths."""
+    """Caches a slow function of a length whose answer changes only in steps, so few lengths have to be asked."""
 
     def __init__(self, ask: Callable[[int], _Answer], size: Callable[[_Answer], Any]):
-        """Store the function; nothing is asked yet.
+        """Store the function without calling it.
 
         Args:
             ask: returns the answer for a length; its errors reach the caller.
@@ -33,7 +33,7 @@ class Steps(Generic[_Answer]):
         self._step = (0, 1)  # the first length of a step, and how many lengths it has
 
     def __call__(self, length: int) -> _Answer:
-        """Return the answer for a length."""
+        """Return the answer for a length: a known one if the lengths around it share it, else the function's."""
         if length in self._known:
             return self._known[length]
         if len(self._lengths) < _FIRST or not self._grows():
@@ -55,7 +55,7 @@ class Steps(Generic[_Answer]):
         return self._known[length]
 
     def _between(self, length: int) -> _Answer | None:
-        """Return the answer that the next lengths below and above share; None: they do not."""
+        """Return the answer that the nearest known lengths below and above share; None: they have different ones."""
         place = bisect(self._lengths, length)
         below, above = self._lengths[max(place - 1, 0)], self._lengths[min(place, len(self._lengths) - 1)]
         answer = self._known[below]
@@ -76,7 +76,7 @@ class Steps(Generic[_Answer]):
         return self._grow
 
     def _found_step(self) -> tuple[int, int]:
-        """Return the step that holds the length of one second: its first length, and how many lengths it has."""
+        """Return the step that contains the length of one second: its first length, and how many lengths it has."""
         ends = []
         for outside in (1, _LONGEST_STEP):
             inside = 16_000
