@@ -229,7 +229,7 @@ class Chunk:
 
 
 def in_chunks(kept: Iterable[tuple[int, Sequence[Piece]]], max_rows: int = _CHUNK_ROWS) -> Iterator[Chunk]:
-    """Group pieces, which come with their owner's number, into chunks of at most `max_rows` rows, or one larger piece."""
+    """Group pieces, which come with their owner's number, into chunks of at most `max_rows` rows, or one larger one."""
     chunk, num_rows = Chunk([], [], []), 0
     for number, pieces in kept:
         start = 0

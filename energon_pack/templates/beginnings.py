@@ -51,11 +51,11 @@ def beginnings(
             continue
         in_order = sorted(zip((tokens_of[place] for place in item.media), of_media, strict=True))
         trained = [tokens_of[span] for span in item.spans]
-        results.append(_of_tokens(ids.tolist(), in_order, trained, special, features))
+        results.append(_beginnings_of_tokens(ids.tolist(), in_order, trained, special, features))
     return results
 
 
-def _of_tokens(
+def _beginnings_of_tokens(
     ids: Sequence[int],
     media: Sequence[tuple[tuple[int, int], tuple[str, bytes]]],
     trained: Sequence[tuple[int, int]],

@@ -9,9 +9,17 @@ from typing import Any
 from energon_pack.errors import PackError, near_path, one_line
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
-_SETTINGS_FILES = ("*.json", "*.txt", "*.jinja", "additional_chat_templates/*.jinja", "*.model", "*.tiktoken", "*.py")
+_SETTINGS_FILE_PATTERNS = (
+    "*.json",
+    "*.txt",
+    "*.jinja",
+    "additional_chat_templates/*.jinja",
+    "*.model",
+    "*.tiktoken",
+    "*.py",
+)
 #: a folder of a processor has at least one of them
-_OF_A_PROCESSOR = ("*processor_config.json", "tokenizer*", "vocab*", "*.model", "*.tiktoken")
+_PROCESSOR_FILE_PATTERNS = ("*processor_config.json", "tokenizer*", "vocab*", "*.model", "*.tiktoken")
 
 
 def local_folder(processor: str, revision: str | None = None) -> Path:
@@ -24,7 +32,7 @@ def local_folder(processor: str, revision: str | None = None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(processor, revision=revision, allow_patterns=list(_SETTINGS_FILES)))
+        return Path(snapshot_download(processor, revision=revision, allow_patterns=list(_SETTINGS_FILE_PATTERNS)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise PackError(
             f"model.processor={processor}: no such folder, and the model hub did not give it ({one_line(error)}): are"
@@ -39,27 +47,27 @@ def refuse_missing_folder(processor: str) -> None:
     if is_path and not Path(processor).expanduser().is_dir():
         raise PackError(f"model.processor={processor}: no such folder{near_path(processor)}")
     folder = Path(processor).expanduser()
-    if folder.is_dir() and not any(next(folder.glob(pattern), None) for pattern in _OF_A_PROCESSOR):
+    if folder.is_dir() and not any(next(folder.glob(pattern), None) for pattern in _PROCESSOR_FILE_PATTERNS):
         names = "preprocessor_config.json, tokenizer.json or the like"
         raise PackError(f"model.processor={processor}: no folder of a processor: {names} is not there")
 
 
 def settings_files(folder: Path) -> list[Path]:
     """Return the small files of a processor, sorted by name."""
-    return sorted({path for pattern in _SETTINGS_FILES for path in folder.glob(pattern)})
+    return sorted({path for pattern in _SETTINGS_FILE_PATTERNS for path in folder.glob(pattern)})
 
 
-def state_of(folder: Path) -> str:
+def files_state(folder: Path) -> str:
     """Return a text that changes whenever a file of a processor changes: paths, sizes and times."""
     return str([(os.fspath(path), path.stat().st_size, path.stat().st_mtime_ns) for path in settings_files(folder)])
 
 
-def has_media(folder: Path) -> bool:
+def has_media_parts(folder: Path) -> bool:
     """Say whether a processor's folder has settings for media, and not only a tokenizer."""
     return any((folder / name).exists() for name in ("preprocessor_config.json", "processor_config.json"))
 
 
-def class_of(folder: Path) -> str:
+def processor_class(folder: Path) -> str:
     """Return the class name of a processor from its files; `processor` if they name none."""
     return str(first_setting(folder, PROCESSOR_FILES, "processor_class") or "processor")
 

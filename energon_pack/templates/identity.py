@@ -17,7 +17,7 @@ MIXED, UNEVEN, HEARD = "mixed", "uneven", "heard"
 #: Raise this number when a change in this package changes any length: so old caches and packs are told apart.
 RULES_VERSION = 3
 #: version for templates that read no reasoning: version 3 changed none of their lengths
-_WITHOUT_REASONING = 2
+_VERSION_WITHOUT_REASONING = 2
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class TemplateSpec:
     labels: Labels = field(default_factory=Labels)
     kinds: list[str] | None = None  # kinds of media that are measured, also these three; None: all of the family
     add_special_tokens: bool = False  # whether the tokenizer adds its own, besides the chat template's
-    document_end: str | None = None  # the token that ends a raw text; None: as `RawTexts.end` finds it
+    document_end: str | None = None  # the token that ends a raw text; None: as `DocumentTexts.end_token` finds it
     date: str = DATE  # the ISO date that the chat template writes
     tool_template: str = ""  # the chat template of conversations with tools; empty: the same
     sets_template: bool = False  # `model.chat_template` sets it; else the processor takes the same by itself
@@ -89,7 +89,11 @@ def fingerprints_of(
 
 def rules_version(chat_template: str) -> int:
     """Return the version of the package's rules that lengths by this chat template depend on."""
-    return RULES_VERSION if any(name in chat_template for name in ("reasoning", "thinking")) else _WITHOUT_REASONING
+    return (
+        RULES_VERSION
+        if any(name in chat_template for name in ("reasoning", "thinking"))
+        else _VERSION_WITHOUT_REASONING
+    )
 
 
 def hash_of(value: Any) -> str:

@@ -20,7 +20,7 @@ def packaged_models() -> list[str]:
     return sorted(file.stem for file in (conf_dir() / "model").glob("*.yaml"))
 
 
-def model_of(processor_class: str) -> str:
+def model_name_of(processor_class: str) -> str:
     """Return the packaged model for a processor class: `qwen2_5_vl` for Qwen2_5_VLProcessor; `auto` if none is."""
     names = {name.replace("_", ""): name for name in packaged_models()}
     return names.get(processor_class.removesuffix("Processor").replace("_", "").lower(), "auto")

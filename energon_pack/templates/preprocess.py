@@ -21,7 +21,7 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tokens import CROP, RESIZE
 from energon_pack.templates.settings import MediaConfig
 
-_ANY_FACTOR = 28  # pixels of a token's side, used only to check settings
+_EXAMPLE_FACTOR = 28  # pixels of a token's side, used only to check settings
 
 
 class ImagePreprocessor(Protocol):
@@ -46,19 +46,19 @@ class VideoPreprocessor(Protocol):
 
 def image_preprocessor(media: MediaConfig, factor: int) -> ImagePreprocessor | None:
     """Return the preprocessor that `media.image` names; None for `default`."""
-    return cast(ImagePreprocessor | None, _make("image", media.image, media, factor, IMAGE_PREPROCESSORS))
+    return cast(ImagePreprocessor | None, _load_preprocessor("image", media.image, media, factor, IMAGE_PREPROCESSORS))
 
 
 def video_preprocessor(media: MediaConfig, factor: int) -> VideoPreprocessor | None:
     """Return the preprocessor that `media.video` names; None: the processor chooses frames itself, by its settings."""
-    return cast(VideoPreprocessor | None, _make("video", media.video, media, factor, VIDEO_PREPROCESSORS))
+    return cast(VideoPreprocessor | None, _load_preprocessor("video", media.video, media, factor, VIDEO_PREPROCESSORS))
 
 
 def check_media(media: MediaConfig) -> None:
     """Raise PackError if the `media` node is invalid, as far as that is known without a model or others' classes."""
     for kind, name, known in (("image", media.image, IMAGE_PREPROCESSORS), ("video", media.video, VIDEO_PREPROCESSORS)):
         if ":" not in name:
-            _make(kind, name, media, _ANY_FACTOR, known)
+            _load_preprocessor(kind, name, media, _EXAMPLE_FACTOR, known)
     video_settings(media)
 
 
@@ -79,16 +79,16 @@ def video_settings(media: MediaConfig) -> dict[str, Any]:
     if name in ("fps", "uniform"):
         fps = media.fps if name == "fps" else None
         changes = {"do_sample_frames": True, "fps": fps, "num_frames": media.num_frames}
-    changes |= _given(min_frames=media.min_frames, max_frames=media.max_frames)
-    changes["size"] = _given(shortest_edge=media.video_min_pixels, longest_edge=media.video_max_pixels)
-    return changes | _given(cap_pixels_per_frame=media.video_cap)
+    changes |= _without_none(min_frames=media.min_frames, max_frames=media.max_frames)
+    changes["size"] = _without_none(shortest_edge=media.video_min_pixels, longest_edge=media.video_max_pixels)
+    return changes | _without_none(cap_pixels_per_frame=media.video_cap)
 
 
-def _given(**settings: Any) -> dict[str, Any]:
+def _without_none(**settings: Any) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def _make(kind: str, name: str, media: MediaConfig, factor: int, known: Mapping[str, Any]) -> Any:
+def _load_preprocessor(kind: str, name: str, media: MediaConfig, factor: int, known: Mapping[str, Any]) -> Any:
     make = known.get(name, name)
     if isinstance(make, str):
         setting = f"media.{kind}"
@@ -103,7 +103,7 @@ def _make(kind: str, name: str, media: MediaConfig, factor: int, known: Mapping[
         raise PackError(f"media.{kind}={name}: {type(error).__name__}: {error}") from None
 
 
-def _pixels(media: MediaConfig, key: str) -> int:
+def _required_pixels(media: MediaConfig, key: str) -> int:
     value = getattr(media, key)
     if not isinstance(value, int) or value < 1:
         raise PackError(f"media.image={media.image} needs media.{key}, a number of pixels, not {value!r}")
@@ -126,7 +126,7 @@ class SizeRule:
 
 def resize_longest_side(media: MediaConfig, factor: int) -> SizeRule:
     """Shrink an image so that its longer side has at most `media.longest_side` pixels."""
-    longest = _pixels(media, "longest_side")
+    longest = _required_pixels(media, "longest_side")
 
     def size(width: int, height: int) -> tuple[int, int]:
         scale = min(1.0, longest / max(width, height))
@@ -137,7 +137,7 @@ def resize_longest_side(media: MediaConfig, factor: int) -> SizeRule:
 
 def resize_max_pixels(media: MediaConfig, factor: int) -> SizeRule:
     """Shrink an image so that it has at most `media.max_pixels` pixels."""
-    most = _pixels(media, "max_pixels")
+    most = _required_pixels(media, "max_pixels")
 
     def size(width: int, height: int) -> tuple[int, int]:
         if width * height <= most:
@@ -150,14 +150,14 @@ def resize_max_pixels(media: MediaConfig, factor: int) -> SizeRule:
 
 def center_crop(media: MediaConfig, factor: int) -> SizeRule:
     """Cut out the middle of an image, at most `media.crop_width` × `media.crop_height` pixels."""
-    most = _pixels(media, "crop_width"), _pixels(media, "crop_height")
+    most = _required_pixels(media, "crop_width"), _required_pixels(media, "crop_height")
     return SizeRule(lambda width, height: (min(width, most[0]), min(height, most[1])), CROP)
 
 
 def qwen_vl_utils(media: MediaConfig, factor: int) -> SizeRule:
     """Prepare images like the package qwen-vl-utils: 4 to 16,384 tokens, whole tokens."""
     _refuse_other_models("image", factor)
-    return SizeRule(lambda width, height: utils_image_size(MediumSettings(), width, height, factor))
+    return SizeRule(lambda width, height: qwen_utils_image_size(MediumSettings(), width, height, factor))
 
 
 class QwenVLUtilsVideo:
@@ -174,13 +174,15 @@ class QwenVLUtilsVideo:
         self._settings = MediumSettings(fps=media.fps, min_frames=media.min_frames, max_frames=media.max_frames)
 
     def choose_frames(self, video: Media) -> list[int]:
-        return first_to_last(video.num_frames, utils_num_frames(self._settings, video.num_frames, video.fps))
+        return first_to_last_frames(
+            video.num_frames, qwen_utils_num_frames(self._settings, video.num_frames, video.fps)
+        )
 
     def size(self, width: int, height: int, num_frames: int) -> tuple[int, int]:
-        return utils_frame_size(MediumSettings(), width, height, num_frames, self._factor)
+        return qwen_utils_frame_size(MediumSettings(), width, height, num_frames, self._factor)
 
 
-def utils_num_frames(settings: MediumSettings, total: int, fps: float) -> int:
+def qwen_utils_num_frames(settings: MediumSettings, total: int, fps: float) -> int:
     """Return how many frames qwen_vl_utils takes of a video (its `smart_nframes`).
 
     Args:
@@ -201,7 +203,7 @@ def utils_num_frames(settings: MediumSettings, total: int, fps: float) -> int:
     return number
 
 
-def utils_image_size(settings: MediumSettings, width: int, height: int, factor: int) -> tuple[int, int]:
+def qwen_utils_image_size(settings: MediumSettings, width: int, height: int, factor: int) -> tuple[int, int]:
     """Return the width and height to which qwen_vl_utils resizes an image (its `fetch_image`); raises Skip.
 
     Args:
@@ -209,24 +211,24 @@ def utils_image_size(settings: MediumSettings, width: int, height: int, factor: 
     """
     area = factor**2
     if settings.resized_height and settings.resized_width:
-        return _utils_resize(settings.resized_width, settings.resized_height, factor, 4 * area, 16_384 * area)
+        return _qwen_utils_resize(settings.resized_width, settings.resized_height, factor, 4 * area, 16_384 * area)
     least, most = settings.min_pixels or 4 * area, settings.max_pixels or 16_384 * area
-    return _utils_resize(width, height, factor, least, most)
+    return _qwen_utils_resize(width, height, factor, least, most)
 
 
-def utils_frame_size(
+def qwen_utils_frame_size(
     settings: MediumSettings, width: int, height: int, num_frames: int, factor: int
 ) -> tuple[int, int]:
     """Return the width and height that qwen_vl_utils gives each of a video's `num_frames` frames (`fetch_video`)."""
     area = factor**2
     if settings.resized_height and settings.resized_width:
-        return utils_image_size(settings, width, height, factor)
+        return qwen_utils_image_size(settings, width, height, factor)
     least, in_all = settings.min_pixels or 128 * area, settings.total_pixels or 128_000 * area * 0.9
     most = max(min(768 * area, in_all / num_frames * 2), int(least * 1.05))
-    return _utils_resize(width, height, factor, least, min(settings.max_pixels or most, most))
+    return _qwen_utils_resize(width, height, factor, least, min(settings.max_pixels or most, most))
 
 
-def _utils_resize(width: float, height: float, factor: int, least: float, most: float) -> tuple[int, int]:
+def _qwen_utils_resize(width: float, height: float, factor: int, least: float, most: float) -> tuple[int, int]:
     if least > most:
         problem = f"max_pixels of a medium is {most:g}, less than its min_pixels of {least:g}: give both"
         raise Skip(Reason.BAD_MESSAGE, problem)
@@ -234,7 +236,7 @@ def _utils_resize(width: float, height: float, factor: int, least: float, most: 
     return resized[1], resized[0]
 
 
-def first_to_last(total: int, number: int) -> list[int]:
+def first_to_last_frames(total: int, number: int) -> list[int]:
     """Return the indices of `number` out of `total` frames, evenly from the first to the last."""
     chosen: list[int] = np.linspace(0, total - 1, number).round().astype(int).tolist()
     return chosen

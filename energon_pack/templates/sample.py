@@ -23,14 +23,14 @@ class Sample:
 
 
 def as_seen(sample: Sample) -> Sample:
-    """Return the sample with each list of frames as one video, as the model sees it; raises Skip like `as_videos`."""
+    """Return the sample with each list of frames as one video, as a model sees it; raises Skip for text in a list."""
     if not sample.media:
         return sample
-    messages, media = as_videos(sample.messages, sample.media)
+    messages, media = frame_lists_as_videos(sample.messages, sample.media)
     return sample if media is sample.media else replace(sample, messages=messages, media=media)
 
 
-def as_videos(messages: list[Message], media: list[Media]) -> tuple[list[Message], list[Media]]:
+def frame_lists_as_videos(messages: list[Message], media: list[Media]) -> tuple[list[Message], list[Media]]:
     """Return messages and media with each list of frames as one video; raises Skip for text between the frames."""
     if not has_lists(media):
         return messages, media
@@ -72,7 +72,7 @@ class Rendered:
     leaves_out_reasoning: bool = False  # the chat template does not write its reasoning
     num_audio_tokens: int = 0  # tokens with features of sounds
     token_range: tuple[int, int] | None = None  # the tokens of `text` that are the sample; None: all
-    features: Sequence[int] = ()  # tokens that hold features of each medium, in the order of `media`
+    num_features: Sequence[int] = ()  # tokens that hold features of each medium, in the order of `media`
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ class ModelConfig:
         pixels = {"min_pixels": self.min_pixels, "max_pixels": self.max_pixels}
         return {**self.processor_kwargs, **{key: value for key, value in pixels.items() if value is not None}}
 
-    def named_processor(self) -> str:
+    def path_or_hub_id(self) -> str:
         """Return the folder or hub id of the processor."""
         processor = self.processor or self.hub_id
         if processor is None:
@@ -231,7 +231,7 @@ class LabelsConfig(Labels):
     cut_end: bool = True
 
     @property
-    def of_text(self) -> Labels:
+    def template_labels(self) -> Labels:
         """Return only the settings that decide what is trained in a rendered text."""
         return Labels(**{each.name: getattr(self, each.name) for each in fields(Labels)})
 
@@ -252,7 +252,7 @@ class LabelsConfig(Labels):
             raise PackError(f"labels.window_text={self.window_text!r} would stand for a medium again")
 
 
-def labels_of(run: Labels, settings: Mapping[str, Any]) -> Labels:
+def overridden_labels(run: Labels, settings: Mapping[str, Any]) -> Labels:
     """Return the run's label settings, overridden by a sample's own; raises PackError for an unknown name or value."""
     for name, value in settings.items():
         default = getattr(Labels(), name, None)

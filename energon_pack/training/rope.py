@@ -22,7 +22,7 @@ from torch import Tensor
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
 from energon_pack.templates.folder import first_setting
-from energon_pack.templates.full import full_processor, models_of
+from energon_pack.templates.full import full_processor, model_classes_of
 from energon_pack.training.encoded import HEARD, are_heard
 from energon_pack.training.layout import Member
 from energon_pack.training.wrapped import parts
@@ -267,7 +267,7 @@ def found_rope(folder: Path) -> str | None:
 
 def with_rows(folder: Path) -> Any:
     """Return the first class among a processor's models that has M-RoPE rows; None: none has."""
-    for make in models_of(folder):
+    for make in model_classes_of(folder):
         if any(hasattr(value, "get_rope_index") for value in vars(sys.modules[make.__module__]).values()):
             return make
     return None

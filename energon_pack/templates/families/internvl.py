@@ -7,7 +7,7 @@ as in InternVLProcessor and its image processor of transformers.
 from collections.abc import Sequence
 
 from energon_pack.samples.media.medium import Media
-from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings, number
+from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings, positive_int
 
 
 class InternVL(MediaRules):
@@ -22,13 +22,13 @@ class InternVL(MediaRules):
         self._begin, self._end = tokens.get("start_image_token", "<img>"), tokens.get("end_image_token", "</img>")
         self.media_tokens = {"image": self._context, "video": tokens.get("video_token", "<video>")}
         self.feature_tokens = {"video": self._context}
-        self.marks = (self._begin, self._end)
+        self.mark_tokens = (self._begin, self._end)
         size = image.get("size") or {}
-        self._tile = (number(size, "height"), number(size, "width"))
+        self._tile = (positive_int(size, "height"), positive_int(size, "width"))
         # Published settings have 384 for frames, with which the model can't make the counted tokens.
         self.size_of_frames = {"height": self._tile[0], "width": self._tile[1]}
-        self._num_tokens = number(processor.processor, "image_seq_length", 256)
-        least, most = number(image, "min_patches", 1), number(image, "max_patches", 12)
+        self._num_tokens = positive_int(processor.processor, "image_seq_length", 256)
+        least, most = positive_int(image, "min_patches", 1), positive_int(image, "max_patches", 12)
         if processor.kwargs.get("crop_to_patches") is False:  # in the file it has no effect
             least = most = 1
         self._grids = sorted(

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 
 from energon_pack.errors import PackError
 from energon_pack.samples.media.medium import Media
-from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings, number
+from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings, positive_int
 
 
-class _WholeSteps(FrameSampling):
+class _IntegerSteps(FrameSampling):
     """Chooses frames at equal distances, as transformers does by default: in whole numbers, and at least one."""
 
     def num_wanted(self, video: Media) -> int:
         return max(1, super().num_wanted(video))
 
-    def spread(self, total: int, number: int) -> list[int]:
+    def spread_indices(self, total: int, number: int) -> list[int]:
         return [i * total // number for i in range(number)]
 
 
@@ -39,24 +39,24 @@ class LlavaOneVision(MediaRules):
         pinpoints = processor.image.get("image_grid_pinpoints")
         if not pinpoints:
             raise PackError("model.processor's image settings list no image_grid_pinpoints: not LLaVA-OneVision's")
-        num_base = number(settings, "num_image_tokens")
+        num_base = positive_int(settings, "num_image_tokens")
         ratio = settings.get("vision_aspect_ratio") or "anyres_max_9"
         self._side = math.isqrt(num_base)
         self._grid = [(int(height), int(width)) for height, width in pinpoints]
         self._tile = (
-            number(size, "height", size.get("shortest_edge")),
-            number(size, "width", size.get("shortest_edge")),
+            positive_int(size, "height", size.get("shortest_edge")),
+            positive_int(size, "width", size.get("shortest_edge")),
         )
-        self._most = int(ratio.removeprefix("anyres_max_"))
-        self._less = 1 if settings.get("vision_feature_select_strategy") == "default" else 0
+        self._max_tiles = int(ratio.removeprefix("anyres_max_"))
+        self._num_dropped_tokens = 1 if settings.get("vision_feature_select_strategy") == "default" else 0
         self._num_base = num_base
-        self.frames = _WholeSteps(processor.video)
+        self.frames = _IntegerSteps(processor.video)
         self.settings = {
             "num_image_tokens": num_base,
             "grid": self._grid,
             "tile": self._tile,
-            "most": self._most,
-            "less": self._less,
+            "most": self._max_tiles,
+            "less": self._num_dropped_tokens,
             "frames": self.frames.settings,
         }
 
@@ -65,7 +65,7 @@ class LlavaOneVision(MediaRules):
             pooled = math.ceil(self._side / 2)
             num_tokens = len(frames) * pooled * pooled + 1
         else:
-            num_tokens = self._num_tokens(media.height, media.width) - self._less
+            num_tokens = self._num_tokens(media.height, media.width) - self._num_dropped_tokens
         return self.media_tokens[media.kind] * num_tokens, num_tokens
 
     def _num_tokens(self, height: int, width: int) -> int:
@@ -76,13 +76,13 @@ class LlavaOneVision(MediaRules):
             rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
         else:
             columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
-        ratio = math.sqrt(rows * columns / (self._most * self._side**2))
+        ratio = math.sqrt(rows * columns / (self._max_tiles * self._side**2))
         if ratio > 1.1:
             rows, columns = int(rows // ratio), int(columns // ratio)
         return rows * columns + rows + self._num_base
 
     def _best_resolution(self, height: int, width: int) -> tuple[int, int]:
-        """Return the listed (height, width) that keeps most pixels of the image, or of several the least unused area."""
+        """Return the listed (height, width) that keeps most pixels of the image; of several, the least unused area."""
 
         def fitness(resolution: tuple[int, int]) -> tuple[int, int]:
             scale = min(resolution[1] / width, resolution[0] / height)

@@ -12,8 +12,8 @@ from typing import Any
 
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings, number
-from energon_pack.templates.preprocess import first_to_last, smart_resize
+from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings, positive_int
+from energon_pack.templates.preprocess import first_to_last_frames, smart_resize
 
 
 class QwenVL(MediaRules):
@@ -24,7 +24,7 @@ class QwenVL(MediaRules):
         *("Exaone4_5_Processor", "HyperCLOVAXVisionV2Processor"),
     )
     #: defaults of the processor's image class
-    image_size: dict[str, Any] = {"shortest_edge": 56 * 56, "longest_edge": 1280 * 28 * 28}  # noqa: RUF012
+    image_size_defaults: dict[str, Any] = {"shortest_edge": 56 * 56, "longest_edge": 1280 * 28 * 28}  # noqa: RUF012
     #: defaults of the processor's video class
     video_defaults: dict[str, Any] = {  # noqa: RUF012
         "min_frames": 4,
@@ -37,22 +37,25 @@ class QwenVL(MediaRules):
     def __init__(self, processor: ProcessorSettings):
         """Read the needed settings of a processor."""
         self.media_tokens = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
-        image = _flat(processor.image, self.image_size)
-        patch_size, merge_size = number(image, "patch_size"), number(image, "merge_size")
+        image = _flattened(processor.image, self.image_size_defaults)
+        patch_size, merge_size = positive_int(image, "patch_size"), positive_int(image, "merge_size")
         self.factor = patch_size * merge_size
         self._resizes = image.get("do_resize") is not False
-        self.image = {"min_pixels": number(image, "shortest_edge"), "max_pixels": number(image, "longest_edge")}
-        video = _flat({**self.video_defaults, **processor.video}, self.video_defaults["size"])
+        self.image = {
+            "min_pixels": positive_int(image, "shortest_edge"),
+            "max_pixels": positive_int(image, "longest_edge"),
+        }
+        video = _flattened({**self.video_defaults, **processor.video}, self.video_defaults["size"])
         self.video = {
-            "factor": number(video, "patch_size", patch_size) * number(video, "merge_size", merge_size),
-            "temporal": number(video, "temporal_patch_size"),
-            "min_pixels": number(video, "shortest_edge"),
-            "max_pixels": number(video, "longest_edge"),
-            "max_video_tokens": number(video, "max_video_tokens"),
+            "factor": positive_int(video, "patch_size", patch_size) * positive_int(video, "merge_size", merge_size),
+            "temporal": positive_int(video, "temporal_patch_size"),
+            "min_pixels": positive_int(video, "shortest_edge"),
+            "max_pixels": positive_int(video, "longest_edge"),
+            "max_video_tokens": positive_int(video, "max_video_tokens"),
             "do_resize": video.get("do_resize") is not False,
             "cap": bool(video.get("cap_pixels_per_frame")),
         }
-        self.frames = self.sampling(video)
+        self.frames = self.frame_sampling(video)
         self.settings = {
             "factor": self.factor,
             "do_resize": self._resizes,
@@ -61,22 +64,22 @@ class QwenVL(MediaRules):
             "frames": self.frames.settings,
         }
 
-    def sampling(self, video: dict[str, Any]) -> FrameSampling:
-        return _EvenFrames(video, number(video, "temporal_patch_size"))
+    def frame_sampling(self, video: dict[str, Any]) -> FrameSampling:
+        return _EvenFrames(video, positive_int(video, "temporal_patch_size"))
 
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
         if media.kind == "image":
             height, width = media.height, media.width
             if self._resizes:
                 height, width = smart_resize(height, width, self.factor, **self.image)
-            _check_whole(height, width, self.factor)
+            _refuse_partial_tokens(height, width, self.factor)
             num_tokens = (height // self.factor) * (width // self.factor)
             return self.media_tokens["image"] * num_tokens, num_tokens
         height, width = media.height, media.width
         if self.video["do_resize"]:
             height, width = self.frame_size(height, width, len(frames))
         factor = self.video["factor"]
-        _check_whole(height, width, factor)
+        _refuse_partial_tokens(height, width, factor)
         num_tokens = (height // factor) * (width // factor)
         num_patches = math.ceil(len(frames) / self.video["temporal"])
         return self.video_text(media, frames, num_tokens), num_patches * num_tokens
@@ -110,7 +113,7 @@ class Qwen3VL(QwenVL):
         "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32},
     }
 
-    def sampling(self, video: dict[str, Any]) -> FrameSampling:
+    def frame_sampling(self, video: dict[str, Any]) -> FrameSampling:
         return _FirstToLastFrames(video)
 
     def frame_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
@@ -159,7 +162,7 @@ class _EvenFrames(FrameSampling):
 class _FirstToLastFrames(FrameSampling):
     """Chooses frames like Qwen3-VL: evenly, with the first and the last frame among them."""
 
-    repeats = True
+    repeats_frames = True
 
     def num_wanted(self, video: Media) -> int:
         settings = self.settings
@@ -170,17 +173,17 @@ class _FirstToLastFrames(FrameSampling):
         number = int(video.num_frames / video.fps * settings["fps"])
         return int(min(max(number, settings["min_frames"]), settings["max_frames"], video.num_frames))
 
-    def spread(self, total: int, number: int) -> list[int]:
-        return first_to_last(total, number)
+    def spread_indices(self, total: int, number: int) -> list[int]:
+        return first_to_last_frames(total, number)
 
 
-def _check_whole(height: int, width: int, factor: int) -> None:
+def _refuse_partial_tokens(height: int, width: int, factor: int) -> None:
     """Raise Skip if a size is not a multiple of `factor`: with `do_resize` off the processor refuses it, too."""
     if height % factor or width % factor:
         raise Skip(Reason.UNREADABLE_MEDIA, f"{width}×{height} pixels are no multiples of {factor}, and not resized")
 
 
-def _flat(settings: dict[str, Any], size: dict[str, Any]) -> dict[str, Any]:
+def _flattened(settings: dict[str, Any], size: dict[str, Any]) -> dict[str, Any]:
     """Return settings with those in `size` moved to the top level.
 
     Args:
