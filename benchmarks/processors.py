@@ -28,7 +28,7 @@ from processor_classes import Found, processor_classes, quiet, said, save_dummy
 from energon_pack.errors import PackError
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.choose import choose_template
-from energon_pack.templates.identity import UNEVEN
+from energon_pack.templates.identity import UNEVEN_VIDEOS
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 from energon_pack.templates.trial import Trial
@@ -42,7 +42,7 @@ LISTS: list[tuple[str, ...]] = [
     *[("image",) * 4] * 9,
     *[("video",)] * 16,
     *[("video",) * 2] * 2,
-    *[(UNEVEN, "video", "video")] * 2,
+    *[(UNEVEN_VIDEOS, "video", "video")] * 2,
     *[("image", "video"), ("video", "image"), ("image", "image", "video"), ("video", "image", "image")],
 ]
 _SEED = 20261122  # not that of the trial at the start of a run

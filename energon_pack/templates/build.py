@@ -91,10 +91,10 @@ def _processor_settings(
 ) -> ProcessorSettings:
     """Return the processor's settings, changed by the config's nodes `model` and `media`."""
     model, media = settings.model, settings.media
-    values = {**files.processor, **model.processor_kwargs}  # as from_pretrained does
+    values = {**files.processor_settings, **model.processor_kwargs}  # as from_pretrained does
     tokens = {name: text for name, text in files.tokenizer.special_tokens_map.items() if isinstance(text, str)}
     has_old_names = FAMILIES[model.template].has_old_names
-    video = _merged_settings(files.video, empty.kwargs, video_settings(media), has_old_names=has_old_names)
+    video = _merged_settings(files.video_settings, empty.kwargs, video_settings(media), has_old_names=has_old_names)
     changed = {name: value for name, value in video_settings(media).items() if value != {}}
     if "size" in changed:  # a call needs the whole value
         changed["size"] = video["size"]
@@ -105,10 +105,10 @@ def _processor_settings(
             written = {kind: medium_text_in_question(renderer.render, kind).strip() for kind in KINDS}
     return replace(
         empty,
-        image=_as_json_values({**files.image, **image_settings(media)}),
+        image=_as_json_values({**files.image_settings, **image_settings(media)}),
         video=video,
-        audio=_as_json_values(files.audio),
-        others=_as_json_values(files.added),
+        audio=_as_json_values(files.audio_settings),
+        others=_as_json_values(files.added_settings),
         processor=_as_json_values({key: value for key, value in values.items() if key != "chat_template"}),
         tokens=tokens,
         changed=_as_json_values({IMAGE.kind: image_settings(media), VIDEO.kind: changed}),
@@ -152,11 +152,11 @@ class _ProcessorFiles:
     tokenizer: Any  # a tokenizer of transformers
     is_processor: bool  # transformers loads more than the tokenizer
     chat_template: Any = None  # of the processor; a text, or texts by name; None: the tokenizer's own serves
-    image: dict[str, Any] = field(default_factory=dict)
-    video: dict[str, Any] = field(default_factory=dict)
-    audio: dict[str, Any] = field(default_factory=dict)
-    processor: dict[str, Any] = field(default_factory=dict)
-    added: dict[str, dict[str, Any]] = field(default_factory=dict)  # by kind
+    image_settings: dict[str, Any] = field(default_factory=dict)
+    video_settings: dict[str, Any] = field(default_factory=dict)
+    audio_settings: dict[str, Any] = field(default_factory=dict)
+    processor_settings: dict[str, Any] = field(default_factory=dict)
+    added_settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # by kind
 
 
 def _folder_files(folder: Path, kwargs: dict[str, Any], where: str) -> _ProcessorFiles:
@@ -187,7 +187,7 @@ def _read_files(name: str, settings: str, where: str, state: str) -> _ProcessorF
     processor = _class_settings(folder)
     chat_template = processor.get("chat_template") if is_processor else None
     return _ProcessorFiles(
-        tokenizer, is_processor, chat_template, image, _video_settings(folder, processor), processor=processor
+        tokenizer, is_processor, chat_template, image, _video_settings(folder, processor), processor_settings=processor
     )
 
 

@@ -16,7 +16,7 @@ from energon_pack.templates.families import ASKED, AUTO, family_of
 from energon_pack.templates.families.asking import processor_part
 from energon_pack.templates.folder import PROCESSOR_FILES, has_media_parts, processor_class, settings_in
 from energon_pack.templates.full import full_processor, known_processor_classes, model_classes_of, quiet_transformers
-from energon_pack.templates.identity import HEARD, MIXED, UNEVEN
+from energon_pack.templates.identity import HEARD_VIDEOS, MIXED_MEDIA, UNEVEN_VIDEOS
 from energon_pack.templates.models import model_name_of
 from energon_pack.templates.settings import TemplateSettings
 from energon_pack.templates.template import Template
@@ -24,12 +24,16 @@ from energon_pack.templates.trial import Trial, TrialOutcome, sample_kinds_of
 
 _KIND_NOUNS = {
     **{kind: medium.nouns for kind, medium in KINDS.items()},
-    MIXED: "media of several kinds in one sample",
-    UNEVEN: "videos of several lengths in one sample",
-    HEARD: "videos with their sounds",
+    MIXED_MEDIA: "media of several kinds in one sample",
+    UNEVEN_VIDEOS: "videos of several lengths in one sample",
+    HEARD_VIDEOS: "videos with their sounds",
 }
 #: kinds of media in such samples: if one of these kinds is left out, so are these samples
-_KINDS_WITHIN = {MIXED: {IMAGE.kind, VIDEO.kind}, UNEVEN: {VIDEO.kind}, HEARD: {VIDEO.kind, AUDIO.kind}}
+_KINDS_WITHIN = {
+    MIXED_MEDIA: {IMAGE.kind, VIDEO.kind},
+    UNEVEN_VIDEOS: {VIDEO.kind},
+    HEARD_VIDEOS: {VIDEO.kind, AUDIO.kind},
+}
 
 _SETTINGS_FILES = (*PROCESSOR_FILES, "video_preprocessor_config.json", "config.json", "special_tokens_map.json")
 #: inputs of a forward through which images reach the text other than as tokens, so that nothing keeps packs apart
@@ -161,7 +165,7 @@ def choose_template(settings: TemplateSettings, folder: Path) -> tuple[Template,
     if best is None or not best.exact_kinds:
         tried += [] if best is None else [TriedTemplate(best.name, best.why_not)]
         raise PackError(_no_rules_message(tried, folder, where))
-    kinds = kinds | (best.outcomes.keys() & {HEARD})
+    kinds = kinds | (best.outcomes.keys() & {HEARD_VIDEOS})
     choice = TemplateChoice(
         best.name,
         type(full).__name__,
@@ -189,7 +193,7 @@ def _why_left_out(kind: str, candidates: Sequence[_Candidate]) -> str:
     """Return why no rules count a kind of media: the reason of the last candidate that has one."""
     for candidate in reversed(candidates):
         outcome = candidate.outcomes.get(kind, TrialOutcome())
-        if why := outcome.difference or outcome.refusal or candidate.template.rules.why_not.get(kind):
+        if why := outcome.difference or outcome.refusal or candidate.template.rules.reason_by_kind.get(kind):
             return why
     return f"{candidates[-1].name} knows none"
 

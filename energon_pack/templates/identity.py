@@ -13,7 +13,7 @@ from energon_pack.templates.settings import DATE, Alpha, Labels, MediaConfig, Th
 
 #: further kinds of media: images and videos in one sample, videos with different numbers of frames, and videos whose
 #: sound is heard
-MIXED, UNEVEN, HEARD = "mixed", "uneven", "heard"
+MIXED_MEDIA, UNEVEN_VIDEOS, HEARD_VIDEOS = "mixed", "uneven", "heard"
 #: Raise this number when a change in this package changes any length: so old caches and packs are told apart.
 RULES_VERSION = 3
 #: version for templates that read no reasoning: version 3 changed none of their lengths

@@ -33,7 +33,14 @@ from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.frames import DocumentTexts, MediaTexts
-from energon_pack.templates.identity import HEARD, MIXED, UNEVEN, Identity, TemplateSpec, fingerprints_of
+from energon_pack.templates.identity import (
+    HEARD_VIDEOS,
+    MIXED_MEDIA,
+    UNEVEN_VIDEOS,
+    Identity,
+    TemplateSpec,
+    fingerprints_of,
+)
 from energon_pack.templates.inputs import input_rules_of, tokens_of_member
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
@@ -193,10 +200,10 @@ class Template(Preparation, Tokenizing):
         frames = [self.choose_frames(medium) if medium.kind == VIDEO.kind else [] for medium in media]
         kinds = self.spec.kinds
         self._refuse_unheard([medium for medium in media if medium.kind == VIDEO.kind])
-        if kinds is not None and MIXED not in kinds and len({medium.kind for medium in media}) > 1:
+        if kinds is not None and MIXED_MEDIA not in kinds and len({medium.kind for medium in media}) > 1:
             several = " and ".join(KINDS[kind].plural for kind in KINDS if kind in {medium.kind for medium in media})
             raise Skip(Reason.UNSUPPORTED_MEDIA, f"the full processor takes no {several} in one sample")
-        if kinds is not None and UNEVEN not in kinds and len({len(chosen) for chosen in frames if chosen}) > 1:
+        if kinds is not None and UNEVEN_VIDEOS not in kinds and len({len(chosen) for chosen in frames if chosen}) > 1:
             raise Skip(Reason.UNSUPPORTED_MEDIA, "the full processor takes no videos of several lengths in one sample")
         prepared = [*map(self.prepared, media, map(len, frames))]
         return self.rules.expand_all(prepared, frames), *self.rules.surrounding_texts(prepared, frames)
@@ -209,7 +216,7 @@ class Template(Preparation, Tokenizing):
         """Raise Skip if the processor can't hear the sounds of these videos, or the model has no positions for them."""
         if not any(video.is_heard for video in videos):
             return
-        if not self.rules.hears_videos or (self.spec.kinds is not None and HEARD not in self.spec.kinds):
+        if not self.rules.hears_videos or (self.spec.kinds is not None and HEARD_VIDEOS not in self.spec.kinds):
             problem = f"use_audio_in_video: model.template={self.spec.family} hears no sound of a video"
             raise Skip(Reason.UNSUPPORTED_MEDIA, problem + self.rules.why_no_sound)
         if not all(video.is_heard for video in videos):  # Qwen's classes number all videos of a sample alike

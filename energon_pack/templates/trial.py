@@ -20,7 +20,7 @@ from energon_pack.samples.tokens import SeenMedium
 from energon_pack.templates.chat.renderer import TOOL
 from energon_pack.templates.families import ASKED
 from energon_pack.templates.full import full_processor, quiet_transformers
-from energon_pack.templates.identity import HEARD, MIXED, UNEVEN
+from energon_pack.templates.identity import HEARD_VIDEOS, MIXED_MEDIA, UNEVEN_VIDEOS
 from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
@@ -35,7 +35,7 @@ _MEDIA_KINDS: list[tuple[str, ...]] = [
     *[("image",) * 4] * 3,
     *[("video",)] * 3,
     ("video",) * 2,
-    (UNEVEN, "video", "video"),
+    (UNEVEN_VIDEOS, "video", "video"),
     ("image", "video"),
     ("video", "image", "image"),
     *[("audio",)] * 10,
@@ -44,9 +44,9 @@ _MEDIA_KINDS: list[tuple[str, ...]] = [
     ("image", "audio", "audio"),
     ("audio", "video"),
     ("video", "audio", "image"),
-    *[(HEARD,)] * 3,
-    (HEARD, HEARD),
-    ("audio", HEARD, "image"),
+    *[(HEARD_VIDEOS,)] * 3,
+    (HEARD_VIDEOS, HEARD_VIDEOS),
+    ("audio", HEARD_VIDEOS, "image"),
     *[kinds for kind, _ in ADDED for kinds in (*[(kind,)] * 10, *[(kind,) * 2] * 4, (kind, "image", kind))],
 ]
 #: a larger medium is drawn anew with this chance: the full processor takes 30 ms for a large one
@@ -89,11 +89,11 @@ class TrialSample:
     def kind(self) -> str:
         kinds = {medium.kind for medium in self.sample.media} or {"text"}
         if any(medium.is_heard for medium in self.sample.media):
-            return HEARD
+            return HEARD_VIDEOS
         if len(kinds) > 1:
-            return MIXED
+            return MIXED_MEDIA
         is_uneven = VIDEO.kind in kinds and len({medium.num_frames for medium in self.sample.media}) > 1
-        return UNEVEN if is_uneven else kinds.pop()
+        return UNEVEN_VIDEOS if is_uneven else kinds.pop()
 
 
 class Trial:
@@ -120,16 +120,16 @@ class Trial:
             Exception: any error of its class on its files.
         """
         full = full_processor(template.spec.processor)
-        heard = [HEARD] if template.rules.hears_videos else []
+        heard = [HEARD_VIDEOS] if template.rules.hears_videos else []
         outcomes = {kind: TrialOutcome() for kind in ("text", *sample_kinds_of(template.media_tokens), *heard)}
         for number, one in enumerate(self.samples):
             outcome = outcomes.get(one.kind)
             has_other = any(medium.kind not in template.rules.media_tokens for medium in one.sample.media)
             if outcome is not None and not outcome.difference and not has_other:
-                self._compare(full, template, number, outcome)
+                self._compare_sample(full, template, number, outcome)
         return outcomes
 
-    def _compare(self, full: Any, template: Template, number: int, outcome: TrialOutcome) -> None:
+    def _compare_sample(self, full: Any, template: Template, number: int, outcome: TrialOutcome) -> None:
         one = self.samples[number]
         truth = self._expected_tokens(full, template, number)
         outcome.is_possible |= not isinstance(truth, str)
@@ -171,7 +171,7 @@ class Trial:
         return self._expected[key]
 
     def _draw_sample(self, kinds: Sequence[str], rng: np.random.Generator, seed: int) -> TrialSample:
-        is_uneven, kinds = UNEVEN in kinds, [kind for kind in kinds if kind != UNEVEN]
+        is_uneven, kinds = UNEVEN_VIDEOS in kinds, [kind for kind in kinds if kind != UNEVEN_VIDEOS]
         media = [_draw_medium(kind, rng, is_uneven) for kind in kinds]
         if not is_uneven:
             last = next((medium for medium in reversed(media) if medium.num_frames), None)
@@ -196,11 +196,11 @@ def _uniform(noise: Any) -> Any:
 def sample_kinds_of(media: Iterable[str]) -> set[str]:
     """Return these kinds of media, with MIXED and UNEVEN where their media can make such samples."""
     kinds = {*media}
-    return kinds | ({MIXED} if len(kinds) > 1 else set()) | ({UNEVEN} if VIDEO.kind in kinds else set())
+    return kinds | ({MIXED_MEDIA} if len(kinds) > 1 else set()) | ({UNEVEN_VIDEOS} if VIDEO.kind in kinds else set())
 
 
 def _draw_medium(kind: str, rng: np.random.Generator, is_uneven: bool) -> Media:
-    if kind == HEARD:
+    if kind == HEARD_VIDEOS:
         heard = AUDIO.drawn(rng)
         return replace(_draw_medium(VIDEO.kind, rng, is_uneven), num_samples=heard.num_samples, rate=heard.rate)
     while True:

@@ -24,7 +24,7 @@ from energon_pack.templates.choose import choose_template
 from energon_pack.templates.families.asking import AskedProcessor
 from energon_pack.templates.families.stand_ins import blank_spectrogram_method
 from energon_pack.templates.full import full_processor
-from energon_pack.templates.identity import HEARD
+from energon_pack.templates.identity import HEARD_VIDEOS
 from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
@@ -180,12 +180,12 @@ def test_a_wrong_interleaving_is_seen_before_any_sample(tmp_path: Path, monkeypa
 
     folder = processors.qwen2_5_omni(tmp_path / "processor")
     settings = of_model("auto", folder)
-    monkeypatch.setattr("energon_pack.templates.choose.Trial", partial(Trial, lists=[(), ("video",), (HEARD,)]))
+    monkeypatch.setattr("energon_pack.templates.choose.Trial", partial(Trial, lists=[(), ("video",), (HEARD_VIDEOS,)]))
     template, choice = choose_template(settings, folder)
-    assert choice.left_out.get(HEARD) is None
+    assert choice.left_out.get(HEARD_VIDEOS) is None
     monkeypatch.setattr(AskedProcessor, "texts", behind)
     template, choice = choose_template(settings, folder)
-    assert "the full processor" in choice.left_out[HEARD]
+    assert "the full processor" in choice.left_out[HEARD_VIDEOS]
     with pytest.raises(Skip, match="hears no sound of a video"):
         template.render(asked(looked_at(video_with_sound())))
 

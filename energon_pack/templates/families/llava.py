@@ -41,20 +41,20 @@ class LlavaOneVision(MediaRules):
             raise PackError("model.processor's image settings list no image_grid_pinpoints: not LLaVA-OneVision's")
         num_base = positive_int(settings, "num_image_tokens")
         ratio = settings.get("vision_aspect_ratio") or "anyres_max_9"
-        self._side = math.isqrt(num_base)
-        self._grid = [(int(height), int(width)) for height, width in pinpoints]
-        self._tile = (
+        self._side_tokens = math.isqrt(num_base)
+        self._resolutions = [(int(height), int(width)) for height, width in pinpoints]
+        self._tile_size = (
             positive_int(size, "height", size.get("shortest_edge")),
             positive_int(size, "width", size.get("shortest_edge")),
         )
         self._max_tiles = int(ratio.removeprefix("anyres_max_"))
         self._num_dropped_tokens = 1 if settings.get("vision_feature_select_strategy") == "default" else 0
-        self._num_base = num_base
+        self._num_thumbnail_tokens = num_base
         self.frames = _IntegerSteps(processor.video)
         self.settings = {
             "num_image_tokens": num_base,
-            "grid": self._grid,
-            "tile": self._tile,
+            "grid": self._resolutions,
+            "tile": self._tile_size,
             "most": self._max_tiles,
             "less": self._num_dropped_tokens,
             "frames": self.frames.settings,
@@ -62,7 +62,7 @@ class LlavaOneVision(MediaRules):
 
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
         if media.kind == "video":
-            pooled = math.ceil(self._side / 2)
+            pooled = math.ceil(self._side_tokens / 2)
             num_tokens = len(frames) * pooled * pooled + 1
         else:
             num_tokens = self._num_tokens(media.height, media.width) - self._num_dropped_tokens
@@ -70,16 +70,16 @@ class LlavaOneVision(MediaRules):
 
     def _num_tokens(self, height: int, width: int) -> int:
         best_height, best_width = self._best_resolution(height, width)
-        rows = self._side * (best_height // self._tile[0])
-        columns = self._side * (best_width // self._tile[1])
+        rows = self._side_tokens * (best_height // self._tile_size[0])
+        columns = self._side_tokens * (best_width // self._tile_size[1])
         if width / height > columns / rows:  # the image does not fill the grid: the rest is cut off
             rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
         else:
             columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
-        ratio = math.sqrt(rows * columns / (self._max_tiles * self._side**2))
+        ratio = math.sqrt(rows * columns / (self._max_tiles * self._side_tokens**2))
         if ratio > 1.1:
             rows, columns = int(rows // ratio), int(columns // ratio)
-        return rows * columns + rows + self._num_base
+        return rows * columns + rows + self._num_thumbnail_tokens
 
     def _best_resolution(self, height: int, width: int) -> tuple[int, int]:
         """Return the listed (height, width) that keeps most pixels of the image; of several, the least unused area."""
@@ -89,4 +89,4 @@ class LlavaOneVision(MediaRules):
             kept = min(int(width * scale) * int(height * scale), width * height)
             return kept, kept - resolution[0] * resolution[1]
 
-        return max(self._grid, key=fitness)
+        return max(self._resolutions, key=fitness)

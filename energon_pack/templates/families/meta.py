@@ -30,20 +30,24 @@ class ShapesOnly(TorchFunctionMode):
             shaped = quick(*args, **kwargs)
             if shaped is not NotImplemented:
                 return shaped
-        if func in _MAKERS and kwargs.get("device") is not None and torch.device(kwargs["device"]) == _META_DEVICE:
+        if (
+            func in _TENSOR_MAKERS
+            and kwargs.get("device") is not None
+            and torch.device(kwargs["device"]) == _META_DEVICE
+        ):
             size = kwargs.get("size", args[0] if args and isinstance(args[0], (list, tuple)) else args)
             if func not in _TAKING_SIZE or math.prod(size) <= _MAX_REAL_ELEMENTS:
                 kwargs = {**kwargs, "device": None}
         try:
             return func(*args, **kwargs)
         except RuntimeError:
-            moved = _on_meta((args, kwargs))
+            moved = _moved_to_meta((args, kwargs))
             if moved is None:
                 raise
             return func(*moved[0], **moved[1])
 
 
-def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def empty_tensor(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return a tensor on the device `meta`, made in 2 µs."""
     strides = [1] * len(shape)
     for dim in range(len(shape) - 2, -1, -1):
@@ -51,7 +55,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty_strided(tuple(shape), strides, dtype=dtype, device=_META_DEVICE)
 
 
-def _on_meta(value: Any) -> Any:
+def _moved_to_meta(value: Any) -> Any:
     """Return arguments with all their tensors on `meta`; None: they were on one device already."""
     devices: set[bool] = set()
 
@@ -78,7 +82,7 @@ def _resized(tensor: Tensor, size: Any = None, *args: Any, **kwargs: Any) -> Any
     sides = size if isinstance(size, (list, tuple)) else [size] * (tensor.dim() - 2)
     if len(sides) != tensor.dim() - 2 or not all(isinstance(side, int) and side > 0 for side in sides):
         return NotImplemented  # torch reports the error
-    return empty([*tensor.shape[:2], *sides], tensor.dtype)
+    return empty_tensor([*tensor.shape[:2], *sides], tensor.dtype)
 
 
 def _stacked(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
@@ -88,7 +92,7 @@ def _stacked(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     if not -len(shape) - 1 <= dim <= len(shape):
         return NotImplemented
     shape.insert(dim if dim >= 0 else dim + len(shape) + 1, len(tensors))
-    return empty(shape, tensors[0].dtype)
+    return empty_tensor(shape, tensors[0].dtype)
 
 
 def _joined(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
@@ -99,7 +103,7 @@ def _joined(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     rest = [side for i, side in enumerate(shape) if i != dim % len(shape)]
     if any([side for i, side in enumerate(t.shape) if i != dim % len(shape)] != rest for t in tensors):
         return NotImplemented
-    return empty(shape, tensors[0].dtype)
+    return empty_tensor(shape, tensors[0].dtype)
 
 
 def _have_one_type(tensors: Any) -> bool:
@@ -118,12 +122,12 @@ def _constant_array(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _empty_like(tensor: Tensor, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
-    return empty(tensor.shape, dtype or tensor.dtype) if tensor.is_meta else NotImplemented
+    return empty_tensor(tensor.shape, dtype or tensor.dtype) if tensor.is_meta else NotImplemented
 
 
 #: functions that take a size
 _TAKING_SIZE = {torch.zeros, torch.ones, torch.full, torch.empty}
-_MAKERS = {torch.tensor, torch.as_tensor, torch.arange, torch.linspace, *_TAKING_SIZE}
+_TENSOR_MAKERS = {torch.tensor, torch.as_tensor, torch.arange, torch.linspace, *_TAKING_SIZE}
 _SHAPE_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     interpolate: _resized,
     torch.stack: _stacked,

@@ -40,13 +40,13 @@ class QwenVL(MediaRules):
         image = _flattened(processor.image, self.image_size_defaults)
         patch_size, merge_size = positive_int(image, "patch_size"), positive_int(image, "merge_size")
         self.factor = patch_size * merge_size
-        self._resizes = image.get("do_resize") is not False
-        self.image = {
+        self._resizes_images = image.get("do_resize") is not False
+        self.pixel_limits = {
             "min_pixels": positive_int(image, "shortest_edge"),
             "max_pixels": positive_int(image, "longest_edge"),
         }
         video = _flattened({**self.video_defaults, **processor.video}, self.video_defaults["size"])
-        self.video = {
+        self.video_settings = {
             "factor": positive_int(video, "patch_size", patch_size) * positive_int(video, "merge_size", merge_size),
             "temporal": positive_int(video, "temporal_patch_size"),
             "min_pixels": positive_int(video, "shortest_edge"),
@@ -58,35 +58,35 @@ class QwenVL(MediaRules):
         self.frames = self.frame_sampling(video)
         self.settings = {
             "factor": self.factor,
-            "do_resize": self._resizes,
-            **self.image,
-            "video": self.video,
+            "do_resize": self._resizes_images,
+            **self.pixel_limits,
+            "video": self.video_settings,
             "frames": self.frames.settings,
         }
 
     def frame_sampling(self, video: dict[str, Any]) -> FrameSampling:
-        return _EvenFrames(video, positive_int(video, "temporal_patch_size"))
+        return _WholePatchFrames(video, positive_int(video, "temporal_patch_size"))
 
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
         if media.kind == "image":
             height, width = media.height, media.width
-            if self._resizes:
-                height, width = smart_resize(height, width, self.factor, **self.image)
+            if self._resizes_images:
+                height, width = smart_resize(height, width, self.factor, **self.pixel_limits)
             _refuse_partial_tokens(height, width, self.factor)
             num_tokens = (height // self.factor) * (width // self.factor)
             return self.media_tokens["image"] * num_tokens, num_tokens
         height, width = media.height, media.width
-        if self.video["do_resize"]:
+        if self.video_settings["do_resize"]:
             height, width = self.frame_size(height, width, len(frames))
-        factor = self.video["factor"]
+        factor = self.video_settings["factor"]
         _refuse_partial_tokens(height, width, factor)
         num_tokens = (height // factor) * (width // factor)
-        num_patches = math.ceil(len(frames) / self.video["temporal"])
+        num_patches = math.ceil(len(frames) / self.video_settings["temporal"])
         return self.video_text(media, frames, num_tokens), num_patches * num_tokens
 
     def frame_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
         """Return the height and width of each frame after the processor's resizing."""
-        settings = self.video
+        settings = self.video_settings
         factor, most = settings["factor"], settings["max_pixels"]
         if settings["cap"]:
             in_all = int(settings["max_video_tokens"] * factor * factor * 0.9)
@@ -95,7 +95,7 @@ class QwenVL(MediaRules):
 
     def video_text(self, video: Media, frames: Sequence[int], num_tokens: int) -> str:
         """Return the text that stands for a video; `num_tokens`: the tokens of each temporal patch (two frames)."""
-        return self.media_tokens["video"] * (math.ceil(len(frames) / self.video["temporal"]) * num_tokens)
+        return self.media_tokens["video"] * (math.ceil(len(frames) / self.video_settings["temporal"]) * num_tokens)
 
 
 class Qwen3VL(QwenVL):
@@ -117,7 +117,7 @@ class Qwen3VL(QwenVL):
         return _FirstToLastFrames(video)
 
     def frame_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
-        settings = self.video
+        settings = self.video_settings
         factor, most = settings["factor"], settings["max_pixels"]
         if num_frames < settings["temporal"]:
             raise Skip(Reason.UNREADABLE_MEDIA, f"{num_frames} frames: the processor refuses fewer than 2")
@@ -132,7 +132,7 @@ class Qwen3VL(QwenVL):
         return smart_resize(height, width, factor, settings["min_pixels"], most, num_frames, rounded)
 
     def video_text(self, video: Media, frames: Sequence[int], num_tokens: int) -> str:
-        temporal = self.video["temporal"]
+        temporal = self.video_settings["temporal"]
         chosen = [*frames, *([frames[-1]] * (-len(frames) % temporal))]
         times = [index / video.fps for index in chosen]
         patch = f"<|vision_start|>{self.media_tokens['video'] * num_tokens}<|vision_end|>"
@@ -141,15 +141,15 @@ class Qwen3VL(QwenVL):
         )
 
 
-class _EvenFrames(FrameSampling):
+class _WholePatchFrames(FrameSampling):
     """Chooses frames like Qwen2-VL: as many as fill whole temporal patches, usually an even number."""
 
     def __init__(self, video: dict[str, Any], temporal: int):
         super().__init__({**video, "initial_shift": 0})
-        self._temporal = temporal
+        self._temporal_patch_size = temporal
 
     def num_wanted(self, video: Media) -> int:
-        settings, temporal = self.settings, self._temporal
+        settings, temporal = self.settings, self._temporal_patch_size
         if settings["num_frames"] is not None:
             return int(round(settings["num_frames"] / temporal) * temporal)
         if settings["fps"] is None:

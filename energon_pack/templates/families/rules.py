@@ -53,13 +53,13 @@ class MediaRules:
     #: tokens that the processor puts around media
     mark_tokens: Sequence[str] = ()
     #: by kind, why media that the processor takes can't be expanded
-    why_not: Mapping[str, str] = MappingProxyType({})
+    reason_by_kind: Mapping[str, str] = MappingProxyType({})
     #: everything that `expand` depends on
     settings: dict[str, Any]
     #: how the processor chooses frames, in families that see videos
     frames: "FrameSampling"
     #: size of frames, if the video processor's own setting does not fit the model
-    size_of_frames: dict[str, int] | None = None
+    forced_frame_size: dict[str, int] | None = None
     #: samples per second of sounds; 0: it takes no sounds
     rate: int = 0
     #: whether its call can put the sound of a video between the frames
@@ -118,8 +118,8 @@ class MediaRules:
     def call_settings(self, processor: ProcessorSettings) -> dict[str, dict[str, Any]]:
         """Return by kind the media settings to pass to the processor's call, without those that choose frames."""
         video = {key: value for key, value in processor.changed.get(VIDEO.kind, {}).items() if key not in FRAME_KEYS}
-        if self.size_of_frames:
-            video["size"] = self.size_of_frames
+        if self.forced_frame_size:
+            video["size"] = self.forced_frame_size
         return {**processor.changed, VIDEO.kind: video}
 
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:

@@ -26,16 +26,16 @@ class StepCache(Generic[_Answer]):
             ask: returns the answer for a length; its errors reach the caller.
             size: returns the size of an answer; equal answers have equal sizes.
         """
-        self._ask, self._size = ask, size
-        self._known: dict[int, _Answer] = {}
-        self._lengths: list[int] = []  # the lengths of `_known`, ascending
+        self._ask, self._answer_size = ask, size
+        self._answers: dict[int, _Answer] = {}
+        self._lengths: list[int] = []  # the lengths of `_answers`, ascending
         self._answers_grow: bool | None = None  # None: not checked yet
         self._step = (0, 1)  # the first length of a step, and how many lengths it has
 
     def __call__(self, length: int) -> _Answer:
         """Return the answer for a length: a known one if the lengths around it share it, else the function's."""
-        if length in self._known:
-            return self._known[length]
+        if length in self._answers:
+            return self._answers[length]
         if len(self._lengths) < _NUM_ASKED_FIRST or not self._check_growth():
             return self._ask_once(length)
         between = self._shared_answer(length)
@@ -49,17 +49,17 @@ class StepCache(Generic[_Answer]):
         return self._ask_once(length) if between is None else between
 
     def _ask_once(self, length: int) -> _Answer:
-        if length not in self._known:
-            self._known[length] = self._ask(length)
+        if length not in self._answers:
+            self._answers[length] = self._ask(length)
             insort(self._lengths, length)
-        return self._known[length]
+        return self._answers[length]
 
     def _shared_answer(self, length: int) -> _Answer | None:
         """Return the answer that the nearest known lengths below and above share; None: they have different ones."""
         place = bisect(self._lengths, length)
         below, above = self._lengths[max(place - 1, 0)], self._lengths[min(place, len(self._lengths) - 1)]
-        answer = self._known[below]
-        return answer if below <= length <= above and answer == self._known[above] else None
+        answer = self._answers[below]
+        return answer if below <= length <= above and answer == self._answers[above] else None
 
     def _check_growth(self) -> bool:
         if self._answers_grow is None:
@@ -67,8 +67,8 @@ class StepCache(Generic[_Answer]):
                 with suppress(Exception):
                     self._ask_once(length)
             self._step = self._find_step()
-            answers = [self._known[length] for length in self._lengths]
-            sizes = [self._size(answer) for answer in answers]
+            answers = [self._answers[length] for length in self._lengths]
+            sizes = [self._answer_size(answer) for answer in answers]
             pairs = zip(zip(answers, sizes, strict=True), zip(answers[1:], sizes[1:], strict=True), strict=False)
             self._answers_grow = all(
                 size <= larger and (size < larger or one == other) for (one, size), (other, larger) in pairs
