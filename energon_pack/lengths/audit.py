@@ -114,7 +114,7 @@ def _kept(measured: Sequence[MeasuredShard], method: Method, share: float, seed:
 
 @dataclass(frozen=True)
 class Auditing:
-    """A running audit, or the result of an earlier one."""
+    """An audit that runs in another process, or the result of an earlier one."""
 
     method: Method
     kept: Path  # the file for its result
@@ -125,8 +125,7 @@ class Auditing:
 def start(measured: Sequence[MeasuredShard], method: Method, share: float, seed: int, run: Run) -> Auditing:
     """Start to compare a random share of the samples with the full processor, in another process, and return at once.
 
-    What that process can't do in reasonable time is left to `finish`. An earlier result for these lengths is taken as
-    it is.
+    What that process can't do in reasonable time is left to `finish`. An earlier result for these lengths is taken.
     """
     kept = _kept(measured, method, share, seed)
     if kept.exists():

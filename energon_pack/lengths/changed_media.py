@@ -44,11 +44,10 @@ def stale_rows(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], execu
 
 
 def is_news(table: pa.Table, numbers: Ints, rows: Ints, stale: Stale) -> npt.NDArray[np.bool_]:
-    """Return for each measured row whether the cache needs it: False if its sample is left out again with its old
-    message.
+    """Return for each measured row whether the cache lacks it: not if its sample is left out with the same message.
 
-    `numbers` are the rows' shard numbers, `rows` their row numbers there. Writing equal rows again would give every run
-    another identity.
+    `numbers` are the rows' shard numbers, `rows` their row numbers there. Equal rows are not written again, because
+    that would give every run another identity.
     """
     if not stale:
         return np.ones(table.num_rows, np.bool_)

@@ -64,7 +64,7 @@ class Keeping:
         return place
 
     def write(self, folder: Path) -> int:
-        """Write the file; return its number << 32, to which a sample's offset is added to make its value of `kept`."""
+        """Write the file; return its number << 32: this plus a sample's offset is its value in the column `kept`."""
         data = b"".join(self._entries)
         number = crc32(data)
         folder.mkdir(parents=True, exist_ok=True)

@@ -217,7 +217,7 @@ def _records(keys: Sequence[str], numbers: Ints, rows: Ints) -> list[Record]:
 
 
 class LengthsWrong(PackError):
-    """The full processor gives another length for a sample: no length that was measured by this method is sure."""
+    """The full processor gives another length for a sample, so all lengths by this method are in doubt."""
 
 
 @contextmanager
@@ -237,7 +237,7 @@ def forgetting_wrong(measured: Sequence[MeasuredShard], method: Method, run: Run
 
 
 def by_trusted_engine(method: Method, run: Run) -> Method:
-    """Return the method; if its lengths turned out wrong in an earlier run, with the tokenizer itself as its engine."""
+    """Return the method, with the tokenizer itself as engine if its lengths turned out wrong in an earlier run."""
     return replace(method, engine="tokenizers") if _note_of(how_measured(method), run).exists() else method
 
 

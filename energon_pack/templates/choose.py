@@ -224,7 +224,7 @@ def refuse_damaged(folder: Path) -> None:
 
 
 def refuse_other_class(expected: str | None, folder: Path, where: str) -> None:
-    """Raise PackError if a processor is of another class of transformers than the model expects."""
+    """Raise PackError if transformers knows the class of a processor, and the model expects another class."""
     name = processor_class(folder)
     if expected and name != expected and name in known_processor_classes():
         raise PackError(

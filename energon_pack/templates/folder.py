@@ -23,7 +23,7 @@ _PROCESSOR_FILE_PATTERNS = ("*processor_config.json", "tokenizer*", "vocab*", "*
 
 
 def local_folder(processor: str, revision: str | None = None) -> Path:
-    """Return the folder of a processor, given as a path or as a hub id, which is downloaded; raises PackError."""
+    """Return a processor's folder: `processor` is a path, or a hub id to download; raises PackError if it is none."""
     refuse_missing_folder(processor)
     folder = Path(processor).expanduser()
     if folder.is_dir():
@@ -53,7 +53,7 @@ def refuse_missing_folder(processor: str) -> None:
 
 
 def settings_files(folder: Path) -> list[Path]:
-    """Return the small files of a processor, sorted by name."""
+    """Return the processor's small files (settings, templates, vocabularies, code), sorted by path."""
     return sorted({path for pattern in _SETTINGS_FILE_PATTERNS for path in folder.glob(pattern)})
 
 

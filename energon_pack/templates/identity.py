@@ -67,9 +67,7 @@ class Identity:
 def fingerprints_of(
     spec: TemplateSpec, tokenizer: str, rules: Mapping[str, Any], kinds: Collection[str]
 ) -> dict[str, str]:
-    """Return the hashes of the tokenizer (its JSON), the chat template, the media rules and whatever else decides
-    lengths.
-    """
+    """Return by name the hashes of all that lengths depend on: tokenizer (its JSON), chat template, media rules …"""
     ends = [] if spec.document_end is None else [spec.document_end]
     thoughts = ["history without thoughts"] if spec.labels.think is Think.drop_history else []
     chat: list[Any] = [*ends, *thoughts, *spec.chat_templates, spec.processor.tokens, spec.chat_template_kwargs]

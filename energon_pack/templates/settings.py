@@ -16,7 +16,7 @@ _MISSING = "???"  # OmegaConf's value for a setting that must be set; training h
 
 
 class Mask(str, Enum):
-    """The kind of attention mask that keeps the members of a pack apart in a model; auto: found before training."""
+    """The attention mask that keeps the members of a pack apart in a model; auto: it is found before training."""
 
     auto = "auto"
     positions = "positions"
@@ -36,7 +36,7 @@ class Rope(str, Enum):
 
 
 class TrainOn(str, Enum):
-    """Which of the assistant's turns are supervised."""
+    """Which of the assistant's turns are trained."""
 
     all = "all"
     last = "last"
@@ -136,7 +136,7 @@ class ModelConfig:
         return {**self.processor_kwargs, **{key: value for key, value in pixels.items() if value is not None}}
 
     def path_or_hub_id(self) -> str:
-        """Return the folder or hub id of the processor."""
+        """Return the processor's folder or hub id: `processor`, else `hub_id`; raises PackError if neither is set."""
         processor = self.processor or self.hub_id
         if processor is None:
             raise PackError(f"+model={self.name} needs model.processor, a folder or a hub id")
@@ -232,7 +232,7 @@ class LabelsConfig(Labels):
 
     @property
     def template_labels(self) -> Labels:
-        """Return only the settings that decide what is trained in a rendered text."""
+        """Return only the settings that decide what is trained in a rendered text, without those that make samples."""
         return Labels(**{each.name: getattr(self, each.name) for each in fields(Labels)})
 
     def check(self) -> None:
@@ -270,7 +270,7 @@ def overridden_labels(run: Labels, settings: Mapping[str, Any]) -> Labels:
 
 @dataclass
 class TemplateSettings:
-    """The nodes of the config that a template is built from."""
+    """The config's nodes `model`, `media` and `labels`, from which a template is built."""
 
     model: ModelConfig
     media: MediaConfig = field(default_factory=MediaConfig)

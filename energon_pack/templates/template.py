@@ -264,7 +264,7 @@ class Template(Preparation, Tokenizing):
         ]
 
     def rules_by(self, engine: str) -> InputRules:
-        """Return the rules of `input_rules`, with this `measure.engine` for members that come from no pack."""
+        """Return `input_rules` with this `measure.engine`, which tokenizes members that come from no pack."""
         return replace(self.input_rules, tokenize=partial(tokens_of_member, self, engine=engine))
 
     @cached_property
@@ -274,7 +274,7 @@ class Template(Preparation, Tokenizing):
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """Return the hashes of all that a length depends on, by name."""
+        """Return by name the hashes of all that lengths depend on."""
         return fingerprints_of(self.spec, _tokenizer_json(self._tokenizer), self.rules.settings, self.media_tokens)
 
     @property
@@ -296,7 +296,7 @@ class Template(Preparation, Tokenizing):
         return self._chat_for(sample)[0].render(self.messages(sample), sample.tools)
 
     def only(self, kinds: list[str]) -> "Template":
-        """Return a copy of the template that takes only these kinds of media, which may include MIXED and UNEVEN."""
+        """Return a copy of the template for only these kinds of media and samples (MIXED_MEDIA, UNEVEN_VIDEOS …)."""
         return Template(replace(self.spec, kinds=kinds), self.rules, self._tokenizer)
 
     def save(self, folder: Path) -> None:

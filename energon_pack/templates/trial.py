@@ -73,7 +73,7 @@ class TrialOutcome:
 
 @dataclass(frozen=True)
 class TrialSample:
-    """A random sample to compare with, whose media are noise."""
+    """A random sample of a trial; its media are noise."""
 
     sample: Sample
     seed: int
@@ -97,7 +97,7 @@ class TrialSample:
 
 
 class Trial:
-    """Random samples, and the tokens that full processors make of them."""
+    """Random samples, on which templates are compared with full processors, and the tokens that these make."""
 
     def __init__(self, seed: int = 0, lists: Sequence[Sequence[str]] = _MEDIA_KINDS):
         """Draw the samples.
@@ -112,8 +112,7 @@ class Trial:
 
     @quiet_transformers()
     def outcomes(self, template: Template) -> dict[str, TrialOutcome]:
-        """Compare a template with its full processor; return the outcome by kind of samples; the kind `text` has no
-        media.
+        """Compare a template with its full processor; return an outcome for each kind of samples (`text`: no media).
 
         Raises:
             ImportError: the full processor needs a package that is not here.
@@ -194,7 +193,7 @@ def _uniform(noise: Any) -> Any:
 
 
 def sample_kinds_of(media: Iterable[str]) -> set[str]:
-    """Return these kinds of media, with MIXED and UNEVEN where their media can make such samples."""
+    """Return these kinds of media, with MIXED_MEDIA and UNEVEN_VIDEOS where their samples can be so."""
     kinds = {*media}
     return kinds | ({MIXED_MEDIA} if len(kinds) > 1 else set()) | ({UNEVEN_VIDEOS} if VIDEO.kind in kinds else set())
 
@@ -256,7 +255,7 @@ def _clip_argument(template: Template, video: Media, pixels: Any, chooses: bool)
 
 
 def features_apart(template: Template, media: Iterable[SeenMedium], ids: Sequence[int]) -> str:
-    """Return how the features of media differ in number from the tokens in `ids` that hold them; empty: they do not."""
+    """Return how the numbers of features of media and of tokens for them in `ids` differ; empty: they are equal."""
     media, num_waiting = [*media], Counter(ids)
     num_features = dict.fromkeys(template.feature_ids.values(), 0)  # by token; kinds may share one
     for medium in media:
@@ -270,7 +269,7 @@ def features_apart(template: Template, media: Iterable[SeenMedium], ids: Sequenc
 
 
 def told_apart(result: list[int] | str, truth: list[int] | str) -> str:
-    """Return in a few words how a template's tokens differ from the processor's; a text is an error."""
+    """Return in a few words how a template's ids differ from the processor's; a text is an error in place of ids."""
     numbers = [f"nothing ({value})" if isinstance(value, str) else f"{len(value)} tokens" for value in (result, truth)]
     if isinstance(result, list) and isinstance(truth, list) and len(result) == len(truth):
         first = next(index for index, pair in enumerate(zip(result, truth, strict=True)) if pair[0] != pair[1])

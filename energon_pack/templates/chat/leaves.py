@@ -46,14 +46,14 @@ class Level(Enum):
 
 
 class TextLeaf(NamedTuple):
-    """The owner of one text in a conversation: a message, or a tool call of it."""
+    """Names the message, or the tool call of a message, that one text of a conversation belongs to."""
 
     message: int
     call: int | None = None  # the number of the tool call that it belongs to; None: it belongs to none
 
 
 class Mark(NamedTuple):
-    """The place in the output where a text of the conversation begins or ends."""
+    """A position in a rendered text at which a text of the conversation begins or ends."""
 
     leaf: int
     position: int
@@ -61,7 +61,7 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class WrittenText:
-    """A rendered text after its marks were taken out, and where they were."""
+    """A rendered text without its marks, and the positions at which they were."""
 
     text: str
     marks: list[Mark]  # ascending
@@ -84,7 +84,7 @@ def mark_leaves(messages: Sequence[Message], level: Level) -> tuple[list[Message
 
 
 def read_marks(output: str) -> WrittenText:
-    """Take the marks out of a text that was rendered from `mark_leaves`, and return where they were."""
+    """Take the marks of `mark_leaves` out of a rendered text; return the text and where they were."""
     pieces: list[str] = []
     marks: list[Mark] = []
     generated: list[tuple[int, int]] = []
@@ -197,7 +197,7 @@ def texts_of(messages: Sequence[Message]) -> list[str]:
 
 
 def with_numbers(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with a numbered place in place of each text, as `Skeleton` reads them."""
+    """Return the messages with each text replaced by its number between two marks, for `Skeleton`."""
     number = count()
 
     def content(value: Any) -> Any:
@@ -209,7 +209,7 @@ def with_numbers(messages: Sequence[Message]) -> list[Message]:
 
 
 class Skeleton:
-    """The output of a template for conversations of one shape, with gaps for their texts."""
+    """The output of a chat template for all conversations of one shape, with gaps for their texts."""
 
     def __init__(self, output: str, num_texts: int):
         """Find the gaps in the output of `with_numbers`; raises ValueError if a text stands there twice, or never."""

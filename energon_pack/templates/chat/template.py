@@ -103,7 +103,7 @@ class ChatTemplate:
         return self._marked(plain, messages, tools, weights, labels.tool_calls is ToolCalls.train, with_zeros)
 
     def adjusted(self, text: str, spans: Sequence[Trained], labels: Labels) -> list[Trained]:
-        """Apply `labels` (thoughts, ends of turns, weight of the prompt) to spans of whole turns; return the result."""
+        """Apply `labels` (thoughts, end tokens, prompt weight) to the spans of whole turns; return what is trained."""
         return adjusted(text, spans, labels, self._turn, self._special, self._think)
 
     def without_thoughts(self, messages: Sequence[Message]) -> list[Message]:
@@ -136,7 +136,7 @@ class ChatTemplate:
 
     @cached_property
     def after_answers(self) -> list[str]:
-        """The texts behind an answer that another turn follows, and behind the last; empty: these are not shown."""
+        """The texts behind an answer that another turn follows, and behind the last; empty: the template shows none."""
         question: Message = {"role": "user", "content": "a"}
         answer: Message = {"role": "assistant", "content": _PROBE}
         try:

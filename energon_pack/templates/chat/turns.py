@@ -93,7 +93,7 @@ class SpecialTokens:
         return self._some.fullmatch(text, start) is not None
 
     def whole(self, text: str, end: int) -> int:
-        """Return `end`; or the start of a special token in the text that `end` would cut in two."""
+        """Return `end`, moved back to the start of a special token if it would cut that token in two."""
         for match in self._pattern.finditer(text):
             if match.start() < end < match.end():
                 return match.start()
@@ -116,7 +116,7 @@ def put_marks(text: str, spans: list[tuple[int, int]]) -> str:
 
 
 class Span(NamedTuple):
-    """A range of trained characters in a rendered text, and the message it belongs to."""
+    """A trained range of characters in a rendered text, or a masked tool call, and the message that it belongs to."""
 
     start: int
     end: int
@@ -132,9 +132,7 @@ class Prefixes:
         self._agrees: dict[Pattern, bool | None] = {}  # pattern of turns → whether prefixes agree; None: can't tell
 
     def span(self, messages: Sequence[Message], tools: Any, text: str, i: int) -> Span | None:
-        """Return the span that message `i` adds to the output; None if it changes earlier messages' output, or is
-        refused.
-        """
+        """Return the span that message `i` adds to the output; None: the template refuses it, or changes older turns."""
         if not self._turn.has_prompt:
             return None
         try:
@@ -153,12 +151,12 @@ class Prefixes:
         return Span(len(before) + len(header), self.next_turn(text, end), i)
 
     def next_turn(self, text: str, end: int) -> int:
-        """Return the end of a turn, after the next turn's first token where generation stops only at that."""
+        """Return the end of a turn, moved behind the first token of the next turn if generation stops only there."""
         token = self._special.token_at(text, end) if self._turn.is_next else ""
         return text.index(token, end) + len(token) if token else end
 
     def agrees(self, pattern: Pattern) -> tuple[bool, bool | None]:
-        """Return whether turns of this pattern were compared, and whether they agreed; None: that could not be told."""
+        """Return whether turns of this pattern were compared before, and the result; None: it could not be told."""
         return pattern in self._agrees, self._agrees.get(pattern)
 
     def compare(self, pattern: Pattern, text: str, spans: Sequence[Span], proved: Span | None) -> bool | None:

@@ -42,11 +42,11 @@ _KNOWN = (
 
 
 class LooksAtText(Exception):
-    """A template does something with a text other than copying it, or something that is not known to be safe."""
+    """A chat template does more with a text than copy it, or does something that this module does not know."""
 
 
 def watched(source: str, today: str) -> jinja2.Template | None:
-    """Return the template with guards that raise `LooksAtText` for numbered texts; None: it can't be guarded."""
+    """Compile a chat template that raises LooksAtText unless it only copies texts (`with_numbers`); None: it can't be."""
     jinja = environment(today)
     jinja.filters.update({_filter(guard): guard for guard in (_holds_none, _not_text, _written, _keys)})
     tree = jinja.parse(source)

@@ -17,7 +17,7 @@ _CALL_LOCK = threading.Lock()  # all callers share a processor, which is changed
 
 
 class AskedProcessor:
-    """Runs a processor's call with stand-ins for media up to its tokenizer, and takes the text meant for that."""
+    """Runs a processor's call with stand-ins for media, and stops it at the tokenizer to read the text that it made."""
 
     def __init__(self, processor: Any, make: BlankMedia, settings: Mapping[str, dict[str, Any]]):
         self._processor = processor
@@ -60,7 +60,7 @@ class AskedProcessor:
         return Clip(value, metadata_of(medium, frames), sound)
 
     def placeholder(self, kind: str, token: str) -> str:
-        """Return the text that marks the place of a medium of this kind in the call; `token`: the chat template's."""
+        """Return the text that marks a medium's place in the call; `token`: the chat template's text for the medium."""
         before, after = self._edge_tokens.get(kind, ("", ""))
         return before + token + after
 
@@ -74,7 +74,7 @@ class AskedProcessor:
         return True
 
     def frames(self, token: str, video: Media) -> list[int]:
-        """Return the indices of the frames that the call chooses; `token`: the chat template's for a video."""
+        """Return the indices of the frames that the processor chooses; `token`: the chat template's text for videos."""
         if self._sees_all_frames:
             return list(range(video.num_frames))
         arguments = {
@@ -165,7 +165,7 @@ def _without_edges(text: str, before: str, after: str) -> str:
 
 @contextmanager
 def patched(owner: Any, **values: Any) -> Iterator[None]:
-    """In this context, an object has other values for these attributes."""
+    """Set these attributes of an object in this context, and restore the old ones at its end."""
     if not values:
         yield
         return

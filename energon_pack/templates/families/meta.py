@@ -20,7 +20,7 @@ _META_DEVICE = torch.device("meta")
 
 
 class ShapesOnly(TorchFunctionMode):
-    """In this context, new tensors have values; tensors that were made on the device `meta` have only shapes."""
+    """In this context, code runs only for its shapes: pixels on the device `meta` have no values, other tensors do."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -48,7 +48,7 @@ class ShapesOnly(TorchFunctionMode):
 
 
 def empty_tensor(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return a tensor on the device `meta`, made in 2 µs."""
+    """Return a tensor without values, on the device `meta`; made in 2 µs."""
     strides = [1] * len(shape)
     for dim in range(len(shape) - 2, -1, -1):
         strides[dim] = strides[dim + 1] * shape[dim + 1]

@@ -100,11 +100,11 @@ class MediaRules:
                 self.expand(media, self.frames.choose(media) if kind == VIDEO.kind else [])
 
     def expand_all(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
-        """Return for each medium of a sample what `expand` returns, from a cache."""
+        """Return text and number of feature tokens for each medium of a sample: `expand`, with a cache of its results."""
         return [self._cached_expand(medium, tuple(chosen)) for medium, chosen in zip(media, frames, strict=True)]
 
     def placeholder(self, kind: str) -> str:
-        """Return the text that marks the place of a medium of this kind in a call of the full processor."""
+        """Return the text that marks the place of a medium of this kind in the text for the full processor's call."""
         return self.media_tokens[kind]
 
     def surrounding_texts(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> tuple[str, str]:
@@ -156,10 +156,8 @@ def positive_int(settings: Mapping[str, Any], name: str, default: int | None = N
 
 
 class FrameSampling:
-    """Chooses the frames of a video like transformers' video processors.
-
-    If `do_sample_frames` is off, it takes all frames; else `num_frames` frames, or `fps` a second within `min_frames`
-    and `max_frames`.
+    """Chooses frames like transformers' video processors: all, if `do_sample_frames` is off; else `num_frames`, or
+    `fps` a second within `min_frames` and `max_frames`.
     """
 
     #: whether frames are repeated if more are requested than there are
@@ -197,7 +195,7 @@ class FrameSampling:
         return int(video.num_frames / video.fps * self.settings["fps"])
 
     def spread_indices(self, total: int, number: int) -> list[int]:
-        """Return the indices of about `positive_int` frames at equal distances, out of `total`."""
+        """Return the indices of about `number` frames at equal distances, out of `total`."""
         step = total / number
         first = step / 2 if self.settings["initial_shift"] is True else float(self.settings["initial_shift"] or 0)
         indices = [int(np.float32(first + step * i)) for i in range(math.ceil((total - first) / step))]
