@@ -132,7 +132,7 @@ class Prefixes:
         self._agrees: dict[Pattern, bool | None] = {}  # pattern of turns → whether prefixes agree; None: can't tell
 
     def span(self, messages: Sequence[Message], tools: Any, text: str, i: int) -> Span | None:
-        """Return the span that message `i` adds to the output; None: the template refuses it, or changes older turns."""
+        """Return the span that message `i` adds to the output; None: the template refuses it, or changes older ones."""
         if not self._turn.has_prompt:
             return None
         try:

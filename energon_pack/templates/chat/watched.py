@@ -46,7 +46,7 @@ class LooksAtText(Exception):
 
 
 def watched(source: str, today: str) -> jinja2.Template | None:
-    """Compile a chat template that raises LooksAtText unless it only copies texts (`with_numbers`); None: it can't be."""
+    """Compile a chat template that raises LooksAtText unless it only copies `with_numbers`' texts; None: impossible."""
     jinja = environment(today)
     jinja.filters.update({_filter(guard): guard for guard in (_holds_none, _not_text, _written, _keys)})
     tree = jinja.parse(source)

@@ -100,7 +100,7 @@ class MediaRules:
                 self.expand(media, self.frames.choose(media) if kind == VIDEO.kind else [])
 
     def expand_all(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
-        """Return text and number of feature tokens for each medium of a sample: `expand`, with a cache of its results."""
+        """Return text and number of feature tokens for each medium of a sample; results of `expand` are cached."""
         return [self._cached_expand(medium, tuple(chosen)) for medium, chosen in zip(media, frames, strict=True)]
 
     def placeholder(self, kind: str) -> str:
