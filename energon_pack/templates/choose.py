@@ -70,11 +70,7 @@ class TemplateChoice:
     ends_answers: bool = True
 
     def lines(self, asked: str) -> list[str]:
-        """Return the lines that a run prints about it before samples are measured.
-
-        Args:
-            asked: the value of `model.template`.
-        """
+        """Return the lines that a run prints about it before it measures; `asked`: the value of `model.template`."""
         lines = [
             f"{_KIND_NOUNS[kind]} of {self.processor} can't be measured: {why}"
             for kind, why in self.left_out.items()

@@ -9,15 +9,7 @@ from typing import Any
 from energon_pack.errors import PackError, near_path, one_line
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
-_SETTINGS_FILE_PATTERNS = (
-    "*.json",
-    "*.txt",
-    "*.jinja",
-    "additional_chat_templates/*.jinja",
-    "*.model",
-    "*.tiktoken",
-    "*.py",
-)
+_FILE_PATTERNS = ("*.json", "*.txt", "*.jinja", "additional_chat_templates/*.jinja", "*.model", "*.tiktoken", "*.py")
 #: a folder of a processor has at least one of them
 _PROCESSOR_FILE_PATTERNS = ("*processor_config.json", "tokenizer*", "vocab*", "*.model", "*.tiktoken")
 
@@ -32,7 +24,7 @@ def local_folder(processor: str, revision: str | None = None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(processor, revision=revision, allow_patterns=list(_SETTINGS_FILE_PATTERNS)))
+        return Path(snapshot_download(processor, revision=revision, allow_patterns=list(_FILE_PATTERNS)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise PackError(
             f"model.processor={processor}: no such folder, and the model hub did not give it ({one_line(error)}): are"
@@ -54,7 +46,7 @@ def refuse_missing_folder(processor: str) -> None:
 
 def settings_files(folder: Path) -> list[Path]:
     """Return the processor's small files (settings, templates, vocabularies, code), sorted by path."""
-    return sorted({path for pattern in _SETTINGS_FILE_PATTERNS for path in folder.glob(pattern)})
+    return sorted({path for pattern in _FILE_PATTERNS for path in folder.glob(pattern)})
 
 
 def files_state(folder: Path) -> str:

@@ -38,7 +38,7 @@ _VIDEO_FPS = 2.0
 #: seconds of each member's sounds
 _SOUND_SECONDS = ([0.7], [2.3], [1.1, 0.4])
 #: seconds of the sound of a member for a model, of a second one, which pads the first, and of a video's
-_SHORT_SECONDS, _LONG_SECONDS = 1.2, 2.7
+_SHORT_SOUND, _LONG_SOUND = 1.2, 2.7
 
 #: texts by which tokenizers are compared
 _TOKENIZER_PROBES = (
@@ -88,16 +88,13 @@ def trial_members(template: Template) -> list[Trial]:
     kinds = [kind for kind in KINDS if kind in template.media_tokens]
     trial = [*_model_probes(template, kinds)]
     for kind in kinds:
-        sizes = _media_of_sizes(template, kind)
+        sizes = _media_lists(template, kind)
         for media in sizes:
             trial += _media_members(template, SIZES, kind, media)
         trial += _media_members(template, TWINS, kind, sizes[0]) * 2
     if template.rules.hears_videos:
         first, second = (_video(template, *size) for size in _VIDEO_SIZES[:2])
-        for media in (
-            [_heard_video(template, first, 1.3)],
-            [_sound(template, 0.6), _heard_video(template, second, 2.9)],
-        ):
+        for media in ([_with_sound(template, first, 1.3)], [_sound(template, 0.6), _with_sound(template, second, 2.9)]):
             trial += _media_members(template, HEARD, HEARD, media)
     if IMAGE.kind in kinds:
         trial += _media_members(template, BLANK, IMAGE.kind, [Media(IMAGE.kind, 64, 64)])
@@ -108,12 +105,10 @@ def _model_probes(template: Template, kinds: Sequence[str]) -> Iterator[Trial]:
     """Yield members to try a model with: two of text, and others with a medium of each kind."""
     each: list[tuple[str, list[Media]]] = [("", [])]
     for kind in kinds:
-        each.append(
-            (kind, _media_of_sizes(template, kind)[0] if kind != AUDIO.kind else [_sound(template, _SHORT_SECONDS)])
-        )
-    each += [(AUDIO.kind, [_sound(template, _LONG_SECONDS)])] * (AUDIO.kind in kinds)
+        each.append((kind, _media_lists(template, kind)[0] if kind != AUDIO.kind else [_sound(template, _SHORT_SOUND)]))
+    each += [(AUDIO.kind, [_sound(template, _LONG_SOUND)])] * (AUDIO.kind in kinds)
     if template.rules.hears_videos:
-        each.append((HEARD, [_heard_video(template, _video(template, *_VIDEO_SIZES[0]), _LONG_SECONDS)]))
+        each.append((HEARD, [_with_sound(template, _video(template, *_VIDEO_SIZES[0]), _LONG_SOUND)]))
     for number, (kind, media) in enumerate([*each, ("", [])]):
         named = VIDEO.kind if kind == HEARD else kind
         asked = f"{f'<{named}>' if named else ''} What is number {number}?"
@@ -132,7 +127,7 @@ def _media_members(template: Template, purpose: str, kind: str, media: Sequence[
     return [Trial(purpose, kind, MemberTokens(np.zeros(0, np.int64), [], media=seen))]
 
 
-def _media_of_sizes(template: Template, kind: str) -> list[list[Media]]:
+def _media_lists(template: Template, kind: str) -> list[list[Media]]:
     """Return lists of media of one kind, each for one member, in several sizes and numbers."""
     if kind == IMAGE.kind:
         return [[Media(kind, *size) for size in sizes] for sizes in _IMAGE_SIZES]
@@ -155,7 +150,7 @@ def _sound(template: Template, seconds: float) -> Media:
     return Media(AUDIO.kind, num_samples=round(seconds * rate), rate=rate)
 
 
-def _heard_video(template: Template, video: Media, seconds: float) -> Media:
+def _with_sound(template: Template, video: Media, seconds: float) -> Media:
     sound = _sound(template, seconds)
     return replace(video, num_samples=sound.num_samples, rate=sound.rate)
 

@@ -22,11 +22,11 @@ from energon_pack.samples.tokens import OWN, RESIZE, RESIZE_FRAME, SeenMedium, S
 from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.preprocess import (
     QwenVLUtilsVideo,
-    first_to_last_frames,
     image_preprocessor,
     qwen_utils_frame_size,
     qwen_utils_image_size,
     qwen_utils_num_frames,
+    spaced_indices,
     video_preprocessor,
 )
 from energon_pack.templates.settings import Alpha, MediaConfig
@@ -54,7 +54,7 @@ class Preparation:
         first, total = span_of(video)
         if video.settings.counts_frames:
             number = qwen_utils_num_frames(self._with_run_settings(video.settings), total, video.fps)
-            return [first + index for index in first_to_last_frames(total, number)]
+            return [first + index for index in spaced_indices(total, number)]
         return [first + index for index in self.choose_frames(replace(video, num_frames=total, settings=None))]
 
     def _with_run_settings(self, settings: MediumSettings) -> MediumSettings:

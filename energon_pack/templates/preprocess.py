@@ -174,23 +174,17 @@ class QwenVLUtilsVideo:
         self._settings = MediumSettings(fps=media.fps, min_frames=media.min_frames, max_frames=media.max_frames)
 
     def choose_frames(self, video: Media) -> list[int]:
-        return first_to_last_frames(
-            video.num_frames, qwen_utils_num_frames(self._settings, video.num_frames, video.fps)
-        )
+        return spaced_indices(video.num_frames, qwen_utils_num_frames(self._settings, video.num_frames, video.fps))
 
     def size(self, width: int, height: int, num_frames: int) -> tuple[int, int]:
         return qwen_utils_frame_size(MediumSettings(), width, height, num_frames, self._factor)
 
 
 def qwen_utils_num_frames(settings: MediumSettings, total: int, fps: float) -> int:
-    """Return how many frames qwen_vl_utils takes of a video (its `smart_nframes`).
-
-    Args:
-        total: the frames of the video.
-        fps: its frames a second.
+    """Return how many of the `total` frames of a video qwen_vl_utils takes (its `smart_nframes`), at least 2.
 
     Raises:
-        Skip: there would be fewer than 2 frames, or more than the video has.
+        Skip: it wants fewer than 2 frames, or more than the video has.
     """
     if settings.nframes is not None:
         number = round(settings.nframes / 2) * 2
@@ -204,10 +198,8 @@ def qwen_utils_num_frames(settings: MediumSettings, total: int, fps: float) -> i
 
 
 def qwen_utils_image_size(settings: MediumSettings, width: int, height: int, factor: int) -> tuple[int, int]:
-    """Return the width and height to which qwen_vl_utils resizes an image (its `fetch_image`); raises Skip.
-
-    Args:
-        factor: pixels of a token's side.
+    """Return width and height to which qwen_vl_utils resizes an image (`fetch_image`); `factor`: pixels of a token's
+    side.
     """
     area = factor**2
     if settings.resized_height and settings.resized_width:
@@ -219,7 +211,7 @@ def qwen_utils_image_size(settings: MediumSettings, width: int, height: int, fac
 def qwen_utils_frame_size(
     settings: MediumSettings, width: int, height: int, num_frames: int, factor: int
 ) -> tuple[int, int]:
-    """Return the width and height that qwen_vl_utils gives each of a video's `num_frames` frames (`fetch_video`)."""
+    """Return width and height to which qwen_vl_utils resizes each of a video's `num_frames` frames (`fetch_video`)."""
     area = factor**2
     if settings.resized_height and settings.resized_width:
         return qwen_utils_image_size(settings, width, height, factor)
@@ -236,7 +228,7 @@ def _qwen_utils_resize(width: float, height: float, factor: int, least: float, m
     return resized[1], resized[0]
 
 
-def first_to_last_frames(total: int, number: int) -> list[int]:
+def spaced_indices(total: int, number: int) -> list[int]:
     """Return the indices of `number` out of `total` frames, evenly from the first to the last."""
     chosen: list[int] = np.linspace(0, total - 1, number).round().astype(int).tolist()
     return chosen

@@ -13,7 +13,7 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.templates.families.stand_ins import BlankMedia
 
 _SEPARATOR = "\ue000"  # a private-use character: no chat, and no processor, writes it
-_CALL_LOCK = threading.Lock()  # all callers share a processor, which is changed during a call
+_LOCK = threading.Lock()  # all callers share a processor, which is changed during a call
 
 
 class AskedProcessor:
@@ -87,12 +87,7 @@ class AskedProcessor:
         def chosen(*args: Any, **kwargs: Any) -> Any:
             raise _AnswerFound([int(index) for index in choose(*args, **kwargs)])
 
-        with (
-            _CALL_LOCK,
-            patched(sampler, sample_frames=chosen),
-            self._stand_in_tokenizer(),
-            self._blanks.call_context(),
-        ):
+        with _LOCK, patched(sampler, sample_frames=chosen), self._stand_in_tokenizer(), self._blanks.context():
             try:
                 self._processor(text=[_SEPARATOR + token + _SEPARATOR], return_tensors="pt", **arguments)
             except _AnswerFound as answered:
@@ -102,8 +97,12 @@ class AskedProcessor:
         return list(range(video.num_frames))
 
     def _written_text(self, text: list[str], arguments: dict[str, Any]) -> str:
-        extractor = patched(self._extractor, **self._extractor_methods)
-        with _CALL_LOCK, self._stand_in_tokenizer(), self._blanks.call_context(), extractor:
+        with (
+            _LOCK,
+            self._stand_in_tokenizer(),
+            self._blanks.context(),
+            patched(self._extractor, **self._extractor_methods),
+        ):
             try:
                 self._processor(text=text, return_tensors="pt", **arguments)
             except _AnswerFound as answered:

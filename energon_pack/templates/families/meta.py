@@ -30,11 +30,7 @@ class ShapesOnly(TorchFunctionMode):
             shaped = quick(*args, **kwargs)
             if shaped is not NotImplemented:
                 return shaped
-        if (
-            func in _TENSOR_MAKERS
-            and kwargs.get("device") is not None
-            and torch.device(kwargs["device"]) == _META_DEVICE
-        ):
+        if func in _MAKERS and kwargs.get("device") is not None and torch.device(kwargs["device"]) == _META_DEVICE:
             size = kwargs.get("size", args[0] if args and isinstance(args[0], (list, tuple)) else args)
             if func not in _TAKING_SIZE or math.prod(size) <= _MAX_REAL_ELEMENTS:
                 kwargs = {**kwargs, "device": None}
@@ -71,7 +67,7 @@ def _moved_to_meta(value: Any) -> Any:
     return result if len(devices) == 2 else None
 
 
-def _in_place_skipped(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _skipped(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Skip an operation that would change only values."""
     return tensor if tensor.is_meta else NotImplemented
 
@@ -127,7 +123,7 @@ def _empty_like(tensor: Tensor, *args: Any, dtype: torch.dtype | None = None, **
 
 #: functions that take a size
 _TAKING_SIZE = {torch.zeros, torch.ones, torch.full, torch.empty}
-_TENSOR_MAKERS = {torch.tensor, torch.as_tensor, torch.arange, torch.linspace, *_TAKING_SIZE}
+_MAKERS = {torch.tensor, torch.as_tensor, torch.arange, torch.linspace, *_TAKING_SIZE}
 _SHAPE_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     interpolate: _resized,
     torch.stack: _stacked,
@@ -135,8 +131,6 @@ _SHAPE_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like), _empty_like),
     Tensor.numpy: _constant_array,
     Tensor.__array__: _constant_array,
-    **dict.fromkeys(
-        (Tensor.clamp_, Tensor.round_, Tensor.mul_, Tensor.div_, Tensor.sub_, Tensor.add_), _in_place_skipped
-    ),
-    Tensor.cpu: _in_place_skipped,
+    **dict.fromkeys((Tensor.clamp_, Tensor.round_, Tensor.mul_, Tensor.div_, Tensor.sub_, Tensor.add_), _skipped),
+    Tensor.cpu: _skipped,
 }

@@ -123,13 +123,11 @@ class MediaRules:
         return {**processor.changed, VIDEO.kind: video}
 
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
-        """Return the text that stands for a medium, and how many of its tokens hold features.
+        """Return the text that stands for a medium, and how many of its tokens hold features; raises Skip for refused
+        sizes.
 
         Args:
             frames: the indices of a video's chosen frames; empty for other media.
-
-        Raises:
-            Skip: the processor refuses the medium's size.
         """
         raise NotImplementedError
 

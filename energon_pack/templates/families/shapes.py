@@ -39,7 +39,7 @@ class ShapeRules(MediaRules):
             full = full_processor(processor)
         except Exception as error:  # any class of any processor may be behind it
             raise PackError(f"model.processor={processor.folder} can't be loaded: {one_line(error)}") from None
-        self.full_processor = full
+        self.processor = full
         self.name = type(full).__name__
         changed = {kind: dict(processor.changed.get(kind, {})) for kind in KINDS}
         video = {"return_metadata": True}  # some classes read it when they write times
@@ -60,14 +60,14 @@ class ShapeRules(MediaRules):
             **({"audio": processor.audio} if processor.audio else {}),
             **processor.others,
         }
-        self._asked_processor = AskedProcessor(full, self._blanks, self._call_settings)
+        self._asked = AskedProcessor(full, self._blanks, self._call_settings)
         self.frames = _AskedFrames(self)
         self._chat_texts = processor.written
         self.media_tokens, self.feature_tokens, self.reason_by_kind = self._find_tokens()
         if not self.media_tokens:
             why = "; ".join(f"{kind}: {reason}" for kind, reason in self.reason_by_kind.items()) or "it sees none"
             raise PackError(f"{self.name} can't be asked what stands for media ({why})")
-        self.nests_images = self._asked_processor.nests_images = self._wants_nested_images()
+        self.nests_images = self._asked.nests_images = self._wants_nested_images()
         self.hears_videos = self._hears_videos()
         if self.hears_videos and changed[VIDEO.kind].get("fps"):  # it places sounds among the frames by this rate
             self._call_settings[VIDEO.kind]["fps"] = changed[VIDEO.kind]["fps"]
@@ -115,9 +115,7 @@ class ShapeRules(MediaRules):
                 return self._sound_answers(media[0].num_samples)
             return self._cached_ask(tuple(media), chosen)
         except Exception as error:  # the processor refuses the sample
-            raise Skip(
-                Reason.UNREADABLE_MEDIA, f"{self.name} refuses {_sizes_text(media)}: {one_line(error)}"
-            ) from None
+            raise Skip(Reason.UNREADABLE_MEDIA, f"{self.name} refuses {_sizes(media)}: {one_line(error)}") from None
 
     @cached_property
     def _sound_answers(self) -> StepCache[_Answers]:
@@ -147,13 +145,13 @@ class ShapeRules(MediaRules):
         return self.expand_all([media], [frames])[0]
 
     def placeholder(self, kind: str) -> str:
-        return self._asked_processor.placeholder(kind, self.media_tokens[kind])
+        return self._asked.placeholder(kind, self.media_tokens[kind])
 
     def _wants_nested_images(self) -> bool:
         """Say whether the call takes two images of one text only as a nested list."""
         images = (IMAGE.example,) * 2
         for nests in (False, True):
-            self._asked_processor.nests_images = nests
+            self._asked.nests_images = nests
             try:
                 self._ask(images, ((), ()))
             except Exception:  # any class of any processor may be behind it
@@ -176,13 +174,13 @@ class ShapeRules(MediaRules):
     def ask_frames(self, video: Media) -> list[int]:
         """Return the indices of the frames that the processor chooses from a video; raises Skip if it refuses."""
         try:
-            return self._asked_processor.frames(self.media_tokens[VIDEO.kind], video)
+            return self._asked.frames(self.media_tokens[VIDEO.kind], video)
         except Exception as error:  # the processor refuses the sample
             video_size = f"{video.num_frames} frames at {video.fps:g} a second"
             raise Skip(Reason.UNREADABLE_MEDIA, f"{self.name} refuses {video_size}: {one_line(error)}") from None
 
     def _ask(self, media: tuple[Media, ...], frames: tuple[tuple[int, ...], ...]) -> _Answers:
-        texts, around = self._asked_processor.texts(self.media_tokens, media, frames)
+        texts, around = self._asked.texts(self.media_tokens, media, frames)
         features = (self.feature_tokens[medium.kind] for medium in media)
         return [(text, text.count(one)) for text, one in zip(texts, features, strict=True)], around
 
@@ -190,7 +188,7 @@ class ShapeRules(MediaRules):
     def _texts_without_media(self) -> tuple[str, str]:
         """Return the texts that the call adds before and after a text without media; empty if it refuses one."""
         try:
-            return self._asked_processor.texts(self.media_tokens, [], [])[1]
+            return self._asked.texts(self.media_tokens, [], [])[1]
         except Exception:  # any class of any processor may be behind it; then training asks only the tokenizer
             return "", ""
 
@@ -200,40 +198,36 @@ class ShapeRules(MediaRules):
         tokens: dict[str, str] = {}
         features: dict[str, str] = {}
         why_not: dict[str, str] = {}
-        special = [str(one) for one in self.full_processor.tokenizer.added_tokens_decoder.values() if one.special]
+        special = [str(one) for one in self.processor.tokenizer.added_tokens_decoder.values() if one.special]
         for kind, medium in KINDS.items():
-            if processor_part(self.full_processor, kind) is None and not hasattr(self.full_processor, medium.parts[0]):
+            if processor_part(self.processor, kind) is None and not hasattr(self.processor, medium.parts[0]):
                 continue
             answer = self._find_token(kind, medium.example)
-            if isinstance(answer, str) and self._asked_processor.surround_placeholders(kind):
+            if isinstance(answer, str) and self._asked.surround_placeholders(kind):
                 answer = self._find_token(kind, medium.example)
             if isinstance(answer, str):
                 why_not[kind] = answer
                 continue
             token, text = answer
-            if feature := _most_frequent_token(self.full_processor.tokenizer, text):
+            if feature := _most_frequent_token(self.processor.tokenizer, text):
                 tokens[kind], features[kind] = token, feature
                 self.mark_tokens = [*self.mark_tokens, *(one for one in special if one in text)]
             else:
-                why_not[kind] = (
-                    f"the tokenizer does not know {getattr(self.full_processor, f'{kind}_token', None) or token}"
-                )
+                why_not[kind] = f"the tokenizer does not know {getattr(self.processor, f'{kind}_token', None) or token}"
         return tokens, features, why_not
 
     def _find_token(self, kind: str, medium: Media) -> tuple[str, str] | str:
         """Return the token that the call replaces, and the text in its place; or only the reason why there is none."""
         why_not = ""
         for token in dict.fromkeys(
-            (*_candidate_tokens(self.full_processor, kind), *filter(None, [self._chat_texts.get(kind)]))
+            (*_candidate_tokens(self.processor, kind), *filter(None, [self._chat_texts.get(kind)]))
         ):
             try:
-                (text,), _ = self._asked_processor.texts(
-                    {kind: token}, [medium], [range(4) if kind == VIDEO.kind else ()]
-                )
+                (text,), _ = self._asked.texts({kind: token}, [medium], [range(4) if kind == VIDEO.kind else ()])
             except Exception as error:  # any class of any processor may be behind it
                 why_not = why_not or one_line(error)
                 continue
-            if text and (text != token or getattr(self.full_processor, f"{kind}_token", None) == token):
+            if text and (text != token or getattr(self.processor, f"{kind}_token", None) == token):
                 return token, text
         return why_not or "it has no token for one"
 
@@ -255,7 +249,7 @@ class _AskedFrames(FrameSampling):
         return self._ask(video)
 
 
-def _sizes_text(media: Iterable[Media]) -> str:
+def _sizes(media: Iterable[Media]) -> str:
     media = [*media]
     if any(medium.num_samples or not medium.width for medium in media):
         return ", ".join(map(said, media))

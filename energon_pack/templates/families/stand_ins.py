@@ -30,7 +30,7 @@ class BlankMedia:
         """Return by name the methods to put in place of a feature extractor's own during the call."""
         return {}
 
-    def call_context(self) -> AbstractContextManager[Any]:
+    def context(self) -> AbstractContextManager[Any]:
         """Return the context in which the processor's call runs."""
         return nullcontext()
 
@@ -49,7 +49,7 @@ class ShapeOnlyMedia(BlankMedia):
     def extractor_methods(self, extractor: Any) -> Mapping[str, Any]:
         return blank_spectrogram_method(extractor)
 
-    def call_context(self) -> AbstractContextManager[Any]:
+    def context(self) -> AbstractContextManager[Any]:
         from energon_pack.templates.families.meta import ShapesOnly
 
         return ShapesOnly()
@@ -63,11 +63,7 @@ def blank_spectrogram_method(extractor: Any) -> Mapping[str, Callable[..., Any]]
     if method is None or len(numbers) < len(sizes):
         return {}
     stand_in = partial(_blank_spectrogram, method, *numbers)
-    return (
-        {_FBANK_METHOD: stand_in}
-        if all(_have_same_shape(stand_in, method, length) for length in _TRIED_LENGTHS)
-        else {}
-    )
+    return {_FBANK_METHOD: stand_in} if all(_same_shapes(stand_in, method, length) for length in _TRIED_LENGTHS) else {}
 
 
 def _blank_spectrogram(
@@ -79,7 +75,7 @@ def _blank_spectrogram(
     return np.broadcast_to(np.float32(0), (*samples.shape[:-1], size, samples.shape[-1] // hop))
 
 
-def _have_same_shape(stand_in: Callable[..., Any], method: Callable[..., Any], num_samples: int) -> bool:
+def _same_shapes(stand_in: Callable[..., Any], method: Callable[..., Any], num_samples: int) -> bool:
     """Say whether both methods make an array of the same type and shape from a batch of two sounds."""
     samples = np.zeros((2, num_samples), np.float32)
     try:
