@@ -27,8 +27,8 @@ from processor_classes import Found, processor_classes, quiet, said, save_dummy
 
 from energon_pack.errors import PackError
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.choose import choose
-from energon_pack.templates.identity import UNEVEN
+from energon_pack.templates.choose import choose_template
+from energon_pack.templates.identity import UNEVEN_VIDEOS
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 from energon_pack.templates.trial import Trial
@@ -42,7 +42,7 @@ LISTS: list[tuple[str, ...]] = [
     *[("image",) * 4] * 9,
     *[("video",)] * 16,
     *[("video",) * 2] * 2,
-    *[(UNEVEN, "video", "video")] * 2,
+    *[(UNEVEN_VIDEOS, "video", "video")] * 2,
     *[("image", "video"), ("video", "image"), ("image", "image", "video"), ("video", "image", "image")],
 ]
 _SEED = 20261122  # not that of the trial at the start of a run
@@ -87,7 +87,7 @@ def row_of(one: Found, lists: Sequence[Sequence[str]]) -> Row:
             return {**row, "refused": f"not built: {said(error)}"}
         model = ModelConfig(name="auto", template="auto", processor=str(folder), add_special_tokens=None)
         try:
-            template, choice = choose(TemplateSettings(model), folder)
+            template, choice = choose_template(TemplateSettings(model), folder)
         except PackError as error:
             return {**row, "refused": str(error).replace(str(folder), one.name)}
         row |= {"template": choice.template, "left_out": choice.left_out}
@@ -106,7 +106,7 @@ def row_of(one: Found, lists: Sequence[Sequence[str]]) -> Row:
 def _milliseconds(template: Template, trial: Trial, kind: str) -> float | None:
     """The median for a sample with one medium of a size that was not asked for before."""
     taken = []
-    for one in trial.tries:
+    for one in trial.samples:
         if [medium.kind for medium in one.sample.media] != [kind]:
             continue
         start = time.process_time()  # others may be at work on this machine

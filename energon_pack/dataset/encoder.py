@@ -11,7 +11,7 @@ from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.folder import local_folder
-from energon_pack.templates.full import errors_only
+from energon_pack.templates.full import quiet_transformers
 from energon_pack.training.pack_encoder import PackEncoder
 
 
@@ -35,7 +35,7 @@ def read_rules(dataset: str | Path, processor: str | None, trust_remote_code: bo
 
 def tokenizer_of(rules: InputRules, dataset: str | Path) -> Any:
     """Load the tokenizer in the rules' folder; raises ValueError if it makes other ids than the dataset holds."""
-    with errors_only():
+    with quiet_transformers():
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(rules.folder, **rules.kwargs)

@@ -11,7 +11,7 @@ from energon_pack.run.plain_data import node_of
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.families import ASKED, AUTO
-from energon_pack.templates.inputs import tokens_of
+from energon_pack.templates.inputs import tokens_of_member
 from energon_pack.templates.processor import load_template as load_model_template
 from energon_pack.templates.settings import Labels, MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
@@ -49,7 +49,7 @@ def load_template(path: str | Path, processor: str | None = None, trust_remote_c
 
 def tokenized(dataset: str, processor: str | None, trust_remote_code: bool, member: MemberInput) -> MemberTokens:
     """Tokenize a sample that is in no pack, as the packs of a dataset were."""
-    return tokens_of(_template(dataset, processor, trust_remote_code), member)
+    return tokens_of_member(_template(dataset, processor, trust_remote_code), member)
 
 
 @lru_cache(maxsize=4)

@@ -146,7 +146,7 @@ def _judged(config: PackConfig, row: LengthsRow, sample: ReadSample) -> tuple[st
 
 def template_of(config: PackConfig) -> tuple[Template | None, str | None]:
     try:
-        return load_template(TemplateSettings(config.model, config.media, config.labels.of_text)), None
+        return load_template(TemplateSettings(config.model, config.media, config.labels.template_labels)), None
     except (OSError, ValueError, ImportError) as error:
         return None, f"no tokens: {' '.join(str(error).split())[:300]}"
 

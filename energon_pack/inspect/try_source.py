@@ -53,7 +53,7 @@ from energon_pack.stages.measuring import Measured
 from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.stages.planning import plan_source
 from energon_pack.steps.cost import most_positions
-from energon_pack.templates.processor import folder_of, load_saved, rules_of
+from energon_pack.templates.processor import load_saved, processor_folder_of, rules_of
 from energon_pack.templates.template import Template
 
 _MOST_FILES = 64
@@ -142,7 +142,7 @@ def _measured(run: PackRun, arguments: argparse.Namespace, is_first: bool = Fals
     method = measuring.prepare_method(run)
     measured = measuring.measure_source(run, every_nth_sample(step, indexed) if step > 1 else indexed, method)
     folder = measured.method.template_folder
-    lens, positions = config.report.lens, most_positions(folder_of(folder))
+    lens, positions = config.report.lens, most_positions(processor_folder_of(folder))
     tried = lengths_to_choose(lens, config.packing, measured.lengths.items, positions)
     share = len(shards) / len(source.shards) / step
     choices = try_lengths(measured.lengths, config.packing, tried, positions)

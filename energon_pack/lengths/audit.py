@@ -50,7 +50,7 @@ _Drawn = tuple[dict[int, Shard], Chunk, list[int]]
 
 @dataclass(frozen=True)
 class AuditJob:
-    """The samples that one worker checks."""
+    """The samples that one worker compares with the full processor, and how they were measured."""
 
     rows: list[_Drawn]
     method: Method
@@ -58,7 +58,7 @@ class AuditJob:
 
 @dataclass(frozen=True)
 class Audit:
-    """The result of an audit."""
+    """The result of an audit: how many samples the full processor confirmed, and the first one that it did not."""
 
     num_checked: int
     num_unchecked: int
@@ -89,7 +89,7 @@ class Audit:
 
 
 def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[_Drawn]:
-    """Draw a `share` of the rows that have a length, at least one; the same seed draws the same rows."""
+    """Draw a random `share` of the measured samples: at least one, or none if it is 0. Equal seeds draw the same."""
     chunks = list(in_chunks(enumerate(item.pieces for item in measured))) if share else []
     ends = np.cumsum([chunk.read(["reason"])["reason"].null_count for chunk in chunks])
     number = math.ceil(ends[-1] * share) if chunks else 0
@@ -107,14 +107,14 @@ def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[_Dr
 
 
 def _kept(measured: Sequence[MeasuredShard], method: Method, share: float, seed: int) -> Path:
-    """Return the file of an audit's result, which is there if the full processor agreed with exactly these lengths."""
+    """Return the file for an audit's result; it exists if the full processor agreed with these very lengths before."""
     pieces = [(Path(piece.path).name, piece.first, piece.num_rows) for item in measured for piece in item.pieces]
     return Path(method.template_folder, f"audit-{key_of(pieces, share, seed)}.json")
 
 
 @dataclass(frozen=True)
 class Auditing:
-    """A running audit, or the result of an earlier one."""
+    """An audit that runs in another process, or the result of an earlier one."""
 
     method: Method
     kept: Path  # the file for its result
@@ -123,8 +123,9 @@ class Auditing:
 
 
 def start(measured: Sequence[MeasuredShard], method: Method, share: float, seed: int, run: Run) -> Auditing:
-    """Start to audit a share of the samples while the run goes on: one process checks what it can in reasonable time,
-    and the rest is dealt to all workers at the end.
+    """Start to compare a random share of the samples with the full processor, in another process, and return at once.
+
+    What that process can't do in reasonable time is left to `finish`. An earlier result for these lengths is taken.
     """
     kept = _kept(measured, method, share, seed)
     if kept.exists():
@@ -134,7 +135,7 @@ def start(measured: Sequence[MeasuredShard], method: Method, share: float, seed:
 
 
 def _parts(rows: Sequence[_Drawn]) -> list[list[_Drawn]]:
-    """Split the rows into the parts that one job checks at a time."""
+    """Split the drawn rows into the jobs of an audit, of about `_JOB_SAMPLES` samples each."""
     parts: list[list[_Drawn]] = []
     num = _JOB_SAMPLES
     for drawn in rows:
@@ -147,7 +148,7 @@ def _parts(rows: Sequence[_Drawn]) -> list[list[_Drawn]]:
 
 
 def finish(auditing: Auditing, run: Run) -> Audit:
-    """Wait for the audit and note its result for the next run.
+    """Wait for an audit, let all workers do the rest of it, and save its result for later runs.
 
     Raises:
         LengthsWrong: a length differs.
@@ -178,7 +179,7 @@ def finish(auditing: Auditing, run: Run) -> Audit:
 
 
 def audit(job: AuditJob) -> Audit:
-    """Check the samples of a job; runs in its own process."""
+    """Compare the samples of a job with the full processor until one differs; runs in its own process."""
     template = load_saved(job.method.template_folder)
     processor, note = _full_processor(template)
     num_checked = num_unchecked = 0
@@ -220,7 +221,7 @@ def _full_processor(template: Template) -> tuple[Any, str]:
 
 
 def what_is_missing(error: ImportError) -> str:
-    """Name the package that a full processor lacks, in a few words."""
+    """Return which package a full processor needs, in a few words, from the error of its import."""
     text = " ".join(str(error).split())
     if name := re.search(r"requires the (\w+) library", text):
         return f"the full processor needs {name[1].lower()} (pip install {name[1].lower()})"

@@ -27,7 +27,10 @@ Stale = dict[int, dict[int, str | None]]
 
 
 def stale_rows(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], executor: Executor) -> Stale:
-    """Find the samples to measure again: one of their media changed, or could not be read before."""
+    """Return the samples to measure again, by shard number and row number; the values are their old messages, if any.
+
+    A media file of such a sample changed, or it was left out for media that were missing, unreadable or unsupported.
+    """
     stale: Stale = {}
     chunks = list(_chunks(shards, pieces))
     jobs = (_job(shards, chunk) for chunk in chunks)
@@ -41,9 +44,10 @@ def stale_rows(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], execu
 
 
 def is_news(table: pa.Table, numbers: Ints, rows: Ints, stale: Stale) -> npt.NDArray[np.bool_]:
-    """Tell which rows differ from what the cache has for them.
+    """Return for each measured row whether the cache lacks it: not if its sample is left out with the same message.
 
-    Only these are written again: rewriting equal rows would give every run another identity.
+    `numbers` are the rows' shard numbers, `rows` their row numbers there. Equal rows are not written again, because
+    that would give every run another identity.
     """
     if not stale:
         return np.ones(table.num_rows, np.bool_)
@@ -57,7 +61,7 @@ def _message(reason: str | None, detail: str | None) -> str | None:
 
 
 def check_media(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], run: Run) -> None:
-    """Raise PackError if a medium of a measured sample changed."""
+    """Raise PackError if a media file of a measured sample changed since it was measured."""
     chunks = list(_chunks(shards, pieces))
     jobs = (_job(shards, chunk) for chunk in chunks)
     with run.progress.stage("compare", sum(chunk.num_rows for chunk in chunks), "samples") as advance:

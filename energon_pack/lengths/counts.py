@@ -7,7 +7,7 @@ from energon_pack.templates.sample import Rendered
 
 
 def counts_of(rendered: Rendered, kinds: Sequence[str]) -> dict[str, int]:
-    """Count everything but tokens that `caps` may limit, by the name of its column."""
+    """Return the numbers of visual tokens, images, sound tokens and sounds of a sample, by column name."""
     return {
         "num_visual_tokens": rendered.num_visual_tokens,
         IMAGE.column: kinds.count(IMAGE.kind),

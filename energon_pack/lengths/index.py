@@ -26,7 +26,7 @@ _INDEX_ROWS = 50_000  # rows of a file
 
 @dataclass(frozen=True)
 class IndexedShard:
-    """A shard, the file with its rows of `wds.INDEX_SCHEMA`, and the rows that are drawn."""
+    """A source shard, the place of its index (rows of `wds.INDEX_SCHEMA`) in the cache, and the rows that are drawn."""
 
     shard: Shard
     key: str  # its key in the cache
@@ -43,7 +43,7 @@ class IndexedShard:
 
     @cached_property
     def copies(self) -> Ints | None:
-        """For each row, how often it was drawn before; None: all come once."""
+        """For each drawn row, how often the same sample is drawn before it; None: each sample is drawn once."""
         return None if self.rows is None else copy_numbers(self.rows)
 
     @property
@@ -52,10 +52,10 @@ class IndexedShard:
 
 
 def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, run: Run) -> list[IndexedShard]:
-    """Index every shard that is not in the cache yet, and draw its samples as often as its `ratio` says.
+    """Index every shard that is not in the cache yet, and draw each shard's samples as often as its `ratio` says.
 
     Raises:
-        PackError: a tar is compressed; or with `keep_damaged` off, as `refuse_damaged`.
+        PackError: a tar is compressed; or, unless `keep_damaged`, a shard is damaged, or its keys have dots.
     """
     cache = index_cache(run)
     keys = [_key(shard) for shard in shards]
@@ -83,7 +83,7 @@ def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, run: Run) -
 
 
 def refuse_damaged(indexed: Iterable[tuple[Shard, Mapping[str, str]]]) -> None:
-    """Raise PackError if a file is damaged, or has keys with dots."""
+    """Raise PackError if a shard, which comes with the metadata of its index, is damaged or has keys with dots."""
     damaged: list[tuple[Shard, int, str]] = []
     for shard, about in indexed:
         if dotted := wds.dotted_of(shard.path, about):
@@ -94,7 +94,7 @@ def refuse_damaged(indexed: Iterable[tuple[Shard, Mapping[str, str]]]) -> None:
 
 
 def _damage_error(shard: Shard, offset: int, defect: str, num_others: int) -> PackError:
-    """Return the error that names the first damage and its kind."""
+    """Return the error for a damaged shard: the defect at this byte, and the number of further defects."""
     more = f" (and {num_others:,} more like it)" if num_others else ""
     if defect.startswith(NO_TAR):
         return PackError(f"{shard.path} is {defect}{more}; source.on_damaged=keep leaves it out")
@@ -108,7 +108,7 @@ def _drawn(item: IndexedShard, seed: int) -> IndexedShard:
 
 
 def every_nth_sample(step: int, indexed: Sequence[IndexedShard]) -> list[IndexedShard]:
-    """Return every `step`-th sample of some shards, from the first on."""
+    """Return the shards with every `step`-th sample drawn, counted across shards, from the first sample on."""
     ends = accumulate((item.num_samples for item in indexed), initial=0)
     firsts = [-start % step for start, _ in zip(ends, indexed, strict=False)]
     return [
@@ -122,7 +122,7 @@ def every_nth_sample(step: int, indexed: Sequence[IndexedShard]) -> list[Indexed
 
 
 def first_samples(indexed: list[IndexedShard], limit: int | None) -> list[IndexedShard]:
-    """Return the first `limit` samples; None: all. Their lengths are kept as those of the whole shard are."""
+    """Return the first `limit` samples, across shards; None: all. Their lengths have the cache keys of whole shards."""
     if limit is None:
         return indexed
     first = list[IndexedShard]()
@@ -136,7 +136,7 @@ def first_samples(indexed: list[IndexedShard], limit: int | None) -> list[Indexe
 
 
 def _index_some(job: tuple[Path, int, list[Shard], list[str]]) -> tuple[int, int, list[Path]]:
-    """Index shards into files of the cache; return the number of shards, their bytes, the files; runs in a worker."""
+    """Index shards into files of the cache, in a worker; return the number of shards, their bytes, and the paths."""
     folder, number, shards, keys = job
     tables: list[pa.Table] = []
     records: list[Record] = []
@@ -177,7 +177,7 @@ def _indexed(cache: TableCache, shard: Shard, key: str) -> IndexedShard | None:
 
 
 def batches(numbers: Sequence[int], shards: Sequence[Shard]) -> Iterator[list[int]]:
-    """Group shards into jobs: many small shards, or one large shard."""
+    """Group the numbers of shards into jobs: many small shards (at most 256, and 64 MiB), or one large shard."""
     batch: list[int] = []
     num_bytes = 0
     for number in numbers:

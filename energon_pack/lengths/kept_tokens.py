@@ -40,7 +40,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=me
 
 
 class Kept(NamedTuple):
-    """What is kept of a sample."""
+    """The tokens and the conversation of one sample, read back from a file."""
 
     tokens: MemberTokens
     #: messages, tools and other fields; None: it has images with times, which lie in other files, too
@@ -48,13 +48,13 @@ class Kept(NamedTuple):
 
 
 class Keeping:
-    """The tokens of a job's samples, kept in a folder when the job ends."""
+    """Collects the tokens of a job's samples in memory, and writes them to one file when the job ends."""
 
     def __init__(self) -> None:
         self._entries, self._num_bytes = [_MAGIC], len(_MAGIC)
 
     def add(self, tokens: MemberTokens, sample: ReadSample, checksum: int) -> int:
-        """Add the tokens of a sample; return the offset of its entry, or 0 if it is not kept."""
+        """Add a sample's tokens under its checksum; return their byte offset in the file, or 0 if the file is full."""
         entry = _entry(tokens, [] if sample.times_images else [sample.messages, sample.tools, sample.fields], checksum)
         place = self._num_bytes
         if place + len(entry) > _MOST_BYTES:
@@ -64,7 +64,7 @@ class Keeping:
         return place
 
     def write(self, folder: Path) -> int:
-        """Write the file; return what `kept` of its entries is beside their offsets."""
+        """Write the file; return its number << 32: this plus a sample's offset is its value in the column `kept`."""
         data = b"".join(self._entries)
         number = crc32(data)
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,13 +73,18 @@ class Keeping:
 
 
 class KeptTokens:
-    """Reads tokens that were kept in a folder."""
+    """Reads the token files in a folder."""
 
     def __init__(self, folder: Path):
         self._folder, self._files = folder, OpenFiles()
 
     def find(self, kept: int, checksum: int) -> Kept | None:
-        """Return what is kept of a sample; None: it is not there."""
+        """Return the tokens and conversation of a sample; None: they were not kept, or their file is gone or damaged.
+
+        Args:
+            kept: the sample's value in the column `kept`; 0: it was not kept.
+            checksum: the sample's checksum. If the entry has another one, its file is removed.
+        """
         if not kept:
             return None
         path = f"{self._folder}/{_name(kept >> 32)}"
@@ -106,13 +111,13 @@ class KeptTokens:
 
 
 def forget_tokens(folder: Path) -> None:
-    """Remove all tokens that are kept in a folder."""
+    """Remove all token files in a folder."""
     for path in folder.glob("*.tokens"):
         path.unlink(missing_ok=True)
 
 
 def remove_oldest(cache: Path) -> None:
-    """Remove the oldest files below the folders of a cache, so that the others are within the bound."""
+    """Remove the oldest token files in a cache's subfolders, until the rest takes at most `_MOST_IN_CACHE` bytes."""
     states = []
     for path in cache.glob("*/*.tokens"):
         with suppress(FileNotFoundError):  # another process removed it
@@ -138,7 +143,7 @@ def _entry(tokens: MemberTokens, conversation: list[Any], checksum: int) -> byte
 
 
 def _squeezed(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-    """Return ids in one row; or, where that is shorter, in two: each id that is repeated, and how often it comes."""
+    """Return ids as one row [1, n]; or, where that is shorter, as two rows: the id and the length of each run."""
     ends = np.flatnonzero(ids[1:] != ids[:-1])
     if 2 * len(ends) + 2 >= len(ids):
         return ids.astype(_ID)[None]

@@ -52,7 +52,7 @@ _IS_VIDEO = rf"(?i)\.({'|'.join(VIDEO_NAMES)})$"
 
 @dataclass(frozen=True)
 class MeasuredShard:
-    """A shard, and the pieces of files with its rows of `LENGTHS_SCHEMA`."""
+    """A shard whose drawn samples are all measured, and where their rows of `LENGTHS_SCHEMA` are in the cache."""
 
     indexed: IndexedShard
     pieces: list[Piece]
@@ -64,7 +64,7 @@ class MeasuredShard:
 
 
 def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> list[MeasuredShard]:
-    """Measure every sample that is not in the cache yet, or whose media changed since it was measured.
+    """Measure every sample that is not in the cache yet, or whose media changed; return all shards with their lengths.
 
     Raises:
         PackError: `measure.engine` can't be used.
@@ -81,11 +81,7 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
 
 
 def measure_some(indexed: list[IndexedShard], rows: Sequence[Ints], method: Method, run: Run) -> int:
-    """Measure some samples into the cache, as `measure_shards` does with all; return how many they are.
-
-    Args:
-        rows: for each shard, the rows of the samples to measure.
-    """
+    """Measure only these rows of each shard into the cache; return how many rows they are."""
     cache = lengths_cache(method, run)
     keys = [_lengths_key(item) for item in indexed]
     found = [cache.find(key, item.num_samples) for key, item in zip(keys, indexed, strict=True)]
@@ -153,7 +149,7 @@ def _measure(
 
 
 def _samples(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> Iterator[tuple[Ints, Ints, pa.Table]]:
-    """Yield the samples to measure, many at a time: the numbers of their shards, their rows there, their index rows.
+    """Yield the samples to measure, many at a time: their shards' numbers, their row numbers there, their index rows.
 
     A sample that is drawn a second time has `@2` at the end of its key.
     """
@@ -166,7 +162,7 @@ def _samples(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> Iterator
 
 
 def _places(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> Iterator[tuple[Chunk, Ints, list[Ints]]]:
-    """Yield the places in the index of the samples to measure: a chunk, its rows, and the samples of each piece."""
+    """Yield where the samples to measure are in the index: a chunk, its rows, each piece's row numbers in its shard."""
     of_index = {n: rows if (drawn := indexed[n].rows) is None else drawn[rows] for n, rows in todo.items()}
     for chunk in in_chunks((number, indexed[number].pieces) for number in todo):
         places, rows = [], []
@@ -198,7 +194,7 @@ def _copies(item: IndexedShard, rows: Ints) -> Ints:
 
 
 def add_news(cache: TableCache, keys: Sequence[str], table: pa.Table, numbers: Ints, rows: Ints, stale: Stale) -> None:
-    """Keep rows of lengths, except those that equal what the cache has for them.
+    """Add measured rows to the cache, except those that equal what it has for them.
 
     Args:
         keys: the cache keys of the shards, by number.
@@ -221,12 +217,14 @@ def _records(keys: Sequence[str], numbers: Ints, rows: Ints) -> list[Record]:
 
 
 class LengthsWrong(PackError):
-    """The full processor gives another length for a sample: no length can be trusted."""
+    """The full processor gives another length for a sample, so all lengths by this method are in doubt."""
 
 
 @contextmanager
 def forgetting_wrong(measured: Sequence[MeasuredShard], method: Method, run: Run) -> Iterator[None]:
-    """Make the next run measure wrong lengths again: of the changed shard; or of all these, by the tokenizer alone."""
+    """In this context, an error that shows wrong lengths removes them from the cache, so that the next run measures
+    again: of the changed shard after SourceChanged; of all shards after LengthsWrong, and then by the tokenizer alone.
+    """
     try:
         yield
     except (reader.SourceChanged, LengthsWrong) as error:
@@ -239,22 +237,26 @@ def forgetting_wrong(measured: Sequence[MeasuredShard], method: Method, run: Run
 
 
 def by_trusted_engine(method: Method, run: Run) -> Method:
-    """Return a method that counts by the tokenizer alone if lengths by this one turned out wrong before."""
+    """Return the method, with the tokenizer itself as engine if its lengths turned out wrong in an earlier run."""
     return replace(method, engine="tokenizers") if _note_of(how_measured(method), run).exists() else method
 
 
 def _note_of(folder: str, run: Run) -> Path:
-    """Return the file, in a folder of the cache of lengths, that says that some of them were wrong."""
+    """Return the file in a folder of lengths whose existence says that some of them turned out wrong."""
     return run.cache("lengths", folder) / "were_wrong"
 
 
 def cached_as(measured: Sequence[MeasuredShard], method: Method) -> tuple[str, list[str]]:
-    """Return where the cache keeps lengths by this method, and the key of each shard there."""
+    """Return the name of the cache folder with lengths by this method, and the key of each shard there."""
     return how_measured(method), [_lengths_key(item.indexed) for item in measured]
 
 
 def forget(cached: tuple[str, list[str]], run: Run, are_wrong: bool = True) -> None:
-    """Make the next run measure shards again that `cached_as` named, with the tokens of the same folder."""
+    """Remove the lengths that `cached_as` named from the cache, and all kept tokens of their folder.
+
+    Args:
+        are_wrong: whether later runs shall count by the tokenizer alone.
+    """
     folder, keys = cached
     if are_wrong:
         _note_of(folder, run).touch()
@@ -263,7 +265,7 @@ def forget(cached: tuple[str, list[str]], run: Run, are_wrong: bool = True) -> N
 
 
 def check_unchanged(measured: Sequence[MeasuredShard], run: Run) -> None:
-    """Compare the headers of shards that this run did not read with the headers they were measured with.
+    """Compare the headers of shards whose lengths came from the cache with the headers they were measured with.
 
     Raises:
         SourceChanged: a shard was written anew with the same size and time.
@@ -292,12 +294,12 @@ def _first_changed(job: list[tuple[Shard, dict[str, str]]]) -> tuple[int, int, S
 
 
 def lengths_cache(method: Method, run: Run) -> TableCache:
-    """Open the cache that holds the lengths by this method."""
+    """Open the cache of the lengths by this method."""
     return TableCache(run.cache("lengths", how_measured(method)))
 
 
 def how_measured(method: Method) -> str:
-    """Hash everything about a method that lengths depend on."""
+    """Return a hash of everything in a method that lengths depend on: the name of its folder in the cache."""
     template = method.identity
     versions = LENGTHS_VERSION, reader.INDEX_VERSION, [*RULES]
     asked = [version_of(name) for name in ("transformers", "torchvision")] if template.family in ASKED else []

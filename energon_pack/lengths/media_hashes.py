@@ -13,17 +13,17 @@ _MOST = 10_000  # media whose hashes are held
 
 
 class MediaHashes:
-    """Hashes of media that are read whole, each once as long as it is among the last ones."""
+    """Hashes media, which it reads whole. The hashes of the last 10,000 media are cached."""
 
     def __init__(self, reader: Reader):
         self._reader = reader
         self._known: Recent[tuple[str, MediaPart], bytes] = Recent(_MOST)
 
     def of(self, shard: Shard, parts: Sequence[MediaPart], media: Sequence[Media]) -> list[tuple[str, bytes]] | None:
-        """Return kind and hash of each medium; the hash covers its bytes and the settings that the sample has for it.
+        """Return kind and 16-byte hash of each medium of a sample, over its bytes and the sample's settings for it.
 
         Returns:
-            None if a video is a list of frames, or a sound is heard: such a sample shares nothing.
+            None if a video is a list of frames, or a medium is a sound: such a sample shares nothing with others.
         """
         if any((medium.settings and medium.settings.list_of_frames) or not medium.is_seen for medium in media):
             return None
@@ -33,7 +33,7 @@ class MediaHashes:
         ]
 
     def first(self, shard: Shard, parts: Sequence[MediaPart]) -> int | None:
-        """Return a hash of 64 bits of the first medium's bytes; None: there is none."""
+        """Return 64 bits of the hash of the first medium's bytes; None: the sample has no media."""
         return int.from_bytes(self._content(shard, parts[0])[:8], "little") if parts else None
 
     def _content(self, shard: Shard, part: MediaPart) -> bytes:

@@ -13,7 +13,7 @@ from energon_pack.templates.settings import TemplateSettings
 
 @dataclass(frozen=True)
 class Method:
-    """Everything that lengths depend on, except the samples. Every job that measures, cuts or audits carries one."""
+    """How samples are measured: all that lengths depend on, except the samples themselves. Every job carries one."""
 
     template_folder: str  # a folder in the cache, from which `load_saved` reads the template
     read: ReadSettings
@@ -22,12 +22,12 @@ class Method:
 
     @property
     def identity(self) -> Identity:
-        """Return the fingerprints of its template."""
+        """Return the fingerprints of the template."""
         return identity_of(self.template_folder)
 
     @property
     def choice(self) -> TemplateChoice:
-        """Return the rules that count media, and how they were compared."""
+        """Return which rules the template counts media with, and how they compared with the model's full processor."""
         return choice_of(self.template_folder)
 
     def lines(self, asked: str) -> list[str]:
@@ -42,7 +42,7 @@ class Method:
 def prepare(
     settings: TemplateSettings, read: ReadSettings, engine: str, run: Run, with_beginnings: bool = False
 ) -> Method:
-    """Put a model's template into the cache, by another process, because only that imports transformers."""
+    """Return the method for a model; a template that the cache lacks is built by another process, with transformers."""
     folder = saved_template(settings, run.cache())
     if folder is None:
         build = partial(prepare_template, cache_dir=run.cache())

@@ -34,7 +34,7 @@ _NONE = np.zeros(0, np.int64)
 
 
 class Piece(NamedTuple):
-    """Consecutive rows of a file."""
+    """Consecutive rows of one Parquet file in the cache."""
 
     path: str
     first: int
@@ -42,7 +42,7 @@ class Piece(NamedTuple):
 
 
 class Record(NamedTuple):
-    """The key that the next rows of a file belong to."""
+    """Says which key a run of rows in a file belongs to. The records of a file are in the order of its rows."""
 
     key: str
     start: int  # number of the first of them among the rows of the key
@@ -54,7 +54,7 @@ _Kept = tuple[str, int, int, int, dict[str, str] | None]  # file, row of the fil
 
 
 class _Whole(dict[str, bool]):
-    """Whether the hash of each file is its name; each file is checked once, and a damaged one is removed."""
+    """By path, whether the hash of a file is its name. Each file is checked once, and a damaged one is removed."""
 
     def __missing__(self, path: str) -> bool:
         try:
@@ -67,7 +67,7 @@ class _Whole(dict[str, bool]):
 
 
 class TableCache:
-    """The tables in a folder."""
+    """A cache on disk: rows of tables by key, in the Parquet files of one folder."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -83,7 +83,11 @@ class TableCache:
             self._take_in(path, number, records)
 
     def find(self, key: str, num_rows: int) -> tuple[list[Piece], Ints]:
-        """Return the pieces that hold the rows of a key, and the numbers of the rows that no file has."""
+        """Return where the rows of a key are, as pieces in row order, and the numbers of the rows that are missing.
+
+        Args:
+            num_rows: how many rows the key has when none is missing.
+        """
         kept = self._whole_files(key)
         if len(kept) == 1 and kept[0][3] == num_rows:
             return [Piece(*kept[0][:2], num_rows)], _NONE
@@ -99,12 +103,12 @@ class TableCache:
         return pieces, np.flatnonzero(owner < 0)
 
     def note(self, key: str) -> dict[str, str] | None:
-        """Return the note that came with the last rows of a key."""
+        """Return the note of the newest record of a key; None: there is no such record, or it has no note."""
         kept = self._kept.get(key)
         return kept[-1][4] if kept else None
 
     def add(self, table: pa.Table, records: Iterable[Record]) -> None:
-        """Keep rows in the order of their records; they are written now, or when more have come."""
+        """Buffer rows, with their records in the same order; they are written when there are many, or after a while."""
         self._waiting.append(table)
         self._records += records
         num_rows = sum(table.num_rows for table in self._waiting)
@@ -113,7 +117,7 @@ class TableCache:
             self.flush()
 
     def flush(self) -> None:
-        """Write the rows that wait."""
+        """Write the buffered rows to a file."""
         if self._waiting:
             waiting, records = pa.concat_tables(self._waiting), self._records
             self._waiting, self._records = [], []
@@ -121,13 +125,13 @@ class TableCache:
         self._last = time.monotonic()
 
     def take_in(self, path: Path) -> None:
-        """Add a file that `write_tables` wrote to this cache."""
+        """Make the rows of a file that `write_tables` wrote known to `find`."""
         described = _describe(path)
         assert described is not None
         self._take_in(path, *described)
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Forget the rows of these keys, also for all later runs."""
+        """Drop all rows of these keys, for this run and all later ones."""
         self.flush()
         records = [Record(key, 0, _FORGOTTEN) for key in keys]
         self.take_in(write_tables(self.folder, self.number, pa.table({"key": pa.array([], pa.string())}), records))
@@ -152,10 +156,10 @@ class TableCache:
 
 
 def write_tables(folder: Path, number: int, table: pa.Table, records: Sequence[Record]) -> Path:
-    """Write one file of a cache.
+    """Write rows to a new file of the cache, named after its hash; return its path.
 
     Args:
-        number: its rows replace rows of the same key in files with lower numbers.
+        number: rows in this file replace rows of the same key in files with lower numbers.
     """
     folder.mkdir(parents=True, exist_ok=True)
     about = {"number": str(number), "records": json.dumps(records)}
@@ -184,7 +188,7 @@ def _describe(path: Path) -> tuple[int, list[Any]] | None:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Pieces that are read together."""
+    """Pieces that are read together. Each belongs to an owner, such as a shard, which is known by its number."""
 
     pieces: list[Piece]
     numbers: list[int]  # for each piece, the number of its owner
@@ -195,7 +199,7 @@ class Chunk:
         return sum(piece.num_rows for piece in self.pieces)
 
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read the rows of the chunk.
+        """Read the rows of all pieces into one table, in order; `columns` None: all columns.
 
         Raises:
             PackError: a file of the cache was removed or damaged meanwhile.
@@ -211,12 +215,12 @@ class Chunk:
 
     @property
     def numbers_of_rows(self) -> Ints:
-        """Return the number of each row's owner."""
+        """Return for each row the number of its owner."""
         return np.repeat(np.array(self.numbers, np.int64), self._sizes)
 
     @property
     def rows(self) -> Ints:
-        """Return the number of each row among its owner's rows."""
+        """Return for each row its row number within its owner."""
         return _ranges(self.starts, self._sizes)
 
     @property
@@ -225,7 +229,7 @@ class Chunk:
 
 
 def in_chunks(kept: Iterable[tuple[int, Sequence[Piece]]], max_rows: int = _CHUNK_ROWS) -> Iterator[Chunk]:
-    """Group pieces into chunks that fit into memory, in their order: at most `max_rows` rows each, or one piece."""
+    """Group pieces, which come with their owner's number, into chunks of at most `max_rows` rows, or one larger one."""
     chunk, num_rows = Chunk([], [], []), 0
     for number, pieces in kept:
         start = 0
@@ -259,5 +263,5 @@ def _ranges(starts: Sequence[int], sizes: Sequence[int]) -> Ints:
 
 
 def key_of(*identity: Any) -> str:
-    """Hash everything a cache entry depends on."""
+    """Return a cache key of 24 hexadecimal digits: a hash of these values as JSON."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]

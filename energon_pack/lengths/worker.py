@@ -47,7 +47,7 @@ BEGINNINGS_VERSION = 1
 
 @dataclass(frozen=True)
 class MeasureJob:
-    """A slice of the index, and how it is measured."""
+    """The samples that one worker measures, and how."""
 
     shards: list[Shard]  # the shard of each sample
     samples: pa.Table  # rows of `wds.INDEX_SCHEMA`
@@ -57,7 +57,7 @@ class MeasureJob:
 
 @dataclass(slots=True)
 class LengthsRow(MeasuredRow):
-    """One sample, or a part of one that was cut: a row of `LENGTHS_SCHEMA`."""
+    """The measured values of one sample, or of one part of a sample that was cut: a row of `LENGTHS_SCHEMA`."""
 
     media_type: str | None = None  # None: unknown
     files: list[dict[str, Any]] | None = None
@@ -88,7 +88,7 @@ class LengthsRow(MeasuredRow):
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A sample whose tokens are still to be counted."""
+    """A sample that is rendered as text, and whose tokens are to be counted with others in a batch."""
 
     row: LengthsRow
     read: ReadSample
@@ -97,7 +97,7 @@ class _Waiting:
 
 
 def measure(job: MeasureJob) -> pa.Table:
-    """Measure a slice of samples into a table of `LENGTHS_SCHEMA`; runs in a worker."""
+    """Measure the samples of a job in a worker; return a table of `LENGTHS_SCHEMA` with a row for each."""
     template = load_saved(job.method.template_folder)
     warnings.filterwarnings("ignore", module="PIL")  # odd EXIF and the like; unreadable files are in the ledger
     with Reader() as reader, losing_no_fault():
@@ -116,11 +116,11 @@ def measured(
     method: Method,
     keeping: Keeping | None = None,
 ) -> list[LengthsRow]:
-    """Return the rows of samples with their counts.
+    """Render samples and count their tokens in batches; return their rows, filled in, in the same order.
 
     Args:
-        samples: pairs of a row without counts and its sample; None where the row says why the sample is left out.
-        keeping: keeps their tokens; None: they are not kept.
+        samples: pairs of a row without counts and its sample; None if the row already says why the sample is left out.
+        keeping: stores the tokens for later runs; None: they are not stored.
     """
     rows: list[LengthsRow] = []
     waiting: list[_Waiting] = []
@@ -169,7 +169,7 @@ def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, Rea
 
 
 def note(row: LengthsRow, sample: ReadSample) -> None:
-    """Mark in the row of a sample what its author may not have meant, although it is packed."""
+    """Set the columns of a row that warn about its sample, such as unknown keys, or placeholders without media."""
     row.placeholders_put_in = sample.placeholders_put_in
     row.placeholders_as_text = not sample.media and num_placeholders(sample.messages) > 0
     row.assistant_first = begins_with_assistant(sample.messages)
@@ -208,7 +208,7 @@ def _unread(sample: ReadSample, seen: Sample, variables: Collection[str]) -> lis
 
 
 def leave_out(row: LengthsRow, skip: Skip) -> None:
-    """Write into its row why a sample is in no pack."""
+    """Write into a row why its sample is left out of all packs, and clear the columns of media and warnings."""
     row.reason, row.detail = skip.reason.value, skip.detail
     row.media_type = skip.media_type or row.media_type
     if row.media_type is None and skip.reason not in _MAY_HAVE_MEDIA:
@@ -233,13 +233,13 @@ def _count(template: Template, waiting: list[_Waiting], engine: str, keeping: Ke
 
 
 def hash_media(row: LengthsRow, hashes: MediaHashes, shard: Shard, sample: ReadSample) -> None:
-    """Write the hashes of a sample's media into its row."""
+    """Hash a sample's media, which are read whole, into `media_hashes` and `first_medium` of its row."""
     row.media_hashes = hashes.of(shard, sample.parts, sample.media)
     row.first_medium = hashes.first(shard, sample.parts)
 
 
 def hash_beginnings(template: Template, samples: Sequence[tuple[LengthsRow, Rendered]]) -> None:
-    """Write their beginnings into the rows of samples whose media are hashed."""
+    """Set `beginnings` in the rows that have `media_hashes`; other rows stay as they are."""
     asked = [(row, rendered, row.media_hashes) for row, rendered in samples if row.media_hashes is not None]
     found = beginnings(template, [rendered for _, rendered, _ in asked], [media for _, _, media in asked])
     for (row, _, _), of_sample in zip(asked, found, strict=True):
@@ -249,10 +249,10 @@ def hash_beginnings(template: Template, samples: Sequence[tuple[LengthsRow, Rend
 def lengths_table(
     rows: Sequence[LengthsRow], with_beginnings: bool = False, cuts: pa.StructType = CUT_TYPE
 ) -> pa.Table:
-    """Make a table of `LENGTHS_SCHEMA` from rows, or of `SHARED_SCHEMA` if it is to have beginnings.
+    """Convert rows to an Arrow table of `LENGTHS_SCHEMA`, or of `SHARED_SCHEMA` if `with_beginnings`.
 
     Args:
-        cuts: type of the column `cut`; more fields of a cut are left out.
+        cuts: the type of the column `cut`; a cut with more fields than this type is shortened.
     """
     schema = with_cuts(SHARED_SCHEMA if with_beginnings else LENGTHS_SCHEMA, cuts)
     values = {field.name: list(map(attrgetter(field.name), rows)) for field in schema}

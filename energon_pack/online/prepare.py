@@ -254,7 +254,7 @@ def in_memory(config: PackConfig, executor: Executor) -> PackRun:
         cache_dir=cache,
         config=config,
         source=Source([], frozenset()),
-        processor=config.model.named_processor(),
+        processor=config.model.path_or_hub_id(),
         destination=DatasetInFolder(cache),
     )
 

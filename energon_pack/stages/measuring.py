@@ -47,7 +47,7 @@ def prepare_method(run: PackRun) -> Method:
     with run.timed("processor"):
         folder = local_folder(run.processor, config.model.revision)  # a hub id is looked up once
         model = replace(config.model, processor=os.fspath(folder))
-        settings = TemplateSettings(model, config.media, config.labels.of_text)
+        settings = TemplateSettings(model, config.media, config.labels.template_labels)
         with_beginnings = config.packing.share is not Share.none
         method = prepare(settings, config.source.reading, config.measure.engine.value, run, with_beginnings)
         return by_trusted_engine(method, run)

@@ -21,7 +21,7 @@ from energon_pack.sources.demo import NUM_SAMPLES, make_demo
 from energon_pack.sources.find import Source
 from energon_pack.sources.forms import find_source
 from energon_pack.templates.folder import refuse_missing_folder
-from energon_pack.templates.settings import labels_of
+from energon_pack.templates.settings import overridden_labels
 
 _MOST_FOLDERS = 32  # folders of the source that each worker checks
 
@@ -111,7 +111,7 @@ def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
     if config.source.is_demo:
         path, processor = _demo(config, cache_dir)
     else:
-        processor = config.model.named_processor()
+        processor = config.model.path_or_hub_id()
         refuse_missing_folder(processor)
     source = find_source(config.source, path)
     _check_labels(config, source)
@@ -122,7 +122,7 @@ def _check_labels(config: PackConfig, source: Source) -> None:
     """Raise PackError for labels of an entry of a mixture that make no sense: no sample of it could be trained."""
     for entry in source.mixture.entries if source.mixture else ():
         try:
-            labels_of(config.labels, entry.own.get("labels") or {})
+            overridden_labels(config.labels, entry.own.get("labels") or {})
         except PackError as error:
             raise PackError(f"mixture: {entry.name}: {error}") from None
 

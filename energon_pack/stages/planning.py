@@ -25,7 +25,7 @@ from energon_pack.plan.splits import split_shares
 from energon_pack.stages.measuring import Measured
 from energon_pack.stages.pack_run import PackRun
 from energon_pack.steps.cost import CostModel, cost_model
-from energon_pack.templates.processor import folder_of
+from energon_pack.templates.processor import processor_folder_of
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def plan_source(run: PackRun, measured: Measured) -> Planned:
     config, lengths, method = run.config, measured.lengths, measured.method
     packing, output = config.packing, config.output
     content = content_settings(replace(config, model=replace(config.model, template=method.choice.template)))
-    cost = cost_model(folder_of(method.template_folder))
+    cost = cost_model(processor_folder_of(method.template_folder))
     with run.timed("plan"):
         expansion = expansion_of(lengths, config.labels)
         if packing.overlong in CUTTING:

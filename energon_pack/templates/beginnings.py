@@ -19,7 +19,7 @@ from energon_pack.templates.template import Template
 
 
 class Beginning(NamedTuple):
-    """The first tokens of a sample, up to a place where another sample may continue differently."""
+    """The first tokens of a sample, up to a place where another may continue differently, as a hash with counts."""
 
     high: int  # hash of 128 bits, as two numbers
     low: int
@@ -34,11 +34,11 @@ class Beginning(NamedTuple):
 def beginnings(
     template: Template, rendered: Sequence[Rendered], media: Sequence[Sequence[tuple[str, bytes]]]
 ) -> list[list[Beginning]]:
-    """Return the beginnings of several samples, each ascending in length, the whole sample last.
+    """Return the beginnings of each sample, ascending in length, the whole sample last.
 
     Args:
         media: for each sample, kind and hash of each medium, in the order of `Rendered.media`. A sample whose media
-            have no place in its text has no beginnings, nor has one that is only some of its text's tokens.
+            have no place in its text has no beginnings, nor has one that is only a range of its text's tokens.
     """
     special, features = template.special_ids, frozenset(template.feature_ids.values())
     places = [sorted([*item.spans, *item.media]) for item in rendered]
@@ -51,18 +51,18 @@ def beginnings(
             continue
         in_order = sorted(zip((tokens_of[place] for place in item.media), of_media, strict=True))
         trained = [tokens_of[span] for span in item.spans]
-        results.append(_of_tokens(ids.tolist(), in_order, trained, special, features))
+        results.append(_beginnings_of_tokens(ids.tolist(), in_order, trained, special, features))
     return results
 
 
-def _of_tokens(
+def _beginnings_of_tokens(
     ids: Sequence[int],
     media: Sequence[tuple[tuple[int, int], tuple[str, bytes]]],
     trained: Sequence[tuple[int, int]],
     special: frozenset[int],
     features: frozenset[int],
 ) -> list[Beginning]:
-    """Return the beginnings of one sample."""
+    """Return the beginnings of one sample; `media`: the token range of each medium, and its kind and hash."""
     inside = {place for (start, end), _ in media for place in range(start + 1, end)}
     ends = set[int]()
     for (_, end), _ in media:

@@ -18,42 +18,42 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.renderer import Renderer
 from energon_pack.templates.families import ASKED, FAMILIES, family_of
-from energon_pack.templates.families.asking import part_of
+from energon_pack.templates.families.asking import processor_part
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
-from energon_pack.templates.folder import class_of, has_media, settings_in, state_of
-from energon_pack.templates.frames import medium_in_question
-from energon_pack.templates.full import errors_only, full_processor, prepare_torchvision
+from energon_pack.templates.folder import files_state, has_media_parts, processor_class, settings_in
+from energon_pack.templates.frames import medium_text_in_question
+from energon_pack.templates.full import full_processor, prepare_torchvision, quiet_transformers
 from energon_pack.templates.identity import TemplateSpec
-from energon_pack.templates.models import model_of
+from energon_pack.templates.models import model_name_of
 from energon_pack.templates.preprocess import image_settings, video_settings
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 
 #: settings of processors that interleave the sound of a video with its frames
-_SOUND_OF_VIDEOS = ("load_audio_from_video", "use_audio_in_video")
-_ORDINARY = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "A cat."}]
+_VIDEO_SOUND_SETTINGS = ("load_audio_from_video", "use_audio_in_video")
+_PROBE_MESSAGES = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "A cat."}]
 
 
-@errors_only()
+@quiet_transformers()
 def build(settings: TemplateSettings, folder: Path) -> Template:
-    """Build the template for the processor in a folder, with a family's rules or with those that ask the processor."""
+    """Build the template for the processor in a folder, with the media rules that `model.template` names."""
     with importing():
         prepare_torchvision()
     model = settings.model
     model.check()
-    where = f"model.processor={model.named_processor()}"
+    where = f"model.processor={model.path_or_hub_id()}"
     # A copy: transformers writes into the settings it is given.
     # Only one setting allows the processor's code to run: these kwargs may come from a dataset that is loaded.
     kwargs: dict[str, Any] = copy.deepcopy(model.all_processor_kwargs | {"trust_remote_code": model.trust_remote_code})
-    if setting := next((name for name in _SOUND_OF_VIDEOS if kwargs.get(name)), None):
+    if setting := next((name for name in _VIDEO_SOUND_SETTINGS if kwargs.get(name)), None):
         raise PackError(
             f"model.processor_kwargs.{setting}: source.use_audio_in_video=true has the sound of videos heard"
         )
     empty = ProcessorSettings(folder=os.path.abspath(folder), kwargs=kwargs)
-    files = _of_full(empty, where) if model.template in ASKED else _of_folder(folder, kwargs, where)
+    files = _full_processor_files(empty, where) if model.template in ASKED else _folder_files(folder, kwargs, where)
     chat_template, tool_template = _chat_templates(model.chat_template, files, where)
-    processor = _settings(settings, files, empty, chat_template)
+    processor = _processor_settings(settings, files, empty, chat_template)
     spec = TemplateSpec(
         family=model.template,
         chat_template=chat_template,
@@ -67,7 +67,7 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
         tool_template=tool_template,
         sets_template=model.chat_template is not None,
     )
-    rules = _rules(FAMILIES[model.template], processor, model)
+    rules = _tried_rules(FAMILIES[model.template], processor, model)
     factor = rules.settings.get("factor")
     if model.factor and factor and model.factor != factor:
         raise PackError(
@@ -76,25 +76,25 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
         )
     try:
         backend = files.tokenizer.backend_tokenizer
-        template = Template(spec, rules, _own_tokenizer(backend) if model.template in ASKED else backend)
+        template = Template(spec, rules, _copied_tokenizer(backend) if model.template in ASKED else backend)
     except PackError as error:  # raised by the chat template
         raise PackError(f"{where}: {error}") from None
     _refuse_misfits(template, model, where)
-    if files.is_processor and _adds_its_own(template, files.tokenizer):
+    if files.is_processor and _adds_special_tokens(template, files.tokenizer):
         adds = model.add_special_tokens is not False
         spec = replace(spec, add_special_tokens=adds, own_special_tokens=True)
     return template if spec is template.spec else Template(spec, rules, template.tokenizer)
 
 
-def _settings(
-    settings: TemplateSettings, files: "_Files", empty: ProcessorSettings, chat_template: str
+def _processor_settings(
+    settings: TemplateSettings, files: "_ProcessorFiles", empty: ProcessorSettings, chat_template: str
 ) -> ProcessorSettings:
-    """Return the settings of a processor, with the changes of the nodes `model` and `media`."""
+    """Return the processor's settings, changed by the config's nodes `model` and `media`."""
     model, media = settings.model, settings.media
-    values = {**files.processor, **model.processor_kwargs}  # as from_pretrained does
+    values = {**files.processor_settings, **model.processor_kwargs}  # as from_pretrained does
     tokens = {name: text for name, text in files.tokenizer.special_tokens_map.items() if isinstance(text, str)}
     has_old_names = FAMILIES[model.template].has_old_names
-    video = _merged(files.video, empty.kwargs, video_settings(media), has_old_names=has_old_names)
+    video = _merged_settings(files.video_settings, empty.kwargs, video_settings(media), has_old_names=has_old_names)
     changed = {name: value for name, value in video_settings(media).items() if value != {}}
     if "size" in changed:  # a call needs the whole value
         changed["size"] = video["size"]
@@ -102,33 +102,33 @@ def _settings(
     if model.template in ASKED:
         with suppress(PackError):  # an unknown template is refused later, by its name
             renderer = Renderer(chat_template, {**tokens, **model.chat_template_kwargs}, model.date)
-            written = {kind: medium_in_question(renderer.render, kind).strip() for kind in KINDS}
+            written = {kind: medium_text_in_question(renderer.render, kind).strip() for kind in KINDS}
     return replace(
         empty,
-        image=_plain({**files.image, **image_settings(media)}),
+        image=_as_json_values({**files.image_settings, **image_settings(media)}),
         video=video,
-        audio=_plain(files.audio),
-        others=_plain(files.added),
-        processor=_plain({key: value for key, value in values.items() if key != "chat_template"}),
+        audio=_as_json_values(files.audio_settings),
+        others=_as_json_values(files.added_settings),
+        processor=_as_json_values({key: value for key, value in values.items() if key != "chat_template"}),
         tokens=tokens,
-        changed=_plain({IMAGE.kind: image_settings(media), VIDEO.kind: changed}),
+        changed=_as_json_values({IMAGE.kind: image_settings(media), VIDEO.kind: changed}),
         written=written,
     )
 
 
 def _refuse_misfits(template: Template, model: ModelConfig, where: str) -> None:
-    """Raise PackError where the tokenizer lacks a token, or the chat template reads no such variable."""
+    """Raise PackError if the tokenizer lacks a token for media, or the chat template does not read a given variable."""
     rules, variables = template.rules, template.spec.variables
-    name = class_of(Path(template.spec.processor.folder))
+    name = processor_class(Path(template.spec.processor.folder))
     if model.template not in (*ASKED, "text", family_of(name) or model.template):
         raise PackError(
-            f"{where} is a {name}, another family's than model.template={model.template}: +model={model_of(name)} packs"
-            " with it"
+            f"{where} is a {name}, another family's than model.template={model.template}: +model={model_name_of(name)}"
+            " packs with it"
         )
     if model.document_end and template.token_id(model.document_end) is None:
         raise PackError(f"model.document_end={model.document_end}: the tokenizer in {where} has no such token")
     replaced = () if model.template in ASKED else rules.media_tokens.values()
-    for token in (*replaced, *rules.feature_tokens.values(), *rules.marks):
+    for token in (*replaced, *rules.feature_tokens.values(), *rules.mark_tokens):
         if template.token_id(token) is None:
             raise PackError(
                 f"{where}, a {name}, has no token {token}, which model.template={model.template} writes for media:"
@@ -140,32 +140,32 @@ def _refuse_misfits(template: Template, model: ModelConfig, where: str) -> None:
 
 
 @lru_cache(maxsize=1)
-def _own_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
-    """Copy a tokenizer, which takes 0.5 to 2 s: a full processor's call may leave it padding or cutting texts."""
+def _copied_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a copy of a tokenizer, which takes 0.5 to 2 s: a processor's call may leave the original padding texts."""
     return Tokenizer.from_str(tokenizer.to_str())
 
 
 @dataclass(frozen=True)
-class _Files:
+class _ProcessorFiles:
     """The contents of a processor's folder."""
 
     tokenizer: Any  # a tokenizer of transformers
     is_processor: bool  # transformers loads more than the tokenizer
     chat_template: Any = None  # of the processor; a text, or texts by name; None: the tokenizer's own serves
-    image: dict[str, Any] = field(default_factory=dict)
-    video: dict[str, Any] = field(default_factory=dict)
-    audio: dict[str, Any] = field(default_factory=dict)
-    processor: dict[str, Any] = field(default_factory=dict)
-    added: dict[str, dict[str, Any]] = field(default_factory=dict)  # by kind
+    image_settings: dict[str, Any] = field(default_factory=dict)
+    video_settings: dict[str, Any] = field(default_factory=dict)
+    audio_settings: dict[str, Any] = field(default_factory=dict)
+    processor_settings: dict[str, Any] = field(default_factory=dict)
+    added_settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # by kind
 
 
-def _of_folder(folder: Path, kwargs: dict[str, Any], where: str) -> _Files:
-    """Read the files once for all families, without the full processor, which usually needs torchvision."""
-    return _read(os.fspath(folder), json.dumps(kwargs), where, state_of(folder))
+def _folder_files(folder: Path, kwargs: dict[str, Any], where: str) -> _ProcessorFiles:
+    """Read a processor's folder, once for all families, without the full processor, which usually needs torchvision."""
+    return _read_files(os.fspath(folder), json.dumps(kwargs), where, files_state(folder))
 
 
 @lru_cache(maxsize=1)
-def _read(name: str, settings: str, where: str, state: str) -> _Files:
+def _read_files(name: str, settings: str, where: str, state: str) -> _ProcessorFiles:
     with importing():
         from transformers import AutoImageProcessor, AutoTokenizer
 
@@ -176,21 +176,23 @@ def _read(name: str, settings: str, where: str, state: str) -> _Files:
     except Exception as error:  # the Rust tokenizers raise bare Exception on a damaged file
         settings_in(folder / "tokenizer.json")
         raise PackError(f"{where}: no tokenizer: {one_line(error)}") from None
-    _check_fast(tokenizer, where)
+    _refuse_slow_tokenizer(tokenizer, where)
     image: dict[str, Any] = {}
-    is_processor = has_media(folder)
+    is_processor = has_media_parts(folder)
     if is_processor:
         try:
             image = AutoImageProcessor.from_pretrained(folder, backend="pil", **kwargs).to_dict()
         except Exception as error:  # any class of any processor may be behind it
             raise PackError(f"{where}: no image processor: {one_line(error)}") from None
-    processor = _own_settings(folder)
+    processor = _class_settings(folder)
     chat_template = processor.get("chat_template") if is_processor else None
-    return _Files(tokenizer, is_processor, chat_template, image, _video(folder, processor), processor=processor)
+    return _ProcessorFiles(
+        tokenizer, is_processor, chat_template, image, _video_settings(folder, processor), processor_settings=processor
+    )
 
 
-def _of_full(processor: ProcessorSettings, where: str) -> _Files:
-    """Read the files through the full processor, which may add tokens to its tokenizer."""
+def _full_processor_files(processor: ProcessorSettings, where: str) -> _ProcessorFiles:
+    """Take the settings from the full processor, which may have added tokens to its tokenizer."""
     try:
         full = full_processor(processor)
     except Exception as error:  # any class of any processor may be behind it
@@ -198,24 +200,28 @@ def _of_full(processor: ProcessorSettings, where: str) -> _Files:
         remedy = "AutoProcessor.from_pretrained has to load that folder first"
         if "trust_remote_code" in str(error):
             remedy = "model.trust_remote_code=true runs the code that comes with it"
-        name = class_of(Path(processor.folder))
+        name = processor_class(Path(processor.folder))
         raise PackError(f"{where}: its {name} can't be loaded ({one_line(error)}): {remedy}") from None
     tokenizer = getattr(full, "tokenizer", None)
     if tokenizer is None:
+        name = processor_class(Path(processor.folder))
         raise PackError(
-            f"{where}: {type(full).__name__} is what transformers loads for its {class_of(Path(processor.folder))}, and"
-            " has no part for media: model.trust_remote_code=true runs code of its own; +model=text packs texts"
+            f"{where}: {type(full).__name__} is what transformers loads for its {name},"
+            " and has no part for media: model.trust_remote_code=true runs code of its own; +model=text packs texts"
         )
-    _check_fast(tokenizer, where)
-    parts = {kind: part.to_dict() for kind in KINDS if (part := part_of(full, kind)) is not None}
+    _refuse_slow_tokenizer(tokenizer, where)
+    parts = {kind: part.to_dict() for kind in KINDS if (part := processor_part(full, kind)) is not None}
     image, video, audio = (parts.pop(medium.kind, {}) for medium in (IMAGE, VIDEO, AUDIO))
     chat_template = getattr(full, "chat_template", None)
-    return _Files(tokenizer, True, chat_template, image, video, audio, _own_settings(Path(processor.folder)), parts)
+    return _ProcessorFiles(
+        tokenizer, True, chat_template, image, video, audio, _class_settings(Path(processor.folder)), parts
+    )
 
 
-def _chat_templates(setting: str | None, files: _Files, where: str) -> tuple[str, str]:
-    """Return the chat template of conversations, and that of conversations with tools if it is another, as transformers
-    takes them: of several templates a tokenizer takes `tool_use` for tools, and a processor takes `default` for all.
+def _chat_templates(setting: str | None, files: _ProcessorFiles, where: str) -> tuple[str, str]:
+    """Return the chat template of conversations, and another one for conversations with tools, or "" if it is the same.
+
+    As in transformers, a tokenizer takes its `tool_use` for tools, and a processor takes its `default` for all.
 
     Args:
         setting: a template, or the name of one of several; None: the processor's own.
@@ -235,15 +241,15 @@ def _chat_templates(setting: str | None, files: _Files, where: str) -> tuple[str
     return named["default"], tools if tools != named["default"] else ""
 
 
-def _check_fast(tokenizer: Any, where: str) -> None:
+def _refuse_slow_tokenizer(tokenizer: Any, where: str) -> None:
     if not getattr(tokenizer, "is_fast", False):
         raise PackError(
             f"{where}: {type(tokenizer).__name__} has no fast form (tokenizer.json), which packing counts with"
         )
 
 
-def _own_settings(folder: Path) -> dict[str, Any]:
-    """Return a processor's own settings; empty for a folder with only a tokenizer."""
+def _class_settings(folder: Path) -> dict[str, Any]:
+    """Return the settings of transformers' processor class; empty for a folder with only a tokenizer."""
     from transformers import ProcessorMixin
 
     try:
@@ -253,42 +259,42 @@ def _own_settings(folder: Path) -> dict[str, Any]:
     return dict(settings)
 
 
-def _adds_its_own(template: Template, tokenizer: Any) -> bool:
-    """Say whether the tokenizer adds special tokens around a text, as `apply_chat_template(tokenize=True)` decides."""
+def _adds_special_tokens(template: Template, tokenizer: Any) -> bool:
+    """Say whether the tokenizer adds special tokens to a rendered text in `apply_chat_template(tokenize=True)`."""
     try:
-        text = template.render(Sample(_ORDINARY, [])).text
+        text = template.render(Sample(_PROBE_MESSAGES, [])).text
     except Skip:  # its processor takes no text alone
         return False
     alone, around = (tokenizer(text, add_special_tokens=adds)["input_ids"] for adds in (False, True))
     return bool(alone != around and not (tokenizer.bos_token and text.startswith(tokenizer.bos_token)))
 
 
-def _rules(family: type[MediaRules], processor: ProcessorSettings, model: ModelConfig) -> MediaRules:
-    """Return the family's rules, tried out before any sample is measured."""
+def _tried_rules(family: type[MediaRules], processor: ProcessorSettings, model: ModelConfig) -> MediaRules:
+    """Return the family's rules for a processor, after a try with example media; raises PackError if it fails."""
     try:
         rules = family(processor)
         rules.try_out()
     except PackError as error:
         if model.template in ASKED:
             raise
-        raise PackError(f"{error} ({model.named_processor()} is a {class_of(Path(processor.folder))})") from None
+        raise PackError(f"{error} ({model.path_or_hub_id()} is a {processor_class(Path(processor.folder))})") from None
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
         raise PackError(
-            f"model.processor={model.named_processor()}: its settings make no sense to model.template={model.template}:"
+            f"model.processor={model.path_or_hub_id()}: its settings make no sense to model.template={model.template}:"
             f" {one_line(error)}"
         ) from None
     return rules
 
 
-def _video(folder: Path, processor: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the video settings where transformers looks for them; without any, the image settings serve."""
+def _video_settings(folder: Path, processor: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the video settings from where transformers looks for them; if there are none, return the image settings."""
     if isinstance(processor.get("video_processor"), dict):
         return dict(processor["video_processor"])
     return settings_in(folder / "video_preprocessor_config.json") or settings_in(folder / "preprocessor_config.json")
 
 
-def _merged(*layers: Mapping[str, Any], has_old_names: bool) -> dict[str, Any]:
-    """Merge settings; later ones override earlier ones, and settings in `size` one by one."""
+def _merged_settings(*layers: Mapping[str, Any], has_old_names: bool) -> dict[str, Any]:
+    """Merge settings: later ones override earlier ones, and the settings within `size` one by one."""
     merged: dict[str, Any] = {}
     for layer in layers:
         size = {**(merged.get("size") or {}), **(layer.get("size") or {})}
@@ -299,6 +305,6 @@ def _merged(*layers: Mapping[str, Any], has_old_names: bool) -> dict[str, Any]:
     return merged
 
 
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _as_json_values(settings: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = json.loads(json.dumps(settings, default=str))
     return values

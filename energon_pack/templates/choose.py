@@ -13,27 +13,31 @@ from energon_pack.errors import PackError, one_line
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.templates.build import build
 from energon_pack.templates.families import ASKED, AUTO, family_of
-from energon_pack.templates.families.asking import part_of
-from energon_pack.templates.folder import PROCESSOR_FILES, class_of, has_media, settings_in
-from energon_pack.templates.full import errors_only, full_processor, known_classes, models_of
-from energon_pack.templates.identity import HEARD, MIXED, UNEVEN
-from energon_pack.templates.models import model_of
+from energon_pack.templates.families.asking import processor_part
+from energon_pack.templates.folder import PROCESSOR_FILES, has_media_parts, processor_class, settings_in
+from energon_pack.templates.full import full_processor, known_processor_classes, model_classes_of, quiet_transformers
+from energon_pack.templates.identity import HEARD_VIDEOS, MIXED_MEDIA, UNEVEN_VIDEOS
+from energon_pack.templates.models import model_name_of
 from energon_pack.templates.settings import TemplateSettings
 from energon_pack.templates.template import Template
-from energon_pack.templates.trial import Outcome, Trial, kinds_of
+from energon_pack.templates.trial import Trial, TrialOutcome, sample_kinds_of
 
-_NAMES = {
+_KIND_NOUNS = {
     **{kind: medium.nouns for kind, medium in KINDS.items()},
-    MIXED: "media of several kinds in one sample",
-    UNEVEN: "videos of several lengths in one sample",
-    HEARD: "videos with their sounds",
+    MIXED_MEDIA: "media of several kinds in one sample",
+    UNEVEN_VIDEOS: "videos of several lengths in one sample",
+    HEARD_VIDEOS: "videos with their sounds",
 }
 #: kinds of media in such samples: if one of these kinds is left out, so are these samples
-_PARTS = {MIXED: {IMAGE.kind, VIDEO.kind}, UNEVEN: {VIDEO.kind}, HEARD: {VIDEO.kind, AUDIO.kind}}
+_KINDS_WITHIN = {
+    MIXED_MEDIA: {IMAGE.kind, VIDEO.kind},
+    UNEVEN_VIDEOS: {VIDEO.kind},
+    HEARD_VIDEOS: {VIDEO.kind, AUDIO.kind},
+}
 
-_FILES = (*PROCESSOR_FILES, "video_preprocessor_config.json", "config.json", "special_tokens_map.json")
+_SETTINGS_FILES = (*PROCESSOR_FILES, "video_preprocessor_config.json", "config.json", "special_tokens_map.json")
 #: inputs of a forward through which images reach the text other than as tokens, so that nothing keeps packs apart
-_BESIDE = {
+_UNPACKABLE_INPUTS = {
     "cross_attention_mask": "reads images by cross-attention",
     "image_attention_mask": "reads images by cross-attention",
     "encoder_outputs": "reads a sample whole with an encoder of its own",
@@ -43,7 +47,7 @@ _BESIDE = {
 
 @dataclass(frozen=True)
 class TriedTemplate:
-    """Rules that were tried and rejected."""
+    """A family of media rules that was tried and rejected, and why."""
 
     template: str
     why_not: str
@@ -51,7 +55,7 @@ class TriedTemplate:
 
 @dataclass(frozen=True)
 class TemplateChoice:
-    """The chosen rules for a model's media and their comparison; kept beside the template, and reported."""
+    """Which media rules were chosen for a model, and how they compared with its processor; saved with the template."""
 
     template: str  # a name in FAMILIES
     processor: str = ""  # the class of the processor
@@ -66,17 +70,17 @@ class TemplateChoice:
     ends_answers: bool = True
 
     def lines(self, asked: str) -> list[str]:
-        """Return the lines that a run prints about it before samples are measured."""
+        """Return the lines that a run prints about it before it measures; `asked`: the value of `model.template`."""
         lines = [
-            f"{_NAMES[kind]} of {self.processor} can't be measured: {why}"
+            f"{_KIND_NOUNS[kind]} of {self.processor} can't be measured: {why}"
             for kind, why in self.left_out.items()
-            if not self.left_out.keys() & _PARTS.get(kind, set())
+            if not self.left_out.keys() & _KINDS_WITHIN.get(kind, set())
         ]
         if asked not in (self.template, AUTO):
             why = "; ".join(f"{item.template}: {item.why_not}" for item in self.tried)
             lines.append(f"model.template={asked} is not exact for this processor ({why}); {self.template} is taken")
         elif asked == AUTO:
-            counts = ", ".join(f"{number} {_NAMES[kind]}" for kind, number in self.num_compared.items())
+            counts = ", ".join(f"{number} {_KIND_NOUNS[kind]}" for kind, number in self.num_compared.items())
             lines.append(f"media by {self.template} of {self.processor}: {counts} as in its full call")
         if not self.ends_answers:
             warning = "the chat template writes no token that ends an answer: the model is never trained to stop"
@@ -87,21 +91,21 @@ class TemplateChoice:
 @dataclass(frozen=True)
 class _Candidate:
     template: Template
-    outcomes: dict[str, Outcome]
+    outcomes: dict[str, TrialOutcome]
 
     @property
     def name(self) -> str:
         return self.template.spec.family
 
     @property
-    def exact(self) -> set[str]:
-        """Return the kinds of media that it counts as the full processor does; none if even a text differs."""
+    def exact_kinds(self) -> set[str]:
+        """Return the kinds of media that these rules count as the full processor does; none if even a text differs."""
         if self.outcomes["text"].difference:
             return set()
         return {kind for kind, outcome in self.outcomes.items() if kind != "text" and outcome.is_exact}
 
     @property
-    def impossible(self) -> set[str]:
+    def refused_kinds(self) -> set[str]:
         """Return the kinds of samples that the full processor refuses: no rules can count them."""
         return {kind for kind, outcome in self.outcomes.items() if not outcome.is_possible}
 
@@ -109,32 +113,33 @@ class _Candidate:
     def why_not(self) -> str:
         reasons = [outcome.difference for outcome in self.outcomes.values()]
         reasons += [outcome.refusal for kind, outcome in self.outcomes.items() if kind != "text"]
-        return next(filter(None, reasons)) if any(reasons) else f"it knows {' and '.join(self.exact)} alone"
+        return next(filter(None, reasons)) if any(reasons) else f"it knows {' and '.join(self.exact_kinds)} alone"
 
 
-@errors_only()
-def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, TemplateChoice]:
+@quiet_transformers()
+def choose_template(settings: TemplateSettings, folder: Path) -> tuple[Template, TemplateChoice]:
     """Build the template of a model with its family's rules if they are exact, else with the next exact ones.
 
     Args:
-        settings: their `model.template` is a family, or AUTO.
+        settings: `model.template` names a family, or is AUTO.
+        folder: the processor's.
 
     Raises:
         PackError: no rules are exact, or the processor belongs to another family.
     """
-    name, where = settings.model.template, f"model.processor={settings.model.named_processor()}"
+    name, where = settings.model.template, f"model.processor={settings.model.path_or_hub_id()}"
     refuse_damaged(folder)
     if name == "text":
         return build(settings, folder), TemplateChoice(name)
     if name == AUTO:
-        if not has_media(folder):
+        if not has_media_parts(folder):
             raise PackError(f"{where} has no settings of an image or video processor: +model=text packs texts with it")
         refuse_other_class(settings.model.processor_class, folder, where)
         refuse_unpackable(folder, where)
     tried: list[TriedTemplate] = []
     candidates: list[_Candidate] = []
     trial = Trial()
-    for template in _templates(settings, folder, tried):
+    for template in _candidate_templates(settings, folder, tried):
         try:
             candidates.append(_Candidate(template, trial.outcomes(template)))
         except ImportError as error:
@@ -144,33 +149,33 @@ def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Template
         full = full_processor(template.spec.processor)
         kinds = candidates[0].outcomes.keys() - {"text"}
         if name == AUTO:
-            kinds = kinds_of(kind for kind in KINDS if part_of(full, kind) is not None)
-        if candidates[-1].exact >= kinds - candidates[-1].impossible:
+            kinds = sample_kinds_of(kind for kind in KINDS if processor_part(full, kind) is not None)
+        if candidates[-1].exact_kinds >= kinds - candidates[-1].refused_kinds:
             break
     best = max(
         candidates,
-        key=lambda candidate: (len(candidate.exact & KINDS.keys()), len(candidate.exact)),
+        key=lambda candidate: (len(candidate.exact_kinds & KINDS.keys()), len(candidate.exact_kinds)),
         default=None,
     )
     tried += [TriedTemplate(item.name, item.why_not) for item in candidates if item is not best]
-    if best is None or not best.exact:
+    if best is None or not best.exact_kinds:
         tried += [] if best is None else [TriedTemplate(best.name, best.why_not)]
-        raise PackError(_nothing_fits(tried, folder, where))
-    kinds = kinds | (best.outcomes.keys() & {HEARD})
+        raise PackError(_no_rules_message(tried, folder, where))
+    kinds = kinds | (best.outcomes.keys() & {HEARD_VIDEOS})
     choice = TemplateChoice(
         best.name,
         type(full).__name__,
-        {kind: best.outcomes[kind].num_compared for kind in sorted(best.exact)},
-        {kind: _why_left_out(kind, candidates) for kind in sorted(kinds - best.exact)},
+        {kind: best.outcomes[kind].num_compared for kind in sorted(best.exact_kinds)},
+        {kind: _why_left_out(kind, candidates) for kind in sorted(kinds - best.exact_kinds)},
         tried,
     )
-    return best.template.only(sorted(best.exact)) if kinds - best.exact else best.template, choice
+    return best.template.only(sorted(best.exact_kinds)) if kinds - best.exact_kinds else best.template, choice
 
 
-def _templates(settings: TemplateSettings, folder: Path, tried: list[TriedTemplate]) -> Iterator[Template]:
-    """Yield templates in the order in which they are tried; `tried` gets those that can't be asked."""
+def _candidate_templates(settings: TemplateSettings, folder: Path, tried: list[TriedTemplate]) -> Iterator[Template]:
+    """Yield the template with each family's rules, in the order of the trials; add those that fail to `tried`."""
     name = settings.model.template
-    first = family_of(class_of(folder)) if name == AUTO else name
+    first = family_of(processor_class(folder)) if name == AUTO else name
     for family in dict.fromkeys(filter(None, (first, *ASKED))):
         try:
             yield build(replace(settings, model=replace(settings.model, template=family)), folder)
@@ -181,16 +186,16 @@ def _templates(settings: TemplateSettings, folder: Path, tried: list[TriedTempla
 
 
 def _why_left_out(kind: str, candidates: Sequence[_Candidate]) -> str:
-    """Return the reason of the last candidate that has one for a kind of media."""
+    """Return why no rules count a kind of media: the reason of the last candidate that has one."""
     for candidate in reversed(candidates):
-        outcome = candidate.outcomes.get(kind, Outcome())
-        if why := outcome.difference or outcome.refusal or candidate.template.rules.why_not.get(kind):
+        outcome = candidate.outcomes.get(kind, TrialOutcome())
+        if why := outcome.difference or outcome.refusal or candidate.template.rules.reason_by_kind.get(kind):
             return why
     return f"{candidates[-1].name} knows none"
 
 
-def _nothing_fits(tried: list[TriedTemplate], folder: Path, where: str) -> str:
-    """Say in one line why no rules count a processor's media; a reason that all share is said once."""
+def _no_rules_message(tried: list[TriedTemplate], folder: Path, where: str) -> str:
+    """Return the error message for a processor whose media no rules count; a reason that all share is said once."""
     names: dict[str, list[str]] = {}
     for item in tried:
         names.setdefault(item.why_not, []).append(item.template)
@@ -200,8 +205,8 @@ def _nothing_fits(tried: list[TriedTemplate], folder: Path, where: str) -> str:
         why[:300] if len(names) == 1 else f"{' and '.join(templates)}: {why[:140]}" for why, templates in names.items()
     ]
     return (
-        f"{where}: nothing counts the media of {class_of(folder)} as its own call does ({'; '.join(whys)}): are its"
-        " settings, model.processor_kwargs and model.chat_template right? +model=text packs texts"
+        f"{where}: nothing counts the media of {processor_class(folder)} as its own call does ({'; '.join(whys)}): are"
+        " its settings, model.processor_kwargs and model.chat_template right? +model=text packs texts"
     )
 
 
@@ -209,24 +214,24 @@ def _nothing_fits(tried: list[TriedTemplate], folder: Path, where: str) -> str:
 
 
 def refuse_damaged(folder: Path) -> None:
-    """Raise PackError if a file of a processor's folder holds no settings."""
-    for name in _FILES:
+    """Raise PackError if a JSON file in a processor's folder can't be read, or holds no object."""
+    for name in _SETTINGS_FILES:
         settings_in(folder / name)
 
 
 def refuse_other_class(expected: str | None, folder: Path, where: str) -> None:
-    """Raise PackError if transformers knows a processor's class, and it is not the model's (`processor_class`)."""
-    name = class_of(folder)
-    if expected and name != expected and name in known_classes():
+    """Raise PackError if transformers knows the class of a processor, and the model expects another class."""
+    name = processor_class(folder)
+    if expected and name != expected and name in known_processor_classes():
         raise PackError(
-            f"{where} is a {name}, and this model has a {expected}: +model={model_of(name)} packs with it, and"
+            f"{where} is a {name}, and this model has a {expected}: +model={model_name_of(name)} packs with it, and"
             " model.processor_class=null takes it all the same"
         )
 
 
 def refuse_unpackable(folder: Path, where: str) -> None:
-    """Raise PackError if each model class of a processor has inputs with which members can't be kept apart."""
-    reasons = {make.__name__: _why_not(make) for make in models_of(folder)}
+    """Raise PackError if every model class for a processor has inputs through which packed samples see each other."""
+    reasons = {make.__name__: _why_unpackable(make) for make in model_classes_of(folder)}
     if reasons and all(reasons.values()):
         name, why = next(iter(reasons.items()))
         raise PackError(
@@ -235,6 +240,6 @@ def refuse_unpackable(folder: Path, where: str) -> None:
         )
 
 
-def _why_not(make: Any) -> str:
+def _why_unpackable(make: Any) -> str:
     takes = inspect.signature(make.forward).parameters
-    return next((why for name, why in _BESIDE.items() if name in takes), "")
+    return next((why for name, why in _UNPACKABLE_INPUTS.items() if name in takes), "")

@@ -9,13 +9,13 @@ from typing import Any
 from energon_pack.errors import PackError, near_path, one_line
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
-_SETTINGS_FILES = ("*.json", "*.txt", "*.jinja", "additional_chat_templates/*.jinja", "*.model", "*.tiktoken", "*.py")
+_FILE_PATTERNS = ("*.json", "*.txt", "*.jinja", "additional_chat_templates/*.jinja", "*.model", "*.tiktoken", "*.py")
 #: a folder of a processor has at least one of them
-_OF_A_PROCESSOR = ("*processor_config.json", "tokenizer*", "vocab*", "*.model", "*.tiktoken")
+_PROCESSOR_FILE_PATTERNS = ("*processor_config.json", "tokenizer*", "vocab*", "*.model", "*.tiktoken")
 
 
 def local_folder(processor: str, revision: str | None = None) -> Path:
-    """Return the folder of a processor; a hub id is downloaded. Raises PackError if there is neither."""
+    """Return a processor's folder: `processor` is a path, or a hub id to download; raises PackError if it is none."""
     refuse_missing_folder(processor)
     folder = Path(processor).expanduser()
     if folder.is_dir():
@@ -24,7 +24,7 @@ def local_folder(processor: str, revision: str | None = None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(processor, revision=revision, allow_patterns=list(_SETTINGS_FILES)))
+        return Path(snapshot_download(processor, revision=revision, allow_patterns=list(_FILE_PATTERNS)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise PackError(
             f"model.processor={processor}: no such folder, and the model hub did not give it ({one_line(error)}): are"
@@ -34,38 +34,38 @@ def local_folder(processor: str, revision: str | None = None) -> Path:
 
 
 def refuse_missing_folder(processor: str) -> None:
-    """Raise PackError if a processor can only be a folder, and the folder is missing; or is of something else."""
+    """Raise PackError if a processor is a path, and there is no such folder, or no processor in it."""
     is_path = processor.startswith(("/", ".", "~")) or processor.count("/") > 1
     if is_path and not Path(processor).expanduser().is_dir():
         raise PackError(f"model.processor={processor}: no such folder{near_path(processor)}")
     folder = Path(processor).expanduser()
-    if folder.is_dir() and not any(next(folder.glob(pattern), None) for pattern in _OF_A_PROCESSOR):
+    if folder.is_dir() and not any(next(folder.glob(pattern), None) for pattern in _PROCESSOR_FILE_PATTERNS):
         names = "preprocessor_config.json, tokenizer.json or the like"
         raise PackError(f"model.processor={processor}: no folder of a processor: {names} is not there")
 
 
 def settings_files(folder: Path) -> list[Path]:
-    """Return the small files of a processor, sorted by name."""
-    return sorted({path for pattern in _SETTINGS_FILES for path in folder.glob(pattern)})
+    """Return the processor's small files (settings, templates, vocabularies, code), sorted by path."""
+    return sorted({path for pattern in _FILE_PATTERNS for path in folder.glob(pattern)})
 
 
-def state_of(folder: Path) -> str:
-    """Return a text that changes whenever the files of a processor change."""
+def files_state(folder: Path) -> str:
+    """Return a text that changes whenever a file of a processor changes: paths, sizes and times."""
     return str([(os.fspath(path), path.stat().st_size, path.stat().st_mtime_ns) for path in settings_files(folder)])
 
 
-def has_media(folder: Path) -> bool:
-    """Say whether the folder of a processor has parts for media beside the tokenizer."""
+def has_media_parts(folder: Path) -> bool:
+    """Say whether a processor's folder has settings for media, and not only a tokenizer."""
     return any((folder / name).exists() for name in ("preprocessor_config.json", "processor_config.json"))
 
 
-def class_of(folder: Path) -> str:
-    """Return the class name of a processor from its folder."""
+def processor_class(folder: Path) -> str:
+    """Return the class name of a processor from its files; `processor` if they name none."""
     return str(first_setting(folder, PROCESSOR_FILES, "processor_class") or "processor")
 
 
 def first_setting(folder: Path, names: Sequence[str], key: str) -> Any:
-    """Return the value of a key from the first of these files that has it."""
+    """Return the value of a key in the first of these JSON files that has it; None: none has it."""
     for name in names:
         if value := settings_in(folder / name).get(key):
             return value
@@ -73,7 +73,7 @@ def first_setting(folder: Path, names: Sequence[str], key: str) -> Any:
 
 
 def settings_in(file: Path) -> dict[str, Any]:
-    """Return the settings of a JSON file, none if there is no such file; raises PackError if it holds no object."""
+    """Return the object in a JSON file; empty if there is no such file; raises PackError if it holds no object."""
     if not file.is_file():
         return {}
     try:

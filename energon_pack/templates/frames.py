@@ -22,69 +22,72 @@ from energon_pack.templates.chat.turns import CLOSE, OPEN, shared_beginning
 from energon_pack.templates.identity import TemplateSpec
 from energon_pack.templates.tokens.added import AddedTokens
 
-_TEXTS = [{"type": "text", "text": f"energon_pack_probe_{number}"} for number in range(2)]
+_PROBE_TEXTS = [{"type": "text", "text": f"energon_pack_probe_{number}"} for number in range(2)]
 
 #: tokens that end a document if the tokenizer's own end token ends a turn
-_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>")
+_DOCUMENT_END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<eos>")
 
 
 class MediaTexts:
-    """The texts that a chat template writes for media."""
+    """Knows the texts that a chat template writes for media and around them, to keep them out of labels."""
 
     def __init__(
         self, chat: ChatTemplate, media_tokens: Mapping[str, str], beside: Iterable[str], special: Iterable[str]
     ):
-        """Set the template.
+        """Take a chat template.
 
         Args:
-            media_tokens: the text that it writes for one medium, by kind.
-            beside: tokens that the processor writes in their place, and around them.
+            media_tokens: by kind, the text that it writes for one medium.
+            beside: tokens that the processor writes in place of these, and around them.
             special: all special tokens of the tokenizer.
         """
         self._chat = chat
         self._media_tokens = media_tokens
-        self._others = {*beside}
+        self._processor_tokens = {*beside}
         self._special = {*special}
-        self._in_question: dict[str, str] = {}
+        self._text_in_question: dict[str, str] = {}
         self._is_shown: dict[tuple[str, str], bool] = {}
 
-    def in_question(self, kind: str) -> str:
-        """Return the token of a medium in a question and the text around it; empty: the template refuses it."""
-        if kind not in self._in_question:
-            self._in_question[kind] = medium_in_question(self._chat.render, kind)
-        return self._in_question[kind]
+    def text_in_question(self, kind: str) -> str:
+        """Return the text that the template writes for a medium in a user's turn; empty: it refuses the medium."""
+        if kind not in self._text_in_question:
+            self._text_in_question[kind] = medium_text_in_question(self._chat.render, kind)
+        return self._text_in_question[kind]
 
     def with_all_media(self, message: Message) -> Message:
-        """Return a message with its media written as in a question, if the chat template drops them in such a turn."""
+        """Return a message in which media that the template would drop in such a turn are text, as in a user's turn."""
         if message["role"] == "user" or isinstance(message["content"], str):
             return message
         content = [
             part
-            if part["type"] == "text" or self._shows(message["role"], part["type"])
-            else {"type": "text", "text": self.in_question(part["type"])}
+            if part["type"] == "text" or self._shows_media(message["role"], part["type"])
+            else {"type": "text", "text": self.text_in_question(part["type"])}
             for part in message["content"]
         ]
         return {**message, "content": content}
 
-    def are_spelled(self, text: str) -> bool:
-        """Say whether a text contains a token that stands for a medium, or stands around one."""
-        for token in self._tokens.all:  # noqa: SIM110 (a third of the time of `any`, for every text)
+    def spells_media_tokens(self, text: str) -> bool:
+        """Say whether a text contains a token that stands for a medium, or around one."""
+        for token in self._media_special_tokens.all:  # noqa: SIM110 (a third of the time of `any`, for every text)
             if token in text:
                 return True
         return False
 
-    def untrained(self, text: str, trained: Sequence[Trained], media: Iterable[Range]) -> list[Trained]:
-        """Return the trained parts of a text, without its media and the text around them."""
-        rest = without(trained, [self._framed(text, *place) for place in media])
+    def without_media(self, text: str, trained: Sequence[Trained], media: Iterable[Range]) -> list[Trained]:
+        """Cut media, the text around them and all media tokens out of a text's trained parts; `media`: their places."""
+        rest = without(trained, [self._with_surrounding_text(text, *place) for place in media])
         holes: list[Range] = []
         for start, end, _ in rest:
             span = text[start:end]
-            if self.are_spelled(span):  # a text spells such a token
-                holes += [(start + place, start + place + len(token)) for place, token in self._tokens.find_all(span)]
+            if self.spells_media_tokens(span):  # a text spells such a token
+                holes += [
+                    (start + place, start + place + len(token))
+                    for place, token in self._media_special_tokens.find_all(span)
+                ]
         return without(rest, holes) if holes else rest
 
-    def _shows(self, role: str, kind: str) -> bool:
-        """Say whether the template writes the token of a medium in turns of a role; a refusal counts as yes."""
+    def _shows_media(self, role: str, kind: str) -> bool:
+        """Say whether the template writes media of a kind in turns of a role; True if it refuses such a turn."""
         key = role, kind
         if key not in self._is_shown:
             content = [{"type": kind}, {"type": "text", "text": "b"}]
@@ -100,32 +103,32 @@ class MediaTexts:
                 self._is_shown[key] = True
         return self._is_shown[key]
 
-    def _framed(self, text: str, start: int, end: int) -> Range:
-        """Return the place of a medium, including the text that the chat template writes around it."""
-        for before, after in self._around:
+    def _with_surrounding_text(self, text: str, start: int, end: int) -> Range:
+        """Return the place of a medium, widened by the text that the chat template writes around it."""
+        for before, after in self._surrounding_texts:
             if text.startswith(after, end) and text.endswith(before, 0, start):
                 return start - len(before), end + len(after)
         return start, end
 
     @cached_property
-    def _around(self) -> list[tuple[str, str]]:
-        """Return the texts before and after a medium in a question, the longest first."""
-        framed = (self.in_question(kind).partition(token) for kind, token in self._media_tokens.items())
+    def _surrounding_texts(self) -> list[tuple[str, str]]:
+        """Return the texts that the template writes before and after a medium, the longest pair first."""
+        framed = (self.text_in_question(kind).partition(token) for kind, token in self._media_tokens.items())
         return sorted({(before, after) for before, _, after in framed}, key=lambda pair: -len("".join(pair)))
 
     @cached_property
-    def _tokens(self) -> AddedTokens:
-        """Return all special tokens that stand for a medium, or around one."""
-        frames = "".join("".join(pair) for pair in self._around)
+    def _media_special_tokens(self) -> AddedTokens:
+        """Return the special tokens that stand for a medium, or around one."""
+        frames = "".join("".join(pair) for pair in self._surrounding_texts)
         of_frames = {token for token in self._special if token in frames}
-        return AddedTokens({*of_frames, *self._media_tokens.values(), *self._others})
+        return AddedTokens({*of_frames, *self._media_tokens.values(), *self._processor_tokens})
 
 
-def medium_in_question(render: Callable[..., str], kind: str) -> str:
-    """Return the text of a medium in a question: its token and the text around it; empty: the template refuses it."""
+def medium_text_in_question(render: Callable[..., str], kind: str) -> str:
+    """Return the text that a template writes for a medium in a user's turn; empty: it refuses the medium."""
     try:
         alone, both = (
-            render([{"role": "user", "content": [_TEXTS[0], *medium, _TEXTS[1]]}], None)
+            render([{"role": "user", "content": [_PROBE_TEXTS[0], *medium, _PROBE_TEXTS[1]]}], None)
             for medium in ([], [{"type": kind}])
         )
     except Skip:
@@ -135,29 +138,29 @@ def medium_in_question(render: Callable[..., str], kind: str) -> str:
     return both[start : len(both) - end]
 
 
-class RawTexts:
-    """Writes raw texts for one model."""
+class DocumentTexts:
+    """Writes the text of samples that are documents, not chats: without a chat template, with an end token."""
 
     def __init__(self, chat: ChatTemplate, frames: MediaTexts, tokenizer: Tokenizer, spec: TemplateSpec):
-        self._chat, self._frames, self._tokenizer, self._spec = chat, frames, tokenizer, spec
+        self._chat, self._media_texts, self._tokenizer, self._spec = chat, frames, tokenizer, spec
 
     def text(self, message: Message) -> str:
-        """Return the whole text of a document."""
-        return f"{self.begin}{self._content(message)}{self.end}"
+        """Return the text of a document, with its first and last token."""
+        return f"{self.begin_token}{self._document_text(message)}{self.end_token}"
 
-    def marked(self, message: Message) -> Marked:
-        """Return the same with `OPEN` and `CLOSE` around the trained part: everything but the token that begins it."""
-        content = self._content(message)
+    def marked_text(self, message: Message) -> Marked:
+        """Return the document's text with `OPEN` and `CLOSE` around the trained part: all but the first token."""
+        content = self._document_text(message)
         if NONCHARACTERS.search(content):
             raise Skip(Reason.BAD_MESSAGE, "the text holds one of the noncharacters U+FDD0 to U+FDEF")
         weight = turn_weight(message, chosen=True)
         if not weight:
             return Marked(self.text(message), [])
-        return Marked(f"{self.begin}{OPEN}{content}{self.end}{CLOSE}", [weight])
+        return Marked(f"{self.begin_token}{OPEN}{content}{self.end_token}{CLOSE}", [weight])
 
     @cached_property
-    def begin(self) -> str:
-        """Return the token that the tokenizer puts before a text, unless `model.add_special_tokens` adds it anyway."""
+    def begin_token(self) -> str:
+        """Return the token to write before a text; empty: the tokenizer has none, or adds it itself."""
         token = self._spec.processor.tokens.get("bos_token")
         if self._spec.add_special_tokens or not token:
             return ""
@@ -165,20 +168,21 @@ class RawTexts:
         return token if ids[0] == self._tokenizer.token_to_id(token) else ""
 
     @cached_property
-    def end(self) -> str:
+    def end_token(self) -> str:
         """Return the token that ends a document; empty: there is none."""
         if self._spec.document_end is not None:
             return self._spec.document_end
         token = self._spec.processor.tokens.get("eos_token") or ""
         if token and not any(token in text for text in self._chat.after_answers[:1]):
             return token
-        return next((end for end in _ENDS if self._tokenizer.token_to_id(end) is not None), token)
+        return next((end for end in _DOCUMENT_END_TOKENS if self._tokenizer.token_to_id(end) is not None), token)
 
-    def _content(self, message: Message) -> str:
-        """Return the text, including the text of its media."""
+    def _document_text(self, message: Message) -> str:
+        """Return a document's text, in which media stand as text."""
         content = message["content"]
         if isinstance(content, str):
             return content
         return "".join(
-            part["text"] if part["type"] == "text" else self._frames.in_question(part["type"]) for part in content
+            part["text"] if part["type"] == "text" else self._media_texts.text_in_question(part["type"])
+            for part in content
         )

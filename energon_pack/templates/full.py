@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from energon_pack.run.heavy_imports import importing
-from energon_pack.templates.folder import PROCESSOR_FILES, first_setting, has_media, state_of
+from energon_pack.templates.folder import PROCESSOR_FILES, files_state, first_setting, has_media_parts
 
 
 @lru_cache(maxsize=1)
@@ -39,8 +39,8 @@ def prepare_torchvision() -> Any:
 
 
 @contextmanager
-def errors_only() -> Iterator[None]:
-    """Make transformers log only errors and give no warnings in this context; other code's warnings are not lost.
+def quiet_transformers() -> Iterator[None]:
+    """In this context transformers logs only errors and gives no warnings; the warnings of other code are not lost.
 
     Processors warn about their own settings. If Python turns warnings into errors, they would refuse all media.
     """
@@ -58,8 +58,8 @@ def errors_only() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-class InFolder(Protocol):
-    """A processor, by its folder and the arguments to load it with."""
+class ProcessorSource(Protocol):
+    """A processor's folder, and the arguments of `from_pretrained`."""
 
     @property
     def folder(self) -> str: ...
@@ -68,34 +68,35 @@ class InFolder(Protocol):
     def kwargs(self) -> Mapping[str, Any]: ...
 
 
-def full_processor(processor: InFolder) -> Any:
-    """Load the processor with its tokenizer and media processors, or a folder's tokenizer if it holds no more; all
-    callers share it, so none may change it.
+def full_processor(processor: ProcessorSource) -> Any:
+    """Load transformers' processor, or only the tokenizer of a folder without media parts.
+
+    It is shared by all callers, so none may change it.
 
     Raises:
         ImportError: it needs a package that is not here, torchvision for most.
         Exception: any error of its class on its files.
     """
     folder = processor.folder
-    return _loaded(folder, json.dumps(dict(processor.kwargs), sort_keys=True), state_of(Path(folder)))
+    return _load_processor(folder, json.dumps(dict(processor.kwargs), sort_keys=True), files_state(Path(folder)))
 
 
 @lru_cache(maxsize=2)
-@errors_only()
-def _loaded(folder: str, kwargs: str, state: str) -> Any:
+@quiet_transformers()
+def _load_processor(folder: str, kwargs: str, state: str) -> Any:
     from transformers import AutoProcessor, AutoTokenizer
 
-    loads = AutoProcessor if has_media(Path(folder)) else AutoTokenizer
+    loads = AutoProcessor if has_media_parts(Path(folder)) else AutoTokenizer
     return loads.from_pretrained(folder, **json.loads(kwargs))
 
 
-def models_of(folder: Path) -> Iterator[Any]:
-    """Yield the model classes for media and text that go with a processor.
+def model_classes_of(folder: Path) -> Iterator[Any]:
+    """Yield transformers' classes of the models for media and text that a processor serves.
 
     Args:
-        folder: the processor's folder, perhaps with a model's config.json: one processor may serve several models.
+        folder: the processor's; a config.json in it says which one of these models it is.
     """
-    models, processors = _auto("modeling"), _auto("processing")
+    models, processors = _auto_module("modeling"), _auto_module("processing")
     import transformers
 
     model_type = first_setting(folder, ("config.json",), "model_type")
@@ -109,12 +110,12 @@ def models_of(folder: Path) -> Iterator[Any]:
             yield getattr(transformers, name if isinstance(name, str) else name[0])
 
 
-def known_classes() -> set[str]:
-    """Return the names of transformers' own classes of processors."""
-    return set(_auto("processing").PROCESSOR_MAPPING_NAMES.values())
+def known_processor_classes() -> set[str]:
+    """Return the names of all processor classes in transformers."""
+    return set(_auto_module("processing").PROCESSOR_MAPPING_NAMES.values())
 
 
-def _auto(name: str) -> Any:
+def _auto_module(name: str) -> Any:
     with importing():
         prepare_torchvision()
         return import_module(f"transformers.models.auto.{name}_auto")

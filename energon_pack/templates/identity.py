@@ -13,16 +13,16 @@ from energon_pack.templates.settings import DATE, Alpha, Labels, MediaConfig, Th
 
 #: further kinds of media: images and videos in one sample, videos with different numbers of frames, and videos whose
 #: sound is heard
-MIXED, UNEVEN, HEARD = "mixed", "uneven", "heard"
+MIXED_MEDIA, UNEVEN_VIDEOS, HEARD_VIDEOS = "mixed", "uneven", "heard"
 #: Raise this number when a change in this package changes any length: so old caches and packs are told apart.
 RULES_VERSION = 3
 #: version for templates that read no reasoning: version 3 changed none of their lengths
-_WITHOUT_REASONING = 2
+_VERSION_WITHOUT_REASONING = 2
 
 
 @dataclass(frozen=True)
 class TemplateSpec:
-    """The parts of a template except its tokenizer: plain data, kept as JSON beside tokenizer.json."""
+    """All parts of a template except its tokenizer, as plain data: saved as JSON beside tokenizer.json."""
 
     family: str
     chat_template: str
@@ -32,7 +32,7 @@ class TemplateSpec:
     labels: Labels = field(default_factory=Labels)
     kinds: list[str] | None = None  # kinds of media that are measured, also these three; None: all of the family
     add_special_tokens: bool = False  # whether the tokenizer adds its own, besides the chat template's
-    document_end: str | None = None  # the token that ends a raw text; None: as `RawTexts.end` finds it
+    document_end: str | None = None  # the token that ends a raw text; None: as `DocumentTexts.end_token` finds it
     date: str = DATE  # the ISO date that the chat template writes
     tool_template: str = ""  # the chat template of conversations with tools; empty: the same
     sets_template: bool = False  # `model.chat_template` sets it; else the processor takes the same by itself
@@ -40,18 +40,18 @@ class TemplateSpec:
 
     @property
     def chat_templates(self) -> list[str]:
-        """Return the chat templates that conversations are rendered with."""
+        """Return the chat template, and that for conversations with tools if it is another one."""
         return [self.chat_template, *filter(None, [self.tool_template])]
 
     @property
     def variables(self) -> frozenset[str]:
-        """Return the names of the chat templates' variables, besides those of the conversation."""
+        """Return the names of the variables that the chat templates read, besides the conversation and its tools."""
         return frozenset().union(*map(variables_in, self.chat_templates))
 
 
 @dataclass(frozen=True)
 class Identity:
-    """The fingerprints of a template, readable without its tokenizer: kept as JSON beside the template."""
+    """What identifies a template in caches and packs: hashes and label settings, readable without its tokenizer."""
 
     fingerprints: dict[str, str]  # a hash for each thing that a length depends on
     labels: dict[str, Any]  # settings of `labels`, which decide the number of trained tokens
@@ -67,7 +67,7 @@ class Identity:
 def fingerprints_of(
     spec: TemplateSpec, tokenizer: str, rules: Mapping[str, Any], kinds: Collection[str]
 ) -> dict[str, str]:
-    """Return a hash for each thing that a length depends on."""
+    """Return by name the hashes of all that lengths depend on: tokenizer (its JSON), chat template, media rules …"""
     ends = [] if spec.document_end is None else [spec.document_end]
     thoughts = ["history without thoughts"] if spec.labels.think is Think.drop_history else []
     chat: list[Any] = [*ends, *thoughts, *spec.chat_templates, spec.processor.tokens, spec.chat_template_kwargs]
@@ -86,11 +86,15 @@ def fingerprints_of(
 
 
 def rules_version(chat_template: str) -> int:
-    """Return the version of the rules that the lengths of a chat template depend on."""
-    return RULES_VERSION if any(name in chat_template for name in ("reasoning", "thinking")) else _WITHOUT_REASONING
+    """Return the version of the package's rules that lengths by this chat template depend on."""
+    return (
+        RULES_VERSION
+        if any(name in chat_template for name in ("reasoning", "thinking"))
+        else _VERSION_WITHOUT_REASONING
+    )
 
 
 def hash_of(value: Any) -> str:
-    """Return a short hash of a text, or of a value as JSON."""
+    """Return a hash of 16 hexadecimal digits of a text, or of a value as JSON."""
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

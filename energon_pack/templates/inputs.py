@@ -31,17 +31,17 @@ from energon_pack.templates.sample import Sample
 Template = Any
 
 #: (width, height) of each member's images; they differ so that processors cut them into unequal numbers of tiles
-_IMAGES = ([(96, 64)], [(300, 700)], [(1000, 600), (120, 80)])
+_IMAGE_SIZES = ([(96, 64)], [(300, 700)], [(1000, 600), (120, 80)])
 #: number of frames, width and height of each member's video
-_CLIPS = ((4, 96, 64), (8, 160, 240), (6, 64, 64))
-_FPS = 2.0
+_VIDEO_SIZES = ((4, 96, 64), (8, 160, 240), (6, 64, 64))
+_VIDEO_FPS = 2.0
 #: seconds of each member's sounds
-_SOUNDS = ([0.7], [2.3], [1.1, 0.4])
+_SOUND_SECONDS = ([0.7], [2.3], [1.1, 0.4])
 #: seconds of the sound of a member for a model, of a second one, which pads the first, and of a video's
-_SHORT, _LONG = 1.2, 2.7
+_SHORT_SOUND, _LONG_SOUND = 1.2, 2.7
 
 #: texts by which tokenizers are compared
-_TEXTS = (
+_TOKENIZER_PROBES = (
     "The 3 quick foxes jump over 12,345.67 lazy dogs.",
     "def f(x):\n\treturn {'a': x}  # ☃",
     "你好世界 Größe €",
@@ -49,10 +49,10 @@ _TEXTS = (
 
 
 def input_rules_of(template: Template) -> InputRules:
-    """Return what training needs of a template."""
+    """Return plain rules by which training makes a model's inputs from tokens and media, without the template."""
     spec, rules = template.spec, template.rules
-    names = rules.holders
-    known = dict.fromkeys([*template.special, *spec.processor.tokens.values(), *names.values()])
+    names = rules.feature_token_of_kind
+    known = dict.fromkeys([*template.special_tokens, *spec.processor.tokens.values(), *names.values()])
     ids = {text: number for text in known if (number := template.token_id(text)) is not None}
     types = [(medium.token_type, ids.get(names[kind])) for kind, medium in KINDS.items() if kind in names]
     return InputRules(
@@ -77,38 +77,38 @@ def input_rules_of(template: Template) -> InputRules:
         is_asked=spec.family in ASKED,
         looks=template.looks,
         media={**plain(spec.media), "factor": template.factor},
-        trial=trial_of(template),
-        texts=[(text, template.ids_of(text)) for text in _TEXTS],
-        tokenize=partial(tokens_of, template),
+        trial=trial_members(template),
+        texts=[(text, template.ids_of(text)) for text in _TOKENIZER_PROBES],
+        tokenize=partial(tokens_of_member, template),
     )
 
 
-def trial_of(template: Template) -> list[Trial]:
-    """Return small made-up members on which the inputs of media are tried, for each kind that a template takes."""
+def trial_members(template: Template) -> list[Trial]:
+    """Return made-up members with each kind of media that a template takes, to try a processor or a model with."""
     kinds = [kind for kind in KINDS if kind in template.media_tokens]
-    trial = [*_probes(template, kinds)]
+    trial = [*_model_probes(template, kinds)]
     for kind in kinds:
-        sizes = _sizes(template, kind)
+        sizes = _media_lists(template, kind)
         for media in sizes:
-            trial += _of_media(template, SIZES, kind, media)
-        trial += _of_media(template, TWINS, kind, sizes[0]) * 2
+            trial += _media_members(template, SIZES, kind, media)
+        trial += _media_members(template, TWINS, kind, sizes[0]) * 2
     if template.rules.hears_videos:
-        first, second = (_clip(template, *size) for size in _CLIPS[:2])
-        for media in ([_heard(template, first, 1.3)], [_sound(template, 0.6), _heard(template, second, 2.9)]):
-            trial += _of_media(template, HEARD, HEARD, media)
+        first, second = (_video(template, *size) for size in _VIDEO_SIZES[:2])
+        for media in ([_with_sound(template, first, 1.3)], [_sound(template, 0.6), _with_sound(template, second, 2.9)]):
+            trial += _media_members(template, HEARD, HEARD, media)
     if IMAGE.kind in kinds:
-        trial += _of_media(template, BLANK, IMAGE.kind, [Media(IMAGE.kind, 64, 64)])
+        trial += _media_members(template, BLANK, IMAGE.kind, [Media(IMAGE.kind, 64, 64)])
     return trial
 
 
-def _probes(template: Template, kinds: Sequence[str]) -> Iterator[Trial]:
-    """Yield members for a model: of text, and with a medium of each kind."""
+def _model_probes(template: Template, kinds: Sequence[str]) -> Iterator[Trial]:
+    """Yield members to try a model with: two of text, and others with a medium of each kind."""
     each: list[tuple[str, list[Media]]] = [("", [])]
     for kind in kinds:
-        each.append((kind, _sizes(template, kind)[0] if kind != AUDIO.kind else [_sound(template, _SHORT)]))
-    each += [(AUDIO.kind, [_sound(template, _LONG)])] * (AUDIO.kind in kinds)
+        each.append((kind, _media_lists(template, kind)[0] if kind != AUDIO.kind else [_sound(template, _SHORT_SOUND)]))
+    each += [(AUDIO.kind, [_sound(template, _LONG_SOUND)])] * (AUDIO.kind in kinds)
     if template.rules.hears_videos:
-        each.append((HEARD, [_heard(template, _clip(template, *_CLIPS[0]), _LONG)]))
+        each.append((HEARD, [_with_sound(template, _video(template, *_VIDEO_SIZES[0]), _LONG_SOUND)]))
     for number, (kind, media) in enumerate([*each, ("", [])]):
         named = VIDEO.kind if kind == HEARD else kind
         asked = f"{f'<{named}>' if named else ''} What is number {number}?"
@@ -118,8 +118,8 @@ def _probes(template: Template, kinds: Sequence[str]) -> Iterator[Trial]:
             yield Trial(PROBE, kind, *template.member_tokens([Sample(messages, media)]))
 
 
-def _of_media(template: Template, purpose: str, kind: str, media: Sequence[Media]) -> list[Trial]:
-    """Return the member of these media; none where the rules of media refuse a size."""
+def _media_members(template: Template, purpose: str, kind: str, media: Sequence[Media]) -> list[Trial]:
+    """Return a member that only has these media, without text; none if the rules of media refuse a size."""
     try:
         seen = template.seen(media, template.num_features(media))
     except Skip:
@@ -127,22 +127,22 @@ def _of_media(template: Template, purpose: str, kind: str, media: Sequence[Media
     return [Trial(purpose, kind, MemberTokens(np.zeros(0, np.int64), [], media=seen))]
 
 
-def _sizes(template: Template, kind: str) -> list[list[Media]]:
-    """Return media of one kind, in several sizes and numbers."""
+def _media_lists(template: Template, kind: str) -> list[list[Media]]:
+    """Return lists of media of one kind, each for one member, in several sizes and numbers."""
     if kind == IMAGE.kind:
-        return [[Media(kind, *size) for size in sizes] for sizes in _IMAGES]
+        return [[Media(kind, *size) for size in sizes] for sizes in _IMAGE_SIZES]
     if kind == VIDEO.kind:
-        return [[_clip(template, *size)] for size in _CLIPS]
+        return [[_video(template, *size)] for size in _VIDEO_SIZES]
     if kind == AUDIO.kind:
-        return [[_sound(template, seconds) for seconds in lengths] for lengths in _SOUNDS]
+        return [[_sound(template, seconds) for seconds in lengths] for lengths in _SOUND_SECONDS]
     rng = np.random.default_rng(0)
     return [[KINDS[kind].drawn(rng) for _ in range(number)] for number in (1, 1, 2)]
 
 
-def _clip(template: Template, num_frames: int, width: int, height: int) -> Media:
-    """Return a video; with `media.num_frames` every video has that many frames."""
+def _video(template: Template, num_frames: int, width: int, height: int) -> Media:
+    """Return a video with all its frames chosen; with `media.num_frames` every video has that many."""
     number = template.spec.media.num_frames or num_frames
-    return Media(VIDEO.kind, width, height, "mp4", number, _FPS, tuple(range(number)))
+    return Media(VIDEO.kind, width, height, "mp4", number, _VIDEO_FPS, tuple(range(number)))
 
 
 def _sound(template: Template, seconds: float) -> Media:
@@ -150,7 +150,7 @@ def _sound(template: Template, seconds: float) -> Media:
     return Media(AUDIO.kind, num_samples=round(seconds * rate), rate=rate)
 
 
-def _heard(template: Template, video: Media, seconds: float) -> Media:
+def _with_sound(template: Template, video: Media, seconds: float) -> Media:
     sound = _sound(template, seconds)
     return replace(video, num_samples=sound.num_samples, rate=sound.rate)
 
@@ -158,8 +158,8 @@ def _heard(template: Template, video: Media, seconds: float) -> Media:
 # ------------------------------------------- members that are in no pack: unpacked samples, and packs of other tools
 
 
-def tokens_of(template: Template, member: MemberInput, engine: str = "auto") -> MemberTokens:
-    """Render and tokenize a member that was in no pack.
+def tokens_of_member(template: Template, member: MemberInput, engine: str = "auto") -> MemberTokens:
+    """Render and tokenize a member that comes from no pack, such as an unpacked sample or another tool's pack.
 
     Raises:
         LengthError: it has another length than it was measured with.
@@ -176,7 +176,7 @@ def tokens_of(template: Template, member: MemberInput, engine: str = "auto") -> 
 
 
 def sample_of(member: MemberInput) -> Sample:
-    """Return a member in the form that a template renders; media that are not decoded yet are read by their headers."""
+    """Return a member as a sample that a template can render; the headers of media that are not decoded are read."""
     member.refuse_missing()
     files = {kind: each for kind, each in member.media.items() if kind != IMAGE.kind}
     media = {
@@ -184,7 +184,7 @@ def sample_of(member: MemberInput) -> Sample:
         **{kind: iter([probe(io.BytesIO(data)) for data in each]) for kind, each in files.items()},
     }
     kinds = [kind for kind, each in member.media.items() for _ in each]
-    in_order = _order(member.messages, kinds)
+    in_order = _kinds_in_order(member.messages, kinds)
     if sorted(in_order) == sorted(kinds):  # else another tool's pack is wrong, and the template says how
         kinds = in_order
     waiting = {kind: iter(each) for kind, each in member.media.items()}
@@ -194,8 +194,8 @@ def sample_of(member: MemberInput) -> Sample:
     return Sample(member.messages, seen_media, member.tools, member.options)
 
 
-def _order(messages: list[dict[str, Any]], kinds: Sequence[str]) -> list[str]:
-    """Return the kinds of media in the order of their placeholders."""
+def _kinds_in_order(messages: list[dict[str, Any]], kinds: Sequence[str]) -> list[str]:
+    """Return the kinds of a conversation's media in the order of their placeholders."""
     contents = [message["content"] for message in split_content(messages, kinds)]
     parts = [part for content in contents if not isinstance(content, str) for part in content]
     return [part["type"] for part in parts if part["type"] != "text"]

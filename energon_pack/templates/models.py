@@ -20,14 +20,14 @@ def packaged_models() -> list[str]:
     return sorted(file.stem for file in (conf_dir() / "model").glob("*.yaml"))
 
 
-def model_of(processor_class: str) -> str:
-    """Return the model with the name of a processor's class: `qwen2_5_vl` for Qwen2_5_VLProcessor; else `auto`."""
+def model_name_of(processor_class: str) -> str:
+    """Return the packaged model for a processor class: `qwen2_5_vl` for Qwen2_5_VLProcessor; `auto` if none is."""
     names = {name.replace("_", ""): name for name in packaged_models()}
     return names.get(processor_class.removesuffix("Processor").replace("_", "").lower(), "auto")
 
 
 def read_model(name: str) -> dict[str, Any]:
-    """Return the `model` node of a run with `+model=NAME`, or of the YAML file of that name."""
+    """Return the config's `model` node for `+model=NAME`, or for a YAML file; raises ValueError if there is none."""
     folder = conf_dir() / "model"
     path = Path(name).expanduser() if name.endswith(".yaml") else folder / f"{name}.yaml"
     if not path.is_file():

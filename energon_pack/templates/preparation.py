@@ -22,43 +22,44 @@ from energon_pack.samples.tokens import OWN, RESIZE, RESIZE_FRAME, SeenMedium, S
 from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.preprocess import (
     QwenVLUtilsVideo,
-    first_to_last,
     image_preprocessor,
-    utils_frame_size,
-    utils_image_size,
-    utils_num_frames,
+    qwen_utils_frame_size,
+    qwen_utils_image_size,
+    qwen_utils_num_frames,
+    spaced_indices,
     video_preprocessor,
 )
 from energon_pack.templates.settings import Alpha, MediaConfig
 
 
 class Preparation:
-    """Prepares media for one model."""
+    """Prepares media for one model's processor: chooses frames, and changes sizes and pixels."""
 
     def __init__(self, family: str, media: MediaConfig, rules: MediaRules):
-        """Read the run's settings for all media; raises PackError like the preprocessors."""
+        """Read the run's `media.*` settings; raises PackError if the preprocessors that they name can't be used."""
         self.rules = rules
-        self._family, self._run = family, media
+        self._family, self._media_settings = family, media
         self.factor = int(rules.settings.get("factor") or 1)
-        self._image = image_preprocessor(media, self.factor)
-        self._video = video_preprocessor(media, self.factor)
+        self._image_rule = image_preprocessor(media, self.factor)
+        self._video_rule = video_preprocessor(media, self.factor)
         self.looks = {IMAGE.kind: _look_of(media.image, media), VIDEO.kind: _look_of(media.video, media)}
 
     def choose_frames(self, video: Media) -> list[int]:
-        """Choose the frames of a video that the model sees; measuring and decoding both call this."""
+        """Return the indices of the frames that the model sees of a video; measuring and decoding both call this."""
         if video.frames:
             return list(video.frames)
         if video.settings is None:
-            return self._video.choose_frames(video) if self._video is not None else self.rules.frames.choose(video)
+            rule = self._video_rule
+            return self.rules.frames.choose(video) if rule is None else rule.choose_frames(video)
         first, total = span_of(video)
         if video.settings.counts_frames:
-            number = utils_num_frames(self._with_the_runs(video.settings), total, video.fps)
-            return [first + index for index in first_to_last(total, number)]
+            number = qwen_utils_num_frames(self._with_run_settings(video.settings), total, video.fps)
+            return [first + index for index in spaced_indices(total, number)]
         return [first + index for index in self.choose_frames(replace(video, num_frames=total, settings=None))]
 
-    def _with_the_runs(self, settings: MediumSettings) -> MediumSettings:
-        """Return a record's settings for the frames of a video, completed by the run's."""
-        run = self._run
+    def _with_run_settings(self, settings: MediumSettings) -> MediumSettings:
+        """Return a video's own settings for the choice of frames, with the run's where it has none."""
+        run = self._media_settings
         return replace(
             settings,
             fps=settings.fps or run.fps or self.rules.frames.settings["fps"],
@@ -68,43 +69,43 @@ class Preparation:
 
     @property
     def prepares_frames(self) -> bool:
-        """Whether `media.video` chooses frames instead of the processor."""
-        return self._video is not None
+        """Whether the preprocessor of `media.video` chooses frames in place of the processor."""
+        return self._video_rule is not None
 
     def prepare_image(self, image: Image.Image, settings: MediumSettings | None = None) -> Image.Image:
-        """Decode and prepare an image for the processor: by `media.image`, or by its sample's settings."""
+        """Decode an image and change it by its own settings, or by `media.image`, for the processor."""
         return self._prepared_pixels([image], IMAGE.kind, settings)[0]
 
     def prepare_frames(
         self, frames: Sequence[Image.Image], settings: MediumSettings | None = None
     ) -> list[Image.Image]:
-        """Prepare the chosen frames for the processor: by `media.video`, or by the sample's settings."""
+        """Change the chosen frames of a video by its own settings, or by `media.video`, for the processor."""
         return self._prepared_pixels(frames, VIDEO.kind, settings) if frames else []
 
     def _prepared_pixels(
         self, images: Sequence[Image.Image], kind: str, settings: MediumSettings | None
     ) -> list[Image.Image]:
         shown = [with_look(image, self.looks[kind]) for image in images]
-        _, steps = self._steps(Media(kind, *shown[0].size, settings=settings), len(shown))
-        return [stepped(image, steps, getattr(self._image, "apply", _no_preprocessor)) for image in shown]
+        _, steps = self._size_and_steps(Media(kind, *shown[0].size, settings=settings), len(shown))
+        return [stepped(image, steps, getattr(self._image_rule, "apply", _refuse_changed_pixels)) for image in shown]
 
     def seen(self, media: Sequence[Media], features: Sequence[int] = ()) -> list[SeenMedium]:
-        """Return the media of a sample as the model sees them; a list of frames is one video.
+        """Return a sample's media as the model sees them, with sizes and frames; a list of frames is one video.
 
         Args:
-            features: for each medium that is returned, the number of tokens that hold its features; empty: 0 for all.
+            features: for each returned medium, how many tokens hold its features; empty: 0 for all.
         """
         lists = [*lists_of_frames(media)]
         each = zip(lists, features or [0] * len(lists), strict=True)
-        return [self._seen(medium, places.stop - places.start, number) for (medium, places), number in each]
+        return [self._seen_medium(medium, places.stop - places.start, number) for (medium, places), number in each]
 
-    def _seen(self, medium: Media, num_parts: int, num_features: int) -> SeenMedium:
+    def _seen_medium(self, medium: Media, num_parts: int, num_features: int) -> SeenMedium:
         frames = self.choose_frames(medium) if medium.kind == VIDEO.kind else []
         if medium.kind not in (IMAGE.kind, VIDEO.kind):
             prepared = self.prepared(medium, len(frames))
             width, height, num_samples = prepared.width, prepared.height, prepared.num_samples
             return SeenMedium(medium.kind, 0, num_features, width, height, num_samples=num_samples)
-        (width, height), steps = self._steps(medium, len(frames))
+        (width, height), steps = self._size_and_steps(medium, len(frames))
         return SeenMedium(
             medium.kind,
             num_parts if medium.is_list else 0,
@@ -118,8 +119,8 @@ class Preparation:
             AUDIO.prepared(medium, self.rules.rate).num_samples if medium.is_heard else medium.num_samples,
         )
 
-    def _steps(self, medium: Media, num_frames: int) -> tuple[tuple[int, int], list[Step]]:
-        """Return the size of a medium's picture, and the steps to the size that the processor gets."""
+    def _size_and_steps(self, medium: Media, num_frames: int) -> tuple[tuple[int, int], list[Step]]:
+        """Return a picture's own (width, height), and the resizing and cropping before it goes to the processor."""
         settings, size = medium.settings, (medium.width, medium.height)
         if medium.is_turned and not self.looks[medium.kind].is_upright:
             size = size[::-1]
@@ -127,27 +128,27 @@ class Preparation:
             *before, last = self._frame_sizes(*size, num_frames, medium)
             steps = [*(Step(RESIZE, *each) for each in before), Step(RESIZE_FRAME, *last)]
         elif settings is not None and settings.pixels:
-            steps = [Step(RESIZE, *utils_image_size(settings, *size, self._factor_for(settings)))]
+            steps = [Step(RESIZE, *qwen_utils_image_size(settings, *size, self._checked_factor(settings)))]
         else:
-            name = getattr(self._image, "operation", OWN)
-            steps = [] if self._image is None else [Step(name, *self._image.size(*size))]
+            name = getattr(self._image_rule, "operation", OWN)
+            steps = [] if self._image_rule is None else [Step(name, *self._image_rule.size(*size))]
         sizes = [size, *(step[1:] for step in steps)]
         return size, [step for step, now in zip(steps, sizes, strict=False) if step.operation == OWN or now != step[1:]]
 
     def _frame_sizes(self, width: int, height: int, num_frames: int, medium: Media) -> list[tuple[int, int]]:
         """Return the sizes that frames get, one after the other; qwen_vl_utils resizes those of a list twice."""
         settings = medium.settings if medium.settings is not None and medium.settings.pixels else None
-        if settings is None and not isinstance(self._video, QwenVLUtilsVideo):
-            return [(width, height) if self._video is None else self._video.size(width, height, num_frames)]
-        factor = self.factor if settings is None else self._factor_for(settings)
+        if settings is None and not isinstance(self._video_rule, QwenVLUtilsVideo):
+            return [(width, height) if self._video_rule is None else self._video_rule.size(width, height, num_frames)]
+        factor = self.factor if settings is None else self._checked_factor(settings)
         settings, sizes = settings or MediumSettings(), []
         if medium.is_list:
-            width, height = utils_image_size(settings, width, height, 2 * factor)
+            width, height = qwen_utils_image_size(settings, width, height, 2 * factor)
             sizes, num_frames = [(width, height)], num_frames + num_frames % 2
-        return [*sizes, utils_frame_size(settings, width, height, num_frames, factor)]
+        return [*sizes, qwen_utils_frame_size(settings, width, height, num_frames, factor)]
 
-    def _factor_for(self, settings: MediumSettings) -> int:
-        """Return the pixels of a token's side, for models whose rule takes qwen_vl_utils' settings."""
+    def _checked_factor(self, settings: MediumSettings) -> int:
+        """Return the side of a token in pixels; raises Skip if the model's rules don't take qwen_vl_utils' settings."""
         if self.factor < 2:
             raise Skip(
                 Reason.UNSUPPORTED_MEDIA,
@@ -157,10 +158,10 @@ class Preparation:
         return self.factor
 
     def prepared(self, media: Media, num_frames: int) -> Media:
-        """Return a medium with the size that it has after its sample's settings, `media.*` or resampling."""
+        """Return a medium with the size that the processor gets after the medium's own settings and `media.*`."""
         if media.kind not in (IMAGE.kind, VIDEO.kind):
             return KINDS[media.kind].prepared(media, self.rules.rate)
-        before, steps = self._steps(media, num_frames)
+        before, steps = self._size_and_steps(media, num_frames)
         size, settings = steps[-1][1:] if steps else before, media.settings
         if media.is_heard:
             sound = AUDIO.prepared(media, self.rules.rate)
@@ -172,7 +173,7 @@ class Preparation:
 
 
 def _look_of(name: str, media: MediaConfig) -> Look:
-    """Return how images are decoded for `media.image`, or frames that are images for `media.video`.
+    """Return how pictures are decoded (background, rotation): images, or the frames of videos that are lists of images.
 
     qwen_vl_utils (its `to_rgb`) puts RGBA on white, no other mode, and knows no EXIF orientation.
     """
@@ -182,5 +183,5 @@ def _look_of(name: str, media: MediaConfig) -> Look:
     return Look(background or "white", "" if background else "RGBA", is_upright=False)
 
 
-def _no_preprocessor(image: Image.Image) -> Image.Image:
+def _refuse_changed_pixels(image: Image.Image) -> Image.Image:
     raise ValueError("its pixels were changed by a preprocessor of another package when it was packed: media.image")

@@ -21,54 +21,54 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tokens import CROP, RESIZE
 from energon_pack.templates.settings import MediaConfig
 
-_ANY_FACTOR = 28  # pixels of a token's side, used only to check settings
+_EXAMPLE_FACTOR = 28  # pixels of a token's side, used only to check settings
 
 
 class ImagePreprocessor(Protocol):
-    """Changes an image."""
+    """Changes an image before the processor's own resizing: its size when measuring, its pixels in training."""
 
     def size(self, width: int, height: int) -> tuple[int, int]:
-        """Return width and height afterwards."""
+        """Return the width and height that an image of this size gets."""
 
     def apply(self, image: Image.Image) -> Image.Image:
-        """Do the same to its pixels: return an image of that size."""
+        """Return the image with changed pixels, of the size that `size` returns."""
 
 
 class VideoPreprocessor(Protocol):
-    """Changes a video, and replaces the processor's choice of frames."""
+    """Chooses the frames of a video in place of the processor, and changes their size."""
 
     def choose_frames(self, video: Media) -> list[int]:
         """Return the indices of the frames to keep, ascending."""
 
     def size(self, width: int, height: int, num_frames: int) -> tuple[int, int]:
-        """Return width and height of its frames afterwards, if so many are kept."""
+        """Return the width and height that the frames get if `num_frames` of them are kept."""
 
 
 def image_preprocessor(media: MediaConfig, factor: int) -> ImagePreprocessor | None:
     """Return the preprocessor that `media.image` names; None for `default`."""
-    return cast(ImagePreprocessor | None, _make("image", media.image, media, factor, IMAGE_PREPROCESSORS))
+    return cast(ImagePreprocessor | None, _load_preprocessor("image", media.image, media, factor, IMAGE_PREPROCESSORS))
 
 
 def video_preprocessor(media: MediaConfig, factor: int) -> VideoPreprocessor | None:
-    """Return the preprocessor that `media.video` names; None for names that only set the processor's own choice."""
-    return cast(VideoPreprocessor | None, _make("video", media.video, media, factor, VIDEO_PREPROCESSORS))
+    """Return the preprocessor that `media.video` names; None: the processor chooses frames itself, by its settings."""
+    return cast(VideoPreprocessor | None, _load_preprocessor("video", media.video, media, factor, VIDEO_PREPROCESSORS))
 
 
 def check_media(media: MediaConfig) -> None:
-    """Raise PackError like the other functions here, for built-in names, before any model is loaded."""
+    """Raise PackError if the `media` node is invalid, as far as that is known without a model or others' classes."""
     for kind, name, known in (("image", media.image, IMAGE_PREPROCESSORS), ("video", media.video, VIDEO_PREPROCESSORS)):
         if ":" not in name:
-            _make(kind, name, media, _ANY_FACTOR, known)
+            _load_preprocessor(kind, name, media, _EXAMPLE_FACTOR, known)
     video_settings(media)
 
 
 def image_settings(media: MediaConfig) -> dict[str, Any]:
-    """Return the changes of the `media` node to the settings of the image processor."""
+    """Return the settings that the `media` node changes in the image processor."""
     return {"do_resize": False} if media.image == "qwen_vl_utils" else {}
 
 
 def video_settings(media: MediaConfig) -> dict[str, Any]:
-    """Return the changes of the `media` node to the settings of the video processor."""
+    """Return the settings that the `media` node changes in the video processor."""
     name = media.video
     for owner, key, value in (("fps", "fps", media.fps), ("uniform", "num_frames", media.num_frames)):
         if name == owner and value is None:
@@ -79,16 +79,16 @@ def video_settings(media: MediaConfig) -> dict[str, Any]:
     if name in ("fps", "uniform"):
         fps = media.fps if name == "fps" else None
         changes = {"do_sample_frames": True, "fps": fps, "num_frames": media.num_frames}
-    changes |= _given(min_frames=media.min_frames, max_frames=media.max_frames)
-    changes["size"] = _given(shortest_edge=media.video_min_pixels, longest_edge=media.video_max_pixels)
-    return changes | _given(cap_pixels_per_frame=media.video_cap)
+    changes |= _without_none(min_frames=media.min_frames, max_frames=media.max_frames)
+    changes["size"] = _without_none(shortest_edge=media.video_min_pixels, longest_edge=media.video_max_pixels)
+    return changes | _without_none(cap_pixels_per_frame=media.video_cap)
 
 
-def _given(**settings: Any) -> dict[str, Any]:
+def _without_none(**settings: Any) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def _make(kind: str, name: str, media: MediaConfig, factor: int, known: Mapping[str, Any]) -> Any:
+def _load_preprocessor(kind: str, name: str, media: MediaConfig, factor: int, known: Mapping[str, Any]) -> Any:
     make = known.get(name, name)
     if isinstance(make, str):
         setting = f"media.{kind}"
@@ -103,7 +103,7 @@ def _make(kind: str, name: str, media: MediaConfig, factor: int, known: Mapping[
         raise PackError(f"media.{kind}={name}: {type(error).__name__}: {error}") from None
 
 
-def _pixels(media: MediaConfig, key: str) -> int:
+def _required_pixels(media: MediaConfig, key: str) -> int:
     value = getattr(media, key)
     if not isinstance(value, int) or value < 1:
         raise PackError(f"media.image={media.image} needs media.{key}, a number of pixels, not {value!r}")
@@ -117,7 +117,7 @@ def _refuse_other_models(kind: str, factor: int) -> None:
 
 @dataclass(frozen=True)
 class SizeRule:
-    """A preprocessor whose operation is one of `tokens.OPERATIONS`, so that packs hold its result."""
+    """An image preprocessor that only resizes or crops (`tokens.OPERATIONS`), so packs can store the resulting size."""
 
     #: width and height afterwards, from those before
     size: Callable[[int, int], tuple[int, int]]
@@ -126,7 +126,7 @@ class SizeRule:
 
 def resize_longest_side(media: MediaConfig, factor: int) -> SizeRule:
     """Shrink an image so that its longer side has at most `media.longest_side` pixels."""
-    longest = _pixels(media, "longest_side")
+    longest = _required_pixels(media, "longest_side")
 
     def size(width: int, height: int) -> tuple[int, int]:
         scale = min(1.0, longest / max(width, height))
@@ -137,7 +137,7 @@ def resize_longest_side(media: MediaConfig, factor: int) -> SizeRule:
 
 def resize_max_pixels(media: MediaConfig, factor: int) -> SizeRule:
     """Shrink an image so that it has at most `media.max_pixels` pixels."""
-    most = _pixels(media, "max_pixels")
+    most = _required_pixels(media, "max_pixels")
 
     def size(width: int, height: int) -> tuple[int, int]:
         if width * height <= most:
@@ -150,14 +150,14 @@ def resize_max_pixels(media: MediaConfig, factor: int) -> SizeRule:
 
 def center_crop(media: MediaConfig, factor: int) -> SizeRule:
     """Cut out the middle of an image, at most `media.crop_width` × `media.crop_height` pixels."""
-    most = _pixels(media, "crop_width"), _pixels(media, "crop_height")
+    most = _required_pixels(media, "crop_width"), _required_pixels(media, "crop_height")
     return SizeRule(lambda width, height: (min(width, most[0]), min(height, most[1])), CROP)
 
 
 def qwen_vl_utils(media: MediaConfig, factor: int) -> SizeRule:
     """Prepare images like the package qwen-vl-utils: 4 to 16,384 tokens, whole tokens."""
     _refuse_other_models("image", factor)
-    return SizeRule(lambda width, height: utils_image_size(MediumSettings(), width, height, factor))
+    return SizeRule(lambda width, height: qwen_utils_image_size(MediumSettings(), width, height, factor))
 
 
 class QwenVLUtilsVideo:
@@ -174,14 +174,18 @@ class QwenVLUtilsVideo:
         self._settings = MediumSettings(fps=media.fps, min_frames=media.min_frames, max_frames=media.max_frames)
 
     def choose_frames(self, video: Media) -> list[int]:
-        return first_to_last(video.num_frames, utils_num_frames(self._settings, video.num_frames, video.fps))
+        return spaced_indices(video.num_frames, qwen_utils_num_frames(self._settings, video.num_frames, video.fps))
 
     def size(self, width: int, height: int, num_frames: int) -> tuple[int, int]:
-        return utils_frame_size(MediumSettings(), width, height, num_frames, self._factor)
+        return qwen_utils_frame_size(MediumSettings(), width, height, num_frames, self._factor)
 
 
-def utils_num_frames(settings: MediumSettings, total: int, fps: float) -> int:
-    """Return how many frames qwen_vl_utils takes of a video (its `smart_nframes`); raises Skip below two."""
+def qwen_utils_num_frames(settings: MediumSettings, total: int, fps: float) -> int:
+    """Return how many of the `total` frames of a video qwen_vl_utils takes (its `smart_nframes`), at least 2.
+
+    Raises:
+        Skip: it wants fewer than 2 frames, or more than the video has.
+    """
     if settings.nframes is not None:
         number = round(settings.nframes / 2) * 2
     else:
@@ -193,28 +197,30 @@ def utils_num_frames(settings: MediumSettings, total: int, fps: float) -> int:
     return number
 
 
-def utils_image_size(settings: MediumSettings, width: int, height: int, factor: int) -> tuple[int, int]:
-    """Return width and height that qwen_vl_utils (its `fetch_image`) gives an image; raises Skip as `smart_resize`."""
+def qwen_utils_image_size(settings: MediumSettings, width: int, height: int, factor: int) -> tuple[int, int]:
+    """Return width and height to which qwen_vl_utils resizes an image (`fetch_image`); `factor`: pixels of a token's
+    side.
+    """
     area = factor**2
     if settings.resized_height and settings.resized_width:
-        return _utils_resize(settings.resized_width, settings.resized_height, factor, 4 * area, 16_384 * area)
+        return _qwen_utils_resize(settings.resized_width, settings.resized_height, factor, 4 * area, 16_384 * area)
     least, most = settings.min_pixels or 4 * area, settings.max_pixels or 16_384 * area
-    return _utils_resize(width, height, factor, least, most)
+    return _qwen_utils_resize(width, height, factor, least, most)
 
 
-def utils_frame_size(
+def qwen_utils_frame_size(
     settings: MediumSettings, width: int, height: int, num_frames: int, factor: int
 ) -> tuple[int, int]:
-    """Return width and height that qwen_vl_utils (its `fetch_video`) gives the frames of a video."""
+    """Return width and height to which qwen_vl_utils resizes each of a video's `num_frames` frames (`fetch_video`)."""
     area = factor**2
     if settings.resized_height and settings.resized_width:
-        return utils_image_size(settings, width, height, factor)
+        return qwen_utils_image_size(settings, width, height, factor)
     least, in_all = settings.min_pixels or 128 * area, settings.total_pixels or 128_000 * area * 0.9
     most = max(min(768 * area, in_all / num_frames * 2), int(least * 1.05))
-    return _utils_resize(width, height, factor, least, min(settings.max_pixels or most, most))
+    return _qwen_utils_resize(width, height, factor, least, min(settings.max_pixels or most, most))
 
 
-def _utils_resize(width: float, height: float, factor: int, least: float, most: float) -> tuple[int, int]:
+def _qwen_utils_resize(width: float, height: float, factor: int, least: float, most: float) -> tuple[int, int]:
     if least > most:
         problem = f"max_pixels of a medium is {most:g}, less than its min_pixels of {least:g}: give both"
         raise Skip(Reason.BAD_MESSAGE, problem)
@@ -222,8 +228,8 @@ def _utils_resize(width: float, height: float, factor: int, least: float, most: 
     return resized[1], resized[0]
 
 
-def first_to_last(total: int, number: int) -> list[int]:
-    """Return the indices of `wanted` frames out of `total`, evenly from the first to the last."""
+def spaced_indices(total: int, number: int) -> list[int]:
+    """Return the indices of `number` out of `total` frames, evenly from the first to the last."""
     chosen: list[int] = np.linspace(0, total - 1, number).round().astype(int).tolist()
     return chosen
 
@@ -240,12 +246,12 @@ def smart_resize(
 ) -> tuple[int, int]:
     """Return height and width after Qwen's resizing, in pixels.
 
-    Each side is rounded to the nearest multiple of `factor`. If the area times the frames is then outside the budget,
-    both sides are scaled by one ratio to its edge, and rounded towards the inside of the budget.
+    Each side is rounded to the nearest multiple of `factor`. If the area times the frames is then outside of
+    `min_pixels` to `max_pixels`, both sides are scaled by one ratio to that limit, and rounded to stay within it.
 
     Args:
-        least_side: a shorter side is raised to this before the budget is checked: `factor` in qwen_vl_utils, 0 in
-            transformers.
+        num_frames, num_frames_rounded: the frames that share the pixels; rounded, to decide whether they are too many.
+        least_side: a shorter side is raised to this first: `factor` in qwen_vl_utils, 0 in transformers.
 
     Raises:
         Skip: `unreadable_media` above an aspect ratio of 200, which the processor refuses.

@@ -19,7 +19,7 @@ from energon_pack.run.user_cache import keep, read_kept, version_of
 from energon_pack.samples.media.kinds import ADDED
 from energon_pack.templates.build import build
 from energon_pack.templates.chat.jinja import writes_date
-from energon_pack.templates.choose import TemplateChoice, TriedTemplate, choose
+from energon_pack.templates.choose import TemplateChoice, TriedTemplate, choose_template
 from energon_pack.templates.families import ASKED, AUTO, FAMILIES
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 from energon_pack.templates.folder import local_folder, settings_files
@@ -28,25 +28,25 @@ from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSe
 from energon_pack.templates.template import Template
 
 #: the tokenizer of the template that this process built last, by its folder: reading it takes a while
-_built: dict[str, Tokenizer] = {}
+_last_tokenizer: dict[str, Tokenizer] = {}
 
 _SAVED_VERSION = 8  # raise this number when `Template.save` writes other files, or a choice compares more
 #: packages that read a processor's files, or that it is compared with
-_PACKAGES = ("energon-pack", "transformers", "tokenizers", "torch", "torchvision", "pillow", "numpy")
+_VERSIONED_PACKAGES = ("energon-pack", "transformers", "tokenizers", "torch", "torchvision", "pillow", "numpy")
 #: settings of `model` that do not change the template
-_NOT_IN_TEMPLATE = ("name", "hub_id", "mask", "rope")
-_CHOICE = "choice.json"
+_UNUSED_MODEL_SETTINGS = ("name", "hub_id", "mask", "rope")
+_CHOICE_FILE = "choice.json"
 
 
 def load_template(settings: TemplateSettings) -> Template:
-    """Build the template of a model with transformers from its processor."""
-    folder = _folder(settings.model)
-    return choose(settings, folder)[0] if settings.model.template == AUTO else build(settings, folder)
+    """Build the template of a model from its processor, with transformers, without the cache."""
+    folder = _processor_folder(settings.model)
+    return choose_template(settings, folder)[0] if settings.model.template == AUTO else build(settings, folder)
 
 
 def saved_template(settings: TemplateSettings, cache_dir: Path) -> str | None:
-    """Return the folder that `prepare_template` would return, if it exists already."""
-    saved = _saved(settings, cache_dir, _folder(settings.model))
+    """Return the template's folder in the cache; None: `prepare_template` has not made it yet."""
+    saved = _template_folder(settings, cache_dir, _processor_folder(settings.model))
     return os.fspath(saved) if is_as_made(saved) else None
 
 
@@ -56,47 +56,47 @@ def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
     The folder is keyed by the content of the processor's files: the next run imports neither torch nor transformers,
     and no worker ever does.
     """
-    folder = _folder(settings.model)
-    saved = _saved(settings, cache_dir, folder)
+    folder = _processor_folder(settings.model)
+    saved = _template_folder(settings, cache_dir, folder)
 
     def make(built: Path) -> None:
-        template, choice = _chosen(settings, folder)
+        template, choice = _template_and_choice(settings, folder)
         choice = replace(choice, ends_answers=template.ends_answers)
         template.save(built)
-        write_whole(built / _CHOICE, json.dumps(asdict(choice)).encode())
-        _built.clear()
-        _built[os.fspath(saved)] = template.tokenizer
+        write_whole(built / _CHOICE_FILE, json.dumps(asdict(choice)).encode())
+        _last_tokenizer.clear()
+        _last_tokenizer[os.fspath(saved)] = template.tokenizer
 
     make_once(saved, make)
     return os.fspath(saved)
 
 
 def choice_of(folder: str) -> TemplateChoice:
-    """Return how the rules of the template that `prepare_template` wrote were chosen."""
-    return _choice(json.loads(Path(folder, _CHOICE).read_bytes()))
+    """Return how the rules of a saved template were chosen; `folder` is what `prepare_template` returned."""
+    return _choice_from_json(json.loads(Path(folder, _CHOICE_FILE).read_bytes()))
 
 
-def _choice(values: Any) -> TemplateChoice:
+def _choice_from_json(values: Any) -> TemplateChoice:
     if values["template"] not in FAMILIES:
         raise ValueError(f"there is no model.template={values['template']}")
     return TemplateChoice(**{**values, "tried": [TriedTemplate(**item) for item in values["tried"]]})
 
 
-def _chosen(settings: TemplateSettings, folder: Path) -> tuple[Template, TemplateChoice]:
-    """Do `choose`, or take its result from the user's cache if the same was compared before."""
-    key = _key(settings, folder)
-    if kept := read_kept("choices", key, _choice):
+def _template_and_choice(settings: TemplateSettings, folder: Path) -> tuple[Template, TemplateChoice]:
+    """Return the result of `choose_template`, from the user's cache if it has the same processor and settings."""
+    key = _template_key(settings, folder)
+    if kept := read_kept("choices", key, _choice_from_json):
         model = replace(settings.model, template=kept.template)
         template = build(replace(settings, model=model), folder)
         return (template.only([*kept.num_compared]) if kept.left_out else template), kept
-    template, choice = choose(settings, folder)
+    template, choice = choose_template(settings, folder)
     if not choice.note:
         keep("choices", key, asdict(choice))
     return template, choice
 
 
 def lines_of(folder: str) -> list[str]:
-    """Return the lines that a run prints about texts that a processor alone would write otherwise."""
+    """Return the lines that a run prints where a saved template differs from the processor's own call."""
     values = json.loads(Path(folder, "spec.json").read_bytes())
     lines, adds = [], values["add_special_tokens"]
     if writes_date(values["chat_template"], values["tool_template"]):
@@ -108,43 +108,43 @@ def lines_of(folder: str) -> list[str]:
 
 
 def identity_of(folder: str) -> Identity:
-    """Read the identity of the template that `Template.save` wrote."""
+    """Read the fingerprints of a saved template."""
     return node_of(Identity, json.loads(Path(folder, "identity.json").read_bytes()))
 
 
 @lru_cache(maxsize=2)
 def load_saved(folder: str) -> Template:
-    """Load the template that `Template.save` wrote; once per process."""
+    """Load a saved template; each process does it once."""
     values = json.loads(Path(folder, "spec.json").read_bytes())
     processor, media = ProcessorSettings(**values["processor"]), node_of(MediaConfig, values["media"])
     spec = node_of(TemplateSpec, {**values, "processor": processor, "media": media})
-    tokenizer = _built.pop(folder, None) or Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
+    tokenizer = _last_tokenizer.pop(folder, None) or Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
     return Template(spec, FAMILIES[spec.family](spec.processor), tokenizer)
 
 
 def rules_of(folder: str) -> MediaRules | None:
-    """Load the rules of a template of `prepare_template`, without its tokenizer; None: they ask the processor."""
+    """Load the media rules of a saved template, without its tokenizer; None: these rules ask the processor."""
     values = json.loads(Path(folder, "spec.json").read_bytes())
     return None if values["family"] in ASKED else FAMILIES[values["family"]](ProcessorSettings(**values["processor"]))
 
 
-def folder_of(folder: str) -> Path:
-    """Return the processor's folder of the template that `prepare_template` wrote."""
+def processor_folder_of(folder: str) -> Path:
+    """Return the folder of the processor that a saved template was made from."""
     return Path(json.loads(Path(folder, "spec.json").read_bytes())["processor"]["folder"])
 
 
-def _folder(model: ModelConfig) -> Path:
+def _processor_folder(model: ModelConfig) -> Path:
     if model.template not in (*FAMILIES, AUTO):
         raise PackError(f"model.template={model.template} is unknown; there are: auto, {', '.join(FAMILIES)}")
-    return local_folder(model.named_processor(), model.revision)
+    return local_folder(model.path_or_hub_id(), model.revision)
 
 
-def _saved(settings: TemplateSettings, cache_dir: Path, folder: Path) -> Path:
-    return cache_dir / "templates" / _key(settings, folder, os.path.abspath(folder))
+def _template_folder(settings: TemplateSettings, cache_dir: Path, folder: Path) -> Path:
+    return cache_dir / "templates" / _template_key(settings, folder, os.path.abspath(folder))
 
 
-def _key(settings: TemplateSettings, folder: Path, place: str = "") -> str:
-    """Hash everything that `build` reads: the folder's small files, the settings, and the versions that read them.
+def _template_key(settings: TemplateSettings, folder: Path, place: str = "") -> str:
+    """Return a hash of all that `build` reads: the processor's small files, the settings, and versions of packages.
 
     Args:
         place: the path of the folder, if the full processor is loaded from it again; empty: the path does not matter.
@@ -153,10 +153,10 @@ def _key(settings: TemplateSettings, folder: Path, place: str = "") -> str:
     for path in settings_files(folder):
         digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
         digest.update(path.read_bytes())
-    how = {name: value for name, value in asdict(settings.model).items() if name not in _NOT_IN_TEMPLATE}
+    how = {name: value for name, value in asdict(settings.model).items() if name not in _UNUSED_MODEL_SETTINGS}
     how["processor"] = place
     how |= {"media": asdict(settings.media), "labels": plain(settings.labels)}
-    versions = {name: version_of(name) for name in _PACKAGES}
+    versions = {name: version_of(name) for name in _VERSIONED_PACKAGES}
     digest.update(
         json.dumps([how, versions, RULES_VERSION, _SAVED_VERSION, *ADDED], sort_keys=True, default=str).encode()
     )

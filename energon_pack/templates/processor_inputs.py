@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.samples.media.kinds import AUDIO, IMAGE
-from energon_pack.templates.families.asking import changed
-from energon_pack.templates.folder import has_media
+from energon_pack.templates.families.asking import patched
+from energon_pack.templates.folder import has_media_parts
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 
 
 def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[str, Any]) -> list[int]:
-    """Return the tokens that the full processor makes of a sample's conversation and media.
+    """Return the token ids that the full processor makes of a sample's conversation and media.
 
     Args:
         processor: a processor, or a tokenizer, which takes no media.
@@ -26,8 +26,8 @@ def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[
     text = template.raw_text(sample)
     if text is None:
         text = _chat_text(processor, template, sample)
-        if spec.add_special_tokens == spec.own_special_tokens and not _stands_in(processor, template):
-            adds = _special_tokens(processor, tokenizer, text)
+        if spec.add_special_tokens == spec.own_special_tokens and not _is_stand_in_tokenizer(processor, template):
+            adds = _special_tokens_argument(processor, tokenizer, text)
     if tokenizer is processor or (not media and _needs_media(processor)):
         ids: list[int] = tokenizer(text, **adds)["input_ids"]
         return ids
@@ -37,12 +37,12 @@ def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[
 
 
 def _chat_text(processor: Any, template: Template, sample: Sample) -> str:
-    """Return the text that a processor writes for a conversation: it is given a template only by the setting."""
+    """Return the text that the processor writes for a conversation, by `model.chat_template` only if that is set."""
     spec, tokenizer = template.spec, getattr(processor, "tokenizer", processor)
-    is_told = spec.sets_template or _stands_in(processor, template)
+    is_told = spec.sets_template or _is_stand_in_tokenizer(processor, template)
     writes = processor if is_told or getattr(processor, "chat_template", None) else tokenizer
     given_template = {"chat_template": (sample.tools and spec.tool_template) or spec.chat_template} if is_told else {}
-    with _on_date(spec.date):
+    with _with_today(spec.date):
         text: str = writes.apply_chat_template(
             template.messages(sample),
             tools=sample.tools,
@@ -54,20 +54,20 @@ def _chat_text(processor: Any, template: Template, sample: Sample) -> str:
     return text
 
 
-def _stands_in(processor: Any, template: Template) -> bool:
-    """Say whether a tokenizer stands in for a processor that can't be loaded here: it knows not all of its files."""
-    return not hasattr(processor, "tokenizer") and has_media(Path(template.spec.processor.folder))
+def _is_stand_in_tokenizer(processor: Any, template: Template) -> bool:
+    """Say whether this is only the tokenizer of a processor that can't be loaded, which does not know all its files."""
+    return not hasattr(processor, "tokenizer") and has_media_parts(Path(template.spec.processor.folder))
 
 
-def _special_tokens(processor: Any, tokenizer: Any, text: str) -> dict[str, bool]:
-    """Return the argument that `apply_chat_template(tokenize=True)` would give: a tokenizer adds none."""
+def _special_tokens_argument(processor: Any, tokenizer: Any, text: str) -> dict[str, bool]:
+    """Return the `add_special_tokens` argument of `apply_chat_template(tokenize=True)`; empty: it gives none."""
     begins = bool(tokenizer.bos_token and text.startswith(tokenizer.bos_token))
     return {"add_special_tokens": False} if tokenizer is processor or begins else {}
 
 
 @contextmanager
-def _on_date(date: str) -> Iterator[None]:
-    """In this context, transformers' templates write a date as today's."""
+def _with_today(date: str) -> Iterator[None]:
+    """In this context, transformers' chat templates take this ISO date for today."""
     from transformers.utils import chat_template_utils
 
     class Fixed(datetime):
@@ -75,12 +75,12 @@ def _on_date(date: str) -> Iterator[None]:
         def now(cls, tz: Any = None) -> "Fixed":
             return cls.fromisoformat(date)
 
-    with changed(chat_template_utils, datetime=Fixed):
+    with patched(chat_template_utils, datetime=Fixed):
         yield
 
 
 def _needs_media(processor: Any) -> bool:
-    """Tell whether a processor's call refuses a text without media: training then asks its tokenizer."""
+    """Say whether the processor's call refuses a text without media; training then calls only its tokenizer."""
     takes = inspect.signature(processor.__call__).parameters
     return any(
         name in takes and takes[name].default is inspect.Parameter.empty for name in (IMAGE.argument, AUDIO.argument)

@@ -23,15 +23,15 @@ class Sample:
 
 
 def as_seen(sample: Sample) -> Sample:
-    """Return a sample in which each list of frames is one video; raises Skip like `as_videos`."""
+    """Return the sample with each list of frames as one video, as a model sees it; raises Skip for text in a list."""
     if not sample.media:
         return sample
-    messages, media = as_videos(sample.messages, sample.media)
+    messages, media = frame_lists_as_videos(sample.messages, sample.media)
     return sample if media is sample.media else replace(sample, messages=messages, media=media)
 
 
-def as_videos(messages: list[Message], media: list[Media]) -> tuple[list[Message], list[Media]]:
-    """Return a conversation in which each list of frames is a video; raises Skip for text between the frames."""
+def frame_lists_as_videos(messages: list[Message], media: list[Media]) -> tuple[list[Message], list[Media]]:
+    """Return messages and media with each list of frames as one video; raises Skip for text between the frames."""
     if not has_lists(media):
         return messages, media
     seen = list(lists_of_frames(media))
@@ -60,7 +60,7 @@ def as_videos(messages: list[Message], media: list[Media]) -> tuple[list[Message
 
 @dataclass(frozen=True)
 class Rendered:
-    """A conversation as the tokenizer will see it."""
+    """The text of a sample, with its media expanded to tokens, and which of its characters are trained."""
 
     text: str
     spans: list[tuple[int, int]]  # supervised characters of `text`
@@ -72,12 +72,12 @@ class Rendered:
     leaves_out_reasoning: bool = False  # the chat template does not write its reasoning
     num_audio_tokens: int = 0  # tokens with features of sounds
     token_range: tuple[int, int] | None = None  # the tokens of `text` that are the sample; None: all
-    features: Sequence[int] = ()  # tokens that hold features of each medium, in the order of `media`
+    num_features: Sequence[int] = ()  # tokens that hold features of each medium, in the order of `media`
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A conversation as the tokenizer gives it."""
+    """The token ids of a sample, and which of them are trained."""
 
     ids: list[int]
     supervised: list[tuple[int, int]]  # ranges of token indices

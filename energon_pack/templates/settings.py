@@ -16,7 +16,7 @@ _MISSING = "???"  # OmegaConf's value for a setting that must be set; training h
 
 
 class Mask(str, Enum):
-    """How a model keeps members of a pack apart; auto: a probe finds it before training."""
+    """The attention mask that keeps the members of a pack apart in a model; auto: it is found before training."""
 
     auto = "auto"
     positions = "positions"
@@ -26,7 +26,7 @@ class Mask(str, Enum):
 
 
 class Rope(str, Enum):
-    """The kind of three-row positions that a model takes; none: plain positions; auto: found at training."""
+    """The kind of position ids with three rows that a model takes; none: one row; auto: found before training."""
 
     auto = "auto"
     none = "none"
@@ -36,14 +36,14 @@ class Rope(str, Enum):
 
 
 class TrainOn(str, Enum):
-    """Which of the assistant's turns are supervised."""
+    """Which of the assistant's turns are trained."""
 
     all = "all"
     last = "last"
 
 
 class Think(str, Enum):
-    """How thoughts are treated: reasoning that a template writes, or `<think>…</think>` in a text."""
+    """What happens to thoughts: reasoning that a template writes, or `<think>…</think>` in a text."""
 
     train = "train"
     mask = "mask"
@@ -59,7 +59,7 @@ class ToolCalls(str, Enum):
 
 
 class Expand(str, Enum):
-    """Which samples are made from one conversation; none: it stays one sample."""
+    """Which samples are made of one conversation; none: one sample, the whole conversation."""
 
     none = "none"
     turns = "turns"
@@ -67,7 +67,7 @@ class Expand(str, Enum):
 
 
 class Untrained(str, Enum):
-    """What happens to a sample of which nothing is trained."""
+    """What happens to a sample without any trained token."""
 
     drop = "drop"
     #: it shares a pack with samples that are trained
@@ -75,7 +75,7 @@ class Untrained(str, Enum):
 
 
 class Alpha(str, Enum):
-    """The colour behind transparent pixels.
+    """The colour that transparent pixels get.
 
     auto: as in transformers, the colours that are stored there; with `qwen_vl_utils`, white behind RGBA.
     """
@@ -131,19 +131,19 @@ class ModelConfig:
 
     @property
     def all_processor_kwargs(self) -> dict[str, Any]:
-        """Return `processor_kwargs` with the given limits of pixels."""
+        """Return `processor_kwargs` with `min_pixels` and `max_pixels` where they are set."""
         pixels = {"min_pixels": self.min_pixels, "max_pixels": self.max_pixels}
         return {**self.processor_kwargs, **{key: value for key, value in pixels.items() if value is not None}}
 
-    def named_processor(self) -> str:
-        """Return the folder or hub id of the processor."""
+    def path_or_hub_id(self) -> str:
+        """Return the processor's folder or hub id: `processor`, else `hub_id`; raises PackError if neither is set."""
         processor = self.processor or self.hub_id
         if processor is None:
             raise PackError(f"+model={self.name} needs model.processor, a folder or a hub id")
         return processor
 
     def check(self) -> None:
-        """Raise PackError if no number of pixels is possible, or the date is invalid."""
+        """Raise PackError if `min_pixels` is more than `max_pixels`, or the date is invalid."""
         if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
             raise PackError(f"model.min_pixels={self.min_pixels} is more than model.max_pixels={self.max_pixels}")
         try:
@@ -186,14 +186,14 @@ class MediaConfig:
     video_cap: bool | None = None
 
     def check(self) -> None:
-        """Raise PackError if no frames would be taken."""
+        """Raise PackError if `fps` is not above 0."""
         if self.fps is not None and not self.fps > 0:
             raise PackError(f"media.fps={self.fps}: must be more than 0")
 
 
 @dataclass
 class Labels:
-    """What is trained in a text: the settings that a template needs."""
+    """Which tokens of a rendered conversation are trained, and with what weight."""
 
     #: all of the assistant's turns, or only the last
     train_on: TrainOn = TrainOn.all
@@ -216,7 +216,7 @@ class Labels:
 
 @dataclass
 class LabelsConfig(Labels):
-    """Which samples are made, and what is trained in them."""
+    """Which samples are made of a conversation, and what is trained in them: the config's node `labels`."""
 
     #: turns: a sample for each trained answer, with everything before it; pairs: for each question and its answer, with
     #: the media of the first question; none: conversations stay whole
@@ -231,8 +231,8 @@ class LabelsConfig(Labels):
     cut_end: bool = True
 
     @property
-    def of_text(self) -> Labels:
-        """Return the settings that a template depends on."""
+    def template_labels(self) -> Labels:
+        """Return only the settings that decide what is trained in a rendered text, without those that make samples."""
         return Labels(**{each.name: getattr(self, each.name) for each in fields(Labels)})
 
     def check(self) -> None:
@@ -252,8 +252,8 @@ class LabelsConfig(Labels):
             raise PackError(f"labels.window_text={self.window_text!r} would stand for a medium again")
 
 
-def labels_of(run: Labels, settings: Mapping[str, Any]) -> Labels:
-    """Return the label settings of a sample: the run's, overridden by the sample's own."""
+def overridden_labels(run: Labels, settings: Mapping[str, Any]) -> Labels:
+    """Return the run's label settings, overridden by a sample's own; raises PackError for an unknown name or value."""
     for name, value in settings.items():
         default = getattr(Labels(), name, None)
         if default is None:
@@ -270,7 +270,7 @@ def labels_of(run: Labels, settings: Mapping[str, Any]) -> Labels:
 
 @dataclass
 class TemplateSettings:
-    """The nodes of the config that a template is built from."""
+    """The config's nodes `model`, `media` and `labels`, from which a template is built."""
 
     model: ModelConfig
     media: MediaConfig = field(default_factory=MediaConfig)

@@ -32,20 +32,27 @@ from energon_pack.templates.chat.left_out import refuse_left_out
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.families.rules import MediaRules
-from energon_pack.templates.frames import MediaTexts, RawTexts
-from energon_pack.templates.identity import HEARD, MIXED, UNEVEN, Identity, TemplateSpec, fingerprints_of
-from energon_pack.templates.inputs import input_rules_of, tokens_of
+from energon_pack.templates.frames import DocumentTexts, MediaTexts
+from energon_pack.templates.identity import (
+    HEARD_VIDEOS,
+    MIXED_MEDIA,
+    UNEVEN_VIDEOS,
+    Identity,
+    TemplateSpec,
+    fingerprints_of,
+)
+from energon_pack.templates.inputs import input_rules_of, tokens_of_member
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
-from energon_pack.templates.settings import Labels, Think, TrainOn, labels_of
+from energon_pack.templates.settings import Labels, Think, TrainOn, overridden_labels
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.tokenizing import Tokenizing
 
-_OF_WHOLE_TURNS = (Labels(), Labels(train_on=TrainOn.last))
+_WHOLE_TURN_LABELS = (Labels(), Labels(train_on=TrainOn.last))
 
 
 class Template(Preparation, Tokenizing):
-    """Renders and tokenizes samples for one model."""
+    """Renders and tokenizes samples for one model: its chat template, media rules and tokenizer."""
 
     def __init__(self, spec: TemplateSpec, rules: MediaRules, tokenizer: Tokenizer):
         in_runs = {*rules.media_tokens.values(), *rules.feature_tokens.values()}
@@ -53,7 +60,7 @@ class Template(Preparation, Tokenizing):
         Tokenizing.__init__(self, tokenizer, spec.add_special_tokens, in_runs)
         self.spec = spec
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
-        self.special = special
+        self.special_tokens = special
         variables = {**spec.processor.tokens, **spec.chat_template_kwargs}
         self._chat = ChatTemplate(spec.chat_template, variables, special, spec.date)
         self._tool_chat = self._chat
@@ -62,42 +69,42 @@ class Template(Preparation, Tokenizing):
         self.media_tokens = {
             kind: token for kind, token in rules.media_tokens.items() if spec.kinds is None or kind in spec.kinds
         }
-        self._kinds = {token: kind for kind, token in rules.media_tokens.items()}
-        self._marks = AddedTokens({OPEN, CLOSE, *in_runs})
-        beside = [*rules.feature_tokens.values(), *rules.marks]
-        self._frames = {
+        self._kind_of_token = {token: kind for kind, token in rules.media_tokens.items()}
+        self._marks_and_media_tokens = AddedTokens({OPEN, CLOSE, *in_runs})
+        beside = [*rules.feature_tokens.values(), *rules.mark_tokens]
+        self._media_texts = {
             chat: MediaTexts(chat, self.media_tokens, beside, special) for chat in (self._chat, self._tool_chat)
         }
-        self._raw = RawTexts(self._chat, self._frames[self._chat], tokenizer, spec)
-        self._control = AddedTokens(special).pattern
+        self._document_texts = DocumentTexts(self._chat, self._media_texts[self._chat], tokenizer, spec)
+        self._special_pattern = AddedTokens(special).pattern
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Template, (self.spec, self.rules, self._tokenizer)
 
     def render(self, sample: Sample) -> Rendered:
-        """Return the text of a sample, with its media expanded.
+        """Return the text of a sample, with its media expanded to tokens and its trained characters.
 
         Raises:
-            Skip: `processor_error`, `bad_message`, `control_token` if a message spells the model's own media
-                token, and the errors of the family's rules.
+            Skip: `processor_error`, `bad_message`, `control_token` if a message spells the model's own media token, and
+                the errors of the family's rules.
         """
-        sample, labels = as_seen(sample), self._labels(sample)
+        sample, labels = as_seen(sample), self._labels_of(sample)
         for media in sample.media:
             if media.kind not in self.media_tokens:
                 advice = f": models that do are {', '.join(models)}" if (models := KINDS[media.kind].models) else ""
                 raise Skip(Reason.UNSUPPORTED_MEDIA, f"model.template={self.spec.family} sees no {media.kind}{advice}")
-        expansions, *around = self._expand(sample.media)
-        messages = self._as_the_template_takes_them(sample)
+        expansions, *around = self._expanded(sample.media)
+        messages = self._template_messages(sample)
         chat, frames = self._chat_for(sample)
         leaves_out_tools = bool(sample.tools)
         if is_document(messages):
-            marked, weights = self._raw.marked(messages[0])
+            marked, weights = self._document_texts.marked_text(messages[0])
         else:
             marked, weights = chat.render_marked(messages, sample.tools, labels)
             leaves_out_tools = refuse_left_out(chat.renderer, messages, sample.tools)
-        text, spans, places, num_features = self._spliced(marked, around, sample.media, expansions)
+        text, spans, places, num_features = self._with_media_put_in(marked, around, sample.media, expansions)
         placed = [place for place in places if place[1]]
-        spans, weights = self._trained(chat, frames, text, spans, weights, placed, labels)
+        spans, weights = self._trained_spans(chat, frames, text, spans, weights, placed, labels)
         if not sample.options.weight:
             spans, weights = [], []
         return Rendered(
@@ -115,11 +122,13 @@ class Template(Preparation, Tokenizing):
             [number for _, number in expansions],
         )
 
-    def _spliced(
+    def _with_media_put_in(
         self, marked: str, around: Sequence[str], media: Sequence[Media], expansions: Sequence[tuple[str, int]]
     ) -> tuple[str, list[tuple[int, int]], list[tuple[int, int]], dict[str, int]]:
-        """Put expanded media into a rendered text; return it, what its marks say is trained, the places of the media,
-        and their feature tokens by kind."""
+        """Put the expanded media into a rendered text, and take out its marks; return the text, the spans between the
+        marks, the place of each medium, and the numbers of feature tokens by kind. `around`: the texts before and after
+        everything.
+        """
         waiting: dict[str, list[tuple[int, str, int]]] = {kind: [] for kind in self.media_tokens}
         for number, (medium, expanded) in enumerate(zip(media, expansions, strict=True)):
             waiting[medium.kind].append((number, *expanded))
@@ -128,7 +137,7 @@ class Template(Preparation, Tokenizing):
         spans: list[tuple[int, int]] = []
         position, cursor, span_start = len(pieces[0]), 0, 0
         places, num_features = [(0, 0)] * len(expansions), dict.fromkeys(KINDS, 0)
-        for start, mark in self._marks.find_all(marked):
+        for start, mark in self._marks_and_media_tokens.find_all(marked):
             piece = marked[cursor:start]
             cursor = start + len(mark)
             pieces.append(piece)
@@ -138,21 +147,21 @@ class Template(Preparation, Tokenizing):
             elif mark == CLOSE:
                 spans.append((span_start, position))
             else:
-                of_kind = waiting.get(self._kinds.get(mark, ""), [])
+                of_kind = waiting.get(self._kind_of_token.get(mark, ""), [])
                 if not of_kind:  # the model would look for missing features
                     raise Skip(Reason.CONTROL_TOKEN, f"the text spells the media token {mark}")
                 number, text, num_tokens = of_kind.pop(0)
                 pieces.append(text)
                 places[number] = position, position + len(text)
                 position += len(text)
-                num_features[self._kinds[mark]] += num_tokens
+                num_features[self._kind_of_token[mark]] += num_tokens
                 if media[number].is_heard:
-                    num_features[AUDIO.kind] += _num_heard(text, self.rules.feature_tokens[AUDIO.kind])
+                    num_features[AUDIO.kind] += _num_sound_tokens(text, self.rules.feature_tokens[AUDIO.kind])
         if left_out := sum(map(len, waiting.values())):
             raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {left_out} media")
         return "".join([*pieces, marked[cursor:], after]), spans, places, num_features
 
-    def _trained(
+    def _trained_spans(
         self,
         chat: ChatTemplate,
         frames: MediaTexts,
@@ -162,74 +171,72 @@ class Template(Preparation, Tokenizing):
         media: Sequence[tuple[int, int]],
         labels: Labels,
     ) -> tuple[list[tuple[int, int]], list[float]]:
-        """Return the trained parts of a text by `labels`: no token that stands for a medium, or around one."""
-        trains_whole_turns = labels in _OF_WHOLE_TURNS
-        if trains_whole_turns and not media and not frames.are_spelled(text):
+        """Return the trained spans of a text by `labels`, and their weights, without media and the text around them."""
+        trains_whole_turns = labels in _WHOLE_TURN_LABELS
+        if trains_whole_turns and not media and not frames.spells_media_tokens(text):
             return [*spans], [*weights]
         trained = [Trained(*span, weight) for span, weight in zip(spans, weights, strict=True)]
         if not trains_whole_turns:
             trained = chat.adjusted(text, trained, labels)
-        trained = frames.untrained(text, trained, sorted(media))
+        trained = frames.without_media(text, trained, sorted(media))
         return [span[:2] for span in trained], [span.weight for span in trained]
 
-    def _labels(self, sample: Sample) -> Labels:
-        """Return the label settings of a sample; raises Skip for invalid `label_settings`."""
+    def _labels_of(self, sample: Sample) -> Labels:
+        """Return the label settings of a sample: the run's and its own; raises Skip for invalid `label_settings`."""
         if not sample.options.labels:
             return self.spec.labels
         try:
-            return labels_of(self.spec.labels, sample.options.labels)
+            return overridden_labels(self.spec.labels, sample.options.labels)
         except PackError as error:
             raise Skip(Reason.BAD_MESSAGE, f"label_settings: {error}") from None
 
     def raw_text(self, sample: Sample) -> str | None:
-        """Return the text of a document for a processor, with media not expanded; None: the sample is a chat."""
+        """Return the text of a sample that is a document, before its media are expanded; None: the sample is a chat."""
         messages = self.messages(sample)
-        return self._raw.text(messages[0]) if is_document(messages) else None
+        return self._document_texts.text(messages[0]) if is_document(messages) else None
 
-    def _expand(self, media: Sequence[Media]) -> tuple[list[tuple[str, int]], str, str]:
+    def _expanded(self, media: Sequence[Media]) -> tuple[list[tuple[str, int]], str, str]:
         """Return each medium's text with its number of feature tokens, and the texts before and after everything."""
         frames = [self.choose_frames(medium) if medium.kind == VIDEO.kind else [] for medium in media]
         kinds = self.spec.kinds
-        self._check_heard([medium for medium in media if medium.kind == VIDEO.kind])
-        if kinds is not None and MIXED not in kinds and len({medium.kind for medium in media}) > 1:
+        self._refuse_unheard([medium for medium in media if medium.kind == VIDEO.kind])
+        if kinds is not None and MIXED_MEDIA not in kinds and len({medium.kind for medium in media}) > 1:
             several = " and ".join(KINDS[kind].plural for kind in KINDS if kind in {medium.kind for medium in media})
             raise Skip(Reason.UNSUPPORTED_MEDIA, f"the full processor takes no {several} in one sample")
-        if kinds is not None and UNEVEN not in kinds and len({len(chosen) for chosen in frames if chosen}) > 1:
+        if kinds is not None and UNEVEN_VIDEOS not in kinds and len({len(chosen) for chosen in frames if chosen}) > 1:
             raise Skip(Reason.UNSUPPORTED_MEDIA, "the full processor takes no videos of several lengths in one sample")
         prepared = [*map(self.prepared, media, map(len, frames))]
-        return self.rules.expand_all(prepared, frames), *self.rules.around(prepared, frames)
+        return self.rules.expand_all(prepared, frames), *self.rules.surrounding_texts(prepared, frames)
 
     def num_features(self, media: Sequence[Media]) -> list[int]:
-        """Return for each medium of a sample the tokens that hold its features; raises Skip as `render`."""
-        return [number for _, number in self._expand(media)[0]]
+        """Return for each medium of a sample how many tokens hold its features; raises Skip as `render`."""
+        return [number for _, number in self._expanded(media)[0]]
 
-    def _check_heard(self, videos: Sequence[Media]) -> None:
-        """Raise Skip for sounds of videos that the processor can't hear, or that the model has no positions for."""
+    def _refuse_unheard(self, videos: Sequence[Media]) -> None:
+        """Raise Skip if the processor can't hear the sounds of these videos, or the model has no positions for them."""
         if not any(video.is_heard for video in videos):
             return
-        if not self.rules.hears_videos or (self.spec.kinds is not None and HEARD not in self.spec.kinds):
-            problem = (
-                f"use_audio_in_video: model.template={self.spec.family} hears no sound of a video{self.rules.why_deaf}"
-            )
-            raise Skip(Reason.UNSUPPORTED_MEDIA, problem)
+        if not self.rules.hears_videos or (self.spec.kinds is not None and HEARD_VIDEOS not in self.spec.kinds):
+            problem = f"use_audio_in_video: model.template={self.spec.family} hears no sound of a video"
+            raise Skip(Reason.UNSUPPORTED_MEDIA, problem + self.rules.why_no_sound)
         if not all(video.is_heard for video in videos):  # Qwen's classes number all videos of a sample alike
             problem = "use_audio_in_video: a video has no sound beside one that has, for which models have no positions"
             raise Skip(Reason.UNSUPPORTED_MEDIA, problem)
 
     @cached_property
     def feature_ids(self) -> dict[str, int]:
-        """Return the id of the tokens that hold features, by kind of media."""
-        ids = {kind: self.token_id(name) for kind, name in self.rules.holders.items()}
+        """Return by kind of media the id of the token that holds its features."""
+        ids = {kind: self.token_id(name) for kind, name in self.rules.feature_token_of_kind.items()}
         return {kind: number for kind, number in ids.items() if number is not None}
 
     def messages(self, sample: Sample) -> list[Message]:
-        """Return the conversation in the form that the chat template takes."""
-        return self._as_the_template_takes_them(as_seen(sample))
+        """Return a sample's messages in the form that the chat template takes."""
+        return self._template_messages(as_seen(sample))
 
-    def _as_the_template_takes_them(self, sample: Sample) -> list[Message]:
+    def _template_messages(self, sample: Sample) -> list[Message]:
         messages = split_content(sample.messages, [media.kind for media in sample.media])
         chat, frames = self._chat_for(sample)
-        if self._labels(sample).think is Think.drop_history:
+        if self._labels_of(sample).think is Think.drop_history:
             messages = chat.without_thoughts(messages)
         if sample.media and not is_document(messages):
             messages = list(map(frames.with_all_media, messages))
@@ -238,37 +245,37 @@ class Template(Preparation, Tokenizing):
     def _chat_for(self, sample: Sample) -> tuple[ChatTemplate, MediaTexts]:
         """Return the chat template of a sample, with the sample's variables, and the texts that it writes for media."""
         chat = self._tool_chat if sample.tools else self._chat
-        return chat.with_variables(sample.options.chat_template_kwargs), self._frames[chat]
+        return chat.with_variables(sample.options.chat_template_kwargs), self._media_texts[chat]
 
     def encode(self, sample: Sample) -> Tokens:
         """Return the tokens of one sample: `len(encode(sample).ids)` is its `token_len` in the packs."""
         return self.tokenize([self.render(sample)])[0]
 
     def member_tokens(self, samples: Sequence[Sample], engine: str = "tokenizers") -> list[MemberTokens]:
-        """Return what a model is fed of some samples; raises Skip as `render`."""
+        """Return the ids, labels and media that a model is trained on, for each sample; raises Skip as `render`."""
         return self.tokens_of(samples, [self.render(sample) for sample in samples], engine)
 
     def tokens_of(self, samples: Sequence[Sample], rendered: Sequence[Rendered], engine: str) -> list[MemberTokens]:
-        """Return what a model is fed of samples that are rendered."""
+        """Return the ids, labels and media of rendered samples; `engine` makes the tokens (`measure.engine`)."""
         each = zip(samples, rendered, self.trained_tokens(rendered, engine), strict=True)
         return [
-            MemberTokens(*trained, self.seen(sample.media, text.features), sample.options.weight)
+            MemberTokens(*trained, self.seen(sample.media, text.num_features), sample.options.weight)
             for sample, text, trained in each
         ]
 
     def rules_by(self, engine: str) -> InputRules:
-        """Return the rules, by which members that are in no pack are tokenized with this `measure.engine`."""
-        return replace(self.input_rules, tokenize=partial(tokens_of, self, engine=engine))
+        """Return `input_rules` with this `measure.engine`, which tokenizes members that come from no pack."""
+        return replace(self.input_rules, tokenize=partial(tokens_of_member, self, engine=engine))
 
     @cached_property
     def input_rules(self) -> InputRules:
-        """How tokens and media become a model's inputs: what training needs of this template."""
+        """The rules by which training makes a model's inputs from tokens and media."""
         return input_rules_of(self)
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """Return a hash for each thing that a length depends on."""
-        return fingerprints_of(self.spec, _json_of(self._tokenizer), self.rules.settings, self.media_tokens)
+        """Return by name the hashes of all that lengths depend on."""
+        return fingerprints_of(self.spec, _tokenizer_json(self._tokenizer), self.rules.settings, self.media_tokens)
 
     @property
     def identity(self) -> Identity:
@@ -285,11 +292,11 @@ class Template(Preparation, Tokenizing):
         return self._chat.ends_answers
 
     def text(self, sample: Sample) -> str:
-        """Return the text that the chat template writes for a conversation, before media are expanded."""
+        """Return the text that the chat template writes for a sample, before its media are expanded."""
         return self._chat_for(sample)[0].render(self.messages(sample), sample.tools)
 
     def only(self, kinds: list[str]) -> "Template":
-        """Return the same template for only these kinds of media, which may include MIXED and UNEVEN."""
+        """Return a copy of the template for only these kinds of media and samples (MIXED_MEDIA, UNEVEN_VIDEOS …)."""
         return Template(replace(self.spec, kinds=kinds), self.rules, self._tokenizer)
 
     def save(self, folder: Path) -> None:
@@ -297,7 +304,7 @@ class Template(Preparation, Tokenizing):
         folder.mkdir(parents=True, exist_ok=True)
         self.input_rules.save(folder)
         write_whole(folder / "identity.json", json.dumps(asdict(self.identity)).encode())
-        write_whole(folder / "tokenizer.json", _json_of(self._tokenizer).encode())
+        write_whole(folder / "tokenizer.json", _tokenizer_json(self._tokenizer).encode())
         write_whole(folder / "spec.json", json.dumps(asdict(self.spec), ensure_ascii=False).encode())
 
     def _num_control_tokens(self, messages: list[Message], tools: list[Any] | None) -> int:
@@ -306,17 +313,17 @@ class Template(Preparation, Tokenizing):
         rest = [{key: m[key] for key in m if key not in ("role", "content")} for m in messages if len(m) > 2]
         if rest or tools:
             texts.append(json.dumps([rest, tools], ensure_ascii=False))
-        return sum(len(self._control.findall(text)) for text in texts)
+        return sum(len(self._special_pattern.findall(text)) for text in texts)
 
 
 @lru_cache(maxsize=1)
-def _json_of(tokenizer: Tokenizer) -> str:
-    """Return a tokenizer as JSON, which takes a tenth of a second; templates of one processor share their tokenizer."""
+def _tokenizer_json(tokenizer: Tokenizer) -> str:
+    """Return a tokenizer as JSON, cached because it takes a tenth of a second."""
     return tokenizer.to_str()
 
 
-def _num_heard(text: str, token: str) -> int:
-    """Count the features of a sound in what stands for a video; raises Skip where it is too short for one."""
+def _num_sound_tokens(text: str, token: str) -> int:
+    """Count the sound tokens in the text of a video; raises Skip if there are none, because its sound is too short."""
     number = text.count(token)
     if not number:
         raise Skip(Reason.UNREADABLE_MEDIA, "use_audio_in_video: the sound of a video is too short for a token")

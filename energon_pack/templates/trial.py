@@ -19,15 +19,15 @@ from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import SeenMedium
 from energon_pack.templates.chat.renderer import TOOL
 from energon_pack.templates.families import ASKED
-from energon_pack.templates.full import errors_only, full_processor
-from energon_pack.templates.identity import HEARD, MIXED, UNEVEN
+from energon_pack.templates.full import full_processor, quiet_transformers
+from energon_pack.templates.identity import HEARD_VIDEOS, MIXED_MEDIA, UNEVEN_VIDEOS
 from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 
 #: the media of each sample: none; 50 images in total; 5 clips in total; both; sounds alone, and with both; clips whose
 #: sound is heard
-_LISTS: list[tuple[str, ...]] = [
+_MEDIA_KINDS: list[tuple[str, ...]] = [
     (),
     *[("image",)] * 20,
     *[("image",) * 2] * 6,
@@ -35,7 +35,7 @@ _LISTS: list[tuple[str, ...]] = [
     *[("image",) * 4] * 3,
     *[("video",)] * 3,
     ("video",) * 2,
-    (UNEVEN, "video", "video"),
+    (UNEVEN_VIDEOS, "video", "video"),
     ("image", "video"),
     ("video", "image", "image"),
     *[("audio",)] * 10,
@@ -44,21 +44,21 @@ _LISTS: list[tuple[str, ...]] = [
     ("image", "audio", "audio"),
     ("audio", "video"),
     ("video", "audio", "image"),
-    *[(HEARD,)] * 3,
-    (HEARD, HEARD),
-    ("audio", HEARD, "image"),
+    *[(HEARD_VIDEOS,)] * 3,
+    (HEARD_VIDEOS, HEARD_VIDEOS),
+    ("audio", HEARD_VIDEOS, "image"),
     *[kinds for kind, _ in ADDED for kinds in (*[(kind,)] * 10, *[(kind,) * 2] * 4, (kind, "image", kind))],
 ]
 #: a larger medium is drawn anew with this chance: the full processor takes 30 ms for a large one
-_FEW_PIXELS, _DRAWN_ANEW = 100_000, 0.85
-_STILL = 0.25  # share of samples with one colour or still frames: shows a count that depends on pixels
-_NUM_FRAMES_UNEVEN = (36, 60)  # enough for processors that choose 32, and at 2 a second: no length is refused by chance
-_QUESTION = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "Noise, I think."}]
+_MAX_USUAL_PIXELS, _REDRAW_CHANCE = 100_000, 0.85
+_STILL_SHARE = 0.25  # share of samples with one colour or still frames: shows a count that depends on pixels
+_UNEVEN_NUM_FRAMES = (36, 60)  # enough for processors that choose 32, and at 2 a second: no length is refused by chance
+_PROBE_MESSAGES = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "Noise, I think."}]
 
 
 @dataclass
-class Outcome:
-    """The result of the random samples of one kind."""
+class TrialOutcome:
+    """How a template and the full processor compared on the random samples of one kind."""
 
     num_compared: int = 0  # compared media; for texts, samples
     num_refused: int = 0  # media that the full processor itself refuses
@@ -72,65 +72,65 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Try:
-    """One random sample, whose media are noise."""
+class TrialSample:
+    """A random sample of a trial; its media are noise."""
 
     sample: Sample
     seed: int
     is_still: bool  # one colour, or silence: the same everywhere and in all frames
 
     def pixels(self) -> list[Any]:
-        """Return for each medium an image, all frames of a video, or what `Medium.noise` returns."""
+        """Return for each medium its random content: an image, the frames of a video, or the samples of a sound."""
         rng = np.random.default_rng(self.seed)
         noise = [KINDS[medium.kind].noise(medium, rng) for medium in self.sample.media]
-        return [*map(_still, noise)] if self.is_still else noise
+        return [*map(_uniform, noise)] if self.is_still else noise
 
     @property
     def kind(self) -> str:
         kinds = {medium.kind for medium in self.sample.media} or {"text"}
         if any(medium.is_heard for medium in self.sample.media):
-            return HEARD
+            return HEARD_VIDEOS
         if len(kinds) > 1:
-            return MIXED
+            return MIXED_MEDIA
         is_uneven = VIDEO.kind in kinds and len({medium.num_frames for medium in self.sample.media}) > 1
-        return UNEVEN if is_uneven else kinds.pop()
+        return UNEVEN_VIDEOS if is_uneven else kinds.pop()
 
 
 class Trial:
-    """Random samples, and the tokens that the full processor makes of them."""
+    """Random samples, on which templates are compared with full processors, and the tokens that these make."""
 
-    def __init__(self, seed: int = 0, lists: Sequence[Sequence[str]] = _LISTS):
-        """Draw sizes and noise.
+    def __init__(self, seed: int = 0, lists: Sequence[Sequence[str]] = _MEDIA_KINDS):
+        """Draw the samples.
 
         Args:
-            lists: the kinds of the media of each sample; its videos have one length, unless UNEVEN comes first.
+            lists: for each sample, the kinds of its media; its videos have equal lengths, unless UNEVEN comes first.
         """
         rng = np.random.default_rng(seed)
-        self.tries = [self._draw(kinds, rng, seed) for seed, kinds in enumerate(lists)]
-        self.tries.append(Try(Sample(_QUESTION, [], [TOOL]), len(lists), is_still=True))
-        self._truths: dict[str, list[int] | str] = {}
+        self.samples = [self._draw_sample(kinds, rng, seed) for seed, kinds in enumerate(lists)]
+        self.samples.append(TrialSample(Sample(_PROBE_MESSAGES, [], [TOOL]), len(lists), is_still=True))
+        self._expected: dict[str, list[int] | str] = {}
 
-    @errors_only()
-    def outcomes(self, template: Template) -> dict[str, Outcome]:
-        """Return the outcome for each kind of samples (see `kinds_of`), and under `text` for the sample without media.
+    @quiet_transformers()
+    def outcomes(self, template: Template) -> dict[str, TrialOutcome]:
+        """Compare a template with its full processor; return an outcome for each kind of samples (`text`: no media).
 
         Raises:
             ImportError: the full processor needs a package that is not here.
             Exception: any error of its class on its files.
         """
         full = full_processor(template.spec.processor)
-        heard = [HEARD] if template.rules.hears_videos else []
-        outcomes = {kind: Outcome() for kind in ("text", *kinds_of(template.media_tokens), *heard)}
-        for number, one in enumerate(self.tries):
+        heard = [HEARD_VIDEOS] if template.rules.hears_videos else []
+        outcomes = {kind: TrialOutcome() for kind in ("text", *sample_kinds_of(template.media_tokens), *heard)}
+        for number, one in enumerate(self.samples):
             outcome = outcomes.get(one.kind)
             has_other = any(medium.kind not in template.rules.media_tokens for medium in one.sample.media)
             if outcome is not None and not outcome.difference and not has_other:
-                self._compare(full, template, number, outcome)
+                self._compare_sample(full, template, number, outcome)
         return outcomes
 
-    def _compare(self, full: Any, template: Template, number: int, outcome: Outcome) -> None:
-        one = self.tries[number]
-        truth = self._truth(full, template, number)
+    def _compare_sample(self, full: Any, template: Template, number: int, outcome: TrialOutcome) -> None:
+        one = self.samples[number]
+        truth = self._expected_tokens(full, template, number)
         outcome.is_possible |= not isinstance(truth, str)
         result: list[int] | str
         try:
@@ -139,7 +139,7 @@ class Trial:
         except Skip as skip:
             result = skip.detail
         if isinstance(truth, str) and isinstance(result, list) and template.spec.family in ASKED:
-            truth = _with_frames(full, template, one) or truth
+            truth = _ids_with_chosen_frames(full, template, one) or truth
         are_both = isinstance(truth, str) and isinstance(result, str)
         if isinstance(truth, str) and (are_both or not one.sample.media):  # for a text, training asks the tokenizer
             is_new = isinstance(result, str) and result not in truth and truth[:80] not in result
@@ -155,23 +155,23 @@ class Trial:
             return
         outcome.num_compared += max(len(one.sample.media), 1)
 
-    def _truth(self, full: Any, template: Template, number: int) -> list[int] | str:
-        """Return the tokens that the full processor makes of a sample, or its error text."""
+    def _expected_tokens(self, full: Any, template: Template, number: int) -> list[int] | str:
+        """Return the tokens that the full processor makes of a sample; a text: the error that it raises."""
         settings = template.rules.call_settings(template.spec.processor)
         key = json.dumps([number, settings], sort_keys=True, default=str)
-        if key not in self._truths:
-            one = self.tries[number]
+        if key not in self._expected:
+            one = self.samples[number]
             try:
-                self._truths[key] = full_ids(full, template, one.sample, _given(template, one))
+                self._expected[key] = full_ids(full, template, one.sample, _media_arguments(template, one))
             except ImportError:
                 raise
             except Exception as error:  # any class of any processor may be behind it
-                self._truths[key] = one_line(error, 160)
-        return self._truths[key]
+                self._expected[key] = one_line(error, 160)
+        return self._expected[key]
 
-    def _draw(self, kinds: Sequence[str], rng: np.random.Generator, seed: int) -> Try:
-        is_uneven, kinds = UNEVEN in kinds, [kind for kind in kinds if kind != UNEVEN]
-        media = [_medium(kind, rng, is_uneven) for kind in kinds]
+    def _draw_sample(self, kinds: Sequence[str], rng: np.random.Generator, seed: int) -> TrialSample:
+        is_uneven, kinds = UNEVEN_VIDEOS in kinds, [kind for kind in kinds if kind != UNEVEN_VIDEOS]
+        media = [_draw_medium(kind, rng, is_uneven) for kind in kinds]
         if not is_uneven:
             last = next((medium for medium in reversed(media) if medium.num_frames), None)
             media = [
@@ -181,47 +181,47 @@ class Trial:
         content = " and ".join(f"{number} <{kind}>" for number, kind in enumerate(kinds, 1)) + " What is it?"
         messages = [{"role": "user", "content": content}, {"role": "assistant", "content": "Noise, I think."}]
         placed, _, _ = place_media(messages, kinds)
-        return Try(Sample(placed, media), seed, is_still=rng.random() < _STILL)
+        return TrialSample(Sample(placed, media), seed, is_still=rng.random() < _STILL_SHARE)
 
 
-def _still(noise: Any) -> Any:
-    """Return a medium of the same size that is the same everywhere."""
+def _uniform(noise: Any) -> Any:
+    """Return a medium of the same size with one colour or value everywhere."""
     values = np.asarray(noise)
     first = values.reshape(-1, 3)[0] if values.dtype == np.uint8 else values.flat[0]
     still = np.broadcast_to(first, values.shape)
     return Image.fromarray(np.ascontiguousarray(still)) if isinstance(noise, Image.Image) else still
 
 
-def kinds_of(media: Iterable[str]) -> set[str]:
-    """Return the kinds of samples that have these kinds of media."""
+def sample_kinds_of(media: Iterable[str]) -> set[str]:
+    """Return these kinds of media, with MIXED_MEDIA and UNEVEN_VIDEOS where their samples can be so."""
     kinds = {*media}
-    return kinds | ({MIXED} if len(kinds) > 1 else set()) | ({UNEVEN} if VIDEO.kind in kinds else set())
+    return kinds | ({MIXED_MEDIA} if len(kinds) > 1 else set()) | ({UNEVEN_VIDEOS} if VIDEO.kind in kinds else set())
 
 
-def _medium(kind: str, rng: np.random.Generator, is_uneven: bool) -> Media:
-    if kind == HEARD:
+def _draw_medium(kind: str, rng: np.random.Generator, is_uneven: bool) -> Media:
+    if kind == HEARD_VIDEOS:
         heard = AUDIO.drawn(rng)
-        return replace(_medium(VIDEO.kind, rng, is_uneven), num_samples=heard.num_samples, rate=heard.rate)
+        return replace(_draw_medium(VIDEO.kind, rng, is_uneven), num_samples=heard.num_samples, rate=heard.rate)
     while True:
-        medium = VIDEO.drawn(rng, _NUM_FRAMES_UNEVEN) if is_uneven and kind == VIDEO.kind else KINDS[kind].drawn(rng)
+        medium = VIDEO.drawn(rng, _UNEVEN_NUM_FRAMES) if is_uneven and kind == VIDEO.kind else KINDS[kind].drawn(rng)
         num_pixels = medium.width * medium.height * max(medium.num_frames, 1)
-        if num_pixels <= _FEW_PIXELS or is_uneven or rng.random() > _DRAWN_ANEW:
+        if num_pixels <= _MAX_USUAL_PIXELS or is_uneven or rng.random() > _REDRAW_CHANCE:
             return medium
 
 
-def _with_frames(full: Any, template: Template, one: Try) -> list[int]:
-    """Return the processor's tokens for frames that it chose before, as in training; empty if that fails, too."""
+def _ids_with_chosen_frames(full: Any, template: Template, one: TrialSample) -> list[int]:
+    """Return the processor's tokens for frames that it chose in a call before, as in training; empty if that fails."""
     try:
-        return full_ids(full, template, one.sample, _given(template, one, chooses=True))
+        return full_ids(full, template, one.sample, _media_arguments(template, one, chooses=True))
     except Exception:  # any class of any processor may be behind it
         return []
 
 
-def _given(template: Template, one: Try, chooses: bool = False) -> dict[str, Any]:
+def _media_arguments(template: Template, one: TrialSample, chooses: bool = False) -> dict[str, Any]:
     """Return the media arguments of the full processor's call.
 
     Args:
-        chooses: whether frames are chosen before, by its rules; else the call chooses, unless `media.video` does.
+        chooses: whether frames are chosen before the call; else the call chooses, unless `media.video` does.
     """
     chooses = chooses or template.prepares_frames
     values: list[Any] = []
@@ -229,7 +229,7 @@ def _given(template: Template, one: Try, chooses: bool = False) -> dict[str, Any
         if medium.kind == IMAGE.kind:
             values.append(template.prepare_image(pixels))
         elif medium.kind == VIDEO.kind:
-            values.append(_clip(template, medium, pixels, chooses))
+            values.append(_clip_argument(template, medium, pixels, chooses))
         else:
             size = template.prepared(medium, 0)
             values.append(np.resize(pixels, size.num_samples) if size != medium else pixels)
@@ -242,7 +242,7 @@ def _given(template: Template, one: Try, chooses: bool = False) -> dict[str, Any
     return arguments
 
 
-def _clip(template: Template, video: Media, pixels: Any, chooses: bool) -> Clip:
+def _clip_argument(template: Template, video: Media, pixels: Any, chooses: bool) -> Clip:
     frames = template.choose_frames(video) if chooses else range(video.num_frames)
     prepared = template.prepare_frames([Image.fromarray(pixels[index]) for index in frames])
     sound = None
@@ -255,7 +255,7 @@ def _clip(template: Template, video: Media, pixels: Any, chooses: bool) -> Clip:
 
 
 def features_apart(template: Template, media: Iterable[SeenMedium], ids: Sequence[int]) -> str:
-    """Say how the features of media differ in number from the tokens that wait for them; empty: they do not."""
+    """Return how the numbers of features of media and of tokens for them in `ids` differ; empty: they are equal."""
     media, num_waiting = [*media], Counter(ids)
     num_features = dict.fromkeys(template.feature_ids.values(), 0)  # by token; kinds may share one
     for medium in media:
@@ -269,7 +269,7 @@ def features_apart(template: Template, media: Iterable[SeenMedium], ids: Sequenc
 
 
 def told_apart(result: list[int] | str, truth: list[int] | str) -> str:
-    """Say in a few words how the two results differ."""
+    """Return in a few words how a template's ids differ from the processor's; a text is an error in place of ids."""
     numbers = [f"nothing ({value})" if isinstance(value, str) else f"{len(value)} tokens" for value in (result, truth)]
     if isinstance(result, list) and isinstance(truth, list) and len(result) == len(truth):
         first = next(index for index, pair in enumerate(zip(result, truth, strict=True)) if pair[0] != pair[1])

@@ -18,7 +18,7 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import changed, clip, media_inputs
 from energon_pack.samples.tokens import MemberTokens, SeenMedium
-from energon_pack.templates.full import errors_only, full_processor
+from energon_pack.templates.full import full_processor, quiet_transformers
 from energon_pack.training.joining import JoinError
 
 #: parameters of glibc's mallopt(3): the most large blocks that are mapped; map blocks from this size on; return the
@@ -141,7 +141,7 @@ class ProcessorCalls:
         except ImportError:
             from transformers import AutoImageProcessor
 
-            with errors_only():
+            with quiet_transformers():
                 alone = AutoImageProcessor.from_pretrained(self._rules.folder, backend="pil", **self._rules.kwargs)
             return None, alone
 

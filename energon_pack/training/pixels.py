@@ -14,7 +14,7 @@ from energon_pack.samples.input_rules import HEARD, SIZES, TWINS, InputRules
 from energon_pack.samples.media.arguments import Prepared, merged
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.tokens import SeenMedium
-from energon_pack.templates.full import errors_only
+from energon_pack.templates.full import quiet_transformers
 from energon_pack.training.calls import ProcessorCalls, TokenFunction, trial_media, trial_members
 from energon_pack.training.joining import Join, JoinError, find_joins, join
 
@@ -125,7 +125,7 @@ class Pixels:
             self._tried[kind] = self._try_kind(kind) if kind in self._call.kinds else _TriedMedia()
         return self._tried[kind]
 
-    @errors_only()  # warnings about noise say nothing about the data
+    @quiet_transformers()  # warnings about noise say nothing about the data
     def _try_kind(self, kind: str) -> _TriedMedia:
         name = self._call.name
         members = list(trial_media(self._rules, SIZES, kind))

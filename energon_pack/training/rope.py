@@ -15,7 +15,7 @@ from torch import Tensor
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
 from energon_pack.templates.folder import first_setting
-from energon_pack.templates.full import full_processor, models_of
+from energon_pack.templates.full import full_processor, model_classes_of
 from energon_pack.training.encoded import USE_AUDIO_IN_VIDEO, has_audio_in_video
 from energon_pack.training.layout import Member
 from energon_pack.training.wrapped import configs_in
@@ -264,7 +264,7 @@ def find_rope_kind(folder: Path) -> str | None:
 
 def class_with_rope_rows(folder: Path) -> Any:
     """Return the first of a processor's model classes that makes M-RoPE rows; None: none does."""
-    for make in models_of(folder):
+    for make in model_classes_of(folder):
         if any(hasattr(value, "get_rope_index") for value in vars(sys.modules[make.__module__]).values()):
             return make
     return None

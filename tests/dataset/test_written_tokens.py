@@ -32,7 +32,7 @@ from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.pack_tokens import members_of, pack_tokens
 from energon_pack.samples.tokens import MemberTokens, SeenMedium, Step
 from energon_pack.samples.tokens_part import CHECKSUM, PackTokens
-from energon_pack.templates.inputs import tokens_of
+from energon_pack.templates.inputs import tokens_of_member
 from energon_pack.templates.template import Template
 from energon_pack.unpack import unpack
 from support import processors
@@ -96,7 +96,7 @@ def check_written(folder: Path, processor: Path) -> list[MemberTokens]:
     members = [member for sample in train(folder) for member in inputs_of(sample)]
     for member in members:
         assert member.tokens is not None
-        made = plain(replace(tokens_of(template, member), shared_len=member.shared.num_tokens))
+        made = plain(replace(tokens_of_member(template, member), shared_len=member.shared.num_tokens))
         assert made.ids.tolist() == member.tokens.ids.tolist()
         assert replace(made, ids=member.tokens.ids) == member.tokens
     return [member.tokens for member in members if member.tokens is not None]

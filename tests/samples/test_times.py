@@ -24,7 +24,7 @@ from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_positions, stamped, time_marks
-from energon_pack.templates.sample import Sample, as_videos
+from energon_pack.templates.sample import Sample, frame_lists_as_videos
 from energon_pack.unpack import unpack
 from energon_pack.verify import Options, verify
 from support.packed import json_lines, train
@@ -291,7 +291,7 @@ def test_a_list_of_frames_is_seen_as_a_video() -> None:
     """At the place of its first; a text that spells a placeholder stays text."""
     media = frames(None, {"list_of_frames": 2, "sample_fps": 4, "raw_fps": 24}, None)
     messages = turns("<image> and <image><image>!", "a <video>")
-    seen, videos = as_videos(messages, media)
+    seen, videos = frame_lists_as_videos(messages, media)
     text = {"type": "text", "text": "a <video>"}
     assert seen[0]["content"] == [
         {"type": "image"}, {"type": "text", "text": " and "}, {"type": "video"}, {"type": "text", "text": "!"},
@@ -301,13 +301,13 @@ def test_a_list_of_frames_is_seen_as_a_video() -> None:
         ("image", 0, 0.0, ()),
         ("video", 2, 24, (0, 1)),
     ]
-    assert as_videos(seen, videos) == (seen, videos)
-    assert as_videos(messages, media[:1]) == (messages, media[:1])
+    assert frame_lists_as_videos(seen, videos) == (seen, videos)
+    assert frame_lists_as_videos(messages, media[:1]) == (messages, media[:1])
 
 
 def test_lists_that_are_none() -> None:
     with pytest.raises(Skip, match="placeholder_mismatch: text stands between"):
-        as_videos(turns("<image>, <image>", "a"), frames({"list_of_frames": 2}, None))
+        frame_lists_as_videos(turns("<image>, <image>", "a"), frames({"list_of_frames": 2}, None))
     for wrong in ([{"list_of_frames": 3}, None], [{"list_of_frames": 2}, {"max_pixels": 9}], [{"list_of_frames": 1.5}]):
         with pytest.raises(Skip, match="bad_message"):
             frames(*wrong)

@@ -20,13 +20,13 @@ from energon_pack.errors import PackError
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.build import build
-from energon_pack.templates.choose import choose
+from energon_pack.templates.choose import choose_template
 from energon_pack.templates.families import AUTO
-from energon_pack.templates.families.asking import Asking
+from energon_pack.templates.families.asking import AskedProcessor
 from energon_pack.templates.families.meta import ShapesOnly
-from energon_pack.templates.families.stand_ins import Blank
-from energon_pack.templates.families.steps import Steps
-from energon_pack.templates.folder import class_of
+from energon_pack.templates.families.stand_ins import BlankMedia
+from energon_pack.templates.families.steps import StepCache
+from energon_pack.templates.folder import processor_class
 from energon_pack.templates.models import packaged_models, read_model
 from energon_pack.templates.processor import choice_of, load_saved, load_template, prepare_template
 from energon_pack.templates.sample import Sample
@@ -155,13 +155,13 @@ def test_a_family_that_is_asked_takes_no_other_familys_processor(real: Path) -> 
         if node["template"] != AUTO or name == AUTO:
             continue
         for processor in sorted((real / "processors").iterdir()):
-            if node["processor_class"] != class_of(processor):
+            if node["processor_class"] != processor_class(processor):
                 settings = of_model(node["template"], processor, processor_class=node["processor_class"])
                 with pytest.raises(PackError, match=r"\+model=\w+ packs"):
-                    choose(settings, processor)
+                    choose_template(settings, processor)
 
 
-class Sizes(Blank):
+class Sizes(BlankMedia):
     """Media that are their sizes."""
 
     def stand_in(self, medium: Media, num_frames: int) -> Any:
@@ -185,7 +185,7 @@ class Slow:
 def test_two_threads_may_ask_one_processor() -> None:
     """The one that ended last put the other's tokenizer back: no later call was of the processor as it was."""
     processor = Slow()
-    asking = Asking(processor, Sizes(), {"image": {}, "video": {}})
+    asking = AskedProcessor(processor, Sizes(), {"image": {}, "video": {}})
 
     def written(width: int) -> list[str]:
         return asking.texts({"image": "<image>"}, [Media("image", width, 9)], [()])[0]
@@ -216,7 +216,7 @@ def test_a_step_is_asked_once() -> None:
         asked.append(length)
         return count(length)
 
-    answers = Steps(ask, int)
+    answers = StepCache(ask, int)
     lengths = drawn(5000)
     assert [answers(length) for length in lengths] == [count(length) for length in lengths]
     assert len(asked) < 3 * 1500
@@ -229,7 +229,7 @@ def test_a_step_is_asked_once() -> None:
 def test_what_does_not_grow_is_asked_each_time(rule: object) -> None:
     """Between two lengths with one answer others may lie, or one size may have two answers."""
     assert callable(rule)
-    answers = Steps(rule, lambda answer: answer[0] if isinstance(answer, tuple) else answer)
+    answers = StepCache(rule, lambda answer: answer[0] if isinstance(answer, tuple) else answer)
     assert all(answers(length) == rule(length) for length in drawn(400))
 
 
@@ -241,7 +241,7 @@ def test_what_is_refused_is_refused() -> None:
             raise ValueError(f"{length} samples")
         return count(length)
 
-    answers = Steps(ask, int)
+    answers = StepCache(ask, int)
     for length in drawn(600):
         if 5000 <= length <= 1_000_000:
             assert answers(length) == count(length)
@@ -252,7 +252,7 @@ def test_what_is_refused_is_refused() -> None:
 
 @given(st.integers(1, 700), st.integers(1, 9), st.integers(1, 4000), st.integers(0, 1 << 30))
 def test_any_rule_of_steps(hop: int, frames: int, most: int, seed: int) -> None:
-    answers = Steps(lambda length: count(length, hop, frames, most), int)
+    answers = StepCache(lambda length: count(length, hop, frames, most), int)
     assert all(answers(length) == count(length, hop, frames, most) for length in drawn(150, seed))
 
 

@@ -20,11 +20,11 @@ from energon_pack.samples.media.streams import decode_audio
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.build import build
-from energon_pack.templates.choose import choose
-from energon_pack.templates.families.asking import Asking
-from energon_pack.templates.families.stand_ins import by_shape
+from energon_pack.templates.choose import choose_template
+from energon_pack.templates.families.asking import AskedProcessor
+from energon_pack.templates.families.stand_ins import blank_spectrogram_method
 from energon_pack.templates.full import full_processor
-from energon_pack.templates.identity import HEARD
+from energon_pack.templates.identity import HEARD_VIDEOS
 from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
@@ -172,20 +172,20 @@ def _behind(text: str) -> str:
 @pytest.mark.long("two trials of random samples")
 def test_a_wrong_interleaving_is_seen_before_any_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Were the tokens of a sound put behind those of the frames, lengths would be right, and all else wrong."""
-    texts = Asking.texts
+    texts = AskedProcessor.texts
 
-    def behind(asking: Asking, tokens: Any, media: Any, frames: Any) -> Any:
+    def behind(asking: AskedProcessor, tokens: Any, media: Any, frames: Any) -> Any:
         written, around = texts(asking, tokens, media, frames)
         return [_behind(text) if medium.is_heard else text for text, medium in zip(written, media, strict=True)], around
 
     folder = processors.qwen2_5_omni(tmp_path / "processor")
     settings = of_model("auto", folder)
-    monkeypatch.setattr("energon_pack.templates.choose.Trial", partial(Trial, lists=[(), ("video",), (HEARD,)]))
-    template, choice = choose(settings, folder)
-    assert choice.left_out.get(HEARD) is None
-    monkeypatch.setattr(Asking, "texts", behind)
-    template, choice = choose(settings, folder)
-    assert "the full processor" in choice.left_out[HEARD]
+    monkeypatch.setattr("energon_pack.templates.choose.Trial", partial(Trial, lists=[(), ("video",), (HEARD_VIDEOS,)]))
+    template, choice = choose_template(settings, folder)
+    assert choice.left_out.get(HEARD_VIDEOS) is None
+    monkeypatch.setattr(AskedProcessor, "texts", behind)
+    template, choice = choose_template(settings, folder)
+    assert "the full processor" in choice.left_out[HEARD_VIDEOS]
     with pytest.raises(Skip, match="hears no sound of a video"):
         template.render(asked(looked_at(video_with_sound())))
 
@@ -221,10 +221,10 @@ def test_nobody_listens_to_them(tmp_path: Path) -> None:
     """The spectrogram takes 20 ms of each clip; without values it takes none, and has the same shape."""
     template = build(of_model("shapes", folder := processors.qwen2_audio(tmp_path / "processor")), folder)
     extractor = full_processor(template.spec.processor).feature_extractor
-    ((name, stand_in),) = by_shape(extractor).items()
+    ((name, stand_in),) = blank_spectrogram_method(extractor).items()
     samples = np.zeros((1, 12_345), np.float32)
     assert stand_in(samples, "cpu").shape == getattr(extractor, name)(samples, "cpu").shape == (1, 8, 77)
-    assert by_shape(object()) == {}
+    assert blank_spectrogram_method(object()) == {}
 
 
 def test_a_damaged_sound_is_not_trained_on(tmp_path: Path) -> None:

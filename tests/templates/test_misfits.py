@@ -15,7 +15,7 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.templates.build import build
 from energon_pack.templates.choose import TemplateChoice
 from energon_pack.templates.families.qwen_vl import QwenVL
-from energon_pack.templates.identity import UNEVEN
+from energon_pack.templates.identity import UNEVEN_VIDEOS
 from energon_pack.templates.processor import choice_of, load_template, prepare_template
 from energon_pack.templates.trial import Trial
 from support.models import of_model
@@ -240,7 +240,7 @@ def test_a_process_says_no_more(folder: Path, tmp_path: Path) -> None:
 
 def test_videos_of_several_lengths_are_tried_with_enough_frames() -> None:
     """Clips of 11 frames are refused by processors that choose 32, or 2 a second: users' longer ones were, too."""
-    [uneven] = [one.sample.media for one in Trial().tries if one.kind == UNEVEN]
+    [uneven] = [one.sample.media for one in Trial().samples if one.kind == UNEVEN_VIDEOS]
     assert len({clip.num_frames for clip in uneven}) == 2
     assert all(clip.num_frames >= 32 and clip.num_frames / clip.fps >= 1 for clip in uneven)
 

@@ -16,7 +16,7 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
 from energon_pack.sources.storage import expand
 from energon_pack.templates.families import AUTO, FAMILIES
 from energon_pack.templates.folder import local_folder
-from energon_pack.templates.models import model_of, packaged_models, read_model
+from energon_pack.templates.models import model_name_of, packaged_models, read_model
 from energon_pack.templates.processor import choice_of, prepare_template
 from support.models import of_model
 from support.running import ROOT, command, need_torchvision
@@ -141,10 +141,10 @@ def test_the_hub_says_no_for_a_reason(kind: type[Exception], monkeypatch: pytest
 
 
 def test_a_processor_of_another_model_is_answered_with_its_name() -> None:
-    assert model_of("Qwen2_5_VLProcessor") == "qwen2_5_vl"
-    assert model_of("Qwen3VLProcessor") == "qwen3_vl"
-    assert model_of("SomeProcessor") == "auto"
-    assert {model_of("Qwen2_5_VLProcessor"), "auto"} <= set(packaged_models())
+    assert model_name_of("Qwen2_5_VLProcessor") == "qwen2_5_vl"
+    assert model_name_of("Qwen3VLProcessor") == "qwen3_vl"
+    assert model_name_of("SomeProcessor") == "auto"
+    assert {model_name_of("Qwen2_5_VLProcessor"), "auto"} <= set(packaged_models())
 
 
 def test_a_folder_that_is_not_there_is_no_name_of_a_hub(tmp_path: Path) -> None:

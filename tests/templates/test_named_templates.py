@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from energon_pack.errors import PackError
-from energon_pack.templates.folder import state_of
+from energon_pack.templates.folder import files_state
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor import load_saved, load_template, prepare_template
 from energon_pack.templates.processor_inputs import full_ids
@@ -132,10 +132,10 @@ def test_a_name_chooses_for_all_samples(folder_of: Make) -> None:
 def test_both_templates_are_in_the_fingerprint(folder_of: Make, tmp_path: Path) -> None:
     folder = folder_of(DEFAULT, in_files=True)
     file = folder / "additional_chat_templates" / "tool_use.jinja"
-    state, before = state_of(folder), prepare_template(of_model("text", folder), tmp_path / "cache")
+    state, before = files_state(folder), prepare_template(of_model("text", folder), tmp_path / "cache")
     file.write_text(FOR_TOOLS.replace("Tools:", "Tool :"))
     after = prepare_template(of_model("text", folder), tmp_path / "cache")
-    assert state_of(folder) != state
+    assert files_state(folder) != state
     assert load_saved(before).fingerprints["chat_template"] != load_saved(after).fingerprints["chat_template"]
     file.write_text("{{ strftime_now('%Y') }}" + FOR_TOOLS)
     dated = load_template(of_model("text", folder, date="1999-12-31"))

@@ -20,7 +20,7 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import media_inputs
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.member import MemberInput
-from energon_pack.templates.full import full_processor, models_of
+from energon_pack.templates.full import full_processor, model_classes_of
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
@@ -186,7 +186,7 @@ def test_rows_and_types_are_what_the_model_alone_makes(dummies: Folders, name: s
     assert torch.equal(member.tokens.ids, plain["input_ids"][0])
     assert torch.equal(member.tokens.types, plain["mm_token_type_ids"][0])
     assert {*member.tokens.types.tolist()} == {0, 1, 2}
-    (make, *_) = models_of(Path(template.spec.processor.folder))
+    (make, *_) = model_classes_of(Path(template.spec.processor.folder))
     assert rope == RopeRule("qwen3_vl", 2) if name == "Glm4v" else isinstance(rope, OwnRope)
     with torch.device("meta"):
         model = make._from_config(small_config(make, template.input_rules))
@@ -297,7 +297,7 @@ def test_a_pack_has_the_logits_of_its_members_alone(
     """Processor, positions and model together, by the guard itself; GLM-4V's model takes images or videos, not both."""
     template = template_of(dummies, name)
     encoder = MemberEncoder(template.input_rules, rope_of("auto", template.input_rules))
-    (make, *_) = models_of(Path(template.spec.processor.folder))
+    (make, *_) = model_classes_of(Path(template.spec.processor.folder))
     members = encoder.probe_members()
     kinds = [member.sample_id.partition(" ")[0] for member in members]
     assert [kind for kind in kinds if kind != "heard"] == ["text", "image", "video", "text"]

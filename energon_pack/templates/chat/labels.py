@@ -20,7 +20,7 @@ Range = tuple[int, int]
 
 
 class Trained(NamedTuple):
-    """Trained characters, and their weight."""
+    """A range of trained characters in a text, and its loss weight."""
 
     start: int
     end: int
@@ -28,7 +28,7 @@ class Trained(NamedTuple):
 
 
 class ThinkMarks(NamedTuple):
-    """The texts that a template writes before and after a thought, without white space."""
+    """The texts that a template writes before and after a thought, such as `<think>`, without white space."""
 
     first: str
     last: str
@@ -37,7 +37,7 @@ class ThinkMarks(NamedTuple):
 def adjusted(
     text: str, spans: Iterable[Trained], labels: Labels, turn: TurnForm, special: SpecialTokens, think: ThinkMarks
 ) -> list[Trained]:
-    """Return the trained parts of the spans of whole turns, ascending; a span of weight 0 stays untrained."""
+    """Apply `labels` to the spans of whole turns; return all trained spans, ascending, without those of weight 0."""
     spans = list(spans)
     turns = spans
     if labels.after_turn:
@@ -57,7 +57,11 @@ def adjusted(
 
 
 def turn_weights(messages: Sequence[Message], train_on: TrainOn, with_zeros: bool) -> dict[int, float]:
-    """Return the trained turns with their weights; `with_zeros`: also turns that say that they are not trained."""
+    """Return the loss weights of the trained turns, by message number.
+
+    Args:
+        with_zeros: whether to include turns whose own weight is 0.
+    """
     answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     last = answers[-1] if answers else -1
     if max(map(len, messages), default=0) < 3 or not any(map(has_weight, messages)):
@@ -69,7 +73,7 @@ def turn_weights(messages: Sequence[Message], train_on: TrainOn, with_zeros: boo
 
 
 def without(spans: Iterable[Trained], holes: Sequence[Range]) -> list[Trained]:
-    """Cut holes out of spans; both ascend."""
+    """Return spans without the holes that are cut out of them; spans and holes ascend."""
     rest: list[Trained] = []
     passed = 0
     for start, end, weight in spans:
@@ -90,7 +94,7 @@ def without(spans: Iterable[Trained], holes: Sequence[Range]) -> list[Trained]:
 
 
 def without_thoughts(messages: Sequence[Message], think: ThinkMarks) -> list[Message]:
-    """Return a conversation whose answers before the last question have no thoughts."""
+    """Return messages in which answers before the last question have no thoughts."""
     last = last_question(messages)
 
     def silent(message: Message) -> Message:
@@ -107,14 +111,14 @@ def without_thoughts(messages: Sequence[Message], think: ThinkMarks) -> list[Mes
 
 
 def _without_thought(text: str, think: ThinkMarks) -> str:
-    """Return a text without its first thought, and without the white space around it."""
+    """Return a text without its first thought and the white space around that."""
     start = text.find(think.first)
     last = text.find(think.last, start + len(think.first)) if start >= 0 else -1
     return text if last < 0 else text[:start].rstrip() + text[last + len(think.last) :].lstrip()
 
 
 def _after(text: str, end: int, turn: TurnForm, special: SpecialTokens) -> int:
-    """Return the end of a turn including the text that the template writes after it: a newline, or the end of all."""
+    """Return the end of a turn with the text that the template writes after it: white space, or all the rest."""
     if not turn.ends or turn.is_next:
         return end
     if special.are_all(text, end):
@@ -130,7 +134,7 @@ def _before(end_of_turn: re.Pattern[str], text: str, span: Trained) -> int:
 
 
 def _thoughts(text: str, span: Trained, think: ThinkMarks, only_empty: bool) -> Iterator[Range]:
-    """Yield the thoughts in a span, with their marks and the white space after them."""
+    """Yield the ranges of the thoughts in a span, with their marks and the white space after them."""
     start, position = -1, span.start
     before = span.start
     while before and text[before - 1].isspace():

@@ -37,7 +37,7 @@ Shape = tuple[Any, ...]
 
 
 class Level(Enum):
-    """Which texts are marked: a template may look at some texts, and leave others out."""
+    """Which texts of a conversation get marks: a template may look at some texts, and leave others out."""
 
     ALL = "all"
     EMPTY = "empty"  # also empty texts beside reasoning or tool calls
@@ -46,14 +46,14 @@ class Level(Enum):
 
 
 class TextLeaf(NamedTuple):
-    """One text."""
+    """Names the message, or the tool call of a message, that one text of a conversation belongs to."""
 
     message: int
     call: int | None = None  # the number of the tool call that it belongs to; None: it belongs to none
 
 
 class Mark(NamedTuple):
-    """The place where a text begins, or ends, in the output."""
+    """A position in a rendered text at which a text of the conversation begins or ends."""
 
     leaf: int
     position: int
@@ -61,7 +61,7 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class WrittenText:
-    """An output without its marks, and the places of the marks."""
+    """A rendered text without its marks, and the positions at which they were."""
 
     text: str
     marks: list[Mark]  # ascending
@@ -69,7 +69,7 @@ class WrittenText:
 
 
 def mark_leaves(messages: Sequence[Message], level: Level) -> tuple[list[Message], list[TextLeaf]]:
-    """Return the conversation with marks around its texts, and the owner of each text."""
+    """Return the conversation with marks around its texts, and the owner of each text, by the text's number."""
     leaves: list[TextLeaf] = []
 
     def marked(text: str, leaf: TextLeaf) -> str:
@@ -84,7 +84,7 @@ def mark_leaves(messages: Sequence[Message], level: Level) -> tuple[list[Message
 
 
 def read_marks(output: str) -> WrittenText:
-    """Take the marks out of an output that was rendered with marks."""
+    """Take the marks of `mark_leaves` out of a rendered text; return the text and where they were."""
     pieces: list[str] = []
     marks: list[Mark] = []
     generated: list[tuple[int, int]] = []
@@ -124,7 +124,7 @@ def _marked_message(index: int, message: Message, level: Level, marked: Any) -> 
 
 
 def _marked_parts(parts: list[Any], index: int, marked: Any) -> list[Any]:
-    """Return parts with marks around their texts; an empty text gets marks only if there is no other."""
+    """Return content parts with marks around their texts; an empty text gets marks only if all are empty."""
     texts = [number for number, part in enumerate(parts) if part.get("type") == "text"]
     spoken = [number for number in texts if parts[number]["text"].strip()] or texts[:1]
     new = [
@@ -164,7 +164,10 @@ def _marked_value(value: Any, leaf: TextLeaf, marked: Any) -> Any:
 
 
 def shape_of(messages: Sequence[Message]) -> Shape | None:
-    """Return what the output of a template that only copies texts depends on; None: it depends on more."""
+    """Return all of the messages but their texts (roles, part types, weights); None: they have other keys.
+
+    A template that only copies texts writes all conversations of one shape alike.
+    """
     shape: list[Any] = []
     for message in messages:
         if not _PLAIN_KEYS.issuperset(message):
@@ -182,7 +185,7 @@ def shape_of(messages: Sequence[Message]) -> Shape | None:
 
 
 def texts_of(messages: Sequence[Message]) -> list[str]:
-    """Return the texts of a conversation, in order."""
+    """Return the texts of messages and of their content parts, in order."""
     texts = []
     for message in messages:
         content = message["content"]
@@ -194,7 +197,7 @@ def texts_of(messages: Sequence[Message]) -> list[str]:
 
 
 def with_numbers(messages: Sequence[Message]) -> list[Message]:
-    """Return the conversation with numbers in place of its texts."""
+    """Return the messages with each text replaced by its number between two marks, for `Skeleton`."""
     number = count()
 
     def content(value: Any) -> Any:
@@ -206,17 +209,17 @@ def with_numbers(messages: Sequence[Message]) -> list[Message]:
 
 
 class Skeleton:
-    """The output of a template with places for texts."""
+    """The output of a chat template for all conversations of one shape, with gaps for their texts."""
 
     def __init__(self, output: str, num_texts: int):
-        """Find the places; raises ValueError if a text is written several times, or not at all."""
+        """Find the gaps in the output of `with_numbers`; raises ValueError if a text stands there twice, or never."""
         self._pieces = _TEXT.split(output)
         self._order = list(map(int, self._pieces[1::2]))
         if sorted(self._order) != list(range(num_texts)):
             raise ValueError(f"{num_texts} texts are written as {self._order[:20]}")
 
     def fill(self, texts: Sequence[str]) -> str:
-        """Return the output for these texts."""
+        """Return the output for a conversation with these texts."""
         pieces = list(self._pieces)
         pieces[1::2] = [texts[i] for i in self._order]
         return "".join(pieces)

@@ -21,10 +21,11 @@ _LOOKED_FOR = ("user", "assistant")  # `spans` and the copies of texts look for 
 
 
 def refuse_left_out(template: "Renderer", messages: Sequence[Message], tools: Sequence[Any] | None) -> bool:
-    """Refuse a conversation if the template does not write the tools of its calls, or some of its turns.
+    """Raise Skip if the template leaves out some turns of a conversation, or tools that its answers call.
 
     Returns:
-        Whether the template leaves out tools; if it refuses other names and texts, nothing shows that it writes them.
+        Whether the template leaves out tools that no answer calls. If it refuses the test with other names and texts,
+        it counts as leaving them out.
     """
     turns = {i: _mark(i) for i, message in enumerate(messages) if message["role"] not in _LOOKED_FOR and _text(message)}
     named = [_mark(-1 - number) for number in range(len(tools or ()))]
@@ -57,7 +58,7 @@ def _text(message: Message) -> str:
 
 
 def _told(message: Message, text: str) -> Message:
-    """Return a message with another text; media in it stay."""
+    """Return a message with another text; its media stay."""
     content = message["content"]
     if not isinstance(content, list):
         return {**message, "content": text}
@@ -68,7 +69,7 @@ def _told(message: Message, text: str) -> Message:
 
 
 def _renamed(tool: Any, name: str) -> Any:
-    """Return a tool with another name; a value that is no object stays, and the template refuses it."""
+    """Return a tool with another name; what is no object stays as it is, and the template refuses it."""
     if not isinstance(tool, dict):
         return tool
     function = tool.get("function")

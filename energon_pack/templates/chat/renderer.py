@@ -35,7 +35,7 @@ _IS_WATCHED: ContextVar[bool] = ContextVar("is_watched", default=False)
 
 
 def normal(messages: list[Message]) -> list[Message]:
-    """Return messages without keys that are None, and with their reasoning under both names that templates read.
+    """Return messages without keys whose value is None, and with their reasoning under both names that templates read.
 
     Keys inside tool calls and content parts stay, even if None, as in transformers.
     """
@@ -43,17 +43,17 @@ def normal(messages: list[Message]) -> list[Message]:
 
 
 def last_question(messages: Sequence[Message]) -> int:
-    """Return the number of the user's last turn; -1: there is none."""
+    """Return the index of the user's last message; -1: there is none."""
     return max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
 
 
 def reasoning_of(message: Message) -> Any:
-    """Return the reasoning of a message, from the first key that has it; None: it has none."""
+    """Return the reasoning of a message, from the first of the usual keys that has it; None: it has none."""
     return next((message[key] for key in REASONING_KEYS if message.get(key) is not None), None)
 
 
 def with_reasoning(message: Message, text: str) -> Message:
-    """Return a message with another text as its reasoning."""
+    """Return a message with this text as its reasoning."""
     return {**message, **dict.fromkeys(REASONING_KEYS[:2], text)}
 
 
@@ -66,14 +66,14 @@ def _normal(message: Message) -> Message:
 
 
 class Renderer:
-    """A chat template with its fixed variables (`bos_token`, … and the user's `chat_template_kwargs`)."""
+    """Renders conversations by one chat template with fixed variables (`bos_token`, … and `chat_template_kwargs`)."""
 
     def __init__(self, source: str, variables: Mapping[str, Any], date: str = DATE, needs_tools: bool = False):
         """Compile a template.
 
         Args:
-            date: the ISO date that it writes.
-            needs_tools: it is taken for conversations with tools alone, and may refuse all others.
+            date: the ISO date that it writes as today.
+            needs_tools: it serves only conversations with tools, and may refuse all others.
         """
         self.source = source
         self._date = date
@@ -121,7 +121,7 @@ class Renderer:
             raise Skip(Reason.PROCESSOR_ERROR, f"chat template: {error}") from None
 
     def as_it_wants(self, messages: list[Message]) -> list[Message]:
-        """Return messages in the form that the template writes: texts as parts, arguments of tools as objects."""
+        """Return messages in the form that the template takes: content as text or parts, tool arguments as objects."""
         if max(map(len, messages), default=0) > 2 and any(message.get("tool_calls") for message in messages):
             messages = list(map(_with_objects, messages)) if self._wants_objects else messages
         if self._part_types and any(not isinstance(message["content"], str) for message in messages):
@@ -134,12 +134,12 @@ class Renderer:
 
     @cached_property
     def shows_system(self) -> bool:
-        """Whether this template writes a system turn before an ordinary conversation."""
+        """Whether the template writes the text of a system turn before an ordinary conversation."""
         roles = {"system": _PROBE, "user": "a", "assistant": "b"}
         return self._writes_probe([{"role": role, "content": text} for role, text in roles.items()], None)
 
     def leaves_out_reasoning(self, messages: list[Message], tools: list[Any] | None) -> bool:
-        """Say whether messages have reasoning that this template does not write; a refusal counts as yes."""
+        """Say whether messages have reasoning that the template does not write; True if it refuses the test."""
         if max(map(len, messages), default=0) < 3 or all(reasoning_of(message) is None for message in messages):
             return False
         probed = [m if reasoning_of(m) is None else with_reasoning(m, _PROBE) for m in messages]
@@ -152,7 +152,7 @@ class Renderer:
         return self._writes_probe([{"role": "user", "content": "a"}, answer], None)
 
     def _writes_probe(self, messages: list[Message], tools: list[Any] | None) -> bool:
-        """Say whether the template writes the probe that messages hold; a refusal counts as no."""
+        """Say whether the template writes the test text that these messages contain; False if it refuses them."""
         try:
             return _PROBE in self.render(messages, tools)
         except Skip:
@@ -160,7 +160,7 @@ class Renderer:
 
     @cached_property
     def _wants_objects(self) -> bool:
-        """Whether the template refuses arguments in a string, as OpenAI has them, or quotes them once more."""
+        """Whether tool arguments must be objects: the template refuses a JSON text (OpenAI's form), or quotes it."""
         for content in ("", "b"):  # a template may refuse an answer without a text
             text, parsed = (self._called(content, arguments) for arguments in (f'{{"{_PROBE}": "b"}}', {_PROBE: "b"}))
             if text or parsed:
@@ -168,14 +168,14 @@ class Renderer:
         return False
 
     def _called(self, content: str, arguments: Any) -> str:
-        """Return how the template writes a call; empty: it refuses the call."""
+        """Return the text that the template writes for a tool call; empty: it refuses the call."""
         call = {"id": "call_0001", "type": "function", "function": {"name": "f", "arguments": arguments}}
         answer: Message = {"role": "assistant", "content": content, "tool_calls": [call]}
         return self._probed([{"role": "user", "content": "a"}, answer]) or ""
 
     @cached_property
     def _part_types(self) -> dict[str, str]:
-        """By kind, the type of the parts of media that this template wants, where it refuses ours."""
+        """By kind of media, the type of content parts that the template takes, where it refuses the usual one."""
         names = {}
         for medium in KINDS.values():
             taken = [name for name in medium.part_types if self._takes_part(name)]
@@ -188,7 +188,7 @@ class Renderer:
         return self._probed(messages) is not None
 
     def _probed(self, messages: list[Message], **more: Any) -> str | None:
-        """Return what the template writes for messages of a few words; None: it refuses them."""
+        """Return the text of a short test conversation; None: the template refuses it."""
         try:
             return _filled(self._template, messages, tools=self._tools_of_questions, **self.variables, **more)
         except Unbounded as error:
@@ -201,14 +201,14 @@ class Renderer:
         return watched(self.source, self._date)
 
     def _written(self, content: Any) -> str:
-        """Return how the template writes a question; empty: it refuses the question."""
+        """Return the text of a question; empty: the template refuses it."""
         messages = normal(self.as_it_wants([{"role": "user", "content": content}]))
         return self._probed(messages, add_generation_prompt=False) or ""
 
 
 @contextmanager
 def is_watched() -> "Iterator[None]":
-    """In this context, templates that look at a text raise LooksAtText."""
+    """In this context, `Renderer.render` raises LooksAtText if the template does more with a text than to copy it."""
     token = _IS_WATCHED.set(True)
     try:
         yield
@@ -217,7 +217,7 @@ def is_watched() -> "Iterator[None]":
 
 
 def _filled(template: jinja2.Template, messages: list[Message], **variables: Any) -> str:
-    """Render a template, a program that may raise anything; raises Unbounded above what these messages can need."""
+    """Render a template; raises Unbounded if it takes more memory, time or characters than these messages can need."""
     contents = (message.get("content") for message in messages)
     num = sum(len(c) if isinstance(c, str) else sum(len(part.get("text", "")) for part in c or ()) for c in contents)
     num += _TURN * len(messages)
@@ -239,14 +239,14 @@ def _renamed(content: Any, types: Mapping[str, str]) -> Any:
 
 
 def _joined(content: Any) -> Any:
-    """Join texts into one text; with a medium among them, return them unchanged."""
+    """Join text parts into one text; return content with other parts unchanged."""
     if isinstance(content, str) or any(part["type"] != "text" for part in content):
         return content
     return "".join(part["text"] for part in content)
 
 
 def _with_objects(message: Message) -> Message:
-    """Return a message whose tool calls have objects as arguments; a text that is no object stays text."""
+    """Return a message whose tool calls have objects as arguments; arguments that are no JSON object stay text."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return message

@@ -26,7 +26,7 @@ _MOST_PATTERNS = 10_000
 
 @dataclass(frozen=True)
 class _Marked:
-    """A conversation that was rendered with marks around its texts."""
+    """A conversation, and its text as rendered with marks around the texts of its messages."""
 
     messages: Sequence[Message]
     tools: Any
@@ -40,12 +40,12 @@ class _Marked:
 
     @property
     def owners(self) -> Iterator[tuple[Mark, TextLeaf]]:
-        """Yield the marks, and the owner of each text."""
+        """Yield each mark, and the text in the conversation that it belongs to."""
         return ((mark, self.leaves[mark.leaf]) for mark in self.written.marks)
 
 
 class _Segment(NamedTuple):
-    """Consecutive texts of one message."""
+    """The stretch of a rendered text that holds consecutive texts of one message."""
 
     message: int
     first: int
@@ -54,10 +54,10 @@ class _Segment(NamedTuple):
 
 
 class Spans:
-    """Finds the trained parts in the output of one template."""
+    """Finds which characters of a rendered conversation are trained, for one chat template."""
 
     def __init__(self, render: Callable[..., str], turn: TurnForm, special: SpecialTokens, generates: bool):
-        """Set the template.
+        """Take a chat template.
 
         Args:
             render: renders messages and tools, with the keywords `prompt` and `marks` (whether to mark the output of
@@ -71,7 +71,13 @@ class Spans:
     def find(
         self, messages: Sequence[Message], tools: Any, plain: str, trained: Sequence[int], with_calls: bool = True
     ) -> list[Span]:
-        """Return the trained spans of these turns, ascending; raises Skip if a turn or a tool call can't be found."""
+        """Return the trained spans of some turns, ascending; raises Skip if a turn or a tool call can't be found.
+
+        Args:
+            plain: the conversation as rendered without marks.
+            trained: the numbers of the messages that are trained.
+            with_calls: whether tool calls are trained, too.
+        """
         leaves_out_calls = False
         for level in Level:
             marked = self._marked(messages, tools, level)
@@ -100,7 +106,7 @@ class Spans:
     # ------------------------------------------------------------------------------------- the template's own blocks
 
     def _of_blocks(self, marked: _Marked, trained: Sequence[int]) -> list[Span]:
-        """Return the spans that blocks of the template mark: only answers."""
+        """Return the trained spans: answers by the template's `{% generation %}` blocks, other turns by marks."""
         questions = [i for i in trained if marked.messages[i]["role"] != "assistant"]
         answers = [i for i, message in enumerate(marked.messages) if message["role"] == "assistant"]
         positions = [mark.position for mark in marked.written.marks]
@@ -118,7 +124,7 @@ class Spans:
         return _apart([*spans, *self._of_texts(marked, questions)])
 
     def _with_stop(self, text: str, start: int, end: int) -> int:
-        """Return the end of a block, including the token that ends its turn if the block leaves it out."""
+        """Return the end of a block, moved behind the token that ends its turn if the block leaves that out."""
         ends = self._turn.ends
         stop = end
         while stop < len(text) and text[stop].isspace():
@@ -139,7 +145,7 @@ class Spans:
         return _apart([span for turn_spans in spans.values() for span in turn_spans])
 
     def _around_texts(self, marked: _Marked, trained: set[int]) -> tuple[dict[int, list[Span]], set[int]]:
-        """Return the spans from header to end around the texts of turns, and the turns without a header or an end."""
+        """Return the spans of turns around their marked texts, and the turns that lack a header or an end."""
         text, doubts = marked.text, set[int]()
         spans: dict[int, list[Span]] = {}
         segments = _segments(marked)
@@ -162,7 +168,7 @@ class Spans:
         return spans, doubts
 
     def _end_without_token(self, marked: _Marked, segment: _Segment, following: int) -> int | None:
-        """Find the end of a turn without the usual end token, by rendering it without the turns after it."""
+        """Return where a turn without an end token ends, by rendering it without later turns; None: unknown."""
         closing = marked.text[segment.last : following]
         if following == len(marked.text):
             return self._prefixes.next_turn(marked.text, segment.last + len(closing.rstrip()))
@@ -176,7 +182,7 @@ class Spans:
         return self._prefixes.next_turn(marked.text, segment.last + length)
 
     def _otherwise(self, marked: _Marked, i: int, question: int, turn_spans: list[Span], in_doubt: bool) -> Span | None:
-        """Return the span of a turn by prefix rendering if it differs from the spans; None: the spans are right.
+        """Return the span of a turn by prefix rendering if it differs from the spans by marks; None: these are right.
 
         Turns of a pattern that was compared once are not rendered again.
         """
@@ -196,7 +202,7 @@ class Spans:
         return span if agrees is False else None
 
     def _proved(self, messages: Sequence[Message], tools: Any, text: str, i: int) -> Span:
-        """Find a turn only by prefix rendering, for a template that looks at its texts."""
+        """Return the span of a turn by prefix rendering alone, for a template that changes texts; raises Skip."""
         span = self._prefixes.span(messages, tools, text, i)
         if span is None or messages[i]["role"] != "assistant" or not self._turn.headers:
             raise Skip(Reason.PROCESSOR_ERROR, "the chat template changes assistant text; no labels can be found")
@@ -209,7 +215,7 @@ class Spans:
     # ------------------------------------------------------------------------------------------------- tool calls
 
     def _without_calls(self, marked: _Marked, spans: Sequence[Span]) -> list[Span]:
-        """Return the spans without tool calls, which begin where a turn differs from the same turn without them."""
+        """Return the spans without tool calls; these begin where a turn differs from the same turn without calls."""
         kept: list[Span] = []
         owners = [*marked.owners]
         positions = [mark.position for mark, _ in owners]
@@ -238,11 +244,11 @@ class Spans:
         return [span for span in kept if span.start < span.end]
 
     def _length_before_calls(self, marked: _Marked, span: Span, text_end: Mark | None, call: int) -> int:
-        """Return how far after the preceding text the first call of a turn begins.
+        """Return how many characters after the preceding text the first call of a turn begins.
 
         Args:
             text_end: the end of the preceding text; None: there is none.
-            call: the place of the call's name.
+            call: the position of the call's name.
         """
         start = text_end.position if text_end else span.start
         message = marked.messages[span.message]
@@ -259,12 +265,12 @@ class Spans:
 
 
 def _is_written_twice(written: WrittenText) -> bool:
-    """Say whether a text stands in two places: then its marks are useless."""
+    """Say whether a text of the conversation stands in two places of the output, so that its marks show nothing."""
     return any(number > 2 for number in Counter(mark.leaf for mark in written.marks).values())
 
 
 def _first_of_calls(written: WrittenText, leaves: Sequence[TextLeaf]) -> WrittenText:
-    """Drop the marks of texts that repeat a part of a call, such as its name beside its result."""
+    """Drop the marks of repeated parts of tool calls, such as a call's name beside its result."""
     times = Counter[int]()
     marks = []
     for mark in written.marks:
@@ -275,7 +281,7 @@ def _first_of_calls(written: WrittenText, leaves: Sequence[TextLeaf]) -> Written
 
 
 def _calls(messages: Sequence[Message]) -> set[TextLeaf]:
-    """Return all tool calls of a conversation."""
+    """Return all tool calls of a conversation, by message and number."""
     return {
         TextLeaf(i, number)
         for i, message in enumerate(messages)
@@ -295,7 +301,7 @@ def _segments(marked: _Marked) -> list[_Segment]:
 
 
 def _apart(spans: list[Span]) -> list[Span]:
-    """Sort spans; raises Skip if two overlap."""
+    """Return spans in ascending order; raises Skip if two overlap."""
     spans = sorted(spans)
     for one, other in pairwise(spans):
         if other.start < one.end:

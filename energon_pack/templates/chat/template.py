@@ -39,14 +39,14 @@ _PROBE = "energon_pack_probe"
 
 
 class Marked(NamedTuple):
-    """A conversation as text, with marks around its trained parts."""
+    """A conversation as text, with marks around its trained spans, and the spans' loss weights."""
 
     text: str
     weights: list[float]  # of each span; 0: the other text counts (`labels.prompt_weight`), but this span does not
 
 
 class ChatTemplate:
-    """A chat template that marks the trained parts."""
+    """A chat template of a model: renders conversations, and marks what is trained in them."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class ChatTemplate:
         self._variants: dict[str, ChatTemplate] = {}
 
     def with_variables(self, variables: Mapping[str, Any]) -> "ChatTemplate":
-        """Return the template with a sample's own variables; raises PackError like the template itself."""
+        """Return the template with a sample's own variables added; raises PackError like `ChatTemplate`."""
         if not variables:
             return self
         key = json.dumps(variables, sort_keys=True, default=str)
@@ -84,7 +84,7 @@ class ChatTemplate:
         return self._variants[key]
 
     def render_marked(self, messages: list[Message], tools: list[Any] | None, labels: Labels = _ALL) -> Marked:
-        """Do `render`, with `OPEN` and `CLOSE` around trained parts: everything in a turn that the model has to write.
+        """Render a conversation with `OPEN` and `CLOSE` around its trained parts: what the model has to write.
 
         Raises:
             Skip: `bad_message` if the text already contains such a mark, or a turn's weight is invalid;
@@ -103,16 +103,16 @@ class ChatTemplate:
         return self._marked(plain, messages, tools, weights, labels.tool_calls is ToolCalls.train, with_zeros)
 
     def adjusted(self, text: str, spans: Sequence[Trained], labels: Labels) -> list[Trained]:
-        """Adjust spans of whole turns by `labels`."""
+        """Apply `labels` (thoughts, end tokens, prompt weight) to the spans of whole turns; return what is trained."""
         return adjusted(text, spans, labels, self._turn, self._special, self._think)
 
     def without_thoughts(self, messages: Sequence[Message]) -> list[Message]:
-        """Return a conversation whose answers before the last question have no thoughts."""
+        """Return messages in which answers before the last question have no thoughts."""
         return without_thoughts(messages, self._think)
 
     @cached_property
     def _think(self) -> ThinkMarks:
-        """Return the marks that the template writes around a thought, or those of models' own texts."""
+        """Return the texts that the template writes around a thought; `<think>` and `</think>` if it shows none."""
         question: Message = {"role": "user", "content": "a"}
         answer: Message = {"role": "assistant", "content": "b", REASONING_KEYS[0]: "c"}
         marked, _ = mark_leaves([question, answer], Level.ALL)
@@ -131,12 +131,12 @@ class ChatTemplate:
 
     @property
     def ends_answers(self) -> bool:
-        """Whether a special token stands behind an answer; a template that does not show it counts as yes."""
+        """Whether the template writes a special token behind an answer; True if that can't be found out."""
         return not self.after_answers or any(map(self._special.first, self.after_answers))
 
     @cached_property
     def after_answers(self) -> list[str]:
-        """The texts behind an answer that another one follows, and behind the last; empty: they are not shown."""
+        """The texts behind an answer that another turn follows, and behind the last; empty: the template shows none."""
         question: Message = {"role": "user", "content": "a"}
         answer: Message = {"role": "assistant", "content": _PROBE}
         try:
@@ -146,7 +146,7 @@ class ChatTemplate:
         return after
 
     def _skeleton(self, messages: list[Message], texts: Sequence[str], trained: tuple[int, ...]) -> Skeleton | None:
-        """Return the text around the texts of such conversations, including marks."""
+        """Return the marked output for conversations of this shape; None: the template does more than copy texts."""
         shape = shape_of(messages)
         if shape is None:
             return None
@@ -174,7 +174,7 @@ class ChatTemplate:
         with_calls: bool = True,
         with_zeros: bool = False,
     ) -> Marked:
-        """Do `render_marked` for a conversation that is already rendered."""
+        """Put marks into a conversation that is rendered already, as `render_marked` does."""
         if not weights and not any(message.get("tool_calls") for message in messages):
             return Marked(plain, [])
         spans = self._spans.find(messages, tools, plain, [*weights], with_calls)
@@ -215,7 +215,7 @@ class ChatTemplate:
 
 
 def _around_first(output: str, start: int) -> tuple[str, str]:
-    """Return the text before the first marked text, from a place on, and the text after it."""
+    """Return the text between `start` and the first marked text, and the text after the last one."""
     written = read_marks(output)
     if not written.marks:
         raise Skip(Reason.PROCESSOR_ERROR, "the chat template writes no text")

@@ -31,7 +31,7 @@ Pattern = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class TurnForm:
-    """How a template writes a turn of the assistant."""
+    """How a chat template writes an assistant's turn: what stands before and after its trained part."""
 
     headers: tuple[str, ...]  # `<|im_start|>assistant\n`, and other texts before trained parts; longest first
     begins: str  # the token that every header begins with
@@ -41,8 +41,7 @@ class TurnForm:
     lead: str = ""  # white space that begins a turn without a header: LLaVA's `[/INST]` belongs to the question
 
     def has_whole(self, marked: str) -> bool:
-        """Say whether each trained part of a text with marks is a whole turn, from header to end, whatever white space
-        is around it."""
+        """Say whether each part between marks is a whole turn: after a header, and up to the end of a turn."""
         before = _MARKS.split(marked)
         return all(
             text.endswith(self.headers if mark == OPEN else self.ends)
@@ -50,7 +49,7 @@ class TurnForm:
         ) and bool(self.headers and self.ends)
 
     def begin(self, text: str, previous: int, start: int) -> int | None:
-        """Return where the trained part of a turn begins: after the header between `previous` and `start`."""
+        """Return where a turn's trained part begins, after the last header in `text[previous:start]`; None: nowhere."""
         for header in self.headers:
             head = text.rfind(header, previous, start)
             if head >= 0 and not (self.ends and self.ends in text[head:start]):
@@ -58,7 +57,7 @@ class TurnForm:
         return None
 
     def end(self, text: str, start: int, stop: int) -> int | None:
-        """Return where a turn ends, including its end; None: the end is not between `start` and `stop`."""
+        """Return where a turn ends, after its end token in `text[start:stop]`; None: there is none."""
         end = text.find(self.ends, start, stop) if self.ends else -1
         if end < 0 or (self.begins and self.begins in text[start:end]):
             return None
@@ -90,11 +89,11 @@ class SpecialTokens:
         return match[0] if match else ""
 
     def are_all(self, text: str, start: int = 0) -> bool:
-        """Say whether a text consists, from a place on, only of special tokens and white space."""
+        """Say whether a text, from `start` on, consists only of special tokens and white space."""
         return self._some.fullmatch(text, start) is not None
 
     def whole(self, text: str, end: int) -> int:
-        """Return `end`, or, if it cuts a token in two, the beginning of that token."""
+        """Return `end`, moved back to the start of a special token if it would cut that token in two."""
         for match in self._pattern.finditer(text):
             if match.start() < end < match.end():
                 return match.start()
@@ -107,7 +106,7 @@ def shared_beginning(a: str, b: str) -> str:
 
 
 def put_marks(text: str, spans: list[tuple[int, int]]) -> str:
-    """Put marks around each span of a text; spans ascend, and do not overlap."""
+    """Put `OPEN` and `CLOSE` around each span of a text; spans ascend and do not overlap."""
     pieces, position = [], 0
     for start, end in spans:
         assert position <= start <= end, f"spans overlap: {spans}"
@@ -117,7 +116,7 @@ def put_marks(text: str, spans: list[tuple[int, int]]) -> str:
 
 
 class Span(NamedTuple):
-    """Trained characters."""
+    """A trained range of characters in a rendered text, or a masked tool call, and the message that it belongs to."""
 
     start: int
     end: int
@@ -126,14 +125,14 @@ class Span(NamedTuple):
 
 
 class Prefixes:
-    """Finds where turns lie in a text: renders the conversation with and without each turn."""
+    """Finds a turn in a rendered text by prefix rendering: the conversation up to the turn, with and without it."""
 
     def __init__(self, render: Callable[..., str], turn: TurnForm, special: SpecialTokens):
         self._render, self._turn, self._special = render, turn, special
         self._agrees: dict[Pattern, bool | None] = {}  # pattern of turns → whether prefixes agree; None: can't tell
 
     def span(self, messages: Sequence[Message], tools: Any, text: str, i: int) -> Span | None:
-        """Return the text that a message adds to the turns before it; None if it changes those turns."""
+        """Return the span that message `i` adds to the output; None: the template refuses it, or changes older ones."""
         if not self._turn.has_prompt:
             return None
         try:
@@ -152,16 +151,19 @@ class Prefixes:
         return Span(len(before) + len(header), self.next_turn(text, end), i)
 
     def next_turn(self, text: str, end: int) -> int:
-        """Return the end of a turn, including the token that begins the next turn if generation stops at it."""
+        """Return the end of a turn, moved behind the first token of the next turn if generation stops only there."""
         token = self._special.token_at(text, end) if self._turn.is_next else ""
         return text.index(token, end) + len(token) if token else end
 
     def agrees(self, pattern: Pattern) -> tuple[bool, bool | None]:
-        """Return whether turns of this pattern were compared before, and whether they agreed; None: can't tell."""
+        """Return whether turns of this pattern were compared before, and the result; None: it could not be told."""
         return pattern in self._agrees, self._agrees.get(pattern)
 
     def compare(self, pattern: Pattern, text: str, spans: Sequence[Span], proved: Span | None) -> bool | None:
-        """Say whether a turn's spans equal prefix rendering's, except for white space; None: can't tell."""
+        """Say whether a turn's spans equal `proved`, its span by prefix rendering, but for white space; None: unknown.
+
+        The first result for a pattern is kept for `agrees`.
+        """
         agrees = None if proved is None else self._are_same(text, spans, proved)
         if len(self._agrees) < _MOST_PATTERNS:
             self._agrees.setdefault(pattern, agrees)
@@ -178,7 +180,7 @@ class Prefixes:
 
 
 def pattern_of(messages: Sequence[Message], i: int, last_question: int) -> Pattern:
-    """Describe what a turn's form may depend on besides its texts: its content, its neighbours and its place."""
+    """Return all that the form of turn `i` may depend on except its texts: content, neighbours and place."""
     near = (messages[k] if 0 <= k < len(messages) else None for k in (i - 1, i, i + 1))
     return (*map(_holds, near), i > last_question, i + 1 == len(messages))
 

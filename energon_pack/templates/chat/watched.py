@@ -42,11 +42,11 @@ _KNOWN = (
 
 
 class LooksAtText(Exception):
-    """A template does something other than copying a text, or something unknown."""
+    """A chat template does more with a text than copy it, or does something that this module does not know."""
 
 
 def watched(source: str, today: str) -> jinja2.Template | None:
-    """Return the template with guards, which raise `LooksAtText` for numbered texts; None: it can't be guarded."""
+    """Compile a chat template that raises LooksAtText unless it only copies `with_numbers`' texts; None: impossible."""
     jinja = environment(today)
     jinja.filters.update({_filter(guard): guard for guard in (_holds_none, _not_text, _written, _keys)})
     tree = jinja.parse(source)
@@ -83,22 +83,22 @@ def _refuse(is_looked_at: bool, value: Any) -> Any:
 
 
 def _holds_none(value: Any) -> Any:
-    """Guard a value that an operation reads completely."""
+    """Guard a value that an operation reads completely: no text may be in it."""
     return _refuse(_holds_text(value), value)
 
 
 def _not_text(value: Any) -> Any:
-    """Guard a value of which an operation reads no members: whether a list is empty does not depend on texts in it."""
+    """Guard a value that must not be a text itself; texts inside a list or an object are allowed."""
     return _refuse(_is_text(value), value)
 
 
 def _written(value: Any) -> Any:
-    """Guard a value that is written or joined: a text is copied, but a list of texts is printed."""
+    """Guard a value that is written or joined: a text is allowed, but not a list of texts, which would be printed."""
     return _refuse(not isinstance(value, str) and _holds_text(value), value)
 
 
 def _keys(value: Any) -> Any:
-    """Guard the container of an `in` test: in a message, only keys are searched."""
+    """Guard the right side of an `in` test: of an object, only the keys must be no texts."""
     return _refuse(_holds_text([*value] if isinstance(value, Mapping) else value), value)
 
 
@@ -126,7 +126,7 @@ _OPERANDS: dict[type[nodes.Node], dict[str, Callable[[Any], Any]]] = {
 
 
 class _Guarding(NodeTransformer):
-    """Puts the guards into the tree of a template."""
+    """Adds the guards to the syntax tree of a template."""
 
     def __init__(self, tree: nodes.Template):
         stored = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
@@ -208,7 +208,7 @@ class _Guarding(NodeTransformer):
 
 
 def _is_apart(target: nodes.Node) -> bool:
-    """Say whether a value is taken apart into several names."""
+    """Say whether an assignment splits a value into several names."""
     if not isinstance(target, nodes.Tuple):
         return False
     if not all(isinstance(item, (nodes.Name, nodes.NSRef)) for item in target.items):
@@ -228,7 +228,7 @@ def _all_guarded(node: Any, and_node: bool = True) -> Any:
 
 
 def _filter(guard: Callable[[Any], Any]) -> str:
-    """Return the name by which a template calls a guard."""
+    """Return the name of a guard as a filter in the template."""
     return f"watched{guard.__name__}"
 
 

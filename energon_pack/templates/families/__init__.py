@@ -4,8 +4,8 @@ from energon_pack.templates.families.internvl import InternVL
 from energon_pack.templates.families.kimi import Kimi
 from energon_pack.templates.families.llava import LlavaOneVision
 from energon_pack.templates.families.qwen_vl import Qwen3VL, QwenVL
-from energon_pack.templates.families.rules import MediaRules, Text
-from energon_pack.templates.families.shapes import Blanks, Shapes
+from energon_pack.templates.families.rules import MediaRules, TextRules
+from energon_pack.templates.families.shapes import PixelRules, ShapeRules
 
 #: `model.template` of the config: the family's media rules by name.
 FAMILIES: dict[str, type[MediaRules]] = {
@@ -14,9 +14,9 @@ FAMILIES: dict[str, type[MediaRules]] = {
     "llava_onevision": LlavaOneVision,
     "internvl": InternVL,
     "kimi": Kimi,
-    "text": Text,
-    "shapes": Shapes,
-    "pixels": Blanks,
+    "text": TextRules,
+    "shapes": ShapeRules,
+    "pixels": PixelRules,
 }
 
 #: families that ask the full processor
@@ -26,5 +26,5 @@ AUTO = "auto"
 
 
 def family_of(processor_class: str) -> str | None:
-    """Return the family with the rules of a class of processors."""
+    """Return the name of the family whose rules serve a processor class; None: no family does."""
     return next((name for name, rules in FAMILIES.items() if processor_class in rules.processors), None)

@@ -10,26 +10,26 @@ from energon_pack.samples.media.arguments import Clip, Prepared, media_arguments
 from energon_pack.samples.media.asked import metadata_of
 from energon_pack.samples.media.kinds import AUDIO, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
-from energon_pack.templates.families.stand_ins import Blank
+from energon_pack.templates.families.stand_ins import BlankMedia
 
-_BETWEEN = "\ue000"  # a private-use character: no chat, and no processor, writes it
-_ONE_AT_A_TIME = threading.Lock()  # all callers share a processor, which is changed during a call
+_SEPARATOR = "\ue000"  # a private-use character: no chat, and no processor, writes it
+_LOCK = threading.Lock()  # all callers share a processor, which is changed during a call
 
 
-class Asking:
-    """One processor, and the stand-ins for media in its calls."""
+class AskedProcessor:
+    """Runs a processor's call with stand-ins for media, and stops it at the tokenizer to read the text that it made."""
 
-    def __init__(self, processor: Any, make: Blank, settings: Mapping[str, dict[str, Any]]):
+    def __init__(self, processor: Any, make: BlankMedia, settings: Mapping[str, dict[str, Any]]):
         self._processor = processor
-        self._make = make
+        self._blanks = make
         self._settings = settings
         self.nests_images = False  # whether several images of a text are a nested list
-        self._sees_all = False  # whether the call sees all frames; known after the first video
-        self._around: dict[str, tuple[str, str]] = {}
+        self._sees_all_frames = False  # whether the call sees all frames; known after the first video
+        self._edge_tokens: dict[str, tuple[str, str]] = {}
         merge = getattr(processor, "_merge_kwargs", None)  # a remote class may have none
-        self._merged = {} if merge is None else {"_merge_kwargs": _remembering(merge)}
-        self._extractor = part_of(processor, AUDIO.kind)
-        self._hearing = dict(make.hearing(self._extractor)) if self._extractor is not None else {}
+        self._cached_merge = {} if merge is None else {"_merge_kwargs": _with_cache(merge)}
+        self._extractor = processor_part(processor, AUDIO.kind)
+        self._extractor_methods = dict(make.extractor_methods(self._extractor)) if self._extractor is not None else {}
 
     def texts(
         self, tokens: Mapping[str, str], media: Sequence[Media], frames: Sequence[Sequence[int]]
@@ -37,94 +37,99 @@ class Asking:
         """Return the text that the call writes for each medium of a sample, and the texts at its beginning and end.
 
         Args:
-            tokens: the text that the chat template writes for one medium, by kind.
-            media: all media of a sample, in the order of their placeholders.
-            frames: for each medium, the frames that the model sees.
+            tokens: by kind, the text that the chat template writes for one medium.
+            media: the sample's media, in the order of their placeholders.
+            frames: for each medium, the indices of the frames that the model sees.
         """
-        around = [self._around.get(medium.kind, ("", "")) for medium in media]
+        around = [self._edge_tokens.get(medium.kind, ("", "")) for medium in media]
         asked = [self.placeholder(medium.kind, tokens[medium.kind]) for medium in media]
-        text = _BETWEEN + "".join(one + _BETWEEN for one in asked)
-        values = [self._value(medium, chosen) for medium, chosen in zip(media, frames, strict=True)]
+        text = _SEPARATOR + "".join(one + _SEPARATOR for one in asked)
+        values = [self._media_argument(medium, chosen) for medium, chosen in zip(media, frames, strict=True)]
         prepared = Prepared([medium.kind for medium in media], values)
         arguments = media_arguments(prepared, self._settings, self.nests_images)
-        first, *written = self._written([text], arguments).split(_BETWEEN)
+        first, *written = self._written_text([text], arguments).split(_SEPARATOR)
         if len(written) != len(media) + 1:
             raise NotImplementedError("what it writes for media is not where their placeholders are")
-        return [_inside(one, *edges) for one, edges in zip(written, around, strict=False)], (first, written[-1])
+        return [_without_edges(one, *edges) for one, edges in zip(written, around, strict=False)], (first, written[-1])
 
-    def _value(self, medium: Media, frames: Sequence[int]) -> Any:
-        value = self._make.stand_in(medium, len(frames))
+    def _media_argument(self, medium: Media, frames: Sequence[int]) -> Any:
+        value = self._blanks.stand_in(medium, len(frames))
         if medium.kind != VIDEO.kind:
             return value
         sound = AUDIO.blank(medium) if medium.is_heard else None
         return Clip(value, metadata_of(medium, frames), sound)
 
     def placeholder(self, kind: str, token: str) -> str:
-        """Return the placeholder that the call wants in a text for one medium."""
-        before, after = self._around.get(kind, ("", ""))
+        """Return the text that marks a medium's place in the call; `token`: the chat template's text for the medium."""
+        before, after = self._edge_tokens.get(kind, ("", ""))
         return before + token + after
 
-    def surround(self, kind: str) -> bool:
-        """Surround each placeholder of a kind with the tokens of the processor's class; False: it has none."""
+    def surround_placeholders(self, kind: str) -> bool:
+        """From now on put the class's start and end tokens around the placeholders of a kind; False: it has none."""
         edges = [getattr(self._processor, f"{kind}_{edge}_token", None) for edge in ("start", "end")]
         first, last = (token if isinstance(token, str) else "" for token in edges)
-        if not first or not last or kind in self._around:
+        if not first or not last or kind in self._edge_tokens:
             return False
-        self._around[kind] = first, last
+        self._edge_tokens[kind] = first, last
         return True
 
     def frames(self, token: str, video: Media) -> list[int]:
-        """Return the frames that the call chooses from a video."""
-        if self._sees_all:
+        """Return the indices of the frames that the processor chooses; `token`: the chat template's text for videos."""
+        if self._sees_all_frames:
             return list(range(video.num_frames))
         arguments = {
-            "videos": [self._make.stand_in(video, video.num_frames)],
+            "videos": [self._blanks.stand_in(video, video.num_frames)],
             "videos_kwargs": {**copy.deepcopy(self._settings["sampling"]), "video_metadata": [metadata_of(video)]},
         }
         sampler = self._processor.video_processor
         choose = sampler.sample_frames
 
         def chosen(*args: Any, **kwargs: Any) -> Any:
-            raise _Answered([int(index) for index in choose(*args, **kwargs)])
+            raise _AnswerFound([int(index) for index in choose(*args, **kwargs)])
 
-        with _ONE_AT_A_TIME, changed(sampler, sample_frames=chosen), self._listening(), self._make.running():
+        with _LOCK, patched(sampler, sample_frames=chosen), self._stand_in_tokenizer(), self._blanks.context():
             try:
-                self._processor(text=[_BETWEEN + token + _BETWEEN], return_tensors="pt", **arguments)
-            except _Answered as answered:
+                self._processor(text=[_SEPARATOR + token + _SEPARATOR], return_tensors="pt", **arguments)
+            except _AnswerFound as answered:
                 if isinstance(answered.value, list):
                     return answered.value
-        self._sees_all = True
+        self._sees_all_frames = True
         return list(range(video.num_frames))
 
-    def _written(self, text: list[str], arguments: dict[str, Any]) -> str:
-        with _ONE_AT_A_TIME, self._listening(), self._make.running(), changed(self._extractor, **self._hearing):
+    def _written_text(self, text: list[str], arguments: dict[str, Any]) -> str:
+        with (
+            _LOCK,
+            self._stand_in_tokenizer(),
+            self._blanks.context(),
+            patched(self._extractor, **self._extractor_methods),
+        ):
             try:
                 self._processor(text=text, return_tensors="pt", **arguments)
-            except _Answered as answered:
+            except _AnswerFound as answered:
                 return str(answered.value)
         raise NotImplementedError("its call hands the tokenizer no text")
 
-    def _listening(self) -> AbstractContextManager[None]:
-        return changed(self._processor, tokenizer=_Listener(self._processor.tokenizer), **self._merged)
+    def _stand_in_tokenizer(self) -> AbstractContextManager[None]:
+        return patched(self._processor, tokenizer=_TokenizerStandIn(self._processor.tokenizer), **self._cached_merge)
 
 
-def part_of(processor: Any, kind: str) -> Any:
-    """Return the part of a processor that takes media of a kind; None: there is no such part."""
+def processor_part(processor: Any, kind: str) -> Any:
+    """Return the part of a processor for a kind of media, such as its image processor; None: it has no such part."""
     medium = KINDS[kind]
     held = (getattr(processor, name, None) for name in medium.parts)
     return next((part for part in held if part is not None and medium.is_part(part)), None)
 
 
-class _Answered(Exception):
-    """Ends a processor's call and carries the answer."""
+class _AnswerFound(Exception):
+    """Ends a processor's call by an exception that carries the text, or the indices of frames, that was asked for."""
 
     def __init__(self, value: "str | list[int]"):
         super().__init__()
         self.value = value
 
 
-class _Listener:
-    """A stand-in for the tokenizer: it ends the call and returns the text it was given."""
+class _TokenizerStandIn:
+    """Stands in for a processor's tokenizer: when called, it ends the processor's call with the text that it got."""
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
@@ -136,30 +141,30 @@ class _Listener:
         return len(self._tokenizer)
 
     def __call__(self, text: Any = None, *args: Any, **kwargs: Any) -> Any:
-        _answer(text)
+        _raise_if_text(text)
         return self._tokenizer(text, *args, **kwargs)
 
     def encode(self, text: Any, *args: Any, **kwargs: Any) -> Any:
         """Also end the call: some remote classes call this method instead."""
-        _answer(text)
+        _raise_if_text(text)
         return self._tokenizer.encode(text, *args, **kwargs)
 
 
-def _answer(text: Any) -> None:
+def _raise_if_text(text: Any) -> None:
     first = text[0] if isinstance(text, (list, tuple)) and text else text
-    if isinstance(first, str) and _BETWEEN in first:
-        raise _Answered(first)
+    if isinstance(first, str) and _SEPARATOR in first:
+        raise _AnswerFound(first)
 
 
-def _inside(text: str, before: str, after: str) -> str:
+def _without_edges(text: str, before: str, after: str) -> str:
     if not (text.startswith(before) and text.endswith(after)):
         raise NotImplementedError(f"it writes something else than {before} and {after} around a placeholder")
     return text[len(before) : len(text) - len(after)]
 
 
 @contextmanager
-def changed(owner: Any, **values: Any) -> Iterator[None]:
-    """Give an object other attributes in this context."""
+def patched(owner: Any, **values: Any) -> Iterator[None]:
+    """Set these attributes of an object in this context, and restore the old ones at its end."""
     if not values:
         yield
         return
@@ -174,8 +179,8 @@ def changed(owner: Any, **values: Any) -> Iterator[None]:
         attributes.update(before)
 
 
-def _remembering(merge: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Cache how a processor merges settings for images: merging takes as long as the rest of a call on shapes."""
+def _with_cache(merge: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Return `merge`, which merges a processor's settings, with a cache: merging takes as long as a call on shapes."""
     known: dict[str, dict[str, Any]] = {}
 
     def merged(*args: Any, **kwargs: Any) -> dict[str, Any]:

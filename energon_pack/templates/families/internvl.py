@@ -7,28 +7,31 @@ as in InternVLProcessor and its image processor of transformers.
 from collections.abc import Sequence
 
 from energon_pack.samples.media.medium import Media
-from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings, number
+from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings, positive_int
 
 
 class InternVL(MediaRules):
-    """InternVL3 and its relatives in their transformers form (`-hf`)."""
+    """The rules of InternVL3 and its relatives in their transformers form (`-hf`): equal tiles, and a thumbnail."""
 
     processors = ("InternVLProcessor",)
 
     def __init__(self, processor: ProcessorSettings):
         """Read the needed settings of a processor."""
         image, tokens = processor.image, processor.tokens
-        self._context = tokens.get("context_image_token", "<IMG_CONTEXT>")
-        self._begin, self._end = tokens.get("start_image_token", "<img>"), tokens.get("end_image_token", "</img>")
-        self.media_tokens = {"image": self._context, "video": tokens.get("video_token", "<video>")}
-        self.feature_tokens = {"video": self._context}
-        self.marks = (self._begin, self._end)
+        self._image_token = tokens.get("context_image_token", "<IMG_CONTEXT>")
+        self._begin_token, self._end_token = (
+            tokens.get("start_image_token", "<img>"),
+            tokens.get("end_image_token", "</img>"),
+        )
+        self.media_tokens = {"image": self._image_token, "video": tokens.get("video_token", "<video>")}
+        self.feature_tokens = {"video": self._image_token}
+        self.mark_tokens = (self._begin_token, self._end_token)
         size = image.get("size") or {}
-        self._tile = (number(size, "height"), number(size, "width"))
+        self._tile_size = (positive_int(size, "height"), positive_int(size, "width"))
         # Published settings have 384 for frames, with which the model can't make the counted tokens.
-        self.size_of_frames = {"height": self._tile[0], "width": self._tile[1]}
-        self._num_tokens = number(processor.processor, "image_seq_length", 256)
-        least, most = number(image, "min_patches", 1), number(image, "max_patches", 12)
+        self.forced_frame_size = {"height": self._tile_size[0], "width": self._tile_size[1]}
+        self._num_tile_tokens = positive_int(processor.processor, "image_seq_length", 256)
+        least, most = positive_int(image, "min_patches", 1), positive_int(image, "max_patches", 12)
         if processor.kwargs.get("crop_to_patches") is False:  # in the file it has no effect
             least = most = 1
         self._grids = sorted(
@@ -37,27 +40,27 @@ class InternVL(MediaRules):
         )
         self.frames = FrameSampling({"initial_shift": True, **processor.video})
         self.settings = {
-            "tile": self._tile,
-            "num_tokens": self._num_tokens,
+            "tile": self._tile_size,
+            "num_tokens": self._num_tile_tokens,
             "patches": [least, most],
             "frames": self.frames.settings,
         }
 
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
         if media.kind == "video":
-            frame = f"{self._begin}{self._context * self._num_tokens}{self._end}"
-            return "\n".join(f"Frame{i + 1}: {frame}" for i in range(len(frames))), len(frames) * self._num_tokens
+            frame = f"{self._begin_token}{self._image_token * self._num_tile_tokens}{self._end_token}"
+            return "\n".join(f"Frame{i + 1}: {frame}" for i in range(len(frames))), len(frames) * self._num_tile_tokens
         columns, rows = self._best_grid(media.height, media.width)
-        num_tokens = self._num_tokens * (columns * rows + 1 if columns * rows > 1 else 1)
-        return f"{self._begin}{self._context * num_tokens}{self._end}", num_tokens
+        num_tokens = self._num_tile_tokens * (columns * rows + 1 if columns * rows > 1 else 1)
+        return f"{self._begin_token}{self._image_token * num_tokens}{self._end_token}", num_tokens
 
     def _best_grid(self, height: int, width: int) -> tuple[int, int]:
-        """Return the grid nearest to the image's shape; among equal ones, the larger if the image fills half of it."""
+        """Return the (columns, rows) nearest to the image's shape; of two, the larger if the image fills half of it."""
         shape, area = width / height, width * height
         best, least = (1, 1), float("inf")
         for grid in self._grids:
             difference = abs(shape - grid[0] / grid[1])
-            half_of_grid = 0.5 * self._tile[0] * self._tile[1] * grid[0] * grid[1]
+            half_of_grid = 0.5 * self._tile_size[0] * self._tile_size[1] * grid[0] * grid[1]
             if difference < least or (difference == least and area > half_of_grid):
                 best, least = grid, difference
         return best

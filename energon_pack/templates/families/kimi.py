@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from energon_pack.errors import PackError
 from energon_pack.samples.media.medium import Media
-from energon_pack.templates.families.rules import MediaRules, ProcessorSettings, number
+from energon_pack.templates.families.rules import MediaRules, ProcessorSettings, positive_int
 
 
 class Kimi(MediaRules):
-    """Images of Kimi-VL and Kimi-K2.5."""
+    """The rules of Kimi-VL and Kimi-K2.5 for images, which keep their size if it has not too many patches."""
 
     processors = ("Kimi_K25Processor", "KimiVLProcessor")
 
@@ -23,13 +23,13 @@ class Kimi(MediaRules):
         size = image.get("size") or {}
         if size.get("max_height") != size.get("max_width"):
             raise PackError(f"size={size} of model.processor: max_height and max_width have to be equal")
-        patch_size = number(image, "patch_size", 14)
+        patch_size = positive_int(image, "patch_size", 14)
         limit = next((name for name in ("max_patches", "in_patch_limit", "in_token_limit") if image.get(name)), "")
         self.settings = {
             "patch_size": patch_size,
-            "factor": patch_size * number(image, "merge_size", 2),
-            "max_patches": number(image, limit or "max_patches"),
-            "max_side": number(size, "max_height", 512) * patch_size,  # pixels
+            "factor": patch_size * positive_int(image, "merge_size", 2),
+            "max_patches": positive_int(image, limit or "max_patches"),
+            "max_side": positive_int(size, "max_height", 512) * patch_size,  # pixels
         }
 
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:

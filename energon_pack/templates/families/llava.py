@@ -10,21 +10,21 @@ from collections.abc import Sequence
 
 from energon_pack.errors import PackError
 from energon_pack.samples.media.medium import Media
-from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings, number
+from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings, positive_int
 
 
-class _WholeSteps(FrameSampling):
-    """Chooses frames like transformers' default: at least one frame, computed in whole numbers."""
+class _IntegerSteps(FrameSampling):
+    """Chooses frames at equal distances, as transformers does by default: in whole numbers, and at least one."""
 
     def num_wanted(self, video: Media) -> int:
         return max(1, super().num_wanted(video))
 
-    def spread(self, total: int, number: int) -> list[int]:
+    def spread_indices(self, total: int, number: int) -> list[int]:
         return [i * total // number for i in range(number)]
 
 
 class LlavaOneVision(MediaRules):
-    """LLaVA-OneVision in its transformers form (`llava-hf`)."""
+    """The rules of LLaVA-OneVision in its transformers form (`llava-hf`): tiles, and a small picture of the whole."""
 
     processors = ("LlavaOnevisionProcessor",)
 
@@ -39,54 +39,54 @@ class LlavaOneVision(MediaRules):
         pinpoints = processor.image.get("image_grid_pinpoints")
         if not pinpoints:
             raise PackError("model.processor's image settings list no image_grid_pinpoints: not LLaVA-OneVision's")
-        num_base = number(settings, "num_image_tokens")
+        num_base = positive_int(settings, "num_image_tokens")
         ratio = settings.get("vision_aspect_ratio") or "anyres_max_9"
-        self._side = math.isqrt(num_base)
-        self._grid = [(int(height), int(width)) for height, width in pinpoints]
-        self._tile = (
-            number(size, "height", size.get("shortest_edge")),
-            number(size, "width", size.get("shortest_edge")),
+        self._side_tokens = math.isqrt(num_base)
+        self._resolutions = [(int(height), int(width)) for height, width in pinpoints]
+        self._tile_size = (
+            positive_int(size, "height", size.get("shortest_edge")),
+            positive_int(size, "width", size.get("shortest_edge")),
         )
-        self._most = int(ratio.removeprefix("anyres_max_"))
-        self._less = 1 if settings.get("vision_feature_select_strategy") == "default" else 0
-        self._num_base = num_base
-        self.frames = _WholeSteps(processor.video)
+        self._max_tiles = int(ratio.removeprefix("anyres_max_"))
+        self._num_dropped_tokens = 1 if settings.get("vision_feature_select_strategy") == "default" else 0
+        self._num_thumbnail_tokens = num_base
+        self.frames = _IntegerSteps(processor.video)
         self.settings = {
             "num_image_tokens": num_base,
-            "grid": self._grid,
-            "tile": self._tile,
-            "most": self._most,
-            "less": self._less,
+            "grid": self._resolutions,
+            "tile": self._tile_size,
+            "most": self._max_tiles,
+            "less": self._num_dropped_tokens,
             "frames": self.frames.settings,
         }
 
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
         if media.kind == "video":
-            pooled = math.ceil(self._side / 2)
+            pooled = math.ceil(self._side_tokens / 2)
             num_tokens = len(frames) * pooled * pooled + 1
         else:
-            num_tokens = self._num_tokens(media.height, media.width) - self._less
+            num_tokens = self._num_tokens(media.height, media.width) - self._num_dropped_tokens
         return self.media_tokens[media.kind] * num_tokens, num_tokens
 
     def _num_tokens(self, height: int, width: int) -> int:
         best_height, best_width = self._best_resolution(height, width)
-        rows = self._side * (best_height // self._tile[0])
-        columns = self._side * (best_width // self._tile[1])
+        rows = self._side_tokens * (best_height // self._tile_size[0])
+        columns = self._side_tokens * (best_width // self._tile_size[1])
         if width / height > columns / rows:  # the image does not fill the grid: the rest is cut off
             rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
         else:
             columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
-        ratio = math.sqrt(rows * columns / (self._most * self._side**2))
+        ratio = math.sqrt(rows * columns / (self._max_tiles * self._side_tokens**2))
         if ratio > 1.1:
             rows, columns = int(rows // ratio), int(columns // ratio)
-        return rows * columns + rows + self._num_base
+        return rows * columns + rows + self._num_thumbnail_tokens
 
     def _best_resolution(self, height: int, width: int) -> tuple[int, int]:
-        """Return the resolution that keeps most pixels; then with least unused area; then the first."""
+        """Return the listed (height, width) that keeps most pixels of the image; of several, the least unused area."""
 
         def fitness(resolution: tuple[int, int]) -> tuple[int, int]:
             scale = min(resolution[1] / width, resolution[0] / height)
             kept = min(int(width * scale) * int(height * scale), width * height)
             return kept, kept - resolution[0] * resolution[1]
 
-        return max(self._grid, key=fitness)
+        return max(self._resolutions, key=fitness)

@@ -12,19 +12,19 @@ from typing import Any
 
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings, number
-from energon_pack.templates.preprocess import first_to_last, smart_resize
+from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings, positive_int
+from energon_pack.templates.preprocess import smart_resize, spaced_indices
 
 
 class QwenVL(MediaRules):
-    """Qwen2-VL and Qwen2.5-VL."""
+    """The rules of Qwen2-VL and Qwen2.5-VL: one token for each square of pixels, in videos for each pair of frames."""
 
     processors: Sequence[str] = (
         *("Qwen2VLProcessor", "Qwen2_5_VLProcessor"),
         *("Exaone4_5_Processor", "HyperCLOVAXVisionV2Processor"),
     )
     #: defaults of the processor's image class
-    image_size: dict[str, Any] = {"shortest_edge": 56 * 56, "longest_edge": 1280 * 28 * 28}  # noqa: RUF012
+    image_size_defaults: dict[str, Any] = {"shortest_edge": 56 * 56, "longest_edge": 1280 * 28 * 28}  # noqa: RUF012
     #: defaults of the processor's video class
     video_defaults: dict[str, Any] = {  # noqa: RUF012
         "min_frames": 4,
@@ -37,53 +37,56 @@ class QwenVL(MediaRules):
     def __init__(self, processor: ProcessorSettings):
         """Read the needed settings of a processor."""
         self.media_tokens = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
-        image = _flat(processor.image, self.image_size)
-        patch_size, merge_size = number(image, "patch_size"), number(image, "merge_size")
+        image = _flattened(processor.image, self.image_size_defaults)
+        patch_size, merge_size = positive_int(image, "patch_size"), positive_int(image, "merge_size")
         self.factor = patch_size * merge_size
-        self._resizes = image.get("do_resize") is not False
-        self.image = {"min_pixels": number(image, "shortest_edge"), "max_pixels": number(image, "longest_edge")}
-        video = _flat({**self.video_defaults, **processor.video}, self.video_defaults["size"])
-        self.video = {
-            "factor": number(video, "patch_size", patch_size) * number(video, "merge_size", merge_size),
-            "temporal": number(video, "temporal_patch_size"),
-            "min_pixels": number(video, "shortest_edge"),
-            "max_pixels": number(video, "longest_edge"),
-            "max_video_tokens": number(video, "max_video_tokens"),
+        self._resizes_images = image.get("do_resize") is not False
+        self.pixel_limits = {
+            "min_pixels": positive_int(image, "shortest_edge"),
+            "max_pixels": positive_int(image, "longest_edge"),
+        }
+        video = _flattened({**self.video_defaults, **processor.video}, self.video_defaults["size"])
+        self.video_settings = {
+            "factor": positive_int(video, "patch_size", patch_size) * positive_int(video, "merge_size", merge_size),
+            "temporal": positive_int(video, "temporal_patch_size"),
+            "min_pixels": positive_int(video, "shortest_edge"),
+            "max_pixels": positive_int(video, "longest_edge"),
+            "max_video_tokens": positive_int(video, "max_video_tokens"),
             "do_resize": video.get("do_resize") is not False,
             "cap": bool(video.get("cap_pixels_per_frame")),
         }
-        self.frames = self.sampling(video)
+        self.frames = self.frame_sampling(video)
         self.settings = {
             "factor": self.factor,
-            "do_resize": self._resizes,
-            **self.image,
-            "video": self.video,
+            "do_resize": self._resizes_images,
+            **self.pixel_limits,
+            "video": self.video_settings,
             "frames": self.frames.settings,
         }
 
-    def sampling(self, video: dict[str, Any]) -> FrameSampling:
-        return _EvenFrames(video, number(video, "temporal_patch_size"))
+    def frame_sampling(self, video: dict[str, Any]) -> FrameSampling:
+        return _WholePatchFrames(video, positive_int(video, "temporal_patch_size"))
 
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
         if media.kind == "image":
             height, width = media.height, media.width
-            if self._resizes:
-                height, width = smart_resize(height, width, self.factor, **self.image)
-            _check_whole(height, width, self.factor)
+            if self._resizes_images:
+                height, width = smart_resize(height, width, self.factor, **self.pixel_limits)
+            _refuse_partial_tokens(height, width, self.factor)
             num_tokens = (height // self.factor) * (width // self.factor)
             return self.media_tokens["image"] * num_tokens, num_tokens
         height, width = media.height, media.width
-        if self.video["do_resize"]:
+        if self.video_settings["do_resize"]:
             height, width = self.frame_size(height, width, len(frames))
-        factor = self.video["factor"]
-        _check_whole(height, width, factor)
+        factor = self.video_settings["factor"]
+        _refuse_partial_tokens(height, width, factor)
         num_tokens = (height // factor) * (width // factor)
-        num_patches = math.ceil(len(frames) / self.video["temporal"])
+        num_patches = math.ceil(len(frames) / self.video_settings["temporal"])
         return self.video_text(media, frames, num_tokens), num_patches * num_tokens
 
     def frame_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
-        """Return height and width of each frame after resizing."""
-        settings = self.video
+        """Return the height and width of each frame after the processor's resizing."""
+        settings = self.video_settings
         factor, most = settings["factor"], settings["max_pixels"]
         if settings["cap"]:
             in_all = int(settings["max_video_tokens"] * factor * factor * 0.9)
@@ -91,12 +94,12 @@ class QwenVL(MediaRules):
         return smart_resize(height, width, factor, settings["min_pixels"], most)
 
     def video_text(self, video: Media, frames: Sequence[int], num_tokens: int) -> str:
-        """Return the text that stands for a video of which the model sees these frames."""
-        return self.media_tokens["video"] * (math.ceil(len(frames) / self.video["temporal"]) * num_tokens)
+        """Return the text that stands for a video; `num_tokens`: the tokens of each temporal patch (two frames)."""
+        return self.media_tokens["video"] * (math.ceil(len(frames) / self.video_settings["temporal"]) * num_tokens)
 
 
 class Qwen3VL(QwenVL):
-    """Qwen3-VL and Qwen3.5: one pixel budget for all frames, and times in the text."""
+    """The rules of Qwen3-VL and Qwen3.5: a video's frames share one pixel budget, and their times stand in the text."""
 
     processors = ("Qwen3VLProcessor", "Lfm3VlProcessor")
     has_old_names = False
@@ -110,11 +113,11 @@ class Qwen3VL(QwenVL):
         "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32},
     }
 
-    def sampling(self, video: dict[str, Any]) -> FrameSampling:
+    def frame_sampling(self, video: dict[str, Any]) -> FrameSampling:
         return _FirstToLastFrames(video)
 
     def frame_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
-        settings = self.video
+        settings = self.video_settings
         factor, most = settings["factor"], settings["max_pixels"]
         if num_frames < settings["temporal"]:
             raise Skip(Reason.UNREADABLE_MEDIA, f"{num_frames} frames: the processor refuses fewer than 2")
@@ -129,7 +132,7 @@ class Qwen3VL(QwenVL):
         return smart_resize(height, width, factor, settings["min_pixels"], most, num_frames, rounded)
 
     def video_text(self, video: Media, frames: Sequence[int], num_tokens: int) -> str:
-        temporal = self.video["temporal"]
+        temporal = self.video_settings["temporal"]
         chosen = [*frames, *([frames[-1]] * (-len(frames) % temporal))]
         times = [index / video.fps for index in chosen]
         patch = f"<|vision_start|>{self.media_tokens['video'] * num_tokens}<|vision_end|>"
@@ -138,15 +141,15 @@ class Qwen3VL(QwenVL):
         )
 
 
-class _EvenFrames(FrameSampling):
-    """Chooses frames like Qwen2-VL: whole temporal patches."""
+class _WholePatchFrames(FrameSampling):
+    """Chooses frames like Qwen2-VL: as many as fill whole temporal patches, usually an even number."""
 
     def __init__(self, video: dict[str, Any], temporal: int):
         super().__init__({**video, "initial_shift": 0})
-        self._temporal = temporal
+        self._temporal_patch_size = temporal
 
     def num_wanted(self, video: Media) -> int:
-        settings, temporal = self.settings, self._temporal
+        settings, temporal = self.settings, self._temporal_patch_size
         if settings["num_frames"] is not None:
             return int(round(settings["num_frames"] / temporal) * temporal)
         if settings["fps"] is None:
@@ -157,9 +160,9 @@ class _EvenFrames(FrameSampling):
 
 
 class _FirstToLastFrames(FrameSampling):
-    """Chooses frames like Qwen3-VL: always with the first and the last frame."""
+    """Chooses frames like Qwen3-VL: evenly, with the first and the last frame among them."""
 
-    repeats = True
+    repeats_frames = True
 
     def num_wanted(self, video: Media) -> int:
         settings = self.settings
@@ -170,20 +173,20 @@ class _FirstToLastFrames(FrameSampling):
         number = int(video.num_frames / video.fps * settings["fps"])
         return int(min(max(number, settings["min_frames"]), settings["max_frames"], video.num_frames))
 
-    def spread(self, total: int, number: int) -> list[int]:
-        return first_to_last(total, number)
+    def spread_indices(self, total: int, number: int) -> list[int]:
+        return spaced_indices(total, number)
 
 
-def _check_whole(height: int, width: int, factor: int) -> None:
-    """Refuse a size that is not whole tokens: without resizing (`do_resize` off) the processor refuses it, too."""
+def _refuse_partial_tokens(height: int, width: int, factor: int) -> None:
+    """Raise Skip if a size is not a multiple of `factor`: with `do_resize` off the processor refuses it, too."""
     if height % factor or width % factor:
         raise Skip(Reason.UNREADABLE_MEDIA, f"{width}×{height} pixels are no multiples of {factor}, and not resized")
 
 
-def _flat(settings: dict[str, Any], size: dict[str, Any]) -> dict[str, Any]:
-    """Return settings with the settings in `size` moved to the top level.
+def _flattened(settings: dict[str, Any], size: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with those in `size` moved to the top level.
 
     Args:
-        size: the class's own, which transformers takes where the settings have none, or null.
+        size: the class's own values, which transformers takes where the settings have none, or null.
     """
     return {**settings, **size, **(settings.get("size") or {})}

@@ -16,13 +16,13 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Reason, Skip
 
 #: settings that choose the frames of a video
-SAMPLING = ("do_sample_frames", "fps", "num_frames", "min_frames", "max_frames")
-_MOST_EXPANDED = 256  # images have few sizes in most sets
+FRAME_KEYS = ("do_sample_frames", "fps", "num_frames", "min_frames", "max_frames")
+_MAX_CACHED_EXPANSIONS = 256  # images have few sizes in most sets
 
 
 @dataclass(frozen=True)
 class ProcessorSettings:
-    """Settings of a processor, as plain data."""
+    """The settings of a transformers processor and of its parts, as plain data."""
 
     image: dict[str, Any] = field(default_factory=dict)  # of its image processor
     video: dict[str, Any] = field(default_factory=dict)  # of its video processor
@@ -39,7 +39,7 @@ class ProcessorSettings:
 
 
 class MediaRules:
-    """Size rules of a family, with one processor's settings. A family is a subclass, and a line in `FAMILIES`."""
+    """Says which text (how many tokens) stands for a medium, by one processor. Each model family has a subclass."""
 
     #: transformers' classes of processors that count media by these rules
     processors: Sequence[str] = ()
@@ -51,45 +51,44 @@ class MediaRules:
     #: the token that holds visual features, by kind, if it differs
     feature_tokens: Mapping[str, str] = MappingProxyType({})
     #: tokens that the processor puts around media
-    marks: Sequence[str] = ()
+    mark_tokens: Sequence[str] = ()
     #: by kind, why media that the processor takes can't be expanded
-    why_not: Mapping[str, str] = MappingProxyType({})
+    reason_by_kind: Mapping[str, str] = MappingProxyType({})
     #: everything that `expand` depends on
     settings: dict[str, Any]
     #: how the processor chooses frames, in families that see videos
     frames: "FrameSampling"
     #: size of frames, if the video processor's own setting does not fit the model
-    size_of_frames: dict[str, int] | None = None
+    forced_frame_size: dict[str, int] | None = None
     #: samples per second of sounds; 0: it takes no sounds
     rate: int = 0
     #: whether its call can put the sound of a video between the frames
     hears_videos: bool = False
     #: why not, for a message, where its call refuses one
-    why_deaf: str = ""
+    why_no_sound: str = ""
     #: whether its call takes several images of one text as a nested list, `[[image, image]]`
     nests_images: bool = False
-    _made_of: ProcessorSettings
+    _processor_settings: ProcessorSettings
 
     def __new__(cls, processor: ProcessorSettings) -> "MediaRules":
         rules = super().__new__(cls)
-        rules._made_of = processor
+        rules._processor_settings = processor
         return rules
 
     def __init__(self, processor: ProcessorSettings):
         raise NotImplementedError
 
     @property
-    def holders(self) -> dict[str, str]:
-        """Return the token that holds the features, by kind."""
+    def feature_token_of_kind(self) -> dict[str, str]:
+        """Return by kind of media the token that holds its features."""
         return {**self.media_tokens, **self.feature_tokens}
 
     def __reduce__(self) -> tuple[type["MediaRules"], tuple[ProcessorSettings]]:
         """Pickle only the processor's settings: the cached sizes stay in this process."""
-        return type(self), (self._made_of,)
+        return type(self), (self._processor_settings,)
 
     def try_out(self) -> None:
-        """Expand an ordinary image and video, so that settings the rules can't use are an error now, not for each
-        sample.
+        """Expand an example of each kind of media, so that unusable settings are one error now, not one per sample.
 
         Raises:
             PackError: the processor can't be asked.
@@ -101,43 +100,48 @@ class MediaRules:
                 self.expand(media, self.frames.choose(media) if kind == VIDEO.kind else [])
 
     def expand_all(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
-        """Return the result of `expand` for each of a sample's media."""
-        return [self._expand_once(medium, tuple(chosen)) for medium, chosen in zip(media, frames, strict=True)]
+        """Return text and number of feature tokens for each medium of a sample; results of `expand` are cached."""
+        return [self._cached_expand(medium, tuple(chosen)) for medium, chosen in zip(media, frames, strict=True)]
 
     def placeholder(self, kind: str) -> str:
-        """Return the placeholder that the full processor's call wants in a text for one medium."""
+        """Return the text that marks the place of a medium of this kind in the text for the full processor's call."""
         return self.media_tokens[kind]
 
-    def around(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> tuple[str, str]:
-        """Return the texts that the processor writes before and after a conversation with these media."""
+    def surrounding_texts(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> tuple[str, str]:
+        """Return the texts that the processor adds before and after a whole conversation with these media."""
         return "", ""
 
     @cached_property
-    def _expand_once(self) -> Callable[[Media, tuple[int, ...]], tuple[str, int]]:
-        return lru_cache(_MOST_EXPANDED)(self.expand)
+    def _cached_expand(self) -> Callable[[Media, tuple[int, ...]], tuple[str, int]]:
+        return lru_cache(_MAX_CACHED_EXPANSIONS)(self.expand)
 
     def call_settings(self, processor: ProcessorSettings) -> dict[str, dict[str, Any]]:
-        """Return by kind the settings for media that the processor's call lacks; frames are chosen before."""
-        video = {key: value for key, value in processor.changed.get(VIDEO.kind, {}).items() if key not in SAMPLING}
-        if self.size_of_frames:
-            video["size"] = self.size_of_frames
+        """Return by kind the media settings to pass to the processor's call, without those that choose frames."""
+        video = {key: value for key, value in processor.changed.get(VIDEO.kind, {}).items() if key not in FRAME_KEYS}
+        if self.forced_frame_size:
+            video["size"] = self.forced_frame_size
         return {**processor.changed, VIDEO.kind: video}
 
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
-        """Return a medium's text, and how many of its tokens hold features; raises Skip for sizes that are refused."""
+        """Return the text that stands for a medium, and how many of its tokens hold features; raises Skip for refused
+        sizes.
+
+        Args:
+            frames: the indices of a video's chosen frames; empty for other media.
+        """
         raise NotImplementedError
 
 
-class Text(MediaRules):
-    """A model without media: any tokenizer with a chat template. Samples with media are skipped."""
+class TextRules(MediaRules):
+    """The rules of a model without media: samples with media are left out."""
 
     def __init__(self, processor: ProcessorSettings):
         self.media_tokens: dict[str, str] = {}
         self.settings: dict[str, Any] = {}
 
 
-def number(settings: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """Return a whole number above 0 from a processor's settings; raises PackError if there is none."""
+def positive_int(settings: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """Return a setting that must be a whole number above 0; raises PackError if it is not."""
     value = settings.get(name)
     value = default if value is None else value
     value = int(value) if isinstance(value, float) and value.is_integer() else value  # 50176.0
@@ -150,14 +154,12 @@ def number(settings: Mapping[str, Any], name: str, default: int | None = None) -
 
 
 class FrameSampling:
-    """Chooses frames like transformers' video processors.
-
-    `do_sample_frames` off means all frames. On, `num_frames` frames, or `fps` a second within `min_frames` and
-    `max_frames`.
+    """Chooses frames like transformers' video processors: all, if `do_sample_frames` is off; else `num_frames`, or
+    `fps` a second within `min_frames` and `max_frames`.
     """
 
     #: whether frames are repeated if more are requested than there are
-    repeats = False
+    repeats_frames = False
 
     def __init__(self, video: Mapping[str, Any]):
         self.settings: dict[str, Any] = {
@@ -166,7 +168,7 @@ class FrameSampling:
         }
         for name in ("num_frames", "min_frames", "max_frames"):
             if self.settings[name] is not None:
-                number(self.settings, name)
+                positive_int(self.settings, name)
         if self.settings["fps"] is not None and not self.settings["fps"] > 0:
             raise PackError(f"fps={self.settings['fps']} of the video settings: must be more than 0")
         if self.settings["fps"] is not None and self.settings["num_frames"] is not None:
@@ -178,20 +180,20 @@ class FrameSampling:
         if not self.settings["do_sample_frames"]:
             return list(range(total))
         number = self.num_wanted(video)
-        if number < 1 or (number > total and not self.repeats):
+        if number < 1 or (number > total and not self.repeats_frames):
             raise Skip(Reason.UNREADABLE_MEDIA, f"{number} frames are asked for, the video has {total}")
-        return self.spread(total, number)
+        return self.spread_indices(total, number)
 
     def num_wanted(self, video: Media) -> int:
-        """Return how many frames to choose."""
+        """Return how many frames to choose from a video."""
         if self.settings["num_frames"] is not None:
             return int(self.settings["num_frames"])
         if self.settings["fps"] is None:
             return video.num_frames
         return int(video.num_frames / video.fps * self.settings["fps"])
 
-    def spread(self, total: int, number: int) -> list[int]:
-        """Choose `wanted` frames out of `total`."""
+    def spread_indices(self, total: int, number: int) -> list[int]:
+        """Return the indices of about `number` frames at equal distances, out of `total`."""
         step = total / number
         first = step / 2 if self.settings["initial_shift"] is True else float(self.settings["initial_shift"] or 0)
         indices = [int(np.float32(first + step * i)) for i in range(math.ceil((total - first) / step))]

@@ -1,7 +1,7 @@
 """Rules for any transformers processor: run the processor's own call on tensors that have shapes but no values.
 
 Nothing is decoded or resized, so a medium costs a millisecond. This does not work for a processor that looks at
-values, or that takes no tensors: `Blanks` gives it blank images.
+values, or that takes no tensors: `PixelRules` gives it blank images.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,36 +15,36 @@ from energon_pack.errors import PackError, one_line
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO, said
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.templates.families.asking import Asking, part_of
-from energon_pack.templates.families.rules import SAMPLING, FrameSampling, MediaRules, ProcessorSettings
-from energon_pack.templates.families.stand_ins import Blank, Meta
-from energon_pack.templates.families.steps import Steps
-from energon_pack.templates.full import errors_only, full_processor
+from energon_pack.templates.families.asking import AskedProcessor, processor_part
+from energon_pack.templates.families.rules import FRAME_KEYS, FrameSampling, MediaRules, ProcessorSettings
+from energon_pack.templates.families.stand_ins import BlankMedia, ShapeOnlyMedia
+from energon_pack.templates.families.steps import StepCache
+from energon_pack.templates.full import full_processor, quiet_transformers
 
-_MOST_KNOWN = 100_000  # lists of sizes whose answers are kept
-_AT_ONCE = 32  # media in one call
-_NUM_FRAMES = 24  # frames of a test video
+_MAX_CACHED_ANSWERS = 100_000  # lists of sizes whose answers are kept
+_NUM_COMPARED_MEDIA = 32  # media in one call
+_NUM_TEST_FRAMES = 24  # frames of a test video
 #: the text of each medium and how many of its tokens hold features; the texts that the call writes at beginning and end
 _Answers = tuple[list[tuple[str, int]], tuple[str, str]]
 
 
-class Shapes(MediaRules):
-    """Counts media of a model without a family in this package: it calls the model's processor with shapes."""
+class ShapeRules(MediaRules):
+    """The rules of any other processor: they run its own call on tensors that have shapes and no values."""
 
-    _make: Blank = Meta()
+    _blanks: BlankMedia = ShapeOnlyMedia()
 
     def __init__(self, processor: ProcessorSettings):
-        """Load the processor, and find the placeholder that it takes for each kind."""
+        """Load the processor, and find the token that it takes for each kind of media; raises PackError."""
         try:
             full = full_processor(processor)
         except Exception as error:  # any class of any processor may be behind it
             raise PackError(f"model.processor={processor.folder} can't be loaded: {one_line(error)}") from None
-        self.full = full
+        self.processor = full
         self.name = type(full).__name__
         changed = {kind: dict(processor.changed.get(kind, {})) for kind in KINDS}
         video = {"return_metadata": True}  # some classes read it when they write times
-        chosen = {name: value for name, value in changed[VIDEO.kind].items() if name not in SAMPLING}
-        extractor = part_of(full, AUDIO.kind)
+        chosen = {name: value for name, value in changed[VIDEO.kind].items() if name not in FRAME_KEYS}
+        extractor = processor_part(full, AUDIO.kind)
         self.rate = 0 if extractor is None else extractor.sampling_rate
         self._call_settings = {
             **changed,
@@ -60,28 +60,28 @@ class Shapes(MediaRules):
             **({"audio": processor.audio} if processor.audio else {}),
             **processor.others,
         }
-        self._asking = Asking(full, self._make, self._call_settings)
-        self.frames = _Asked(self)
-        self._written = processor.written
-        self.media_tokens, self.feature_tokens, self.why_not = self._find_tokens()
+        self._asked = AskedProcessor(full, self._blanks, self._call_settings)
+        self.frames = _AskedFrames(self)
+        self._chat_texts = processor.written
+        self.media_tokens, self.feature_tokens, self.reason_by_kind = self._find_tokens()
         if not self.media_tokens:
-            why = "; ".join(f"{kind}: {reason}" for kind, reason in self.why_not.items()) or "it sees none"
+            why = "; ".join(f"{kind}: {reason}" for kind, reason in self.reason_by_kind.items()) or "it sees none"
             raise PackError(f"{self.name} can't be asked what stands for media ({why})")
-        self.nests_images = self._asking.nests_images = self._wants_nested_images()
+        self.nests_images = self._asked.nests_images = self._wants_nested_images()
         self.hears_videos = self._hears_videos()
         if self.hears_videos and changed[VIDEO.kind].get("fps"):  # it places sounds among the frames by this rate
             self._call_settings[VIDEO.kind]["fps"] = changed[VIDEO.kind]["fps"]
-        self._answers = lru_cache(_MOST_KNOWN)(self._ask)
-        self._independent: dict[str, bool] = {}  # by kind
+        self._cached_ask = lru_cache(_MAX_CACHED_ANSWERS)(self._ask)
+        self._is_independent: dict[str, bool] = {}  # by kind
 
     def try_out(self) -> None:
-        """Check that the processor follows `media.fps` and `media.num_frames`; `__init__` checks the rest."""
+        """Raise PackError if the processor does not follow `media.fps` or `media.num_frames`."""
         sampling = self._call_settings["sampling"]
         name = next((name for name in ("num_frames", "fps") if sampling.get(name)), None)
         if name is None or VIDEO.kind not in self.media_tokens:
             return
         fps = sampling["fps"] or 1.0
-        number = sampling["num_frames"] or _NUM_FRAMES
+        number = sampling["num_frames"] or _NUM_TEST_FRAMES
         number = min(max(number, sampling.get("min_frames") or 1), sampling.get("max_frames") or number)
         rate = 10 * fps if name == "fps" else 4.0  # at this length an own rule would choose other frames
         video = Media(VIDEO.kind, 320, 240, "mp4", (10 if name == "fps" else 13) * number, rate)
@@ -99,59 +99,59 @@ class Shapes(MediaRules):
         return self._call_settings
 
     def expand_all(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
-        return self._known_or_asked(media, frames)[0] if media else []
+        return self._answers_for(media, frames)[0] if media else []
 
-    def around(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> tuple[str, str]:
-        return self._known_or_asked(media, frames)[1] if media else self._around_text
+    def surrounding_texts(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> tuple[str, str]:
+        return self._answers_for(media, frames)[1] if media else self._texts_without_media
 
-    def _known_or_asked(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> _Answers:
+    def _answers_for(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> _Answers:
         chosen = tuple(map(tuple, frames))
         kinds = {medium.kind for medium in media} | {"sound" for medium in media if medium.is_heard}
         if len(media) > 1 and len(kinds) == 1 and self._are_independent(*kinds):
-            each = [self._known_or_asked([medium], [indices]) for medium, indices in zip(media, chosen, strict=True)]
+            each = [self._answers_for([medium], [indices]) for medium, indices in zip(media, chosen, strict=True)]
             return [answer for answers, _ in each for answer in answers], each[-1][1]
         try:
             if len(media) == 1 and kinds == {AUDIO.kind}:  # lengths differ, so it would fill the memory to keep each
-                return self._steps(media[0].num_samples)
-            return self._answers(tuple(media), chosen)
+                return self._sound_answers(media[0].num_samples)
+            return self._cached_ask(tuple(media), chosen)
         except Exception as error:  # the processor refuses the sample
             raise Skip(Reason.UNREADABLE_MEDIA, f"{self.name} refuses {_sizes(media)}: {one_line(error)}") from None
 
     @cached_property
-    def _steps(self) -> Steps[_Answers]:
-        """The answers for a sound alone, by its number of samples."""
+    def _sound_answers(self) -> StepCache[_Answers]:
+        """The answers for one sound alone, by its number of samples."""
 
         def ask(num_samples: int) -> _Answers:
             return self._ask((Media(AUDIO.kind, num_samples=num_samples, rate=self.rate),), ((),))
 
-        return Steps(ask, lambda answers: len(answers[0][0][0]))
+        return StepCache(ask, lambda answers: len(answers[0][0][0]))
 
     def _are_independent(self, kind: str) -> bool:
-        """Say whether the text of a medium is the same beside other media of its kind; asked once for each kind."""
-        if kind not in self._independent:
+        """Say whether other media of its kind leave a medium's text as it is; asked once for each kind."""
+        if kind not in self._is_independent:
             rng = np.random.default_rng(0)
-            number = _AT_ONCE if kind == IMAGE.kind else _AT_ONCE // 4
+            number = _NUM_COMPARED_MEDIA if kind == IMAGE.kind else _NUM_COMPARED_MEDIA // 4
             media = [KINDS[kind].drawn(rng) for _ in range(number)]
             frames = [tuple(range(medium.num_frames)) for medium in media]
             try:
                 together, around = self._ask(tuple(media), tuple(frames))
                 alone = [self._ask((medium,), (indices,)) for medium, indices in zip(media, frames, strict=True)]
-                self._independent[kind] = alone == [([answer], around) for answer in together]
+                self._is_independent[kind] = alone == [([answer], around) for answer in together]
             except Exception:  # any class of any processor may be behind it; then it is asked for each sample
-                self._independent[kind] = False
-        return self._independent[kind]
+                self._is_independent[kind] = False
+        return self._is_independent[kind]
 
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
         return self.expand_all([media], [frames])[0]
 
     def placeholder(self, kind: str) -> str:
-        return self._asking.placeholder(kind, self.media_tokens[kind])
+        return self._asked.placeholder(kind, self.media_tokens[kind])
 
     def _wants_nested_images(self) -> bool:
-        """Say whether the call refuses two images of a text in a flat list, and takes them in a nested list."""
+        """Say whether the call takes two images of one text only as a nested list."""
         images = (IMAGE.example,) * 2
         for nests in (False, True):
-            self._asking.nests_images = nests
+            self._asked.nests_images = nests
             try:
                 self._ask(images, ((), ()))
             except Exception:  # any class of any processor may be behind it
@@ -160,88 +160,90 @@ class Shapes(MediaRules):
         return False
 
     def _hears_videos(self) -> bool:
-        """Whether the call writes features of a sound for a video whose sound it is given."""
+        """Say whether the call writes sound tokens for a video that has its sound."""
         if not {VIDEO.kind, AUDIO.kind} <= self.feature_tokens.keys():
             return False
         heard = replace(VIDEO.example, num_samples=AUDIO.example.num_samples, rate=self.rate)
         try:
             ((text, _),), _ = self._ask((heard,), (tuple(range(4)),))
         except Exception as error:  # any class of any processor may be behind it
-            self.why_deaf = f": its call refuses one, {one_line(error)}"
+            self.why_no_sound = f": its call refuses one, {one_line(error)}"
             return False
         return self.feature_tokens[AUDIO.kind] in text
 
     def ask_frames(self, video: Media) -> list[int]:
-        """Return the frames of a video that the processor chooses."""
+        """Return the indices of the frames that the processor chooses from a video; raises Skip if it refuses."""
         try:
-            return self._asking.frames(self.media_tokens[VIDEO.kind], video)
+            return self._asked.frames(self.media_tokens[VIDEO.kind], video)
         except Exception as error:  # the processor refuses the sample
             video_size = f"{video.num_frames} frames at {video.fps:g} a second"
             raise Skip(Reason.UNREADABLE_MEDIA, f"{self.name} refuses {video_size}: {one_line(error)}") from None
 
     def _ask(self, media: tuple[Media, ...], frames: tuple[tuple[int, ...], ...]) -> _Answers:
-        texts, around = self._asking.texts(self.media_tokens, media, frames)
+        texts, around = self._asked.texts(self.media_tokens, media, frames)
         features = (self.feature_tokens[medium.kind] for medium in media)
         return [(text, text.count(one)) for text, one in zip(texts, features, strict=True)], around
 
     @cached_property
-    def _around_text(self) -> tuple[str, str]:
-        """Return the texts that the call writes before and after a text without media; empty if it refuses one."""
+    def _texts_without_media(self) -> tuple[str, str]:
+        """Return the texts that the call adds before and after a text without media; empty if it refuses one."""
         try:
-            return self._asking.texts(self.media_tokens, [], [])[1]
+            return self._asked.texts(self.media_tokens, [], [])[1]
         except Exception:  # any class of any processor may be behind it; then training asks only the tokenizer
             return "", ""
 
-    @errors_only()
+    @quiet_transformers()
     def _find_tokens(self) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-        """Find for each kind the token that the call replaces, and the token that holds features; or why not."""
+        """Return by kind the token that the call replaces, and the one that holds features; or why there is none."""
         tokens: dict[str, str] = {}
         features: dict[str, str] = {}
         why_not: dict[str, str] = {}
-        special = [str(one) for one in self.full.tokenizer.added_tokens_decoder.values() if one.special]
+        special = [str(one) for one in self.processor.tokenizer.added_tokens_decoder.values() if one.special]
         for kind, medium in KINDS.items():
-            if part_of(self.full, kind) is None and not hasattr(self.full, medium.parts[0]):
+            if processor_part(self.processor, kind) is None and not hasattr(self.processor, medium.parts[0]):
                 continue
             answer = self._find_token(kind, medium.example)
-            if isinstance(answer, str) and self._asking.surround(kind):
+            if isinstance(answer, str) and self._asked.surround_placeholders(kind):
                 answer = self._find_token(kind, medium.example)
             if isinstance(answer, str):
                 why_not[kind] = answer
                 continue
             token, text = answer
-            if feature := _most_frequent(self.full.tokenizer, text):
+            if feature := _most_frequent_token(self.processor.tokenizer, text):
                 tokens[kind], features[kind] = token, feature
-                self.marks = [*self.marks, *(one for one in special if one in text)]
+                self.mark_tokens = [*self.mark_tokens, *(one for one in special if one in text)]
             else:
-                why_not[kind] = f"the tokenizer does not know {getattr(self.full, f'{kind}_token', None) or token}"
+                why_not[kind] = f"the tokenizer does not know {getattr(self.processor, f'{kind}_token', None) or token}"
         return tokens, features, why_not
 
     def _find_token(self, kind: str, medium: Media) -> tuple[str, str] | str:
-        """Return the token that the call replaces, and its replacement; or why there is no such token."""
+        """Return the token that the call replaces, and the text in its place; or only the reason why there is none."""
         why_not = ""
-        for token in dict.fromkeys((*_candidates(self.full, kind), *filter(None, [self._written.get(kind)]))):
+        for token in dict.fromkeys(
+            (*_candidate_tokens(self.processor, kind), *filter(None, [self._chat_texts.get(kind)]))
+        ):
             try:
-                (text,), _ = self._asking.texts({kind: token}, [medium], [range(4) if kind == VIDEO.kind else ()])
+                (text,), _ = self._asked.texts({kind: token}, [medium], [range(4) if kind == VIDEO.kind else ()])
             except Exception as error:  # any class of any processor may be behind it
                 why_not = why_not or one_line(error)
                 continue
-            if text and (text != token or getattr(self.full, f"{kind}_token", None) == token):
+            if text and (text != token or getattr(self.processor, f"{kind}_token", None) == token):
                 return token, text
         return why_not or "it has no token for one"
 
 
-class Blanks(Shapes):
-    """Does the same with blank images, for processors that refuse tensors without values."""
+class PixelRules(ShapeRules):
+    """The rules of processors that refuse tensors without values: their calls get blank images."""
 
-    _make = Blank()
+    _blanks = BlankMedia()
 
 
-class _Asked(FrameSampling):
-    """Chooses frames by asking the processor."""
+class _AskedFrames(FrameSampling):
+    """Chooses frames by asking the processor which it would choose."""
 
-    def __init__(self, rules: Shapes):
+    def __init__(self, rules: ShapeRules):
         super().__init__({})
-        self._ask = lru_cache(_MOST_KNOWN)(rules.ask_frames)
+        self._ask = lru_cache(_MAX_CACHED_ANSWERS)(rules.ask_frames)
 
     def choose(self, video: Media) -> list[int]:
         return self._ask(video)
@@ -254,16 +256,16 @@ def _sizes(media: Iterable[Media]) -> str:
     return f"{', '.join(KINDS[medium.kind].size(medium) for medium in media)} pixels"
 
 
-def _candidates(full: Any, kind: str) -> list[str]:
-    """Return tokens that may stand for a medium in a chat, the most likely first."""
+def _candidate_tokens(full: Any, kind: str) -> list[str]:
+    """Return the tokens that may stand for a medium in a chat, the most likely first."""
     names = [f"{kind}_token", *(["boi_token"] if kind == IMAGE.kind else []), f"start_of_{kind}_token"]
     names += sorted(name for name in vars(full) if name.endswith("_token") and kind in name)
     tokens = [getattr(full, name, None) for name in dict.fromkeys(names)]
     return [token for token in dict.fromkeys(tokens) if isinstance(token, str) and token]
 
 
-def _most_frequent(tokenizer: Any, text: str) -> str | None:
-    """Return the token that holds features in the text of a medium, the most frequent; None: it is split into others.
+def _most_frequent_token(tokenizer: Any, text: str) -> str | None:
+    """Return the most frequent token in the text of a medium, the one that holds features; None: it is no added token.
 
     A class's own lists (`image_token_ids`) name tokens for beginnings, ends and rows, too.
     """

@@ -9,82 +9,82 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-_FIRST = 64  # lengths that are asked one by one before steps are used
-_LONGEST_STEP = 1 << 20  # samples
-_WINDOW = 480_000  # samples of 30 seconds at 16 kHz
-_EDGES = tuple(edge + off for edge in (16_000, _WINDOW, 2 * _WINDOW) for off in (-1, 0, 1))
+_NUM_ASKED_FIRST = 64  # lengths that are asked one by one before steps are used
+_MAX_STEP_SAMPLES = 1 << 20  # samples
+_WINDOW_SAMPLES = 480_000  # samples of 30 seconds at 16 kHz
+_CHECKED_LENGTHS = tuple(edge + off for edge in (16_000, _WINDOW_SAMPLES, 2 * _WINDOW_SAMPLES) for off in (-1, 0, 1))
 _Answer = TypeVar("_Answer")
 
 
-class Steps(Generic[_Answer]):
-    """The answers of a slow function of lengths."""
+class StepCache(Generic[_Answer]):
+    """Caches a slow function of a length that has the same answer for whole ranges of lengths, so few are computed."""
 
     def __init__(self, ask: Callable[[int], _Answer], size: Callable[[_Answer], Any]):
-        """Store the function; nothing is asked yet.
+        """Store the function without calling it.
 
         Args:
             ask: returns the answer for a length; its errors reach the caller.
             size: returns the size of an answer; equal answers have equal sizes.
         """
-        self._ask, self._size = ask, size
-        self._known: dict[int, _Answer] = {}
-        self._lengths: list[int] = []  # the lengths of `_known`, ascending
-        self._grow: bool | None = None  # None: not checked yet
+        self._ask, self._answer_size = ask, size
+        self._answers: dict[int, _Answer] = {}
+        self._lengths: list[int] = []  # the lengths of `_answers`, ascending
+        self._answers_grow: bool | None = None  # None: not checked yet
         self._step = (0, 1)  # the first length of a step, and how many lengths it has
 
     def __call__(self, length: int) -> _Answer:
-        """Return the answer for a length."""
-        if length in self._known:
-            return self._known[length]
-        if len(self._lengths) < _FIRST or not self._grows():
-            return self._asked(length)
-        between = self._between(length)
+        """Return the answer for a length: known, shared by the known lengths around it, or computed."""
+        if length in self._answers:
+            return self._answers[length]
+        if len(self._lengths) < _NUM_ASKED_FIRST or not self._check_growth():
+            return self._ask_once(length)
+        between = self._shared_answer(length)
         if between is None:
             first, size = self._step
             begin = first + (length - first) // size * size
             with suppress(Exception):  # the function may refuse an end of the step, yet take the length
                 for end in (max(begin, 1), begin + size - 1):
-                    self._asked(end)
-            between = self._between(length)
-        return self._asked(length) if between is None else between
+                    self._ask_once(end)
+            between = self._shared_answer(length)
+        return self._ask_once(length) if between is None else between
 
-    def _asked(self, length: int) -> _Answer:
-        if length not in self._known:
-            self._known[length] = self._ask(length)
+    def _ask_once(self, length: int) -> _Answer:
+        if length not in self._answers:
+            self._answers[length] = self._ask(length)
             insort(self._lengths, length)
-        return self._known[length]
+        return self._answers[length]
 
-    def _between(self, length: int) -> _Answer | None:
-        """Return the answer that the next lengths below and above share; None: they do not."""
+    def _shared_answer(self, length: int) -> _Answer | None:
+        """Return the answer that the nearest known lengths below and above share; None: they have different ones."""
         place = bisect(self._lengths, length)
         below, above = self._lengths[max(place - 1, 0)], self._lengths[min(place, len(self._lengths) - 1)]
-        answer = self._known[below]
-        return answer if below <= length <= above and answer == self._known[above] else None
+        answer = self._answers[below]
+        return answer if below <= length <= above and answer == self._answers[above] else None
 
-    def _grows(self) -> bool:
-        if self._grow is None:
-            for length in _EDGES:
+    def _check_growth(self) -> bool:
+        if self._answers_grow is None:
+            for length in _CHECKED_LENGTHS:
                 with suppress(Exception):
-                    self._asked(length)
-            self._step = self._found_step()
-            answers = [self._known[length] for length in self._lengths]
-            sizes = [self._size(answer) for answer in answers]
+                    self._ask_once(length)
+            self._step = self._find_step()
+            answers = [self._answers[length] for length in self._lengths]
+            sizes = [self._answer_size(answer) for answer in answers]
             pairs = zip(zip(answers, sizes, strict=True), zip(answers[1:], sizes[1:], strict=True), strict=False)
-            self._grow = all(
+            self._answers_grow = all(
                 size <= larger and (size < larger or one == other) for (one, size), (other, larger) in pairs
             )
-        return self._grow
+        return self._answers_grow
 
-    def _found_step(self) -> tuple[int, int]:
-        """Return the step that holds the length of one second: its first length, and how many lengths it has."""
+    def _find_step(self) -> tuple[int, int]:
+        """Return the step that contains the length of one second: its first length, and how many lengths it has."""
         ends = []
-        for outside in (1, _LONGEST_STEP):
+        for outside in (1, _MAX_STEP_SAMPLES):
             inside = 16_000
-            answer = self._asked(inside)
+            answer = self._ask_once(inside)
             while abs(outside - inside) > 1:
                 middle = (outside + inside) // 2
                 try:
-                    is_same = self._asked(middle) == answer
+                    is_same = self._ask_once(middle) == answer
                 except Exception:  # refused: another answer, too
                     is_same = False
                 inside, outside = (middle, outside) if is_same else (inside, middle)

@@ -19,7 +19,7 @@ Run = tuple[int, int]
 
 
 class AddedTokens:
-    """Finds added tokens in texts. If several are possible, tokenizers take the leftmost, then the longest."""
+    """Finds added tokens, such as `<|im_end|>`, in texts: the leftmost, then the longest, as tokenizers do."""
 
     def __init__(self, tokens: Iterable[str]):
         longest_first = sorted(tokens, key=len, reverse=True)
@@ -37,7 +37,7 @@ class AddedTokens:
         return any(text[-i:] in self._begins for i in range(1, min(len(text), self.longest) + 1))
 
     def stands_alone(self, text: str) -> bool:
-        """Say whether a text is always an added token wherever it stands: no other can overlap it."""
+        """Say whether a text is an added token with which no other can overlap, whatever stands beside it."""
         known = self._stands_alone.get(text, False)
         if known is None:
             known = self._stands_alone[text] = (
@@ -48,7 +48,7 @@ class AddedTokens:
         return known
 
     def find_all(self, text: str) -> list[tuple[int, str]]:
-        """Return the places of added tokens in a text, and the tokens; four times as fast as `pattern`."""
+        """Return the position and the text of each added token in a text; four times as fast as `pattern`."""
         places: list[tuple[int, str]] = []
         following = {token: start for token in self.all if (start := text.find(token)) >= 0}  # longest first
         while following:
@@ -63,7 +63,7 @@ class AddedTokens:
 
 
 class Runs:
-    """Finds runs of added tokens that a tokenizer always reads as one token each."""
+    """Shortens runs of one added token, such as thousands of image tokens, before a text is tokenized."""
 
     def __init__(self, tokenizer: Tokenizer, tokens: Iterable[str]):
         added = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
@@ -72,7 +72,7 @@ class Runs:
         self._tokens = sorted(token for token in tokens if _is_plain(added[token]) and known.stands_alone(token))
 
     def squeeze(self, text: str, spans: Ranges) -> tuple[str, Ranges, list[Run]]:
-        """Return a text with each run as one token, its spans in that text, and the runs; spans end outside of runs."""
+        """Return the text with each run as one token, the spans in it, and the runs; no span may end within a run."""
         places = self._places(text)
         if not places or _cuts(spans, [(start, end) for start, end, _ in places]):
             return text, spans, []
@@ -108,11 +108,11 @@ class Runs:
 
 
 def grow(ids: Ids, numbers: Mapping[int, int], spans: Ranges, runs: Sequence[Run]) -> tuple[Ids, Ranges]:
-    """Return the ids of a text with its runs, and the token ranges of its spans.
+    """Return the ids of a text with its runs at full length, and the token ranges of its spans.
 
     Args:
-        ids: of the text without runs.
-        numbers: how many of these tokens begin before each end of a span or run.
+        ids: the ids of the text with short runs.
+        numbers: by position in that text, how many of these tokens begin before it.
     """
     if not runs:
         return ids, [(numbers[start], numbers[end]) for start, end in spans]
@@ -128,7 +128,7 @@ def grow(ids: Ids, numbers: Mapping[int, int], spans: Ranges, runs: Sequence[Run
 
 
 def within_range(ids: Ids, ranges: Ranges, token_range: tuple[int, int] | None) -> tuple[Ids, Ranges]:
-    """Return the ids within a range of tokens, and of each range what lies in it, perhaps nothing; None: all."""
+    """Return the ids in a range of tokens, and the part of each range that lies in it, perhaps empty; None: all."""
     if token_range is None:
         return ids, ranges
     start, end = token_range
@@ -136,7 +136,7 @@ def within_range(ids: Ids, ranges: Ranges, token_range: tuple[int, int] | None) 
 
 
 def without_first(ranges: Ranges, weights: Sequence[float] = ()) -> tuple[Ranges, list[float]]:
-    """Return ranges without the first token, which nothing predicts, and their weights; empty: all are 1."""
+    """Return ranges without the text's first token, which nothing predicts, and their weights; empty: all are 1."""
     pairs = zip(ranges, weights or repeat(1.0, len(ranges)), strict=True)
     trained = [((max(start, 1), end), weight) for (start, end), weight in pairs if end > max(start, 1)]
     kept = [weight for _, weight in trained]
@@ -148,7 +148,7 @@ def _is_plain(token: AddedToken) -> bool:
 
 
 def _cuts(spans: Ranges, runs: Ranges) -> bool:
-    """Say whether an end of a span lies within a run; both ascend."""
+    """Say whether a span begins or ends within a run; both ascend."""
     starts = [start for start, _ in runs]
     for position in (end for span in spans for end in span):
         index = bisect_left(starts, position) - 1

@@ -41,18 +41,18 @@ _LOWER_CASE_OF_OTHERS = "\u017f\u212a"  # some tokenizers match these in contrac
 
 
 class EngineError(ValueError):
-    """An engine that is set by name can't be used."""
+    """The engine that `measure.engine` names can't be used for this tokenizer."""
 
 
 class TokenEngine:
-    """Makes the tokens of texts for one tokenizer, faster than it does."""
+    """Makes the tokens of texts like a tokenizer of the package `tokenizers`, but faster."""
 
     def __init__(self, tokenizer: Tokenizer, engine: str = "auto"):
-        """Read the tokenizer and choose an engine.
+        """Read the tokenizer's settings and choose an engine.
 
         Args:
-            engine: `auto` (after many texts gigatoken, if it is installed), `words`, `gigatoken`, or `tokenizers`:
-                then it makes nothing.
+            engine: `words`; `gigatoken`; `auto`, words first and, after many texts, gigatoken if it is installed; or
+                `tokenizers`, which leaves all texts to the tokenizer.
         """
         settings = _settings_of(tokenizer)
         pattern = word_pattern(settings)
@@ -73,7 +73,7 @@ class TokenEngine:
             self._tokenizer, self._characters_to_engine = tokenizer, _WORTH_AN_ENGINE
 
     def tokens(self, texts: Sequence[Text]) -> list[tuple[Ids, list[int]] | None]:
-        """Return the ids of each text, and the number of tokens before each position; None: ask the reference."""
+        """Return the ids of each text, and the number of tokens before each position; None: ask the tokenizer."""
         if self.engine == "tokenizers":
             return [None] * len(texts)
         pieces: list[str] = []
@@ -97,7 +97,7 @@ class TokenEngine:
         return results
 
     def _try_gigatoken(self) -> None:
-        """Go on with gigatoken if it is installed and right for this tokenizer, else by words."""
+        """Change to gigatoken if it is installed and right for this tokenizer; else stay with words."""
         self._characters_to_engine = math.inf
         with suppress(EngineError):
             self._use_gigatoken(self._tokenizer)
@@ -106,7 +106,7 @@ class TokenEngine:
         self._encode, self.engine = _checked_gigatoken(tokenizer), "gigatoken"
 
     def _unsure(self, texts: Sequence[str]) -> set[int]:
-        """Return the indices of texts that only the reference can count."""
+        """Return the indices of texts that only the tokenizer itself makes tokens of for sure."""
         wide = [i for i, text in enumerate(texts) if not text.isascii()]
         unsure = {wide[i] for i in doubtful([texts[i] for i in wide])}
         if self._normalizes:
@@ -114,7 +114,7 @@ class TokenEngine:
         return unsure
 
     def _is_between_words(self, text: str, position: int) -> bool:
-        """Say whether a tokenizer always cuts a text there: at an added token, or where a word ends."""
+        """Say whether the tokenizer certainly cuts a text at this position: at an added token, or where a word ends."""
         if position in (0, len(text)) or text.endswith(self._added.all, 0, position):
             return True
         begin = max(0, position - _FAR_BACK)
@@ -137,7 +137,7 @@ class TokenEngine:
 
 
 def _settings_of(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the settings in its JSON without the vocabulary, which would take longer than counting a small set."""
+    """Return the tokenizer's JSON without its vocabulary, which would take longer than counting a small data set."""
     empty = Tokenizer(models.BPE())
     for name in ("normalizer", "pre_tokenizer"):
         if (step := getattr(tokenizer, name)) is not None:
@@ -162,7 +162,7 @@ def _gigatoken(tokenizer: Tokenizer) -> Encode:
 
 
 def _checked_gigatoken(tokenizer: Tokenizer) -> Encode:
-    """Return what makes tokens with gigatoken, after it has made those of the hostile texts like the reference.
+    """Return gigatoken's encoder, after it made the same tokens of all `HOSTILE` texts as the tokenizer.
 
     Raises:
         EngineError: it is not installed, or not right for this tokenizer.
@@ -189,7 +189,7 @@ def _first_wrong(tokenizer: Tokenizer, encode: Encode) -> str | None:
 
 
 def doubtful(texts: Sequence[str]) -> set[int]:
-    """Return the indices of texts with a doubtful character."""
+    """Return the indices of texts with a character that is newer than Unicode 3.2, on which tokenizers may differ."""
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
     ends = list(accumulate(map(len, texts)))
     return set(np.searchsorted(ends, np.flatnonzero(_is_doubtful()[codes]), side="right").tolist())

@@ -27,14 +27,14 @@ _SEAMS = [("a", " b"), ("Z", " a"), ("\n", "a"), ("\n", "Z"), ("\n", "你")]
 
 
 class Tokenizing:
-    """Tokenizes texts for one model."""
+    """Makes and counts the tokens of rendered texts with one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, adds_special_tokens: bool, in_runs: Iterable[str]):
-        """Take a tokenizer.
+        """Take a tokenizer, and turn off its truncation and padding.
 
         Args:
             adds_special_tokens: whether it adds its own around a text.
-            in_runs: tokens that stand in runs of thousands.
+            in_runs: tokens that come in runs of thousands, such as those of images.
         """
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -43,31 +43,35 @@ class Tokenizing:
         self._runs = Runs(tokenizer, in_runs)
 
     def ids_of(self, text: str) -> list[int]:
-        """Return the ids of a text alone."""
+        """Return the ids of a text, without special tokens around it."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def tokenize(self, rendered: Sequence[Rendered]) -> list[Tokens]:
-        """Return ids and supervised ranges of texts. Their first tokens are never supervised, nor are empty ranges."""
+        """Return the ids and trained ranges of texts; the first token of a text is never trained."""
         trained = self.trained_tokens(rendered, "tokenizers")
         return [Tokens(ids.tolist(), ranges, weights) for ids, ranges, weights in trained]
 
     def count(self, rendered: Sequence[Rendered], engine: str = "auto") -> list[tuple[int, int]]:
-        """Count tokens and supervised tokens of texts."""
+        """Return for each text the numbers of its tokens and of its trained tokens."""
         trained = self.trained_tokens(rendered, engine)
         return [(len(ids), sum(end - start for start, end in ranges)) for ids, ranges, _ in trained]
 
     def trained_tokens(
         self, rendered: Sequence[Rendered], engine: str
     ) -> Iterator[tuple[Ids, Ranges, Sequence[float]]]:
-        """Yield the ids of each text, its trained ranges without the first token, and their weights."""
+        """Yield the ids of each text, its trained token ranges without the first token of all, and their loss weights.
+
+        Args:
+            engine: what makes the tokens: `auto`, `words`, `gigatoken` or `tokenizers` (`measure.engine`).
+        """
         located = self.located([(item.text, item.spans) for item in rendered], engine)
         for item, (ids, ranges) in zip(rendered, located, strict=True):
             sample_ids, within = within_range(ids, ranges, item.token_range)
             yield sample_ids, *without_first(within, item.weights)
 
     def located(self, texts: Sequence[tuple[str, Ranges]], engine: str = "tokenizers") -> list[tuple[Ids, Ranges]]:
-        """Return the ids of several texts, and for each span of characters the range of tokens that begin in it."""
+        """Return the ids of each text, and for each of its spans of characters the range of tokens that begin in it."""
         squeezed = [self._runs.squeeze(text, spans) for text, spans in texts]
         asked = [
             (text, sorted({*chain.from_iterable(spans), *(end for end, _ in runs)})) for text, spans, runs in squeezed
@@ -92,7 +96,7 @@ class Tokenizing:
 
     @cached_property
     def _ends_words(self) -> bool:
-        """Whether this tokenizer ends a word at each kind of seam, whatever stands beside it."""
+        """Whether the tokenizer ends a word at each kind of seam, whatever is beside it: then long texts may be cut."""
         cut, added = self._tokenizer.pre_tokenizer, self._tokenizer.get_added_tokens_decoder().values()
         may_cut = all(token.content[0] in "<[" and token.content[-1] in ">]" for token in added)
         if cut is None or not may_cut or self._adds_special_tokens:
@@ -105,7 +109,7 @@ class Tokenizing:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Return the ids of the tokenizer's special tokens."""
+        """Return the ids of all special tokens."""
         return frozenset(i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
 
     @property
@@ -123,17 +127,17 @@ class Tokenizing:
         return self._tokenizer.get_vocab_size()
 
     def token_ends(self, text: str) -> list[int]:
-        """Return where a text may be cut: the characters at which its tokens end, ascending."""
+        """Return where a text may be cut: the character positions at which its tokens end, ascending."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         return sorted({end for _, end in encoding.offsets if end})
 
     def token_places(self, text: str) -> list[tuple[int, int]]:
-        """Return the characters of each token of a whole text, as `tokenize` makes them."""
+        """Return the start and end, in characters, of each token of a text."""
         encoding = self._tokenizer.encode(text, add_special_tokens=self._adds_special_tokens)
         return [*encoding.offsets]
 
     def engine(self, name: str) -> TokenEngine:
-        """Return what makes tokens by a `measure.engine`; made once."""
+        """Return the token engine of this name (`measure.engine`), made at the first call."""
         if self._adds_special_tokens:
             name = "tokenizers"
         if name not in self._engines:
@@ -142,7 +146,7 @@ class Tokenizing:
 
 
 def pieces(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where the pieces of a text begin and end: each ends at the first seam after `LONG` characters."""
+    """Yield start and end of the pieces of a long text; each ends at the first seam after `LONG` characters."""
     start = 0
     while start < len(text):
         seam = _SEAM.search(text, start + LONG)

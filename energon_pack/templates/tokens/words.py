@@ -45,7 +45,7 @@ HOSTILE = [
 
 
 class _Words(dict[str, str]):
-    """The ids of words; those of a new word are made when it is looked up."""
+    """Caches the token ids of words, as strings; a new word is tokenized when it is looked up."""
 
     def __init__(self, tokenizer: Tokenizer):
         super().__init__()
@@ -60,7 +60,7 @@ class _Words(dict[str, str]):
 
 
 class WordTokens:
-    """Makes tokens with a dictionary of the tokens of words."""
+    """Tokenizes texts word by word, with a cache of the ids of words."""
 
     def __init__(self, tokenizer: Tokenizer, pattern: "regex.Pattern[str]", added: AddedTokens):
         self._split = re.compile(f"({added.source})").split
@@ -73,7 +73,7 @@ class WordTokens:
         self._of_word = _Words(tokenizer)
 
     def encode(self, texts: list[str]) -> tuple[npt.NDArray[np.uint32], list[int]]:
-        """Return the ids of some texts, one behind the other, and the number of each."""
+        """Return the ids of all texts in one array, and the number of ids of each text."""
         each = [*map(self._ids, texts)]
         ids = np.frombuffer("".join(each).encode("utf-32-le", "surrogatepass"), "<u4")
         return ids, [*map(len, each)]
@@ -90,7 +90,14 @@ class WordTokens:
 
 
 def word_pattern(settings: dict[str, Any]) -> "regex.Pattern[str] | None":
-    """Return the pattern that cuts a text into words; None: the tokenizer can't be counted by words."""
+    """Return the regular expression by which a byte-level BPE tokenizer cuts texts into words.
+
+    Args:
+        settings: the tokenizer's JSON.
+
+    Returns:
+        None if its words can't be tokenized one by one.
+    """
     model, normalizer, cutter = settings["model"], settings["normalizer"], settings["pre_tokenizer"] or {}
     affixes = [model.get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix", "dropout")]
     if model["type"] != "BPE" or any(affixes) or model.get("byte_fallback"):
@@ -121,7 +128,7 @@ def word_pattern(settings: dict[str, Any]) -> "regex.Pattern[str] | None":
 
 
 def ascii_pattern(pattern: "regex.Pattern[str]") -> "re.Pattern[str] | None":
-    """Return a pattern of `re` that finds the same words in ASCII texts, twice as fast; None: there is none."""
+    """Return a pattern for Python's `re` that finds the same words in ASCII texts twice as fast; None: none does."""
     source = pattern.pattern
     if _HARD.search(source) or not _ASCII_OF.keys() >= set(_CLASS.findall(source)):
         return None
