@@ -34,7 +34,7 @@ _ALIKE = ("fingerprint", "flavor")
 
 @dataclass(frozen=True)
 class BlendEntry:
-    """A packed dataset of the blend."""
+    """A packed dataset of a blend, with its manifest, counts and weight."""
 
     folder: DatasetFolder
     manifest: dict[str, Any]
@@ -42,7 +42,10 @@ class BlendEntry:
     given: float | None  # the weight on the command line; None: no weight
 
     def weight(self, split: str, weight_by: str) -> float:
-        """Return its weight among the others; 0 if it has no packs of the split."""
+        """Return the dataset's weight in the blend of a split; 0 if it has no packs there.
+
+        `weight_by`: the count that is the weight if none is given: packs, samples or tokens.
+        """
         if split not in self.counts:
             return 0.0
         return float(self.counts[split][weight_by]) if self.given is None else self.given
@@ -92,11 +95,14 @@ def read_subflavor(text: str) -> tuple[str, Any]:
 def blend(
     entries: list[BlendEntry], out: str, weight_by: str, subflavors: dict[str, Any], config: str | None, relative: bool
 ) -> Any:
-    """Return the Metadataset of these datasets, as a value for YAML.
+    """Return a Metadataset that blends these datasets, as a value for YAML.
 
     Args:
+        out: the path of the Metadataset's file.
         weight_by: packs, samples or tokens: their number is the weight of a dataset without one.
-        config: the YAML file of each dataset that is used; None: dataset.yaml.
+        subflavors: Energon's subflavors for all datasets.
+        config: the file in each dataset's `.nv-meta` that Energon reads; None: dataset.yaml.
+        relative: write paths relative to the folder of `out`.
     """
     refuse_unlike(entries, weight_by)
     for entry in entries:
@@ -124,7 +130,10 @@ def blend(
 
 
 def refuse_unlike(entries: list[BlendEntry], weight_by: str) -> None:
-    """Raise PackError for packs that no training job takes together, and for weights of different meanings."""
+    """Raise PackError if packs are of different models or flavours, or if only some datasets have a weight.
+
+    `weight_by`: what a missing weight would be: packs, samples or tokens.
+    """
     first = entries[0]
     without = [entry.folder.path for entry in entries if entry.given is None]
     if 0 < len(without) < len(entries):
@@ -142,7 +151,7 @@ def refuse_unlike(entries: list[BlendEntry], weight_by: str) -> None:
 
 
 def relative_path(folder: DatasetFolder, start: str) -> str:
-    """Return the path of a dataset, relative to the Metadataset's folder."""
+    """Return the path of a dataset relative to `start`; raises PackError if both are on different stores."""
     (store, path), (other, beside) = map(_rooted, (folder.path, start))
     if store != other:
         raise PackError(f"--relative: from {start} there is no relative path to {folder}: leave it out")
@@ -150,13 +159,13 @@ def relative_path(folder: DatasetFolder, start: str) -> str:
 
 
 def _rooted(path: str) -> tuple[str, str]:
-    """Split an address into its store and its key as a path; a path has no store."""
+    """Split an address into its store and its absolute path there; the store of a local path is empty."""
     profile, key = place_of(path) if is_address(path) else ("", path)
     return profile, f"/{key}"
 
 
 def to_yaml(value: dict[str, Any]) -> bytes:
-    """Write YAML that Energon's reader gets right: it knows no aliases, and takes a plain `1e5` for a number."""
+    """Return a value as YAML that Energon reads correctly: without aliases, and with quoted strings."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1 << 20, allow_unicode=True).encode()
 
 
@@ -181,7 +190,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def print_entries(entries: list[BlendEntry], weight_by: str, batch_size: int, num_steps: int | None) -> None:
-    """Print a description of each dataset, how often training reads it, and the keys of its JSON."""
+    """Print a table: for each dataset and split its size, weight, steps in an epoch, and epochs in `num_steps`."""
     columns = ["dataset", "split", "shards", "packs", "samples", "tokens", "max len", "fill", "weight", "share"]
     columns += ["steps an epoch", *(["epochs"] if num_steps else [])]
     rows = []

@@ -40,7 +40,14 @@ _ALIKE = ("flavor", "layout", "mask", "pad_to_multiple_of")
 def order_packs(
     entries: list[BlendEntry], out: str, topology: Topology, num_epochs: int = 1, seed: int = 0, relative: bool = False
 ) -> None:
-    """Write one order over the packs of these datasets, and print its figures."""
+    """Write one order over the packs of several datasets, and print each dataset's share and how even steps are.
+
+    Args:
+        out: the folder to write.
+        topology: the ranks, workers and packs in a step for which steps are made even.
+        num_epochs: how many epochs the order holds, each drawn anew.
+        relative: write the datasets' paths relative to `out`.
+    """
     _refuse_unlike(entries)
     parts = _parts(entries, out if relative else None)
     items, sizes, entry_of = members_of_parts(parts)
@@ -78,7 +85,10 @@ def _refuse_unlike(entries: list[BlendEntry]) -> None:
 
 
 def _parts(entries: list[BlendEntry], start: str | None) -> list[OrderedDataset]:
-    """Name the datasets: by their folders, with a number where two are called the same."""
+    """Return the datasets with their names and paths; datasets of the same folder name get a number.
+
+    `start`: the folder that paths are relative to; None: absolute paths.
+    """
     times = Counter(entry.folder.name for entry in entries)
     parts = []
     for number, entry in enumerate(entries, 1):

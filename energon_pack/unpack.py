@@ -54,7 +54,13 @@ _Row = dict[str, Any]
 
 
 def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> int:
-    """Write the members of a packed dataset as single samples; return their number."""
+    """Write the members of a packed dataset as single samples into the folder `out`; return their number.
+
+    A source shard with more than `max_shard_samples` samples becomes several tars.
+
+    Raises:
+        PackError: `out` is not empty, packs are damaged or hold no conversations, or a member is missing.
+    """
     folder = opened(dataset)
     plan, (flavor, messages_key) = PlanFile(folder), _settings(folder)
     out = out.absolute()
@@ -129,7 +135,7 @@ def _packs(
 
 
 class _Spill:
-    """A file with the JSON of all members, and pieces of their rows by source shard."""
+    """A temporary file with the JSON of all members, and with their rows, sorted into pieces by source shard."""
 
     def __init__(self, file: BinaryIO):
         self._file = file
@@ -163,7 +169,7 @@ class _Spill:
             self.deal()
 
     def deal(self) -> None:
-        """Write the waiting rows."""
+        """Write the rows in memory to the file, in one piece for each source shard."""
         for shard, rows in self._rows.items():
             piece = "\n".join(map(json.dumps, rows)).encode()
             self.places.setdefault(shard, []).append((self._file.tell(), self._file.write(piece)))
@@ -173,7 +179,7 @@ class _Spill:
         self._file.flush()
 
     def rows_of(self, shard: str) -> list[_Row]:
-        """Return the rows of a source shard in its order, with the keys of the written samples."""
+        """Return the rows of a source shard in its order; parts of one sample get keys of their own (`key#1of2`)."""
         pieces = [self.read(*place) for place in self.places[shard]]
         rows: list[_Row] = [json.loads(line) for piece in pieces for line in piece.splitlines()]
         rows.sort(key=lambda row: (row["order"], int(row["part"].partition("of")[0]) if row["part"] else 0))
@@ -192,21 +198,21 @@ class _Spill:
 
 
 def _new_names(member: PlanRow) -> list[tuple[str, str]]:
-    """Return part and kind of each medium: as in its tar; media of a JSONL line, whose names are paths, get numbers."""
+    """Return the part name and kind of each medium: the name in its tar, or a number if it comes from a JSONL line."""
     if member.record_part != LINE:
         return [(part.name, part.kind) for part in member.parts]
     return [(f"{number}.{part.extension}", part.kind) for number, part in enumerate(member.parts)]
 
 
 def _safe(shard: str) -> str:
-    """Return the name of a source shard, if a file with that name can be written below a folder."""
+    """Return the name of a source shard; raises PackError if it is no path below a folder."""
     if not shard or shard.startswith("/") or ".." in shard.split("/") or "\0" in shard:
         raise PackError(f"{PLAN} has a source shard {shard!r}, which is no path below a folder")
     return shard
 
 
 def _tar_names(shard: str, number: int, taken: set[str]) -> list[str]:
-    """Return names of tars for the samples of a source shard: its own name for a single tar; none is used twice."""
+    """Return `number` tar names for the samples of a source shard; none is in `taken`, to which they are added."""
     stem = re.sub(r"\.(tar|jsonl?)$", "", shard)
     while True:
         names = [f"{stem}.tar"] if number == 1 else [f"{stem}.{i:06d}.tar" for i in range(number)]

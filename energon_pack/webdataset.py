@@ -36,11 +36,11 @@ _log = logging.getLogger(__name__)
 
 
 def shard_urls(path: str | Path, split: str = "train") -> list[str]:
-    """Return the shards of a part of a packed dataset, in the order of the plan: the argument of `wds.WebDataset`.
+    """Return the shard paths of one split of a packed dataset, in the order of the plan, for `wds.WebDataset`.
 
     Args:
         path: folder of the packed dataset.
-        split: a part of its split.yaml; shards that it excludes are left out.
+        split: a split in its split.yaml; shards that split.yaml excludes are left out.
     """
     prepared = _prepared(path, split)
     if prepared is None:
@@ -60,7 +60,7 @@ def packs(
     trust_remote_code: bool = False,
     **options: Any,
 ) -> "Packs":
-    """Return the stage for `compose` that turns webdataset's samples into encoded packs.
+    """Return a pipeline stage for webdataset's `compose`, which turns the samples of shards into encoded packs.
 
     Args:
         path: folder of the packed dataset.
@@ -74,7 +74,7 @@ def packs(
 
 
 class Packs:
-    """A stage of a webdataset pipeline; it can be pickled for spawned workers."""
+    """A stage of a webdataset pipeline that encodes packs; it can be pickled for spawned workers."""
 
     def __init__(self, dataset: str, encoder: PackEncoder, prepared: PreparedFolder | None):
         #: pass it to `guard`
@@ -107,11 +107,14 @@ class Packs:
                 _log.warning(warning, self._dataset, count, shard, self._counts[shard])
 
     def collate(self, packs: Sequence[Pack]) -> PackedBatch:
-        """Lay packs out: `collate_fn` of a DataLoader, `collation_fn` of `batched`; errors: see `PackEncoder.batch`."""
+        """Lay packs out in one batch: `collate_fn` of a DataLoader, `collation_fn` of webdataset's `batched`.
+
+        Raises the errors of `PackEncoder.batch`.
+        """
         return self.encoder.batch(packs)
 
     def _shard(self, url: str) -> str:
-        """Return split.yaml's name of the shard at an address; relative, remote or piped ones end with that name."""
+        """Return the name in split.yaml of the shard at an address, which may be relative, remote or a pipe."""
         if url not in self._names:
             path = url.removeprefix(self._root)
             named = [name for name in self._counts if path == name or path.endswith(f"/{name}")]
@@ -119,7 +122,7 @@ class Packs:
         return self._names[url]
 
     def _some(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        """Yield all samples; an error names the shard, or the worker that webdataset gave none."""
+        """Yield all samples; if there are none, warn that webdataset dealt this worker no shard, or raise PackError."""
         stream = _readable(samples)
         try:
             first = next(stream, None)
@@ -143,7 +146,7 @@ class Packs:
 
 
 def _readable(samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield samples; webdataset puts the shard behind the arguments of an error that it can't handle."""
+    """Yield samples; errors of reading name the shard, which webdataset appends to their arguments."""
     try:
         yield from samples
     except (OSError, TarError) as error:
@@ -151,7 +154,7 @@ def _readable(samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any
 
 
 class _Parts(dict[str, Any]):
-    """The parts of a pack by their names in its JSON; webdataset has the names in lower case."""
+    """The parts of a pack by name; `get` ignores case, because webdataset writes part names in lower case."""
 
     def get(self, name: str, default: Any = None) -> Any:
         return super().get(name.lower(), default)

@@ -90,7 +90,7 @@ def make_part_filter() -> Callable[[str], bool]:
 
 
 def _load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, Any]:
-    """Do `load_pack`; Energon would only log that a pack is unknown or damaged, and train on the other packs."""
+    """Load a pack; raises FatalSampleError if it is damaged: Energon would only log other errors, and train on."""
     try:
         return load_pack(parts, flavor, read)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -165,7 +165,7 @@ def train_arguments(
     states: Sequence[State] = (),
     micro_batches: int | None = None,
 ) -> dict[str, Any]:
-    """Return the arguments of `megatron.energon.get_train_dataset(dataset, **…)` to read packs in the plan's order.
+    """Return keyword arguments for `megatron.energon.get_train_dataset`, to read packs in the plan's order.
 
     Args:
         path: folder of packs; for an encoder with `packing_buffer_size`, folder of samples, which Energon shuffles and
@@ -199,7 +199,7 @@ def train_arguments(
 
 
 def _refuse_other_world(dataset: str | Path, worker: Any, ours: bool, goes_on: bool) -> None:
-    """Raise ValueError if Energon's own dealing breaks the plan: ranks × workers is not the planned product."""
+    """Raise ValueError if Energon would deal packs to another number of ranks × workers than the plan is for."""
     if ours:
         return
     knob = "read with PackedTaskEncoder, or derive from reading.PacksInOrder"

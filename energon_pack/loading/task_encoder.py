@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @edataclass
 class EncodedPack(Sample):
-    """A pack whose members are encoded."""
+    """A pack whose members are token ids, labels and media inputs, before it is laid out in a batch."""
 
     members: list[Encoded]
     #: media inputs of all members, in their order
@@ -53,7 +53,7 @@ class EncodedPack(Sample):
 
 @edataclass
 class MeasuredSample(Sample):
-    """An unpacked sample that waits for its pack."""
+    """An unpacked sample with its measured length, in Energon's packing buffer."""
 
     member: MemberInput
     measured: Any  # plan.sample_measures.SampleMeasures
@@ -62,14 +62,14 @@ class MeasuredSample(Sample):
 
 
 class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, PackedBatch, PackedBatch]):
-    """Encodes packs, and unpacked samples beside them.
+    """Energon's task encoder for packed datasets, and for unpacked samples that are blended with them.
 
     Args:
         path: folder of the packed dataset, or the YAML of a Metadataset of several.
         processor: folder or hub id, in place of the files in the dataset; a class with code of its own needs one.
         trust_remote_code: run the processor's own code.
-        packing_buffer_size: pack unpacked samples by the settings of `path`, so many at a time; `train_arguments`
-            gives Energon the same number.
+        packing_buffer_size: pack unpacked samples while reading, by the settings of `path`, from a buffer of this
+            many samples; `train_arguments` gives Energon the same number. None: `path` is packed.
         options: `layout`, `pad_to`, `pad_segments`, `labels`, `loss_weight`, `attention_mask`, `pad_to_multiple_of`,
             `rope_rows`, `on_bad_member`, `dummy_image`, `tokens_per_second`: see `training.pack_encoder.PackEncoder`.
     """
@@ -139,16 +139,16 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         return waiting
 
     def _inputs_of(self, sample: Any) -> Iterator[MemberInput]:
-        """Yield the members of a pack; of an order over several datasets, ids begin with the dataset's name."""
+        """Yield the members of a pack; in an order over several datasets, ids begin with the dataset's name."""
         folder = (sample.__sources__[0].shard_name or "").rpartition("/")[0] if sample.__sources__ else ""
         name = self._names.get(folder)
         for member in inputs_of(sample):
             yield member if name is None else replace(member, sample_id=f"{name}/{member.sample_id}")
 
     def select_samples_to_pack(self, samples: list[MeasuredSample]) -> list[list[MeasuredSample]]:
-        """Choose which samples in Energon's buffer share a pack; every sample is in one, as if no more came.
+        """Choose which samples in Energon's buffer share a pack; every sample is put into one.
 
-        `build_batch` replaces this method in Energon's loader: there only full packs are made, and the rest waits.
+        `build_batch` replaces this method in Energon's loader: there only full packs are made, other samples wait.
         """
         return self._chosen(samples, at_end=True)
 
@@ -192,7 +192,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
 
     @stateless  # type: ignore[untyped-decorator]
     def batch(self, samples: list[EncodedPack]) -> PackedBatch:
-        """Lay packs out."""
+        """Lay packs out in one batch, by the options of this encoder."""
         try:
             batch = self.encoder.batch(
                 [Pack(sample.__key__, sample.members, sample.media, sample.dropped) for sample in samples]
@@ -204,7 +204,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
 
 
 def inputs_of(sample: Any) -> Iterator[MemberInput]:
-    """Yield the members of a sample of any flavour."""
+    """Yield the members of an Energon sample of any flavour; raises FatalSampleError for other classes."""
     flavor = flavor_of_sample(sample)
     if flavor is None:
         raise FatalSampleError(f"{type(sample).__name__} is no flavour of energon_pack")

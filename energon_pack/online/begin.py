@@ -31,7 +31,7 @@ _ROWS = "index.arrow"
 
 @dataclass(frozen=True)
 class Begun:
-    """Datasets, with the config and the template that make packs from them."""
+    """The indexed datasets of a stream, with the config and the template that make packs from them."""
 
     config: PackConfig
     datasets: list[Samples]
@@ -44,13 +44,13 @@ class Begun:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the template, the limits and the reading: with the draws they decide which packs are made."""
+        """A hash of the template and of the settings of packing and reading, on which the made packs depend."""
         depends = [self.template.fingerprint, plain(self.config.packing), self.config.source.reading.identity]
         return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def begin(settings: PackConfig | Sequence[str], sources: Sequence[SourceOf] | None) -> Begun:
-    """Index each source that is not in the cache, and load the template."""
+    """Index a stream's sources (None: `source.path`), unless the cache has their index, and load the template."""
     config = config_of(settings)
     if isinstance(sources, str):
         raise PackError(f"sources={sources!r}: give a list of sources")

@@ -44,13 +44,13 @@ _NO_TEXT = "bytes, an image or an array"
 
 
 class MapStyle(Sized, Protocol):
-    """A dataset with numbered items, such as torch's and Hugging Face's."""
+    """A map-style dataset: `dataset[number]` and `len(dataset)`, such as torch's and Hugging Face's."""
 
     def __getitem__(self, number: int, /) -> Any: ...
 
 
 class Given:
-    """Samples of a map-style dataset."""
+    """Reads samples from a user's map-style dataset, of which only the first `limit` are used; None: all."""
 
     def __init__(
         self, dataset: MapStyle, settings: ReadSettings, media_root: str | None = None, limit: int | None = None
@@ -71,21 +71,21 @@ class Given:
         return f"{NAME}/{number}"
 
     def look(self, number: int) -> Sample:
-        """Return a sample with only the headers of its media read; raises Skip."""
+        """Return the sample `number` for measuring its length, with only the headers of its media read; raises Skip."""
         read, _ = self.read(number)
         return Sample(read.timed, read.media, read.tools, read.options)
 
     def member(self, number: int) -> MemberInput:
-        """Return a sample with its media; raises Skip."""
+        """Return the sample `number` with its media, for encoding; raises Skip."""
         read, media = self.read(number)
         return read.member(self.sample_id(number), media)
 
     def measured(self, row: MeasuredRow, *, checksum: int) -> MemberInput:
-        """Return a sample that was measured, with its media; raises Skip. Items are not compared by a checksum."""
+        """Return the sample of a measured row, with its media and length; raises Skip. `checksum` is not compared."""
         return replace(self.member(int(row.key)), token_len=row.token_len)
 
     def read(self, number: int) -> tuple[ReadSample, list[bytes | Image.Image]]:
-        """Return a sample, and its media in the order of their placeholders."""
+        """Return the sample `number`, and its media in the order of the placeholders; raises Skip."""
         with _named(self.sample_id(number)):
             return self._read(self._dataset[number])
 
@@ -183,7 +183,7 @@ def _named(name: str) -> Iterator[None]:
 
 
 def undecoded(dataset: Any) -> Any:
-    """Return a Hugging Face dataset that leaves images and videos as the bytes of their files; others unchanged."""
+    """Return a Hugging Face dataset that gives images and videos as bytes of files; other datasets stay unchanged."""
     if (getattr(dataset, "format", None) or {}).get("type") == "custom":
         return dataset  # its own transform expects decoded images
     for name, feature in (getattr(dataset, "features", None) or {}).items():
@@ -193,7 +193,7 @@ def undecoded(dataset: Any) -> Any:
 
 
 def _undecoded(feature: Any) -> Any:
-    """Return the same feature without decoding; None: it decodes nothing."""
+    """Return a Hugging Face feature without decoding; None: it decodes nothing."""
     if getattr(feature, "decode", False) is True:
         return replace(feature, decode=False)
     inner = getattr(feature, "feature", None)
@@ -203,7 +203,7 @@ def _undecoded(feature: Any) -> Any:
 
 
 def _named_record(item: Any, held: list[Any], settings: ReadSettings) -> Any:
-    """Return an item with a name for each medium that it holds in memory, which is added to `held`; raises Skip."""
+    """Return an item in which a name replaces each medium in memory; the media are appended to `held`. Raises Skip."""
     if not isinstance(item, Mapping):
         return _with_names(item, held)
     media_keys = (*MEDIA_KEYS, settings.columns.images, settings.columns.videos, settings.columns.audios)
@@ -255,7 +255,7 @@ def _texts(content: Any) -> Any:
 
 
 def _with_media(value: Any, by_name: Mapping[str, Any]) -> Any:
-    """Return a value with the media that `_with_names` gave names."""
+    """Put media back in place of the names that `_with_names` gave them."""
     if isinstance(value, Mapping):
         return {key: _with_media(item, by_name) for key, item in value.items()}
     if isinstance(value, list):
@@ -264,7 +264,7 @@ def _with_media(value: Any, by_name: Mapping[str, Any]) -> Any:
 
 
 def _holds_media(value: Any) -> bool:
-    """Say whether a field holds media in any form; a number, None or an empty value is none."""
+    """Tell whether a field may hold media: its value is no number, not None and not empty."""
     return (
         value is not None and not isinstance(value, (int, float)) and (not hasattr(value, "__len__") or len(value) > 0)
     )

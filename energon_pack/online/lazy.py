@@ -43,14 +43,14 @@ __all__ = ["LazyPackedDataset"]
 
 
 class LazyPackedDataset(PacksByNumber):
-    """A map-style dataset of packs, made from a source or from a dataset of conversations; an item is an encoded pack.
+    """A map-style dataset of packs that are made while loading; an item is an encoded pack.
 
     Args:
         config: overrides as on the command line, or a config.
         conversations: a map-style dataset, Hugging Face's among them, in place of `source.path`: see `online.given`.
         fingerprint: identifies `conversations`, so that their lengths are kept; by default Hugging Face's fingerprint.
         split: a split of `output.splits`: `train`, `val` or `test`.
-        max_packs: take only so many packs; they are as mixed as all packs are.
+        max_packs: how many packs to take, as mixed as all packs are; None: all.
         options: options of PackEncoder: `layout`, `labels`, `pad_to`, `on_bad_member`, `dummy_image` …
     """
 
@@ -96,7 +96,7 @@ class LazyPackedDataset(PacksByNumber):
 
     @property
     def report(self) -> Report | None:
-        """The figures of the plan: samples left out by reason, fill, tokens …; None in a DataLoader's worker."""
+        """The figures of the first epoch's plan: skipped samples by reason, fill …; None in a DataLoader worker."""
         return None if self._plans.first is None else self._plans.first.report
 
     def _pack(self, epoch: int, number: int) -> tuple[str, Iterator[MemberInput | Unread]]:
@@ -112,10 +112,10 @@ class LazyPackedDataset(PacksByNumber):
             return Unread(self._samples.sample_id(item), error)
 
     def set_epoch(self, epoch: int) -> None:
-        """Switch to the packs of another epoch: as many, as full, with other members and in another order.
+        """Switch to the packs of another epoch: as many packs, with other members and in another order.
 
-        With `packing.max_members=1` all epochs have the packs and numbers of the first one, for which `lens` holds:
-        Accelerate calls this method whichever sampler is used.
+        With `packing.max_members=1`, every epoch has the first epoch's packs, so that `lens` holds for all: Accelerate
+        calls this method whichever sampler is used.
         """
         if int(epoch) < 0:
             raise ValueError(f"epoch={epoch}: from 0 on")
@@ -124,7 +124,7 @@ class LazyPackedDataset(PacksByNumber):
         self._epoch.fill_(epoch)
 
     def have_epoch(self, epoch: int) -> None:
-        """Plan an epoch before workers start that will read it."""
+        """Write the plan of an epoch to the cache, before DataLoader workers start that read it."""
         self._plans.have(epoch)
 
     def plan_of(self, epoch: int) -> PackPlan:
@@ -133,11 +133,12 @@ class LazyPackedDataset(PacksByNumber):
 
 
 class EpochPlans:
-    """The packs of each epoch, as many in every one.
+    """The plan of each epoch: which items are in which pack. All epochs have equally many packs.
 
     Args:
-        first: the first epoch, with the lengths by which others are planned; None in a pickled copy, for example in a
-            DataLoader worker, whose size does not grow with the number of samples.
+        folder: where plans are written as files for workers.
+        first: the first epoch's plan, with the lengths by which others are planned; None in a pickled copy, such as in
+            a DataLoader worker: so a copy does not grow with the number of samples.
     """
 
     def __init__(self, folder: Path, num_packs: int, config: PackConfig, first: Planned | None = None):
@@ -145,7 +146,7 @@ class EpochPlans:
         self._mapped: Recent[int, Ints] = Recent(2)  # an epoch's last packs and the next one's first may mix
 
     def items(self, epoch: int, pack: int) -> list[int]:
-        """Return the numbers of a pack's items."""
+        """Return the item numbers of a pack's members."""
         flat = self._file(epoch)
         start, end = flat[pack], flat[pack + 1]
         items: list[int] = flat[self._num_packs + 1 + start : self._num_packs + 1 + end].tolist()

@@ -74,7 +74,10 @@ _VERSION = 3  # raised when `Given.read` gives other conversations
 def measure_given(
     conversations: Given, fingerprint: str, method: Method, run: Run, num_workers: int | None
 ) -> MeasuredShard:
-    """Measure samples that are not in the cache yet, or whose media files changed; return the lengths of all."""
+    """Measure the samples of a user's dataset that are not in the cache, or whose media files changed.
+
+    `fingerprint` identifies the dataset in the cache. Returns the lengths of all samples.
+    """
     cache, num = lengths_cache(method, run), len(conversations)
     key = key_of(NAME, fingerprint, num, _VERSION)
     files = _Conversations(NAME, NAME, num, fingerprint, conversations.root)
@@ -153,7 +156,7 @@ KEPT, _ROWS = "items", "rows.arrow"
 
 @dataclass(frozen=True)
 class PreparedPacks:
-    """A plan, and the folder from which a loader's workers read its items."""
+    """The result of `prepare`: the plan of the first epoch, and the cache folder from which workers read samples."""
 
     config: PackConfig
     planned: Planned
@@ -163,7 +166,7 @@ class PreparedPacks:
 
     @property
     def made(self) -> dict[str, Any]:
-        """The content that energon_pack.json would have."""
+        """The content that energon_pack.json would have if the packs were written."""
         planned = self.planned
         identity, mixture = planned.method.identity, planned.report.mixture
         return manifest_of(planned.lengths, planned.plan, identity, planned.cost, planned.content, mixture)
@@ -177,9 +180,17 @@ class PreparedPacks:
 def prepare(
     settings: PackConfig | Sequence[str], conversations: MapStyle | None, fingerprint: str | None
 ) -> PreparedPacks:
-    """Index, measure and plan whatever is not in the cache yet.
+    """Index and measure samples and plan packs; the results are kept in the cache.
 
     If several processes of a machine call this, one of them works and the others wait for its result.
+
+    Args:
+        settings: a config, or overrides as on the command line.
+        conversations: a user's dataset in place of `source.path`; None: samples are in files.
+        fingerprint: identifies `conversations` in the cache; None: Hugging Face's; without one, nothing is kept.
+
+    Raises:
+        SamplesLost: more samples than `max_skipped` are damaged, or a whole modality is lost.
     """
     config = config_of(settings)
     source, packing = config.source, config.packing
@@ -242,7 +253,7 @@ def _where(skipped: Path, is_given: bool, known: str | None) -> str:
 
 
 def in_memory(config: PackConfig, executor: Executor) -> PackRun:
-    """Begin a run without source files."""
+    """Return a run for samples in memory, without source files; `source.split` and `source.map` are refused."""
     for name in ("split", "map"):
         if (value := getattr(config.source, name)) is not None:
             raise PackError(f"source.{name}={value}: only for files; pass just the conversations you want to pack")
@@ -265,7 +276,7 @@ def _write(folder: Path, planned: Planned, config: PackConfig) -> None:
 
 
 def _for_this_process() -> Path:
-    """Make a cache folder that this process deletes at its end, for a dataset without a fingerprint."""
+    """Make a temporary cache folder, which this process deletes at its end; for a dataset without a fingerprint."""
     folder, process = Path(tempfile.mkdtemp(prefix="energon_pack-")), os.getpid()
 
     def remove() -> None:

@@ -38,14 +38,14 @@ _BATCH = 256  # rows that are read to get one row
 
 @dataclass(slots=True)
 class IndexedRow(IndexRow):
-    """The place of a sample that nobody has measured."""
+    """The place of a sample in its source shard; its length was not measured."""
 
     shard: int  # number of its source shard
 
 
 @dataclass(slots=True)
 class MeasuredItem(PlanRow):
-    """A sample, or a part of one, that may be in a pack: the row of a plan, in no pack."""
+    """A measured sample, or a part of one, that plans may put into a pack; its field `pack` stays empty."""
 
     pack: str = ""
     shard: str = ""
@@ -60,7 +60,7 @@ _INDEXED = pa.schema([*INDEX_SCHEMA, ("shard", pa.int32())])
 
 
 def write_measured(path: Path, lengths: Lengths) -> None:
-    """Write a `MeasuredItem` for each of `lengths.items`, in their order."""
+    """Write a file of `MeasuredItem` rows, one for each of `lengths.items`, in their order."""
     schema, names = with_cuts(_MEASURED, lengths.cut_type), pa.array(lengths.shard_names)
     tables = (
         table.add_column(len(_COLUMNS), "shard", names.take(pa.array(numbers))).cast(schema)
@@ -70,7 +70,10 @@ def write_measured(path: Path, lengths: Lengths) -> None:
 
 
 def write_index(path: Path, indexed: Sequence[IndexedShard]) -> None:
-    """Write an `IndexedRow` for each draw of a sample, in the order of the source."""
+    """Write a file of `IndexedRow` rows, one for each sample, in the order of the source.
+
+    A sample that `indexed` draws several times has as many rows.
+    """
     _write(path, _tables(indexed), _INDEXED)
 
 
@@ -101,7 +104,7 @@ def _batches(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.Recor
 
 
 class StoredRows(Generic[Row]):
-    """The rows of a file, each read on access; every process opens the file itself."""
+    """The rows of an Arrow file as objects of the class `form`, each read on access; every process opens the file."""
 
     def __init__(self, path: Path, form: type[Row]):
         self._path, self._form = path, form
@@ -125,27 +128,27 @@ class StoredRows(Generic[Row]):
 
 class ReadMember(Protocol):
     def __call__(self, row: PlanRow, *, checksum: int) -> MemberInput:
-        """Read a measured sample with its media; raises SourceChanged for a file that changed since."""
+        """Read a measured sample with its media; raises SourceChanged if its file changed since it was measured."""
 
 
 class Samples(Protocol):
-    """Samples that nobody has measured, in any order."""
+    """Samples by number, of which the lengths are not known yet."""
 
     def __len__(self) -> int: ...
 
     def sample_id(self, number: int) -> str:
-        """Return a sample's id, for packs, errors and the ledger."""
+        """Return the id of the sample `number`, for packs, errors and the ledger."""
 
     def look(self, number: int) -> Sample:
-        """Return a sample with only the headers of its media read."""
+        """Return the sample `number` for measuring its length, with only the headers of its media read; raises Skip."""
 
     def member(self, number: int) -> MemberInput:
-        """Return a sample with its media, which are decoded when they are used."""
+        """Return the sample `number` for encoding, with media that are decoded when they are used; raises Skip."""
 
 
 @dataclass
 class IndexedInFiles:
-    """Samples in the files of a source, of which only the place is known; each process opens its own files."""
+    """Samples in the files of a source, read by the places in an index; each process opens its own files."""
 
     shards: Sequence[Shard]
     settings: ReadSettings
@@ -177,7 +180,7 @@ class IndexedInFiles:
 
 @dataclass
 class MeasuredSamples:
-    """Measured samples, or parts of some, of files or of a user's dataset."""
+    """Measured samples by number, or parts of samples; `read` reads one from files or from a user's dataset."""
 
     rows: StoredRows[MeasuredItem]
     read: ReadMember

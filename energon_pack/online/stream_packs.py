@@ -32,7 +32,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 class Draw(NamedTuple):
-    """A drawn sample: its dataset, its number, and how often it was drawn before."""
+    """A drawn sample: the index of its dataset, its number there, and how often it was drawn before."""
 
     dataset: int
     number: int
@@ -41,12 +41,13 @@ class Draw(NamedTuple):
 
 
 class Draws:
-    """The draws of one lane.
+    """Draws samples from several datasets for one lane, that is a worker of a rank; no two lanes draw the same.
 
     Args:
-        positions: this lane's position in each dataset. Each epoch has another order.
+        sizes: number of samples in each dataset.
+        positions: this lane's position in each dataset; the order of draws depends on their epoch.
         weights: relative frequency of each dataset; by default its number of samples.
-        replacement: begin a dataset anew when it is used up, so that draws never end; else it drops out.
+        replacement: begin a dataset anew when it is used up, so that draws never end; False: it is not drawn again.
     """
 
     def __init__(
@@ -94,7 +95,9 @@ class Draws:
 
 
 def permuted(place: int, size: int, key: int) -> int:
-    """Return the item at a place of the permutation of 0 … size - 1 that a key names, without computing the others.
+    """Return the number at `place` in a pseudorandom permutation of 0 … size - 1, without computing the others.
+
+    `key` chooses the permutation.
 
     Source: Black, Rogaway, "Ciphers with Arbitrary Finite Domains", 2002: a Feistel network over the next power of 4,
     applied until its result is in range.
@@ -127,20 +130,20 @@ _MAX_WORKERS = 1024
 
 
 class StreamCounters:
-    """Counters in rows, one for each worker of this rank; the parent process reads them all."""
+    """Counts of packs, samples, tokens and skipped samples of each worker of this rank, in shared memory."""
 
     def __init__(self) -> None:
         rows = torch.zeros(_MAX_WORKERS, len(_COLUMNS), dtype=torch.int64, device="cpu")
         self._rows: torch.Tensor = rows.share_memory_()
 
     def row(self, worker: int) -> torch.Tensor:
-        """Return the counters of a worker, by `NAMES` and by the reason why samples were left out."""
+        """Return the counters of a worker: int64, one for each of `COUNTERS`, then one for each `Reason`."""
         if worker >= _MAX_WORKERS:
             raise ValueError(f"num_workers={worker + 1}: at most {_MAX_WORKERS}")
         return self._rows[worker]
 
     def total(self, capacity: int) -> dict[str, Any]:
-        """Add up the rows of all workers."""
+        """Add up the counters of all workers; `capacity`: tokens that a pack may hold, for the fill."""
         sums = dict(zip(_COLUMNS, self._rows.sum(dim=0).tolist(), strict=True))
         sums["longest_wait"] = int(self._rows[:, _COLUMNS["longest_wait"]].max())
         left_out = {reason.value: number for reason in Reason if (number := sums.pop(reason))}
@@ -150,7 +153,7 @@ class StreamCounters:
 
 
 class OnlinePacks(Iterator[Pack]):
-    """An iterator over packs; between two packs `state` holds everything that the next ones depend on."""
+    """An iterator over the packs of one lane; from its `state` between two packs, the next packs can be made again."""
 
     def __init__(
         self,
@@ -183,7 +186,7 @@ class OnlinePacks(Iterator[Pack]):
                 return replace(pack, dropped=[*dropped, *pack.dropped])
 
     def state(self) -> dict[str, Any]:
-        """Return the state as numbers, in the form of JSON."""
+        """Return positions, waiting samples and counters as JSON values, for `load`."""
         return {
             "positions": [asdict(position) for position in self._draws.positions],
             "has_ended": self._has_ended,
@@ -192,7 +195,7 @@ class OnlinePacks(Iterator[Pack]):
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state` of this lane; `positions` are those of the draws already."""
+        """Resume from a `state` of this lane; the draws already have its `positions`."""
         self._has_ended = state["has_ended"]
         self._pool.load(state["pool"])
         self._counted.copy_(torch.tensor(state["counted"], device="cpu"))

@@ -115,7 +115,7 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
         return import_rows().StreamRows(self, *self.place)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration draw in the order of this epoch, unless it is that of states to go on from."""
+        """Let the next iteration draw in the order of this epoch; loaded states of the same epoch are still resumed."""
         if epoch != self._epoch:
             self._epoch, self._lanes, self._packs = epoch, [], None
 
@@ -124,12 +124,12 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
         return self._packs
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this worker's state as numbers: positions, and the indices and lengths of the samples that wait."""
+        """Return this worker's state: its positions, and the indices and lengths of the samples in its buffer."""
         packs = self._make(*_worker()) if self._lanes or self._packs is None else self._packs
         return {**self._given, **packs.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration go on from a `state_dict` of the same worker of the same rank."""
+        """Let the next iteration resume from a `state_dict` of the same worker of the same rank."""
         self._go_on([state])
 
     def _go_on(self, lanes: Sequence[Mapping[str, Any]]) -> None:
@@ -144,17 +144,18 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
         return [Position.of(position) for position in state["positions"]]
 
     def statistics(self) -> dict[str, Any]:
-        """Return packs, samples, tokens and images so far, fill, the longest wait in packs, samples left out by reason.
+        """Return counts of packs, samples, tokens and images so far, the fill, and skipped samples by reason.
 
-        The figures are for all workers of this rank, with packs read ahead. Counts in a loaded state are included.
+        `longest_wait` is the number of packs that were made while a sample waited. The figures are for all workers of
+        this rank, with packs that were read ahead, and with the counts of a loaded state.
         """
         return self._counted.total(self._measuring.packing.max_token_len)
 
     def _make(self, worker: int, num_workers: int) -> OnlinePacks:
         """Make the iterator over the packs of one worker of this rank.
 
-        It begins with the epoch; or where this worker stopped; or, if there were other workers, with a share of what
-        all of them left.
+        Without states it begins with the epoch. With states it resumes where this worker stopped; if the number of
+        workers changed, it takes a share of what all former workers left.
         """
         settings, (rank, ranks) = self._given, self._place
         here = Position(
@@ -189,7 +190,7 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
 
 
 def _lanes_in(state: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the states of a stream in that of a loader: one for each worker."""
+    """Yield the states of a stream's workers that are nested in a loader's state."""
     if not isinstance(state, Mapping):
         return
     if state.get("_steps_since_snapshot"):
@@ -202,6 +203,6 @@ def _lanes_in(state: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _worker() -> tuple[int, int]:
-    """Return this worker's number and the number of workers; a loader without workers counts as one with one."""
+    """Return this DataLoader worker's number and the number of workers; (0, 1) in a loader without workers."""
     info = get_worker_info()
     return (0, 1) if info is None else (info.id, info.num_workers)

@@ -20,7 +20,7 @@ from energon_pack.samples.placeholders import media_alone, split_content, with_m
 from energon_pack.samples.sample import Message
 from energon_pack.samples.weights import turn_weight, untrained
 
-#: The part of a sample that was cut.
+#: name of a part of a sample that was cut: `2of3`
 PART_OF = re.compile(r"[1-9]\d{0,6}of[1-9]\d{0,6}")
 
 CUT_TYPE = pa.struct(
@@ -32,7 +32,7 @@ CUT_TYPE = pa.struct(
         ("kinds", pa.string()),
     ]
 )
-#: of parts that `labels.expand` made: only tables that hold such, or a longer type, have these columns
+#: type of parts that `labels.expand` made; tables without such parts have `CUT_TYPE`
 EXPANDED_TYPE = pa.struct(
     [
         *CUT_TYPE,
@@ -42,7 +42,7 @@ EXPANDED_TYPE = pa.struct(
         ("window_text", pa.string()),
     ]
 )
-#: of parts that have a form of their own beside those
+#: type of parts of the forms `open` and `tokens`
 TEXT_TYPE = pa.struct(
     [
         *EXPANDED_TYPE,
@@ -55,7 +55,7 @@ FORMS = ("turns", "pairs", "open", "tokens")
 
 
 class Cut(NamedTuple):
-    """Names a part of a sample: a row of `CUT_TYPE`, `EXPANDED_TYPE` or `TEXT_TYPE`."""
+    """The place of one part in its sample: a row of `CUT_TYPE`, `EXPANDED_TYPE` or `TEXT_TYPE`."""
 
     part: str  # `2of3`
     first_turn: int  # a range of messages; the system turn is in each part
@@ -76,12 +76,12 @@ class Cut(NamedTuple):
 
 
 def with_cuts(schema: pa.Schema, cuts: pa.StructType) -> pa.Schema:
-    """Return a schema whose column `cut` has a type."""
+    """Return a table's schema with `cuts` as the type of its column `cut`."""
     return schema.set(schema.get_field_index("cut"), pa.field("cut", cuts))
 
 
 def widened(cuts: pa.ChunkedArray, kind: pa.StructType) -> pa.ChunkedArray:
-    """Return a column of cuts as one of a type that has its fields first; one that is, as it is."""
+    """Return a column of cuts in a type that adds fields at the end of its own; the added fields are null."""
     if cuts.type == kind:
         return cuts
     added = list(kind)[cuts.type.num_fields :]
@@ -103,7 +103,7 @@ def split_id(sample_id: str) -> tuple[str, str | None]:
 
 
 def exchanges(messages: Sequence[Message]) -> list[int]:
-    """Return where a conversation may be cut: the index of the first message of each exchange, and the end.
+    """Return where a conversation may be cut: the index of each exchange's first message, and the number of messages.
 
     An exchange begins with a user's turn, holds at least one answer, and ends before the next user's turn that follows
     an answer. A document is one exchange.
@@ -123,7 +123,7 @@ def exchanges(messages: Sequence[Message]) -> list[int]:
 
 
 def num_media_before(messages: Sequence[Message], kinds: Sequence[str]) -> list[int]:
-    """Count the media in the messages before each message, and in all messages."""
+    """Return, for each message, how many media the messages before it have; and last, how many all messages have."""
     counts = [0]
     for message in split_content(messages, kinds):
         content = message["content"]
@@ -150,7 +150,7 @@ def messages_of(messages: Sequence[Message], cut: Cut) -> list[Message]:
 
 
 def _media_turn(messages: Sequence[Message], cut: Cut) -> int | None:
-    """Return the turn before a pair whose media belong to it, too: the user's first; None: they are its own."""
+    """Return the index of the user's first turn if a pair repeats the media of that turn; None: it does not."""
     first = first_question(messages)
     return first if cut.form == "pairs" and first is not None and first < cut.first_turn else None
 
@@ -161,7 +161,7 @@ def first_question(messages: Sequence[Message]) -> int | None:
 
 
 def media_of_part(messages: Sequence[Message], cut: Cut) -> list[int]:
-    """Return which of the sample's media are in a part, in the order of their placeholders there."""
+    """Return the indices of the sample's media that are in a part, in the order of their placeholders there."""
     before = num_media_before(messages, cut.all_kinds)
     has_system, asked = messages[0]["role"] == "system", _media_turn(messages, cut)
     media = [*range(before[has_system])]
@@ -173,14 +173,18 @@ def media_of_part(messages: Sequence[Message], cut: Cut) -> list[int]:
 
 
 def of_kind(cut: Cut, media: Sequence[int], letter: str) -> list[int]:
-    """Return for each image of some of a sample's media, or for each video, its number among all of that kind."""
+    """Return the media of one kind among `media`, each as its index among all media of that kind in the sample.
+
+    `media`: indices among all media of the sample. `letter`: of the kind, `i` for images, `v` for videos.
+    """
     return [cut.kinds[:number].count(letter) for number in media if cut.kinds[number] == letter]
 
 
 def fields_of_part(fields: Mapping[str, Any], cut: Cut, media: Sequence[int]) -> dict[str, Any]:
-    """Return the other fields of a part: `video_frames`, `patch_positions` and `media_settings` list only its media.
+    """Return the fields of a part: `video_frames`, `patch_positions` and `media_settings` list only its media.
 
-    What its form asks of a template is among its options.
+    The forms `open` and `tokens` add `label_settings` without an end of turn, and the `token_range`.
+    `media`: the part's media, as `media_of_part` returns them.
     """
     of_part = dict(fields)
     if isinstance(frames := fields.get("video_frames"), list):
@@ -201,14 +205,15 @@ def fields_of_part(fields: Mapping[str, Any], cut: Cut, media: Sequence[int]) ->
 def turns_of(
     messages: Sequence[Message], kinds: Sequence[str], only_last: bool, window: int | None, window_text: str
 ) -> list[Cut]:
-    """Return a part for each trained answer: all up to it; empty: the conversation stays whole.
+    """Cut a conversation into one part for each trained answer: all turns up to it. Empty: it stays whole.
 
-    A trained turn that is no answer is trained in the part of the next one.
+    A trained turn that is no answer is trained in the part of the next answer.
 
     Args:
-        only_last: `labels.train_on=last`: of the answers, only the last is trained, and those whose keys say so.
-        window: images that a part keeps, the last ones; None: all.
-        window_text: in place of the others.
+        kinds: the kind of each medium, in the order of the placeholders.
+        only_last: `labels.train_on=last`: only the last answer is trained, and answers whose own keys ask for it.
+        window: how many images a part keeps, the last ones; None: all.
+        window_text: the text that replaces each other image.
     """
     answers = _answers(messages)
     if len(answers) < 2:
@@ -228,9 +233,9 @@ def turns_of(
 
 
 def pairs_of(messages: Sequence[Message], kinds: Sequence[str]) -> list[Cut]:
-    """Return a part for each question with its answer, with the media of the user's first turn.
+    """Cut a conversation into one part for each question with its answer; each has the media of the user's first turn.
 
-    Empty: the conversation stays whole, as it has one question, or its first one has no media.
+    Empty: the conversation stays whole, because it has one question, or its first question has no media.
     """
     first, edges, before = first_question(messages), exchanges(messages), num_media_before(messages, kinds)
     if first is None or before[first] == before[first + 1]:

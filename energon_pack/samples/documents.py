@@ -20,7 +20,7 @@ _MORE_THAN_TEXT = ("tool_calls", "reasoning", "thinking", "reasoning_content")
 
 
 def is_document(messages: Sequence[Message]) -> bool:
-    """Tell whether a conversation is a raw text."""
+    """Tell whether a conversation is one message of role `document`: raw text without turns."""
     return len(messages) == 1 and messages[0]["role"] == DOCUMENT
 
 
@@ -30,13 +30,13 @@ def document_of(text: str) -> list[Message]:
 
 
 def text_alone(fields: Mapping[str, Any]) -> str | None:
-    """Return the field `text` of a sample that has nothing else to train; None: there is no such text."""
+    """Return the field `text` of a sample; None: it has none, or also has keys of a chat, such as `prompt`."""
     text = fields.get("text")
     return text if isinstance(text, str) and text.strip() and _SPEAK_OF_CHATS.isdisjoint(fields) else None
 
 
 def refuse_texts_between_images(fields: Mapping[str, Any]) -> None:
-    """Refuse texts and images that take turns: OBELICS' `texts`, MMC4's `text_list`; raises Skip: `bad_message`."""
+    """Raise Skip (`bad_message`) for lists that interleave texts and images: OBELICS' `texts`, MMC4's `text_list`."""
     texts = fields.get("texts")
     is_list_of_texts = isinstance(texts, list) and bool(texts) and all(isinstance(x, str | None) for x in texts)
     if is_list_of_texts or fields.get("text_list"):
@@ -45,7 +45,7 @@ def refuse_texts_between_images(fields: Mapping[str, Any]) -> None:
 
 
 def answer_alone(messages: Sequence[Message]) -> list[Message] | None:
-    """Return a conversation of a single answer as a document; None: it is a chat."""
+    """Return a conversation of one answer as a document; None: it has other turns, or the answer is not only text."""
     if len(messages) != 1 or messages[0]["role"] != "assistant" or any(map(messages[0].get, _MORE_THAN_TEXT)):
         return None
     return [{**messages[0], "role": DOCUMENT}]

@@ -24,7 +24,7 @@ _NEAR = 0.8  # likeness of two spellings of a key, as difflib measures it
 
 
 class _Elsewhere(NamedTuple):
-    """The meaning of a key in the tools that read it."""
+    """A key by which other tools change what is trained, and which this package does not support."""
 
     meaning: str
     silent: tuple[Any, ...] = (None, False, "", [], {})  # values without effect
@@ -144,14 +144,14 @@ _KNOWN = tuple(read.union(harmless) for read, harmless in zip(_READ, _HARMLESS, 
 
 @lru_cache(4096)
 def meant(unknown: str) -> str | None:
-    """Return the key that an unknown key nearly is, as `imgae` is `image`; None: there is none."""
+    """Return the key that is spelled most like an unknown one (`image` for `imgae`); None: no key is spelled alike."""
     place = max(number for number, prefix in enumerate(_PLACES) if unknown.startswith(prefix))
     known = sorted(_READ[place].union(MEDIA_KEYS))
     return next(iter(difflib.get_close_matches(unknown.removeprefix(_PLACES[place]).lower(), known, 1, _NEAR)), None)
 
 
 def hint(unknown: str) -> str:
-    """Return `: did you mean image?` for an unknown key; empty: no key is nearly it."""
+    """Return `: did you mean image?`, the end of a message about an unknown key; empty: no key is spelled alike."""
     near = meant(unknown)
     return f": did you mean {near}?" if near and not unknown.endswith(near) else ""
 
@@ -162,15 +162,18 @@ def is_of_media(key: str) -> bool:
 
 
 def is_known(key: str) -> bool:
-    """Tell whether a key of a sample is read, or harmless."""
+    """Tell whether a key at a sample's top level is read, or harmless."""
     return key in _KNOWN[0]
 
 
 def said_once(value: dict[str, Any], place: int = 0) -> dict[str, Any]:
-    """Return a sample, turn (place 1) or content part (2) in which each thing has one key.
+    """Return a sample with one key for each meaning: of two such as `tools` and `functions`, only one is kept.
+
+    Args:
+        value: a sample (level 0), a turn (1) or a content part (2).
 
     Raises:
-        Skip: `bad_message`: two keys of one meaning differ, and one of them would be dropped.
+        Skip: `bad_message`: two keys of one meaning have different values.
     """
     if len(_PAIRED[place].intersection(value)) < 2:
         return value
@@ -190,7 +193,7 @@ def unknown_keys(value: Mapping[str, Any], conversation: Sequence[str]) -> dict[
         conversation: the keys that hold turns; a value that is no list of turns has none.
 
     Returns:
-        The values of each.
+        The values of each unknown key, by its name.
     """
     unknown: dict[str, list[Any]] = {}
 

@@ -11,7 +11,7 @@ from energon_pack.samples.skip import Reason, Skip
 
 
 def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
-    """Return the listed media of a sample in their order; without a list, all media parts in the tar's order.
+    """Return the parts of a sample that are its media: the listed ones in their order, or all, in the tar's order.
 
     A listed name is a part (`0.jpg`), a whole member name (`00012.0.jpg`), or the extension of the only part that
     has it (`jpg`).
@@ -28,7 +28,7 @@ def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
 
 
 def listed_parts(listed_media: Sequence[str], key: str, parts: Sequence[Part]) -> list[Part]:
-    """Return the listed parts, by the names that `media_parts` takes; raises Skip as `media_parts` does."""
+    """Return the part for each listed name, which may have any form that `media_parts` takes; raises Skip."""
     by_name = {part.name: part for part in parts}
     chosen = []
     for listed in listed_media:

@@ -37,9 +37,10 @@ def with_hash(name: str) -> str:
 
 
 def mapped(value: Any, settings: ReadSettings) -> Any:
-    """Return a sample's JSON after the function that the settings name; the same JSON if they name none.
+    """Run the function of `source.map` on a sample's JSON and return its result; the same JSON if none is set.
 
-    A list at the root is passed to the function as an object with the one key `messages`.
+    A list at the root is passed to the function as an object with the one key `messages`. Raises Skip if the function
+    returns None, raises an error, or returns no JSON object.
     """
     if settings.map is None:
         return value

@@ -20,16 +20,16 @@ _MEANT = frozenset(("arguments", "input", "default", "const", "example", "exampl
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a value without the keys of its objects that are null; nulls in lists stay."""
+    """Return a JSON value in which no object has a key whose value is null, at any depth; nulls in lists stay."""
     if isinstance(value, Mapping):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     return list(map(without_nulls, value)) if isinstance(value, list) else value
 
 
 def without_nulls_of_a_table(record: dict[str, Any], setting: Nulls | None) -> dict[str, Any] | None:
-    """Return a record without the nulls in its tools and calls; None: they stay, or there are none.
+    """Return a record without the nulls in its tools and tool calls; None: the record stays unchanged.
 
-    `setting`: what becomes of them; None: those of a table go.
+    `setting`: whether to drop or keep nulls; None: drop them if a table put them in.
     """
     lists = {key: value for key, value in record.items() if isinstance(value, list) and _holds_null(value)}
     if not lists or setting is Nulls.keep:
@@ -46,8 +46,8 @@ def without_nulls_of_a_table(record: dict[str, Any], setting: Nulls | None) -> d
 def are_of_a_table(record: Mapping[str, Any]) -> bool:
     """Say whether the nulls of a record come from a table, which writes one for each key that an object lacks.
 
-    They do if all objects in the same place of its lists have the same keys, and a null stands where no author writes
-    one.
+    They do if all objects in the same place of the record's lists have the same keys, and a null stands where no author
+    writes one.
     """
     lists = {key: value for key, value in record.items() if isinstance(value, list)}
     return any(map(_holds_strange_null, lists.values())) and _are_uniform(lists, "", {})

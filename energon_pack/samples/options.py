@@ -20,12 +20,12 @@ _NAMES = frozenset(OPTION_KEYS)
 
 
 def option_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a sample that `options_of` reads."""
+    """Return those fields of a sample that `options_of` reads and that are not null."""
     return {key: fields[key] for key in OPTION_KEYS if fields.get(key) is not None}
 
 
 def options_of(fields: Mapping[str, Any]) -> SampleOptions:
-    """Read the options of a sample."""
+    """Read a sample's options from its fields; raises Skip (`bad_message`) if a field has a wrong type."""
     if _NAMES.isdisjoint(fields) or not (options := option_fields(fields)):
         return NO_OPTIONS
     variables, media = options.get("chat_template_kwargs", {}), options.get("media_settings", [])

@@ -23,20 +23,21 @@ NAMES = ("packed_multi_mix_qa", "packed_trees", "packed_captioning")
 
 
 class UnknownFormat(PackError):
-    """Packs, or a dataset, of a form that another version of this package reads."""
+    """Raised for a pack or dataset that another tool or another version of this package wrote."""
 
 
 def pack_members(parts: Parts, value: Mapping[str, Any], read: ReadMedia) -> Iterator[MemberInput]:
-    """Yield the members of a pack of one of `NAMES`.
+    """Yield the members of a pack, whose flavour is one of `READABLE_FLAVORS`.
 
     Args:
-        value: its JSON.
+        parts: the content of the pack's files, by part name.
+        value: the pack's JSON.
         read: reads the media from the source if the pack holds no copies.
 
     Raises:
         UnknownFormat: another tool, or another version of this package, wrote the pack; or it has no tokens.
-        TokensDamaged: its tokens are cut, or a member has not so many as the JSON says.
-        KeyError, TypeError, ValueError: its JSON and its tokens are not of the same members.
+        TokensDamaged: its tokens are cut, or a member has another number of tokens than the JSON says.
+        KeyError, TypeError, ValueError: its JSON and its tokens list different members.
     """
     meta = meta_of(value, str(parts.get("__key__")))
     all_tokens = members_of(tokens_in(parts, meta))
@@ -73,7 +74,7 @@ def meta_of(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def tokens_in(parts: Parts, meta: Mapping[str, Any]) -> PackTokens:
-    """Return the tokens of a pack; raises as `pack_members`. `meta`: `_meta` of its JSON."""
+    """Return the tokens of a pack; raises UnknownFormat and TokensDamaged. `meta`: `_meta` of the pack's JSON."""
     refuse_other_format(meta)
     if TOKENS not in parts:
         raise UnknownFormat(f"{meta.get('pack_id')} has no part {TOKENS}: pack again")
@@ -81,7 +82,7 @@ def tokens_in(parts: Parts, meta: Mapping[str, Any]) -> PackTokens:
 
 
 def why_other_format(manifest: Mapping[str, Any]) -> str | None:
-    """Say why this version can't read a dataset with this energon_pack.json by its format; None: it can."""
+    """Return why this version can't read the format of a dataset with this energon_pack.json; None: it can."""
     number = manifest.get("format", FORMAT)
     if type(number) is int and number < FORMAT:
         return f"it has the format {number}, without the tokens of its packs, which {FORMAT} has: pack again"
@@ -91,7 +92,7 @@ def why_other_format(manifest: Mapping[str, Any]) -> str | None:
 
 
 def refuse_other_format(meta: Mapping[str, Any]) -> None:
-    """Raise UnknownFormat if another version of this package wrote a pack."""
+    """Raise UnknownFormat if a pack has another format than `FORMAT`; `meta`: `_meta` of the pack's JSON."""
     if (number := meta.get("format")) != FORMAT:
         raise UnknownFormat(
             f"{meta.get('pack_id')}: its format is {short(number)}, this version of energon-pack reads {FORMAT}: pack"
@@ -100,7 +101,7 @@ def refuse_other_format(meta: Mapping[str, Any]) -> None:
 
 
 def refuse_other_len(sample_id: str, token_len: int | None, tokens: MemberTokens) -> None:
-    """Raise TokensDamaged if a member has not so many tokens as the JSON of its pack says."""
+    """Raise TokensDamaged if a member has another number of tokens than `token_len`; None: any number is right."""
     if token_len not in (None, len(tokens)):
         raise TokensDamaged(f"{sample_id} has {len(tokens)} tokens in its pack, and {token_len} by _meta.token_lens")
 
@@ -119,14 +120,14 @@ def _media_names(value: Mapping[str, Any]) -> Sequence[list[str]]:
 
 
 def captioning_name(index: int, number: int) -> str:
-    """Return the name of an image's part in `packed_captioning`, by its member's number and its own."""
+    """Return the part name of an image in `packed_captioning`: `img2_0.jpg` is the first image of the third member."""
     return f"img{index}_{number}.jpg"
 
 
 def num_shared(part_names: Sequence[list[str]], shared_lens: list[int]) -> Iterator[int]:
-    """Yield how many of its first media each member shares with the member before it.
+    """Yield, for each member of a pack, how many of its first media are also the first of the member before it.
 
-    `part_names`: the names of each member's parts.
+    `part_names`: names of each member's media. `shared_lens`: tokens that each member shares; 0: no media are shared.
     """
     before: list[str] = []
     for of_member, shared_len in zip(part_names, shared_lens, strict=True):

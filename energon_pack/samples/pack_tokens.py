@@ -11,7 +11,7 @@ from energon_pack.samples.tokens_part import COLUMNS, Array, PackTokens, TokensD
 
 
 def pack_tokens(members: Sequence[MemberTokens]) -> PackTokens:
-    """Return the columns of a pack."""
+    """Make the columns of a pack from its members' ids, trained spans, weights and media."""
     lens = [*map(len, members)]
     starts = accumulate(lens, initial=0)
     spans = [
@@ -54,7 +54,7 @@ def _weighted(member: MemberTokens) -> Iterator[tuple[tuple[int, int], float]]:
 
 
 def members_of(pack: PackTokens) -> list[MemberTokens]:
-    """Return the members of a pack.
+    """Return the members of a pack, made from its columns.
 
     Raises:
         TokensDamaged: its columns contradict each other.

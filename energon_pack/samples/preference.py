@@ -20,7 +20,13 @@ PREFERENCE_KEYS = frozenset(("chosen", "rejected", *_REJECTED, *LABELS))
 
 
 def preferred(value: Mapping[str, Any], keys: Sequence[str], take: Take | None) -> dict[str, Any]:
-    """Keep only the good conversation of a sample."""
+    """Return a sample's JSON without its rejected answer; a sample that is no preference data stays unchanged.
+
+    `keys`: fields that may hold its turns; the first is used if none is there.
+
+    Raises:
+        Skip: `preference_data` if `take` is None; `not_chosen` if the sample's label calls its answer bad.
+    """
     key = next((key for key in keys if value.get(key)), keys[0])
     has_pair = value.get("chosen") is not None and value.get("rejected") is not None
     rejected = sorted(name for name in _REJECTED if value.get(name))
@@ -49,7 +55,7 @@ def preferred(value: Mapping[str, Any], keys: Sequence[str], take: Take | None) 
 
 
 def _is_good(label: Any) -> bool | None:
-    """Tell whether a label calls an answer good; None: it is no such label."""
+    """Tell whether a label calls an answer good; None: the value is neither true nor false."""
     return {"true": True, "1": True, "false": False, "0": False}.get(str(label).lower())
 
 

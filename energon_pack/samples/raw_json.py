@@ -23,7 +23,7 @@ def load_json(raw: bytes) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """Do `load_json` on a text."""
+    """Parse one sample's JSON from a text, as `load_json` does; raises Skip: `invalid_json`."""
     try:
         value = _DECODER.decode(text)
         if "\\u" in text or text.count("[") + text.count("{") > _MANY_BRACKETS:

@@ -12,7 +12,7 @@ _TIMES = ("patch_positions", "fps", "timestamp_decimal")
 
 
 class Single(NamedTuple):
-    """A member of a pack as a sample of a source."""
+    """A member of a pack, turned back into a sample of a source."""
 
     #: its JSON
     record: dict[str, Any]
@@ -27,12 +27,12 @@ def single(
     media: list[tuple[str, str]] | None = None,
     messages_key: str | None = None,
 ) -> Single:
-    """Return a member of a pack as a single sample.
+    """Turn a member of a pack back into a single sample.
 
     Args:
-        member: one of the flavour's `samples`.
-        names: one of the flavour's `parts`: those of the member.
-        media: new name and kind of each medium; None: they keep the names that they have in the pack.
+        member: the member's JSON, from the flavour's `samples`.
+        names: the member's part names, from the flavour's `parts`.
+        media: new name and kind of each medium; None: media keep the names that they have in the pack.
         messages_key: see `record_of`.
     """
     packed = [name for name in names if not name.endswith(".npy")]
@@ -48,7 +48,7 @@ def single(
 
 
 def _without_times(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a member with its times in the text; their origin gets a name that is not read a second time."""
+    """Move the fields of times to `source_times`, because the text already holds the times."""
     if not (value.get("fps") or any(value.get("patch_positions") or ())):
         return value
     times = {name: value[name] for name in _TIMES if name in value}
@@ -58,10 +58,10 @@ def _without_times(value: Mapping[str, Any]) -> Mapping[str, Any]:
 def record_of(
     member: Mapping[str, Any], media: list[tuple[str, str]], messages_key: str | None = None
 ) -> dict[str, Any]:
-    """Return the JSON of a sample in its canonical form, made from a member's JSON in a pack.
+    """Make the JSON of a single sample from a member's JSON in a pack.
 
     Args:
-        media: part and kind of each, in the order of the placeholders, which is also their order in the tar.
+        media: part name and kind of each medium, in the order of the placeholders, which is also that of the tar.
         messages_key: the only field in which packing looks for a conversation; None: the fields it knows.
     """
     keys = ("messages", "tools", "source_fields")
@@ -83,5 +83,5 @@ def record_of(
 
 
 def _is_before(places: list[str], key: str, fields: Mapping[str, Any]) -> bool:
-    """Say whether reading would take another field than this one for the conversation."""
+    """Tell whether another field would be read as the conversation before this one."""
     return any(fields.get(earlier) for earlier in places[: places.index(key)])

@@ -47,7 +47,7 @@ _HEADER = len(MAGIC) + 4 * len(COLUMNS)
 
 
 class TokensDamaged(ValueError):
-    """The tokens of a pack are cut or of another format."""
+    """Raised if the tokens of a pack are damaged, cut, or in another format."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class PackTokens:
         return np.zeros(0, COLUMNS[name]) if column is None else column
 
     def of_each(self, name: str, number: int, default: float = 0) -> Array:
-        """Return the entries of a column with a default.
+        """Return `number` entries of a column; an empty column gives as many times its default.
 
         Raises:
-            TokensDamaged: it has another number of entries.
+            TokensDamaged: the column has another number of entries.
         """
         column = self[name]
         if len(column) not in (0, number):
@@ -85,7 +85,7 @@ class PackTokens:
         return np.repeat(ids, times)
 
     def to_bytes(self) -> bytes:
-        """Return the part."""
+        """Return the bytes of the pack's file `tokens`."""
         columns = [self.columns.get(name, ()) for name in COLUMNS]
         counts = np.array([*map(len, columns)], "<u4")
         named = zip(columns, COLUMNS.values(), strict=True)
@@ -94,10 +94,10 @@ class PackTokens:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "PackTokens":
-        """Read a part.
+        """Read the bytes that `to_bytes` made.
 
         Raises:
-            TokensDamaged: it is cut, too long, or none of this format.
+            TokensDamaged: the data are cut, too long, or in another format.
         """
         if data[: len(MAGIC)] != MAGIC or len(data) < _HEADER:
             raise TokensDamaged(f"no tokens of format 3 ({len(data)} bytes that begin with {data[:4]!r}): pack again")
@@ -116,13 +116,13 @@ class PackTokens:
 
 
 def read_tokens(data: bytes, meta: Mapping[str, Any]) -> PackTokens:
-    """Read the tokens of a pack.
+    """Read the tokens of a pack, and compare their checksum.
 
     Args:
-        meta: `_meta` of its JSON, which has their checksum.
+        meta: `_meta` of the pack's JSON; without a checksum there, none is compared.
 
     Raises:
-        TokensDamaged: they are not as they were written, as `from_bytes`.
+        TokensDamaged: the bytes are not those that were written.
     """
     tokens = PackTokens.from_bytes(data)
     if (checksum := meta.get(CHECKSUM)) not in (None, crc32(data)):
@@ -131,7 +131,7 @@ def read_tokens(data: bytes, meta: Mapping[str, Any]) -> PackTokens:
 
 
 def id_columns(ids: npt.NDArray[np.int64]) -> dict[str, Array]:
-    """Return the columns that hold some ids, all of them below 2³¹."""
+    """Split token ids, all below 2³¹, into the columns `low`, `high`, `repeated` and `num_more` (see `COLUMNS`)."""
     starts = np.flatnonzero(np.diff(ids, prepend=-1))
     times = np.diff(starts, append=len(ids))
     is_run = times >= _LEAST_RUN
@@ -152,5 +152,5 @@ def id_columns(ids: npt.NDArray[np.int64]) -> dict[str, Array]:
 
 
 def without_default(values: Sequence[float], default: float = 0) -> Sequence[float]:
-    """Return the entries of a column; none if all are the default."""
+    """Return the entries of a column, or an empty list if all of them equal its default."""
     return values if any(value != default for value in values) else ()

@@ -26,7 +26,10 @@ _TAGGED = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 def call_turn(turn: Message, index: int) -> Message:
-    """Read a turn whose content is calls: the JSON of one or a list, after a thought; or tagged calls beside a text."""
+    """Return a turn whose content is tool calls as an assistant's turn with `tool_calls`.
+
+    The content is the JSON of one call or of a list, perhaps after a thought; or a text with `<tool_call>` tags.
+    """
     if turn.get("tool_calls"):
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has calls both in its content and beside it")
     text, calls = _calls_in(turn["content"], index)
@@ -34,7 +37,7 @@ def call_turn(turn: Message, index: int) -> Message:
 
 
 def with_tool_calls(turn: Message, index: int) -> Message:
-    """Read an assistant's turn whose calls are OpenAI's old `function_call`, or a JSON string of a list of calls."""
+    """Return an assistant's turn with its calls as a list, which may be OpenAI's old `function_call` or JSON text."""
     calls = turn.get("tool_calls")
     if calls and turn.get("function_call") is not None:
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has calls both in tool_calls and in function_call")
@@ -53,7 +56,10 @@ def with_tool_calls(turn: Message, index: int) -> Message:
 
 
 def turns_of_parts(turn: Message, index: int) -> list[Message]:
-    """Read a turn whose content parts hold calls, thoughts or results; results become turns before the rest of it."""
+    """Split a turn whose content parts hold tool calls, thoughts or results of tools.
+
+    Calls and thoughts become keys of the turn; each result becomes a turn of role `tool` before the turn's other parts.
+    """
     calls: list[Message] = []
     results: list[Message] = []
     rest: list[Any] = []
@@ -88,9 +94,10 @@ def turns_of_parts(turn: Message, index: int) -> list[Message]:
 
 
 def joined(before: Message | None, turn: Message, spelled: Any) -> Message | None:
-    """Join a turn of calls with the turn before it; None: it stays a separate turn.
+    """Join a turn of tool calls with the turn before it; None: it stays a separate turn.
 
-    Consecutive calls are one turn. In ms-swift's spelling, so are a text and the calls that follow it.
+    Consecutive calls become one turn. In ms-swift's spelling, so do a text and the calls that follow it.
+    `spelled`: the role that the data gives the turn.
     """
     if before is None or before["role"] != "assistant" or spelled not in CALL_ROLES:
         return None
@@ -106,7 +113,7 @@ def joined(before: Message | None, turn: Message, spelled: Any) -> Message | Non
 
 
 def as_text(message: Message, index: int) -> Message:
-    """Replace the calls of a turn by their JSON at the end of its text."""
+    """Return a turn without `tool_calls`: the JSON of each call stands at the end of the text, on its own line."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -123,7 +130,7 @@ def as_text(message: Message, index: int) -> Message:
 
 
 def tools_of(value: Any) -> list[Any] | None:
-    """Read tool schemas for the chat template from a list or its JSON; a bare function is wrapped as OpenAI's are."""
+    """Read tool schemas from a list or its JSON text; a function alone gets OpenAI's wrapper. None: no tools."""
     if isinstance(value, str) and value.strip():
         try:
             value = parse_json(value)
@@ -147,7 +154,7 @@ def _tool(item: Any) -> Any:
 
 
 def _calls_in(value: Any, index: int) -> tuple[str, list[Message]]:
-    """Return the text and the calls of a turn of calls."""
+    """Split the content of a turn of tool calls into its text and its calls."""
     text, calls = "", value
     if isinstance(value, str):
         calls = _parsed(value)
@@ -166,7 +173,7 @@ def _flat(values: Any) -> list[Any]:
 
 
 def _parsed(text: str) -> Any:
-    """Parse JSON; None: it is none."""
+    """Parse JSON; None: the text is no JSON."""
     try:
         return parse_json(text)
     except Skip:

@@ -34,13 +34,16 @@ class _Field(NamedTuple):
 
 
 def named_media(fields: Mapping[str, Any]) -> Iterator[str]:
-    """Yield values that look like the file of a medium, in all fields but the conversation."""
+    """Yield texts that look like the name of a media file, from all fields except those of the conversation."""
     values = (item for key, item in fields.items() if key not in MESSAGE_KEYS)
     return (leaf for value in values for leaf in leaves(value) if _kind_by_name(leaf))
 
 
 def refuse_unread(record: Record, read: Sequence[str], has_media: bool, kind_of: KindOf, is_tar: bool = False) -> None:
-    """Leave out a sample with a medium that nothing reads."""
+    """Raise Skip (`media_unread`) if a sample has a medium in a field that is not read.
+
+    `read`: names of the media that are read. `kind_of`: opens a field's value, and returns the kind of medium or None.
+    """
     if is_tar and has_media and record.listed_media is None:  # all media of a tar's sample are read
         return
     for field in _fields(record, has_media):
@@ -53,7 +56,10 @@ def refuse_unread(record: Record, read: Sequence[str], has_media: bool, kind_of:
 
 
 def unread(place: str, kind: str, meant: str, reads: str) -> Skip:
-    """Make the reason for leaving out a sample with a medium that nothing reads."""
+    """Return the Skip for a sample with a medium that nothing reads.
+
+    `place`: where the medium is. `meant`: `: did you mean …?` or empty. `reads`: a setting that reads it, or empty.
+    """
     ways = "; ".join(filter(None, (reads, "source.media=ignore packs the text alone")))
     skip = Skip(Reason.MEDIA_UNREAD, f"{place} {KINDS[kind].noun}, and nothing reads it{meant or ':'} {ways}")
     skip.media_type = kind
@@ -98,7 +104,7 @@ def _is_one_of(leaf: Any, read: Sequence[str]) -> bool:
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Yield what mappings and lists hold at all depths, but numbers and None."""
+    """Yield the values in nested mappings and lists, except numbers and None."""
     waiting = [value]
     while waiting:
         item = waiting.pop()
@@ -111,6 +117,6 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def _kind_by_name(value: Any) -> str | None:
-    """Return the kind of a name; None for a text with blanks, and for one of TypeScript, which ends as a video may."""
+    """Return the kind of medium by a file name; None: a text with blanks, or a `.ts`, which may be TypeScript."""
     is_name = isinstance(value, str) and len(value) <= _LONGEST and "." in value and len(value.split()) == 1
     return kind_by_name(value) if is_name and not value.endswith(".ts") else None

@@ -31,10 +31,12 @@ TURN_WEIGHT_KEYS = _FACTORS | _SWITCHES | _MASKS
 
 
 def turn_weight(message: Message, chosen: bool) -> float:
-    """Return how much a turn counts.
+    """Return a turn's weight in the loss: 1 if its own keys set none, 0 if it is not trained.
 
-    Returns:
-        The weight; 0: the turn is not trained. The values of several keys are multiplied.
+    The values of several keys are multiplied. Raises Skip (`bad_message`) for a value that is no weight.
+
+    Args:
+        chosen: whether `labels.train_on` trains this turn if it is an answer; some keys override that.
     """
     is_answer = message["role"] in ("assistant", DOCUMENT)
     weight, overrides = 1.0, False
@@ -55,23 +57,23 @@ def has_weight(message: Message) -> bool:
 
 
 def says_zero(message: Message) -> bool:
-    """Tell whether a turn's own keys say that it is not trained; raises Skip as `turn_weight` does."""
+    """Tell whether a turn's own keys set its weight to 0; raises Skip as `turn_weight` does."""
     return has_weight(message) and turn_weight({**message, "role": "assistant"}, True) == 0
 
 
 def untrained(message: Message) -> Message:
-    """Return a turn with a weight of 0, in the one key that every turn reads; a turn that nothing trains as it is."""
+    """Return a turn with `loss_weight: 0`, so that it is not trained; a turn that nothing trains stays unchanged."""
     return {**message, "loss_weight": 0} if turn_weight(message, True) else message
 
 
 def sample_weight(fields: Mapping[str, Any]) -> float:
-    """Return the factor of a whole sample, its field `weight`; 1 without one."""
+    """Return the weight of a whole sample in the loss: its field `weight`, or 1."""
     value = fields.get("weight")
     return 1.0 if value is None else number(value, "the sample's weight")
 
 
 def number(value: Any, name: str) -> float:
-    """Check that a value is a number of at least 0, and return it."""
+    """Return a weight as a float; raises Skip unless it is a number from 0 to a million. `name`: for the message."""
     if not isinstance(value, (bool, int, float)) or value < 0:
         raise Skip(Reason.BAD_MESSAGE, f"{name} is {value!r}, no number of at least 0")
     if not value <= _MOST:

@@ -26,7 +26,7 @@ def asked_and_answered(question: Any, answer: Any) -> list[Message]:
 
 
 def turns_of_pair(message: Mapping[str, Any], index: int) -> list[Message] | None:
-    """Return the question and the answer of one entry as turns; None: it is no pair.
+    """Return the question and the answer of one entry as turns; None: the entry is no pair of these.
 
     Of several answers to one question, the first is taken.
     """
@@ -44,12 +44,12 @@ def turns_of_pair(message: Mapping[str, Any], index: int) -> list[Message] | Non
 
 
 def without_sides(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an entry holds beside its question and its answer."""
+    """Return an entry without the keys of its question and its answer."""
     return {key: item for key, item in message.items() if key not in _SIDES}
 
 
 def prompts_and_captions(value: Mapping[str, Any]) -> list[Message]:
-    """Return `prompts` and as many `captions` as turns."""
+    """Return the turns of a record with `prompts` and as many `captions`: each a text, a list, or a list in a list."""
     sides = []
     for key in ("prompts", "captions"):
         side = value[key] if isinstance(value[key], list) else [value[key]]

@@ -22,16 +22,16 @@ TO_DOWNLOAD = "media are read from files: download it first (img2dataset does), 
 
 
 def pictures_in(text: str) -> list[str]:
-    """Return the names of the media that a text holds as `<img>a.png</img>`."""
+    """Return the file names of media that a text holds as `<img>a.png</img>`."""
     names = _PICTURE.findall(text) if "<img>" in text else []
     return [name for name in names if kind_by_name(name.strip().partition("?")[0])]
 
 
 def with_pictures(messages: Sequence[Message], lists_media: bool) -> list[Message]:
-    """Return messages with a content part for each `<img>a.png</img>` of a question.
+    """Replace each `<img>a.png</img>` outside of the assistant's turns by a content part.
 
     Raises:
-        Skip: `unsupported_media`: the sample lists media elsewhere, too (`lists_media`), or an image has a URL.
+        Skip: `unsupported_media`: the sample has other media, too (`lists_media`, or placeholders), or a name is a URL.
     """
     asked = [message for message in messages if message["role"] != "assistant"]
     texts = [message["content"] for message in asked if isinstance(message["content"], str)]
@@ -58,8 +58,9 @@ def _parts(text: str) -> str | list[Message]:
 
 
 def name_in(named: Any) -> Any:
-    """Return the name in an object that stands for a medium: OpenAI's `{"url": …}` and `{"data": …, "format": "wav"}`,
-    Anthropic's `source`. Another value is returned unchanged.
+    """Return the name or the data in an object that stands for a medium; another value is returned unchanged.
+
+    OpenAI has `{"url": …}` and `{"data": …, "format": "wav"}`, Anthropic base64 in `source`, which becomes a data URL.
     """
     if not isinstance(named, Mapping):
         return named
@@ -69,7 +70,10 @@ def name_in(named: Any) -> Any:
 
 
 def with_marks_replaced(messages: list[Message], fields: Mapping[str, Any], lists_media: bool = False) -> list[Message]:
-    """Put media in the place of `<img>a.png</img>`; refuse marks that stand for boxes."""
+    """Replace `<img>a.png</img>` in the text by media; raises Skip for marks that stand for boxes in `objects`.
+
+    `fields`: the sample's. `lists_media`: whether it also lists media elsewhere.
+    """
     if fields.get("objects"):
         whole = "".join(text for _, text in _texts(messages))
         # unless an end tag follows: HTML, `<bbox>1,2,3,4</bbox>`

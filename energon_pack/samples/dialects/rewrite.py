@@ -22,7 +22,11 @@ _LISTS = frozenset((*MESSAGE_KEYS, *TURN_FIELDS, *MEDIA_KEYS))
 
 
 def in_our_words(value: Any, settings: ReadSettings) -> Any:
-    """Parse lists that are JSON text, rename what the settings name, and keep one spelling of each thing."""
+    """Rewrite a sample's JSON with the field names of this package.
+
+    Lists that are JSON text are parsed, fields and roles that the settings name are renamed, and of keys with the same
+    meaning one is kept.
+    """
     if isinstance(value, dict):
         value = _with_lists(value, settings)
     if settings.renames:
@@ -41,7 +45,7 @@ def _with_lists(value: dict[str, Any], settings: ReadSettings) -> dict[str, Any]
 
 
 def _list_in(text: str) -> list[Any] | None:
-    """Return the list that a text is as JSON; None: it is another text."""
+    """Parse a text that is the JSON of a list; None: it is another text."""
     try:
         parsed = parse_json(text)
     except Skip:
@@ -57,7 +61,7 @@ def _of_image_folder(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def renamed(value: Any, settings: ReadSettings) -> Any:
-    """Return a record in which the fields that the settings name have our names."""
+    """Rename the fields and roles that `source.columns` and `source.roles` name to those of this package."""
     if isinstance(value, list):
         value = {settings.messages_key or "messages": value}
     if not isinstance(value, dict):
@@ -83,7 +87,7 @@ def renamed(value: Any, settings: ReadSettings) -> Any:
 
 
 def our_turn(message: Any, role_key: str, content_key: str, roles: Mapping[Any, str]) -> Any:
-    """Return a turn with our keys and role; what is no object stays unchanged. `roles`: their role → ours."""
+    """Return a turn with the keys `role` and `content`, and its role renamed by `roles`; other values stay unchanged."""
     if not isinstance(message, dict):
         return message
     rest = {key: item for key, item in message.items() if key not in (role_key, content_key)}

@@ -20,7 +20,7 @@ TURN_FIELDS = ("conversation", "dialog", "dialogue", "turns")
 
 
 class Dialect(NamedTuple):
-    """A way to write a conversation."""
+    """One way in which data sets write a conversation: the fields that hold it, and how they become turns."""
 
     name: str
     #: the fields by which it is recognised
@@ -34,7 +34,7 @@ class Dialect(NamedTuple):
 
 
 def alpaca(value: Mapping[str, Any], dialect: Dialect) -> list[Message]:
-    """Make turns of a question and an answer, after the turns of `history`."""
+    """Make turns of a question (with its `input`, if the dialect has one) and an answer, after those of `history`."""
     asks, answers = dialect.needs
     asked = [_text(value, key, dialect) for key in (asks, "input") if key == asks or key in dialect.reads]
     question = joined_question(asked)
@@ -50,7 +50,7 @@ def joined_question(texts: list[Any]) -> str:
 
 
 def history_turns(history: Any) -> list[Message]:
-    """Return the turns of a history of [question, answer]; an entry of another form keeps its place as a turn."""
+    """Return the turns of a list of [question, answer]; an entry that is no list becomes a user's turn."""
     return [
         turn(role, text)
         for pair in history or []
@@ -67,7 +67,7 @@ def prompt_and_completion(value: Mapping[str, Any], dialect: Dialect) -> list[An
 
 
 def listed_pairs(value: Mapping[str, Any], dialect: Dialect) -> list[Message]:
-    """Make a turn of each question and of each answer of two lists of texts of one length."""
+    """Make turns of a list of questions and a list of as many answers."""
     sides = [value[key] for key in dialect.needs]
     for key, side in zip(dialect.needs, sides, strict=True):
         if not isinstance(side, list) or not all(text and isinstance(text, str) for text in side):
@@ -133,7 +133,7 @@ _BETWEEN = re.compile(r"<(?:image|video|audio)>|\s+")
 
 
 class Written(NamedTuple):
-    """A conversation, and the fields of the record that hold it."""
+    """One way to read a record's conversation, and the fields that hold it."""
 
     name: str
     keys: Sequence[str]
@@ -142,7 +142,7 @@ class Written(NamedTuple):
 
 
 def conversations(value: Mapping[str, Any], settings: ReadSettings) -> Iterator[Written]:
-    """Yield the ways in which a record can be read, in the order in which they are tried."""
+    """Yield the ways in which a record's fields can be read as a conversation, in the order in which they are tried."""
     kind, auto, own = settings.sample_type, SampleType.auto, settings.messages_key
     if kind is SampleType.document and isinstance(text := value.get(own or "text"), str) and text:
         yield Written("document", (own or "text",), partial(document_of, text))
@@ -168,10 +168,12 @@ def conversations(value: Mapping[str, Any], settings: ReadSettings) -> Iterator[
 
 
 def conversation_of(value: Mapping[str, Any], settings: ReadSettings) -> tuple[Written, dict[str, list[Any]]] | None:
-    """Find the conversation of a record, and the texts in other fields of one that it does not say; None: none fits.
+    """Find the conversation of a record, and fields with other texts that the conversation does not contain.
+
+    None: no way to read the record fits.
 
     Raises:
-        Skip: `bad_message`: it can be read in another way, too, which says something else.
+        Skip: `bad_message`: the record can be read in another way, too, with other texts.
     """
     ways = conversations(value, settings)
     first = next(ways, None)
@@ -196,7 +198,7 @@ def conversation_of(value: Mapping[str, Any], settings: ReadSettings) -> tuple[W
 
 
 def _one_question(value: Mapping[str, Any]) -> Written | None:
-    """Return one question with one or several answers; of several the first is taken, and the sample keeps all."""
+    """Read one question with one or several answers; the first answer is taken, and the record keeps a list of them."""
     asks = next((key for key in ("question", "context") if isinstance(value.get(key), str) and value[key]), None)
     answers = next((key for key in ("answer", "answers") if value.get(key)), None)
     if not asks or not answers:

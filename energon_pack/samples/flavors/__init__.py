@@ -29,7 +29,7 @@ FLAVORS: dict[str, Flavor] = {**PACKED, TREES.name: TREES, UNPACKED.name: UNPACK
 
 
 def packed_flavor(name: str) -> PackedFlavor | None:
-    """Return the packs' flavour of this name from this package or an installed one; None: there is none."""
+    """Return the flavour of packs with this name, of this package or an installed one; None: there is none."""
     if name in PACKED or name == TREES.name:
         return PACKED.get(name, TREES)
     flavor = entry_point("flavors", "output.flavor", name)
@@ -57,7 +57,7 @@ def flavor_written(name: object) -> PackedFlavor:
 
 
 def why_unknown(manifest: Mapping[str, Any]) -> str | None:
-    """Say why this version can't read a dataset with this energon_pack.json; None: it can."""
+    """Return why this version can't read a dataset's flavour or format by its energon_pack.json; None: it can."""
     name = manifest.get("flavor")
     if isinstance(name, str) and packed_flavor(name) is None:
         return f"it has the flavor {name!r}, which no installed package can read"
@@ -66,6 +66,8 @@ def why_unknown(manifest: Mapping[str, Any]) -> str | None:
 
 def load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, Any]:
     """Make the fields of a flavour's sample class from the parts of a pack; raises Skip as its `load` does.
+
+    `read`: reads media from the source if the pack holds no copies.
 
     Raises:
         UnknownFormat: another tool, or another version of this package, wrote the pack; or it has no tokens.
@@ -77,7 +79,10 @@ def load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, 
 
 
 def inputs_of_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> Iterator[MemberInput]:
-    """Yield the members of a pack from its parts without a sample class; raises Skip as `load` and `inputs` do."""
+    """Yield the members of a pack from its parts, without Energon's sample class.
+
+    `read`: reads media from the source if the pack holds no copies. Raises Skip as the flavour's `load` and `inputs`.
+    """
     fields = {"__key__": parts["__key__"], **load_pack(parts, flavor, read)}
     yield from inputs_of_sample(flavor, SimpleNamespace(**fields))
 
@@ -86,7 +91,7 @@ def inputs_of_sample(flavor: Flavor, sample: Any) -> Iterator[MemberInput]:
     """Yield the members of an Energon sample with the tokens that were written; raises Skip as `inputs` does.
 
     Raises:
-        TokensDamaged: its tokens are cut, or a member has not so many as the JSON says.
+        TokensDamaged: its tokens are cut, or a member has another number of tokens than the JSON says.
         ValueError: there are tokens of more or fewer members.
     """
     data = getattr(sample, TOKENS, None)

@@ -33,7 +33,7 @@ _ALTERNATING = ("user", "assistant")
 
 
 class PackedCaptioning(PackedFlavor):
-    """A pack of conversations in columns, whose times stay fields."""
+    """LLaVA-OneVision-2's packs: lists of prompts, captions and images; times of images stay fields."""
 
     name = "packed_captioning"
     sample_class = "PackedCaptioningSample"
@@ -166,15 +166,15 @@ def _as_list(turns: Any) -> Any:
 
 
 def alternating(prompts: Sequence[str], captions: Sequence[str]) -> list[Message]:
-    """Make a conversation of prompts and captions in turn."""
+    """Make a conversation in which each prompt is a user's turn, and each caption the assistant's turn after it."""
     turns = zip(prompts, captions, strict=True)
     return [{"role": role, "content": text} for turn in turns for role, text in zip(_ALTERNATING, turn, strict=True)]
 
 
 def _timed(member: Fields, positions: Sequence[Any], num_images: int) -> list[Message]:
-    """Write times into the text of a conversation, and add placeholders if another tool's pack lacks them.
+    """Return the messages of a member with the times of its images, and with placeholders if its text has none.
 
-    `positions`: the array of each image, None for an image without an array; empty: write no times.
+    `positions`: each image's patch positions, None for an image without; empty: write no times.
     """
     fields = {name: member[name] for name in ("fps", "timestamp_decimal")}
     record = Record(alternating(member["prompts"], member["captions"]), fields=fields)

@@ -23,12 +23,12 @@ _DECODED = ("jpg", "png", "gif", "webp", "bmp", "tif", "mp4", "avi", "mpg", "wmv
 
 
 def do_not_fit(sample: ReadSample) -> dict[str, str | None]:
-    """Return for each of `RULES` the content for which there is no place; None: there is none."""
+    """Return, by the name of each of `RULES`, the content of a sample that it forbids, such as "tools"; None: none."""
     return {name: rule(sample) for name, rule in RULES.items()}
 
 
 def _more_than_turns(sample: ReadSample) -> str | None:
-    """Say why a conversation is more than texts of user and assistant in turn; None: it is not."""
+    """Return why a conversation is more than texts of user and assistant in turn; None: it is no more."""
     roles = [message["role"] for message in sample.messages]
     for other in ("system", "developer", "tool", DOCUMENT):
         if other in roles:
@@ -52,12 +52,15 @@ def _more_than_images(sample: ReadSample) -> str | None:
 
 
 def _more_than_stacks_read(sample: ReadSample) -> str | None:
-    """Say what LoongForge's and LLaVA-OneVision-2's loaders lose, or train otherwise; None: nothing."""
+    """Return the content that LoongForge's and LLaVA-OneVision-2's loaders lose, or train otherwise; None: none."""
     return _media_unread(sample) or _turns_unread(sample.messages) or _options_unread(sample.fields)
 
 
 def _media_unread(sample: ReadSample) -> str | None:
-    """Say which media make their encoders refuse a pack: they take images or videos, as many as the text spells."""
+    """Return the media for which these encoders refuse a pack; None: none.
+
+    They take either images or videos, as many as the text has placeholders.
+    """
     kinds = _kinds(sample)
     if unread := {*kinds}.difference((IMAGE.kind, VIDEO.kind)):
         return KINDS[min(unread, key=kinds.index)].noun
@@ -77,7 +80,7 @@ def _media_unread(sample: ReadSample) -> str | None:
 
 
 def _turns_unread(messages: Sequence[Message]) -> str | None:
-    """Say which turn their parsers refuse, move to the front, or train with another weight."""
+    """Return the turn that these parsers refuse, move to the front, or train with another weight; None: none."""
     for number, message in enumerate(messages):
         role = message["role"]
         if role not in ("system", "user", "assistant", "tool"):

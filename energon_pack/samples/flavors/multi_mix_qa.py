@@ -48,7 +48,7 @@ class MultiMixQA(Flavor):
 
 
 class PackedMultiMixQA(PackedFlavor):
-    """A pack of conversations; each has the same JSON as alone."""
+    """A pack of conversations; each has the same JSON as a separate sample."""
 
     name = "packed_multi_mix_qa"
     sample_class = "PackedMultiMixQASample"
@@ -131,7 +131,7 @@ class PackedMultiMixQA(PackedFlavor):
 
 
 class PackedTrees(PackedMultiMixQA):
-    """A pack of conversations; each may begin as the one before it does."""
+    """A pack of conversations that share beginnings (`packing.share`): shared media are stored once."""
 
     name = "packed_trees"
     sample_class = "PackedTreesSample"

@@ -27,7 +27,7 @@ def _is_lists_of(is_it: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def with_references(value: Fields, flavor: PackedFlavor, members: Sequence[Sequence[Reference]]) -> dict[str, Any]:
-    """Turn the JSON of a pack with copies into the JSON of a pack with references."""
+    """Turn the JSON of a pack with copies of media into one with each member's references to the source."""
     refs = [[list(part.place) for part in parts] for parts in members]
     stated = [[[part.name, part.size, part.checksum] for part in parts] for parts in members]
     fields = {REFS if name == flavor.media_field else name: item for name, item in value.items()}
@@ -35,7 +35,7 @@ def with_references(value: Fields, flavor: PackedFlavor, members: Sequence[Seque
 
 
 def with_names(value: Fields, flavor: PackedFlavor) -> dict[str, Any]:
-    """Undo `with_references`: return the JSON of a pack with copies."""
+    """Turn the JSON of a pack with references back into that of a pack with copies of media."""
     names = [[part[0] for part in parts] for parts in value["_meta"][PARTS]]
     return {
         flavor.media_field if name == REFS else name: flavor.media_names(names) if name == REFS else item
@@ -44,7 +44,7 @@ def with_names(value: Fields, flavor: PackedFlavor) -> dict[str, Any]:
 
 
 def defects_of(value: Fields) -> Iterator[str]:
-    """Yield the reasons why the references of a pack can't be read."""
+    """Yield a message for each reason why the references in a pack's JSON can't be read."""
     meta = value["_meta"] if isinstance(value.get("_meta"), dict) else {}
     refs, parts, ids = value[REFS], meta.get(PARTS), meta.get("sample_ids")
     for name, listed, (said_kind, is_it) in (
@@ -64,7 +64,7 @@ def _are_others(refs: list[Any], parts: list[Any]) -> bool:
 
 
 def all_parts(parts: Parts, value: Fields, flavor: PackedFlavor, read: ReadMedia) -> tuple[Parts, Fields]:
-    """Read the missing parts from the source; return parts and JSON as in a pack with copies."""
+    """Return parts and JSON as in a pack with copies of media; `read`: reads parts that are missing from the source."""
     if not has_references(value):
         return parts, value
     return {**parts, **read_missing(parts, value, read)}, with_names(value, flavor)
