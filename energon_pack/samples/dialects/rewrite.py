@@ -87,7 +87,7 @@ def renamed(value: Any, settings: ReadSettings) -> Any:
 
 
 def our_turn(message: Any, role_key: str, content_key: str, roles: Mapping[Any, str]) -> Any:
-    """Return a turn with the keys `role` and `content`, and its role renamed by `roles`; other values stay unchanged."""
+    """Return a turn with the keys `role` and `content`, its role renamed by `roles`; other values stay unchanged."""
     if not isinstance(message, dict):
         return message
     rest = {key: item for key, item in message.items() if key not in (role_key, content_key)}

@@ -78,7 +78,7 @@ class PackedFlavor(Flavor):
         return "the class of output.sample_type" if self.gives else f"output.flavor={self.name}"
 
     def unfit(self, answers: Mapping[str, str | None]) -> str | None:
-        """Return the content that this flavour can't hold, such as "tools", by what `fit.do_not_fit` found; None: none."""
+        """Return the content that this flavour can't hold, such as "tools", as `fit.do_not_fit` found; None: none."""
         return next(filter(None, map(answers.__getitem__, self.rules)), None)
 
     @abstractmethod
