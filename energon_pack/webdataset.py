@@ -42,7 +42,7 @@ def shard_urls(path: str | Path, split: str = "train") -> list[str]:
         path: folder of the packed dataset.
         split: a split in its split.yaml; shards that split.yaml excludes are left out.
     """
-    prepared = _prepared(path, split)
+    prepared = _read_folder(path, split)
     if prepared is None:
         raise PackError(f"{path} has no {META_FOLDER}/split.yaml: of any tars, give WebDataset their names")
     names = sorted((prepared.shards or frozenset()) - prepared.excluded_shards)
@@ -68,7 +68,7 @@ def packs(
         trust_remote_code: run the processor's own code.
         options: `layout`, `pad_to`, `labels` …: see `training.pack_encoder.PackEncoder`.
     """
-    prepared = _prepared(path)
+    prepared = _read_folder(path)
     encoder = pack_encoder(path, processor, trust_remote_code, **options)
     return Packs(os.fspath(path), encoder, prepared)
 
@@ -93,12 +93,12 @@ class Packs:
         After the last pack a warning names shards that lacked some of their packs.
         """
         seen: Counter[str] = Counter()
-        for parts in self._some(samples):
+        for parts in self._nonempty(samples):
             key, shard = parts["__key__"], self._shard(parts["__url__"])
             seen[shard] += 1
             if key in self._excluded.get(shard, ()):
                 continue
-            pack = self.encoder.encode(key, members_in(_Parts(parts), self._flavor, self._media.read))
+            pack = self.encoder.encode(key, members_in(_PartsByName(parts), self._flavor, self._media.read))
             if pack is not None:
                 yield pack
         for shard, count in seen.items():
@@ -121,22 +121,22 @@ class Packs:
             self._names[url] = max(named, key=len, default=path)
         return self._names[url]
 
-    def _some(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    def _nonempty(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         """Yield all samples; if there are none, warn that webdataset dealt this worker no shard, or raise PackError."""
-        stream = _readable(samples)
+        stream = _naming_damaged_shards(samples)
         try:
             first = next(stream, None)
         except ValueError as error:
             if "No samples found" not in str(error):  # webdataset's `check_empty`
                 raise
-            raise PackError(self._no_shard()) from None
+            raise PackError(self._no_shard_message()) from None
         if first is None:
-            _log.warning("%s", self._no_shard())
+            _log.warning("%s", self._no_shard_message())
             return
         yield first
         yield from stream
 
-    def _no_shard(self) -> str:
+    def _no_shard_message(self) -> str:
         rank, ranks, worker, workers = pytorch_worker_info()
         return (
             f"{self._dataset}: no pack for worker {worker} of {workers} of rank {rank} of {ranks}. webdataset deals"
@@ -145,7 +145,7 @@ class Packs:
         )
 
 
-def _readable(samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _naming_damaged_shards(samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     """Yield samples; errors of reading name the shard, which webdataset appends to their arguments."""
     try:
         yield from samples
@@ -153,14 +153,14 @@ def _readable(samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any
         raise unread(str(getattr(error, "filename", None) or error.args[-1]), error) from None
 
 
-class _Parts(dict[str, Any]):
+class _PartsByName(dict[str, Any]):
     """The parts of a pack by name; `get` ignores case, because webdataset writes part names in lower case."""
 
     def get(self, name: str, default: Any = None) -> Any:
         return super().get(name.lower(), default)
 
 
-def _prepared(dataset: str | Path, split: str | None = None) -> PreparedFolder | None:
+def _read_folder(dataset: str | Path, split: str | None = None) -> PreparedFolder | None:
     if os.path.isfile(dataset):
         raise PackError(
             f"{dataset} is a file: name the folder of a packed dataset; webdataset blends several WebDatasets, each"

@@ -41,7 +41,7 @@ __all__ = ["PackStream", "PacksInOrder", "positions_of"]
 
 _log = logging.getLogger(__name__)
 #: most shards that a worker keeps open; below that, a worker keeps open all shards that it reads in turn
-_MAX_OPEN = 64
+_MAX_OPEN_SHARDS = 64
 Manifest = dict[str, Any]
 Encoder = TypeVar("Encoder", bound="PacksInOrder")
 
@@ -73,7 +73,7 @@ class PackStream(SavableDataset[Any]):
             factory.shards,
             part_filter=factory.part_filter,
             sample_filter=factory.sample_filter,
-            itar_cache_size=_MAX_OPEN if order is not None else min(_MAX_OPEN, position.topology.row),
+            itar_cache_size=_MAX_OPEN_SHARDS if order is not None else min(_MAX_OPEN_SHARDS, position.topology.row),
         )
         self.reset_state_own()
 
@@ -154,7 +154,7 @@ def positions_of(packs: Sequence[Any]) -> list[int]:
     return list(dict.fromkeys(int(key[1]) for key in keys if key[:1] == (PackStream.__name__,)))
 
 
-def keep_unchosen(built: Any, choose: Callable[[list[Any], bool], list[list[Any]]]) -> None:
+def keep_unchosen_samples(built: Any, choose: Callable[[list[Any], bool], list[list[Any]]]) -> None:
     """Make Energon's packing in a dataset keep samples in its buffer; `choose`: samples, whether they end → packs."""
     while isinstance(built, BaseWrapperDataset):
         if isinstance(built, PackingDataset):
@@ -175,7 +175,7 @@ def _choose_and_keep(
     return packs
 
 
-class _InOrder(BaseCoreDatasetFactory[Any]):
+class _InOrderFactory(BaseCoreDatasetFactory[Any]):
     """Energon's dataset factory, except that packs are read in the order of the plan."""
 
     def __init__(self, factory: BaseWebdatasetFactory[Any], stream: PackStream):
@@ -224,7 +224,7 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
                 told = "the states are of a finished epoch: repeat=False reads nothing, repeat=True the next epoch"
                 _log.warning("%s: %s", datasets[0].dataset.path, told)
             loaded = copy.copy(datasets[0])
-            loaded.dataset = _InOrder(loaded.dataset, stream)
+            loaded.dataset = _InOrderFactory(loaded.dataset, stream)
             datasets = [loaded]
         elif any(state["position"] is not None for state in self._states):
             raise ValueError("states of packs in the order of one plan: these are shuffled, or a blend of datasets")
@@ -246,7 +246,7 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         has_one_turn = manifest.get("turns", 1) == 1
         # Without a planned topology each rank that begins gets a stretch of shards, however many workers it has.
         topology = Topology(ranks) if planned == Topology() and has_one_turn else planned
-        order = _order(factory, manifest)
+        order = _order_of_packs(factory, manifest)
         num = len(factory) if order is None else len(order)
         here = Position(f"{num} packs ({_fingerprint(factory, manifest)})", topology, ranks=ranks, rank=worker.rank)
         position = resume(self._states, here, num)
@@ -308,7 +308,7 @@ def _manifest(factory: Any) -> Manifest:
     return content
 
 
-def _order(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> Ints | None:
+def _order_of_packs(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> Ints | None:
     """Return the pack numbers of an order over several datasets; None: it is one. Raises ValueError if it is stale."""
     if not manifest.get("parts"):
         return None

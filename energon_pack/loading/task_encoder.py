@@ -25,8 +25,8 @@ from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SkipSample, Wor
 from energon_pack.dataset.encoder import pack_encoder
 from energon_pack.errors import PackError, check_buffer_size
 from energon_pack.loading import cookers
-from energon_pack.loading.in_order import FatalSampleError, PacksInOrder, keep_unchosen, positions_of
-from energon_pack.samples.flavors import UNPACKED, flavor_of_sample, inputs_of_sample
+from energon_pack.loading.in_order import FatalSampleError, PacksInOrder, keep_unchosen_samples, positions_of
+from energon_pack.samples.flavors import UNPACKED_FLAVOR, flavor_of_sample, inputs_of_sample
 from energon_pack.samples.member import MemberInput
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import BadPack, Pack
@@ -122,8 +122,8 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
             SkipSample: all members were dropped.
         """
         if self._measuring is None:
-            return self._encoded(sample, sample.__key__, self._inputs_of(sample))
-        if flavor_of_sample(sample) is not UNPACKED:
+            return self._encode_pack(sample, sample.__key__, self._named_members(sample))
+        if flavor_of_sample(sample) is not UNPACKED_FLAVOR:
             raise FatalSampleError(f"{sample.__key__} is a pack: packing_buffer_size packs unpacked samples")
         (member,) = inputs_of(sample)
         try:
@@ -138,7 +138,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         waiting: MeasuredSample = MeasuredSample.derive_from(sample, member=member, measured=measured, number=number)
         return waiting
 
-    def _inputs_of(self, sample: Any) -> Iterator[MemberInput]:
+    def _named_members(self, sample: Any) -> Iterator[MemberInput]:
         """Yield the members of a pack; in an order over several datasets, ids begin with the dataset's name."""
         folder = (sample.__sources__[0].shard_name or "").rpartition("/")[0] if sample.__sources__ else ""
         name = self._names.get(folder)
@@ -150,9 +150,9 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
 
         `build_batch` replaces this method in Energon's loader: there only full packs are made, other samples wait.
         """
-        return self._chosen(samples, at_end=True)
+        return self._choose_packs(samples, at_end=True)
 
-    def _chosen(self, samples: list[MeasuredSample], at_end: bool) -> list[list[MeasuredSample]]:
+    def _choose_packs(self, samples: list[MeasuredSample], at_end: bool) -> list[list[MeasuredSample]]:
         assert self._measuring is not None, "packing_buffer_size"
         folders = [str(sample.__sources__[0].dataset_path) if sample.__sources__ else "" for sample in samples]
         ages = [samples[-1].number - sample.number for sample in samples]
@@ -169,16 +169,16 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
             )
         built = super().build_batch(dataset, **settings)
         if self._measuring is not None:
-            keep_unchosen(built, self._chosen)
+            keep_unchosen_samples(built, self._choose_packs)
         return built
 
     @stateless  # type: ignore[untyped-decorator]
     def pack_selected_samples(self, samples: list[MeasuredSample]) -> EncodedPack:
         """Encode the members of a pack, with their media."""
         more = f"+{len(samples) - 1}" if len(samples) > 1 else ""
-        return self._encoded(samples[0], samples[0].__key__ + more, (sample.member for sample in samples))
+        return self._encode_pack(samples[0], samples[0].__key__ + more, (sample.member for sample in samples))
 
-    def _encoded(self, first: Any, key: str, members: Iterable[MemberInput]) -> EncodedPack:
+    def _encode_pack(self, first: Any, key: str, members: Iterable[MemberInput]) -> EncodedPack:
         """Encode a pack, with Energon's keys and sources of its first sample."""
         try:
             pack = self.encoder.encode(key, members)

@@ -23,8 +23,8 @@ from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.manifest import PackSums
 from energon_pack.dataset.plan_counts import sums_of
 from energon_pack.errors import PackError
-from energon_pack.online.given import MapStyle
-from energon_pack.online.prepare import KEPT, prepare
+from energon_pack.online.given import MapStyleDataset
+from energon_pack.online.prepare import ITEMS_FOLDER, prepare
 from energon_pack.plan.made import plan_of_epoch
 from energon_pack.plan.packs import PackPlan, split_of_packs, taken
 from energon_pack.plan.report import Report
@@ -57,7 +57,7 @@ class LazyPackedDataset(PacksByNumber):
     def __init__(
         self,
         config: PackConfig | Sequence[str],
-        conversations: MapStyle | None = None,
+        conversations: MapStyleDataset | None = None,
         *,
         fingerprint: str | None = None,
         split: str = "train",
@@ -75,7 +75,7 @@ class LazyPackedDataset(PacksByNumber):
         #: the config with every setting
         self.config = prepared.config
         #: the file that names each sample in no pack, with its reason
-        self.skipped = prepared.folder / KEPT / LEDGER
+        self.skipped = prepared.folder / ITEMS_FOLDER / LEDGER
         rules = prepared.template.rules_by(self.config.measure.engine.value)
         self.encoder = PackEncoder(prepared.made, rules, **options)
         planned = prepared.planned
@@ -87,7 +87,7 @@ class LazyPackedDataset(PacksByNumber):
         self._num_packs, name = len(packs), f"{split}-{len(packs)}"
         first = replace(planned, plan=taken(planned.plan, [packs]))
         self._plans = EpochPlans(prepared.folder / name, len(packs), self.config, first)
-        self._plans.have(0)
+        self._plans.ensure_written(0)
         self._samples = prepared.samples
         # Shared memory, so that persistent workers see a new epoch.
         self._epoch = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()
@@ -103,7 +103,7 @@ class LazyPackedDataset(PacksByNumber):
         return f"{self._keys}_{epoch:03d}_{number:08d}", map(self._member, self._plans.items(epoch, number))
 
     def _sums(self, epoch: int) -> PackSums:
-        return self._plans.sums(epoch)
+        return self._plans.pack_sums(epoch)
 
     def _member(self, item: int) -> MemberInput | Unread:
         try:
@@ -125,7 +125,7 @@ class LazyPackedDataset(PacksByNumber):
 
     def have_epoch(self, epoch: int) -> None:
         """Write the plan of an epoch to the cache, before DataLoader workers start that read it."""
-        self._plans.have(epoch)
+        self._plans.ensure_written(epoch)
 
     def plan_of(self, epoch: int) -> PackPlan:
         """Return the plan of an epoch."""
@@ -143,16 +143,16 @@ class EpochPlans:
 
     def __init__(self, folder: Path, num_packs: int, config: PackConfig, first: Planned | None = None):
         self._folder, self._num_packs, self._config, self.first = folder, num_packs, config, first
-        self._mapped: Recent[int, Ints] = Recent(2)  # an epoch's last packs and the next one's first may mix
+        self._mapped_plans: Recent[int, Ints] = Recent(2)  # an epoch's last packs and the next one's first may mix
 
     def items(self, epoch: int, pack: int) -> list[int]:
         """Return the item numbers of a pack's members."""
-        flat = self._file(epoch)
+        flat = self._plan_file(epoch)
         start, end = flat[pack], flat[pack + 1]
         items: list[int] = flat[self._num_packs + 1 + start : self._num_packs + 1 + end].tolist()
         return items
 
-    def have(self, epoch: int) -> None:
+    def ensure_written(self, epoch: int) -> None:
         """Write the plan of an epoch for workers, unless it is written already; raises like `plan`."""
         path = self._path(epoch)
         if path.exists():
@@ -164,15 +164,15 @@ class EpochPlans:
 
     def plan(self, epoch: int) -> PackPlan:
         """Return the plan of an epoch; raises PackError for a copy."""
-        first, config = self._known(epoch), self._config
+        first, config = self._first_planned(epoch), self._config
         return plan_of_epoch(first.plan, first.lengths.items, config.packing, config.seed, epoch)
 
-    def sums(self, epoch: int) -> PackSums:
+    def pack_sums(self, epoch: int) -> PackSums:
         """Return sums over the members of each pack of an epoch; raises like `plan`."""
-        first = self._known(epoch)
+        first = self._first_planned(epoch)
         return sums_of(first.lengths.items, self.plan(epoch), first.cost)
 
-    def _known(self, epoch: int) -> Planned:
+    def _first_planned(self, epoch: int) -> Planned:
         if self.first is None:
             raise PackError(
                 f"epoch {epoch}: this copy of the dataset (for example in a DataLoader worker) cannot plan an epoch:"
@@ -180,11 +180,11 @@ class EpochPlans:
             )
         return self.first
 
-    def _file(self, epoch: int) -> Ints:
-        plan = self._mapped.get(epoch)
+    def _plan_file(self, epoch: int) -> Ints:
+        plan = self._mapped_plans.get(epoch)
         if plan is None:
-            self.have(epoch)
-            plan = self._mapped.put(epoch, np.load(self._path(epoch), mmap_mode="r"))
+            self.ensure_written(epoch)
+            plan = self._mapped_plans.put(epoch, np.load(self._path(epoch), mmap_mode="r"))
         return plan
 
     def _path(self, epoch: int) -> Path:

@@ -1,9 +1,9 @@
 """Samples by number, for packs that are made while loading, wherever the samples are.
 
-number ──look──► the conversation and its media by their headers: enough to count tokens
-       ──member──► the same with its images and videos: what training encodes
+number ──sample_for_measuring──► the conversation and its media by their headers: enough to count tokens
+       ──member────────────────► the same with its images and videos: what training encodes
 
-In memory they are `online.given.Given`; in files, `IndexedInFiles`. Measured samples keep their rows in a file.
+In memory they are `online.given.UserSamples`; in files, `IndexedSamples`. Measured samples keep their rows in a file.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.lengths.table_cache import in_chunks
 from energon_pack.plan.items import Lengths
 from energon_pack.samples.conversation import ReadSample
-from energon_pack.samples.cut import with_cuts
+from energon_pack.samples.cut import with_cut_type
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
@@ -33,7 +33,7 @@ from energon_pack.sources.wds import INDEX_SCHEMA
 from energon_pack.templates.sample import Sample
 
 Row = TypeVar("Row", bound=SampleRow)
-_BATCH = 256  # rows that are read to get one row
+_ROWS_PER_BATCH = 256  # rows that are read to get one row
 
 
 @dataclass(slots=True)
@@ -53,15 +53,15 @@ class MeasuredItem(PlanRow):
 
 
 _COLUMNS = [column.name for column in fields(MeasuredRow)]
-_MEASURED = pa.schema(
+_MEASURED_SCHEMA = pa.schema(
     [*(LENGTHS_SCHEMA.field(name) for name in _COLUMNS), ("shard", pa.string()), LENGTHS_SCHEMA.field("checksum")]
 )
-_INDEXED = pa.schema([*INDEX_SCHEMA, ("shard", pa.int32())])
+_INDEXED_SCHEMA = pa.schema([*INDEX_SCHEMA, ("shard", pa.int32())])
 
 
-def write_measured(path: Path, lengths: Lengths) -> None:
+def write_measured_rows(path: Path, lengths: Lengths) -> None:
     """Write a file of `MeasuredItem` rows, one for each of `lengths.items`, in their order."""
-    schema, names = with_cuts(_MEASURED, lengths.cut_type), pa.array(lengths.shard_names)
+    schema, names = with_cut_type(_MEASURED_SCHEMA, lengths.cut_type), pa.array(lengths.shard_names)
     tables = (
         table.add_column(len(_COLUMNS), "shard", names.take(pa.array(numbers))).cast(schema)
         for _, numbers, table in lengths.tables([*_COLUMNS, "checksum"])
@@ -74,16 +74,16 @@ def write_index(path: Path, indexed: Sequence[IndexedShard]) -> None:
 
     A sample that `indexed` draws several times has as many rows.
     """
-    _write(path, _tables(indexed), _INDEXED)
+    _write(path, _tables(indexed), _INDEXED_SCHEMA)
 
 
 def _tables(indexed: Sequence[IndexedShard]) -> Iterator[pa.Table]:
     for number, item in enumerate(indexed):
         tables = [chunk.read() for chunk in in_chunks([(number, item.pieces)])]
-        table = pa.concat_tables([_INDEXED.empty_table().drop(["shard"]), *tables]).select(INDEX_SCHEMA.names)
+        table = pa.concat_tables([_INDEXED_SCHEMA.empty_table().drop(["shard"]), *tables]).select(INDEX_SCHEMA.names)
         if item.rows is not None:
             table = table.take(pa.array(item.rows))
-        yield table.append_column("shard", pa.array(np.full(table.num_rows, number, np.int32))).cast(_INDEXED)
+        yield table.append_column("shard", pa.array(np.full(table.num_rows, number, np.int32))).cast(_INDEXED_SCHEMA)
 
 
 def _write(path: Path, tables: Iterator[pa.Table], schema: pa.Schema) -> None:
@@ -93,14 +93,14 @@ def _write(path: Path, tables: Iterator[pa.Table], schema: pa.Schema) -> None:
 
 
 def _batches(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield batches of `_BATCH` rows, the last one smaller, so that a row's number gives its batch."""
+    """Yield batches of `_ROWS_PER_BATCH` rows, the last one smaller, so that a row's number gives its batch."""
     rest = schema.empty_table()
     for table in tables:
         whole = pa.concat_tables([rest, table])
-        num = whole.num_rows // _BATCH * _BATCH
-        yield from whole.slice(0, num).combine_chunks().to_batches(_BATCH)
+        num = whole.num_rows // _ROWS_PER_BATCH * _ROWS_PER_BATCH
+        yield from whole.slice(0, num).combine_chunks().to_batches(_ROWS_PER_BATCH)
         rest = whole.slice(num)
-    yield from rest.combine_chunks().to_batches(_BATCH)
+    yield from rest.combine_chunks().to_batches(_ROWS_PER_BATCH)
 
 
 class StoredRows(Generic[Row]):
@@ -110,13 +110,13 @@ class StoredRows(Generic[Row]):
         self._path, self._form = path, form
 
     def __getitem__(self, number: int) -> Row:
-        batch = self._file.get_batch(number // _BATCH).slice(number % _BATCH, 1)
+        batch = self._file.get_batch(number // _ROWS_PER_BATCH).slice(number % _ROWS_PER_BATCH, 1)
         (row,) = rows_of(pa.Table.from_batches([batch]), self._form)
         return row
 
     def __len__(self) -> int:
         whole: int = self._file.num_record_batches - 1
-        return whole * _BATCH + int(self._file.get_batch(whole).num_rows) if whole >= 0 else 0
+        return whole * _ROWS_PER_BATCH + int(self._file.get_batch(whole).num_rows) if whole >= 0 else 0
 
     @cached_property
     def _file(self) -> pa.ipc.RecordBatchFileReader:
@@ -139,7 +139,7 @@ class Samples(Protocol):
     def sample_id(self, number: int) -> str:
         """Return the id of the sample `number`, for packs, errors and the ledger."""
 
-    def look(self, number: int) -> Sample:
+    def sample_for_measuring(self, number: int) -> Sample:
         """Return the sample `number` for measuring its length, with only the headers of its media read; raises Skip."""
 
     def member(self, number: int) -> MemberInput:
@@ -147,7 +147,7 @@ class Samples(Protocol):
 
 
 @dataclass
-class IndexedInFiles:
+class IndexedSamples:
     """Samples in the files of a source, read by the places in an index; each process opens its own files."""
 
     shards: Sequence[Shard]
@@ -162,7 +162,7 @@ class IndexedInFiles:
         row = self.rows[number]
         return self.shards[row.shard].sample_id(row.key)
 
-    def look(self, number: int) -> Sample:
+    def sample_for_measuring(self, number: int) -> Sample:
         read, _ = self._read(number)
         return Sample(read.timed, read.media, read.tools, read.options)
 

@@ -18,10 +18,10 @@ import pyarrow as pa
 from energon_pack.samples.media.kinds import BY_LETTER
 from energon_pack.samples.placeholders import media_alone, split_content, with_media_first, without_images
 from energon_pack.samples.sample import Message
-from energon_pack.samples.weights import turn_weight, untrained
+from energon_pack.samples.weights import turn_weight, with_zero_weight
 
 #: name of a part of a sample that was cut: `2of3`
-PART_OF = re.compile(r"[1-9]\d{0,6}of[1-9]\d{0,6}")
+PART_NAME = re.compile(r"[1-9]\d{0,6}of[1-9]\d{0,6}")
 
 CUT_TYPE = pa.struct(
     [
@@ -51,7 +51,7 @@ TEXT_TYPE = pa.struct(
         ("end_token", pa.int32()),
     ]
 )
-FORMS = ("turns", "pairs", "open", "tokens")
+CUT_FORMS = ("turns", "pairs", "open", "tokens")
 
 
 class Cut(NamedTuple):
@@ -62,7 +62,7 @@ class Cut(NamedTuple):
     end_turn: int
     num_characters: int | None  # characters kept of the last message's text, from `first_character` on; None: all
     kinds: str  # the letter of each medium of the whole sample
-    form: str | None = None  # one of `FORMS`; None: only the range
+    form: str | None = None  # one of `CUT_FORMS`; None: only the range
     trained_turn: int | None = None  # the turns before this one are not trained
     first_image: int | None = None  # the first of the sample's images that stays one
     window_text: str | None = None  # the text that replaces the turns before
@@ -75,12 +75,12 @@ class Cut(NamedTuple):
         return [BY_LETTER[letter] for letter in self.kinds]
 
 
-def with_cuts(schema: pa.Schema, cuts: pa.StructType) -> pa.Schema:
+def with_cut_type(schema: pa.Schema, cuts: pa.StructType) -> pa.Schema:
     """Return a table's schema with `cuts` as the type of its column `cut`."""
     return schema.set(schema.get_field_index("cut"), pa.field("cut", cuts))
 
 
-def widened(cuts: pa.ChunkedArray, kind: pa.StructType) -> pa.ChunkedArray:
+def widened_cuts(cuts: pa.ChunkedArray, kind: pa.StructType) -> pa.ChunkedArray:
     """Return a column of cuts in a type that adds fields at the end of its own; the added fields are null."""
     if cuts.type == kind:
         return cuts
@@ -99,10 +99,10 @@ def widened(cuts: pa.ChunkedArray, kind: pa.StructType) -> pa.ChunkedArray:
 def split_id(sample_id: str) -> tuple[str, str | None]:
     """Split a member's id into the id of its sample and the name of the part (`2of3`; None: the whole sample)."""
     sample, mark, part = sample_id.rpartition("#")
-    return (sample, part) if mark and PART_OF.fullmatch(part) else (sample_id, None)
+    return (sample, part) if mark and PART_NAME.fullmatch(part) else (sample_id, None)
 
 
-def exchanges(messages: Sequence[Message]) -> list[int]:
+def exchange_bounds(messages: Sequence[Message]) -> list[int]:
     """Return where a conversation may be cut: the index of each exchange's first message, and the number of messages.
 
     An exchange begins with a user's turn, holds at least one answer, and ends before the next user's turn that follows
@@ -131,25 +131,25 @@ def num_media_before(messages: Sequence[Message], kinds: Sequence[str]) -> list[
     return counts
 
 
-def messages_of(messages: Sequence[Message], cut: Cut) -> list[Message]:
+def messages_of_part(messages: Sequence[Message], cut: Cut) -> list[Message]:
     """Return the messages of a part: the system turn, if there is one, and a range of the others."""
     if cut.first_image and cut.window_text is not None:
         messages = without_images(messages, cut.all_kinds, cut.first_image, cut.window_text)
     if cut.trained_turn:
-        messages = [untrained(m) if i < cut.trained_turn else m for i, m in enumerate(messages)]
+        messages = [with_zero_weight(m) if i < cut.trained_turn else m for i, m in enumerate(messages)]
     has_system = messages[0]["role"] == "system"
     first = max(cut.first_turn, has_system)
     part = [*messages[:has_system], *messages[first : cut.end_turn]]
     if cut.num_characters is not None:
         start = cut.first_character or 0
         part[-1] = {**part[-1], "content": part[-1]["content"][start : start + cut.num_characters]}
-    if (asked := _media_turn(messages, cut)) is not None:
+    if (asked := _repeated_media_turn(messages, cut)) is not None:
         media, asked_content = media_alone(messages[asked]["content"], cut.all_kinds), part[has_system]["content"]
         part[has_system] = {**part[has_system], "content": with_media_first(media, asked_content, cut.all_kinds)}
     return part
 
 
-def _media_turn(messages: Sequence[Message], cut: Cut) -> int | None:
+def _repeated_media_turn(messages: Sequence[Message], cut: Cut) -> int | None:
     """Return the index of the user's first turn if a pair repeats the media of that turn; None: it does not."""
     first = first_question(messages)
     return first if cut.form == "pairs" and first is not None and first < cut.first_turn else None
@@ -163,7 +163,7 @@ def first_question(messages: Sequence[Message]) -> int | None:
 def media_of_part(messages: Sequence[Message], cut: Cut) -> list[int]:
     """Return the indices of the sample's media that are in a part, in the order of their placeholders there."""
     before = num_media_before(messages, cut.all_kinds)
-    has_system, asked = messages[0]["role"] == "system", _media_turn(messages, cut)
+    has_system, asked = messages[0]["role"] == "system", _repeated_media_turn(messages, cut)
     media = [*range(before[has_system])]
     media += [] if asked is None else range(before[asked], before[asked + 1])
     media += range(before[max(cut.first_turn, has_system)], before[cut.end_turn])
@@ -172,7 +172,7 @@ def media_of_part(messages: Sequence[Message], cut: Cut) -> list[int]:
     return [number for number in media if number not in old]
 
 
-def of_kind(cut: Cut, media: Sequence[int], letter: str) -> list[int]:
+def indices_of_kind(cut: Cut, media: Sequence[int], letter: str) -> list[int]:
     """Return the media of one kind among `media`, each as its index among all media of that kind in the sample.
 
     `media`: indices among all media of the sample. `letter`: of the kind, `i` for images, `v` for videos.
@@ -188,10 +188,12 @@ def fields_of_part(fields: Mapping[str, Any], cut: Cut, media: Sequence[int]) ->
     """
     of_part = dict(fields)
     if isinstance(frames := fields.get("video_frames"), list):
-        of_part["video_frames"] = [frames[number] for number in of_kind(cut, media, "v") if number < len(frames)]
+        of_part["video_frames"] = [
+            frames[number] for number in indices_of_kind(cut, media, "v") if number < len(frames)
+        ]
     names = fields.get("patch_positions")
     if isinstance(names, list) and len(names) == cut.kinds.count("i"):
-        of_part["patch_positions"] = [names[number] for number in of_kind(cut, media, "i")]
+        of_part["patch_positions"] = [names[number] for number in indices_of_kind(cut, media, "i")]
     settings = fields.get("media_settings")
     if isinstance(settings, list) and len(settings) == len(cut.kinds):
         of_part["media_settings"] = [settings[number] for number in media]
@@ -202,7 +204,7 @@ def fields_of_part(fields: Mapping[str, Any], cut: Cut, media: Sequence[int]) ->
     return of_part
 
 
-def turns_of(
+def parts_by_answer(
     messages: Sequence[Message], kinds: Sequence[str], only_last: bool, window: int | None, window_text: str
 ) -> list[Cut]:
     """Cut a conversation into one part for each trained answer: all turns up to it. Empty: it stays whole.
@@ -215,7 +217,7 @@ def turns_of(
         window: how many images a part keeps, the last ones; None: all.
         window_text: the text that replaces each other image.
     """
-    answers = _answers(messages)
+    answers = _answer_indices(messages)
     if len(answers) < 2:
         return []
     chosen = {answers[-1]} if only_last else {*answers}
@@ -232,12 +234,12 @@ def turns_of(
     return [] if is_whole else parts
 
 
-def pairs_of(messages: Sequence[Message], kinds: Sequence[str]) -> list[Cut]:
+def parts_by_pair(messages: Sequence[Message], kinds: Sequence[str]) -> list[Cut]:
     """Cut a conversation into one part for each question with its answer; each has the media of the user's first turn.
 
     Empty: the conversation stays whole, because it has one question, or its first question has no media.
     """
-    first, edges, before = first_question(messages), exchanges(messages), num_media_before(messages, kinds)
+    first, edges, before = first_question(messages), exchange_bounds(messages), num_media_before(messages, kinds)
     if first is None or before[first] == before[first + 1]:
         return []
     edges = [edges[0], *(edge for edge in edges[1:] if edge > first)]  # answers before the first question join its pair
@@ -248,5 +250,5 @@ def pairs_of(messages: Sequence[Message], kinds: Sequence[str]) -> list[Cut]:
     return [Cut(f"{number}of{len(pairs)}", *pair, None, letters, "pairs") for number, pair in enumerate(pairs, 1)]
 
 
-def _answers(messages: Sequence[Message]) -> list[int]:
+def _answer_indices(messages: Sequence[Message]) -> list[int]:
     return [i for i, message in enumerate(messages) if message["role"] == "assistant"]

@@ -12,11 +12,11 @@ from energon_pack.samples.skip import Reason, Skip
 
 DOCUMENT = "document"
 #: fields that `text` may repeat, for example an instruction that `text` holds with its prompt written out
-_SPEAK_OF_CHATS = frozenset(
+_CHAT_FIELDS = frozenset(
     ("prompt", "completion", "instruction", "output", "query", "response", "question", "answer", "answers", "input")
 )
 #: keys of an answer that has more than a text
-_MORE_THAN_TEXT = ("tool_calls", "reasoning", "thinking", "reasoning_content")
+_KEYS_BESIDE_TEXT = ("tool_calls", "reasoning", "thinking", "reasoning_content")
 
 
 def is_document(messages: Sequence[Message]) -> bool:
@@ -29,10 +29,10 @@ def document_of(text: str) -> list[Message]:
     return [{"role": DOCUMENT, "content": text}]
 
 
-def text_alone(fields: Mapping[str, Any]) -> str | None:
+def text_without_chat(fields: Mapping[str, Any]) -> str | None:
     """Return the field `text` of a sample; None: it has none, or also has keys of a chat, such as `prompt`."""
     text = fields.get("text")
-    return text if isinstance(text, str) and text.strip() and _SPEAK_OF_CHATS.isdisjoint(fields) else None
+    return text if isinstance(text, str) and text.strip() and _CHAT_FIELDS.isdisjoint(fields) else None
 
 
 def refuse_texts_between_images(fields: Mapping[str, Any]) -> None:
@@ -46,6 +46,6 @@ def refuse_texts_between_images(fields: Mapping[str, Any]) -> None:
 
 def answer_alone(messages: Sequence[Message]) -> list[Message] | None:
     """Return a conversation of one answer as a document; None: it has other turns, or the answer is not only text."""
-    if len(messages) != 1 or messages[0]["role"] != "assistant" or any(map(messages[0].get, _MORE_THAN_TEXT)):
+    if len(messages) != 1 or messages[0]["role"] != "assistant" or any(map(messages[0].get, _KEYS_BESIDE_TEXT)):
         return None
     return [{**messages[0], "role": DOCUMENT}]

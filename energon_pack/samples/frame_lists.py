@@ -19,10 +19,10 @@ def frame_parts(names: Sequence[Any], settings: Mapping[str, Any]) -> list[Messa
     if not names or not all(isinstance(name, str) for name in names):
         raise Skip(Reason.MISSING_MEDIA, f"a video lists something that is no frame: {str(list(names))[:80]}")
     first, *rest = ({"type": IMAGE.kind, "name": name} for name in names)
-    return [{**first, "settings": list_settings(len(names), settings)}, *rest]
+    return [{**first, "settings": frame_list_settings(len(names), settings)}, *rest]
 
 
-def list_settings(num: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+def frame_list_settings(num: int, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings for the first of `num` images that are one video: their number, and the video's settings."""
     return {FRAMES: num, **settings}
 

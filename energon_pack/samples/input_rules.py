@@ -19,7 +19,7 @@ from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import PackTokens
 
 #: names of files with the rules, and with the members of the trial
-INPUTS, TRIAL = "inputs.json", "trial.tokens"
+INPUTS_FILE, TRIAL_FILE = "inputs.json", "trial.tokens"
 #: what the media of a trial are for: members for a model; media of several sizes, and of one, for a processor; the
 #: same with sounds of videos; an image for ranks without any
 PROBE, SIZES, TWINS, HEARD, BLANK = "probe", "sizes", "twins", "heard", "blank"
@@ -77,14 +77,14 @@ class InputRules:
 
     def save(self, folder: Path) -> None:
         """Write inputs.json and trial.tokens into a folder, for `load`."""
-        write_whole(folder / TRIAL, pack_tokens([one.tokens for one in self.trial]).to_bytes())
-        write_whole(folder / INPUTS, json.dumps({"folder": self.folder, **self.to_json()}, indent=1).encode())
+        write_whole(folder / TRIAL_FILE, pack_tokens([one.tokens for one in self.trial]).to_bytes())
+        write_whole(folder / INPUTS_FILE, json.dumps({"folder": self.folder, **self.to_json()}, indent=1).encode())
 
     @staticmethod
     def load(folder: Path) -> "InputRules":
         """Read the rules from a folder into which `save` wrote them."""
-        values = json.loads((folder / INPUTS).read_bytes())
-        return InputRules.read(values, (folder / TRIAL).read_bytes(), values["folder"])
+        values = json.loads((folder / INPUTS_FILE).read_bytes())
+        return InputRules.read(values, (folder / TRIAL_FILE).read_bytes(), values["folder"])
 
     @staticmethod
     def read(values: Mapping[str, Any], trial: bytes, folder: str) -> "InputRules":

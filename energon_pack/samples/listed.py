@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from energon_pack.samples.dialects.pictures import TO_DOWNLOAD
+from energon_pack.samples.dialects.pictures import DOWNLOAD_ADVICE
 from energon_pack.samples.media.kinds import kind_by_name
 from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.record import Record
@@ -24,7 +24,7 @@ def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
         if not chosen and parts and num_placeholders(record.messages):
             names = ", ".join(part.name for part in parts)
             raise Skip(Reason.MISSING_MEDIA, f"placeholders, but no medium by its name: {names} (`name` lists media)")
-    return _with_bytes(chosen)
+    return _refuse_links(chosen)
 
 
 def listed_parts(listed_media: Sequence[str], key: str, parts: Sequence[Part]) -> list[Part]:
@@ -42,13 +42,13 @@ def listed_parts(listed_media: Sequence[str], key: str, parts: Sequence[Part]) -
             part = same[0] if len(same) == 1 else None
         if part is None:
             if "://" in listed:
-                raise Skip(Reason.UNSUPPORTED_MEDIA, f"{listed[:80]!r} is listed: {TO_DOWNLOAD}")
+                raise Skip(Reason.UNSUPPORTED_MEDIA, f"{listed[:80]!r} is listed: {DOWNLOAD_ADVICE}")
             raise Skip(Reason.MISSING_MEDIA, f"{listed!r} is listed, the parts are {sorted(by_name)[:8]}")
         chosen.append(part)
-    return _with_bytes(chosen)
+    return _refuse_links(chosen)
 
 
-def _with_bytes(parts: list[Part]) -> list[Part]:
+def _refuse_links(parts: list[Part]) -> list[Part]:
     if link := next((part for part in parts if part.size < 0), None):
         raise Skip(Reason.MISSING_MEDIA, f"{link.name} is a link or the like, without bytes in the tar")
     return parts

@@ -16,7 +16,7 @@ from energon_pack.samples.weights import sample_weight
 OPTION_KEYS = (
     "weight", "chat_template_kwargs", "media_settings", "label_settings", "use_audio_in_video", "token_range",
 )  # fmt: skip
-_NAMES = frozenset(OPTION_KEYS)
+_OPTION_NAMES = frozenset(OPTION_KEYS)
 
 
 def option_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def option_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def options_of(fields: Mapping[str, Any]) -> SampleOptions:
     """Read a sample's options from its fields; raises Skip (`bad_message`) if a field has a wrong type."""
-    if _NAMES.isdisjoint(fields) or not (options := option_fields(fields)):
+    if _OPTION_NAMES.isdisjoint(fields) or not (options := option_fields(fields)):
         return NO_OPTIONS
     variables, media = options.get("chat_template_kwargs", {}), options.get("media_settings", [])
     labels = options.get("label_settings", {})

@@ -14,12 +14,12 @@ from energon_pack.errors import PackError, short
 from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
 from energon_pack.samples.member import MemberInput, Shared, media_fields
 from energon_pack.samples.pack_tokens import members_of
-from energon_pack.samples.parts import PARTS, Parts, ReadMedia, has_references, medium_of, read_missing
+from energon_pack.samples.parts import SOURCE_PARTS_FIELD, Parts, ReadMedia, has_references, medium_of, read_referenced
 from energon_pack.samples.tokens import MemberTokens
-from energon_pack.samples.tokens_part import FORMAT, TOKENS, PackTokens, TokensDamaged, read_tokens
+from energon_pack.samples.tokens_part import FORMAT, TOKENS_PART, PackTokens, TokensDamaged, read_tokens
 
 #: the flavours whose names of media are known here
-NAMES = ("packed_multi_mix_qa", "packed_trees", "packed_captioning")
+READABLE_FLAVORS = ("packed_multi_mix_qa", "packed_trees", "packed_captioning")
 
 
 class UnknownFormat(PackError):
@@ -40,13 +40,13 @@ def pack_members(parts: Parts, value: Mapping[str, Any], read: ReadMedia) -> Ite
         KeyError, TypeError, ValueError: its JSON and its tokens list different members.
     """
     meta = meta_of(value, str(parts.get("__key__")))
-    all_tokens = members_of(tokens_in(parts, meta))
-    media = {**parts, **read_missing(parts, value, read)} if has_references(value) else parts
+    all_tokens = members_of(tokens_of_pack(parts, meta))
+    media = {**parts, **read_referenced(parts, value, read)} if has_references(value) else parts
     names = _media_names(value)
-    shared = num_shared(names, [tokens.shared_len for tokens in all_tokens])
+    shared = num_shared_media(names, [tokens.shared_len for tokens in all_tokens])
     columns = zip(meta["sample_ids"], meta["token_lens"], all_tokens, names, shared, strict=True)
     for sample_id, token_len, tokens, own_names, num in columns:
-        refuse_other_len(sample_id, token_len, tokens)
+        refuse_wrong_len(sample_id, token_len, tokens)
         kinds = [kind for medium in tokens.media for kind in medium.part_kinds]
         # the encoder compares their numbers
         own_parts = [*zip(own_names, [*kinds, *[IMAGE.kind] * len(own_names)], strict=False)]
@@ -73,15 +73,15 @@ def meta_of(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return meta
 
 
-def tokens_in(parts: Parts, meta: Mapping[str, Any]) -> PackTokens:
+def tokens_of_pack(parts: Parts, meta: Mapping[str, Any]) -> PackTokens:
     """Return the tokens of a pack; raises UnknownFormat and TokensDamaged. `meta`: `_meta` of the pack's JSON."""
     refuse_other_format(meta)
-    if TOKENS not in parts:
-        raise UnknownFormat(f"{meta.get('pack_id')} has no part {TOKENS}: pack again")
-    return read_tokens(parts[TOKENS], meta)
+    if TOKENS_PART not in parts:
+        raise UnknownFormat(f"{meta.get('pack_id')} has no part {TOKENS_PART}: pack again")
+    return read_tokens(parts[TOKENS_PART], meta)
 
 
-def why_other_format(manifest: Mapping[str, Any]) -> str | None:
+def format_problem(manifest: Mapping[str, Any]) -> str | None:
     """Return why this version can't read the format of a dataset with this energon_pack.json; None: it can."""
     number = manifest.get("format", FORMAT)
     if type(number) is int and number < FORMAT:
@@ -100,7 +100,7 @@ def refuse_other_format(meta: Mapping[str, Any]) -> None:
         )
 
 
-def refuse_other_len(sample_id: str, token_len: int | None, tokens: MemberTokens) -> None:
+def refuse_wrong_len(sample_id: str, token_len: int | None, tokens: MemberTokens) -> None:
     """Raise TokensDamaged if a member has another number of tokens than `token_len`; None: any number is right."""
     if token_len not in (None, len(tokens)):
         raise TokensDamaged(f"{sample_id} has {len(tokens)} tokens in its pack, and {token_len} by _meta.token_lens")
@@ -109,22 +109,22 @@ def refuse_other_len(sample_id: str, token_len: int | None, tokens: MemberTokens
 def _media_names(value: Mapping[str, Any]) -> Sequence[list[str]]:
     """Return the names of each member's media in the pack."""
     if has_references(value):
-        names = [[name for name, *_ in of_member] for of_member in value["_meta"][PARTS]]
+        names = [[name for name, *_ in of_member] for of_member in value["_meta"][SOURCE_PARTS_FIELD]]
         # an .npy is of an image's patches
         return [[name for name in own_names if not name.endswith(".npy")] for own_names in names]
     if "media_files" in value:
         files: list[list[str]] = value["media_files"]
         return files
     images = enumerate(value[IMAGE.plural])
-    return [[captioning_name(index, number) for number in range(len(own_names))] for index, own_names in images]
+    return [[captioning_part_name(index, number) for number in range(len(own_names))] for index, own_names in images]
 
 
-def captioning_name(index: int, number: int) -> str:
+def captioning_part_name(index: int, number: int) -> str:
     """Return the part name of an image in `packed_captioning`: `img2_0.jpg` is the first image of the third member."""
     return f"img{index}_{number}.jpg"
 
 
-def num_shared(part_names: Sequence[list[str]], shared_lens: list[int]) -> Iterator[int]:
+def num_shared_media(part_names: Sequence[list[str]], shared_lens: list[int]) -> Iterator[int]:
     """Yield, for each member of a pack, how many of its first media are also the first of the member before it.
 
     `part_names`: names of each member's media. `shared_lens`: tokens that each member shares; 0: no media are shared.

@@ -12,7 +12,7 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, format_of, kin
 from energon_pack.samples.media.medium import SOUNDS_LIKE
 from energon_pack.samples.skip import Skip
 
-REFS, PARTS = "media_refs", "media_parts"
+REFERENCES_FIELD, SOURCE_PARTS_FIELD = "media_refs", "media_parts"
 
 
 Parts = Mapping[str, Any]
@@ -51,7 +51,7 @@ def kind_of(parts: Parts, name: str) -> str:
     return container.kind if container else IMAGE.kind
 
 
-def positions_of(part: Any) -> Any:
+def patch_positions_of(part: Any) -> Any:
     """Return the array of patch positions in a .npy part, which may be decoded already."""
     return np.load(io.BytesIO(part), allow_pickle=False) if isinstance(part, bytes) else part
 
@@ -72,20 +72,20 @@ ReadMedia = Callable[[Sequence[Reference], Parts], list[bytes]]
 
 def has_references(value: Mapping[str, Any]) -> bool:
     """Tell whether the media of a pack lie in its source."""
-    return REFS in value
+    return REFERENCES_FIELD in value
 
 
 def references_of(value: Mapping[str, Any]) -> list[list[Reference]]:
     """Return the references of each member of a pack, in the order in which packing wrote them; `value`: its JSON."""
     meta = value["_meta"]
-    members = zip(value[REFS], meta[PARTS], meta["sample_ids"], strict=True)
+    members = zip(value[REFERENCES_FIELD], meta[SOURCE_PARTS_FIELD], meta["sample_ids"], strict=True)
     return [
         [Reference(name, tuple(place), size, checksum, sample) for place, (name, size, checksum) in pairs]
         for pairs, sample in ((zip(refs, parts, strict=True), sample) for refs, parts, sample in members)
     ]
 
 
-def read_missing(parts: Parts, value: Mapping[str, Any], read: ReadMedia) -> dict[str, bytes]:
+def read_referenced(parts: Parts, value: Mapping[str, Any], read: ReadMedia) -> dict[str, bytes]:
     """Read from the source those parts that a pack refers to and does not hold; return their bytes by name."""
     named = {part.name: part for member in references_of(value) for part in member}  # members may share media
     missing = [part for name, part in named.items() if name not in parts]

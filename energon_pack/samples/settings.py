@@ -130,8 +130,8 @@ class ReadSettings:
     roles: Roles = field(default_factory=Roles)
 
     def __post_init__(self) -> None:
-        """Set `renames`: whether any column or role has another name."""
-        self.renames = (self.columns, self.roles) != (Columns(), Roles())
+        """Set `has_renames`: whether any column or role has another name."""
+        self.has_renames = (self.columns, self.roles) != (Columns(), Roles())
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -144,10 +144,10 @@ class ReadSettings:
 
 def without_unset(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a config's node `source` without settings of later versions that are not set."""
-    return {name: value for name, value in values.items() if name not in _LATER or not _is_unset(value)}
+    return {name: value for name, value in values.items() if name not in _LATER_SETTINGS or not _is_unset(value)}
 
 
-_LATER = ("map", "media", "nulls", "use_audio_in_video", "columns", "roles")
+_LATER_SETTINGS = ("map", "media", "nulls", "use_audio_in_video", "columns", "roles")
 
 
 def _is_unset(value: Any) -> bool:
@@ -155,4 +155,4 @@ def _is_unset(value: Any) -> bool:
 
 
 #: for conversations that packs store: an answer alone was not read as a document there
-STORED = ReadSettings(sample_type=SampleType.chat, nulls=Nulls.keep)
+STORED_SETTINGS = ReadSettings(sample_type=SampleType.chat, nulls=Nulls.keep)

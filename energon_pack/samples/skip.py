@@ -48,7 +48,7 @@ class Reason(str, Enum):
 
 
 #: the detail of a sample that `Reason.NOTHING_TRAINED` leaves out
-NOTHING_TRAINED = "none of its tokens is trained"
+NOTHING_TRAINED_DETAIL = "none of its tokens is trained"
 
 
 class Skip(Exception):

@@ -15,7 +15,7 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 
 _IMAGE = IMAGE.placeholder
-_MOST_DECIMALS = 9
+_MAX_DECIMALS = 9
 
 
 def position_names(fields: Mapping[str, Any], num_images: int) -> list[str]:
@@ -29,7 +29,7 @@ def position_names(fields: Mapping[str, Any], num_images: int) -> list[str]:
     return names if any(names) else []
 
 
-def load_positions(raw: bytes, name: str) -> Any:
+def load_patch_positions(raw: bytes, name: str) -> Any:
     """Load patch positions from the bytes of a .npy: integers [patches, 3], the t, h and w of each; raises Skip."""
     if not raw.startswith(np.lib.format.MAGIC_PREFIX):  # numpy would show the bytes that are there
         raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} is no .npy")
@@ -56,7 +56,7 @@ def time_marks(fps: Any, decimals: Any, positions: Sequence[Any]) -> list[str]:
     decimals = 1 if decimals is None else decimals
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not fps > 0:
         raise Skip(Reason.BAD_MESSAGE, f"fps is {fps!r}")
-    if type(decimals) is not int or not 0 <= decimals <= _MOST_DECIMALS:
+    if type(decimals) is not int or not 0 <= decimals <= _MAX_DECIMALS:
         raise Skip(Reason.BAD_MESSAGE, f"timestamp_decimal is {decimals!r}")
     times = (0 if array is None else int(array[0][0]) for array in positions)
     return [f"<{time / fps:.{decimals}f} seconds>" for time in times]

@@ -78,7 +78,7 @@ class MemberTokens:
         return sum(end - start for (start, end), weight in each if weight * self.factor != 1)
 
     @property
-    def weight_of_each(self) -> list[float]:
+    def token_weights(self) -> list[float]:
         """The weight of each token in its sample's loss, without `factor`; 0: the token is not trained."""
         weights = [0.0] * len(self)
         for (start, end), weight in zip(self.supervised, self.weights or [1.0] * len(self.supervised), strict=True):

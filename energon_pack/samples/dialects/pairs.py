@@ -12,9 +12,9 @@ from typing import Any
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 
-_ASKS = ("user", "human", "question")
-_ANSWERS = ("assistant", "gpt", "bot", "answer", "answers")
-_SIDES = frozenset((*_ASKS, *_ANSWERS))
+_QUESTION_KEYS = ("user", "human", "question")
+_ANSWER_KEYS = ("assistant", "gpt", "bot", "answer", "answers")
+_PAIR_KEYS = frozenset((*_QUESTION_KEYS, *_ANSWER_KEYS))
 
 
 def turn(role: str, content: Any) -> Message:
@@ -30,8 +30,8 @@ def turns_of_pair(message: Mapping[str, Any], index: int) -> list[Message] | Non
 
     Of several answers to one question, the first is taken.
     """
-    asks = [key for key in _ASKS if key in message]
-    answers = [key for key in _ANSWERS if key in message]
+    asks = [key for key in _QUESTION_KEYS if key in message]
+    answers = [key for key in _ANSWER_KEYS if key in message]
     if len(asks) != 1 or len(answers) != 1:
         return None
     answer = message[answers[0]]
@@ -43,9 +43,9 @@ def turns_of_pair(message: Mapping[str, Any], index: int) -> list[Message] | Non
     return asked_and_answered(message[asks[0]], answer)
 
 
-def without_sides(message: Mapping[str, Any]) -> dict[str, Any]:
+def without_pair_keys(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return an entry without the keys of its question and its answer."""
-    return {key: item for key, item in message.items() if key not in _SIDES}
+    return {key: item for key, item in message.items() if key not in _PAIR_KEYS}
 
 
 def prompts_and_captions(value: Mapping[str, Any]) -> list[Message]:

@@ -67,7 +67,7 @@ class PackedFlavor(Flavor):
     times_in_text: ClassVar[bool] = True
     #: the field that names media; `media_refs` replaces it in packs without copies of media
     media_field: ClassVar[str] = "media_files"
-    #: of `fit.RULES`: what packs can't hold
+    #: of `fit.FIT_RULES`: what packs can't hold
     rules: ClassVar[tuple[str, ...]] = ()
     #: fields that sample_loader.py fills in another stack's sample class; empty: this package's own class is filled
     gives: ClassVar[tuple[str, ...]] = ()
@@ -78,7 +78,7 @@ class PackedFlavor(Flavor):
         return "the class of output.sample_type" if self.gives else f"output.flavor={self.name}"
 
     def unfit(self, answers: Mapping[str, str | None]) -> str | None:
-        """Return the content that this flavour can't hold, such as "tools", as `fit.do_not_fit` found; None: none."""
+        """Return the content that this flavour can't hold ("tools"), by `fit.contents_that_do_not_fit`; None: none."""
         return next(filter(None, map(answers.__getitem__, self.rules)), None)
 
     @abstractmethod
