@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from step_sets import documents, mixture
 
-from energon_pack.online.begin import begin
+from energon_pack.online.begin import prepare_stream
 from energon_pack.online.samples import Samples
 from energon_pack.plan.caps import COLUMNS
 from energon_pack.plan.items import Items
@@ -69,7 +69,7 @@ def real(folder: Path) -> Iterator[tuple[str, Items, PackingConfig]]:
     sets = sorted(path for path in (folder / "wds").iterdir() if path.is_dir() and path.name != "video_demo")
     processor = f"model.processor={folder / 'processors' / 'qwen2_5_vl'}"
     config = ["+model=qwen2_5_vl", processor, "cache_dir=/tmp/online-cache", "executor.num_workers=1"]
-    begun = begin(config, [str(path) for path in sets])
+    begun = prepare_stream(config, [str(path) for path in sets])
     measuring = Measuring(begun.template, begun.config.packing, ControlTokens.keep, drop=True)
     found: dict[str, list[SampleMeasures]] = {}
     for path, samples in zip(sets, begun.datasets, strict=True):
@@ -83,7 +83,7 @@ def real(folder: Path) -> Iterator[tuple[str, Items, PackingConfig]]:
 def looked(samples: Samples) -> Iterator[Sample]:
     for number in range(len(samples)):
         with suppress(Skip):
-            yield samples.look(number)
+            yield samples.sample_for_measuring(number)
 
 
 def items_of(measured: list[SampleMeasures]) -> Items:

@@ -38,7 +38,7 @@ from energon_pack.dataset.shards import ShardJob, WrittenShard, write_shard
 from energon_pack.lengths.kept_tokens import Keeping
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.plain_data import node_of
-from energon_pack.samples.flavors import DEFAULT
+from energon_pack.samples.flavors import DEFAULT_FLAVOR
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.sample import MediaPart
 from energon_pack.samples.settings import ReadSettings
@@ -139,7 +139,7 @@ def write(
     shards = {shard.name: shard for shard in find_source(SourceConfig(), str(source)).shards}
     beside = np.load(plan.with_suffix(".npy"))
     size = SHARD_PACKS * PACK_MEMBERS
-    how = ReadSettings(), template, "auto", "fingerprint", DEFAULT, "train"
+    how = ReadSettings(), template, "auto", "fingerprint", DEFAULT_FLAVOR, "train"
     jobs = (
         ShardJob(
             *(folder / f"packed-{i:06d}.tar", plan, i, shards, *how),
@@ -149,7 +149,7 @@ def write(
         for i in range(num_shards)
     )
     written = list(executor.map(write_shard, jobs))
-    write_metadata(folder, written, DEFAULT, "typed", False, {})
+    write_metadata(folder, written, DEFAULT_FLAVOR, "typed", False, {})
     return written
 
 

@@ -26,26 +26,29 @@ from energon_pack.run.plain_data import yaml_value
 from energon_pack.run.stores.requests import StoreError
 from energon_pack.sources.storage import absolute, folder_of, is_file, real_path
 
-_COUNTS = ("packs", "samples", "tokens")
+_COUNT_NAMES = ("packs", "samples", "tokens")
 _TEXT_TAG = "tag:yaml.org,2002:str"
 #: fields in which all packs of a training job must agree
-_ALIKE = ("fingerprint", "flavor")
+_FIELDS_IN_COMMON = ("fingerprint", "flavor")
 
 
 @dataclass(frozen=True)
 class BlendEntry:
-    """A packed dataset of the blend."""
+    """A packed dataset of a blend, with its manifest, counts and weight."""
 
     folder: DatasetFolder
     manifest: dict[str, Any]
     counts: dict[str, dict[str, int]]  # packs, samples and tokens by split
-    given: float | None  # the weight on the command line; None: no weight
+    given_weight: float | None  # the weight on the command line; None: no weight
 
     def weight(self, split: str, weight_by: str) -> float:
-        """Return its weight among the others; 0 if it has no packs of the split."""
+        """Return the dataset's weight in the blend of a split; 0 if it has no packs there.
+
+        `weight_by`: the count that is the weight if none is given: packs, samples or tokens.
+        """
         if split not in self.counts:
             return 0.0
-        return float(self.counts[split][weight_by]) if self.given is None else self.given
+        return float(self.counts[split][weight_by]) if self.given_weight is None else self.given_weight
 
 
 def read_entry(text: str) -> BlendEntry:
@@ -92,13 +95,16 @@ def read_subflavor(text: str) -> tuple[str, Any]:
 def blend(
     entries: list[BlendEntry], out: str, weight_by: str, subflavors: dict[str, Any], config: str | None, relative: bool
 ) -> Any:
-    """Return the Metadataset of these datasets, as a value for YAML.
+    """Return a Metadataset that blends these datasets, as a value for YAML.
 
     Args:
+        out: the path of the Metadataset's file.
         weight_by: packs, samples or tokens: their number is the weight of a dataset without one.
-        config: the YAML file of each dataset that is used; None: dataset.yaml.
+        subflavors: Energon's subflavors for all datasets.
+        config: the file in each dataset's `.nv-meta` that Energon reads; None: dataset.yaml.
+        relative: write paths relative to the folder of `out`.
     """
-    refuse_unlike(entries, weight_by)
+    refuse_incompatible(entries, weight_by)
     for entry in entries:
         if config is not None and not entry.folder.has(f"{META_FOLDER}/{config}"):
             raise PackError(f"--config {config}: {entry.folder}/{META_FOLDER} has none")
@@ -123,17 +129,20 @@ def blend(
     return {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits}
 
 
-def refuse_unlike(entries: list[BlendEntry], weight_by: str) -> None:
-    """Raise PackError for packs that no training job takes together, and for weights of different meanings."""
+def refuse_incompatible(entries: list[BlendEntry], weight_by: str) -> None:
+    """Raise PackError if packs are of different models or flavours, or if only some datasets have a weight.
+
+    `weight_by`: what a missing weight would be: packs, samples or tokens.
+    """
     first = entries[0]
-    without = [entry.folder.path for entry in entries if entry.given is None]
+    without = [entry.folder.path for entry in entries if entry.given_weight is None]
     if 0 < len(without) < len(entries):
         raise PackError(
             f"{', '.join(without)}: no weight, beside others that have one: a number of {weight_by} and a given weight"
             " do not compare; give DIR=WEIGHT for all or for none"
         )
     for entry in entries:
-        for name in _ALIKE:
+        for name in _FIELDS_IN_COMMON:
             if entry.manifest[name] != first.manifest[name]:
                 raise PackError(
                     f"{entry.folder} has the {name} {entry.manifest[name]}, {first.folder} {first.manifest[name]}:"
@@ -142,21 +151,21 @@ def refuse_unlike(entries: list[BlendEntry], weight_by: str) -> None:
 
 
 def relative_path(folder: DatasetFolder, start: str) -> str:
-    """Return the path of a dataset, relative to the Metadataset's folder."""
-    (store, path), (other, beside) = map(_rooted, (folder.path, start))
+    """Return the path of a dataset relative to `start`; raises PackError if both are on different stores."""
+    (store, path), (other, beside) = map(_store_and_path, (folder.path, start))
     if store != other:
         raise PackError(f"--relative: from {start} there is no relative path to {folder}: leave it out")
     return Path(os.path.relpath(path, beside)).as_posix()
 
 
-def _rooted(path: str) -> tuple[str, str]:
-    """Split an address into its store and its key as a path; a path has no store."""
+def _store_and_path(path: str) -> tuple[str, str]:
+    """Split an address into its store and its absolute path there; the store of a local path is empty."""
     profile, key = place_of(path) if is_address(path) else ("", path)
     return profile, f"/{key}"
 
 
-def to_yaml(value: dict[str, Any]) -> bytes:
-    """Write YAML that Energon's reader gets right: it knows no aliases, and takes a plain `1e5` for a number."""
+def energon_yaml(value: dict[str, Any]) -> bytes:
+    """Return a value as YAML that Energon reads correctly: without aliases, and with quoted strings."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1 << 20, allow_unicode=True).encode()
 
 
@@ -181,14 +190,14 @@ class _Dumper(yaml.SafeDumper):
 
 
 def print_entries(entries: list[BlendEntry], weight_by: str, batch_size: int, num_steps: int | None) -> None:
-    """Print a description of each dataset, how often training reads it, and the keys of its JSON."""
+    """Print a table: for each dataset and split its size, weight, steps in an epoch, and epochs in `num_steps`."""
     columns = ["dataset", "split", "shards", "packs", "samples", "tokens", "max len", "fill", "weight", "share"]
     columns += ["steps an epoch", *(["epochs"] if num_steps else [])]
     rows = []
     for split in SPLITS:
         in_all = sum(entry.weight(split, weight_by) for entry in entries)
         rows += [
-            _cells(entry, split, entry.weight(split, weight_by), in_all, batch_size, num_steps)
+            _row_cells(entry, split, entry.weight(split, weight_by), in_all, batch_size, num_steps)
             for entry in entries
             if split in entry.counts
         ]
@@ -197,14 +206,14 @@ def print_entries(entries: list[BlendEntry], weight_by: str, batch_size: int, nu
         say("packs differ in max_token_len: training needs room for the longest")
 
 
-def _cells(
+def _row_cells(
     entry: BlendEntry, split: str, weight: float, in_all: float, batch_size: int, num_steps: int | None
 ) -> list[str]:
     counts, max_token_len = entry.counts[split], entry.manifest["max_token_len"]
-    packs, samples, tokens = (counts[name] for name in _COUNTS)
+    packs, samples, tokens = (counts[name] for name in _COUNT_NAMES)
     share = weight / in_all
     steps = packs / share / batch_size
-    numbers = len(_shards(entry, split)), packs, samples, tokens, max_token_len
+    numbers = len(_shard_names(entry, split)), packs, samples, tokens, max_token_len
     fill = tokens / (packs * max_token_len)
     cells = [f"{fill:.2%}", f"{weight:,g}", f"{share:.2%}", f"{steps:,.1f}"]
     return [entry.folder.name, split, *(f"{n:,}" for n in numbers), *cells] + (
@@ -212,7 +221,7 @@ def _cells(
     )
 
 
-def _shards(entry: BlendEntry, split: str) -> list[str]:
+def _shard_names(entry: BlendEntry, split: str) -> list[str]:
     parts = yaml_value(entry.folder.read(f"{META_FOLDER}/split.yaml"))["split_parts"]
     shards: list[str] = parts[split]
     return shards
@@ -235,7 +244,7 @@ def main(arguments: list[str] | None = None) -> int:
     weights = tool.add_argument_group("how often each comes")
     weights.add_argument(
         "--weight",
-        choices=_COUNTS,
+        choices=_COUNT_NAMES,
         default="samples",
         help="what a dataset without WEIGHT weighs (samples); one pack is one draw, so equal epochs want packs",
     )
@@ -257,7 +266,7 @@ def main(arguments: list[str] | None = None) -> int:
     entries = [read_entry(text) for text in options.datasets]
     subflavors = dict(map(read_subflavor, options.subflavors))
     value = blend(entries, out, options.weight, subflavors, options.config, options.relative)
-    _write(out, to_yaml(value))
+    _write(out, energon_yaml(value))
     print_entries(entries, options.weight, options.batch_size, options.steps)
     say(f"written: {out}")
     return 0

@@ -17,7 +17,7 @@ import numpy as np
 from energon_pack.dataset.folder import DatasetFolder, parts_of
 from energon_pack.dataset.ordered import OrderedDataset, members_of_parts, write_ordered
 from energon_pack.errors import PackError, amount
-from energon_pack.metadataset import BlendEntry, read_entry, refuse_unlike, relative_path
+from energon_pack.metadataset import BlendEntry, read_entry, refuse_incompatible, relative_path
 from energon_pack.plan.items import Items
 from energon_pack.plan.made import order_made, packs_of, passes
 from energon_pack.plan.mix import MANY_EPOCHS, EntryShare, shares_of
@@ -34,20 +34,27 @@ from energon_pack.steps.evenness import figures
 from energon_pack.steps.topology import Topology, stream
 
 #: fields that packs of one order must share, beside a blend's fields: training reads one manifest
-_ALIKE = ("flavor", "layout", "mask", "pad_to_multiple_of")
+_FIELDS_IN_COMMON = ("flavor", "layout", "mask", "pad_to_multiple_of")
 
 
 def order_packs(
     entries: list[BlendEntry], out: str, topology: Topology, num_epochs: int = 1, seed: int = 0, relative: bool = False
 ) -> None:
-    """Write one order over the packs of these datasets, and print its figures."""
-    _refuse_unlike(entries)
-    parts = _parts(entries, out if relative else None)
+    """Write one order over the packs of several datasets, and print each dataset's share and how even steps are.
+
+    Args:
+        out: the folder to write.
+        topology: the ranks, workers and packs in a step for which steps are made even.
+        num_epochs: how many epochs the order holds, each drawn anew.
+        relative: write the datasets' paths relative to `out`.
+    """
+    _refuse_incompatible(entries)
+    parts = _ordered_datasets(entries, out if relative else None)
     items, sizes, entry_of = members_of_parts(parts)
     packs, cost = packs_of(sizes), CostModel.from_json(entries[0].manifest["cost"])
     trained = packs.per_pack(items.num_supervised)
     asked = [
-        Asked(part.name, part.path, entry.given, 1.0 if entry.given is None else None)
+        Asked(part.name, part.path, entry.given_weight, 1.0 if entry.given_weight is None else None)
         for part, entry in zip(parts, entries, strict=True)
     ]
     shares = shares_of(asked, entry_of, trained)
@@ -55,18 +62,20 @@ def order_packs(
     counts = passes(times, entry_of, trained, topology.unit, seed, num_epochs)
     order = order_made(items, packs, counts, PackingConfig(topology=topology), seed, cost)
     write_ordered(Path(out), parts, order, asdict(topology), len(counts))
-    _say_shares(shares, np.bincount(entry_of[order], trained[order], len(parts)))
+    _print_shares(shares, np.bincount(entry_of[order], trained[order], len(parts)))
     if topology.has_steps:
-        _say_steps(items, packs, order, topology, cost)
+        _print_steps(items, packs, order, topology, cost)
     say(f"written: {out}, an order of {amount(len(order), 'pack')} of {amount(len(parts), 'dataset')}")
 
 
-def _refuse_unlike(entries: list[BlendEntry]) -> None:
-    refuse_unlike(entries, "samples")
+def _refuse_incompatible(entries: list[BlendEntry]) -> None:
+    refuse_incompatible(entries, "samples")
     if twice := next((path for path, times in Counter(e.folder.path for e in entries).items() if times > 1), None):
         raise PackError(f"{twice} is named twice: give it once, with a larger weight")
     manifests = [entry.manifest for entry in entries]
-    first, *further = ({**{name: m[name] for name in _ALIKE}, "labels": m["content"]["labels"]} for m in manifests)
+    first, *further = (
+        {**{name: m[name] for name in _FIELDS_IN_COMMON}, "labels": m["content"]["labels"]} for m in manifests
+    )
     for entry, settings in zip(entries[1:], further, strict=True):
         if name := next((name for name in first if first[name] != settings[name]), None):
             raise PackError(
@@ -77,8 +86,11 @@ def _refuse_unlike(entries: list[BlendEntry]) -> None:
         raise PackError(f"{nested} is an order itself: name the datasets that it is of")
 
 
-def _parts(entries: list[BlendEntry], start: str | None) -> list[OrderedDataset]:
-    """Name the datasets: by their folders, with a number where two are called the same."""
+def _ordered_datasets(entries: list[BlendEntry], start: str | None) -> list[OrderedDataset]:
+    """Return the datasets with their names and paths; datasets of the same folder name get a number.
+
+    `start`: the folder that paths are relative to; None: absolute paths.
+    """
     times = Counter(entry.folder.name for entry in entries)
     parts = []
     for number, entry in enumerate(entries, 1):
@@ -90,7 +102,7 @@ def _parts(entries: list[BlendEntry], start: str | None) -> list[OrderedDataset]
     return parts
 
 
-def _say_shares(shares: list[EntryShare], tokens: np.ndarray) -> None:
+def _print_shares(shares: list[EntryShare], tokens: np.ndarray) -> None:
     for share, number in zip(shares, tokens.tolist(), strict=True):
         asked = "" if share.asked is None else f" (asked: {share.asked:.2%})"
         often = ": its packs come often" if share.epochs > MANY_EPOCHS else ""
@@ -98,7 +110,7 @@ def _say_shares(shares: list[EntryShare], tokens: np.ndarray) -> None:
         say(f"{share.name}: {part}{asked}, each pack {share.epochs:.2f} times{often}")
 
 
-def _say_steps(items: Items, packs: PackPlan, order: Ints, topology: Topology, cost: CostModel) -> None:
+def _print_steps(items: Items, packs: PackPlan, order: Ints, topology: Topology, cost: CostModel) -> None:
     costs, trained = costs_of_packs(items, packs, cost), packs.per_pack(items.num_supervised)
     read = order[stream(len(order), topology)]
     spread = figures(costs, trained, topology.data_parallel, topology.micro_batches, read)

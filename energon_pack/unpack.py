@@ -31,10 +31,10 @@ from energon_pack.run.command import count, on_disk, parser, run
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, sync_file_system
 from energon_pack.run.progress import Progress
-from energon_pack.samples.flavors import packed_flavor, why_unknown
+from energon_pack.samples.flavors import packed_flavor, reading_problem
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.parts import Reference
-from energon_pack.samples.single import single
+from energon_pack.samples.single import single_sample
 from energon_pack.sources.find import shard_of
 from energon_pack.sources.jsonl.line_index import LINE
 from energon_pack.sources.reader import Reader
@@ -44,9 +44,9 @@ from energon_pack.verify import pack_checks as checks
 from energon_pack.verify.shard_checks import packs_of
 from energon_pack.verify.source_checks import read_settings
 
-_ROWS = 50_000  # rows that are sorted at once
-_PACKS = 256  # packs whose rows of the plan are held at once
-_VERIFY = "python -m energon_pack.verify says more"
+_MAX_ROWS_IN_MEMORY = 50_000  # rows that are sorted at once
+_PACKS_AT_ONCE = 256  # packs whose rows of the plan are held at once
+_VERIFY_ADVICE = "python -m energon_pack.verify says more"
 #: a member: `order`, the place of its JSON in the source; `key`; `part`, None for a whole sample; `offset` and `size`
 #: of its JSON in the spill file; `packed`, the packed shard that has its media; of each of its `media` name, offset,
 #: size and `reference`, None where it is in the packed shard
@@ -54,9 +54,15 @@ _Row = dict[str, Any]
 
 
 def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> int:
-    """Write the members of a packed dataset as single samples; return their number."""
+    """Write the members of a packed dataset as single samples into the folder `out`; return their number.
+
+    A source shard with more than `max_shard_samples` samples becomes several tars.
+
+    Raises:
+        PackError: `out` is not empty, packs are damaged or hold no conversations, or a member is missing.
+    """
     folder = opened(dataset)
-    plan, (flavor, messages_key) = PlanFile(folder), _settings(folder)
+    plan, (flavor, messages_key) = PlanFile(folder), _flavor_and_messages_key(folder)
     out = out.absolute()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise PackError(f"{out} exists and is not empty: choose another folder")
@@ -65,22 +71,24 @@ def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> i
     plan.check()
     progress = Progress()
     with DatasetInFolder(out).staging("unpack") as staging, tempfile.TemporaryFile(dir=staging) as file:
-        spill = _Spill(file)
+        spill = _SpillFile(file)
         with progress.stage("read", plan.num_members(), "samples") as advance:
             for name in folder.shards:
                 for pack, members in _packs(folder, name, flavor, plan):
                     spill.add_pack(name, pack, members, messages_key)
                     progress.add(len(members))
                     advance(len(members))
-            spill.deal()
+            spill.write_rows()
         if spill.num_rows != plan.num_members():
-            raise PackError(f"{folder} has {spill.num_rows} of the {plan.num_members()} members in {PLAN}; {_VERIFY}")
+            raise PackError(
+                f"{folder} has {spill.num_rows} of the {plan.num_members()} members in {PLAN}; {_VERIFY_ADVICE}"
+            )
         tars = staging / "tars"
-        taken = set(spill.places)
+        taken = set(spill.pieces_of_shard)
         packed = {name: shard_of(name, folder.path_of(name)) for name in folder.shards}
         media = DatasetMedia(folder.path)
         with progress.stage("write", spill.num_rows, "samples") as advance, Reader() as reader:
-            for shard in sorted(spill.places):
+            for shard in sorted(spill.pieces_of_shard):
                 rows = spill.rows_of(shard)
                 names = _tar_names(shard, -(-len(rows) // max_shard_samples), taken)
                 for number, name in enumerate(names):
@@ -93,7 +101,7 @@ def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> i
     return spill.num_rows
 
 
-def _settings(folder: DatasetFolder) -> tuple[PackedFlavor, str | None]:
+def _flavor_and_messages_key(folder: DatasetFolder) -> tuple[PackedFlavor, str | None]:
     path = f"{META_FOLDER}/{MANIFEST}"
     if not folder.has(path):
         raise PackError(f"{folder} is no packed dataset: it has no {path}")
@@ -102,7 +110,7 @@ def _settings(folder: DatasetFolder) -> tuple[PackedFlavor, str | None]:
     except ValueError as error:
         raise PackError(f"{folder.path_of(path)} can't be read: {error}") from None
     name = manifest.get("flavor")
-    flavor, why = packed_flavor(name) if isinstance(name, str) else None, why_unknown(manifest)
+    flavor, why = packed_flavor(name) if isinstance(name, str) else None, reading_problem(manifest)
     if flavor is None or why:
         raise PackError(f"{folder.path_of(path)}: {why or 'it names no flavor'}")
     if not has_messages(manifest):
@@ -116,20 +124,20 @@ def _packs(
     folder: DatasetFolder, name: str, flavor: PackedFlavor, plan: PlanFile
 ) -> Iterator[tuple[Pack, list[PlanRow]]]:
     packs, plan_rows = packs_of(folder, name, flavor), PlanRows(plan)
-    while group := list(islice(packs, _PACKS)):
+    while group := list(islice(packs, _PACKS_AT_ONCE)):
         rows = plan_rows.members({pack.files.key for _, pack, _ in group})
         for _, pack, defects in group:
             members = rows.get(pack.files.key)
             for defect in chain(defects, checks.parts(pack), checks.placeholders(pack), checks.plan(pack, members)):
-                raise PackError(f"{folder.path_of(name)}: {pack.files.key}: {defect}; {_VERIFY}")
+                raise PackError(f"{folder.path_of(name)}: {pack.files.key}: {defect}; {_VERIFY_ADVICE}")
             yield pack, members or []
 
 
 # ---------------------------------------------------------------------------------------- dealt by source shard
 
 
-class _Spill:
-    """A file with the JSON of all members, and pieces of their rows by source shard."""
+class _SpillFile:
+    """A temporary file with the JSON of all members, and with their rows, sorted into pieces by source shard."""
 
     def __init__(self, file: BinaryIO):
         self._file = file
@@ -137,13 +145,13 @@ class _Spill:
         self._num_waiting = 0
         self.num_rows = 0
         #: source shard → offset and size of each of its pieces
-        self.places: dict[str, list[tuple[int, int]]] = {}
+        self.pieces_of_shard: dict[str, list[tuple[int, int]]] = {}
 
     def add_pack(self, packed: str, pack: Pack, members: list[PlanRow], messages_key: str | None) -> None:
         referred = {reference.name: [*reference] for reference in pack.references}
         samples = zip(pack.flavor.samples(pack.fields), pack.flavor.parts(pack.fields), strict=True)
         for member, (value, names) in zip(members, samples, strict=True):
-            record, parts = single(pack.flavor, value, names, _new_names(member), messages_key)
+            record, parts = single_sample(pack.flavor, value, names, _new_names(member), messages_key)
             data = json.dumps(record, ensure_ascii=False).encode()
             row = {
                 "order": member.record_offset,
@@ -157,24 +165,24 @@ class _Spill:
                     for name, part in ((name, pack.parts[packed]) for name, packed in parts.items())
                 ],
             }
-            self._rows.setdefault(_safe(member.shard), []).append(row)
+            self._rows.setdefault(_path_below_folder(member.shard), []).append(row)
             self._num_waiting += 1
-        if self._num_waiting >= _ROWS:
-            self.deal()
+        if self._num_waiting >= _MAX_ROWS_IN_MEMORY:
+            self.write_rows()
 
-    def deal(self) -> None:
-        """Write the waiting rows."""
+    def write_rows(self) -> None:
+        """Write the rows in memory to the file, in one piece for each source shard."""
         for shard, rows in self._rows.items():
             piece = "\n".join(map(json.dumps, rows)).encode()
-            self.places.setdefault(shard, []).append((self._file.tell(), self._file.write(piece)))
+            self.pieces_of_shard.setdefault(shard, []).append((self._file.tell(), self._file.write(piece)))
         self.num_rows += self._num_waiting
         self._num_waiting = 0
         self._rows.clear()
         self._file.flush()
 
     def rows_of(self, shard: str) -> list[_Row]:
-        """Return the rows of a source shard in its order, with the keys of the written samples."""
-        pieces = [self.read(*place) for place in self.places[shard]]
+        """Return the rows of a source shard in its order; parts of one sample get keys of their own (`key#1of2`)."""
+        pieces = [self.read(*place) for place in self.pieces_of_shard[shard]]
         rows: list[_Row] = [json.loads(line) for piece in pieces for line in piece.splitlines()]
         rows.sort(key=lambda row: (row["order"], int(row["part"].partition("of")[0]) if row["part"] else 0))
         taken = {row["key"] for row in rows if row["part"] is None}
@@ -192,21 +200,21 @@ class _Spill:
 
 
 def _new_names(member: PlanRow) -> list[tuple[str, str]]:
-    """Return part and kind of each medium: as in its tar; media of a JSONL line, whose names are paths, get numbers."""
+    """Return the part name and kind of each medium: the name in its tar, or a number if it comes from a JSONL line."""
     if member.record_part != LINE:
         return [(part.name, part.kind) for part in member.parts]
     return [(f"{number}.{part.extension}", part.kind) for number, part in enumerate(member.parts)]
 
 
-def _safe(shard: str) -> str:
-    """Return the name of a source shard, if a file with that name can be written below a folder."""
+def _path_below_folder(shard: str) -> str:
+    """Return the name of a source shard; raises PackError if it is no path below a folder."""
     if not shard or shard.startswith("/") or ".." in shard.split("/") or "\0" in shard:
         raise PackError(f"{PLAN} has a source shard {shard!r}, which is no path below a folder")
     return shard
 
 
 def _tar_names(shard: str, number: int, taken: set[str]) -> list[str]:
-    """Return names of tars for the samples of a source shard: its own name for a single tar; none is used twice."""
+    """Return `number` tar names for the samples of a source shard; none is in `taken`, to which they are added."""
     stem = re.sub(r"\.(tar|jsonl?)$", "", shard)
     while True:
         names = [f"{stem}.tar"] if number == 1 else [f"{stem}.{i:06d}.tar" for i in range(number)]
@@ -217,7 +225,7 @@ def _tar_names(shard: str, number: int, taken: set[str]) -> list[str]:
 
 
 def _write_tar(
-    path: Path, rows: list[_Row], packed: dict[str, Shard], reader: Reader, media: DatasetMedia, spill: _Spill
+    path: Path, rows: list[_Row], packed: dict[str, Shard], reader: Reader, media: DatasetMedia, spill: _SpillFile
 ) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "xb", buffering=0) as file:

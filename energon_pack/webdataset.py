@@ -36,13 +36,13 @@ _log = logging.getLogger(__name__)
 
 
 def shard_urls(path: str | Path, split: str = "train") -> list[str]:
-    """Return the shards of a part of a packed dataset, in the order of the plan: the argument of `wds.WebDataset`.
+    """Return the shard paths of one split of a packed dataset, in the order of the plan, for `wds.WebDataset`.
 
     Args:
         path: folder of the packed dataset.
-        split: a part of its split.yaml; shards that it excludes are left out.
+        split: a split in its split.yaml; shards that split.yaml excludes are left out.
     """
-    prepared = _prepared(path, split)
+    prepared = _read_folder(path, split)
     if prepared is None:
         raise PackError(f"{path} has no {META_FOLDER}/split.yaml: of any tars, give WebDataset their names")
     names = sorted((prepared.shards or frozenset()) - prepared.excluded_shards)
@@ -60,7 +60,7 @@ def packs(
     trust_remote_code: bool = False,
     **options: Any,
 ) -> "Packs":
-    """Return the stage for `compose` that turns webdataset's samples into encoded packs.
+    """Return a pipeline stage for webdataset's `compose`, which turns the samples of shards into encoded packs.
 
     Args:
         path: folder of the packed dataset.
@@ -68,13 +68,13 @@ def packs(
         trust_remote_code: run the processor's own code.
         options: `layout`, `pad_to`, `labels` …: see `training.pack_encoder.PackEncoder`.
     """
-    prepared = _prepared(path)
+    prepared = _read_folder(path)
     encoder = pack_encoder(path, processor, trust_remote_code, **options)
     return Packs(os.fspath(path), encoder, prepared)
 
 
 class Packs:
-    """A stage of a webdataset pipeline; it can be pickled for spawned workers."""
+    """A stage of a webdataset pipeline that encodes packs; it can be pickled for spawned workers."""
 
     def __init__(self, dataset: str, encoder: PackEncoder, prepared: PreparedFolder | None):
         #: pass it to `guard`
@@ -93,12 +93,12 @@ class Packs:
         After the last pack a warning names shards that lacked some of their packs.
         """
         seen: Counter[str] = Counter()
-        for parts in self._some(samples):
+        for parts in self._nonempty(samples):
             key, shard = parts["__key__"], self._shard(parts["__url__"])
             seen[shard] += 1
             if key in self._excluded.get(shard, ()):
                 continue
-            pack = self.encoder.encode(key, members_in(_Parts(parts), self._flavor, self._media.read))
+            pack = self.encoder.encode(key, members_in(_PartsByName(parts), self._flavor, self._media.read))
             if pack is not None:
                 yield pack
         for shard, count in seen.items():
@@ -107,33 +107,36 @@ class Packs:
                 _log.warning(warning, self._dataset, count, shard, self._counts[shard])
 
     def collate(self, packs: Sequence[Pack]) -> PackedBatch:
-        """Lay packs out: `collate_fn` of a DataLoader, `collation_fn` of `batched`; errors: see `PackEncoder.batch`."""
+        """Lay packs out in one batch: `collate_fn` of a DataLoader, `collation_fn` of webdataset's `batched`.
+
+        Raises the errors of `PackEncoder.batch`.
+        """
         return self.encoder.batch(packs)
 
     def _shard(self, url: str) -> str:
-        """Return split.yaml's name of the shard at an address; relative, remote or piped ones end with that name."""
+        """Return the name in split.yaml of the shard at an address, which may be relative, remote or a pipe."""
         if url not in self._names:
             path = url.removeprefix(self._root)
             named = [name for name in self._counts if path == name or path.endswith(f"/{name}")]
             self._names[url] = max(named, key=len, default=path)
         return self._names[url]
 
-    def _some(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        """Yield all samples; an error names the shard, or the worker that webdataset gave none."""
-        stream = _readable(samples)
+    def _nonempty(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+        """Yield all samples; if there are none, warn that webdataset dealt this worker no shard, or raise PackError."""
+        stream = _naming_damaged_shards(samples)
         try:
             first = next(stream, None)
         except ValueError as error:
             if "No samples found" not in str(error):  # webdataset's `check_empty`
                 raise
-            raise PackError(self._no_shard()) from None
+            raise PackError(self._no_shard_message()) from None
         if first is None:
-            _log.warning("%s", self._no_shard())
+            _log.warning("%s", self._no_shard_message())
             return
         yield first
         yield from stream
 
-    def _no_shard(self) -> str:
+    def _no_shard_message(self) -> str:
         rank, ranks, worker, workers = pytorch_worker_info()
         return (
             f"{self._dataset}: no pack for worker {worker} of {workers} of rank {rank} of {ranks}. webdataset deals"
@@ -142,22 +145,22 @@ class Packs:
         )
 
 
-def _readable(samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield samples; webdataset puts the shard behind the arguments of an error that it can't handle."""
+def _naming_damaged_shards(samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield samples; errors of reading name the shard, which webdataset appends to their arguments."""
     try:
         yield from samples
     except (OSError, TarError) as error:
         raise unread(str(getattr(error, "filename", None) or error.args[-1]), error) from None
 
 
-class _Parts(dict[str, Any]):
-    """The parts of a pack by their names in its JSON; webdataset has the names in lower case."""
+class _PartsByName(dict[str, Any]):
+    """The parts of a pack by name; `get` ignores case, because webdataset writes part names in lower case."""
 
     def get(self, name: str, default: Any = None) -> Any:
         return super().get(name.lower(), default)
 
 
-def _prepared(dataset: str | Path, split: str | None = None) -> PreparedFolder | None:
+def _read_folder(dataset: str | Path, split: str | None = None) -> PreparedFolder | None:
     if os.path.isfile(dataset):
         raise PackError(
             f"{dataset} is a file: name the folder of a packed dataset; webdataset blends several WebDatasets, each"

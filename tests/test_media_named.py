@@ -14,13 +14,13 @@ from PIL import Image
 
 from energon_pack.config import Format, PackConfig
 from energon_pack.errors import SamplesLost
-from energon_pack.online.given import Given
+from energon_pack.online.given import UserSamples
 from energon_pack.pack import pack
 from energon_pack.samples.keys import hint
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import Columns, ReadSettings, UnreadMedia
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.unread import named_media, refuse_unread
+from energon_pack.samples.unread import media_file_names, refuse_unread_media
 from energon_pack.sources.forms import find_source
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
 from energon_pack.sources.reader import Reader
@@ -45,7 +45,7 @@ PNG64 = base64.b64encode(picture(200, 100, "PNG")).decode()
     ids=["a field", "deep in one", "a conversation may speak of files", "no names"],
 )
 def test_names_of_media(fields: dict[str, Any], expected: list[str]) -> None:
-    assert list(named_media(fields)) == expected
+    assert list(media_file_names(fields)) == expected
 
 
 def lines_of(path: Path, *values: Any) -> Path:
@@ -68,7 +68,7 @@ def test_a_line_of_images_that_has_no_answer_is_no_text(config: Make, tmp_path: 
 def test_a_conversation_in_memory_that_can_not_be_read_is_of_its_images() -> None:
     item = {"images": [picture()], "messages": [{"role": "user", "content": "<image><image>?"}]}
     with pytest.raises(Skip) as told:
-        Given([item], ReadSettings(), None).read(0)
+        UserSamples([item], ReadSettings(), None).read(0)
     assert told.value.media_type == "image"
 
 
@@ -165,7 +165,7 @@ def test_no_real_sample_is_left_out(real: Path) -> None:
     conversations = json.loads((real / "labels" / "conversations.json").read_text())
     records += [parse_record(value, ReadSettings()) for value in conversations]
     for record in records:
-        refuse_unread(record, record.listed_media or (), bool(record.listed_media), lambda value: None)
+        refuse_unread_media(record, record.listed_media or (), bool(record.listed_media), lambda value: None)
     assert len(records) == 3637
 
 
@@ -202,7 +202,7 @@ def test_pictures_in_memory_that_nothing_reads() -> None:
     said = list[Any]()
     for value in (Image.new("RGB", (8, 8)), picture(), {"bytes": picture()}, b"\0" * 99, np.zeros(4)):
         try:
-            said.append(Given([{"imgae": value, "messages": TURNS}], ReadSettings(), None).read(0)[0].kinds)
+            said.append(UserSamples([{"imgae": value, "messages": TURNS}], ReadSettings(), None).read(0)[0].kinds)
         except Skip as skip:
             said.append(f"{skip.reason.value} {skip.media_type}")
     assert said == ["media_unread image"] * 3 + [[], []]

@@ -25,7 +25,7 @@ from energon_pack.config import Flavor, PackConfig, SplitsConfig
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.errors import PackError
 from energon_pack.loading import cookers
-from energon_pack.metadataset import main, read_subflavor, to_yaml
+from energon_pack.metadataset import energon_yaml, main, read_subflavor
 from energon_pack.pack import pack
 from support.packed import demo_config
 from support.samples import chat, write_tar
@@ -193,7 +193,7 @@ def test_a_subflavor_is_what_it_says() -> None:
 @given(st.dictionaries(st.text("ab_1é:#", min_size=1), st.text() | st.booleans() | st.integers(), min_size=1))
 def test_energon_reads_texts_as_they_were_meant(value: dict[str, Any]) -> None:
     """Its reader makes 1e5 a number and yEs true, where they are plain; PyYAML, which writes, does not."""
-    assert load_yaml(to_yaml({"a": value, "b": value})) == {"a": value, "b": value}
+    assert load_yaml(energon_yaml({"a": value, "b": value})) == {"a": value, "b": value}
 
 
 def test_a_file_that_energon_would_not_know(folders: list[str], tmp_path: Path) -> None:

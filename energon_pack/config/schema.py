@@ -206,9 +206,9 @@ class PackConfig:
 
     def flavor(self) -> "PackedFlavor":
         """Return the flavour of the packs; raises PackError as `OutputConfig.packed_flavor`."""
-        from energon_pack.samples.flavors import TREES
+        from energon_pack.samples.flavors import TREES_FLAVOR
 
-        return self.output.packed_flavor() if self.packing.share is Share.none else TREES
+        return self.output.packed_flavor() if self.packing.share is Share.none else TREES_FLAVOR
 
 
 def _schema() -> DictConfig:

@@ -12,19 +12,19 @@ from energon_pack.dataset.pack_files import PackFiles
 from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.errors import short
 from energon_pack.samples.bytes import Bytes
-from energon_pack.samples.flavors import DEFAULT
+from energon_pack.samples.flavors import DEFAULT_FLAVOR
 from energon_pack.samples.flavors.base import Fields, PackedFlavor
-from energon_pack.samples.flavors.references import defects_of, with_names
+from energon_pack.samples.flavors.references import reference_defects, without_references
 from energon_pack.samples.flavors.schema import Schema, wrong_fields
-from energon_pack.samples.pack_reader import num_shared
+from energon_pack.samples.pack_reader import num_shared_media
 from energon_pack.samples.pack_tokens import members_of
 from energon_pack.samples.parts import Reference, has_references, references_of
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.sample import Message, Part, media_type
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.times import load_positions
+from energon_pack.samples.times import load_patch_positions
 from energon_pack.samples.tokens import MemberTokens
-from energon_pack.samples.tokens_part import TOKENS, TokensDamaged, read_tokens
+from energon_pack.samples.tokens_part import TOKENS_PART, TokensDamaged, read_tokens
 from energon_pack.sources.referenced import AT_ONCE
 
 
@@ -36,7 +36,7 @@ class Pack:
     parts: dict[str, Part]
     fields: Fields = field(default_factory=dict)
     meta: Fields = field(default_factory=dict)
-    flavor: PackedFlavor = DEFAULT
+    flavor: PackedFlavor = DEFAULT_FLAVOR
     references: list[Reference] = field(default_factory=list)  # parts that lie in the source; `Beside` reads them
 
     @cached_property
@@ -67,7 +67,7 @@ class Pack:
     def num_shared(self) -> list[int]:
         """Return how many of its first media each member shares with the member before it."""
         lens = self.shared_lens
-        return list(num_shared(self.names, lens if len(lens) == len(self.names) else [0] * len(self.names)))
+        return list(num_shared_media(self.names, lens if len(lens) == len(self.names) else [0] * len(self.names)))
 
     @cached_property
     def kinds(self) -> list[list[str | None]]:
@@ -105,7 +105,7 @@ def with_media(file: Bytes, pack: Pack, media: DatasetMedia) -> Bytes:
 
 def written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
     """Return what a model is fed of each member of a pack."""
-    part = pack.parts.get(TOKENS)
+    part = pack.parts.get(TOKENS_PART)
     if part is None or part.size < 0:
         raise TokensDamaged("it has no tokens")
     return members_of(read_tokens(file.read(part.offset, part.size), pack.meta))
@@ -120,7 +120,7 @@ def messages_of(file: Bytes, pack: Pack, index: int) -> list[Message]:
 def _positions(file: Bytes, pack: Pack, image: str) -> Any:
     """Read the patch positions of an image; None: it has none."""
     part = pack.positions(image)
-    return None if part is None else load_positions(file.read(part.offset, part.size), part.name)
+    return None if part is None else load_patch_positions(file.read(part.offset, part.size), part.name)
 
 
 def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor) -> tuple[Pack, list[str]]:
@@ -137,13 +137,13 @@ def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor) -> tuple[Pa
         return unread, [f"its JSON is a {type(value).__name__}, not an object"]
     references: list[Reference] = []
     if has_references(value):
-        if wrong := list(defects_of(value)):
+        if wrong := list(reference_defects(value)):
             return unread, wrong
         references = list({part.name: part for part in chain.from_iterable(references_of(value))}.values())
         starts = starts_behind(files.end, references)
         beside = [Part(part.name, start, part.size) for part, start in zip(references, starts, strict=False)]
         files = files._replace(parts=[*files.parts, *beside])
-        parts, value = {part.name: part for part in files.parts}, with_names(value, flavor)
+        parts, value = {part.name: part for part in files.parts}, without_references(value, flavor)
     meta = value.get("_meta")
     fields, good_meta = _good(value, flavor.schema), _good(meta, flavor.meta) if isinstance(meta, dict) else {}
     pack = Pack(files, parts, fields, good_meta, flavor, references)

@@ -23,8 +23,8 @@ from energon_pack.run.files import META_FOLDER
 from energon_pack.run.heavy_imports import importing
 from energon_pack.run.user_cache import keep, read_kept, version_of
 from energon_pack.samples.flavors.base import PackedFlavor
-from energon_pack.samples.flavors.references import all_parts
-from energon_pack.samples.tokens_part import TOKENS
+from energon_pack.samples.flavors.references import with_referenced_parts
+from energon_pack.samples.tokens_part import TOKENS_PART
 
 if TYPE_CHECKING:  # the process that checks needs none of the writing code
     from energon_pack.dataset.shards import WrittenShard
@@ -107,8 +107,8 @@ def _check_shards(job: CheckJob) -> None:
 
 
 def _check_names(pack: dict[str, Any], job: CheckJob) -> None:
-    parts, value = all_parts(pack, json.loads(pack["json"]), job.flavor, LoadedMedia(job.root))
-    named = {"json", TOKENS, *chain.from_iterable(job.flavor.parts(value))}
+    parts, value = with_referenced_parts(pack, json.loads(pack["json"]), job.flavor, LoadedMedia(job.root))
+    named = {"json", TOKENS_PART, *chain.from_iterable(job.flavor.parts(value))}
     if named != {part for part in parts if not part.startswith("__")}:
         raise PackError(f"the parts of {pack['__key__']} are not those its JSON names: not published")
 

@@ -20,9 +20,9 @@ from energon_pack.dataset.plan_schema import OPTIONAL, OTHER_TYPES, PLAN_SCHEMA
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
-from energon_pack.samples.cut import FORMS, PART_OF, Cut, split_id
-from energon_pack.samples.flavors.schema import MESSAGES
-from energon_pack.samples.input_rules import INPUTS, TRIAL
+from energon_pack.samples.cut import CUT_FORMS, PART_NAME, Cut, split_id
+from energon_pack.samples.flavors.schema import MESSAGES_FIELD
+from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE
 from energon_pack.samples.media.kinds import BY_LETTER, KINDS
 from energon_pack.sources.jsonl.line_index import LINE
 from energon_pack.sources.rows import MeasuredRow, rows_of
@@ -35,7 +35,7 @@ PAGE = "report.html"
 NEEDED = {
     *(PLAN, LEDGER, REPORT),
     *(f"{META_FOLDER}/{name}" for name in ("dataset.yaml", "split.yaml", ".info.json", ".info.yaml")),
-    *(f"{META_FOLDER}/{name}" for name in (MANIFEST, INPUTS, TRIAL, PACKS)),
+    *(f"{META_FOLDER}/{name}" for name in (MANIFEST, INPUTS_FILE, TRIAL_FILE, PACKS)),
 }
 
 
@@ -78,7 +78,7 @@ def at(value: Any, *keys: str) -> Any:
 
 def has_messages(manifest: Any) -> bool:
     """Say whether the JSON of a dataset's packs holds conversations: `output.messages=false` leaves them out."""
-    return at(manifest, "content", "output", MESSAGES) is not False
+    return at(manifest, "content", "output", MESSAGES_FIELD) is not False
 
 
 # -------------------------------------------------------------------------------------------------------- the plan
@@ -198,10 +198,10 @@ def _is_possible(cut: Cut) -> bool:
     of_text = (cut.num_characters, cut.first_character, cut.first_token, cut.end_token)
     return (
         isinstance(cut.part, str)
-        and PART_OF.fullmatch(cut.part) is not None
+        and PART_NAME.fullmatch(cut.part) is not None
         and all(isinstance(turn, int) and turn >= 0 for turn in turns)
         and (cut.form != "tokens" or all(isinstance(number, int) and number >= 0 for number in of_text))
         and isinstance(kinds, str)
         and set(kinds) <= BY_LETTER.keys()
-        and (cut.form is None or cut.form in FORMS)
+        and (cut.form is None or cut.form in CUT_FORMS)
     )

@@ -19,7 +19,7 @@ from energon_pack.run.address import bucket_of
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.run.plain_data import json_value
 from energon_pack.run.user_cache import user_folder
-from energon_pack.samples.input_rules import INPUTS, TRIAL, InputRules
+from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE, InputRules
 from energon_pack.samples.tokens_part import TokensDamaged
 
 
@@ -37,11 +37,13 @@ def read_input_rules(dataset: str | Path, processor: str | None = None) -> Input
     values_of = [(folder, _values(folder)) for folder in folders_of(dataset)]
     folder, values = max(values_of, key=lambda pair: len(pair[1]["files"]))
     hashes, has_code = values.pop("files"), values.pop("has_code")
-    trial = read_as_packed(folder, TRIAL)
+    trial = read_as_packed(folder, TRIAL_FILE)
     try:
         rules = InputRules.read(values, trial, "")
     except (TokensDamaged, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder}: {INPUTS} and {TRIAL} are damaged ({error}): get the dataset again") from None
+        raise ValueError(
+            f"{folder}: {INPUTS_FILE} and {TRIAL_FILE} are damaged ({error}): get the dataset again"
+        ) from None
     if has_code:
         processor = processor or processor_folder(dataset)
         if processor is None:
@@ -90,9 +92,9 @@ def _other_ids(text: str, ids: Sequence[int], ids_here: Sequence[int], processor
 
 
 def _values(folder: str | Path) -> dict[str, Any]:
-    values = json_value(read_as_packed(folder, INPUTS))
+    values = json_value(read_as_packed(folder, INPUTS_FILE))
     if not isinstance(values, Mapping) or not isinstance(values.get("files"), Mapping):
-        raise ValueError(f"{folder}: {INPUTS} is damaged: get the dataset again")
+        raise ValueError(f"{folder}: {INPUTS_FILE} is damaged: get the dataset again")
     return dict(values)
 
 

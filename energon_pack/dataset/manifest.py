@@ -17,8 +17,8 @@ import numpy.typing as npt
 from energon_pack.run.address import is_address, joined, parent
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value, yaml_value
-from energon_pack.samples.input_rules import INPUTS, TRIAL
-from energon_pack.samples.pack_reader import NAMES, why_other_format
+from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE
+from energon_pack.samples.pack_reader import READABLE_FLAVORS, format_problem
 
 MANIFEST = "energon_pack.json"
 REPORT = "report.json"
@@ -27,7 +27,7 @@ PROCESSOR = "processor"
 #: sums over the members of each pack: see `PackSums`
 PACKS = "packs.npy"
 #: files whose hashes energon_pack.json holds; that of the processor's files are in inputs.json
-HASHED = (INPUTS, TRIAL, PACKS)
+HASHED = (INPUTS_FILE, TRIAL_FILE, PACKS)
 #: for an order over datasets: the numbers of their packs, in reading order
 ORDER = "order.npy"
 #: beside a dataset.yaml for another tool, or for cookers: loads packs with this package's own classes
@@ -67,11 +67,11 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
 
 
 def _why_unknown(manifest: Mapping[str, Any]) -> str | None:
-    if manifest.get("flavor") in NAMES:
-        return why_other_format(manifest)
-    from energon_pack.samples.flavors import why_unknown  # of another package
+    if manifest.get("flavor") in READABLE_FLAVORS:
+        return format_problem(manifest)
+    from energon_pack.samples.flavors import reading_problem  # of another package
 
-    return why_unknown(manifest)
+    return reading_problem(manifest)
 
 
 def folders_of(dataset: str | Path) -> list[str | Path]:

@@ -32,7 +32,7 @@ from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.run.plain_data import yaml_value
 from energon_pack.run.seeded import Ints
-from energon_pack.samples.flavors import flavor_written
+from energon_pack.samples.flavors import flavor_by_name
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _write(
         for name in part.split_parts()[split]
     ]
     longest = max(parts, key=lambda part: int(part.manifest["max_token_len"])).manifest
-    write_energon(folder, shards, flavor_written(longest["flavor"]), "typed")
+    write_energon(folder, shards, flavor_by_name(longest["flavor"]), "typed")
     data = io.BytesIO()
     np.save(data, order)
     manifest = {key: value for key, value in longest.items() if key not in ("entries", "turns", "num_packs", "hashes")}

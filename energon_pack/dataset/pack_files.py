@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.run.plain_data import json_value
 from energon_pack.samples.member import MemberInput
-from energon_pack.samples.pack_reader import NAMES, pack_members
+from energon_pack.samples.pack_reader import READABLE_FLAVORS, pack_members
 from energon_pack.samples.parts import Parts, ReadMedia, json_of
 from energon_pack.samples.sample import Part
 from energon_pack.sources.storage import File
@@ -45,9 +45,9 @@ def first_json(file: File) -> Any:
 
 def members_in(parts: Parts, flavor: str, read: ReadMedia) -> Iterator[MemberInput]:
     """Yield the members of a pack from its parts, without a sample class."""
-    if flavor in NAMES:
+    if flavor in READABLE_FLAVORS:
         yield from pack_members(parts, json_of(parts["json"]), read)
         return
-    from energon_pack.samples.flavors import flavor_written, inputs_of_pack  # of another package
+    from energon_pack.samples.flavors import flavor_by_name, inputs_of_pack  # of another package
 
-    yield from inputs_of_pack(parts, flavor_written(flavor), read)
+    yield from inputs_of_pack(parts, flavor_by_name(flavor), read)

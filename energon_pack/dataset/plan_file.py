@@ -24,8 +24,8 @@ from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.plan.shard_plan import ShardPlan
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
-from energon_pack.samples.cut import with_cuts
-from energon_pack.samples.skip import NOTHING_TRAINED, Reason
+from energon_pack.samples.cut import with_cut_type
+from energon_pack.samples.skip import NOTHING_TRAINED_DETAIL, Reason
 
 _ROWS = 200_000  # rows to sort at a time
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")  # for the file of sorted rows; without it, a row has 145 bytes
@@ -55,7 +55,7 @@ def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator
             if num_lost := int(lost[item - start]):
                 reason, detail = Reason.CUT_OFF.value, _lost(num_lost, row["token_len"], packing)
             elif reason == Reason.NOTHING_TRAINED:
-                detail = detail or NOTHING_TRAINED
+                detail = detail or NOTHING_TRAINED_DETAIL
             elif reason == Reason.NOT_IN_FLAVOR:
                 flavor = lengths.flavor
                 misfit = detail if item in refused else flavor.unfit(row["does_not_fit"])
@@ -98,7 +98,7 @@ def _lost(number: int, token_len: int, packing: PackingConfig) -> str:
 def _policy(row: dict[str, Any], reason: Reason | None, packing: PackingConfig) -> tuple[str, str]:
     assert reason is not None
     if reason is Reason.NOTHING_TRAINED:
-        return reason.value, f"{NOTHING_TRAINED}, nor of those it would share a pack with"
+        return reason.value, f"{NOTHING_TRAINED_DETAIL}, nor of those it would share a pack with"
     if reason is not Reason.OVERLONG:
         return reason.value, ", ".join(caps.exceeded(row, packing))
     token_len = row["token_len"]
@@ -110,7 +110,7 @@ def _policy(row: dict[str, Any], reason: Reason | None, packing: PackingConfig) 
 
 def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, names: Sequence[str]) -> None:
     """Write pack_plan.parquet: a row for each member in the order of writing, a row group for each output shard."""
-    temporary, schema = path.with_suffix(".tmp"), with_cuts(WRITTEN_SCHEMA, lengths.cut_type)
+    temporary, schema = path.with_suffix(".tmp"), with_cut_type(WRITTEN_SCHEMA, lengths.cut_type)
     if lengths.shared is not None:
         schema = pa.unify_schemas([schema, SHARED_SCHEMA])
     if lengths.items.counts["num_audio_tokens"].any():

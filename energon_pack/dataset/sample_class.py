@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.samples.flavors import PACKED, packed_flavor
+from energon_pack.samples.flavors import PACKED_FLAVORS, packed_flavor
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.flavors.captioning import PackedCaptioning
 from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
@@ -52,7 +52,9 @@ def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] 
     if sample_type is None or not forms:
         flavor = packed_flavor(name)
         if flavor is None:
-            raise PackError(f"output.flavor={name}: there are {', '.join(PACKED)}, and what installed packages add")
+            raise PackError(
+                f"output.flavor={name}: there are {', '.join(PACKED_FLAVORS)}, and what installed packages add"
+            )
         if sample_type is not None:
             raise PackError(f"output.sample_type={sample_type}: no sample_loader.py reads output.flavor={name}")
         return flavor

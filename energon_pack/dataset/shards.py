@@ -31,12 +31,12 @@ from energon_pack.run.files import write_whole
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor
 from energon_pack.samples.flavors.references import with_references
-from energon_pack.samples.flavors.schema import MESSAGES
+from energon_pack.samples.flavors.schema import MESSAGES_FIELD
 from energon_pack.samples.pack_tokens import pack_tokens
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.tokens import MemberTokens
-from energon_pack.samples.tokens_part import CHECKSUM, FORMAT, TOKENS
+from energon_pack.samples.tokens_part import CHECKSUM_FIELD, FORMAT, TOKENS_PART
 from energon_pack.sources.referenced import END
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.shard import Shard
@@ -265,11 +265,11 @@ def _content(key: str, pack: Sequence[_Member], job: ShardJob) -> _Content:
         **shared,
         "fingerprint": job.fingerprint,
         "source_parts": [[part.name for part in member.parts] for member in members],
-        CHECKSUM: crc32(tokens),
+        CHECKSUM_FIELD: crc32(tokens),
     }
     value = job.flavor.write(conversations, meta)
     if not job.has_messages:
-        del value[MESSAGES]
+        del value[MESSAGES_FIELD]
     parts = map(parts_beside, samples, conversations)
     named = [list(zip(*both, strict=True)) for both in zip(job.flavor.parts(value), parts, strict=True)]
     return _Content(key, job.flavor, value, tokens, pack, named)
@@ -303,7 +303,7 @@ def _referred(tar: TarWriter, pack: _Content, sources: Sources, root: str | None
 
 def _add_texts(tar: TarWriter, pack: _Content, value: Fields) -> None:
     tar.add(f"{pack.key}.json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
-    tar.add(f"{pack.key}.{TOKENS}", pack.tokens)
+    tar.add(f"{pack.key}.{TOKENS_PART}", pack.tokens)
 
 
 def conversation(sample: ReadSample, flavor: PackedFlavor, num_shared: int = 0) -> Conversation:

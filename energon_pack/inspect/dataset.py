@@ -22,7 +22,7 @@ from energon_pack.report.views.packed import pack_view
 from energon_pack.report.views.view import PackView, Place
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
-from energon_pack.samples.flavors import flavor_written
+from energon_pack.samples.flavors import flavor_by_name
 
 if TYPE_CHECKING:  # a look at a pack needs no tokenizer
     from energon_pack.report.views.spans import Vocabulary
@@ -100,7 +100,7 @@ def open_dataset(dataset: str | Path) -> Opened:
     notes: list[str] = []
     manifest = _read(folder, f"{META_FOLDER}/{MANIFEST}", notes)
     report = _read(folder, REPORT, notes)
-    packs = PackLookup(folder, flavor_written(manifest.get("flavor")))
+    packs = PackLookup(folder, flavor_by_name(manifest.get("flavor")))
     if not folder.shards:
         below = list(islice(filter(is_packed_here, map(folder.path_of, folder.folders)), 4))
         beside = f"; packed datasets in it: {', '.join(below)}" if below else ""

@@ -30,7 +30,7 @@ from energon_pack.samples.keys import hint
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.sample import media_type
-from energon_pack.samples.skip import NOTHING_TRAINED, Reason, Skip
+from energon_pack.samples.skip import NOTHING_TRAINED_DETAIL, Reason, Skip
 from energon_pack.sources.find import Source
 from energon_pack.sources.forms import find_source, read_as
 from energon_pack.sources.reader import Reader
@@ -140,8 +140,8 @@ def _judged(config: PackConfig, row: LengthsRow, sample: ReadSample) -> tuple[st
     if row.num_supervised:
         return None, remarks
     if config.labels.untrained is Untrained.drop:
-        return f"{Reason.NOTHING_TRAINED.value}: {NOTHING_TRAINED}", remarks
-    return None, [*remarks, NOTHING_TRAINED]
+        return f"{Reason.NOTHING_TRAINED.value}: {NOTHING_TRAINED_DETAIL}", remarks
+    return None, [*remarks, NOTHING_TRAINED_DETAIL]
 
 
 def template_of(config: PackConfig) -> tuple[Template | None, str | None]:

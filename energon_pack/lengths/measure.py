@@ -29,7 +29,7 @@ from energon_pack.lengths.worker import BEGINNINGS_VERSION, LENGTHS_VERSION, Mea
 from energon_pack.run.context import Run
 from energon_pack.run.seeded import Ints
 from energon_pack.run.user_cache import version_of
-from energon_pack.samples.flavors.fit import RULES
+from energon_pack.samples.flavors.fit import FIT_RULES
 from energon_pack.samples.media.kinds import VIDEO_NAMES
 from energon_pack.sources import reader
 from energon_pack.sources.copies import drawn_keys
@@ -301,7 +301,7 @@ def lengths_cache(method: Method, run: Run) -> TableCache:
 def how_measured(method: Method) -> str:
     """Return a hash of everything in a method that lengths depend on: the name of its folder in the cache."""
     template = method.identity
-    versions = LENGTHS_VERSION, reader.INDEX_VERSION, [*RULES]
+    versions = LENGTHS_VERSION, reader.INDEX_VERSION, [*FIT_RULES]
     asked = [version_of(name) for name in ("transformers", "torchvision")] if template.family in ASKED else []
     chosen = [*asked, *(template.kinds or [])]  # not among the settings in the fingerprint
     chosen += [f"beginnings {BEGINNINGS_VERSION}"] if method.with_beginnings else []

@@ -3,7 +3,7 @@
 import pyarrow as pa
 
 from energon_pack.samples.cut import CUT_TYPE
-from energon_pack.samples.flavors.fit import RULES
+from energon_pack.samples.flavors.fit import FIT_RULES
 from energon_pack.sources import wds
 
 _PART_TYPE = pa.list_(
@@ -18,7 +18,7 @@ _PART_TYPE = pa.list_(
     )
 )
 _FILES_TYPE = pa.list_(pa.struct([("name", pa.large_string()), ("size", pa.int64()), ("version", pa.string())]))
-_DOES_NOT_FIT_TYPE = pa.struct([(name, pa.large_string()) for name in RULES])
+_DOES_NOT_FIT_TYPE = pa.struct([(name, pa.large_string()) for name in FIT_RULES])
 LENGTHS_SCHEMA = pa.schema(
     [
         ("key", pa.large_string()),
@@ -40,7 +40,7 @@ LENGTHS_SCHEMA = pa.schema(
         ("placeholders_put_in", pa.bool_()),
         ("placeholders_as_text", pa.bool_()),  # it has placeholders, but no media
         ("assistant_first", pa.bool_()),  # no question stands before the first answer
-        ("does_not_fit", _DOES_NOT_FIT_TYPE),  # what each rule of `fit.RULES` has no place for; null: nothing
+        ("does_not_fit", _DOES_NOT_FIT_TYPE),  # what each rule of `fit.FIT_RULES` has no place for; null: nothing
         ("num_weighted", pa.int32()),  # trained tokens whose weight in the loss is not 1
         ("tools_left_out", pa.bool_()),  # the chat template leaves its tools out
         ("unknown_keys", pa.list_(pa.string())),  # unknown keys of its JSON (`samples.keys.unknown_keys`); null: none

@@ -16,8 +16,8 @@ from energon_pack.lengths.method import Method
 from energon_pack.lengths.schema import LENGTHS_SCHEMA, SHARED_SCHEMA
 from energon_pack.run.stores.requests import losing_no_fault
 from energon_pack.samples.conversation import ReadSample
-from energon_pack.samples.cut import CUT_TYPE, with_cuts
-from energon_pack.samples.flavors.fit import do_not_fit
+from energon_pack.samples.cut import CUT_TYPE, with_cut_type
+from energon_pack.samples.flavors.fit import contents_that_do_not_fit
 from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.record import begins_with_assistant
 from energon_pack.samples.sample import AnyPart, media_type, media_type_by_name
@@ -186,7 +186,7 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
         rendered = template.render(seen)
         if rendered.num_control_tokens and settings.control_tokens is ControlTokens.skip:
             raise Skip(Reason.CONTROL_TOKEN, "a message spells a special token (source.control_tokens=keep)")
-        row.does_not_fit = do_not_fit(sample)
+        row.does_not_fit = contents_that_do_not_fit(sample)
     except Skip as skip:
         leave_out(row, skip)
         return None
@@ -254,7 +254,7 @@ def lengths_table(
     Args:
         cuts: the type of the column `cut`; a cut with more fields than this type is shortened.
     """
-    schema = with_cuts(SHARED_SCHEMA if with_beginnings else LENGTHS_SCHEMA, cuts)
+    schema = with_cut_type(SHARED_SCHEMA if with_beginnings else LENGTHS_SCHEMA, cuts)
     values = {field.name: list(map(attrgetter(field.name), rows)) for field in schema}
     values["cut"] = [cut and cut[: cuts.num_fields] for cut in values["cut"]]
     return pa.table([pa.array(values[field.name], field.type) for field in schema], schema=schema)

@@ -19,13 +19,13 @@ from energon_pack.dataset.source_media import LoadedMedia
 from energon_pack.errors import PackError
 from energon_pack.samples.conversation import place
 from energon_pack.samples.documents import document_of
-from energon_pack.samples.flavors import FLAVORS, UNPACKED, flavor_written, load_pack
+from energon_pack.samples.flavors import FLAVORS, UNPACKED_FLAVOR, flavor_by_name, load_pack
 from energon_pack.samples.flavors.base import Flavor, PackedFlavor
 from energon_pack.samples.listed import listed_parts, media_parts
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import media_fields
 from energon_pack.samples.options import option_fields, options_of
-from energon_pack.samples.parts import Parts, ReadMedia, kind_of, media_by_kind, positions_of
+from energon_pack.samples.parts import Parts, ReadMedia, kind_of, media_by_kind, patch_positions_of
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.sample import Part
@@ -45,7 +45,7 @@ __all__ = [
     "train_arguments",
 ]
 
-_AUTO = ReadSettings()  # the form of each sample is recognised
+_AUTO_SETTINGS = ReadSettings()  # the form of each sample is recognised
 
 
 # ------------------------------------------------------------------------------------------- named by dataset.yaml
@@ -69,8 +69,8 @@ def make_sample_loader(
         source_root: the folder of the media that packs of `output.media=reference` refer to; None: the folder in
             ENERGON_PACK_SOURCE, else the one at packing.
     """
-    if flavor != UNPACKED.name:
-        return partial(_load_pack, flavor=flavor_written(flavor), read=LoadedMedia(source_root))
+    if flavor != UNPACKED_FLAVOR.name:
+        return partial(_load_pack, flavor=flavor_by_name(flavor), read=LoadedMedia(source_root))
     settings = ReadSettings(
         messages_key,
         SampleType(sample_type),
@@ -90,7 +90,7 @@ def make_part_filter() -> Callable[[str], bool]:
 
 
 def _load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, Any]:
-    """Do `load_pack`; Energon would only log that a pack is unknown or damaged, and train on the other packs."""
+    """Load a pack; raises FatalSampleError if it is damaged: Energon would only log other errors, and train on."""
     try:
         return load_pack(parts, flavor, read)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -100,7 +100,7 @@ def _load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str,
         raise FatalSampleError(why) from None
 
 
-def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO) -> dict[str, Any]:
+def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO_SETTINGS) -> dict[str, Any]:
     """Return the fields of a `MultiMixQASample` from an unpacked source sample, read as packing reads it."""
     key, files = str(parts.get("__key__", "")), [Part(name, 0, 0) for name in parts if not name.startswith("__")]
     record = _record(parts, settings)
@@ -108,7 +108,7 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO) -> dict[str,
     kinds = [kind_of(parts, part.name) for part in chosen]
     placed = place(record, kinds)
     arrays = [
-        positions_of(parts[listed_parts([name], key, files)[0].name]) if name else None
+        patch_positions_of(parts[listed_parts([name], key, files)[0].name]) if name else None
         for name in placed.position_names
     ]
     media = media_by_kind(parts, [(chosen[i].name, kinds[i]) for i in placed.order])
@@ -137,12 +137,15 @@ def cookers(**read: Any) -> list[Any]:
     from megatron.energon import Cooker
 
     return [
-        Cooker(_cook(make_sample_loader(flavor.name, **read), flavor), has_subflavors={"sample_type": flavor.subflavor})
+        Cooker(
+            _cook_function(make_sample_loader(flavor.name, **read), flavor),
+            has_subflavors={"sample_type": flavor.subflavor},
+        )
         for flavor in FLAVORS.values()
     ]
 
 
-def _cook(load: Callable[[Parts], dict[str, Any]], flavor: Flavor) -> Callable[[dict[str, Any]], Any]:
+def _cook_function(load: Callable[[Parts], dict[str, Any]], flavor: Flavor) -> Callable[[dict[str, Any]], Any]:
     from megatron.energon import basic_sample_keys, stateless
 
     from energon_pack import flavors
@@ -165,7 +168,7 @@ def train_arguments(
     states: Sequence[State] = (),
     micro_batches: int | None = None,
 ) -> dict[str, Any]:
-    """Return the arguments of `megatron.energon.get_train_dataset(dataset, **…)` to read packs in the plan's order.
+    """Return keyword arguments for `megatron.energon.get_train_dataset`, to read packs in the plan's order.
 
     Args:
         path: folder of packs; for an encoder with `packing_buffer_size`, folder of samples, which Energon shuffles and
@@ -194,12 +197,12 @@ def train_arguments(
         return {**common, **shuffled, "packing_buffer_size": buffer_size}
     if is_metadataset(path):
         return common
-    _refuse_other_world(path, worker_config, ours, bool(states))
+    _refuse_other_ranks(path, worker_config, ours, bool(states))
     return {**common, "shuffle_over_epochs_multiplier": None, "parallel_shard_iters": 1}
 
 
-def _refuse_other_world(dataset: str | Path, worker: Any, ours: bool, goes_on: bool) -> None:
-    """Raise ValueError if Energon's own dealing breaks the plan: ranks × workers is not the planned product."""
+def _refuse_other_ranks(dataset: str | Path, worker: Any, ours: bool, goes_on: bool) -> None:
+    """Raise ValueError if Energon would deal packs to another number of ranks × workers than the plan is for."""
     if ours:
         return
     knob = "read with PackedTaskEncoder, or derive from reading.PacksInOrder"

@@ -41,13 +41,13 @@ __all__ = ["PackStream", "PacksInOrder", "positions_of"]
 
 _log = logging.getLogger(__name__)
 #: most shards that a worker keeps open; below that, a worker keeps open all shards that it reads in turn
-_MAX_OPEN = 64
+_MAX_OPEN_SHARDS = 64
 Manifest = dict[str, Any]
 Encoder = TypeVar("Encoder", bound="PacksInOrder")
 
 
 class PackStream(SavableDataset[Any]):
-    """The raw packs that one rank reads from a position on; an iteration ends with the epoch, and the next one goes on.
+    """The undecoded packs that one rank reads from a position on; each iteration is one epoch.
 
     The first iteration after a state is the rest of the state's epoch: nothing if that epoch is finished. `order` has
     for each position the number of its pack in the tars, int64[num]; None: the order of the tars.
@@ -73,7 +73,7 @@ class PackStream(SavableDataset[Any]):
             factory.shards,
             part_filter=factory.part_filter,
             sample_filter=factory.sample_filter,
-            itar_cache_size=_MAX_OPEN if order is not None else min(_MAX_OPEN, position.topology.row),
+            itar_cache_size=_MAX_OPEN_SHARDS if order is not None else min(_MAX_OPEN_SHARDS, position.topology.row),
         )
         self.reset_state_own()
 
@@ -109,7 +109,7 @@ class PackStream(SavableDataset[Any]):
         self._has_ended = True
 
     def _pack(self, position: int) -> Any:
-        """Return a pack's parts as Energon reads them; None: the dataset excludes the pack."""
+        """Return the parts of the pack at a position, as Energon reads them; None: the dataset excludes the pack."""
         number = self._stream.index(position)
         number = number if self._order is None else int(self._order[number])
         try:
@@ -149,13 +149,13 @@ class PackStream(SavableDataset[Any]):
 
 
 def positions_of(packs: Sequence[Any]) -> list[int]:
-    """Return the positions of packs in the stream, from their restore keys; empty for packs that Energon deals."""
+    """Return the positions of packs in a `PackStream`, from their restore keys; packs that Energon deals have none."""
     keys = (pack.__restore_key__[-2:] for pack in packs)
     return list(dict.fromkeys(int(key[1]) for key in keys if key[:1] == (PackStream.__name__,)))
 
 
-def keep_unchosen(built: Any, choose: Callable[[list[Any], bool], list[list[Any]]]) -> None:
-    """Have Energon's packing inside a dataset keep samples in its buffer until they fill a pack."""
+def keep_unchosen_samples(built: Any, choose: Callable[[list[Any], bool], list[list[Any]]]) -> None:
+    """Make Energon's packing in a dataset keep samples in its buffer; `choose`: samples, whether they end → packs."""
     while isinstance(built, BaseWrapperDataset):
         if isinstance(built, PackingDataset):
             built.pre_packer = partial(_choose_and_keep, built, choose)
@@ -175,7 +175,7 @@ def _choose_and_keep(
     return packs
 
 
-class _InOrder(BaseCoreDatasetFactory[Any]):
+class _InOrderFactory(BaseCoreDatasetFactory[Any]):
     """Energon's dataset factory, except that packs are read in the order of the plan."""
 
     def __init__(self, factory: BaseWebdatasetFactory[Any], stream: PackStream):
@@ -205,7 +205,7 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
     _micro_batches: int | None = None
 
     def going_on(self: Encoder, states: Sequence[State], micro_batches: int | None = None) -> Encoder:
-        """Return a copy of this encoder that resumes from these states: see `loading.train_arguments`."""
+        """Return a copy of this encoder that resumes from `Journal.state()` of the ranks: see `train_arguments`."""
         encoder = copy.copy(self)
         encoder._states, encoder._micro_batches = states, micro_batches
         return encoder
@@ -213,7 +213,7 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
     def build_train_datasets(
         self, *, datasets: list[Any], worker_config: WorkerConfig, shuffle_buffer_size: int | None = None, **more: Any
     ) -> SavableDataset[Any]:
-        """Call Energon's own method with a dataset that is read in order."""
+        """Call Energon's own method; a single unshuffled dataset is replaced by one that is read in order."""
         manifests = [_manifest(loaded.dataset) for loaded in datasets]
         for loaded, manifest in zip(datasets, manifests, strict=True):
             if worker_config.rank == 0 and isinstance(loaded.dataset, BaseWebdatasetFactory):
@@ -224,7 +224,7 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
                 told = "the states are of a finished epoch: repeat=False reads nothing, repeat=True the next epoch"
                 _log.warning("%s: %s", datasets[0].dataset.path, told)
             loaded = copy.copy(datasets[0])
-            loaded.dataset = _InOrder(loaded.dataset, stream)
+            loaded.dataset = _InOrderFactory(loaded.dataset, stream)
             datasets = [loaded]
         elif any(state["position"] is not None for state in self._states):
             raise ValueError("states of packs in the order of one plan: these are shuffled, or a blend of datasets")
@@ -246,7 +246,7 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         has_one_turn = manifest.get("turns", 1) == 1
         # Without a planned topology each rank that begins gets a stretch of shards, however many workers it has.
         topology = Topology(ranks) if planned == Topology() and has_one_turn else planned
-        order = _order(factory, manifest)
+        order = _order_of_packs(factory, manifest)
         num = len(factory) if order is None else len(order)
         here = Position(f"{num} packs ({_fingerprint(factory, manifest)})", topology, ranks=ranks, rank=worker.rank)
         position = resume(self._states, here, num)
@@ -274,7 +274,7 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
 
 
 def _has_even_steps(planned: Topology, position: Position, micro_batches: int | None) -> bool:
-    """Say whether ranks, their packs in a step, and where they begin keep the planned steps whole."""
+    """Tell whether the planned steps stay whole with these ranks, their packs in a step, and this position."""
     ranks, before = position.ranks, position.before
     if planned.row % ranks:
         return False
@@ -287,7 +287,7 @@ def _has_even_steps(planned: Topology, position: Position, micro_batches: int | 
 
 
 def _keeps_order(factory: Any, shuffle_buffer_size: int | None) -> bool:
-    """Whether a dataset's loader settings keep the order of its packs."""
+    """Tell whether a dataset's loader settings keep the order of its packs."""
     return (
         isinstance(factory, BaseWebdatasetFactory)
         and type(factory).build is BaseWebdatasetFactory.build
@@ -301,15 +301,15 @@ def _keeps_order(factory: Any, shuffle_buffer_size: int | None) -> bool:
 
 
 def _manifest(factory: Any) -> Manifest:
-    """Return the manifest that packing wrote for a dataset; empty if there is no manifest."""
+    """Return the dataset's energon_pack.json; empty if there is none."""
     path = getattr(factory, "path", None)
     file = None if path is None else path / META_FOLDER / MANIFEST
     content: Manifest = json_value(file.read_bytes()) if file is not None and file.is_file() else {}
     return content
 
 
-def _order(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> Ints | None:
-    """Return the numbers of packs in the order of a plan over several datasets; None: there is one dataset."""
+def _order_of_packs(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> Ints | None:
+    """Return the pack numbers of an order over several datasets; None: it is one. Raises ValueError if it is stale."""
     if not manifest.get("parts"):
         return None
     for part in manifest["parts"]:

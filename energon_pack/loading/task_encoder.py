@@ -25,8 +25,8 @@ from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SkipSample, Wor
 from energon_pack.dataset.encoder import pack_encoder
 from energon_pack.errors import PackError, check_buffer_size
 from energon_pack.loading import cookers
-from energon_pack.loading.in_order import FatalSampleError, PacksInOrder, keep_unchosen, positions_of
-from energon_pack.samples.flavors import UNPACKED, flavor_of_sample, inputs_of_sample
+from energon_pack.loading.in_order import FatalSampleError, PacksInOrder, keep_unchosen_samples, positions_of
+from energon_pack.samples.flavors import UNPACKED_FLAVOR, flavor_of_sample, inputs_of_sample
 from energon_pack.samples.member import MemberInput
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import BadPack, Pack
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @edataclass
 class EncodedPack(Sample):
-    """A pack whose members are encoded."""
+    """A pack whose members are token ids, labels and media inputs, before it is laid out in a batch."""
 
     members: list[Encoded]
     #: media inputs of all members, in their order
@@ -53,7 +53,7 @@ class EncodedPack(Sample):
 
 @edataclass
 class MeasuredSample(Sample):
-    """An unpacked sample that waits for its pack."""
+    """An unpacked sample with its measured length, in Energon's packing buffer."""
 
     member: MemberInput
     measured: Any  # plan.sample_measures.SampleMeasures
@@ -62,14 +62,14 @@ class MeasuredSample(Sample):
 
 
 class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, PackedBatch, PackedBatch]):
-    """Encodes packs, and unpacked samples beside them.
+    """Energon's task encoder for packed datasets, and for unpacked samples that are blended with them.
 
     Args:
         path: folder of the packed dataset, or the YAML of a Metadataset of several.
         processor: folder or hub id, in place of the files in the dataset; a class with code of its own needs one.
         trust_remote_code: run the processor's own code.
-        packing_buffer_size: pack unpacked samples by the settings of `path`, so many at a time; `train_arguments`
-            gives Energon the same number.
+        packing_buffer_size: pack unpacked samples while reading, by the settings of `path`, from a buffer of this
+            many samples; `train_arguments` gives Energon the same number. None: `path` is packed.
         options: `layout`, `pad_to`, `pad_segments`, `labels`, `loss_weight`, `attention_mask`, `pad_to_multiple_of`,
             `rope_rows`, `on_bad_member`, `dummy_image`, `tokens_per_second`: see `training.pack_encoder.PackEncoder`.
     """
@@ -122,8 +122,8 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
             SkipSample: all members were dropped.
         """
         if self._measuring is None:
-            return self._encoded(sample, sample.__key__, self._inputs_of(sample))
-        if flavor_of_sample(sample) is not UNPACKED:
+            return self._encode_pack(sample, sample.__key__, self._named_members(sample))
+        if flavor_of_sample(sample) is not UNPACKED_FLAVOR:
             raise FatalSampleError(f"{sample.__key__} is a pack: packing_buffer_size packs unpacked samples")
         (member,) = inputs_of(sample)
         try:
@@ -138,21 +138,21 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         waiting: MeasuredSample = MeasuredSample.derive_from(sample, member=member, measured=measured, number=number)
         return waiting
 
-    def _inputs_of(self, sample: Any) -> Iterator[MemberInput]:
-        """Yield the members of a pack; of an order over several datasets, ids begin with the dataset's name."""
+    def _named_members(self, sample: Any) -> Iterator[MemberInput]:
+        """Yield the members of a pack; in an order over several datasets, ids begin with the dataset's name."""
         folder = (sample.__sources__[0].shard_name or "").rpartition("/")[0] if sample.__sources__ else ""
         name = self._names.get(folder)
         for member in inputs_of(sample):
             yield member if name is None else replace(member, sample_id=f"{name}/{member.sample_id}")
 
     def select_samples_to_pack(self, samples: list[MeasuredSample]) -> list[list[MeasuredSample]]:
-        """Choose which samples in Energon's buffer share a pack; every sample is in one, as if no more came.
+        """Choose which samples in Energon's buffer share a pack; every sample is put into one.
 
-        `build_batch` replaces this method in Energon's loader: there only full packs are made, and the rest waits.
+        `build_batch` replaces this method in Energon's loader: there only full packs are made, other samples wait.
         """
-        return self._chosen(samples, at_end=True)
+        return self._choose_packs(samples, at_end=True)
 
-    def _chosen(self, samples: list[MeasuredSample], at_end: bool) -> list[list[MeasuredSample]]:
+    def _choose_packs(self, samples: list[MeasuredSample], at_end: bool) -> list[list[MeasuredSample]]:
         assert self._measuring is not None, "packing_buffer_size"
         folders = [str(sample.__sources__[0].dataset_path) if sample.__sources__ else "" for sample in samples]
         ages = [samples[-1].number - sample.number for sample in samples]
@@ -169,16 +169,16 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
             )
         built = super().build_batch(dataset, **settings)
         if self._measuring is not None:
-            keep_unchosen(built, self._chosen)
+            keep_unchosen_samples(built, self._choose_packs)
         return built
 
     @stateless  # type: ignore[untyped-decorator]
     def pack_selected_samples(self, samples: list[MeasuredSample]) -> EncodedPack:
         """Encode the members of a pack, with their media."""
         more = f"+{len(samples) - 1}" if len(samples) > 1 else ""
-        return self._encoded(samples[0], samples[0].__key__ + more, (sample.member for sample in samples))
+        return self._encode_pack(samples[0], samples[0].__key__ + more, (sample.member for sample in samples))
 
-    def _encoded(self, first: Any, key: str, members: Iterable[MemberInput]) -> EncodedPack:
+    def _encode_pack(self, first: Any, key: str, members: Iterable[MemberInput]) -> EncodedPack:
         """Encode a pack, with Energon's keys and sources of its first sample."""
         try:
             pack = self.encoder.encode(key, members)
@@ -192,7 +192,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
 
     @stateless  # type: ignore[untyped-decorator]
     def batch(self, samples: list[EncodedPack]) -> PackedBatch:
-        """Lay packs out."""
+        """Lay packs out in one batch, by the options of this encoder."""
         try:
             batch = self.encoder.batch(
                 [Pack(sample.__key__, sample.members, sample.media, sample.dropped) for sample in samples]
@@ -204,7 +204,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
 
 
 def inputs_of(sample: Any) -> Iterator[MemberInput]:
-    """Yield the members of a sample of any flavour."""
+    """Yield the members of an Energon sample of any flavour; raises FatalSampleError for other classes."""
     flavor = flavor_of_sample(sample)
     if flavor is None:
         raise FatalSampleError(f"{type(sample).__name__} is no flavour of energon_pack")

@@ -12,9 +12,9 @@ from energon_pack.config.naming import content_settings
 from energon_pack.dataset.energon import made_of
 from energon_pack.errors import PackError
 from energon_pack.lengths.index import first_samples
-from energon_pack.online.given import Given, MapStyle
-from energon_pack.online.prepare import in_memory
-from energon_pack.online.samples import IndexedInFiles, IndexedRow, Samples, StoredRows, write_index
+from energon_pack.online.given import MapStyleDataset, UserSamples
+from energon_pack.online.prepare import run_without_files
+from energon_pack.online.samples import IndexedRow, IndexedSamples, Samples, StoredRows, write_index
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_of_machine
 from energon_pack.run.progress import Progress
@@ -25,13 +25,13 @@ from energon_pack.templates.settings import Expand
 from energon_pack.templates.template import Template
 
 #: a path, overrides of `source.*`, conversations in memory, or samples that are indexed already
-SourceOf: TypeAlias = str | Sequence[str] | MapStyle | Samples
-_ROWS = "index.arrow"
+StreamSource: TypeAlias = str | Sequence[str] | MapStyleDataset | Samples
+_INDEX_FILE = "index.arrow"
 
 
 @dataclass(frozen=True)
-class Begun:
-    """Datasets, with the config and the template that make packs from them."""
+class PreparedStream:
+    """The indexed datasets of a stream, with the config and the template that make packs from them."""
 
     config: PackConfig
     datasets: list[Samples]
@@ -44,13 +44,13 @@ class Begun:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the template, the limits and the reading: with the draws they decide which packs are made."""
+        """A hash of the template and of the settings of packing and reading, on which the made packs depend."""
         depends = [self.template.fingerprint, plain(self.config.packing), self.config.source.reading.identity]
         return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def begin(settings: PackConfig | Sequence[str], sources: Sequence[SourceOf] | None) -> Begun:
-    """Index each source that is not in the cache, and load the template."""
+def prepare_stream(settings: PackConfig | Sequence[str], sources: Sequence[StreamSource] | None) -> PreparedStream:
+    """Index a stream's sources (None: `source.path`), unless the cache has their index, and load the template."""
     config = config_of(settings)
     if isinstance(sources, str):
         raise PackError(f"sources={sources!r}: give a list of sources")
@@ -73,7 +73,7 @@ def begin(settings: PackConfig | Sequence[str], sources: Sequence[SourceOf] | No
     if not sources:
         raise PackError("sources=[]: give at least one")
     each = [(_config_of(source, config, settings), source) for source in sources]
-    return _begin(each)
+    return _prepare_all(each)
 
 
 def _config_of(source: Any, config: PackConfig, settings: PackConfig | Sequence[str]) -> PackConfig:
@@ -90,13 +90,13 @@ def _config_of(source: Any, config: PackConfig, settings: PackConfig | Sequence[
     return replace(config, stage=Stage.plan, output=replace(config.output, name="stream"))
 
 
-def _begin(each: Sequence[tuple[PackConfig, Any]]) -> Begun:
+def _prepare_all(each: Sequence[tuple[PackConfig, Any]]) -> PreparedStream:
     config = each[0][0]
     executor = LocalExecutor(config.executor.num_workers, runs_script=False)
     runs = [
         begin_run(config_of_source, executor, Progress())
         if _is_in_files(source)
-        else in_memory(config_of_source, executor)
+        else run_without_files(config_of_source, executor)
         for config_of_source, source in each
     ]
     cache = runs[0].cache_dir
@@ -105,10 +105,10 @@ def _begin(each: Sequence[tuple[PackConfig, Any]]) -> Begun:
         method = prepare_method(runs[0])
         config = replace(config, model=replace(config.model, template=method.choice.template))
         datasets = [
-            _indexed(run) if _is_in_files(source) else _held(source, run.config)
+            _samples_in_files(run) if _is_in_files(source) else _samples_in_memory(source, run.config)
             for (_, source), run in zip(each, runs, strict=True)
         ]
-    return Begun(config, datasets, load_saved(method.template_folder))
+    return PreparedStream(config, datasets, load_saved(method.template_folder))
 
 
 def _is_overrides(source: Any) -> bool:
@@ -119,14 +119,14 @@ def _is_in_files(source: Any) -> bool:
     return source is None or isinstance(source, str) or _is_overrides(source)
 
 
-def _held(source: Any, config: PackConfig) -> Samples:
-    if hasattr(source, "look"):
+def _samples_in_memory(source: Any, config: PackConfig) -> Samples:
+    if hasattr(source, "sample_for_measuring"):
         samples: Samples = source
         return samples
-    return Given(source, config.source.reading, config.source.media_root, config.source.limit)
+    return UserSamples(source, config.source.reading, config.source.media_root, config.source.limit)
 
 
-def _indexed(run: PackRun) -> Samples:
+def _samples_in_files(run: PackRun) -> Samples:
     config = run.config
     if run.source.mixture is not None:
         raise PackError(f"source.path={config.source.path}: a stream has no mixture: sources=[…] of it have weights")
@@ -135,7 +135,7 @@ def _indexed(run: PackRun) -> Samples:
     depends = [[item.key, *item.how_drawn, item.num_samples] for item in indexed]
     identity = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:24]
     folder = run.cache("stream", identity) / "once"
-    make_once(folder, lambda part: write_index(part / _ROWS, indexed))
-    return IndexedInFiles(
-        [item.shard for item in indexed], config.source.reading, StoredRows(folder / _ROWS, IndexedRow)
+    make_once(folder, lambda part: write_index(part / _INDEX_FILE, indexed))
+    return IndexedSamples(
+        [item.shard for item in indexed], config.source.reading, StoredRows(folder / _INDEX_FILE, IndexedRow)
     )

@@ -29,36 +29,36 @@ from energon_pack.samples.record import Record, with_hearing
 from energon_pack.samples.sample import MediaPart, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.samples.unread import leaves, named_media, refuse_unread
+from energon_pack.samples.unread import leaf_values, media_file_names, refuse_unread_media
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
 from energon_pack.sources.reader import state_of
 from energon_pack.sources.rows import MeasuredRow
 from energon_pack.templates.sample import Sample
 
 #: stands in place of a shard's name in the ids of samples
-NAME = "conversations"
+ID_PREFIX = "conversations"
 #: names of media in memory begin so: half a character, which stands in no text that can be trained
-_HELD = "\udfff"
-_NAME = re.compile(rf"(?:{_HELD}|\\udfff)\d*")  # also as `repr` writes it
-_NO_TEXT = "bytes, an image or an array"
+_MEMORY_MARK = "\udfff"
+_MEMORY_NAME = re.compile(rf"(?:{_MEMORY_MARK}|\\udfff)\d*")  # also as `repr` writes it
+_MEMORY_NOUN = "bytes, an image or an array"
 
 
-class MapStyle(Sized, Protocol):
-    """A dataset with numbered items, such as torch's and Hugging Face's."""
+class MapStyleDataset(Sized, Protocol):
+    """A map-style dataset: `dataset[number]` and `len(dataset)`, such as torch's and Hugging Face's."""
 
     def __getitem__(self, number: int, /) -> Any: ...
 
 
-class Given:
-    """Samples of a map-style dataset."""
+class UserSamples:
+    """Reads samples from a user's map-style dataset, of which only the first `limit` are used; None: all."""
 
     def __init__(
-        self, dataset: MapStyle, settings: ReadSettings, media_root: str | None = None, limit: int | None = None
+        self, dataset: MapStyleDataset, settings: ReadSettings, media_root: str | None = None, limit: int | None = None
     ):
-        with _named("conversations"):
+        with _naming_errors("conversations"):
             #: all items of the dataset, also those beyond the limit
-            self.num_found, self._dataset = len(dataset), undecoded(dataset)
-        self._num = self.num_found if limit is None else min(limit, self.num_found)
+            self.num_items, self._dataset = len(dataset), without_decoding(dataset)
+        self._num = self.num_items if limit is None else min(limit, self.num_items)
         self._settings = settings
         #: the folder that paths of media are relative to
         self.root = os.path.abspath(os.path.expanduser(media_root or ""))
@@ -68,25 +68,25 @@ class Given:
 
     def sample_id(self, number: int) -> str:
         """Return the id of an item, for example `conversations/17`."""
-        return f"{NAME}/{number}"
+        return f"{ID_PREFIX}/{number}"
 
-    def look(self, number: int) -> Sample:
-        """Return a sample with only the headers of its media read; raises Skip."""
+    def sample_for_measuring(self, number: int) -> Sample:
+        """Return the sample `number` for measuring its length, with only the headers of its media read; raises Skip."""
         read, _ = self.read(number)
         return Sample(read.timed, read.media, read.tools, read.options)
 
     def member(self, number: int) -> MemberInput:
-        """Return a sample with its media; raises Skip."""
+        """Return the sample `number` with its media, for encoding; raises Skip."""
         read, media = self.read(number)
         return read.member(self.sample_id(number), media)
 
-    def measured(self, row: MeasuredRow, *, checksum: int) -> MemberInput:
-        """Return a sample that was measured, with its media; raises Skip. Items are not compared by a checksum."""
+    def measured_member(self, row: MeasuredRow, *, checksum: int) -> MemberInput:
+        """Return the sample of a measured row, with its media and length; raises Skip. `checksum` is not compared."""
         return replace(self.member(int(row.key)), token_len=row.token_len)
 
     def read(self, number: int) -> tuple[ReadSample, list[bytes | Image.Image]]:
-        """Return a sample, and its media in the order of their placeholders."""
-        with _named(self.sample_id(number)):
+        """Return the sample `number`, and its media in the order of the placeholders; raises Skip."""
+        with _naming_errors(self.sample_id(number)):
             return self._read(self._dataset[number])
 
     def files(self, read: ReadSample) -> list[dict[str, Any]]:
@@ -104,7 +104,7 @@ class Given:
             placed = place(record, [medium.kind for medium in media_found])
             fields = placed.record.fields
             if self._settings.media is None:
-                refuse_unread(placed.record, [name for name, _ in opened], bool(opened), self._kind_of)
+                refuse_unread_media(placed.record, [name for name, _ in opened], bool(opened), self._kind_of)
             data = [opened[i][1] for i in placed.order]
             media_found = as_asked(
                 [media_found[i] for i in placed.order],
@@ -118,8 +118,8 @@ class Given:
             ]
             return ReadSample.of_record(b"", placed, parts, media_found, [], placed.marks([])), data
         except Skip as skip:
-            named = Skip(skip.reason, _NAME.sub(f"({_NO_TEXT})", skip.detail))
-            named.media_type = skip.media_type or _seems(item)
+            named = Skip(skip.reason, _MEMORY_NAME.sub(f"({_MEMORY_NOUN})", skip.detail))
+            named.media_type = skip.media_type or _guessed_media_type(item)
             raise named from None
 
     def _record(self, item: Any) -> tuple[Record, list[Any]]:
@@ -131,11 +131,11 @@ class Given:
                 for key, value in item.items()
                 if value is not None and (key not in MEDIA_KEYS or _holds_media(value))
             }
-        record = parse_line(_named_record(item, held, self._settings), Lines(self.root), self._settings)
-        texts = [{**message, "content": _texts(message["content"])} for message in record.messages]
-        if any(isinstance(leaf, str) and _HELD in leaf for leaf in leaves([texts, record.tools])):
-            raise Skip(Reason.BAD_MESSAGE, f"{_NO_TEXT} stands where a text belongs")
-        by_name = {f"{_HELD}{number}": medium for number, medium in enumerate(held)}
+        record = parse_line(_with_named_media(item, held, self._settings), Lines(self.root), self._settings)
+        texts = [{**message, "content": _without_media(message["content"])} for message in record.messages]
+        if any(isinstance(leaf, str) and _MEMORY_MARK in leaf for leaf in leaf_values([texts, record.tools])):
+            raise Skip(Reason.BAD_MESSAGE, f"{_MEMORY_NOUN} stands where a text belongs")
+        by_name = {f"{_MEMORY_MARK}{number}": medium for number, medium in enumerate(held)}
         record.unknown = {key: _with_media(value, by_name) for key, value in record.unknown.items()}
         files = {name: medium for name, medium in by_name.items() if isinstance(medium, (bytes, Image.Image))}
         record.fields = _with_media(record.fields, files)  # an array is neither true nor false, and stays a name
@@ -163,16 +163,16 @@ class Given:
             raise Skip(Reason.UNREADABLE_MEDIA, f"{medium!r}: {error.strerror}") from None
 
 
-def _seems(item: Any) -> str | None:
+def _guessed_media_type(item: Any) -> str | None:
     """Guess the media type of an item that can't be read, by its fields and the names in them; None: no media."""
     if not isinstance(item, Mapping):
         return None
     kinds = [kind for kind, medium in KINDS.items() for key in medium.keys if _holds_media(item.get(key))]
-    return media_type(kinds) if kinds else media_type_by_name(list(named_media(item)))
+    return media_type(kinds) if kinds else media_type_by_name(list(media_file_names(item)))
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
+def _naming_errors(name: str) -> Iterator[None]:
     """Turn a user's error into a PackError with the sample's name: an IndexError alone would end an iteration."""
     try:
         yield
@@ -182,36 +182,36 @@ def _named(name: str) -> Iterator[None]:
         raise PackError(f"{name}: {type(error).__name__}: {error}") from error
 
 
-def undecoded(dataset: Any) -> Any:
-    """Return a Hugging Face dataset that leaves images and videos as the bytes of their files; others unchanged."""
+def without_decoding(dataset: Any) -> Any:
+    """Return a Hugging Face dataset that gives images and videos as bytes of files; other datasets stay unchanged."""
     if (getattr(dataset, "format", None) or {}).get("type") == "custom":
         return dataset  # its own transform expects decoded images
     for name, feature in (getattr(dataset, "features", None) or {}).items():
-        if (plain := _undecoded(feature)) is not None:
+        if (plain := _feature_without_decoding(feature)) is not None:
             dataset = dataset.cast_column(name, plain)
     return dataset
 
 
-def _undecoded(feature: Any) -> Any:
-    """Return the same feature without decoding; None: it decodes nothing."""
+def _feature_without_decoding(feature: Any) -> Any:
+    """Return a Hugging Face feature without decoding; None: it decodes nothing."""
     if getattr(feature, "decode", False) is True:
         return replace(feature, decode=False)
     inner = getattr(feature, "feature", None)
-    if inner is not None and (plain := _undecoded(inner)) is not None:
+    if inner is not None and (plain := _feature_without_decoding(inner)) is not None:
         return replace(feature, feature=plain)
     return None
 
 
-def _named_record(item: Any, held: list[Any], settings: ReadSettings) -> Any:
-    """Return an item with a name for each medium that it holds in memory, which is added to `held`; raises Skip."""
+def _with_named_media(item: Any, held: list[Any], settings: ReadSettings) -> Any:
+    """Return an item in which a name replaces each medium in memory; the media are appended to `held`. Raises Skip."""
     if not isinstance(item, Mapping):
-        return _with_names(item, held)
+        return _value_with_named_media(item, held)
     media_keys = (*MEDIA_KEYS, settings.columns.images, settings.columns.videos, settings.columns.audios)
-    return {key: _with_names(value, held, key in media_keys) for key, value in item.items()}
+    return {key: _value_with_named_media(value, held, key in media_keys) for key, value in item.items()}
 
 
-def _with_names(value: Any, held: list[Any], is_medium: bool = False) -> Any:
-    """Do `_named_record` on a value of an item; base64 is a medium only if the value `is_medium`."""
+def _value_with_named_media(value: Any, held: list[Any], is_medium: bool = False) -> Any:
+    """Do `_with_named_media` on a value of an item; base64 is a medium only if the value `is_medium`."""
     if isinstance(value, Mapping):
         is_part = str(value.get("type")) in PART_TYPES
         if isinstance(value.get("bytes"), bytes) and is_part:
@@ -219,21 +219,21 @@ def _with_names(value: Any, held: list[Any], is_medium: bool = False) -> Any:
         elif isinstance(value.get("bytes"), bytes):
             value = value["bytes"]
         elif is_medium and _is_base64(value):
-            value = _decoded(value["data"])
+            value = _decoded_base64(value["data"])
     if isinstance(value, Mapping):
-        return {key: _with_names(item, held, is_medium or is_part) for key, item in value.items()}
+        return {key: _value_with_named_media(item, held, is_medium or is_part) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         if is_medium and any(item is None or item == "" for item in value if not hasattr(item, "shape")):
             raise Skip(Reason.UNSUPPORTED_MEDIA, "a list of media has None, or an empty name, in the place of a medium")
-        return [_with_names(item, held, is_medium) for item in value]
+        return [_value_with_named_media(item, held, is_medium) for item in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if isinstance(value, str) and _HELD in value:
+    if isinstance(value, str) and _MEMORY_MARK in value:
         raise Skip(Reason.BAD_MESSAGE, "a text holds U+DFFF, which is half a character")
     if not isinstance(value, (bytes, Image.Image)) and not getattr(value, "shape", ()):
         return value
     held.append(value)
-    return f"{_HELD}{len(held) - 1}"
+    return f"{_MEMORY_MARK}{len(held) - 1}"
 
 
 def _is_base64(value: Mapping[str, Any]) -> bool:
@@ -242,20 +242,20 @@ def _is_base64(value: Mapping[str, Any]) -> bool:
     return is_one and isinstance(value.get("data"), str)
 
 
-def _decoded(data: str) -> bytes:
+def _decoded_base64(data: str) -> bytes:
     try:
         return base64.b64decode(data)
     except ValueError as error:  # binascii's, and another for letters beyond ASCII
         raise Skip(Reason.UNREADABLE_MEDIA, f"{data[:40]!r} is no base64: {error}") from None
 
 
-def _texts(content: Any) -> Any:
+def _without_media(content: Any) -> Any:
     """Return a turn's content without its media."""
     return [part for part in content if part["type"] == "text"] if isinstance(content, list) else content
 
 
 def _with_media(value: Any, by_name: Mapping[str, Any]) -> Any:
-    """Return a value with the media that `_with_names` gave names."""
+    """Put media back in place of the names that `_value_with_named_media` gave them."""
     if isinstance(value, Mapping):
         return {key: _with_media(item, by_name) for key, item in value.items()}
     if isinstance(value, list):
@@ -264,7 +264,7 @@ def _with_media(value: Any, by_name: Mapping[str, Any]) -> Any:
 
 
 def _holds_media(value: Any) -> bool:
-    """Say whether a field holds media in any form; a number, None or an empty value is none."""
+    """Tell whether a field may hold media: its value is no number, not None and not empty."""
     return (
         value is not None and not isinstance(value, (int, float)) and (not hasattr(value, "__len__") or len(value) > 0)
     )

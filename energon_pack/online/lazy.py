@@ -23,8 +23,8 @@ from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.manifest import PackSums
 from energon_pack.dataset.plan_counts import sums_of
 from energon_pack.errors import PackError
-from energon_pack.online.given import MapStyle
-from energon_pack.online.prepare import KEPT, prepare
+from energon_pack.online.given import MapStyleDataset
+from energon_pack.online.prepare import ITEMS_FOLDER, prepare
 from energon_pack.plan.made import plan_of_epoch
 from energon_pack.plan.packs import PackPlan, split_of_packs, taken
 from energon_pack.plan.report import Report
@@ -43,21 +43,21 @@ __all__ = ["LazyPackedDataset"]
 
 
 class LazyPackedDataset(PacksByNumber):
-    """A map-style dataset of packs, made from a source or from a dataset of conversations; an item is an encoded pack.
+    """A map-style dataset of packs that are made while loading; an item is an encoded pack.
 
     Args:
         config: overrides as on the command line, or a config.
         conversations: a map-style dataset, Hugging Face's among them, in place of `source.path`: see `online.given`.
         fingerprint: identifies `conversations`, so that their lengths are kept; by default Hugging Face's fingerprint.
         split: a split of `output.splits`: `train`, `val` or `test`.
-        max_packs: take only so many packs; they are as mixed as all packs are.
+        max_packs: how many packs to take, as mixed as all packs are; None: all.
         options: options of PackEncoder: `layout`, `labels`, `pad_to`, `on_bad_member`, `dummy_image` …
     """
 
     def __init__(
         self,
         config: PackConfig | Sequence[str],
-        conversations: MapStyle | None = None,
+        conversations: MapStyleDataset | None = None,
         *,
         fingerprint: str | None = None,
         split: str = "train",
@@ -75,7 +75,7 @@ class LazyPackedDataset(PacksByNumber):
         #: the config with every setting
         self.config = prepared.config
         #: the file that names each sample in no pack, with its reason
-        self.skipped = prepared.folder / KEPT / LEDGER
+        self.skipped = prepared.folder / ITEMS_FOLDER / LEDGER
         rules = prepared.template.rules_by(self.config.measure.engine.value)
         self.encoder = PackEncoder(prepared.made, rules, **options)
         planned = prepared.planned
@@ -87,7 +87,7 @@ class LazyPackedDataset(PacksByNumber):
         self._num_packs, name = len(packs), f"{split}-{len(packs)}"
         first = replace(planned, plan=taken(planned.plan, [packs]))
         self._plans = EpochPlans(prepared.folder / name, len(packs), self.config, first)
-        self._plans.have(0)
+        self._plans.ensure_written(0)
         self._samples = prepared.samples
         # Shared memory, so that persistent workers see a new epoch.
         self._epoch = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()
@@ -96,14 +96,14 @@ class LazyPackedDataset(PacksByNumber):
 
     @property
     def report(self) -> Report | None:
-        """The figures of the plan: samples left out by reason, fill, tokens …; None in a DataLoader's worker."""
+        """The figures of the first epoch's plan: skipped samples by reason, fill …; None in a DataLoader worker."""
         return None if self._plans.first is None else self._plans.first.report
 
     def _pack(self, epoch: int, number: int) -> tuple[str, Iterator[MemberInput | UnreadMember]]:
         return f"{self._keys}_{epoch:03d}_{number:08d}", map(self._member, self._plans.items(epoch, number))
 
     def _sums(self, epoch: int) -> PackSums:
-        return self._plans.sums(epoch)
+        return self._plans.pack_sums(epoch)
 
     def _member(self, item: int) -> MemberInput | UnreadMember:
         try:
@@ -112,10 +112,10 @@ class LazyPackedDataset(PacksByNumber):
             return UnreadMember(self._samples.sample_id(item), error)
 
     def set_epoch(self, epoch: int) -> None:
-        """Switch to the packs of another epoch: as many, as full, with other members and in another order.
+        """Switch to the packs of another epoch: as many packs, with other members and in another order.
 
-        With `packing.max_members=1` all epochs have the packs and numbers of the first one, for which `lens` holds:
-        Accelerate calls this method whichever sampler is used.
+        With `packing.max_members=1`, every epoch has the first epoch's packs, so that `lens` holds for all: Accelerate
+        calls this method whichever sampler is used.
         """
         if int(epoch) < 0:
             raise ValueError(f"epoch={epoch}: from 0 on")
@@ -124,8 +124,8 @@ class LazyPackedDataset(PacksByNumber):
         self._epoch.fill_(epoch)
 
     def have_epoch(self, epoch: int) -> None:
-        """Plan an epoch before workers start that will read it."""
-        self._plans.have(epoch)
+        """Write the plan of an epoch to the cache, before DataLoader workers start that read it."""
+        self._plans.ensure_written(epoch)
 
     def plan_of(self, epoch: int) -> PackPlan:
         """Return the plan of an epoch."""
@@ -133,25 +133,26 @@ class LazyPackedDataset(PacksByNumber):
 
 
 class EpochPlans:
-    """The packs of each epoch, as many in every one.
+    """The plan of each epoch: which items are in which pack. All epochs have equally many packs.
 
     Args:
-        first: the first epoch, with the lengths by which others are planned; None in a pickled copy, for example in a
-            DataLoader worker, whose size does not grow with the number of samples.
+        folder: where plans are written as files for workers.
+        first: the first epoch's plan, with the lengths by which others are planned; None in a pickled copy, such as in
+            a DataLoader worker: so a copy does not grow with the number of samples.
     """
 
     def __init__(self, folder: Path, num_packs: int, config: PackConfig, first: Planned | None = None):
         self._folder, self._num_packs, self._config, self.first = folder, num_packs, config, first
-        self._mapped: Recent[int, Ints] = Recent(2)  # an epoch's last packs and the next one's first may mix
+        self._mapped_plans: Recent[int, Ints] = Recent(2)  # an epoch's last packs and the next one's first may mix
 
     def items(self, epoch: int, pack: int) -> list[int]:
-        """Return the numbers of a pack's items."""
-        flat = self._file(epoch)
+        """Return the item numbers of a pack's members."""
+        flat = self._plan_file(epoch)
         start, end = flat[pack], flat[pack + 1]
         items: list[int] = flat[self._num_packs + 1 + start : self._num_packs + 1 + end].tolist()
         return items
 
-    def have(self, epoch: int) -> None:
+    def ensure_written(self, epoch: int) -> None:
         """Write the plan of an epoch for workers, unless it is written already; raises like `plan`."""
         path = self._path(epoch)
         if path.exists():
@@ -163,15 +164,15 @@ class EpochPlans:
 
     def plan(self, epoch: int) -> PackPlan:
         """Return the plan of an epoch; raises PackError for a copy."""
-        first, config = self._known(epoch), self._config
+        first, config = self._first_planned(epoch), self._config
         return plan_of_epoch(first.plan, first.lengths.items, config.packing, config.seed, epoch)
 
-    def sums(self, epoch: int) -> PackSums:
+    def pack_sums(self, epoch: int) -> PackSums:
         """Return sums over the members of each pack of an epoch; raises like `plan`."""
-        first = self._known(epoch)
+        first = self._first_planned(epoch)
         return sums_of(first.lengths.items, self.plan(epoch), first.cost)
 
-    def _known(self, epoch: int) -> Planned:
+    def _first_planned(self, epoch: int) -> Planned:
         if self.first is None:
             raise PackError(
                 f"epoch {epoch}: this copy of the dataset (for example in a DataLoader worker) cannot plan an epoch:"
@@ -179,11 +180,11 @@ class EpochPlans:
             )
         return self.first
 
-    def _file(self, epoch: int) -> Ints:
-        plan = self._mapped.get(epoch)
+    def _plan_file(self, epoch: int) -> Ints:
+        plan = self._mapped_plans.get(epoch)
         if plan is None:
-            self.have(epoch)
-            plan = self._mapped.put(epoch, np.load(self._path(epoch), mmap_mode="r"))
+            self.ensure_written(epoch)
+            plan = self._mapped_plans.put(epoch, np.load(self._path(epoch), mmap_mode="r"))
         return plan
 
     def _path(self, epoch: int) -> Path:

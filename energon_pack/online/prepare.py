@@ -36,13 +36,13 @@ from energon_pack.lengths.measure import MeasuredShard, add_news, lengths_cache
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import key_of
 from energon_pack.lengths.worker import LengthsRow, leave_out, lengths_table, measured, note
-from energon_pack.online.given import NAME, Given, MapStyle
+from energon_pack.online.given import ID_PREFIX, MapStyleDataset, UserSamples
 from energon_pack.online.samples import (
     MeasuredItem,
     MeasuredSamples,
     ReadMember,
     StoredRows,
-    write_measured,
+    write_measured_rows,
 )
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.settings import CUTTING
@@ -67,27 +67,30 @@ from energon_pack.templates.processor import load_saved
 from energon_pack.templates.settings import Expand
 from energon_pack.templates.template import Template
 
-_SLICE = 500  # samples a job
-_VERSION = 3  # raised when `Given.read` gives other conversations
+_SAMPLES_PER_JOB = 500  # samples a job
+_READING_VERSION = 3  # raised when `UserSamples.read` gives other conversations
 
 
-def measure_given(
-    conversations: Given, fingerprint: str, method: Method, run: Run, num_workers: int | None
+def measure_user_samples(
+    conversations: UserSamples, fingerprint: str, method: Method, run: Run, num_workers: int | None
 ) -> MeasuredShard:
-    """Measure samples that are not in the cache yet, or whose media files changed; return the lengths of all."""
+    """Measure the samples of a user's dataset that are not in the cache, or whose media files changed.
+
+    `fingerprint` identifies the dataset in the cache. Returns the lengths of all samples.
+    """
     cache, num = lengths_cache(method, run), len(conversations)
-    key = key_of(NAME, fingerprint, num, _VERSION)
-    files = _Conversations(NAME, NAME, num, fingerprint, conversations.root)
+    key = key_of(ID_PREFIX, fingerprint, num, _READING_VERSION)
+    files = _Conversations(ID_PREFIX, ID_PREFIX, num, fingerprint, conversations.root)
     kept, missing = cache.find(key, num)
     cached = np.delete(np.arange(num), missing).tolist()
     changed = stale_rows([files], [kept], run.executor).get(0, {})
     stale: Stale = {0: {cached[row]: why for row, why in changed.items()}}
     todo = np.union1d(missing, np.array([*stale[0]], np.int64))
-    slices = [todo[start : start + _SLICE] for start in range(0, len(todo), _SLICE)]
+    slices = [todo[start : start + _SAMPLES_PER_JOB] for start in range(0, len(todo), _SAMPLES_PER_JOB)]
     workers = min(num_workers or len(os.sched_getaffinity(0)), len(slices))
     # With its own generator on the host, this loader changes no random numbers of the training.
     loader = DataLoader(
-        _Slices(conversations, slices, method),
+        _MeasuredSlices(conversations, slices, method),
         batch_size=None,
         num_workers=workers if workers > 1 else 0,
         generator=torch.Generator(device="cpu"),
@@ -120,11 +123,11 @@ class _Conversations(TarShard):
         return path_in(self.root, name)
 
 
-class _Slices(Dataset[pa.Table]):
+class _MeasuredSlices(Dataset[pa.Table]):
     """Each item measures a slice of the samples."""
 
-    def __init__(self, conversations: Given, slices: Sequence[Ints], method: Method):
-        self._given, self._slices, self._method = conversations, slices, method
+    def __init__(self, conversations: UserSamples, slices: Sequence[Ints], method: Method):
+        self._conversations, self._slices, self._method = conversations, slices, method
 
     def __len__(self) -> int:
         return len(self._slices)
@@ -137,23 +140,23 @@ class _Slices(Dataset[pa.Table]):
         for number in numbers.tolist():
             row = LengthsRow(str(number), "", 0, 0, [], [], None, 0, 0, 0)
             try:
-                sample, _ = self._given.read(number)
+                sample, _ = self._conversations.read(number)
             except Skip as skip:
                 leave_out(row, skip)
                 yield row, None
                 continue
-            row.media_type, row.files = media_type(sample.kinds), self._given.files(sample)
+            row.media_type, row.files = media_type(sample.kinds), self._conversations.files(sample)
             note(row, sample)
             yield row, sample
 
 
 Result = TypeVar("Result")
-KEPT, _ROWS = "items", "rows.arrow"
+ITEMS_FOLDER, _ROWS_FILE = "items", "rows.arrow"
 
 
 @dataclass(frozen=True)
 class PreparedPacks:
-    """A plan, and the folder from which a loader's workers read its items."""
+    """The result of `prepare`: the plan of the first epoch, and the cache folder from which workers read samples."""
 
     config: PackConfig
     planned: Planned
@@ -163,7 +166,7 @@ class PreparedPacks:
 
     @property
     def made(self) -> dict[str, Any]:
-        """The content that energon_pack.json would have."""
+        """The content that energon_pack.json would have if the packs were written."""
         planned = self.planned
         identity, mixture = planned.method.identity, planned.report.mixture
         return manifest_of(planned.lengths, planned.plan, identity, planned.cost, planned.content, mixture)
@@ -175,11 +178,19 @@ class PreparedPacks:
 
 
 def prepare(
-    settings: PackConfig | Sequence[str], conversations: MapStyle | None, fingerprint: str | None
+    settings: PackConfig | Sequence[str], conversations: MapStyleDataset | None, fingerprint: str | None
 ) -> PreparedPacks:
-    """Index, measure and plan whatever is not in the cache yet.
+    """Index and measure samples and plan packs; the results are kept in the cache.
 
     If several processes of a machine call this, one of them works and the others wait for its result.
+
+    Args:
+        settings: a config, or overrides as on the command line.
+        conversations: a user's dataset in place of `source.path`; None: samples are in files.
+        fingerprint: identifies `conversations` in the cache; None: Hugging Face's; without one, nothing is kept.
+
+    Raises:
+        SamplesLost: more samples than `max_skipped` are damaged, or a whole modality is lost.
     """
     config = config_of(settings)
     source, packing = config.source, config.packing
@@ -200,10 +211,10 @@ def prepare(
         if late := next((entry for entry in mixture.entries if entry.phase > 1), None) if mixture else None:
             raise PackError(f"mixture: {late.name} has phase={late.phase}: phases are for packs on disk")
     else:
-        run = in_memory(config, executor)
-        run = run if known else replace(run, cache_dir=_for_this_process())
+        run = run_without_files(config, executor)
+        run = run if known else replace(run, cache_dir=_temporary_cache())
     samples_given = (
-        None if conversations is None else Given(conversations, source.reading, source.media_root, source.limit)
+        None if conversations is None else UserSamples(conversations, source.reading, source.media_root, source.limit)
     )
     with one_of_machine(run.cache()), executor:
         indexed = index_source(run)
@@ -213,25 +224,27 @@ def prepare(
         else:
             with run.timed("lengths"):
                 num_workers = config.executor.num_workers
-                shard = measure_given(samples_given, known or "once", method, run, num_workers)
+                shard = measure_user_samples(samples_given, known or "once", method, run, num_workers)
                 flavor, shares = config.output.packed_flavor(), split_shares(plain(config.output.splits))
                 lengths = Lengths([shard], flavor, shares, config.seed, untrained=config.labels.untrained)
-            measured = Measured(lengths, method, samples_given.num_found, 0)
+            measured = Measured(lengths, method, samples_given.num_items, 0)
         planned = plan_source(run, measured)
         folder = run.cache("lazy", planned.identity[:24])
         with run.timed("rows"):
-            make_once(folder / KEPT, lambda part: _write(part, planned, config))
+            make_once(folder / ITEMS_FOLDER, lambda part: _write(part, planned, config))
     if why := lost_too_much(planned.report, config.max_skipped) or dropped(planned.report, packing):
-        raise SamplesLost(f"{why}; {_where(folder / KEPT / LEDGER, samples_given is not None, known)}")
+        raise SamplesLost(f"{why}; {_first_skipped(folder / ITEMS_FOLDER / LEDGER, samples_given is not None, known)}")
     sources = Sources({item.shard.name: item.shard for item in indexed})
     read: ReadMember = (
-        partial(sources.member, settings=planned.method.read) if samples_given is None else samples_given.measured
+        partial(sources.member, settings=planned.method.read)
+        if samples_given is None
+        else samples_given.measured_member
     )
-    samples = MeasuredSamples(StoredRows(folder / KEPT / _ROWS, MeasuredItem), read)
+    samples = MeasuredSamples(StoredRows(folder / ITEMS_FOLDER / _ROWS_FILE, MeasuredItem), read)
     return PreparedPacks(config, planned, samples, folder, packing.topology.micro_batches)
 
 
-def _where(skipped: Path, is_given: bool, known: str | None) -> str:
+def _first_skipped(skipped: Path, is_given: bool, known: str | None) -> str:
     with open(skipped, encoding="utf-8") as file:
         entry = json.loads(file.readline())
     first = f"the first: {entry['sample_id']}: {entry['reason']}: {entry['detail']}"
@@ -241,8 +254,8 @@ def _where(skipped: Path, is_given: bool, known: str | None) -> str:
     return f"{first}; {skipped} names each{kept}"
 
 
-def in_memory(config: PackConfig, executor: Executor) -> PackRun:
-    """Begin a run without source files."""
+def run_without_files(config: PackConfig, executor: Executor) -> PackRun:
+    """Return a run for samples in memory, without source files; `source.split` and `source.map` are refused."""
     for name in ("split", "map"):
         if (value := getattr(config.source, name)) is not None:
             raise PackError(f"source.{name}={value}: only for files; pass just the conversations you want to pack")
@@ -260,12 +273,12 @@ def in_memory(config: PackConfig, executor: Executor) -> PackRun:
 
 
 def _write(folder: Path, planned: Planned, config: PackConfig) -> None:
-    write_measured(folder / _ROWS, planned.lengths)
+    write_measured_rows(folder / _ROWS_FILE, planned.lengths)
     write_ledger(folder / LEDGER, planned.lengths, planned.plan, config.packing)
 
 
-def _for_this_process() -> Path:
-    """Make a cache folder that this process deletes at its end, for a dataset without a fingerprint."""
+def _temporary_cache() -> Path:
+    """Make a temporary cache folder, which this process deletes at its end; for a dataset without a fingerprint."""
     folder, process = Path(tempfile.mkdtemp(prefix="energon_pack-")), os.getpid()
 
     def remove() -> None:

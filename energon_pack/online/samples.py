@@ -1,9 +1,9 @@
 """Samples by number, for packs that are made while loading, wherever the samples are.
 
-number ──look──► the conversation and its media by their headers: enough to count tokens
-       ──member──► the same with its images and videos: what training encodes
+number ──sample_for_measuring──► the conversation and its media by their headers: enough to count tokens
+       ──member────────────────► the same with its images and videos: what training encodes
 
-In memory they are `online.given.Given`; in files, `IndexedInFiles`. Measured samples keep their rows in a file.
+In memory they are `online.given.UserSamples`; in files, `IndexedSamples`. Measured samples keep their rows in a file.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.lengths.table_cache import in_chunks
 from energon_pack.plan.items import Lengths
 from energon_pack.samples.conversation import ReadSample
-from energon_pack.samples.cut import with_cuts
+from energon_pack.samples.cut import with_cut_type
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
@@ -33,19 +33,19 @@ from energon_pack.sources.wds import INDEX_SCHEMA
 from energon_pack.templates.sample import Sample
 
 Row = TypeVar("Row", bound=SampleRow)
-_BATCH = 256  # rows that are read to get one row
+_ROWS_PER_BATCH = 256  # rows that are read to get one row
 
 
 @dataclass(slots=True)
 class IndexedRow(IndexRow):
-    """The place of a sample that nobody has measured."""
+    """The place of a sample in its source shard; its length was not measured."""
 
     shard: int  # number of its source shard
 
 
 @dataclass(slots=True)
 class MeasuredItem(PlanRow):
-    """A sample, or a part of one, that may be in a pack: the row of a plan, in no pack."""
+    """A measured sample, or a part of one, that plans may put into a pack; its field `pack` stays empty."""
 
     pack: str = ""
     shard: str = ""
@@ -53,15 +53,15 @@ class MeasuredItem(PlanRow):
 
 
 _COLUMNS = [column.name for column in fields(MeasuredRow)]
-_MEASURED = pa.schema(
+_MEASURED_SCHEMA = pa.schema(
     [*(LENGTHS_SCHEMA.field(name) for name in _COLUMNS), ("shard", pa.string()), LENGTHS_SCHEMA.field("checksum")]
 )
-_INDEXED = pa.schema([*INDEX_SCHEMA, ("shard", pa.int32())])
+_INDEXED_SCHEMA = pa.schema([*INDEX_SCHEMA, ("shard", pa.int32())])
 
 
-def write_measured(path: Path, lengths: Lengths) -> None:
-    """Write a `MeasuredItem` for each of `lengths.items`, in their order."""
-    schema, names = with_cuts(_MEASURED, lengths.cut_type), pa.array(lengths.shard_names)
+def write_measured_rows(path: Path, lengths: Lengths) -> None:
+    """Write a file of `MeasuredItem` rows, one for each of `lengths.items`, in their order."""
+    schema, names = with_cut_type(_MEASURED_SCHEMA, lengths.cut_type), pa.array(lengths.shard_names)
     tables = (
         table.add_column(len(_COLUMNS), "shard", names.take(pa.array(numbers))).cast(schema)
         for _, numbers, table in lengths.tables([*_COLUMNS, "checksum"])
@@ -70,17 +70,20 @@ def write_measured(path: Path, lengths: Lengths) -> None:
 
 
 def write_index(path: Path, indexed: Sequence[IndexedShard]) -> None:
-    """Write an `IndexedRow` for each draw of a sample, in the order of the source."""
-    _write(path, _tables(indexed), _INDEXED)
+    """Write a file of `IndexedRow` rows, one for each sample, in the order of the source.
+
+    A sample that `indexed` draws several times has as many rows.
+    """
+    _write(path, _tables(indexed), _INDEXED_SCHEMA)
 
 
 def _tables(indexed: Sequence[IndexedShard]) -> Iterator[pa.Table]:
     for number, item in enumerate(indexed):
         tables = [chunk.read() for chunk in in_chunks([(number, item.pieces)])]
-        table = pa.concat_tables([_INDEXED.empty_table().drop(["shard"]), *tables]).select(INDEX_SCHEMA.names)
+        table = pa.concat_tables([_INDEXED_SCHEMA.empty_table().drop(["shard"]), *tables]).select(INDEX_SCHEMA.names)
         if item.rows is not None:
             table = table.take(pa.array(item.rows))
-        yield table.append_column("shard", pa.array(np.full(table.num_rows, number, np.int32))).cast(_INDEXED)
+        yield table.append_column("shard", pa.array(np.full(table.num_rows, number, np.int32))).cast(_INDEXED_SCHEMA)
 
 
 def _write(path: Path, tables: Iterator[pa.Table], schema: pa.Schema) -> None:
@@ -90,30 +93,30 @@ def _write(path: Path, tables: Iterator[pa.Table], schema: pa.Schema) -> None:
 
 
 def _batches(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield batches of `_BATCH` rows, the last one smaller, so that a row's number gives its batch."""
+    """Yield batches of `_ROWS_PER_BATCH` rows, the last one smaller, so that a row's number gives its batch."""
     rest = schema.empty_table()
     for table in tables:
         whole = pa.concat_tables([rest, table])
-        num = whole.num_rows // _BATCH * _BATCH
-        yield from whole.slice(0, num).combine_chunks().to_batches(_BATCH)
+        num = whole.num_rows // _ROWS_PER_BATCH * _ROWS_PER_BATCH
+        yield from whole.slice(0, num).combine_chunks().to_batches(_ROWS_PER_BATCH)
         rest = whole.slice(num)
-    yield from rest.combine_chunks().to_batches(_BATCH)
+    yield from rest.combine_chunks().to_batches(_ROWS_PER_BATCH)
 
 
 class StoredRows(Generic[Row]):
-    """The rows of a file, each read on access; every process opens the file itself."""
+    """The rows of an Arrow file as objects of the class `form`, each read on access; every process opens the file."""
 
     def __init__(self, path: Path, form: type[Row]):
         self._path, self._form = path, form
 
     def __getitem__(self, number: int) -> Row:
-        batch = self._file.get_batch(number // _BATCH).slice(number % _BATCH, 1)
+        batch = self._file.get_batch(number // _ROWS_PER_BATCH).slice(number % _ROWS_PER_BATCH, 1)
         (row,) = rows_of(pa.Table.from_batches([batch]), self._form)
         return row
 
     def __len__(self) -> int:
         whole: int = self._file.num_record_batches - 1
-        return whole * _BATCH + int(self._file.get_batch(whole).num_rows) if whole >= 0 else 0
+        return whole * _ROWS_PER_BATCH + int(self._file.get_batch(whole).num_rows) if whole >= 0 else 0
 
     @cached_property
     def _file(self) -> pa.ipc.RecordBatchFileReader:
@@ -125,27 +128,27 @@ class StoredRows(Generic[Row]):
 
 class ReadMember(Protocol):
     def __call__(self, row: PlanRow, *, checksum: int) -> MemberInput:
-        """Read a measured sample with its media; raises SourceChanged for a file that changed since."""
+        """Read a measured sample with its media; raises SourceChanged if its file changed since it was measured."""
 
 
 class Samples(Protocol):
-    """Samples that nobody has measured, in any order."""
+    """Samples by number, of which the lengths are not known yet."""
 
     def __len__(self) -> int: ...
 
     def sample_id(self, number: int) -> str:
-        """Return a sample's id, for packs, errors and the ledger."""
+        """Return the id of the sample `number`, for packs, errors and the ledger."""
 
-    def look(self, number: int) -> Sample:
-        """Return a sample with only the headers of its media read."""
+    def sample_for_measuring(self, number: int) -> Sample:
+        """Return the sample `number` for measuring its length, with only the headers of its media read; raises Skip."""
 
     def member(self, number: int) -> MemberInput:
-        """Return a sample with its media, which are decoded when they are used."""
+        """Return the sample `number` for encoding, with media that are decoded when they are used; raises Skip."""
 
 
 @dataclass
-class IndexedInFiles:
-    """Samples in the files of a source, of which only the place is known; each process opens its own files."""
+class IndexedSamples:
+    """Samples in the files of a source, read by the places in an index; each process opens its own files."""
 
     shards: Sequence[Shard]
     settings: ReadSettings
@@ -159,7 +162,7 @@ class IndexedInFiles:
         row = self.rows[number]
         return self.shards[row.shard].sample_id(row.key)
 
-    def look(self, number: int) -> Sample:
+    def sample_for_measuring(self, number: int) -> Sample:
         read, _ = self._read(number)
         return Sample(read.timed, read.media, read.tools, read.options)
 
@@ -177,7 +180,7 @@ class IndexedInFiles:
 
 @dataclass
 class MeasuredSamples:
-    """Measured samples, or parts of some, of files or of a user's dataset."""
+    """Measured samples by number, or parts of samples; `read` reads one from files or from a user's dataset."""
 
     rows: StoredRows[MeasuredItem]
     read: ReadMember

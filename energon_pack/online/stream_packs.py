@@ -1,7 +1,7 @@
 """Make the packs of one lane (a worker of a rank): samples are drawn, measured by their headers, and wait in a pool.
 Pixels are decoded only for the samples of the pack that is made.
 
-Draws ─look─► Measuring ─► Pool ─take─► member ─► PackEncoder ─► Pack
+Draws ─sample_for_measuring─► Measuring ─► Pool ─take─► member ─► PackEncoder ─► Pack
 """
 
 from bisect import bisect_right
@@ -25,14 +25,14 @@ from energon_pack.templates.sample import Sample
 from energon_pack.training.encoded import Pack
 from energon_pack.training.pack_encoder import PackEncoder
 
-_ROUNDS = 6
-_WORD = 1 << 64
+_FEISTEL_ROUNDS = 6
+_WORD_RANGE = 1 << 64
 #: 2^64 / golden ratio
-_GOLDEN = 0x9E3779B97F4A7C15
+_GOLDEN_STEP = 0x9E3779B97F4A7C15
 
 
 class Draw(NamedTuple):
-    """A drawn sample: its dataset, its number, and how often it was drawn before."""
+    """A drawn sample: the index of its dataset, its number there, and how often it was drawn before."""
 
     dataset: int
     number: int
@@ -41,12 +41,13 @@ class Draw(NamedTuple):
 
 
 class Draws:
-    """The draws of one lane.
+    """Draws samples from several datasets for one lane, that is a worker of a rank; no two lanes draw the same.
 
     Args:
-        positions: this lane's position in each dataset. Each epoch has another order.
+        sizes: number of samples in each dataset.
+        positions: this lane's position in each dataset; the order of draws depends on their epoch.
         weights: relative frequency of each dataset; by default its number of samples.
-        replacement: begin a dataset anew when it is used up, so that draws never end; else it drops out.
+        replacement: begin a dataset anew when it is used up, so that draws never end; False: it is not drawn again.
     """
 
     def __init__(
@@ -65,8 +66,8 @@ class Draws:
         #: the whole state
         self.positions = list(positions)
         chance = Chance(seed, 2 * positions[0].epoch)
-        self._keys = [chance.below(_WORD) for _ in self._sizes]
-        self._phase = mixed_one(chance.below(_WORD) + positions[0].rank)
+        self._keys = [chance.below(_WORD_RANGE) for _ in self._sizes]
+        self._phase = mixed_one(chance.below(_WORD_RANGE) + positions[0].rank)
 
     def next(self) -> Draw | None:
         """Return the next draw; None: all datasets are used up."""
@@ -76,7 +77,7 @@ class Draws:
         dataset = datasets[self._choose([self._weights[d] for d in datasets])]
         turn, place = divmod(self.positions[dataset].number(), self._sizes[dataset])
         self.positions[dataset] = self.positions[dataset].after(1)
-        return Draw(dataset, permuted(place, self._sizes[dataset], self._keys[dataset] + turn), turn)
+        return Draw(dataset, permuted_number(place, self._sizes[dataset], self._keys[dataset] + turn), turn)
 
     def _is_used_up(self, dataset: int) -> bool:
         return not self._replacement and self.positions[dataset].number() >= self._sizes[dataset]
@@ -89,19 +90,21 @@ class Draws:
         """
         sums = list(accumulate(weights))
         num = sum(position.turns.first for position in self.positions)
-        point = (self._phase + num * _GOLDEN) % _WORD / _WORD
+        point = (self._phase + num * _GOLDEN_STEP) % _WORD_RANGE / _WORD_RANGE
         return min(bisect_right(sums, point * sums[-1]), len(sums) - 1)
 
 
-def permuted(place: int, size: int, key: int) -> int:
-    """Return the item at a place of the permutation of 0 … size - 1 that a key names, without computing the others.
+def permuted_number(place: int, size: int, key: int) -> int:
+    """Return the number at `place` in a pseudorandom permutation of 0 … size - 1, without computing the others.
+
+    `key` chooses the permutation.
 
     Source: Black, Rogaway, "Ciphers with Arbitrary Finite Domains", 2002: a Feistel network over the next power of 4,
     applied until its result is in range.
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
-    keys = [mixed_one(key * _ROUNDS + number) for number in range(_ROUNDS)]
+    keys = [mixed_one(key * _FEISTEL_ROUNDS + number) for number in range(_FEISTEL_ROUNDS)]
     while True:
         high, low = place >> half, place & mask
         for of_round in keys:
@@ -119,38 +122,38 @@ def _check(sizes: Sequence[int], weights: Sequence[float]) -> None:
             raise ValueError(f"weights[{number}]={weight:g} of a dataset that is empty")
 
 
-#: counts over all packs that were yielded; `dropped`: members that could not be encoded; `above`: tokens beyond
+#: counts over all packs that were yielded; `dropped`: members that could not be encoded; `excess`: tokens beyond
 #: `max_token_len` in longer packs
-NAMES = ("packs", "samples", "tokens", IMAGE.plural, "dropped", "longest_wait", "above")
-_COLUMNS = {name: i for i, name in enumerate((*NAMES, *Reason))}
+COUNTERS = ("packs", "samples", "tokens", IMAGE.plural, "dropped", "longest_wait", "excess")
+_COUNTER_COLUMNS = {name: i for i, name in enumerate((*COUNTERS, *Reason))}
 _MAX_WORKERS = 1024
 
 
 class StreamCounters:
-    """Counters in rows, one for each worker of this rank; the parent process reads them all."""
+    """Counts of packs, samples, tokens and skipped samples of each worker of this rank, in shared memory."""
 
     def __init__(self) -> None:
-        rows = torch.zeros(_MAX_WORKERS, len(_COLUMNS), dtype=torch.int64, device="cpu")
+        rows = torch.zeros(_MAX_WORKERS, len(_COUNTER_COLUMNS), dtype=torch.int64, device="cpu")
         self._rows: torch.Tensor = rows.share_memory_()
 
     def row(self, worker: int) -> torch.Tensor:
-        """Return the counters of a worker, by `NAMES` and by the reason why samples were left out."""
+        """Return the counters of a worker: int64, one for each of `COUNTERS`, then one for each `Reason`."""
         if worker >= _MAX_WORKERS:
             raise ValueError(f"num_workers={worker + 1}: at most {_MAX_WORKERS}")
         return self._rows[worker]
 
     def total(self, capacity: int) -> dict[str, Any]:
-        """Add up the rows of all workers."""
-        sums = dict(zip(_COLUMNS, self._rows.sum(dim=0).tolist(), strict=True))
-        sums["longest_wait"] = int(self._rows[:, _COLUMNS["longest_wait"]].max())
+        """Add up the counters of all workers; `capacity`: tokens that a pack may hold, for the fill."""
+        sums = dict(zip(_COUNTER_COLUMNS, self._rows.sum(dim=0).tolist(), strict=True))
+        sums["longest_wait"] = int(self._rows[:, _COUNTER_COLUMNS["longest_wait"]].max())
         left_out = {reason.value: number for reason in Reason if (number := sums.pop(reason))}
-        room = sums["packs"] * capacity + sums.pop("above")
+        room = sums["packs"] * capacity + sums.pop("excess")
         fill = sums["tokens"] / room if room else 0.0
         return {**sums, "fill": fill, "left_out": left_out}
 
 
 class OnlinePacks(Iterator[Pack]):
-    """An iterator over packs; between two packs `state` holds everything that the next ones depend on."""
+    """An iterator over the packs of one lane; from its `state` between two packs, the next packs can be made again."""
 
     def __init__(
         self,
@@ -160,12 +163,12 @@ class OnlinePacks(Iterator[Pack]):
         measuring: Measuring,
         pool: Pool,
         encoder: PackEncoder,
-        counted: torch.Tensor,
+        counters: torch.Tensor,
     ):
         self._name, self._datasets, self._draws, self._measuring = name, datasets, draws, measuring
-        self._pool, self._encoder, self._counted = pool, encoder, counted
+        self._pool, self._encoder, self._counters = pool, encoder, counters
         self._has_ended = False
-        self._in_vain = 0
+        self._num_skipped_in_row = 0
 
     def __next__(self) -> Pack:
         """Return the next pack."""
@@ -177,25 +180,25 @@ class OnlinePacks(Iterator[Pack]):
             dropped: list[str] = []
             members = [*self._members(waiting, dropped)]
             pack = self._encoder.encode(f"{self._name}/{self._pool.num_packs - 1}", members) if members else None
-            self._add_up(dropped=len(members) if pack is None else len(pack.dropped))
+            self._increase(dropped=len(members) if pack is None else len(pack.dropped))
             if pack is not None:
                 self._count(pack)
                 return replace(pack, dropped=[*dropped, *pack.dropped])
 
     def state(self) -> dict[str, Any]:
-        """Return the state as numbers, in the form of JSON."""
+        """Return positions, waiting samples and counters as JSON values, for `load`."""
         return {
             "positions": [asdict(position) for position in self._draws.positions],
             "has_ended": self._has_ended,
             "pool": self._pool.state(),
-            "counted": self._counted.tolist(),
+            "counted": self._counters.tolist(),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state` of this lane; `positions` are those of the draws already."""
+        """Resume from a `state` of this lane; the draws already have its `positions`."""
         self._has_ended = state["has_ended"]
         self._pool.load(state["pool"])
-        self._counted.copy_(torch.tensor(state["counted"], device="cpu"))
+        self._counters.copy_(torch.tensor(state["counted"], device="cpu"))
 
     def _fill(self) -> None:
         while not self._has_ended and (missing := self._pool.num_missing):
@@ -213,13 +216,13 @@ class OnlinePacks(Iterator[Pack]):
             if isinstance(result, SampleMeasures):
                 name = (*draw, result.token_len)
                 self._pool.add(name, result.costs, self._measuring.group(result, draw.dataset))
-                self._in_vain = 0
+                self._num_skipped_in_row = 0
             else:
                 self._leave_out(draw, result)
 
     def _look(self, draw: Draw) -> Sample | Skip:
         try:
-            return self._datasets[draw.dataset].look(draw.number)
+            return self._datasets[draw.dataset].sample_for_measuring(draw.number)
         except Skip as skip:
             return skip
 
@@ -234,18 +237,18 @@ class OnlinePacks(Iterator[Pack]):
 
     def _leave_out(self, draw: Draw, skip: Skip) -> None:
         self._measuring.leave_out(self._datasets[draw.dataset].sample_id(draw.number), skip)
-        self._add_up(**{skip.reason: 1})
-        self._in_vain += 1
-        if self._in_vain > sum(map(len, self._datasets)):
+        self._increase(**{skip.reason: 1})
+        self._num_skipped_in_row += 1
+        if self._num_skipped_in_row > sum(map(len, self._datasets)):
             raise PackError(f"none of the samples drawn can be packed: {skip}")
 
     def _count(self, pack: Pack) -> None:
         tokens = sum(len(member.tokens) for member in pack.members)
         more = max(0, tokens - self._measuring.packing.max_token_len)
         images = sum(member.num_images for member in pack.members)
-        self._add_up(packs=1, samples=len(pack.members), tokens=tokens, above=more, **{IMAGE.plural: images})
-        self._counted[_COLUMNS["longest_wait"]] = self._pool.longest_wait
+        self._increase(packs=1, samples=len(pack.members), tokens=tokens, excess=more, **{IMAGE.plural: images})
+        self._counters[_COUNTER_COLUMNS["longest_wait"]] = self._pool.longest_wait
 
-    def _add_up(self, **counts: int) -> None:
+    def _increase(self, **counts: int) -> None:
         for name, num in counts.items():
-            self._counted[_COLUMNS[name]] += num
+            self._counters[_COUNTER_COLUMNS[name]] += num

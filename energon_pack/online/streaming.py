@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from energon_pack.config import PackConfig
 from energon_pack.errors import PackError, check_buffer_size
-from energon_pack.online.begin import SourceOf, begin
+from energon_pack.online.begin import StreamSource, prepare_stream
 from energon_pack.online.stream_packs import Draws, OnlinePacks, StreamCounters
 from energon_pack.plan.pool import Pool, Waiting, waiting_in
 from energon_pack.plan.sample_measures import Measuring
@@ -58,7 +58,7 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
     def __init__(
         self,
         config: PackConfig | Sequence[str],
-        sources: Sequence[SourceOf] | None = None,
+        sources: Sequence[StreamSource] | None = None,
         weights: Sequence[float] | None = None,
         *,
         buffer_size: int = 100,
@@ -70,7 +70,7 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
         **options: Any,
     ):
         check_buffer_size("buffer_size", buffer_size)
-        begun = begin(config, sources)
+        begun = prepare_stream(config, sources)
         #: the config with every setting
         self.config = begun.config
         #: makes packs and batches; pass it to `guard`
@@ -82,7 +82,7 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
         self._datasets = begun.datasets
         self._place = ranks_here(rank, world_size)
         #: settings that draws and packs depend on; a state is refused if one differs
-        self._given: dict[str, Any] = {
+        self._state_settings: dict[str, Any] = {
             "num_samples": [len(dataset) for dataset in self._datasets],
             "weights": None if weights is None else [float(weight) for weight in weights],
             "buffer_size": buffer_size,
@@ -90,17 +90,19 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
             "seed": self.config.seed if seed is None else seed,
             "fingerprint": begun.fingerprint,
         }
-        self._counted = StreamCounters()
+        self._counters = StreamCounters()
         self._packs: OnlinePacks | None = None
         self._epoch = 0
         #: states from which the next iteration goes on: of this worker, or of all
-        self._lanes: Sequence[Mapping[str, Any]] = [lane for state in states for lane in _lanes_in(state)]
-        if states and not self._lanes:
+        self._states_to_resume: Sequence[Mapping[str, Any]] = [
+            lane for state in states for lane in _worker_states(state)
+        ]
+        if states and not self._states_to_resume:
             raise PackError("states: a list with the state of every rank's loader; these have none of a stream")
-        if self._lanes:
-            self._go_on(self._lanes)
+        if self._states_to_resume:
+            self._resume_from(self._states_to_resume)
         else:
-            self._make(0, 1)  # raises errors of settings before any worker starts
+            self._make_packs(0, 1)  # raises errors of settings before any worker starts
 
     @property
     def place(self) -> tuple[int, int]:
@@ -115,62 +117,63 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
         return import_numbered_rows().StreamRows(self, *self.place)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration draw in the order of this epoch, unless it is that of states to go on from."""
+        """Let the next iteration draw in the order of this epoch; loaded states of the same epoch are still resumed."""
         if epoch != self._epoch:
-            self._epoch, self._lanes, self._packs = epoch, [], None
+            self._epoch, self._states_to_resume, self._packs = epoch, [], None
 
     def __iter__(self) -> Iterator[Pack]:
-        self._packs, self._lanes = self._make(*_worker()), []
+        self._packs, self._states_to_resume = self._make_packs(*_worker_number()), []
         return self._packs
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this worker's state as numbers: positions, and the indices and lengths of the samples that wait."""
-        packs = self._make(*_worker()) if self._lanes or self._packs is None else self._packs
-        return {**self._given, **packs.state()}
+        """Return this worker's state: its positions, and the indices and lengths of the samples in its buffer."""
+        packs = self._make_packs(*_worker_number()) if self._states_to_resume or self._packs is None else self._packs
+        return {**self._state_settings, **packs.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration go on from a `state_dict` of the same worker of the same rank."""
-        self._go_on([state])
+        """Let the next iteration resume from a `state_dict` of the same worker of the same rank."""
+        self._resume_from([state])
 
-    def _go_on(self, lanes: Sequence[Mapping[str, Any]]) -> None:
+    def _resume_from(self, lanes: Sequence[Mapping[str, Any]]) -> None:
         with reading("state_dict()"):
-            self._lanes, self._epoch = lanes, self._positions_in(lanes[0])[0].epoch
-            self._make(*_worker())
+            self._states_to_resume, self._epoch = lanes, self._positions_in(lanes[0])[0].epoch
+            self._make_packs(*_worker_number())
 
     def _positions_in(self, state: Mapping[str, Any]) -> list[Position]:
-        for name, value in self._given.items():
+        for name, value in self._state_settings.items():
             if state[name] != value:
                 raise PackError(f"{name}={value}: this state goes on with {name}={state[name]} alone")
         return [Position.of(position) for position in state["positions"]]
 
     def statistics(self) -> dict[str, Any]:
-        """Return packs, samples, tokens and images so far, fill, the longest wait in packs, samples left out by reason.
+        """Return counts of packs, samples, tokens and images so far, the fill, and skipped samples by reason.
 
-        The figures are for all workers of this rank, with packs read ahead. Counts in a loaded state are included.
+        `longest_wait` is the number of packs that were made while a sample waited. The figures are for all workers of
+        this rank, with packs that were read ahead, and with the counts of a loaded state.
         """
-        return self._counted.total(self._measuring.packing.max_token_len)
+        return self._counters.total(self._measuring.packing.max_token_len)
 
-    def _make(self, worker: int, num_workers: int) -> OnlinePacks:
+    def _make_packs(self, worker: int, num_workers: int) -> OnlinePacks:
         """Make the iterator over the packs of one worker of this rank.
 
-        It begins with the epoch; or where this worker stopped; or, if there were other workers, with a share of what
-        all of them left.
+        Without states it begins with the epoch. With states it resumes where this worker stopped; if the number of
+        workers changed, it takes a share of what all former workers left.
         """
-        settings, (rank, ranks) = self._given, self._place
+        settings, (rank, ranks) = self._state_settings, self._place
         here = Position(
             settings["fingerprint"], epoch=self._epoch, ranks=ranks * num_workers, rank=rank * num_workers + worker
         )
         positions, lane, waiting = [here for _ in self._datasets], None, list[Waiting]()
-        if self._lanes:
-            of_lanes = [self._positions_in(lane) for lane in self._lanes]
+        if self._states_to_resume:
+            of_lanes = [self._positions_in(lane) for lane in self._states_to_resume]
             places = [(each.ranks, each.rank) for each, *_ in of_lanes]
             if (here.ranks, here.rank) in places:
                 number = places.index((here.ranks, here.rank))
-                positions, lane = of_lanes[number], self._lanes[number]
+                positions, lane = of_lanes[number], self._states_to_resume[number]
             else:
                 taken = [taken_by(of_dataset, "worker") for of_dataset in zip(*of_lanes, strict=True)]
                 positions = [replace(here, before=before) for before in taken]
-                waiting = waiting_in(lane["pool"] for lane in self._lanes)[here.rank :: here.ranks]
+                waiting = waiting_in(lane["pool"] for lane in self._states_to_resume)[here.rank :: here.ranks]
         draws = Draws(
             settings["num_samples"],
             positions,
@@ -181,15 +184,15 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
         pool = Pool(self._measuring.packing, settings["buffer_size"], settings["seed"])
         for sample in waiting:
             pool.add(sample.name, sample.costs, sample.group, sample.since)
-        name, row = f"{self._epoch}/{here.rank}", self._counted.row(worker)
+        name, row = f"{self._epoch}/{here.rank}", self._counters.row(worker)
         packs = OnlinePacks(name, self._datasets, draws, self._measuring, pool, self.encoder, row)
         if lane is not None:
             packs.load(lane)
         return packs
 
 
-def _lanes_in(state: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the states of a stream in that of a loader: one for each worker."""
+def _worker_states(state: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the states of a stream's workers that are nested in a loader's state."""
     if not isinstance(state, Mapping):
         return
     if state.get("_steps_since_snapshot"):
@@ -198,10 +201,10 @@ def _lanes_in(state: Any) -> Iterator[Mapping[str, Any]]:
         yield state
         return
     for inner in state.values():
-        yield from _lanes_in(inner)
+        yield from _worker_states(inner)
 
 
-def _worker() -> tuple[int, int]:
-    """Return this worker's number and the number of workers; a loader without workers counts as one with one."""
+def _worker_number() -> tuple[int, int]:
+    """Return this DataLoader worker's number and the number of workers; (0, 1) in a loader without workers."""
     info = get_worker_info()
     return (0, 1) if info is None else (info.id, info.num_workers)

@@ -17,9 +17,9 @@ from energon_pack.run.context import Run
 from energon_pack.run.plain_data import plain
 from energon_pack.run.scratch import blocks
 from energon_pack.samples.conversation import ReadSample
-from energon_pack.samples.cut import EXPANDED_TYPE, Cut, pairs_of, turns_of
+from energon_pack.samples.cut import EXPANDED_TYPE, Cut, parts_by_answer, parts_by_pair
 from energon_pack.samples.documents import is_document
-from energon_pack.samples.flavors.fit import do_not_fit
+from energon_pack.samples.flavors.fit import contents_that_do_not_fit
 from energon_pack.samples.frame_lists import has_lists
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.settings import Expand, LabelsConfig, TrainOn
@@ -87,10 +87,10 @@ def cuts_of(sample: ReadSample, labels: LabelsConfig) -> list[Cut]:
     if labels.expand is Expand.none or is_document(sample.messages):
         return []
     if labels.expand is Expand.pairs:
-        return pairs_of(sample.messages, sample.kinds)
+        return parts_by_pair(sample.messages, sample.kinds)
     window = None if has_lists(sample.fields.get("media_settings")) else labels.window_images
     only_last = labels.train_on is TrainOn.last
-    return turns_of(sample.messages, sample.kinds, only_last, window, labels.window_text)
+    return parts_by_answer(sample.messages, sample.kinds, only_last, window, labels.window_text)
 
 
 def _rows(whole: Whole, cuts: list[Cut], how: Expand) -> list[LengthsRow]:
@@ -106,5 +106,5 @@ def _rows(whole: Whole, cuts: list[Cut], how: Expand) -> list[LengthsRow]:
     rows = []
     for cut, (part, rendered), of_tokens in zip(cuts, parts, counts, strict=True):
         row = whole.measured(cut, part, rendered, *of_tokens)
-        rows.append(replace(row, does_not_fit=do_not_fit(part)))
+        rows.append(replace(row, does_not_fit=contents_that_do_not_fit(part)))
     return whole.trained(rows)

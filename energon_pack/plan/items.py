@@ -22,8 +22,8 @@ from energon_pack.plan.noted import Noted
 from energon_pack.plan.splits import split_numbers
 from energon_pack.run.scratch import Scratch
 from energon_pack.run.seeded import Ints
-from energon_pack.samples.cut import CUT_TYPE, widened
-from energon_pack.samples.flavors import DEFAULT
+from energon_pack.samples.cut import CUT_TYPE, widened_cuts
+from energon_pack.samples.flavors import DEFAULT_FLAVOR
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
@@ -128,7 +128,7 @@ class Lengths:
     def __init__(
         self,
         measured: Sequence[MeasuredShard],
-        flavor: PackedFlavor = DEFAULT,
+        flavor: PackedFlavor = DEFAULT_FLAVOR,
         shares: Sequence[float] = (1.0,),
         seed: int = 0,
         scratch: Scratch = _IN_MEMORY,
@@ -183,7 +183,7 @@ class Lengths:
             if with_parts or rows.start < self.num_samples:
                 numbers, table = rows.read(columns)
                 if "cut" in columns:
-                    cuts = widened(table["cut"], self.cut_type)
+                    cuts = widened_cuts(table["cut"], self.cut_type)
                     table = table.set_column(table.schema.get_field_index("cut"), "cut", cuts)
                 yield rows.start, numbers, table
 

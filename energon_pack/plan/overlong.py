@@ -26,7 +26,7 @@ from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.plan.text_parts import text_parts
 from energon_pack.run.context import Run
 from energon_pack.run.scratch import blocks
-from energon_pack.samples.cut import CUT_TYPE, TEXT_TYPE, Cut, exchanges
+from energon_pack.samples.cut import CUT_TYPE, TEXT_TYPE, Cut, exchange_bounds
 from energon_pack.samples.documents import DOCUMENT, is_document
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason, Skip
@@ -118,7 +118,7 @@ class _Conversation:
 
     def parts(self) -> list[LengthsRow]:
         """Return rows of its parts; none if it can't be cut."""
-        edges = exchanges(self._messages)
+        edges = exchange_bounds(self._messages)
         found_all = []
         begin = 0
         while begin < len(edges) - 1:
@@ -131,7 +131,7 @@ class _Conversation:
 
     def beginning(self) -> list[LengthsRow]:
         """Return the row of the longest beginning that fits: whole exchanges, or the first answer up to a token."""
-        edges = exchanges(self._messages)
+        edges = exchange_bounds(self._messages)
         whole = _most(lambda n: self._measured(edges[0], edges[n]), len(edges) - 2)
         if whole is not None:
             return [self._without_last(whole[1])]

@@ -15,7 +15,7 @@ from energon_pack.run.plain_data import node_of
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.settings import ControlTokens, ReadSettings
-from energon_pack.samples.skip import NOTHING_TRAINED, Reason, Skip
+from energon_pack.samples.skip import NOTHING_TRAINED_DETAIL, Reason, Skip
 from energon_pack.templates.inputs import sample_of
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.settings import LabelsConfig, Untrained
@@ -129,7 +129,7 @@ class Measuring:
         if not token_len:
             return Skip(Reason.PROCESSOR_ERROR, "the chat template renders nothing")
         if not num_supervised:
-            return Skip(Reason.NOTHING_TRAINED, NOTHING_TRAINED)
+            return Skip(Reason.NOTHING_TRAINED, NOTHING_TRAINED_DETAIL)
         kinds = [medium.kind for medium in sample.media]
         counts = {"token_len": token_len, **counts_of(rendered, kinds)}
         measured = SampleMeasures(token_len, costs_of(counts, self.packing), media_type(kinds))

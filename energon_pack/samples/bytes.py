@@ -5,17 +5,17 @@ from typing import BinaryIO, Protocol
 
 
 class Bytes(Protocol):
-    """Bytes of a known number."""
+    """Data of a known size in bytes that can be read at any offset."""
 
     @property
     def size(self) -> int: ...
 
     def read(self, offset: int, size: int) -> bytes:
-        """Read the `size` bytes from `offset` on; fewer if the end comes before."""
+        """Read `size` bytes from `offset` on; fewer if the data end before."""
 
 
 class Range:
-    """A part of a file that reads like a whole file."""
+    """A part of a file that reads like a whole file: offset 0 is its own first byte."""
 
     __slots__ = ("_file", "_offset", "size")
 

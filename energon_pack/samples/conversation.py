@@ -24,7 +24,7 @@ from energon_pack.samples.times import position_names, stamped, time_marks
 
 
 class Placed(NamedTuple):
-    """A record whose placeholders match its media."""
+    """A record whose placeholders match its media one to one."""
 
     record: Record  # its `media_settings` are in the order of the placeholders
     num_images: int
@@ -34,13 +34,13 @@ class Placed(NamedTuple):
 
     @property
     def position_names(self) -> list[str]:
-        """Return the names of the files with patch positions, as `times.position_names` does."""
+        """Return the name of each image's .npy of patch positions, "" for an image without; empty: none is named."""
         return position_names(self.record.fields, self.num_images)
 
     def marks(self, arrays: Sequence[Any]) -> list[str]:
-        """Return the time of each image as text, if the sample has `fps`; empty: they have none.
+        """Return the time of each image as text, such as `<0.5 seconds>`; empty: the sample has no `fps`.
 
-        `arrays`: the contents of the files of `position_names`; None for an image without; empty if none is named.
+        `arrays`: each image's patch positions, from the files of `position_names`; None: an image without; empty: none.
         """
         fields = self.record.fields
         if has_lists(fields.get("media_settings")):
@@ -53,7 +53,10 @@ class Placed(NamedTuple):
 
 
 def place(record: Record, kinds: Sequence[str]) -> Placed:
-    """Match a record with its media, whose kinds are in the order it lists them; raises Skip as `place_media` does."""
+    """Match the placeholders in a record's text with its media; raises Skip as `place_media` does.
+
+    `kinds`: the kind of each medium, such as `image`, in the order in which the record lists the media.
+    """
     messages, order, were_put_in = place_media(record.messages, kinds)
     if in_parts := part_settings(record.messages, kinds):
         fields = {**record.fields, "media_settings": _merged(record.fields.get("media_settings"), in_parts)}
@@ -75,7 +78,7 @@ OF_TIMES = frozenset(("fps", "patch_positions"))
 
 
 class ReadSample(NamedTuple):
-    """A sample, or a part of one that was cut."""
+    """A sample that was read from its source, with its media; or a part of such a sample, if it was cut."""
 
     raw: bytes  # its JSON or text
     messages: list[Message]  # as packs store them: their placeholders match the media, no times in the text
@@ -102,7 +105,7 @@ class ReadSample(NamedTuple):
         positions: list[Part | None],
         marks: list[str],
     ) -> "ReadSample":
-        """Make a whole sample of its record, whose placeholders match its media."""
+        """Make an uncut sample; `raw`: its JSON or text, `marks`: the time of each image as text."""
         record, timed = placed.record, stamped(placed.messages, marks)
         return cls(
             raw, placed.messages, timed, record.tools, record.fields, parts, positions, marks, bool(marks), media,
@@ -111,25 +114,26 @@ class ReadSample(NamedTuple):
 
     @property
     def kinds(self) -> list[str]:
-        """The kind of each medium."""
+        """The kind of each medium, such as `image`, in the order of the placeholders."""
         return [part.kind for part in self.parts]
 
     @property
     def times_images(self) -> bool:
-        """Whether its fields give images times, perhaps by files beside it."""
+        """Whether the sample's fields give times to its images: by `fps`, or by files of patch positions."""
         return not self.fields.keys().isdisjoint(OF_TIMES)
 
     @property
     def options(self) -> SampleOptions:
-        """Return its options for rendering and training; raises Skip if they are invalid."""
+        """The sample's own options for rendering and training; raises Skip if they are invalid."""
         return options_of(self.fields)
 
     def member(self, name: str, media: Sequence[Any], token_len: int | None = None) -> MemberInput:
         """Return the sample with its media, as training encodes it.
 
         Args:
-            name: its id.
-            media: the bytes of each, or what a user's dataset has decoded.
+            name: the sample's id.
+            media: for each medium, in the order of the placeholders, its bytes or what a user's dataset decoded.
+            token_len: the sample's measured length in tokens; None: not measured.
         """
         in_order = zip(self.parts, media, strict=True)
         named = [(part, f"{name}: {part.name or f'{part.kind} {i}'}", data) for i, (part, data) in enumerate(in_order)]

@@ -18,10 +18,10 @@ import pyarrow as pa
 from energon_pack.samples.media.kinds import BY_LETTER
 from energon_pack.samples.placeholders import media_alone, split_content, with_media_first, without_images
 from energon_pack.samples.sample import Message
-from energon_pack.samples.weights import turn_weight, untrained
+from energon_pack.samples.weights import turn_weight, with_zero_weight
 
-#: The part of a sample that was cut.
-PART_OF = re.compile(r"[1-9]\d{0,6}of[1-9]\d{0,6}")
+#: name of a part of a sample that was cut: `2of3`
+PART_NAME = re.compile(r"[1-9]\d{0,6}of[1-9]\d{0,6}")
 
 CUT_TYPE = pa.struct(
     [
@@ -32,7 +32,7 @@ CUT_TYPE = pa.struct(
         ("kinds", pa.string()),
     ]
 )
-#: of parts that `labels.expand` made: only tables that hold such, or a longer type, have these columns
+#: type of parts that `labels.expand` made; tables without such parts have `CUT_TYPE`
 EXPANDED_TYPE = pa.struct(
     [
         *CUT_TYPE,
@@ -42,7 +42,7 @@ EXPANDED_TYPE = pa.struct(
         ("window_text", pa.string()),
     ]
 )
-#: of parts that have a form of their own beside those
+#: type of parts of the forms `open` and `tokens`
 TEXT_TYPE = pa.struct(
     [
         *EXPANDED_TYPE,
@@ -51,18 +51,18 @@ TEXT_TYPE = pa.struct(
         ("end_token", pa.int32()),
     ]
 )
-FORMS = ("turns", "pairs", "open", "tokens")
+CUT_FORMS = ("turns", "pairs", "open", "tokens")
 
 
 class Cut(NamedTuple):
-    """Names a part of a sample: a row of `CUT_TYPE`, `EXPANDED_TYPE` or `TEXT_TYPE`."""
+    """The place of one part in its sample: a row of `CUT_TYPE`, `EXPANDED_TYPE` or `TEXT_TYPE`."""
 
     part: str  # `2of3`
     first_turn: int  # a range of messages; the system turn is in each part
     end_turn: int
     num_characters: int | None  # characters kept of the last message's text, from `first_character` on; None: all
     kinds: str  # the letter of each medium of the whole sample
-    form: str | None = None  # one of `FORMS`; None: only the range
+    form: str | None = None  # one of `CUT_FORMS`; None: only the range
     trained_turn: int | None = None  # the turns before this one are not trained
     first_image: int | None = None  # the first of the sample's images that stays one
     window_text: str | None = None  # the text that replaces the turns before
@@ -75,13 +75,13 @@ class Cut(NamedTuple):
         return [BY_LETTER[letter] for letter in self.kinds]
 
 
-def with_cuts(schema: pa.Schema, cuts: pa.StructType) -> pa.Schema:
-    """Return a schema whose column `cut` has a type."""
+def with_cut_type(schema: pa.Schema, cuts: pa.StructType) -> pa.Schema:
+    """Return a table's schema with `cuts` as the type of its column `cut`."""
     return schema.set(schema.get_field_index("cut"), pa.field("cut", cuts))
 
 
-def widened(cuts: pa.ChunkedArray, kind: pa.StructType) -> pa.ChunkedArray:
-    """Return a column of cuts as one of a type that has its fields first; one that is, as it is."""
+def widened_cuts(cuts: pa.ChunkedArray, kind: pa.StructType) -> pa.ChunkedArray:
+    """Return a column of cuts in a type that adds fields at the end of its own; the added fields are null."""
     if cuts.type == kind:
         return cuts
     added = list(kind)[cuts.type.num_fields :]
@@ -99,11 +99,11 @@ def widened(cuts: pa.ChunkedArray, kind: pa.StructType) -> pa.ChunkedArray:
 def split_id(sample_id: str) -> tuple[str, str | None]:
     """Split a member's id into the id of its sample and the name of the part (`2of3`; None: the whole sample)."""
     sample, mark, part = sample_id.rpartition("#")
-    return (sample, part) if mark and PART_OF.fullmatch(part) else (sample_id, None)
+    return (sample, part) if mark and PART_NAME.fullmatch(part) else (sample_id, None)
 
 
-def exchanges(messages: Sequence[Message]) -> list[int]:
-    """Return where a conversation may be cut: the index of the first message of each exchange, and the end.
+def exchange_bounds(messages: Sequence[Message]) -> list[int]:
+    """Return where a conversation may be cut: the index of each exchange's first message, and the number of messages.
 
     An exchange begins with a user's turn, holds at least one answer, and ends before the next user's turn that follows
     an answer. A document is one exchange.
@@ -123,7 +123,7 @@ def exchanges(messages: Sequence[Message]) -> list[int]:
 
 
 def num_media_before(messages: Sequence[Message], kinds: Sequence[str]) -> list[int]:
-    """Count the media in the messages before each message, and in all messages."""
+    """Return, for each message, how many media the messages before it have; and last, how many all messages have."""
     counts = [0]
     for message in split_content(messages, kinds):
         content = message["content"]
@@ -131,26 +131,26 @@ def num_media_before(messages: Sequence[Message], kinds: Sequence[str]) -> list[
     return counts
 
 
-def messages_of(messages: Sequence[Message], cut: Cut) -> list[Message]:
+def messages_of_part(messages: Sequence[Message], cut: Cut) -> list[Message]:
     """Return the messages of a part: the system turn, if there is one, and a range of the others."""
     if cut.first_image and cut.window_text is not None:
         messages = without_images(messages, cut.all_kinds, cut.first_image, cut.window_text)
     if cut.trained_turn:
-        messages = [untrained(m) if i < cut.trained_turn else m for i, m in enumerate(messages)]
+        messages = [with_zero_weight(m) if i < cut.trained_turn else m for i, m in enumerate(messages)]
     has_system = messages[0]["role"] == "system"
     first = max(cut.first_turn, has_system)
     part = [*messages[:has_system], *messages[first : cut.end_turn]]
     if cut.num_characters is not None:
         start = cut.first_character or 0
         part[-1] = {**part[-1], "content": part[-1]["content"][start : start + cut.num_characters]}
-    if (asked := _media_turn(messages, cut)) is not None:
+    if (asked := _repeated_media_turn(messages, cut)) is not None:
         media, asked_content = media_alone(messages[asked]["content"], cut.all_kinds), part[has_system]["content"]
         part[has_system] = {**part[has_system], "content": with_media_first(media, asked_content, cut.all_kinds)}
     return part
 
 
-def _media_turn(messages: Sequence[Message], cut: Cut) -> int | None:
-    """Return the turn before a pair whose media belong to it, too: the user's first; None: they are its own."""
+def _repeated_media_turn(messages: Sequence[Message], cut: Cut) -> int | None:
+    """Return the index of the user's first turn if a pair repeats the media of that turn; None: it does not."""
     first = first_question(messages)
     return first if cut.form == "pairs" and first is not None and first < cut.first_turn else None
 
@@ -161,9 +161,9 @@ def first_question(messages: Sequence[Message]) -> int | None:
 
 
 def media_of_part(messages: Sequence[Message], cut: Cut) -> list[int]:
-    """Return which of the sample's media are in a part, in the order of their placeholders there."""
+    """Return the indices of the sample's media that are in a part, in the order of their placeholders there."""
     before = num_media_before(messages, cut.all_kinds)
-    has_system, asked = messages[0]["role"] == "system", _media_turn(messages, cut)
+    has_system, asked = messages[0]["role"] == "system", _repeated_media_turn(messages, cut)
     media = [*range(before[has_system])]
     media += [] if asked is None else range(before[asked], before[asked + 1])
     media += range(before[max(cut.first_turn, has_system)], before[cut.end_turn])
@@ -172,22 +172,28 @@ def media_of_part(messages: Sequence[Message], cut: Cut) -> list[int]:
     return [number for number in media if number not in old]
 
 
-def of_kind(cut: Cut, media: Sequence[int], letter: str) -> list[int]:
-    """Return for each image of some of a sample's media, or for each video, its number among all of that kind."""
+def indices_of_kind(cut: Cut, media: Sequence[int], letter: str) -> list[int]:
+    """Return the media of one kind among `media`, each as its index among all media of that kind in the sample.
+
+    `media`: indices among all media of the sample. `letter`: of the kind, `i` for images, `v` for videos.
+    """
     return [cut.kinds[:number].count(letter) for number in media if cut.kinds[number] == letter]
 
 
 def fields_of_part(fields: Mapping[str, Any], cut: Cut, media: Sequence[int]) -> dict[str, Any]:
-    """Return the other fields of a part: `video_frames`, `patch_positions` and `media_settings` list only its media.
+    """Return the fields of a part: `video_frames`, `patch_positions` and `media_settings` list only its media.
 
-    What its form asks of a template is among its options.
+    The forms `open` and `tokens` add `label_settings` without an end of turn, and the `token_range`.
+    `media`: the part's media, as `media_of_part` returns them.
     """
     of_part = dict(fields)
     if isinstance(frames := fields.get("video_frames"), list):
-        of_part["video_frames"] = [frames[number] for number in of_kind(cut, media, "v") if number < len(frames)]
+        of_part["video_frames"] = [
+            frames[number] for number in indices_of_kind(cut, media, "v") if number < len(frames)
+        ]
     names = fields.get("patch_positions")
     if isinstance(names, list) and len(names) == cut.kinds.count("i"):
-        of_part["patch_positions"] = [names[number] for number in of_kind(cut, media, "i")]
+        of_part["patch_positions"] = [names[number] for number in indices_of_kind(cut, media, "i")]
     settings = fields.get("media_settings")
     if isinstance(settings, list) and len(settings) == len(cut.kinds):
         of_part["media_settings"] = [settings[number] for number in media]
@@ -198,19 +204,20 @@ def fields_of_part(fields: Mapping[str, Any], cut: Cut, media: Sequence[int]) ->
     return of_part
 
 
-def turns_of(
+def parts_by_answer(
     messages: Sequence[Message], kinds: Sequence[str], only_last: bool, window: int | None, window_text: str
 ) -> list[Cut]:
-    """Return a part for each trained answer: all up to it; empty: the conversation stays whole.
+    """Cut a conversation into one part for each trained answer: all turns up to it. Empty: it stays whole.
 
-    A trained turn that is no answer is trained in the part of the next one.
+    A trained turn that is no answer is trained in the part of the next answer.
 
     Args:
-        only_last: `labels.train_on=last`: of the answers, only the last is trained, and those whose keys say so.
-        window: images that a part keeps, the last ones; None: all.
-        window_text: in place of the others.
+        kinds: the kind of each medium, in the order of the placeholders.
+        only_last: `labels.train_on=last`: only the last answer is trained, and answers whose own keys ask for it.
+        window: how many images a part keeps, the last ones; None: all.
+        window_text: the text that replaces each other image.
     """
-    answers = _answers(messages)
+    answers = _answer_indices(messages)
     if len(answers) < 2:
         return []
     chosen = {answers[-1]} if only_last else {*answers}
@@ -227,12 +234,12 @@ def turns_of(
     return [] if is_whole else parts
 
 
-def pairs_of(messages: Sequence[Message], kinds: Sequence[str]) -> list[Cut]:
-    """Return a part for each question with its answer, with the media of the user's first turn.
+def parts_by_pair(messages: Sequence[Message], kinds: Sequence[str]) -> list[Cut]:
+    """Cut a conversation into one part for each question with its answer; each has the media of the user's first turn.
 
-    Empty: the conversation stays whole, as it has one question, or its first one has no media.
+    Empty: the conversation stays whole, because it has one question, or its first question has no media.
     """
-    first, edges, before = first_question(messages), exchanges(messages), num_media_before(messages, kinds)
+    first, edges, before = first_question(messages), exchange_bounds(messages), num_media_before(messages, kinds)
     if first is None or before[first] == before[first + 1]:
         return []
     edges = [edges[0], *(edge for edge in edges[1:] if edge > first)]  # answers before the first question join its pair
@@ -243,5 +250,5 @@ def pairs_of(messages: Sequence[Message], kinds: Sequence[str]) -> list[Cut]:
     return [Cut(f"{number}of{len(pairs)}", *pair, None, letters, "pairs") for number, pair in enumerate(pairs, 1)]
 
 
-def _answers(messages: Sequence[Message]) -> list[int]:
+def _answer_indices(messages: Sequence[Message]) -> list[int]:
     return [i for i, message in enumerate(messages) if message["role"] == "assistant"]

@@ -12,15 +12,15 @@ from energon_pack.samples.skip import Reason, Skip
 
 DOCUMENT = "document"
 #: fields that `text` may repeat, for example an instruction that `text` holds with its prompt written out
-_SPEAK_OF_CHATS = frozenset(
+_CHAT_FIELDS = frozenset(
     ("prompt", "completion", "instruction", "output", "query", "response", "question", "answer", "answers", "input")
 )
 #: keys of an answer that has more than a text
-_MORE_THAN_TEXT = ("tool_calls", "reasoning", "thinking", "reasoning_content")
+_KEYS_BESIDE_TEXT = ("tool_calls", "reasoning", "thinking", "reasoning_content")
 
 
 def is_document(messages: Sequence[Message]) -> bool:
-    """Tell whether a conversation is a raw text."""
+    """Tell whether a conversation is one message of role `document`: raw text without turns."""
     return len(messages) == 1 and messages[0]["role"] == DOCUMENT
 
 
@@ -29,14 +29,14 @@ def document_of(text: str) -> list[Message]:
     return [{"role": DOCUMENT, "content": text}]
 
 
-def text_alone(fields: Mapping[str, Any]) -> str | None:
-    """Return the field `text` of a sample that has nothing else to train; None: there is no such text."""
+def text_without_chat(fields: Mapping[str, Any]) -> str | None:
+    """Return the field `text` of a sample; None: it has none, or also has keys of a chat, such as `prompt`."""
     text = fields.get("text")
-    return text if isinstance(text, str) and text.strip() and _SPEAK_OF_CHATS.isdisjoint(fields) else None
+    return text if isinstance(text, str) and text.strip() and _CHAT_FIELDS.isdisjoint(fields) else None
 
 
 def refuse_texts_between_images(fields: Mapping[str, Any]) -> None:
-    """Refuse texts and images that take turns: OBELICS' `texts`, MMC4's `text_list`; raises Skip: `bad_message`."""
+    """Raise Skip (`bad_message`) for lists that interleave texts and images: OBELICS' `texts`, MMC4's `text_list`."""
     texts = fields.get("texts")
     is_list_of_texts = isinstance(texts, list) and bool(texts) and all(isinstance(x, str | None) for x in texts)
     if is_list_of_texts or fields.get("text_list"):
@@ -45,7 +45,7 @@ def refuse_texts_between_images(fields: Mapping[str, Any]) -> None:
 
 
 def answer_alone(messages: Sequence[Message]) -> list[Message] | None:
-    """Return a conversation of a single answer as a document; None: it is a chat."""
-    if len(messages) != 1 or messages[0]["role"] != "assistant" or any(map(messages[0].get, _MORE_THAN_TEXT)):
+    """Return a conversation of one answer as a document; None: it has other turns, or the answer is not only text."""
+    if len(messages) != 1 or messages[0]["role"] != "assistant" or any(map(messages[0].get, _KEYS_BESIDE_TEXT)):
         return None
     return [{**messages[0], "role": DOCUMENT}]

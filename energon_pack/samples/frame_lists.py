@@ -15,20 +15,20 @@ from energon_pack.samples.skip import Reason, Skip
 
 
 def frame_parts(names: Sequence[Any], settings: Mapping[str, Any]) -> list[Message]:
-    """Make the content parts of a video whose frames are files with these names."""
+    """Return content parts for a video whose frames are image files: an image for each, the settings on the first."""
     if not names or not all(isinstance(name, str) for name in names):
         raise Skip(Reason.MISSING_MEDIA, f"a video lists something that is no frame: {str(list(names))[:80]}")
     first, *rest = ({"type": IMAGE.kind, "name": name} for name in names)
-    return [{**first, "settings": list_settings(len(names), settings)}, *rest]
+    return [{**first, "settings": frame_list_settings(len(names), settings)}, *rest]
 
 
-def list_settings(num: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings for the first of `num` images that are one video, from the settings of that video."""
+def frame_list_settings(num: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings for the first of `num` images that are one video: their number, and the video's settings."""
     return {FRAMES: num, **settings}
 
 
 def without_lists(messages: Sequence[Message]) -> list[Message]:
-    """Return messages in which the frames of a video are ordinary images."""
+    """Return messages in which listed frames of a video are ordinary images: without their settings as a video."""
 
     def plain(part: Message) -> Message:
         if FRAMES not in part.get("settings", ()):
@@ -44,5 +44,5 @@ def without_lists(messages: Sequence[Message]) -> list[Message]:
 
 
 def has_lists(settings: Any) -> bool:
-    """Tell whether a sample's `media_settings` have a list of frames."""
+    """Tell whether a sample's `media_settings` mark images as frames of one video."""
     return isinstance(settings, list) and any(isinstance(item, Mapping) and item.get(FRAMES) for item in settings)

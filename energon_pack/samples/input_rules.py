@@ -19,7 +19,7 @@ from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import PackTokens
 
 #: names of files with the rules, and with the members of the trial
-INPUTS, TRIAL = "inputs.json", "trial.tokens"
+INPUTS_FILE, TRIAL_FILE = "inputs.json", "trial.tokens"
 #: what the media of a trial are for: members for a model; media of several sizes, and of one, for a processor; the
 #: same with sounds of videos; an image for ranks without any
 PROBE, SIZES, TWINS, HEARD, BLANK = "probe", "sizes", "twins", "heard", "blank"
@@ -27,7 +27,7 @@ PROBE, SIZES, TWINS, HEARD, BLANK = "probe", "sizes", "twins", "heard", "blank"
 
 @dataclass(frozen=True)
 class Trial:
-    """A member that is made for a trial; its media are random."""
+    """A made-up member with random media, with which training tries a processor or a model."""
 
     purpose: str  # of the five above
     kind: str  # of its media; empty: it has none
@@ -36,7 +36,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class InputRules:
-    """The rules of one processor, and of the settings that media were measured with."""
+    """All that turns token ids and media of packs into a model's inputs: settings and ids of one model's processor."""
 
     folder: str  # of the processor's files
     transformers: str | None = None  # the version with which they were used
@@ -69,26 +69,26 @@ class InputRules:
         return dict(self.types).get(KINDS[kind].token_type)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all but the folder and the trial."""
+        """Return the rules as JSON values, without the processor's folder and the trial's tokens."""
         left_out = ("folder", "trial", "tokenize")
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in left_out}
         looks = {kind: look._asdict() for kind, look in self.looks.items()}
         return {**values, "looks": looks, "trial": [[one.purpose, one.kind] for one in self.trial]}
 
     def save(self, folder: Path) -> None:
-        """Write inputs.json and trial.tokens, for `load`."""
-        write_whole(folder / TRIAL, pack_tokens([one.tokens for one in self.trial]).to_bytes())
-        write_whole(folder / INPUTS, json.dumps({"folder": self.folder, **self.to_json()}, indent=1).encode())
+        """Write inputs.json and trial.tokens into a folder, for `load`."""
+        write_whole(folder / TRIAL_FILE, pack_tokens([one.tokens for one in self.trial]).to_bytes())
+        write_whole(folder / INPUTS_FILE, json.dumps({"folder": self.folder, **self.to_json()}, indent=1).encode())
 
     @staticmethod
     def load(folder: Path) -> "InputRules":
-        """Read what `save` wrote."""
-        values = json.loads((folder / INPUTS).read_bytes())
-        return InputRules.read(values, (folder / TRIAL).read_bytes(), values["folder"])
+        """Read the rules from a folder into which `save` wrote them."""
+        values = json.loads((folder / INPUTS_FILE).read_bytes())
+        return InputRules.read(values, (folder / TRIAL_FILE).read_bytes(), values["folder"])
 
     @staticmethod
     def read(values: Mapping[str, Any], trial: bytes, folder: str) -> "InputRules":
-        """Read what was saved."""
+        """Make rules from the values of inputs.json and the bytes of trial.tokens. `folder`: the processor's files."""
         pairs = zip(values["trial"], members_of(PackTokens.from_bytes(trial)), strict=True)
         members = [Trial(purpose, kind, tokens) for (purpose, kind), tokens in pairs]
         looks = {kind: Look(**look) for kind, look in values["looks"].items()}

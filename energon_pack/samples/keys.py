@@ -1,8 +1,9 @@
 """Lists the keys of a record: those that are read, harmless ones, and those that mean something in another tool. Pure.
 
-`_READ` has the keys that are read, `_HARMLESS` those that change nothing that is trained, each with its meaning.
-`_ELSEWHERE` has keys that change what another tool trains and that this package can't follow: such a key costs the
-sample, unless its value has no effect. Every other key is unknown: the report lists it with a sample that has it.
+`_READ_KEYS` has the keys that are read, `_HARMLESS_KEYS` those that change nothing that is trained, each with its
+meaning. `_FOREIGN_KEYS` has keys that change what another tool trains and that this package can't follow: such a key
+costs the sample, unless its value has no effect. Every other key is unknown: the report lists it with a sample that has
+it.
 """
 
 import difflib
@@ -10,31 +11,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from energon_pack.samples.dialects.pairs import without_sides
+from energon_pack.samples.dialects.pairs import without_pair_keys
 from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS, PART_TYPES
 from energon_pack.samples.media.medium import RATE_KEYS, SETTING_KEYS
 from energon_pack.samples.options import OPTION_KEYS
-from energon_pack.samples.preference import LABELS, PREFERENCE_KEYS
+from energon_pack.samples.preference import LABEL_KEYS, PREFERENCE_KEYS
 from energon_pack.samples.sample import MESSAGE_KEYS, REASONING_KEYS
 from energon_pack.samples.skip import Reason, Skip, one_value
 from energon_pack.samples.weights import TURN_WEIGHT_KEYS
 
-_LONGEST = 60  # most characters of an unknown key
-_NEAR = 0.8  # likeness of two spellings of a key, as difflib measures it
+_MAX_KEY_CHARACTERS = 60  # most characters of an unknown key
+_MIN_LIKENESS = 0.8  # likeness of two spellings of a key, as difflib measures it
 
 
-class _Elsewhere(NamedTuple):
-    """The meaning of a key in the tools that read it."""
+class _ForeignKey(NamedTuple):
+    """The meaning of a key by which other tools change what is trained, and which this package does not support."""
 
     meaning: str
-    silent: tuple[Any, ...] = (None, False, "", [], {})  # values without effect
+    harmless_values: tuple[Any, ...] = (None, False, "", [], {})  # values without effect
     reason: Reason = Reason.BAD_MESSAGE
 
 
 #: levels of a record (sample, turn, content part), with the prefix of their unknown keys
-_PLACES = ("", "messages[].", "content[].")
+_LEVEL_PREFIXES = ("", "messages[].", "content[].")
 
-_READ: tuple[frozenset[str], ...] = (
+_READ_KEYS: tuple[frozenset[str], ...] = (
     frozenset(
         (
             *MESSAGE_KEYS,
@@ -44,7 +45,7 @@ _READ: tuple[frozenset[str], ...] = (
             *MEDIA_KEYS,
             *("fps", *RATE_KEYS, "timestamp_decimal", "patch_positions", "video_frames", "objects"),
             *OPTION_KEYS,
-            *(PREFERENCE_KEYS - {"chosen", "rejected", *LABELS}),  # these are read if they make preference data
+            *(PREFERENCE_KEYS - {"chosen", "rejected", *LABEL_KEYS}),  # these are read if they make preference data
         )
     ),
     frozenset(
@@ -63,7 +64,7 @@ _READ: tuple[frozenset[str], ...] = (
     ),
 )
 
-_HARMLESS: tuple[Mapping[str, str], ...] = (
+_HARMLESS_KEYS: tuple[Mapping[str, str], ...] = (
     {
         **dict.fromkeys(("id", "uuid", "uid", "idx", "index", "key", "__key__", "sample_id", "prompt_id"), "a name"),
         **dict.fromkeys(("question_id", "image_id", "video_id", "conversation_id", "file_name"), "a name"),
@@ -102,80 +103,90 @@ _HARMLESS: tuple[Mapping[str, str], ...] = (
 )
 
 #: keys that say the same thing, at each level; the first is read
-_ALIKE: tuple[tuple[tuple[str, ...], ...], ...] = (
+_SYNONYMS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (*(medium.keys for medium in KINDS.values()), ("tools", "functions"), ("system", "system_prompt")),
     (("content", "value"), REASONING_KEYS),
     (("text", "value"),),
 )
-_PAIRED = tuple(frozenset(key for keys in alike for key in keys) for alike in _ALIKE)
+_KEYS_WITH_SYNONYMS = tuple(frozenset(key for keys in alike for key in keys) for alike in _SYNONYMS)
 
-_IN_A_TURN = _Elsewhere("media of a turn: content parts say where they stand", reason=Reason.UNSUPPORTED_MEDIA)
-_CHARACTERS = _Elsewhere("axolotl: characters that are trained; a turn is trained whole")
-_TOKENIZED = _Elsewhere("TRL: a sample that is tokens already")
-_ELSEWHERE: tuple[Mapping[str, _Elsewhere], ...] = (
+_MEDIA_OF_TURN = _ForeignKey("media of a turn: content parts say where they stand", reason=Reason.UNSUPPORTED_MEDIA)
+_TRAINED_CHARACTERS = _ForeignKey("axolotl: characters that are trained; a turn is trained whole")
+_TOKENIZED = _ForeignKey("TRL: a sample that is tokens already")
+_FOREIGN_KEYS: tuple[Mapping[str, _ForeignKey], ...] = (
     {
-        "margin": _Elsewhere("ms-swift, TRL: of preference data"),
-        "positive_messages": _Elsewhere("ms-swift: of embedding data"),
-        "negative_messages": _Elsewhere("ms-swift: of embedding data"),
-        "mm_processor_kwargs": _Elsewhere("ms-swift: settings of media, which stand in content parts here"),
+        "margin": _ForeignKey("ms-swift, TRL: of preference data"),
+        "positive_messages": _ForeignKey("ms-swift: of embedding data"),
+        "negative_messages": _ForeignKey("ms-swift: of embedding data"),
+        "mm_processor_kwargs": _ForeignKey("ms-swift: settings of media, which stand in content parts here"),
         "input_ids": _TOKENIZED,
         "completion_mask": _TOKENIZED,
         "assistant_masks": _TOKENIZED,
-        "segments": _Elsewhere("axolotl: the conversation in another form"),
+        "segments": _ForeignKey("axolotl: the conversation in another form"),
     },
     {
-        "train_detail": _CHARACTERS,
-        "training_detail": _CHARACTERS,
-        "message_field_training_detail": _CHARACTERS,
-        "eot": _Elsewhere("torchtune: a turn without its end", silent=(None, True)),
-        "ipython": _Elsewhere("torchtune: a tool call as text"),
-        "refusal": _Elsewhere("OpenAI: the answer itself, which belongs in content"),
-        **dict.fromkeys(MEDIA_KEYS, _IN_A_TURN),
+        "train_detail": _TRAINED_CHARACTERS,
+        "training_detail": _TRAINED_CHARACTERS,
+        "message_field_training_detail": _TRAINED_CHARACTERS,
+        "eot": _ForeignKey("torchtune: a turn without its end", harmless_values=(None, True)),
+        "ipython": _ForeignKey("torchtune: a tool call as text"),
+        "refusal": _ForeignKey("OpenAI: the answer itself, which belongs in content"),
+        **dict.fromkeys(MEDIA_KEYS, _MEDIA_OF_TURN),
     },
     {
-        "train": _Elsewhere("axolotl: which parts of a turn are trained; a turn is trained whole", silent=(None, True)),
-        "weight": _Elsewhere("axolotl: which parts of a turn are trained; a turn is trained whole", silent=(None, 1)),
-        "loss_scale": _Elsewhere("ms-swift: which parts of a turn are trained; a turn is trained whole", (None, 1)),
-        "token_ids": _Elsewhere("ms-swift: a part that is tokens already"),
+        "train": _ForeignKey(
+            "axolotl: which parts of a turn are trained; a turn is trained whole", harmless_values=(None, True)
+        ),
+        "weight": _ForeignKey(
+            "axolotl: which parts of a turn are trained; a turn is trained whole", harmless_values=(None, 1)
+        ),
+        "loss_scale": _ForeignKey("ms-swift: which parts of a turn are trained; a turn is trained whole", (None, 1)),
+        "token_ids": _ForeignKey("ms-swift: a part that is tokens already"),
     },
 )
-_KNOWN = tuple(read.union(harmless) for read, harmless in zip(_READ, _HARMLESS, strict=True))
+_KNOWN_KEYS = tuple(read.union(harmless) for read, harmless in zip(_READ_KEYS, _HARMLESS_KEYS, strict=True))
 
 
 @lru_cache(4096)
-def meant(unknown: str) -> str | None:
-    """Return the key that an unknown key nearly is, as `imgae` is `image`; None: there is none."""
-    place = max(number for number, prefix in enumerate(_PLACES) if unknown.startswith(prefix))
-    known = sorted(_READ[place].union(MEDIA_KEYS))
-    return next(iter(difflib.get_close_matches(unknown.removeprefix(_PLACES[place]).lower(), known, 1, _NEAR)), None)
+def similar_key(unknown: str) -> str | None:
+    """Return the key that is spelled most like an unknown one (`image` for `imgae`); None: no key is spelled alike."""
+    level = max(number for number, prefix in enumerate(_LEVEL_PREFIXES) if unknown.startswith(prefix))
+    known = sorted(_READ_KEYS[level].union(MEDIA_KEYS))
+    return next(
+        iter(difflib.get_close_matches(unknown.removeprefix(_LEVEL_PREFIXES[level]).lower(), known, 1, _MIN_LIKENESS)),
+        None,
+    )
 
 
 def hint(unknown: str) -> str:
-    """Return `: did you mean image?` for an unknown key; empty: no key is nearly it."""
-    near = meant(unknown)
+    """Return `: did you mean image?`, the end of a message about an unknown key; empty: no key is spelled alike."""
+    near = similar_key(unknown)
     return f": did you mean {near}?" if near and not unknown.endswith(near) else ""
 
 
-def is_of_media(key: str) -> bool:
+def is_media_key(key: str) -> bool:
     """Tell whether a key, of a sample or a content part, names media."""
     return key in MEDIA_KEYS or key in PART_TYPES
 
 
-def is_known(key: str) -> bool:
-    """Tell whether a key of a sample is read, or harmless."""
-    return key in _KNOWN[0]
+def is_known_key(key: str) -> bool:
+    """Tell whether a key at a sample's top level is read, or harmless."""
+    return key in _KNOWN_KEYS[0]
 
 
-def said_once(value: dict[str, Any], place: int = 0) -> dict[str, Any]:
-    """Return a sample, turn (place 1) or content part (2) in which each thing has one key.
+def said_once(value: dict[str, Any], level: int = 0) -> dict[str, Any]:
+    """Return a sample with one key for each meaning: of two such as `tools` and `functions`, only one is kept.
+
+    Args:
+        value: a sample (level 0), a turn (1) or a content part (2).
 
     Raises:
-        Skip: `bad_message`: two keys of one meaning differ, and one of them would be dropped.
+        Skip: `bad_message`: two keys of one meaning have different values.
     """
-    if len(_PAIRED[place].intersection(value)) < 2:
+    if len(_KEYS_WITH_SYNONYMS[level].intersection(value)) < 2:
         return value
-    for keys in _ALIKE[place]:
-        one_value(value, keys, _PLACES[place])
+    for keys in _SYNONYMS[level]:
+        one_value(value, keys, _LEVEL_PREFIXES[level])
         spare = [key for key in keys if value.get(key)][1:]
         value = {key: item for key, item in value.items() if key not in spare}
     return value
@@ -190,7 +201,7 @@ def unknown_keys(value: Mapping[str, Any], conversation: Sequence[str]) -> dict[
         conversation: the keys that hold turns; a value that is no list of turns has none.
 
     Returns:
-        The values of each.
+        The values of each unknown key, by its name.
     """
     unknown: dict[str, list[Any]] = {}
 
@@ -198,30 +209,30 @@ def unknown_keys(value: Mapping[str, Any], conversation: Sequence[str]) -> dict[
         for key, item in strange:
             unknown.setdefault(key, []).append(item)
 
-    if not _KNOWN[0].issuperset(value):
-        add(_strange({key: item for key, item in value.items() if key not in conversation}, 0))
+    if not _KNOWN_KEYS[0].issuperset(value):
+        add(_unknown_items({key: item for key, item in value.items() if key not in conversation}, 0))
     for key in conversation:
         for turn in value[key] if isinstance(value[key], list) else ():
             if not isinstance(turn, dict):
                 continue
-            if not _KNOWN[1].issuperset(turn):
-                add(_strange(turn if "role" in turn or "from" in turn else without_sides(turn), 1))
+            if not _KNOWN_KEYS[1].issuperset(turn):
+                add(_unknown_items(turn if "role" in turn or "from" in turn else without_pair_keys(turn), 1))
             content = turn.get("content", turn.get("value"))
             for part in content if isinstance(content, list) else ():
-                if isinstance(part, dict) and not _KNOWN[2].issuperset(part):
-                    add(_strange(part, 2))
+                if isinstance(part, dict) and not _KNOWN_KEYS[2].issuperset(part):
+                    add(_unknown_items(part, 2))
                 if isinstance(part, dict) and part.get("type", "text") == "text":
-                    add((f"{_PLACES[2]}{key}", part[key]) for key in PART_TYPES if part.get(key))
+                    add((f"{_LEVEL_PREFIXES[2]}{key}", part[key]) for key in PART_TYPES if part.get(key))
     return unknown
 
 
-def _strange(value: Mapping[str, Any], place: int) -> Iterator[tuple[str, Any]]:
+def _unknown_items(value: Mapping[str, Any], level: int) -> Iterator[tuple[str, Any]]:
     for key in value:
-        if key in _KNOWN[place]:
+        if key in _KNOWN_KEYS[level]:
             continue
-        elsewhere = _ELSEWHERE[place].get(key)
-        if elsewhere is None:
+        foreign = _FOREIGN_KEYS[level].get(key)
+        if foreign is None:
             if value[key] is not None:
-                yield f"{_PLACES[place]}{str(key)[:_LONGEST]}", value[key]
-        elif not any(value[key] == silent for silent in elsewhere.silent):
-            raise Skip(elsewhere.reason, f"{_PLACES[place]}{key} is {str(value[key])[:60]} ({elsewhere.meaning})")
+                yield f"{_LEVEL_PREFIXES[level]}{str(key)[:_MAX_KEY_CHARACTERS]}", value[key]
+        elif not any(value[key] == harmless for harmless in foreign.harmless_values):
+            raise Skip(foreign.reason, f"{_LEVEL_PREFIXES[level]}{key} is {str(value[key])[:60]} ({foreign.meaning})")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from energon_pack.samples.dialects.pictures import TO_DOWNLOAD
+from energon_pack.samples.dialects.pictures import DOWNLOAD_ADVICE
 from energon_pack.samples.media.kinds import kind_by_name
 from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.record import Record
@@ -11,7 +11,7 @@ from energon_pack.samples.skip import Reason, Skip
 
 
 def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
-    """Return the listed media of a sample in their order; without a list, all media parts in the tar's order.
+    """Return the parts of a sample that are its media: the listed ones in their order, or all, in the tar's order.
 
     A listed name is a part (`0.jpg`), a whole member name (`00012.0.jpg`), or the extension of the only part that
     has it (`jpg`).
@@ -24,11 +24,11 @@ def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
         if not chosen and parts and num_placeholders(record.messages):
             names = ", ".join(part.name for part in parts)
             raise Skip(Reason.MISSING_MEDIA, f"placeholders, but no medium by its name: {names} (`name` lists media)")
-    return _with_bytes(chosen)
+    return _refuse_links(chosen)
 
 
 def listed_parts(listed_media: Sequence[str], key: str, parts: Sequence[Part]) -> list[Part]:
-    """Return the listed parts, by the names that `media_parts` takes; raises Skip as `media_parts` does."""
+    """Return the part for each listed name, which may have any form that `media_parts` takes; raises Skip."""
     by_name = {part.name: part for part in parts}
     chosen = []
     for listed in listed_media:
@@ -42,13 +42,13 @@ def listed_parts(listed_media: Sequence[str], key: str, parts: Sequence[Part]) -
             part = same[0] if len(same) == 1 else None
         if part is None:
             if "://" in listed:
-                raise Skip(Reason.UNSUPPORTED_MEDIA, f"{listed[:80]!r} is listed: {TO_DOWNLOAD}")
+                raise Skip(Reason.UNSUPPORTED_MEDIA, f"{listed[:80]!r} is listed: {DOWNLOAD_ADVICE}")
             raise Skip(Reason.MISSING_MEDIA, f"{listed!r} is listed, the parts are {sorted(by_name)[:8]}")
         chosen.append(part)
-    return _with_bytes(chosen)
+    return _refuse_links(chosen)
 
 
-def _with_bytes(parts: list[Part]) -> list[Part]:
+def _refuse_links(parts: list[Part]) -> list[Part]:
     if link := next((part for part in parts if part.size < 0), None):
         raise Skip(Reason.MISSING_MEDIA, f"{link.name} is a link or the like, without bytes in the tar")
     return parts

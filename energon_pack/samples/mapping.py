@@ -23,23 +23,24 @@ from energon_pack.samples.raw_json import parse_json
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 
-_SETTING, _MARK = "source.map", "#"
-Step = Callable[[dict[str, Any]], Any]
+_SETTING, _HASH_MARK = "source.map", "#"
+RecordMap = Callable[[dict[str, Any]], Any]
 
 
-def with_hash(name: str) -> str:
+def name_with_hash(name: str) -> str:
     """Return the name of a function with the hash of its file: `module:function#hash`."""
-    step = name.partition(_MARK)[0]
-    named = f"{step}{_MARK}{_load(step)[1]}"
-    if _MARK in name and name != named:
+    step = name.partition(_HASH_MARK)[0]
+    named = f"{step}{_HASH_MARK}{_load_with_hash(step)[1]}"
+    if _HASH_MARK in name and name != named:
         raise PackError(f"{_SETTING}={name}: the file of {step} has changed since (now {named})")
     return named
 
 
-def mapped(value: Any, settings: ReadSettings) -> Any:
-    """Return a sample's JSON after the function that the settings name; the same JSON if they name none.
+def map_record(value: Any, settings: ReadSettings) -> Any:
+    """Run the function of `source.map` on a sample's JSON and return its result; the same JSON if none is set.
 
-    A list at the root is passed to the function as an object with the one key `messages`.
+    A list at the root is passed to the function as an object with the one key `messages`. Raises Skip if the function
+    returns None, raises an error, or returns no JSON object.
     """
     if settings.map is None:
         return value
@@ -47,7 +48,7 @@ def mapped(value: Any, settings: ReadSettings) -> Any:
         value = {settings.messages_key or "messages": value}
     if not isinstance(value, dict):
         return value  # the caller refuses a value that is no object
-    step, name = _step(settings.map), settings.map.partition(_MARK)[0]
+    step, name = _map_function(settings.map), settings.map.partition(_HASH_MARK)[0]
     try:
         record = step(value)
     except Exception as error:  # an error in the user's code
@@ -64,17 +65,17 @@ def mapped(value: Any, settings: ReadSettings) -> Any:
 
 
 @lru_cache
-def _step(name: str) -> Step:
-    with_hash(name)
-    return _load(name.partition(_MARK)[0])[0]
+def _map_function(name: str) -> RecordMap:
+    name_with_hash(name)
+    return _load_with_hash(name.partition(_HASH_MARK)[0])[0]
 
 
 @lru_cache
-def _load(name: str) -> tuple[Step, str]:
+def _load_with_hash(name: str) -> tuple[RecordMap, str]:
     """Load a function; return it with a hash of two files: the named module and the module that defines it."""
     step = load_named(_SETTING, name)
     if isinstance(step, type):
-        step = _record_of(step, name)
+        step = _record_method(step, name)
     if not callable(step):
         raise PackError(f"{_SETTING}={name} is a {type(step).__name__}, not a function")
     modules = {name.partition(":")[0], inspect.unwrap(step).__module__}
@@ -85,7 +86,7 @@ def _load(name: str) -> tuple[Step, str]:
     return step, hashlib.sha256(b"\0".join(data)).hexdigest()[:12]
 
 
-def _record_of(kind: type, name: str) -> Any:
+def _record_method(kind: type, name: str) -> Any:
     """Return the method `record` of a new object of the user's class."""
     if not hasattr(kind, "record"):
         raise PackError(f"{_SETTING}={name} is a class without a method record(self, record)")

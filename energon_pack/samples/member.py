@@ -10,7 +10,7 @@ from energon_pack.samples.tokens import MemberTokens
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """The options of one sample."""
+    """Settings that one sample has for itself, for rendering and training."""
 
     #: the factor of its loss
     weight: float = 1.0
@@ -32,7 +32,7 @@ NO_OPTIONS = SampleOptions()
 
 
 class Shared(NamedTuple):
-    """The beginning that a member of a pack shares with the member before it."""
+    """The size of the beginning that a member of a pack has in common with the member before it."""
 
     #: number of its first tokens that are also the first of the member before it; 0: it begins a new tree
     num_tokens: int = 0
@@ -48,7 +48,7 @@ NOT_SHARED = Shared()
 class MemberInput:
     """One member of a pack, or an unpacked sample, as training gets it before encoding.
 
-    A member that is read from a pack has its id, length, media and tokens: all else went into the tokens.
+    A member that is read from a pack has an id, a length, media and tokens; its messages and options are empty.
     """
 
     sample_id: str
@@ -81,13 +81,13 @@ class MemberInput:
 
 
 def media_fields(by_kind: Mapping[str, Any], plural: bool = True) -> dict[str, Any]:
-    """Return media by the names of their fields in a `MemberInput`, or in a sample class.
+    """Return media as keyword arguments for `MemberInput`, or for a sample class of Energon.
 
     Sounds and media of added kinds are left out where there are none: classes of other stacks have no such fields.
 
     Args:
-        by_kind: the media of each kind; of a pack, for each member.
-        plural: whether the fields are `images` …, or `image` … of an unpacked sample.
+        by_kind: the media of each kind, such as `image`; for a pack, a list for each member.
+        plural: whether the arguments are named `images` …, or `image` … as in sample classes.
     """
     name = {kind: medium.plural if plural else kind for kind, medium in KINDS.items()}
     fields = {name[kind]: by_kind[kind] for kind in (IMAGE.kind, VIDEO.kind)}

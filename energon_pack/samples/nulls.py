@@ -2,8 +2,8 @@
 
     {"name": "count_to", "arguments": {"harbour": null, "n": 3}}  ──without_nulls──►  {… "arguments": {"n": 3}}
 
-An author may write null as an argument or a default. `are_of_a_table` tells these apart by the record alone, so that a
-sample means the same wherever it is read. Pure.
+An author may write null as an argument or a default. `are_nulls_of_table` tells these apart by the record alone, so
+that a sample means the same wherever it is read. Pure.
 """
 
 from collections.abc import Mapping
@@ -12,59 +12,62 @@ from typing import Any
 from energon_pack.samples.settings import Nulls
 from energon_pack.samples.skip import Reason, Skip
 
-_TOOLS = ("tools", "functions")
+_TOOL_KEYS = ("tools", "functions")
 #: keys of turns and parts that hold calls
-_CALLS = ("tool_calls", "function_call", "tool_call", "input")
+_CALL_KEYS = ("tool_calls", "function_call", "tool_call", "input")
 #: keys whose values an author may mean to hold null: arguments of a call, and values in a schema
-_MEANT = frozenset(("arguments", "input", "default", "const", "example", "examples"))
+_KEYS_OF_MEANT_NULLS = frozenset(("arguments", "input", "default", "const", "example", "examples"))
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a value without the keys of its objects that are null; nulls in lists stay."""
+    """Return a JSON value in which no object has a key whose value is null, at any depth; nulls in lists stay."""
     if isinstance(value, Mapping):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     return list(map(without_nulls, value)) if isinstance(value, list) else value
 
 
 def without_nulls_of_a_table(record: dict[str, Any], setting: Nulls | None) -> dict[str, Any] | None:
-    """Return a record without the nulls in its tools and calls; None: they stay, or there are none.
+    """Return a record without the nulls in its tools and tool calls; None: the record stays unchanged.
 
-    `setting`: what becomes of them; None: those of a table go.
+    `setting`: whether to drop or keep nulls; None: drop them if a table put them in.
     """
-    lists = {key: value for key, value in record.items() if isinstance(value, list) and _holds_null(value)}
+    lists = {key: value for key, value in record.items() if isinstance(value, list) and _has_null_value(value)}
     if not lists or setting is Nulls.keep:
         return None
     try:
-        if setting is None and not are_of_a_table(record):
+        if setting is None and not are_nulls_of_table(record):
             return None
-        changed = {key: without_nulls(value) if key in _TOOLS else _inside(value) for key, value in lists.items()}
+        changed = {
+            key: without_nulls(value) if key in _TOOL_KEYS else _without_nulls_in_calls(value)
+            for key, value in lists.items()
+        }
         return None if changed == lists else {**record, **changed}
     except RecursionError:
         raise Skip(Reason.INVALID_JSON, "nested too deeply") from None
 
 
-def are_of_a_table(record: Mapping[str, Any]) -> bool:
+def are_nulls_of_table(record: Mapping[str, Any]) -> bool:
     """Say whether the nulls of a record come from a table, which writes one for each key that an object lacks.
 
-    They do if all objects in the same place of its lists have the same keys, and a null stands where no author writes
-    one.
+    They do if all objects in the same place of the record's lists have the same keys, and a null stands where no author
+    writes one.
     """
     lists = {key: value for key, value in record.items() if isinstance(value, list)}
-    return any(map(_holds_strange_null, lists.values())) and _are_uniform(lists, "", {})
+    return any(map(_has_unusual_null, lists.values())) and _have_equal_keys(lists, "", {})
 
 
-def _inside(items: list[Any]) -> list[Any]:
+def _without_nulls_in_calls(items: list[Any]) -> list[Any]:
     """Do `without_nulls` inside the calls of turns and parts; a key of these that is null itself is no text."""
     return [{**item, **_calls_of(item)} if isinstance(item, dict) else item for item in items]
 
 
 def _calls_of(item: dict[str, Any]) -> dict[str, Any]:
-    calls = {key: without_nulls(item[key]) for key in _CALLS if item.get(key)}
+    calls = {key: without_nulls(item[key]) for key in _CALL_KEYS if item.get(key)}
     parts = item.get("content")
-    return {**calls, "content": _inside(parts)} if isinstance(parts, list) else calls
+    return {**calls, "content": _without_nulls_in_calls(parts)} if isinstance(parts, list) else calls
 
 
-def _holds_null(value: list[Any]) -> bool:
+def _has_null_value(value: list[Any]) -> bool:
     """Say whether a key of an object is null, at any depth."""
     waiting: list[Any] = [value]
     for one in waiting:
@@ -76,20 +79,20 @@ def _holds_null(value: list[Any]) -> bool:
     return False
 
 
-def _holds_strange_null(value: Any) -> bool:
+def _has_unusual_null(value: Any) -> bool:
     """Say whether a null stands where no author writes one; a turn that only calls may have null as its content."""
     if isinstance(value, dict):
-        items = [(key, item) for key, item in value.items() if key not in _MEANT]
-        return any(key != "content" if item is None else _holds_strange_null(item) for key, item in items)
-    return isinstance(value, list) and any(map(_holds_strange_null, value))
+        items = [(key, item) for key, item in value.items() if key not in _KEYS_OF_MEANT_NULLS]
+        return any(key != "content" if item is None else _has_unusual_null(item) for key, item in items)
+    return isinstance(value, list) and any(map(_has_unusual_null, value))
 
 
-def _are_uniform(value: Any, place: str, keys: dict[str, tuple[str, ...]]) -> bool:
+def _have_equal_keys(value: Any, place: str, keys: dict[str, tuple[str, ...]]) -> bool:
     """Say whether objects in the same place have the same keys in the same order."""
     if isinstance(value, list):
-        return all(_are_uniform(item, f"{place}/*", keys) for item in value)
+        return all(_have_equal_keys(item, f"{place}/*", keys) for item in value)
     if not isinstance(value, dict):
         return True
     return keys.setdefault(place, tuple(value)) == tuple(value) and all(
-        _are_uniform(item, f"{place}/{key}", keys) for key, item in value.items()
+        _have_equal_keys(item, f"{place}/{key}", keys) for key, item in value.items()
     )

@@ -16,17 +16,17 @@ from energon_pack.samples.weights import sample_weight
 OPTION_KEYS = (
     "weight", "chat_template_kwargs", "media_settings", "label_settings", "use_audio_in_video", "token_range",
 )  # fmt: skip
-_NAMES = frozenset(OPTION_KEYS)
+_OPTION_NAMES = frozenset(OPTION_KEYS)
 
 
 def option_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a sample that `options_of` reads."""
+    """Return those fields of a sample that `options_of` reads and that are not null."""
     return {key: fields[key] for key in OPTION_KEYS if fields.get(key) is not None}
 
 
 def options_of(fields: Mapping[str, Any]) -> SampleOptions:
-    """Read the options of a sample."""
-    if _NAMES.isdisjoint(fields) or not (options := option_fields(fields)):
+    """Read a sample's options from its fields; raises Skip (`bad_message`) if a field has a wrong type."""
+    if _OPTION_NAMES.isdisjoint(fields) or not (options := option_fields(fields)):
         return NO_OPTIONS
     variables, media = options.get("chat_template_kwargs", {}), options.get("media_settings", [])
     labels = options.get("label_settings", {})

@@ -14,38 +14,39 @@ from energon_pack.errors import PackError, short
 from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
 from energon_pack.samples.member import MemberInput, Shared, media_fields
 from energon_pack.samples.pack_tokens import members_of
-from energon_pack.samples.parts import PARTS, Parts, ReadMedia, has_references, medium_of, read_missing
+from energon_pack.samples.parts import SOURCE_PARTS_FIELD, Parts, ReadMedia, has_references, medium_of, read_referenced
 from energon_pack.samples.tokens import MemberTokens
-from energon_pack.samples.tokens_part import FORMAT, TOKENS, PackTokens, TokensDamaged, read_tokens
+from energon_pack.samples.tokens_part import FORMAT, TOKENS_PART, PackTokens, TokensDamaged, read_tokens
 
 #: the flavours whose names of media are known here
-NAMES = ("packed_multi_mix_qa", "packed_trees", "packed_captioning")
+READABLE_FLAVORS = ("packed_multi_mix_qa", "packed_trees", "packed_captioning")
 
 
 class UnknownFormat(PackError):
-    """Packs, or a dataset, of a form that another version of this package reads."""
+    """Raised for a pack or dataset that another tool or another version of this package wrote."""
 
 
 def pack_members(parts: Parts, value: Mapping[str, Any], read: ReadMedia) -> Iterator[MemberInput]:
-    """Yield the members of a pack of one of `NAMES`.
+    """Yield the members of a pack, whose flavour is one of `READABLE_FLAVORS`.
 
     Args:
-        value: its JSON.
+        parts: the content of the pack's files, by part name.
+        value: the pack's JSON.
         read: reads the media from the source if the pack holds no copies.
 
     Raises:
         UnknownFormat: another tool, or another version of this package, wrote the pack; or it has no tokens.
-        TokensDamaged: its tokens are cut, or a member has not so many as the JSON says.
-        KeyError, TypeError, ValueError: its JSON and its tokens are not of the same members.
+        TokensDamaged: its tokens are cut, or a member has another number of tokens than the JSON says.
+        KeyError, TypeError, ValueError: its JSON and its tokens list different members.
     """
     meta = meta_of(value, str(parts.get("__key__")))
-    all_tokens = members_of(tokens_in(parts, meta))
-    media = {**parts, **read_missing(parts, value, read)} if has_references(value) else parts
+    all_tokens = members_of(tokens_of_pack(parts, meta))
+    media = {**parts, **read_referenced(parts, value, read)} if has_references(value) else parts
     names = _media_names(value)
-    shared = num_shared(names, [tokens.shared_len for tokens in all_tokens])
+    shared = num_shared_media(names, [tokens.shared_len for tokens in all_tokens])
     columns = zip(meta["sample_ids"], meta["token_lens"], all_tokens, names, shared, strict=True)
     for sample_id, token_len, tokens, own_names, num in columns:
-        refuse_other_len(sample_id, token_len, tokens)
+        refuse_wrong_len(sample_id, token_len, tokens)
         kinds = [kind for medium in tokens.media for kind in medium.part_kinds]
         # the encoder compares their numbers
         own_parts = [*zip(own_names, [*kinds, *[IMAGE.kind] * len(own_names)], strict=False)]
@@ -72,16 +73,16 @@ def meta_of(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return meta
 
 
-def tokens_in(parts: Parts, meta: Mapping[str, Any]) -> PackTokens:
-    """Return the tokens of a pack; raises as `pack_members`. `meta`: `_meta` of its JSON."""
+def tokens_of_pack(parts: Parts, meta: Mapping[str, Any]) -> PackTokens:
+    """Return the tokens of a pack; raises UnknownFormat and TokensDamaged. `meta`: `_meta` of the pack's JSON."""
     refuse_other_format(meta)
-    if TOKENS not in parts:
-        raise UnknownFormat(f"{meta.get('pack_id')} has no part {TOKENS}: pack again")
-    return read_tokens(parts[TOKENS], meta)
+    if TOKENS_PART not in parts:
+        raise UnknownFormat(f"{meta.get('pack_id')} has no part {TOKENS_PART}: pack again")
+    return read_tokens(parts[TOKENS_PART], meta)
 
 
-def why_other_format(manifest: Mapping[str, Any]) -> str | None:
-    """Say why this version can't read a dataset with this energon_pack.json by its format; None: it can."""
+def format_problem(manifest: Mapping[str, Any]) -> str | None:
+    """Return why this version can't read the format of a dataset with this energon_pack.json; None: it can."""
     number = manifest.get("format", FORMAT)
     if type(number) is int and number < FORMAT:
         return f"it has the format {number}, without the tokens of its packs, which {FORMAT} has: pack again"
@@ -91,7 +92,7 @@ def why_other_format(manifest: Mapping[str, Any]) -> str | None:
 
 
 def refuse_other_format(meta: Mapping[str, Any]) -> None:
-    """Raise UnknownFormat if another version of this package wrote a pack."""
+    """Raise UnknownFormat if a pack has another format than `FORMAT`; `meta`: `_meta` of the pack's JSON."""
     if (number := meta.get("format")) != FORMAT:
         raise UnknownFormat(
             f"{meta.get('pack_id')}: its format is {short(number)}, this version of energon-pack reads {FORMAT}: pack"
@@ -99,8 +100,8 @@ def refuse_other_format(meta: Mapping[str, Any]) -> None:
         )
 
 
-def refuse_other_len(sample_id: str, token_len: int | None, tokens: MemberTokens) -> None:
-    """Raise TokensDamaged if a member has not so many tokens as the JSON of its pack says."""
+def refuse_wrong_len(sample_id: str, token_len: int | None, tokens: MemberTokens) -> None:
+    """Raise TokensDamaged if a member has another number of tokens than `token_len`; None: any number is right."""
     if token_len not in (None, len(tokens)):
         raise TokensDamaged(f"{sample_id} has {len(tokens)} tokens in its pack, and {token_len} by _meta.token_lens")
 
@@ -108,25 +109,25 @@ def refuse_other_len(sample_id: str, token_len: int | None, tokens: MemberTokens
 def _media_names(value: Mapping[str, Any]) -> Sequence[list[str]]:
     """Return the names of each member's media in the pack."""
     if has_references(value):
-        names = [[name for name, *_ in of_member] for of_member in value["_meta"][PARTS]]
+        names = [[name for name, *_ in of_member] for of_member in value["_meta"][SOURCE_PARTS_FIELD]]
         # an .npy is of an image's patches
         return [[name for name in own_names if not name.endswith(".npy")] for own_names in names]
     if "media_files" in value:
         files: list[list[str]] = value["media_files"]
         return files
     images = enumerate(value[IMAGE.plural])
-    return [[captioning_name(index, number) for number in range(len(own_names))] for index, own_names in images]
+    return [[captioning_part_name(index, number) for number in range(len(own_names))] for index, own_names in images]
 
 
-def captioning_name(index: int, number: int) -> str:
-    """Return the name of an image's part in `packed_captioning`, by its member's number and its own."""
+def captioning_part_name(index: int, number: int) -> str:
+    """Return the part name of an image in `packed_captioning`: `img2_0.jpg` is the first image of the third member."""
     return f"img{index}_{number}.jpg"
 
 
-def num_shared(part_names: Sequence[list[str]], shared_lens: list[int]) -> Iterator[int]:
-    """Yield how many of its first media each member shares with the member before it.
+def num_shared_media(part_names: Sequence[list[str]], shared_lens: list[int]) -> Iterator[int]:
+    """Yield, for each member of a pack, how many of its first media are also the first of the member before it.
 
-    `part_names`: the names of each member's parts.
+    `part_names`: names of each member's media. `shared_lens`: tokens that each member shares; 0: no media are shared.
     """
     before: list[str] = []
     for of_member, shared_len in zip(part_names, shared_lens, strict=True):

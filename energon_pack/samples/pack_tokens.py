@@ -11,13 +11,13 @@ from energon_pack.samples.tokens_part import COLUMNS, Array, PackTokens, TokensD
 
 
 def pack_tokens(members: Sequence[MemberTokens]) -> PackTokens:
-    """Return the columns of a pack."""
+    """Make the columns of a pack from its members' ids, trained spans, weights and media."""
     lens = [*map(len, members)]
     starts = accumulate(lens, initial=0)
     spans = [
         (start + first, start + last, weight)
         for member, start in zip(members, starts, strict=False)
-        for (first, last), weight in _weighted(member)
+        for (first, last), weight in _weighted_spans(member)
     ]
     media = [medium for member in members for medium in member.media]
     steps = [step for medium in media for step in medium.steps]
@@ -49,12 +49,12 @@ def pack_tokens(members: Sequence[MemberTokens]) -> PackTokens:
     return PackTokens({name: np.array(rows, COLUMNS[name]) for name, rows in lists.items() if rows} | id_columns(ids))
 
 
-def _weighted(member: MemberTokens) -> Iterator[tuple[tuple[int, int], float]]:
+def _weighted_spans(member: MemberTokens) -> Iterator[tuple[tuple[int, int], float]]:
     return zip(member.supervised, member.weights or [1.0] * len(member.supervised), strict=True)
 
 
 def members_of(pack: PackTokens) -> list[MemberTokens]:
-    """Return the members of a pack.
+    """Return the members of a pack, made from its columns.
 
     Raises:
         TokensDamaged: its columns contradict each other.
@@ -75,10 +75,10 @@ def _members(pack: PackTokens) -> Iterator[MemberTokens]:
     if num_ids != starts[-1]:
         raise ValueError(f"{num_ids} ids, and members of {starts[-1]}")
     spans = np.stack([pack["start"], pack["end"]], axis=1).astype(np.int64)
-    weights = pack.of_each("weight", len(spans), 1).tolist()
+    weights = pack.entries("weight", len(spans), 1).tolist()
     bounds = [0, *np.searchsorted(spans[:, 1], starts[1:], side="right").tolist()]  # of the spans of each member
-    factors, shared = pack.of_each("factor", number, 1).tolist(), pack.of_each("shared_len", number).tolist()
-    media, counts = iter(_media(pack)), pack.of_each("num_media", number).tolist()
+    factors, shared = pack.entries("factor", number, 1).tolist(), pack.entries("shared_len", number).tolist()
+    media, counts = iter(_media_of(pack)), pack.entries("num_media", number).tolist()
     if sum(counts) != len(pack["kind"]):
         raise ValueError(f"{len(pack['kind'])} media, and members with {sum(counts)}")
     for index, (start, end) in enumerate(pairwise(starts)):
@@ -93,7 +93,7 @@ def _members(pack: PackTokens) -> Iterator[MemberTokens]:
         raise ValueError("a trained span behind the last member")
 
 
-def _media(pack: PackTokens) -> list[SeenMedium]:
+def _media_of(pack: PackTokens) -> list[SeenMedium]:
     number = len(pack["kind"])
     if not number:
         return []
@@ -106,14 +106,14 @@ def _media(pack: PackTokens) -> list[SeenMedium]:
             )
         ]
     )
-    plain = [pack.of_each(name, number).tolist() for name in ("num_images", "num_features", "width", "height")]
+    plain = [pack.entries(name, number).tolist() for name in ("num_images", "num_features", "width", "height")]
     num_steps, num_frames, num_samples = (
-        pack.of_each(name, number).tolist() for name in ("num_steps", "num_frames", "num_samples")
+        pack.entries(name, number).tolist() for name in ("num_steps", "num_frames", "num_samples")
     )
     entries = {"operation": sum(num_steps), "frame": sum(num_frames), "fps": sum(map(bool, num_frames))}
     if wrong := [name for name, number in entries.items() if len(pack[name]) != number]:
         raise ValueError(f"{len(pack[wrong[0]])} entries of {wrong[0]}, and media with {entries[wrong[0]]}")
-    frames, rates = iter(pack["frame"].tolist()), iter(_rates(pack["num_in_source"], pack["fps"]))
+    frames, rates = iter(pack["frame"].tolist()), iter(_source_frames_and_fps(pack["num_in_source"], pack["fps"]))
     columns = zip(names, *plain, num_steps, num_frames, num_samples, strict=True)
     return [
         SeenMedium(
@@ -124,5 +124,5 @@ def _media(pack: PackTokens) -> list[SeenMedium]:
     ]  # fmt: skip
 
 
-def _rates(num_in_source: Array, fps: Array) -> list[tuple[float, float]]:
+def _source_frames_and_fps(num_in_source: Array, fps: Array) -> list[tuple[float, float]]:
     return [*zip(num_in_source.tolist(), fps.tolist(), strict=True)]

@@ -12,7 +12,7 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, format_of, kin
 from energon_pack.samples.media.medium import SOUNDS_LIKE
 from energon_pack.samples.skip import Skip
 
-REFS, PARTS = "media_refs", "media_parts"
+REFERENCES_FIELD, SOURCE_PARTS_FIELD = "media_refs", "media_parts"
 
 
 Parts = Mapping[str, Any]
@@ -23,19 +23,19 @@ def json_of(part: Any) -> Any:
 
 
 def medium_of(parts: Parts, name: str, kind: str) -> Any:
-    """Return a medium of a pack in the form that training gets: see `Medium.loaded`."""
+    """Return the medium in the part `name` as training gets it: bytes, or decoded (see `Medium.loaded`)."""
     return KINDS[kind].loaded(parts.get(name), f"{parts.get('__key__')}.{name}")
 
 
 def media_by_kind(parts: Parts, media: Sequence[tuple[str, str]]) -> dict[str, list[Any]]:
-    """Return the media of a sample by kind."""
+    """Return a sample's media, in a list for each kind. `media`: part name and kind of each medium."""
     return {kind: [medium_of(parts, name, its_kind) for name, its_kind in media if its_kind == kind] for kind in KINDS}
 
 
 def kind_of(parts: Parts, name: str) -> str:
-    """Tell the kind of a part by its content, or by its name if the part is missing or already decoded.
+    """Return the kind of a medium by its content, or by its name if the part is missing or already decoded.
 
-    Its streams say whether it is a video or a sound; if they can't be read, whoever decodes it says so.
+    A container that may hold a sound alone is opened; if that fails, it counts as the container's usual kind.
     """
     value, named = parts.get(name), kind_by_name(name) or IMAGE.kind
     if not isinstance(value, bytes):
@@ -51,13 +51,13 @@ def kind_of(parts: Parts, name: str) -> str:
     return container.kind if container else IMAGE.kind
 
 
-def positions_of(part: Any) -> Any:
-    """Return the array of a .npy part."""
+def patch_positions_of(part: Any) -> Any:
+    """Return the array of patch positions in a .npy part, which may be decoded already."""
     return np.load(io.BytesIO(part), allow_pickle=False) if isinstance(part, bytes) else part
 
 
 class Reference(NamedTuple):
-    """The place in the source where a pack's medium lies, or an array beside a medium."""
+    """The place in the source of a medium that a pack does not copy, or of the .npy of an image."""
 
     name: str  # name that the part has in a pack with copies
     place: tuple[str | int, ...]  # (shard, offset, size), (path of a file), or (path of an LMDB, key)
@@ -72,21 +72,21 @@ ReadMedia = Callable[[Sequence[Reference], Parts], list[bytes]]
 
 def has_references(value: Mapping[str, Any]) -> bool:
     """Tell whether the media of a pack lie in its source."""
-    return REFS in value
+    return REFERENCES_FIELD in value
 
 
 def references_of(value: Mapping[str, Any]) -> list[list[Reference]]:
-    """Return the references of each member, in the order of writing."""
+    """Return the references of each member of a pack, in the order in which packing wrote them; `value`: its JSON."""
     meta = value["_meta"]
-    members = zip(value[REFS], meta[PARTS], meta["sample_ids"], strict=True)
+    members = zip(value[REFERENCES_FIELD], meta[SOURCE_PARTS_FIELD], meta["sample_ids"], strict=True)
     return [
         [Reference(name, tuple(place), size, checksum, sample) for place, (name, size, checksum) in pairs]
         for pairs, sample in ((zip(refs, parts, strict=True), sample) for refs, parts, sample in members)
     ]
 
 
-def read_missing(parts: Parts, value: Mapping[str, Any], read: ReadMedia) -> dict[str, bytes]:
-    """Read the parts that a pack refers to, and does not hold, from the source."""
+def read_referenced(parts: Parts, value: Mapping[str, Any], read: ReadMedia) -> dict[str, bytes]:
+    """Read from the source those parts that a pack refers to and does not hold; return their bytes by name."""
     named = {part.name: part for member in references_of(value) for part in member}  # members may share media
     missing = [part for name, part in named.items() if name not in parts]
     return dict(zip([part.name for part in missing], read(missing, parts), strict=True))

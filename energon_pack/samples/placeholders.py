@@ -21,12 +21,12 @@ _OWN = ("name", "settings")  # the key for a content part's settings of its medi
 
 
 def spells_placeholder(text: str) -> bool:
-    """Tell whether a text holds a placeholder."""
+    """Tell whether a text holds a placeholder, such as `<image>`."""
     return _PLACEHOLDER.search(text) is not None
 
 
 def num_placeholders(messages: Sequence[Message]) -> int:
-    """Count the placeholders in the texts of a conversation."""
+    """Count the placeholders, such as `<image>`, in contents that are strings."""
     texts = [text for message in messages if isinstance(text := message["content"], str) and "<" in text]
     return sum(len(_PLACEHOLDER.findall(text)) for text in texts)
 
@@ -38,7 +38,7 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
     those outside of the assistant's turns fit exactly, the assistant's placeholders are plain text. Where all media are
     videos, and as many `<image>` stand in the questions, these become `<video>`: so LLaVA-Video writes them.
 
-    `kinds`: of each medium, in the order the sample lists them.
+    `kinds`: the kind of each medium, in the order the sample lists them.
 
     Returns:
         The messages as they are stored and rendered, the order of the media by their placeholders (indices into
@@ -67,7 +67,10 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
 
 
 def part_settings(messages: Sequence[Message], kinds: Sequence[str]) -> list[dict[str, Any] | None]:
-    """Return the settings in content parts for their media, in the order of the placeholders; empty: none."""
+    """Return the settings that content parts have for their media, in the order of the placeholders.
+
+    None: a medium has no settings. Empty: no medium has settings. `kinds`: the kind of each medium.
+    """
     if not any("settings" in part for m in messages if isinstance(m["content"], list) for part in m["content"]):
         return []
     by_role = [(m["role"], settings) for m in messages for settings in _settings(m, kinds)]
@@ -96,7 +99,7 @@ def split_content(messages: Sequence[Message], kinds: Sequence[str]) -> list[Mes
 
 
 def without_images(messages: Sequence[Message], kinds: Sequence[str], number: int, text: str) -> list[Message]:
-    """Put a text in place of the first images of a conversation."""
+    """Replace the first `number` images of a conversation by a text. `kinds`: the kind of each medium."""
     is_literal = sum(len(_placeholders(message, kinds)) for message in messages) != len(kinds)
     result = []
     for message in messages:
@@ -108,7 +111,7 @@ def without_images(messages: Sequence[Message], kinds: Sequence[str], number: in
 
 
 def _with_text(content: str | list[Message], number: int, text: str) -> tuple[str | list[Message], int]:
-    """Put a text in place of the first images of a content; return how many are still to be replaced, too."""
+    """Replace the first `number` images of a content by a text; return also how many are still to be replaced."""
     image = IMAGE.placeholder
     if isinstance(content, str):
         return content.replace(image, text, number), number - min(number, content.count(image))
@@ -121,7 +124,7 @@ def _with_text(content: str | list[Message], number: int, text: str) -> tuple[st
 
 
 def media_alone(content: str | list[Message], kinds: Sequence[str]) -> str | list[Message]:
-    """Return the media of a turn without its text; of a string, also the white space after each placeholder."""
+    """Return a content without its text: the placeholders, each with the white space after it, or the media parts."""
     if isinstance(content, str):
         return "".join(match[0] for match in _WITH_SPACE.finditer(content) if match[1] in kinds)
     return [part for part in content if part["type"] != "text"]
@@ -138,7 +141,11 @@ def with_media_first(
 
 
 def flat_content(parts: list[Message]) -> str | list[Message]:
-    """Join content parts into a string with placeholders; return them unchanged if the string would lose something."""
+    """Join content parts into one string with placeholders.
+
+    They stay parts if a part has a name or settings, a text spells a placeholder, or white space stands where two texts
+    meet.
+    """
     texts = [part["text"] for part in parts if part["type"] == "text"]
     if any(key in part for key in _OWN for part in parts) or any(map(spells_placeholder, texts)):
         return parts
@@ -155,7 +162,7 @@ def _has_seam(part: Message, other: Message) -> bool:
 
 
 def kind_of_parts(conversations: Iterable[Any]) -> str | None:
-    """Tell which media the content parts of conversations stand for; None: all are text.
+    """Return the media type of the content parts in these conversations: a kind, or `mix`; None: all are text.
 
     Unlike `<image>` in a text, a part for a medium is never plain text.
     """
@@ -204,7 +211,7 @@ def _settings(message: Message, kinds: Sequence[str]) -> list[dict[str, Any] | N
 
 
 def _with_videos(messages: Sequence[Message], kinds: Sequence[str]) -> list[Message] | None:
-    """Return messages with `<video>` for `<image>`; None: what they have does not stand for these media."""
+    """Return messages with `<video>` in place of each `<image>`; None: the media are not as many videos."""
     if set(kinds) != {VIDEO.kind} or any(not isinstance(message["content"], str) for message in messages):
         return None
     asked = "".join(message["content"] for message in messages if message["role"] != "assistant")

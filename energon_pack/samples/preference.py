@@ -12,21 +12,27 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import Take
 from energon_pack.samples.skip import Reason, Skip, one_value
 
-_REJECTED = frozenset(("rejected_response", "rejected_messages", "rejected_images"))
+_REJECTED_KEYS = frozenset(("rejected_response", "rejected_messages", "rejected_images"))
 #: keys that say whether an answer is good: true or false, 1 or 0, or a word; any other value is a remark
-LABELS = ("label", "kto_tag")
-_PROMPTS = ("prompt", "question")
-PREFERENCE_KEYS = frozenset(("chosen", "rejected", *_REJECTED, *LABELS))
+LABEL_KEYS = ("label", "kto_tag")
+_PROMPT_KEYS = ("prompt", "question")
+PREFERENCE_KEYS = frozenset(("chosen", "rejected", *_REJECTED_KEYS, *LABEL_KEYS))
 
 
 def preferred(value: Mapping[str, Any], keys: Sequence[str], take: Take | None) -> dict[str, Any]:
-    """Keep only the good conversation of a sample."""
+    """Return a sample's JSON without its rejected answer; a sample that is no preference data stays unchanged.
+
+    `keys`: fields that may hold its turns; the first is used if none is there.
+
+    Raises:
+        Skip: `preference_data` if `take` is None; `not_chosen` if the sample's label calls its answer bad.
+    """
     key = next((key for key in keys if value.get(key)), keys[0])
     has_pair = value.get("chosen") is not None and value.get("rejected") is not None
-    rejected = sorted(name for name in _REJECTED if value.get(name))
+    rejected = sorted(name for name in _REJECTED_KEYS if value.get(name))
     completed = value.get("prompt") is not None and value.get("completion") is not None
-    labels = {name: is_good for name in LABELS if (is_good := _is_good(value.get(name))) is not None}
-    one_value({name: [is_good] for name, is_good in labels.items()}, LABELS)
+    labels = {name: is_good for name in LABEL_KEYS if (is_good := _is_good(value.get(name))) is not None}
+    one_value({name: [is_good] for name, is_good in labels.items()}, LABEL_KEYS)
     label = next(iter(labels), None)
     if not (has_pair or rejected or label):
         return dict(value)
@@ -40,7 +46,7 @@ def preferred(value: Mapping[str, Any], keys: Sequence[str], take: Take | None) 
         raise Skip(Reason.NOT_CHOSEN, f"{detail} (source.take=chosen)")
     rest = {name: item for name, item in value.items() if name not in PREFERENCE_KEYS}
     if has_pair:
-        rest = {name: item for name, item in rest.items() if name not in _PROMPTS}
+        rest = {name: item for name, item in rest.items() if name not in _PROMPT_KEYS}
         return {**rest, key: _with_answer(_prompt(value, key), value["chosen"])}
     if label and completed and not value.get(key):
         rest = {name: item for name, item in rest.items() if name not in ("prompt", "completion")}
@@ -49,7 +55,7 @@ def preferred(value: Mapping[str, Any], keys: Sequence[str], take: Take | None) 
 
 
 def _is_good(label: Any) -> bool | None:
-    """Tell whether a label calls an answer good; None: it is no such label."""
+    """Tell whether a label calls an answer good; None: the value is neither true nor false."""
     return {"true": True, "1": True, "false": False, "0": False}.get(str(label).lower())
 
 
@@ -57,7 +63,7 @@ def _prompt(value: Mapping[str, Any], key: str) -> list[Message]:
     """Return the turns before the answer, from the conversation or from a prompt."""
     if isinstance(value.get(key), list):
         return list(value[key])
-    prompt: Any = one_value(value, _PROMPTS) or []
+    prompt: Any = one_value(value, _PROMPT_KEYS) or []
     return prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
 
 

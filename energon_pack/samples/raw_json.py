@@ -8,7 +8,7 @@ from typing import Any
 from energon_pack.samples.skip import Reason, Skip
 
 _MANY_BRACKETS = 200
-_NESTING_OF_PACK = 200  # levels of nesting kept free for the pack's own JSON, and for recursive readers
+_SPARE_NESTING = 200  # levels of nesting kept free for the pack's own JSON, and for recursive readers
 
 
 def load_json(raw: bytes) -> Any:
@@ -23,12 +23,12 @@ def load_json(raw: bytes) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """Do `load_json` on a text."""
+    """Parse one sample's JSON from a text, as `load_json` does; raises Skip: `invalid_json`."""
     try:
         value = _DECODER.decode(text)
         if "\\u" in text or text.count("[") + text.count("{") > _MANY_BRACKETS:
             # Only an escape can bring in half a character; a value nested to the limit would not fit into a pack.
-            json.dumps(reduce(lambda inner, _: [inner], range(_NESTING_OF_PACK), value), ensure_ascii=False).encode()
+            json.dumps(reduce(lambda inner, _: [inner], range(_SPARE_NESTING), value), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise Skip(Reason.INVALID_JSON, f"text is not valid Unicode: {error}") from None
     except RecursionError:
@@ -38,9 +38,9 @@ def parse_json(text: str) -> Any:
     return value
 
 
-def _number(text: str) -> float | None:
+def _finite_or_none(text: str) -> float | None:
     value = float(text)
     return value if math.isfinite(value) else None
 
 
-_DECODER = json.JSONDecoder(parse_float=_number, parse_constant=_number)
+_DECODER = json.JSONDecoder(parse_float=_finite_or_none, parse_constant=_finite_or_none)

@@ -86,7 +86,7 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
 
 
 def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = False) -> Record:
-    """Do `parse_record` on what `in_our_words` returned. `lists_media`: the sample lists its media elsewhere."""
+    """Normalise JSON that `in_our_words` has rewritten; `lists_media`: the sample also lists media outside of it."""
     if isinstance(value, list):
         value = {settings.messages_key or "messages": value}
     if not isinstance(value, dict):
@@ -150,14 +150,14 @@ def caption_record(caption: str, settings: ReadSettings) -> Record:
 
 
 def with_hearing(record: Record, settings: ReadSettings) -> Record:
-    """Return a record with what the run says of the sound of videos, where the record says nothing."""
+    """Return a record with the run's `use_audio_in_video` (whether the sound of videos is heard), unless it has one."""
     if settings.use_audio_in_video is None or record.fields.get("use_audio_in_video") is not None:
         return record
     return replace(record, fields={**record.fields, "use_audio_in_video": settings.use_audio_in_video})
 
 
 def begins_with_assistant(messages: Sequence[Message]) -> bool:
-    """Tell whether no question stands before the first answer: the roles may be swapped."""
+    """Tell whether a conversation of several turns begins with an answer, so that its roles may be swapped."""
     first = next((message["role"] for message in messages if message["role"] != "system"), None)
     return first == "assistant" and len(messages) > 1
 
@@ -183,7 +183,7 @@ def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[li
 
 
 def _reads(value: Mapping[str, Any]) -> str:
-    """Name the setting that reads a conversation in a field of another name."""
+    """Return advice for a message: the setting that names another field as the conversation."""
     turns = [key for key, item in value.items() if isinstance(item, list) and item and isinstance(item[0], dict)]
     if named := next((key for key in turns if not {"role", "from"}.isdisjoint(value[key][0])), None):
         return f"source.messages_key={named} reads its turns"
@@ -245,7 +245,7 @@ def _turns(message: Any, index: int) -> list[Message]:
 
 
 def _roles_like(named: Any) -> str:
-    """Name the roles that are known, the likeliest first."""
+    """Return advice for a message: the known role that is spelled most like this one, and all known roles."""
     known = [role for role in _ROLES if role not in (DOCUMENT, *CALL_ROLES)]
     near = difflib.get_close_matches(str(named).lower(), known, 1)
     which = f"did you mean {near[0]}? " if near else ""

@@ -21,7 +21,7 @@ class Part(NamedTuple):
 
 
 class MediaPart(NamedTuple):
-    """A part whose content was read and is a medium."""
+    """A part that is a medium, with its kind and extension by its content."""
 
     name: str
     offset: int
@@ -40,6 +40,6 @@ def media_type_by_name(names: Sequence[str]) -> str | None:
 
 
 def media_type(kinds: Sequence[str]) -> str:
-    """Return which of `MEDIA_TYPES` a sample with media of these kinds is."""
+    """Return the media type of a sample with media of these kinds: `text`, the one kind, or `mix` for several."""
     present = set(kinds)
     return present.pop() if len(present) == 1 else ("mix" if present else "text")

@@ -9,7 +9,7 @@ from energon_pack.run.plain_data import plain
 
 
 class SampleType(str, Enum):
-    """The kind of a sample's JSON: which keys hold its conversation."""
+    """How a sample's JSON holds its conversation: as turns, a caption, a question with answers, or raw text."""
 
     auto = "auto"
     chat = "chat"
@@ -19,14 +19,14 @@ class SampleType(str, Enum):
 
 
 class ToolsAs(str, Enum):
-    """The form in which tools and calls reach the chat template."""
+    """How tools and tool calls reach the chat template: as such (auto), or calls as JSON in the text."""
 
     auto = "auto"
     text = "text"
 
 
 class Take(str, Enum):
-    """The side of preference data that is packed."""
+    """Which of the two conversations of preference data is packed."""
 
     chosen = "chosen"
 
@@ -39,20 +39,20 @@ class ControlTokens(str, Enum):
 
 
 class Frames(str, Enum):
-    """The treatment of a list of frames in place of a video."""
+    """How a video that is listed as files of its frames is read: as one video, or as images."""
 
     video = "video"
     images = "images"
 
 
 class UnreadMedia(str, Enum):
-    """The treatment of media that a sample holds under a key that is not read."""
+    """What to do with media under a key that is not read: ignore them."""
 
     ignore = "ignore"
 
 
 class Nulls(str, Enum):
-    """The treatment of null values in the calls and tools of a record."""
+    """What to do with null values in the tools and tool calls of a record."""
 
     drop = "drop"
     keep = "keep"
@@ -60,7 +60,7 @@ class Nulls(str, Enum):
 
 @dataclass
 class Columns:
-    """What a record calls its fields, and a turn its keys; None: as here."""
+    """The names of a record's fields and of a turn's keys in the user's data; None: the name is the one given here."""
 
     #: the field that holds the turns
     messages: str | None = None
@@ -88,7 +88,7 @@ class Columns:
 
 @dataclass
 class Roles:
-    """What a turn calls those who speak; None: as here."""
+    """The names of the roles in the user's data; None: the name is the one given here."""
 
     #: the role of the user
     user: str | None = None
@@ -130,24 +130,24 @@ class ReadSettings:
     roles: Roles = field(default_factory=Roles)
 
     def __post_init__(self) -> None:
-        """Look once whether names are changed: each record asks."""
-        self.renames = (self.columns, self.roles) != (Columns(), Roles())
+        """Set `has_renames`: whether any column or role has another name."""
+        self.has_renames = (self.columns, self.roles) != (Columns(), Roles())
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Return as JSON the settings that lengths depend on.
+        """The settings that lengths depend on, as JSON.
 
-        What came later is left out where it is not set, so that lengths that were measured before stay valid.
+        Settings of later versions are left out where they are not set, so that lengths in a cache stay valid.
         """
         return without_unset(plain(self))
 
 
 def without_unset(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out of a node `source` the settings that came after the first, where they are not set."""
-    return {name: value for name, value in values.items() if name not in _LATER or not _is_unset(value)}
+    """Return the values of a config's node `source` without settings of later versions that are not set."""
+    return {name: value for name, value in values.items() if name not in _LATER_SETTINGS or not _is_unset(value)}
 
 
-_LATER = ("map", "media", "nulls", "use_audio_in_video", "columns", "roles")
+_LATER_SETTINGS = ("map", "media", "nulls", "use_audio_in_video", "columns", "roles")
 
 
 def _is_unset(value: Any) -> bool:
@@ -155,4 +155,4 @@ def _is_unset(value: Any) -> bool:
 
 
 #: for conversations that packs store: an answer alone was not read as a document there
-STORED = ReadSettings(sample_type=SampleType.chat, nulls=Nulls.keep)
+STORED_SETTINGS = ReadSettings(sample_type=SampleType.chat, nulls=Nulls.keep)

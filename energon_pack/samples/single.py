@@ -8,11 +8,11 @@ from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.media.kinds import IMAGE, kind_by_name
 from energon_pack.samples.sample import MESSAGE_KEYS, media_type
 
-_TIMES = ("patch_positions", "fps", "timestamp_decimal")
+_TIME_FIELDS = ("patch_positions", "fps", "timestamp_decimal")
 
 
-class Single(NamedTuple):
-    """A member of a pack as a sample of a source."""
+class SingleSample(NamedTuple):
+    """A member of a pack, turned back into a sample of a source."""
 
     #: its JSON
     record: dict[str, Any]
@@ -20,20 +20,20 @@ class Single(NamedTuple):
     parts: dict[str, str]
 
 
-def single(
+def single_sample(
     flavor: PackedFlavor,
     member: Mapping[str, Any],
     names: Sequence[str],
     media: list[tuple[str, str]] | None = None,
     messages_key: str | None = None,
-) -> Single:
-    """Return a member of a pack as a single sample.
+) -> SingleSample:
+    """Turn a member of a pack back into a single sample.
 
     Args:
-        member: one of the flavour's `samples`.
-        names: one of the flavour's `parts`: those of the member.
-        media: new name and kind of each medium; None: they keep the names that they have in the pack.
-        messages_key: see `record_of`.
+        member: the member's JSON, from the flavour's `samples`.
+        names: the member's part names, from the flavour's `parts`.
+        media: new name and kind of each medium; None: media keep the names that they have in the pack.
+        messages_key: see `single_record`.
     """
     packed = [name for name in names if not name.endswith(".npy")]
     new = media if media is not None else [(name, flavor.kind(name) or IMAGE.kind) for name in packed]
@@ -44,24 +44,26 @@ def single(
     elif flavor.times_in_text and any(kind == IMAGE.kind for _, kind in new):
         member = _without_times(member)
     parts = {name: part for (name, _), part in zip(new, packed, strict=True)}
-    return Single(record_of(member, new, messages_key), parts | {called[i]: array for i, array in arrays.items()})
+    return SingleSample(
+        single_record(member, new, messages_key), parts | {called[i]: array for i, array in arrays.items()}
+    )
 
 
 def _without_times(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a member with its times in the text; their origin gets a name that is not read a second time."""
+    """Move the fields of times to `source_times`, because the text already holds the times."""
     if not (value.get("fps") or any(value.get("patch_positions") or ())):
         return value
-    times = {name: value[name] for name in _TIMES if name in value}
+    times = {name: value[name] for name in _TIME_FIELDS if name in value}
     return {name: item for name, item in value.items() if name not in times} | {"source_times": times}
 
 
-def record_of(
+def single_record(
     member: Mapping[str, Any], media: list[tuple[str, str]], messages_key: str | None = None
 ) -> dict[str, Any]:
-    """Return the JSON of a sample in its canonical form, made from a member's JSON in a pack.
+    """Make the JSON of a single sample from a member's JSON in a pack.
 
     Args:
-        media: part and kind of each, in the order of the placeholders, which is also their order in the tar.
+        media: part name and kind of each medium, in the order of the placeholders, which is also that of the tar.
         messages_key: the only field in which packing looks for a conversation; None: the fields it knows.
     """
     keys = ("messages", "tools", "source_fields")
@@ -69,7 +71,7 @@ def record_of(
     clashing = member.get("source_fields")
     restored = fields | clashing if isinstance(clashing, dict) else fields
     places = [messages_key] if messages_key else list(MESSAGE_KEYS)
-    free = (key for key in places if key not in restored and not _is_before(places, key, restored))
+    free = (key for key in places if key not in restored and not _is_read_before(places, key, restored))
     if (key := next(free, None)) is None:  # reading takes it for the conversation: it stays where it is
         key, restored = places[0], fields | {"source_fields": clashing}
     names = [name for name, _ in media]
@@ -82,6 +84,6 @@ def record_of(
     return record | ({"tools": member["tools"]} if "tools" in member else {}) | restored
 
 
-def _is_before(places: list[str], key: str, fields: Mapping[str, Any]) -> bool:
-    """Say whether reading would take another field than this one for the conversation."""
+def _is_read_before(places: list[str], key: str, fields: Mapping[str, Any]) -> bool:
+    """Tell whether another field would be read as the conversation before this one."""
     return any(fields.get(earlier) for earlier in places[: places.index(key)])

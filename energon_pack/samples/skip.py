@@ -8,7 +8,7 @@ from energon_pack.errors import without_passwords
 
 
 class Reason(str, Enum):
-    """The reason why a sample is in no pack, or some of its tokens (`CUT_OFF`); its value stands in `skipped.jsonl`."""
+    """The reason why a sample is in no pack, as `skipped.jsonl` spells it; `CUT_OFF`: only some tokens are left out."""
 
     MISSING_JSON = "missing_json"
     INVALID_JSON = "invalid_json"
@@ -40,7 +40,7 @@ class Reason(str, Enum):
 
     @property
     def is_policy(self) -> bool:
-        """Tell whether the settings chose it, not a fault of the data: then it does not count for `max_skipped`."""
+        """Whether settings are the reason, not faulty data: such samples do not count towards `max_skipped`."""
         return self in (
             Reason.OVERLONG, Reason.OVER_CAP, Reason.NOTHING_TRAINED, Reason.CUT_OFF, Reason.NOT_IN_FLAVOR,
             Reason.NOT_CHOSEN, Reason.LEFT_OUT_BY_MAP, Reason.NOT_DRAWN,
@@ -48,7 +48,7 @@ class Reason(str, Enum):
 
 
 #: the detail of a sample that `Reason.NOTHING_TRAINED` leaves out
-NOTHING_TRAINED = "none of its tokens is trained"
+NOTHING_TRAINED_DETAIL = "none of its tokens is trained"
 
 
 class Skip(Exception):
@@ -66,13 +66,15 @@ class Skip(Exception):
 
 
 def one_value(value: Mapping[str, Any], keys: Sequence[str], place: str = "") -> Any:
-    """Return what spellings of one thing say, or an empty value of the first that is there; None: none is there.
+    """Return the value that a mapping has under one of several keys of the same meaning.
+
+    If all values are empty, it is that of the first key that is there; None: no key is there.
 
     Args:
-        place: what the error writes before a key, as `messages[].`.
+        place: a prefix for keys in the error, such as `messages[].`.
 
     Raises:
-        Skip: `bad_message`: two of them differ, and one would be dropped.
+        Skip: `bad_message`: two keys have different values, and one would be dropped.
     """
     first, *others = [key for key in keys if value.get(key)] or [key for key in keys if key in value][:1] or [""]
     for key in others:

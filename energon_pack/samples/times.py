@@ -15,7 +15,7 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 
 _IMAGE = IMAGE.placeholder
-_MOST_DECIMALS = 9
+_MAX_DECIMALS = 9
 
 
 def position_names(fields: Mapping[str, Any], num_images: int) -> list[str]:
@@ -29,8 +29,8 @@ def position_names(fields: Mapping[str, Any], num_images: int) -> list[str]:
     return names if any(names) else []
 
 
-def load_positions(raw: bytes, name: str) -> Any:
-    """Load the array of a .npy: t, h and w of each patch."""
+def load_patch_positions(raw: bytes, name: str) -> Any:
+    """Load patch positions from the bytes of a .npy: integers [patches, 3], the t, h and w of each; raises Skip."""
     if not raw.startswith(np.lib.format.MAGIC_PREFIX):  # numpy would show the bytes that are there
         raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} is no .npy")
     try:
@@ -43,9 +43,12 @@ def load_positions(raw: bytes, name: str) -> Any:
 
 
 def time_marks(fps: Any, decimals: Any, positions: Sequence[Any]) -> list[str]:
-    """Return `<0.5 seconds>` for each image; empty without `fps`.
+    """Return the time of each image as text, such as `<0.5 seconds>`; empty: the sample has no `fps`.
 
-    `positions`: the array of each image; None: the time index is 0.
+    Args:
+        fps: frames a second; the time is the t of an image's first patch, divided by it.
+        decimals: digits after the point; None: 1.
+        positions: the patch positions of each image; None: its t is 0.
     """
     fps, decimals = (value[0] if isinstance(value, list) and value else value or None for value in (fps, decimals))
     if fps is None or not positions:
@@ -53,14 +56,17 @@ def time_marks(fps: Any, decimals: Any, positions: Sequence[Any]) -> list[str]:
     decimals = 1 if decimals is None else decimals
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not fps > 0:
         raise Skip(Reason.BAD_MESSAGE, f"fps is {fps!r}")
-    if type(decimals) is not int or not 0 <= decimals <= _MOST_DECIMALS:
+    if type(decimals) is not int or not 0 <= decimals <= _MAX_DECIMALS:
         raise Skip(Reason.BAD_MESSAGE, f"timestamp_decimal is {decimals!r}")
     times = (0 if array is None else int(array[0][0]) for array in positions)
     return [f"<{time / fps:.{decimals}f} seconds>" for time in times]
 
 
 def stamped(messages: Sequence[Message], marks: Sequence[str]) -> list[Message]:
-    """Write the time of each image before it, and a newline after it."""
+    """Write the time of each image before its placeholder, and a newline after it, in all turns but the assistant's.
+
+    `marks`: the time of each image as text, from `time_marks`; empty: the messages stay unchanged.
+    """
     if not marks:
         return list(messages)
     waiting = list(reversed(marks))

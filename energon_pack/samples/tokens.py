@@ -12,7 +12,7 @@ from energon_pack.samples.media.kinds import IMAGE, VIDEO
 
 
 class LengthError(Exception):
-    """A member has another length than it was packed with."""
+    """Raised if a member has another length in tokens than when it was packed."""
 
 
 class Step(NamedTuple):
@@ -29,7 +29,7 @@ RESIZE, CROP, RESIZE_FRAME, OWN = OPERATIONS = ("resize", "crop", "resize_frame"
 
 @dataclass(frozen=True)
 class SeenMedium:
-    """A medium as the model sees it: all that its inputs depend on, beside its bytes."""
+    """How a medium's bytes become a model's inputs: its size, the steps that resize it, its frames, its features."""
 
     kind: str  # of `kinds.KINDS`
     num_images: int = 0  # images that a video is made of; 0: it is a file of its own
@@ -44,18 +44,18 @@ class SeenMedium:
 
     @property
     def is_seen(self) -> bool:
-        """Whether it is only pixels; members of a pack may share such media."""
+        """Whether the medium is an image or a silent video; members of a pack may share such media."""
         return self.kind in (IMAGE.kind, VIDEO.kind) and not self.num_samples
 
     @property
     def part_kinds(self) -> list[str]:
-        """The kind of each part of a pack that it is made of."""
+        """The kind of each file of the pack that the medium consists of: several images if they are one video."""
         return [IMAGE.kind] * self.num_images or [self.kind]
 
 
 @dataclass(frozen=True)
 class MemberTokens:
-    """A member of a pack as a model is fed it."""
+    """The token ids of one member of a pack, with its trained ranges and its media."""
 
     ids: npt.NDArray[np.int64]  # [L]
     supervised: Sequence[tuple[int, int]]  # trained ranges of tokens, ascending; the first token is in none
@@ -73,13 +73,13 @@ class MemberTokens:
 
     @property
     def num_weighted(self) -> int:
-        """How many trained tokens have another weight in the loss than 1."""
+        """The number of trained tokens whose weight in the loss is not 1."""
         each = zip(self.supervised, self.weights or repeat(1.0), strict=False)
         return sum(end - start for (start, end), weight in each if weight * self.factor != 1)
 
     @property
-    def weight_of_each(self) -> list[float]:
-        """How much each token counts in its sample; 0: it is not trained."""
+    def token_weights(self) -> list[float]:
+        """The weight of each token in its sample's loss, without `factor`; 0: the token is not trained."""
         weights = [0.0] * len(self)
         for (start, end), weight in zip(self.supervised, self.weights or [1.0] * len(self.supervised), strict=True):
             weights[start:end] = [weight] * (end - start)

@@ -20,10 +20,10 @@ Array = npt.NDArray[Any]
 #: Version of the packs (`_meta.format`) and of `energon_pack.json`.
 FORMAT = 3
 #: the name of the part: neither webdataset nor Energon decodes it
-TOKENS = "tokens"
+TOKENS_PART = "tokens"
 MAGIC = b"EPK3"
 #: the field of a pack's `_meta` with the CRC-32 of its tokens
-CHECKSUM = "tokens_crc32"
+CHECKSUM_FIELD = "tokens_crc32"
 #: type of each column, by what an entry is of
 COLUMNS = {
     # a member: its tokens; how many of them the member before it has, too; its weight; its media
@@ -42,12 +42,12 @@ COLUMNS = {
     "num_frames": "u4", "num_in_source": "f8", "fps": "f8", "frame": "u4",
 }  # fmt: skip
 #: an id is kept once if it comes at least so often in a row
-_LEAST_RUN = 4
-_HEADER = len(MAGIC) + 4 * len(COLUMNS)
+_MIN_RUN = 4
+_HEADER_BYTES = len(MAGIC) + 4 * len(COLUMNS)
 
 
 class TokensDamaged(ValueError):
-    """The tokens of a pack are cut or of another format."""
+    """Raised if the tokens of a pack are damaged, cut, or in another format."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class PackTokens:
         column = self.columns.get(name)
         return np.zeros(0, COLUMNS[name]) if column is None else column
 
-    def of_each(self, name: str, number: int, default: float = 0) -> Array:
-        """Return the entries of a column with a default.
+    def entries(self, name: str, number: int, default: float = 0) -> Array:
+        """Return `number` entries of a column; an empty column gives as many times its default.
 
         Raises:
-            TokensDamaged: it has another number of entries.
+            TokensDamaged: the column has another number of entries.
         """
         column = self[name]
         if len(column) not in (0, number):
@@ -85,7 +85,7 @@ class PackTokens:
         return np.repeat(ids, times)
 
     def to_bytes(self) -> bytes:
-        """Return the part."""
+        """Return the bytes of the pack's file `tokens`."""
         columns = [self.columns.get(name, ()) for name in COLUMNS]
         counts = np.array([*map(len, columns)], "<u4")
         named = zip(columns, COLUMNS.values(), strict=True)
@@ -94,20 +94,20 @@ class PackTokens:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "PackTokens":
-        """Read a part.
+        """Read the bytes that `to_bytes` made.
 
         Raises:
-            TokensDamaged: it is cut, too long, or none of this format.
+            TokensDamaged: the data are cut, too long, or in another format.
         """
-        if data[: len(MAGIC)] != MAGIC or len(data) < _HEADER:
+        if data[: len(MAGIC)] != MAGIC or len(data) < _HEADER_BYTES:
             raise TokensDamaged(f"no tokens of format 3 ({len(data)} bytes that begin with {data[:4]!r}): pack again")
         counts = np.frombuffer(data, "<u4", len(COLUMNS), len(MAGIC)).tolist()
         sizes = [count * np.dtype(kind).itemsize for count, kind in zip(counts, COLUMNS.values(), strict=True)]
-        if _HEADER + sum(sizes) != len(data):
+        if _HEADER_BYTES + sum(sizes) != len(data):
             raise TokensDamaged(
-                f"tokens of {_HEADER + sum(sizes):,} bytes by their header, and {len(data):,} are there"
+                f"tokens of {_HEADER_BYTES + sum(sizes):,} bytes by their header, and {len(data):,} are there"
             )
-        columns, place = {}, _HEADER
+        columns, place = {}, _HEADER_BYTES
         for (name, kind), count, size in zip(COLUMNS.items(), counts, sizes, strict=True):
             if count:
                 columns[name] = np.frombuffer(data, np.dtype(kind).newbyteorder("<"), count, place)
@@ -116,25 +116,25 @@ class PackTokens:
 
 
 def read_tokens(data: bytes, meta: Mapping[str, Any]) -> PackTokens:
-    """Read the tokens of a pack.
+    """Read the tokens of a pack, and compare their checksum.
 
     Args:
-        meta: `_meta` of its JSON, which has their checksum.
+        meta: `_meta` of the pack's JSON; without a checksum there, none is compared.
 
     Raises:
-        TokensDamaged: they are not as they were written, as `from_bytes`.
+        TokensDamaged: the bytes are not those that were written.
     """
     tokens = PackTokens.from_bytes(data)
-    if (checksum := meta.get(CHECKSUM)) not in (None, crc32(data)):
+    if (checksum := meta.get(CHECKSUM_FIELD)) not in (None, crc32(data)):
         raise TokensDamaged(f"tokens with the checksum {crc32(data)}, and {checksum} when they were written")
     return tokens
 
 
 def id_columns(ids: npt.NDArray[np.int64]) -> dict[str, Array]:
-    """Return the columns that hold some ids, all of them below 2³¹."""
+    """Split token ids, all below 2³¹, into the columns `low`, `high`, `repeated` and `num_more` (see `COLUMNS`)."""
     starts = np.flatnonzero(np.diff(ids, prepend=-1))
     times = np.diff(starts, append=len(ids))
-    is_run = times >= _LEAST_RUN
+    is_run = times >= _MIN_RUN
     places, num_more = starts[is_run], times[is_run] - 1
     kept = np.ones(len(ids), bool)
     for place, more in zip(places.tolist(), num_more.tolist(), strict=True):
@@ -152,5 +152,5 @@ def id_columns(ids: npt.NDArray[np.int64]) -> dict[str, Array]:
 
 
 def without_default(values: Sequence[float], default: float = 0) -> Sequence[float]:
-    """Return the entries of a column; none if all are the default."""
+    """Return the entries of a column, or an empty list if all of them equal its default."""
     return values if any(value != default for value in values) else ()

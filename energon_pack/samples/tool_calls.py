@@ -21,12 +21,15 @@ from energon_pack.samples.weights import TURN_WEIGHT_KEYS
 CALL_ROLES = frozenset(("function_call", "tool_call"))
 #: types of content parts that are no text: calls, their results, thoughts
 OTHER_PARTS = ("tool_use", "tool_call", "tool_result", "thinking", "reasoning")
-_THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
-_TAGGED = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_THOUGHT_PATTERN = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
+_TAGGED_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 def call_turn(turn: Message, index: int) -> Message:
-    """Read a turn whose content is calls: the JSON of one or a list, after a thought; or tagged calls beside a text."""
+    """Return a turn whose content is tool calls as an assistant's turn with `tool_calls`.
+
+    The content is the JSON of one call or of a list, perhaps after a thought; or a text with `<tool_call>` tags.
+    """
     if turn.get("tool_calls"):
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has calls both in its content and beside it")
     text, calls = _calls_in(turn["content"], index)
@@ -34,26 +37,29 @@ def call_turn(turn: Message, index: int) -> Message:
 
 
 def with_tool_calls(turn: Message, index: int) -> Message:
-    """Read an assistant's turn whose calls are OpenAI's old `function_call`, or a JSON string of a list of calls."""
+    """Return an assistant's turn with its calls as a list, which may be OpenAI's old `function_call` or JSON text."""
     calls = turn.get("tool_calls")
     if calls and turn.get("function_call") is not None:
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has calls both in tool_calls and in function_call")
     spelled = calls
     if isinstance(calls, str) and calls.strip():
-        calls = _parsed(calls)
+        calls = _parsed_json(calls)
     elif not calls:
         if turn.get("function_call") is None:
             return turn
-        calls = [_call(turn["function_call"], index)]
+        calls = [_openai_call(turn["function_call"], index)]
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         detail = f"message {index} has tool_calls that are no list of calls: {str(spelled)[:80]}"
         raise Skip(Reason.BAD_MESSAGE, detail)
-    calls = [_checked(call, index) for call in calls]
+    calls = [_with_arguments(call, index) for call in calls]
     return {**{key: item for key, item in turn.items() if key != "function_call"}, "tool_calls": calls}
 
 
 def turns_of_parts(turn: Message, index: int) -> list[Message]:
-    """Read a turn whose content parts hold calls, thoughts or results; results become turns before the rest of it."""
+    """Split a turn whose content parts hold tool calls, thoughts or results of tools.
+
+    Calls and thoughts become keys of the turn; each result becomes a turn of role `tool` before the turn's other parts.
+    """
     calls: list[Message] = []
     results: list[Message] = []
     rest: list[Any] = []
@@ -61,7 +67,9 @@ def turns_of_parts(turn: Message, index: int) -> list[Message]:
     for part in turn["content"]:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "tool_use":
-            calls.append(_call({"id": part.get("id"), "name": part.get("name"), "arguments": part.get("input")}, index))
+            calls.append(
+                _openai_call({"id": part.get("id"), "name": part.get("name"), "arguments": part.get("input")}, index)
+            )
         elif kind == "tool_call":
             calls += _calls_in(one_value(part, ("value", "tool_call"), "content[]."), index)[1]
         elif kind == "tool_result":
@@ -88,9 +96,10 @@ def turns_of_parts(turn: Message, index: int) -> list[Message]:
 
 
 def joined(before: Message | None, turn: Message, spelled: Any) -> Message | None:
-    """Join a turn of calls with the turn before it; None: it stays a separate turn.
+    """Join a turn of tool calls with the turn before it; None: it stays a separate turn.
 
-    Consecutive calls are one turn. In ms-swift's spelling, so are a text and the calls that follow it.
+    Consecutive calls become one turn. In ms-swift's spelling, so do a text and the calls that follow it.
+    `spelled`: the role that the data gives the turn.
     """
     if before is None or before["role"] != "assistant" or spelled not in CALL_ROLES:
         return None
@@ -106,14 +115,14 @@ def joined(before: Message | None, turn: Message, spelled: Any) -> Message | Non
 
 
 def as_text(message: Message, index: int) -> Message:
-    """Replace the calls of a turn by their JSON at the end of its text."""
+    """Return a turn without `tool_calls`: the JSON of each call stands at the end of the text, on its own line."""
     calls = message.get("tool_calls")
     if not calls:
         return message
     if not isinstance(calls, list):  # the turn is no answer
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has tool_calls that are no list of calls: {str(calls)[:80]}")
-    functions = (_call(call, index)["function"] for call in calls)
-    written = "\n".join(json.dumps(_spoken(function), ensure_ascii=False) for function in functions)
+    functions = (_openai_call(call, index)["function"] for call in calls)
+    written = "\n".join(json.dumps(_name_and_arguments(function), ensure_ascii=False) for function in functions)
     content = message["content"]
     if isinstance(content, str):
         content = f"{content}\n{written}" if content else written
@@ -123,7 +132,7 @@ def as_text(message: Message, index: int) -> Message:
 
 
 def tools_of(value: Any) -> list[Any] | None:
-    """Read tool schemas for the chat template from a list or its JSON; a bare function is wrapped as OpenAI's are."""
+    """Read tool schemas from a list or its JSON text; a function alone gets OpenAI's wrapper. None: no tools."""
     if isinstance(value, str) and value.strip():
         try:
             value = parse_json(value)
@@ -133,11 +142,11 @@ def tools_of(value: Any) -> list[Any] | None:
         return None
     if not isinstance(value, list):
         raise Skip(Reason.BAD_MESSAGE, f"tools are a {type(value).__name__}, not a list")
-    return [_tool(item) for item in value]
+    return [_tool_schema(item) for item in value]
 
 
-def _tool(item: Any) -> Any:
-    if isinstance(item, str) and isinstance(schema := _parsed(item), dict):
+def _tool_schema(item: Any) -> Any:
+    if isinstance(item, str) and isinstance(schema := _parsed_json(item), dict):
         item = schema
     if not isinstance(item, dict) or "function" in item or "type" in item or not isinstance(item.get("name"), str):
         return item
@@ -147,33 +156,33 @@ def _tool(item: Any) -> Any:
 
 
 def _calls_in(value: Any, index: int) -> tuple[str, list[Message]]:
-    """Return the text and the calls of a turn of calls."""
+    """Split the content of a turn of tool calls into its text and its calls."""
     text, calls = "", value
     if isinstance(value, str):
-        calls = _parsed(value)
-        if calls is None and (bodies := _TAGGED.findall(value)):
-            text, calls = _TAGGED.sub("", value).strip(), _flat(map(_parsed, bodies))
-        elif calls is None and (thought := _THOUGHT.match(value)):
-            text, calls = thought[0].strip(), _parsed(value[thought.end() :])
+        calls = _parsed_json(value)
+        if calls is None and (bodies := _TAGGED_CALL.findall(value)):
+            text, calls = _TAGGED_CALL.sub("", value).strip(), _flattened(map(_parsed_json, bodies))
+        elif calls is None and (thought := _THOUGHT_PATTERN.match(value)):
+            text, calls = thought[0].strip(), _parsed_json(value[thought.end() :])
     calls = calls if isinstance(calls, list) else [calls]
     if not calls or None in calls:
         raise Skip(Reason.BAD_MESSAGE, f"message {index} is no JSON of a tool call: {str(value)[:80]}")
-    return text, [_call(call, index) for call in calls]
+    return text, [_openai_call(call, index) for call in calls]
 
 
-def _flat(values: Any) -> list[Any]:
+def _flattened(values: Any) -> list[Any]:
     return [item for value in values for item in (value if isinstance(value, list) else [value])]
 
 
-def _parsed(text: str) -> Any:
-    """Parse JSON; None: it is none."""
+def _parsed_json(text: str) -> Any:
+    """Parse JSON; None: the text is no JSON."""
     try:
         return parse_json(text)
     except Skip:
         return None
 
 
-def _call(value: Any, index: int) -> Message:
+def _openai_call(value: Any, index: int) -> Message:
     """Return a call in OpenAI's form; its arguments stay unchanged, also JSON in a string."""
     function = value.get("function", value) if isinstance(value, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
@@ -183,9 +192,9 @@ def _call(value: Any, index: int) -> Message:
     return {**named, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 
-def _checked(call: Message, index: int) -> Message:
-    """Return an OpenAI call unchanged, except that missing arguments are added; raises Skip as `_call` does."""
-    arguments = _call(call, index)["function"]["arguments"]
+def _with_arguments(call: Message, index: int) -> Message:
+    """Return an OpenAI call unchanged, except that missing arguments are added; raises Skip as `_openai_call` does."""
+    arguments = _openai_call(call, index)["function"]["arguments"]
     function = call.get("function", call)
     if "arguments" not in function or function["arguments"] == arguments:
         return call
@@ -197,14 +206,14 @@ def _arguments(value: Any, index: int) -> Any:
     """Return the arguments of a call: an object, or the JSON of an object in a string."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return {}
-    if not isinstance(value, dict) and not (isinstance(value, str) and isinstance(_parsed(value), dict)):
+    if not isinstance(value, dict) and not (isinstance(value, str) and isinstance(_parsed_json(value), dict)):
         detail = f"message {index} calls a tool with arguments that are no object: {str(value)[:80]}"
         raise Skip(Reason.BAD_MESSAGE, detail)
     return value
 
 
-def _spoken(function: Mapping[str, Any]) -> dict[str, Any]:
+def _name_and_arguments(function: Mapping[str, Any]) -> dict[str, Any]:
     """Return name and arguments of a call; arguments in a JSON string become an object."""
     arguments = function.get("arguments", {})
-    parsed = _parsed(arguments) if isinstance(arguments, str) else None
+    parsed = _parsed_json(arguments) if isinstance(arguments, str) else None
     return {"name": function.get("name"), "arguments": parsed if isinstance(parsed, dict) else arguments}

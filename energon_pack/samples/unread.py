@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from energon_pack.samples.documents import is_document
-from energon_pack.samples.keys import hint, is_known, is_of_media, meant
+from energon_pack.samples.keys import hint, is_known_key, is_media_key, similar_key
 from energon_pack.samples.media.kinds import KINDS, kind_by_name
 from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import MESSAGE_KEYS
 from energon_pack.samples.skip import Reason, Skip
 
-_LONGEST = 1024  # most characters of a name
-_IN_A_FILE = "::"  # in the names of media inside files
+_MAX_NAME_CHARACTERS = 1024  # most characters of a name
+_INNER_NAME_MARK = "::"  # in the names of media inside files
 #: known keys that may name a medium of a conversation
-_NAMING = ("file_name", "image_id", "video_id", "url", "link")
+_KEYS_OF_FILE_NAMES = ("file_name", "image_id", "video_id", "url", "link")
 
 #: opens a value, or what it names; returns the kind of the medium, or None
 KindOf = Callable[[Any], str | None]
@@ -29,31 +29,39 @@ KindOf = Callable[[Any], str | None]
 class _Field(NamedTuple):
     key: str
     value: Any
-    is_near: bool  # the key is nearly one of media
-    is_told_by_name: bool  # a name that ends as a medium's is enough
+    is_near_media_key: bool  # the key is nearly one of media
+    is_decided_by_name: bool  # a name that ends as a medium's is enough
 
 
-def named_media(fields: Mapping[str, Any]) -> Iterator[str]:
-    """Yield values that look like the file of a medium, in all fields but the conversation."""
+def media_file_names(fields: Mapping[str, Any]) -> Iterator[str]:
+    """Yield texts that look like the name of a media file, from all fields except those of the conversation."""
     values = (item for key, item in fields.items() if key not in MESSAGE_KEYS)
-    return (leaf for value in values for leaf in leaves(value) if _kind_by_name(leaf))
+    return (leaf for value in values for leaf in leaf_values(value) if _kind_by_name(leaf))
 
 
-def refuse_unread(record: Record, read: Sequence[str], has_media: bool, kind_of: KindOf, is_tar: bool = False) -> None:
-    """Leave out a sample with a medium that nothing reads."""
+def refuse_unread_media(
+    record: Record, read: Sequence[str], has_media: bool, kind_of: KindOf, is_tar: bool = False
+) -> None:
+    """Raise Skip (`media_unread`) if a sample has a medium in a field that is not read.
+
+    `read`: names of the media that are read. `kind_of`: opens a field's value, and returns the kind of medium or None.
+    """
     if is_tar and has_media and record.listed_media is None:  # all media of a tar's sample are read
         return
     for field in _fields(record, has_media):
-        for leaf in leaves(field.value):
+        for leaf in leaf_values(field.value):
             kind = None if _is_one_of(leaf, read) else _kind(leaf, field, kind_of)
             if kind is not None:
                 is_top = "[]" not in field.key and not is_tar
                 reads = f"source.columns.{KINDS[kind].plural}={field.key} reads it" if is_top else ""
-                raise unread(f"{field.key} has {str(leaf)[:80]!r},", kind, hint(field.key), reads)
+                raise unread_media_skip(f"{field.key} has {str(leaf)[:80]!r},", kind, hint(field.key), reads)
 
 
-def unread(place: str, kind: str, meant: str, reads: str) -> Skip:
-    """Make the reason for leaving out a sample with a medium that nothing reads."""
+def unread_media_skip(place: str, kind: str, meant: str, reads: str) -> Skip:
+    """Return the Skip for a sample with a medium that nothing reads.
+
+    `place`: where the medium is. `meant`: `: did you mean …?` or empty. `reads`: a setting that reads it, or empty.
+    """
     ways = "; ".join(filter(None, (reads, "source.media=ignore packs the text alone")))
     skip = Skip(Reason.MEDIA_UNREAD, f"{place} {KINDS[kind].noun}, and nothing reads it{meant or ':'} {ways}")
     skip.media_type = kind
@@ -70,24 +78,28 @@ def _fields(record: Record, has_media: bool) -> Iterator[_Field]:
         return
     is_raw, has_places = is_document(record.messages), num_placeholders(record.messages) > 0
     for key, value in record.unknown.items():
-        if is_known(key):  # another text of the conversation
+        if is_known_key(key):  # another text of the conversation
             continue
-        is_near = is_of_media(meant(key) or key)
-        if is_near or not has_media:
-            yield _Field(key, value, is_near, is_near or has_places or not is_raw)
+        is_near_media_key = is_media_key(similar_key(key) or key)
+        if is_near_media_key or not has_media:
+            yield _Field(key, value, is_near_media_key, is_near_media_key or has_places or not is_raw)
     for key, value in () if has_media else record.fields.items():
-        is_near = is_of_media(key)
-        if is_known(key) and key not in MESSAGE_KEYS and (has_places or is_near or (key in _NAMING and not is_raw)):
-            yield _Field(key, value, is_near, True)
+        is_near_media_key = is_media_key(key)
+        if (
+            is_known_key(key)
+            and key not in MESSAGE_KEYS
+            and (has_places or is_near_media_key or (key in _KEYS_OF_FILE_NAMES and not is_raw))
+        ):
+            yield _Field(key, value, is_near_media_key, True)
 
 
 def _kind(leaf: Any, field: _Field, kind_of: KindOf) -> str | None:
     named = _kind_by_name(leaf)
-    if named and field.is_told_by_name:
+    if named and field.is_decided_by_name:
         return named
     if isinstance(leaf, str):
-        may_be = named or field.is_near or _IN_A_FILE in leaf or kind_by_name(leaf) is not None
-        return kind_of(leaf) if may_be and len(leaf) <= _LONGEST and "\n" not in leaf else None
+        may_be = named or field.is_near_media_key or _INNER_NAME_MARK in leaf or kind_by_name(leaf) is not None
+        return kind_of(leaf) if may_be and len(leaf) <= _MAX_NAME_CHARACTERS and "\n" not in leaf else None
     return kind_of(leaf)
 
 
@@ -97,8 +109,8 @@ def _is_one_of(leaf: Any, read: Sequence[str]) -> bool:
     return bool(path) and any(path.endswith(f"/{name}") or f"/{name}".endswith(path) for name in read)
 
 
-def leaves(value: Any) -> Iterator[Any]:
-    """Yield what mappings and lists hold at all depths, but numbers and None."""
+def leaf_values(value: Any) -> Iterator[Any]:
+    """Yield the values in nested mappings and lists, except numbers and None."""
     waiting = [value]
     while waiting:
         item = waiting.pop()
@@ -111,6 +123,6 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def _kind_by_name(value: Any) -> str | None:
-    """Return the kind of a name; None for a text with blanks, and for one of TypeScript, which ends as a video may."""
-    is_name = isinstance(value, str) and len(value) <= _LONGEST and "." in value and len(value.split()) == 1
+    """Return the kind of medium by a file name; None: a text with blanks, or a `.ts`, which may be TypeScript."""
+    is_name = isinstance(value, str) and len(value) <= _MAX_NAME_CHARACTERS and "." in value and len(value.split()) == 1
     return kind_by_name(value) if is_name and not value.endswith(".ts") else None

@@ -18,34 +18,36 @@ from energon_pack.samples.documents import DOCUMENT
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 
-_FACTORS = frozenset(("loss_scale", "weight", "loss_weight"))
-_SWITCHES = frozenset(("loss", "train", "training", "loss_mask", "trainable"))
-_MASKS = frozenset(("masked", "mask"))
+_FACTOR_KEYS = frozenset(("loss_scale", "weight", "loss_weight"))
+_SWITCH_KEYS = frozenset(("loss", "train", "training", "loss_mask", "trainable"))
+_MASK_KEYS = frozenset(("masked", "mask"))
 #: keys that can train any turn, not only an answer
-_OF_ANY_TURN = frozenset(("loss_weight", "train", "training", "masked", "mask"))
+_KEYS_OF_ANY_TURN = frozenset(("loss_weight", "train", "training", "masked", "mask"))
 #: keys that train an answer even if `labels.train_on` leaves it out
-_OVERRIDE = _OF_ANY_TURN | {"loss"}
+_OVERRIDING_KEYS = _KEYS_OF_ANY_TURN | {"loss"}
 #: with larger weights, float32 sums of losses would lose all other terms
-_MOST = 1_000_000
-TURN_WEIGHT_KEYS = _FACTORS | _SWITCHES | _MASKS
+_MAX_WEIGHT = 1_000_000
+TURN_WEIGHT_KEYS = _FACTOR_KEYS | _SWITCH_KEYS | _MASK_KEYS
 
 
 def turn_weight(message: Message, chosen: bool) -> float:
-    """Return how much a turn counts.
+    """Return a turn's weight in the loss: 1 if its own keys set none, 0 if it is not trained.
 
-    Returns:
-        The weight; 0: the turn is not trained. The values of several keys are multiplied.
+    The values of several keys are multiplied. Raises Skip (`bad_message`) for a value that is no weight.
+
+    Args:
+        chosen: whether `labels.train_on` trains this turn if it is an answer; some keys override that.
     """
     is_answer = message["role"] in ("assistant", DOCUMENT)
     weight, overrides = 1.0, False
     for key in TURN_WEIGHT_KEYS.intersection(message):
-        if message[key] is None or (not is_answer and key not in _OF_ANY_TURN):
+        if message[key] is None or (not is_answer and key not in _KEYS_OF_ANY_TURN):
             continue
-        if key not in _FACTORS and message[key] not in (0, 1):
+        if key not in _FACTOR_KEYS and message[key] not in (0, 1):
             raise Skip(Reason.BAD_MESSAGE, f"{key} of a turn is {message[key]!r}, neither true nor false")
-        value = number(message[key], f"{key} of a turn")
-        weight *= 1 - value if key in _MASKS else value
-        overrides |= key in _OVERRIDE
+        value = checked_weight(message[key], f"{key} of a turn")
+        weight *= 1 - value if key in _MASK_KEYS else value
+        overrides |= key in _OVERRIDING_KEYS
     return weight if (chosen and is_answer) or overrides else 0.0
 
 
@@ -54,26 +56,26 @@ def has_weight(message: Message) -> bool:
     return not TURN_WEIGHT_KEYS.isdisjoint(message)
 
 
-def says_zero(message: Message) -> bool:
-    """Tell whether a turn's own keys say that it is not trained; raises Skip as `turn_weight` does."""
+def has_zero_weight(message: Message) -> bool:
+    """Tell whether a turn's own keys set its weight to 0; raises Skip as `turn_weight` does."""
     return has_weight(message) and turn_weight({**message, "role": "assistant"}, True) == 0
 
 
-def untrained(message: Message) -> Message:
-    """Return a turn with a weight of 0, in the one key that every turn reads; a turn that nothing trains as it is."""
+def with_zero_weight(message: Message) -> Message:
+    """Return a turn with `loss_weight: 0`, so that it is not trained; a turn that nothing trains stays unchanged."""
     return {**message, "loss_weight": 0} if turn_weight(message, True) else message
 
 
 def sample_weight(fields: Mapping[str, Any]) -> float:
-    """Return the factor of a whole sample, its field `weight`; 1 without one."""
+    """Return the weight of a whole sample in the loss: its field `weight`, or 1."""
     value = fields.get("weight")
-    return 1.0 if value is None else number(value, "the sample's weight")
+    return 1.0 if value is None else checked_weight(value, "the sample's weight")
 
 
-def number(value: Any, name: str) -> float:
-    """Check that a value is a number of at least 0, and return it."""
+def checked_weight(value: Any, name: str) -> float:
+    """Return a weight as a float; raises Skip unless it is a number from 0 to a million. `name`: for the message."""
     if not isinstance(value, (bool, int, float)) or value < 0:
         raise Skip(Reason.BAD_MESSAGE, f"{name} is {value!r}, no number of at least 0")
-    if not value <= _MOST:
-        raise Skip(Reason.BAD_MESSAGE, f"{name} is {str(value)[:40]}, more than {_MOST:,}")
+    if not value <= _MAX_WEIGHT:
+        raise Skip(Reason.BAD_MESSAGE, f"{name} is {str(value)[:40]}, more than {_MAX_WEIGHT:,}")
     return float(value)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from energon_pack.samples.flavors.schema import LIST, MEDIA, NAMES, OBJECTS, Schema
+from energon_pack.samples.flavors.schema import LIST, MEDIA_SCHEMA, NAMES, OBJECTS, Schema
 from energon_pack.samples.sample import MESSAGE_KEYS
 
 Fields = dict[str, Any]
@@ -107,14 +107,14 @@ FORMS: tuple[PackForm, ...] = (
     ),
     PackForm(
         "LoongForge's packed_multi_mix_qa",
-        {"texts": ("prompts and as many captions", _is_texts), "media_files": MEDIA["media_files"]},
+        {"texts": ("prompts and as many captions", _is_texts), "media_files": MEDIA_SCHEMA["media_files"]},
         frozenset(),
         _pairs,
         _is_pairs,
     ),
     PackForm(
         "LoongForge's packed_chat_mix",
-        {"messages": OBJECTS, "media_files": MEDIA["media_files"]},
+        {"messages": OBJECTS, "media_files": MEDIA_SCHEMA["media_files"]},
         frozenset(),
         _chats,
         _is_chats,

@@ -240,7 +240,7 @@ class Tars(Form):
             named, split = ", ".join(path), self._settings.split
             raise PackError(f"source.path={named}: every tar is left out by source.split={split} or by an exclude")
         shards = with_members(shards)
-        if self._settings.map is not None or self._settings.renames or self._settings.messages_key:
+        if self._settings.map is not None or self._settings.has_renames or self._settings.messages_key:
             return [replace(shard, field_map=None) for shard in shards if isinstance(shard, TarShard)]
         maps = (shard.field_map for shard in shards if isinstance(shard, TarShard))
         if why := next((each.refusal for each in maps if each is not None and each.refusal), None):

@@ -18,12 +18,12 @@ import pyarrow as pa
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value
-from energon_pack.samples.flavors import flavor_written, why_unknown
+from energon_pack.samples.flavors import flavor_by_name, reading_problem
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.flavors.schema import wrong_fields
 from energon_pack.samples.parts import has_references
 from energon_pack.samples.raw_json import load_json
-from energon_pack.samples.single import single
+from energon_pack.samples.single import single_sample
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources import wds
 from energon_pack.sources.copies import source_key
@@ -111,13 +111,13 @@ def _form(name: str) -> PackForm:
     """Return the form of packs of this name: another tool's, or a flavour of ours."""
     if foreign := next((form for form in FORMS if form.name == name), None):
         return foreign
-    flavor = flavor_written(name)
+    flavor = flavor_by_name(name)
     return PackForm(name, flavor.schema, frozenset(flavor.optional), partial(_members, flavor))
 
 
 def _members(flavor: PackedFlavor, value: dict[str, Any]) -> Iterator[Member]:
     for member, names in zip(flavor.samples(value), flavor.parts(value), strict=True):
-        yield single(flavor, member, names).record, names
+        yield single_sample(flavor, member, names).record, names
 
 
 def _num_stated(value: dict[str, Any]) -> int | None:
@@ -158,7 +158,7 @@ def _form_in(folder: str, tars: list[str]) -> str | None:
         return next((form.name for value, parts in looked if (form := foreign_form(value, parts))), None)
     try:
         written = json_value(manifest)
-        why = why_unknown(written)
+        why = reading_problem(written)
     except (ValueError, AttributeError) as error:
         raise PackError(f"{folder}: {_MANIFEST} can't be read: {error}") from None
     if why is not None:
@@ -168,7 +168,7 @@ def _form_in(folder: str, tars: list[str]) -> str | None:
             raise PackError(f"{folder}: its media lie in its source (output.media=reference): pack that source again")
         if not any(name in value for name in ("messages", "prompts")):
             raise PackError(f"{folder}: its packs hold no messages (output.messages=false): pack its source again")
-    return flavor_written(written.get("flavor")).name
+    return flavor_by_name(written.get("flavor")).name
 
 
 def _first_samples(tar: str) -> list[tuple[dict[str, Any], list[str]]]:

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from energon_pack.samples.bytes import Range, as_file
 from energon_pack.samples.conversation import OF_TIMES, Placed, ReadSample, place
-from energon_pack.samples.cut import Cut, fields_of_part, media_of_part, messages_of, of_kind
+from energon_pack.samples.cut import Cut, fields_of_part, indices_of_kind, media_of_part, messages_of_part
 from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.media.medium import Media
@@ -24,8 +24,8 @@ from energon_pack.samples.record import Record
 from energon_pack.samples.sample import AnyPart, MediaPart, Part, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.times import load_positions, stamped
-from energon_pack.samples.unread import named_media, refuse_unread, unread
+from energon_pack.samples.times import load_patch_positions, stamped
+from energon_pack.samples.unread import media_file_names, refuse_unread_media, unread_media_skip
 from energon_pack.sources.copies import source_key
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow
@@ -62,12 +62,12 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
 
 
 def _refuse_unread(reader: Reader, shard: Shard, row: IndexRow, record: Record, read: Sequence[str]) -> None:
-    """Leave out a sample with a medium that nothing reads; raises Skip as `refuse_unread`."""
-    refuse_unread(record, read, bool(read), partial(_kind_of, reader, shard, row), shard.media_root is None)
+    """Leave out a sample with a medium that nothing reads; raises Skip as `refuse_unread_media`."""
+    refuse_unread_media(record, read, bool(read), partial(_kind_of, reader, shard, row), shard.media_root is None)
     is_mapped = isinstance(shard, TarShard) and shard.field_map is not None  # then the map says what is taken
     for part in () if read or is_mapped else row.parts:  # a medium, although its name does not say so
         if part.name != row.record_part and (kind := _kind(reader, shard, part)):
-            raise unread(f"its part {part.name!r} is", kind, "", "`name` lists media")
+            raise unread_media_skip(f"its part {part.name!r} is", kind, "", "`name` lists media")
 
 
 def _kind_of(reader: Reader, shard: Shard, row: IndexRow, name: str) -> str | None:
@@ -94,7 +94,7 @@ def _seems(raw: bytes) -> str | None:
     if not isinstance(value, dict):
         return None
     kinds = [medium.kind for medium in KINDS.values() if any(map(value.get, medium.keys))]
-    return media_type_by_name(list(named_media(value))) or (media_type(kinds) if kinds else None)
+    return media_type_by_name(list(media_file_names(value))) or (media_type(kinds) if kinds else None)
 
 
 def read_again(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings) -> ReadSample:
@@ -121,8 +121,8 @@ def read_but_media(reader: Reader, shard: Shard, row: MeasuredRow, settings: Rea
 def part_of(whole: ReadSample, cut: Cut) -> ReadSample:
     """Return a part of a sample."""
     media = media_of_part(whole.messages, cut)
-    images = of_kind(cut, media, "i")
-    messages = messages_of(whole.messages, cut)
+    images = indices_of_kind(cut, media, "i")
+    messages = messages_of_part(whole.messages, cut)
     marks = [whole.marks[number] for number in images] if whole.marks else []
     positions = [whole.positions[number] for number in images] if whole.positions else []
     return whole._replace(
@@ -158,5 +158,5 @@ def _times(
         return [], []
     names = placed.position_names
     positions = reader.positions(shard, names, key, parts) if names else []
-    arrays = [None if part is None else load_positions(reader.read(shard, part), part.name) for part in positions]
+    arrays = [None if part is None else load_patch_positions(reader.read(shard, part), part.name) for part in positions]
     return positions, placed.marks(arrays)

@@ -7,7 +7,7 @@ from typing import Any
 
 from energon_pack.errors import PackError
 from energon_pack.run.by_name import entry_point
-from energon_pack.samples.mapping import with_hash
+from energon_pack.samples.mapping import name_with_hash
 from energon_pack.samples.settings import ReadSettings
 
 
@@ -60,7 +60,7 @@ class SourceConfig(ReadSettings):
         """Add a hash of its file to the name of the map, so that everything that is kept depends on it."""
         super().__post_init__()
         if self.map is not None:
-            self.map = with_hash(self.map)
+            self.map = name_with_hash(self.map)
 
     @property
     def reading(self) -> ReadSettings:

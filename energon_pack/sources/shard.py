@@ -21,7 +21,7 @@ from energon_pack.run.plain_data import json_value
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.keys import hint
 from energon_pack.samples.listed import listed_parts, media_parts
-from energon_pack.samples.mapping import mapped
+from energon_pack.samples.mapping import map_record
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, parse_record, with_hearing
 from energon_pack.samples.sample import AnyPart, Part
@@ -284,7 +284,7 @@ class JsonlShard(_File):
             raise
         except Exception as error:  # raised by a class of another package
             raise Skip(Reason.INVALID_JSON, f"{type(self).__name__} can't read it: {one_line(error)}") from None
-        return parse_line(mapped(value, settings), self.lines, settings)
+        return parse_line(map_record(value, settings), self.lines, settings)
 
     def value(self, raw: bytes) -> Any:
         """Return the JSON value of a line, from its bytes; if it raises, the sample is left out as `invalid_json`."""

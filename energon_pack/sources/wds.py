@@ -12,7 +12,7 @@ from itertools import pairwise
 import pyarrow as pa
 
 from energon_pack.samples.documents import document_of
-from energon_pack.samples.mapping import mapped
+from energon_pack.samples.mapping import map_record
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.settings import ReadSettings, SampleType
@@ -242,7 +242,7 @@ def _key_of(name: str) -> str:
 def record_of(raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
     """Return the record of a sample from its JSON, or from a text that is a caption or a document."""
     if part.lower() == "json":
-        return parse_record(mapped(load_json(raw), settings), settings)
+        return parse_record(map_record(load_json(raw), settings), settings)
     is_document = settings.sample_type is SampleType.document
     if not is_document and (not has_media or settings.sample_type not in (SampleType.auto, SampleType.captioning)):
         raise Skip(Reason.MISSING_JSON, "only a txt")
@@ -252,5 +252,5 @@ def record_of(raw: bytes, part: str, has_media: bool, settings: ReadSettings) ->
         raise Skip(Reason.BAD_MESSAGE, f"the txt is not UTF-8: {error}") from None
     if settings.map is not None:
         key = settings.messages_key or "text" if is_document else "caption"
-        return parse_record(mapped({key: text}, settings), settings)
+        return parse_record(map_record({key: text}, settings), settings)
     return Record(document_of(text)) if is_document else caption_record(text, settings)

@@ -28,7 +28,7 @@ from energon_pack.report.printed import print_stages
 from energon_pack.report.run_report import RunReport
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, write_whole
-from energon_pack.samples.input_rules import INPUTS, TRIAL, InputRules
+from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE, InputRules
 from energon_pack.stages.pack_run import PackRun
 from energon_pack.stages.pages import say_wrong
 from energon_pack.stages.planning import Planned, check_media_of
@@ -146,5 +146,5 @@ def _write_inputs(folder: Path, template_folder: str) -> None:
         "files": {path.name: hash_of(path.read_bytes()) for path in chosen},
         "has_code": has_code,
     }
-    shutil.copyfile(Path(template_folder, TRIAL), meta / TRIAL)
-    write_whole(meta / INPUTS, json.dumps(values, indent=1, sort_keys=True).encode())
+    shutil.copyfile(Path(template_folder, TRIAL_FILE), meta / TRIAL_FILE)
+    write_whole(meta / INPUTS_FILE, json.dumps(values, indent=1, sort_keys=True).encode())

@@ -31,7 +31,7 @@ from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.progress import Progress
 from energon_pack.run.stores.requests import losing_no_fault
-from energon_pack.samples.flavors import flavor_written
+from energon_pack.samples.flavors import flavor_by_name
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.find import Source
 from energon_pack.verify import dataset_checks as checks
@@ -117,7 +117,7 @@ class Stated:
 
 def _stated(folder: DatasetFolder, findings: Findings) -> Stated:
     manifest = _read(folder, f"{META_FOLDER}/{MANIFEST}", "metadata", findings)
-    flavor = flavor_written(manifest.get("flavor"))
+    flavor = flavor_by_name(manifest.get("flavor"))
     report = _read(folder, REPORT, "totals", findings)
     return Stated(folder, flavor, manifest, report, _plan(folder, findings))
 

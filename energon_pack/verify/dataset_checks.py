@@ -20,9 +20,9 @@ from energon_pack.errors import PackError, short
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import yaml_value
-from energon_pack.samples.flavors import packed_flavor, why_unknown
+from energon_pack.samples.flavors import packed_flavor, reading_problem
 from energon_pack.samples.flavors.base import PackedFlavor
-from energon_pack.samples.input_rules import INPUTS, TRIAL
+from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE
 from energon_pack.sources.tar import TarScan
 from energon_pack.verify.findings import Hashes, hashes, joined, named, several
 from energon_pack.verify.pack_checks import samples_of
@@ -30,7 +30,7 @@ from energon_pack.verify.shard_checks import VerifiedShard, packs_of
 
 _META_FILES = {
     "dataset.yaml", "crude.yaml", "typed.yaml", "split.yaml", ".info.json", ".info.yaml", MANIFEST,
-    "index.sqlite", "index.uuid", SAMPLE_LOADER, INPUTS, TRIAL, PACKS,
+    "index.sqlite", "index.uuid", SAMPLE_LOADER, INPUTS_FILE, TRIAL_FILE, PACKS,
 }  # fmt: skip
 INDEX = "index.sqlite"
 #: as Energon queries its index
@@ -60,7 +60,7 @@ def files(folder: DatasetFolder, prefix: str) -> Iterator[str]:
 def _of_processor(folder: DatasetFolder) -> dict[str, Any]:
     """Return the hashes of the processor's files that the dataset should have; none where it does not say."""
     with suppress(OSError, ValueError):
-        hashes = folder.read_object(f"{META_FOLDER}/{INPUTS}").get("files")
+        hashes = folder.read_object(f"{META_FOLDER}/{INPUTS_FILE}").get("files")
         return hashes if isinstance(hashes, dict) else {}
     return {}
 
@@ -89,7 +89,7 @@ def metadata(
             yield f"{MANIFEST} has content.packing.{name}={short(at(packing, name))}"
     if not isinstance(fingerprint, str):
         yield f"{MANIFEST} has fingerprint={short(fingerprint)}"
-    if why := why_unknown(manifest):
+    if why := reading_problem(manifest):
         yield f"{MANIFEST}: {why}"
     yield from counts(folder, manifest, shards)
     yield from _changed_files(folder, manifest, report)

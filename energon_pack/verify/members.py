@@ -12,7 +12,7 @@ from energon_pack.dataset.shards import conversation, parts_beside
 from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError, short
 from energon_pack.samples.bytes import Bytes
-from energon_pack.samples.flavors.schema import MESSAGES
+from energon_pack.samples.flavors.schema import MESSAGES_FIELD
 from energon_pack.samples.pack_tokens import members_of, pack_tokens
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
@@ -64,7 +64,7 @@ def compared(
         else:
             packed = next(iter((pack.members or [])[index : index + 1]), None)
             expected = pack.flavor.member_value(index, content)
-            if packed is not None or MESSAGES not in pack.flavor.optional:
+            if packed is not None or MESSAGES_FIELD not in pack.flavor.optional:
                 yield "source text", member.sample_id, _text_differs(packed, expected)
             if again is not None:
                 seen = Sample(sample.timed, sample.media, sample.tools, sample.options)
@@ -145,7 +145,7 @@ def made_otherwise(written: MemberTokens, template: Template, sample: Sample) ->
     if numbers[2] != numbers[3]:
         yield f"{numbers[2]} trained tokens, made again {numbers[3]}"
     else:
-        yield from _first("token {} has the weight {:g}, made again {:g}", written.weight_of_each, again.weight_of_each)
+        yield from _first("token {} has the weight {:g}, made again {:g}", written.token_weights, again.token_weights)
     if written.factor != again.factor:
         yield f"its weight is {written.factor:g}, made again {again.factor:g}"
     yield from _seen_differ(written.media, again.media)

@@ -17,15 +17,15 @@ from energon_pack.errors import short
 from energon_pack.plan import caps
 from energon_pack.plan.settings import Overlong
 from energon_pack.samples.cut import split_id
-from energon_pack.samples.flavors.schema import MESSAGES
+from energon_pack.samples.flavors.schema import MESSAGES_FIELD
 from energon_pack.samples.media.kinds import IMAGE, IMAGE_EXTENSIONS, KINDS, format_of
 from energon_pack.samples.media.medium import SOUNDS_LIKE
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import parse_record
-from energon_pack.samples.settings import STORED
+from energon_pack.samples.settings import STORED_SETTINGS
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import MemberTokens
-from energon_pack.samples.tokens_part import TOKENS
+from energon_pack.samples.tokens_part import TOKENS_PART
 
 _ARRAY_MAGIC = b"\x93NUMPY"
 
@@ -40,7 +40,7 @@ def parts(pack: Pack) -> Iterator[str]:
     if pack.named is None:
         return
     shared = pack.num_shared
-    expected = ["json", TOKENS, *chain.from_iterable(map(lambda named, num: named[num:], pack.named, shared))]
+    expected = ["json", TOKENS_PART, *chain.from_iterable(map(lambda named, num: named[num:], pack.named, shared))]
     counts, expected_counts = Counter(names), Counter(expected)
     for name in {**counts, **expected_counts}:
         if counts[name] != expected_counts[name]:
@@ -105,9 +105,9 @@ def kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
 
 def messages(pack: Pack, expected: bool) -> Iterator[str]:
     """Check that a pack holds conversations, or none, as `output.messages` said."""
-    if MESSAGES in pack.flavor.optional and pack.fields and (MESSAGES in pack.fields) != expected:
+    if MESSAGES_FIELD in pack.flavor.optional and pack.fields and (MESSAGES_FIELD in pack.fields) != expected:
         has = "no" if expected else "it has"
-        yield f"{has} {MESSAGES}, and it was packed with output.messages={str(expected).lower()}"
+        yield f"{has} {MESSAGES_FIELD}, and it was packed with output.messages={str(expected).lower()}"
 
 
 def placeholders(pack: Pack) -> Iterator[str]:
@@ -115,7 +115,7 @@ def placeholders(pack: Pack) -> Iterator[str]:
     for index, member in enumerate(pack.members or ()):
         try:
             messages = pack.flavor.messages(member)
-            stored = parse_record({"messages": messages}, STORED).messages
+            stored = parse_record({"messages": messages}, STORED_SETTINGS).messages
             if stored != messages:
                 yield f"member {index}: its messages are not in the form that packing writes"
                 continue

@@ -22,7 +22,7 @@ from energon_pack.plan.splits import SPLITS, split_numbers
 from energon_pack.run.context import Run
 from energon_pack.run.stores.requests import losing_no_fault
 from energon_pack.samples.bytes import Bytes
-from energon_pack.samples.flavors import DEFAULT
+from energon_pack.samples.flavors import DEFAULT_FLAVOR
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.media.kinds import KINDS, VIDEO
 from energon_pack.samples.media.probe import probe
@@ -30,9 +30,9 @@ from energon_pack.samples.media.streams import frame_times
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.times import load_positions
+from energon_pack.samples.times import load_patch_positions
 from energon_pack.samples.tokens import MemberTokens
-from energon_pack.samples.tokens_part import TOKENS, TokensDamaged
+from energon_pack.samples.tokens_part import TOKENS_PART, TokensDamaged
 from energon_pack.sources.other_formats import compression
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import counted
@@ -175,7 +175,7 @@ def _verify_pack(
 
 def _tokens(file: Bytes, pack: Pack, findings: Findings, where: str) -> list[MemberTokens]:
     """Read and check the tokens of a pack; none where it has none, or none that can be read."""
-    if TOKENS not in pack.parts:
+    if TOKENS_PART not in pack.parts:
         return []  # the check `parts` reports it
     try:
         tokens = written_tokens(file, pack)
@@ -201,7 +201,7 @@ def _in_turn(packs: Iterator[PackFiles]) -> Iterator[list[PackFiles]]:
 def packs_of(
     folder: DatasetFolder,
     name: str,
-    flavor: PackedFlavor = DEFAULT,
+    flavor: PackedFlavor = DEFAULT_FLAVOR,
 ) -> Iterator[tuple[Bytes, Pack, list[str]]]:
     """Yield for each pack of a shard the file to read it from, the pack, and the defects of its JSON."""
     media = DatasetMedia(folder.path)
@@ -266,7 +266,7 @@ def _check(job: VerifyJob, pack: Pack, members: list[PlanRow] | None, findings: 
 def _check_media(file: Bytes, job: VerifyJob, pack: Pack, findings: Findings) -> None:
     for part in pack.files.parts:
         where = f"{job.name}: {pack.files.key}"
-        if part.name in ("json", TOKENS) or part.size < 0:
+        if part.name in ("json", TOKENS_PART) or part.size < 0:
             continue
         try:
             head = file.read(part.offset, min(16, part.size))
@@ -286,7 +286,7 @@ def _decoded(file: Bytes, part: Part) -> Iterator[str]:
     """Decode a medium, and yield what fails; of a video, also that it has fewer frames than its header says."""
     try:
         if part.name.endswith(".npy"):
-            load_positions(file.read(part.offset, part.size), part.name)
+            load_patch_positions(file.read(part.offset, part.size), part.name)
             return
         data = file.read(part.offset, part.size)
         medium = probe(io.BytesIO(data))

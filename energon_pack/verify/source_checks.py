@@ -23,7 +23,7 @@ from energon_pack.run.address import lies_in, tidy
 from energon_pack.run.context import Run
 from energon_pack.run.plain_data import node_of
 from energon_pack.run.stores.requests import losing_no_fault
-from energon_pack.samples.mapping import with_hash
+from energon_pack.samples.mapping import name_with_hash
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources import forms
 from energon_pack.sources.copies import copy_numbers, drawn_keys
@@ -155,7 +155,7 @@ def trusted_map(manifest: Mapping[str, Any], trusted: str | None) -> str | None:
     name = at(manifest, "content", "source", "map")
     step = name.partition("#")[0] if isinstance(name, str) else None
     if step == trusted:
-        return with_hash(name) if isinstance(name, str) else None
+        return name_with_hash(name) if isinstance(name, str) else None
     if trusted is None:
         raise PackError(f"the dataset was packed with source.map={step}: --map {step} runs that code for --source")
     raise PackError(f"--map {trusted}: the dataset was packed with source.map={step}")

@@ -28,8 +28,8 @@ from energon_pack.dataset.source_media import DatasetMedia, source_root
 from energon_pack.errors import PackError
 from energon_pack.loading import cookers
 from energon_pack.pack import pack
-from energon_pack.samples.flavors import PACKED
-from energon_pack.samples.flavors.references import with_names
+from energon_pack.samples.flavors import PACKED_FLAVORS
+from energon_pack.samples.flavors.references import without_references
 from energon_pack.samples.parts import Reference
 from energon_pack.sources.find import Source
 from energon_pack.sources.referenced import SourceMedia
@@ -194,7 +194,7 @@ def test_only_text_is_written(both: tuple[Path, Path]) -> None:
     copied, referred = both
     assert (copied / "pack_plan.parquet").read_bytes() == (referred / "pack_plan.parquet").read_bytes()
     assert (copied / "skipped.jsonl").read_bytes() == (referred / "skipped.jsonl").read_bytes()
-    flavor = PACKED[json.loads((copied / ".nv-meta" / "energon_pack.json").read_text())["flavor"]]
+    flavor = PACKED_FLAVORS[json.loads((copied / ".nv-meta" / "energon_pack.json").read_text())["flavor"]]
     theirs, ours = samples(copied), samples(referred)
     assert list(theirs) == list(ours)
     for key, parts in ours.items():
@@ -205,7 +205,7 @@ def test_only_text_is_written(both: tuple[Path, Path]) -> None:
         for member, names in zip(value["media_refs"], flavor.parts(wanted), strict=True):
             assert [len(place) for place in member] == [len(place) for place in member if place]
             assert len(member) == len(names)
-        restored = with_names(value, flavor)
+        restored = without_references(value, flavor)
         del restored["_meta"]["media_parts"]
         assert restored == wanted
 

@@ -31,7 +31,7 @@ from energon_pack.report.views.spans import vocabulary_of
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.pack_tokens import members_of, pack_tokens
 from energon_pack.samples.tokens import MemberTokens, SeenMedium, Step
-from energon_pack.samples.tokens_part import CHECKSUM, PackTokens
+from energon_pack.samples.tokens_part import CHECKSUM_FIELD, PackTokens
 from energon_pack.templates.inputs import tokens_of_member
 from energon_pack.templates.template import Template
 from energon_pack.unpack import unpack
@@ -407,7 +407,7 @@ def test_what_is_shown_is_what_was_written(config: Make, demo: tuple[Path, Path]
     ids[tokens.supervised[0][0]] = ids[1]
     changed = pack_tokens([replace(tokens, ids=ids)]).to_bytes()
     value = json.loads(data)
-    value["_meta"][CHECKSUM] = crc32(changed)
+    value["_meta"][CHECKSUM_FIELD] = crc32(changed)
     write_shard(shard, [(name, json.dumps(value).encode()), (of_tokens, changed)])
     opened = open_dataset(folder)
     with opened.packs:

@@ -29,7 +29,7 @@ from energon_pack.dataset.energon import dataset_yamls
 from energon_pack.loading.task_encoder import PackedTaskEncoder
 from energon_pack.plan.noted import NOTES
 from energon_pack.plan.splits import SPLITS
-from energon_pack.samples.flavors import UNPACKED
+from energon_pack.samples.flavors import UNPACKED_FLAVOR
 from energon_pack.samples.skip import Reason
 from energon_pack.samples.tokens_part import COLUMNS
 from energon_pack.training.layout import IGNORE
@@ -109,7 +109,7 @@ def test_files_and_names_of_the_package_are_there() -> None:
 def test_the_yaml_is_what_is_written() -> None:
     """The keys of a source that is blended with packs."""
     (shown,) = map(yaml.safe_load, blocks("yaml", "train/energon.md"))
-    written = dataset_yamls(UNPACKED, "typed")["dataset.yaml"]
+    written = dataset_yamls(UNPACKED_FLAVOR, "typed")["dataset.yaml"]
     assert shown == {name: value for name, value in written.items() if name != "subflavors"}
 
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from energon_pack.errors import PackError
-from energon_pack.online.given import Given
+from energon_pack.online.given import UserSamples
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from support.running import ROOT, environment, run
@@ -30,8 +30,8 @@ def data(image: Image.Image, **settings: Any) -> bytes:
     return file.getvalue()
 
 
-def given(*items: Any, root: Path | None = None) -> Given:
-    return Given(items, ReadSettings(), str(root) if root else None)
+def given(*items: Any, root: Path | None = None) -> UserSamples:
+    return UserSamples(items, ReadSettings(), str(root) if root else None)
 
 
 def test_settings_of_media_and_lists_of_frames() -> None:
@@ -39,7 +39,7 @@ def test_settings_of_media_and_lists_of_frames() -> None:
     image = {"type": "image", "image": picture((400, 300)), "max_pixels": 12_544}
     frames = {"type": "video", "video": [picture(), picture(), picture()], "sample_fps": 1.0}
     source = given({"messages": [{"role": "user", "content": [frames, image]}, TURNS[1]]})
-    settings = [medium.settings for medium in source.look(0).media]
+    settings = [medium.settings for medium in source.sample_for_measuring(0).media]
     assert [s and (s.list_of_frames, s.sample_fps, s.max_pixels) for s in settings] == [
         (3, 1.0, None), None, None, (None, None, 12_544),
     ]  # fmt: skip
@@ -71,7 +71,7 @@ def test_media_come_in_any_form(tmp_path: Path) -> None:
     ]  # fmt: skip
     source = given(*forms, root=tmp_path)
     for number in range(len(source)):
-        sample = source.look(number)
+        sample = source.sample_for_measuring(number)
         assert [(medium.kind, medium.width, medium.height) for medium in sample.media] == [("image", 40, 30)]
         assert sample.messages == TURNS
         (image,) = source.member(number).images
@@ -89,7 +89,10 @@ def test_an_image_on_its_side_is_turned_before_it_is_counted() -> None:
         {"messages": TURNS, "images": [stored]}, {"messages": TURNS, "images": [Image.open(io.BytesIO(stored))]}
     )
     for number in range(2):
-        assert (source.look(number).media[0].width, source.look(number).media[0].height) == (30, 40)
+        assert (
+            source.sample_for_measuring(number).media[0].width,
+            source.sample_for_measuring(number).media[0].height,
+        ) == (30, 40)
         assert source.member(number).images[0].size == (30, 40)
 
 
@@ -118,7 +121,7 @@ def test_an_image_on_its_side_is_turned_before_it_is_counted() -> None:
 def test_what_can_not_be_packed_says_why(item: Any, said: str) -> None:
     """By the ledger's words: a run over a million goes on. A medium of a form that is not known would leave a text."""
     with pytest.raises(Skip) as caught:
-        given(item).look(0)
+        given(item).sample_for_measuring(0)
     assert said in f"{caught.value.reason.value}: {caught.value.detail}"
 
 
@@ -148,14 +151,14 @@ def calling(arguments: Any) -> dict[str, Any]:
 def test_a_medium_in_the_place_of_a_text_costs_its_sample(item: Any) -> None:
     """Its name in our hands, "\\x000", was packed and trained as the text."""
     with pytest.raises(Skip, match="bad_message: bytes, an image or an array stands where a text belongs"):
-        given(item).look(0)
+        given(item).sample_for_measuring(0)
 
 
 @pytest.mark.parametrize("data", ["aGVsbG8=", "x,y\n1"])
 def test_what_only_looks_like_base64_stays(data: str) -> None:
     """Arguments of a call became "\\x000"; remarks that are no base64 ended the whole run."""
     table = {"data": data, "format": "csv"}
-    (call,) = given({**calling(table), "meta": table}).look(0).messages[1]["tool_calls"]
+    (call,) = given({**calling(table), "meta": table}).sample_for_measuring(0).messages[1]["tool_calls"]
     assert call["function"]["arguments"] == table
 
 
@@ -164,22 +167,22 @@ def test_base64_in_memory_is_read_where_a_medium_stands() -> None:
     source = {"type": "base64", "media_type": "image/jpeg", "data": base64.b64encode(data(picture())).decode()}
     for part in ({"type": "image", "source": source}, {"type": "image", "bytes": data(picture()), "path": None}):
         item = {"messages": [{"role": "user", "content": [part]}, TURNS[1]]}
-        assert [(medium.width, medium.height) for medium in given(item).look(0).media] == [(40, 30)]
+        assert [(medium.width, medium.height) for medium in given(item).sample_for_measuring(0).media] == [(40, 30)]
     for text in ("x,y\n1", "é"):
         sound = {"type": "input_audio", "input_audio": {"data": text, "format": "wav"}}
         with pytest.raises(Skip, match=r"unreadable_media: .* is no base64"):
-            given({"messages": [{"role": "user", "content": [sound]}, TURNS[1]]}).look(0)
+            given({"messages": [{"role": "user", "content": [sound]}, TURNS[1]]}).sample_for_measuring(0)
 
 
 def test_a_text_is_no_name_of_a_medium_in_memory() -> None:
     """A path "\\x000" picked the first medium in memory, "\\x001" ended the run; as a text each is trained."""
     texts = [{"role": "user", "content": "\0000"}, TURNS[1]]
-    assert given({"messages": texts, "thumbnails": [b"no image"]}).look(0).messages == texts
+    assert given({"messages": texts, "thumbnails": [b"no image"]}).sample_for_measuring(0).messages == texts
     for name in ("\0000", "\0001"):
         with pytest.raises(Skip, match="missing_media"):
-            given({"messages": TURNS, "images": [name], "thumbnails": [data(picture())]}).look(0)
+            given({"messages": TURNS, "images": [name], "thumbnails": [data(picture())]}).sample_for_measuring(0)
     with pytest.raises(Skip, match="bad_message: a text holds"):
-        given({"messages": TURNS, "images": ["\udfff0"], "thumbnails": [data(picture())]}).look(0)
+        given({"messages": TURNS, "images": ["\udfff0"], "thumbnails": [data(picture())]}).sample_for_measuring(0)
 
 
 def test_numbers_under_the_name_of_media_are_fields() -> None:
@@ -187,7 +190,7 @@ def test_numbers_under_the_name_of_media_are_fields() -> None:
     asked = [{"role": "user", "content": "How many?"}, TURNS[1]]
     forms: list[dict[str, Any]] = [{"images": 0}, {"images": 2}, {"image": False}, {"images": []}, {"image": ""}]
     for form in forms:
-        assert not given({"messages": asked, **form}).look(0).media
+        assert not given({"messages": asked, **form}).sample_for_measuring(0).media
 
 
 class Raises:
@@ -208,14 +211,14 @@ class Raises:
 @pytest.mark.parametrize("error", [ValueError("boom"), IndexError("boom"), KeyError("boom"), StopIteration("boom")])
 def test_what_a_dataset_raises_is_named(error: Exception) -> None:
     """A traceback would not say which sample; an IndexError would end a loop over packs as if they were over."""
-    source = Given(Raises(error), ReadSettings())
-    assert source.look(0)
-    for read in (source.look, source.member):
+    source = UserSamples(Raises(error), ReadSettings())
+    assert source.sample_for_measuring(0)
+    for read in (source.sample_for_measuring, source.member):
         with pytest.raises(PackError, match=rf"conversations/1: {type(error).__name__}: .*boom"):
             read(1)
     no_dataset: Any = iter([])
     with pytest.raises(PackError, match=r"conversations: TypeError: .* has no len"):
-        Given(no_dataset, ReadSettings())
+        UserSamples(no_dataset, ReadSettings())
 
 
 class Formatted:
@@ -234,13 +237,13 @@ class Formatted:
 
 def test_a_transform_gets_the_images_it_was_written_for() -> None:
     """It would be given the bytes of files, and end at the first image."""
-    assert Given(Formatted(), ReadSettings()).look(0).media[0].width == 40
+    assert UserSamples(Formatted(), ReadSettings()).sample_for_measuring(0).media[0].width == 40
 
 
 def test_a_limit_takes_the_first_ones() -> None:
     """`source.limit` is for a first try: a stream over all of them would be another one than asked for."""
     items = [{"messages": TURNS[1:]}] * 3
-    assert [len(Given(items, ReadSettings(), None, limit)) for limit in (None, 2, 5)] == [3, 2, 3]
+    assert [len(UserSamples(items, ReadSettings(), None, limit)) for limit in (None, 2, 5)] == [3, 2, 3]
 
 
 @pytest.mark.slow

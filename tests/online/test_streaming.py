@@ -41,7 +41,7 @@ class Conversations:
     def sample_id(self, i: int) -> str:
         return f"{self.name}/{i}"
 
-    def look(self, i: int) -> Sample:
+    def sample_for_measuring(self, i: int) -> Sample:
         if i in self.bad:
             raise Skip(Reason.UNREADABLE_MEDIA, "torn")
         return sample_of(self.member(i))

@@ -20,7 +20,7 @@ from energon_pack.dataset.packed_with import load_template
 from energon_pack.errors import SamplesLost
 from energon_pack.online.lazy import LazyPackedDataset
 from energon_pack.pack import pack
-from energon_pack.samples.cut import exchanges
+from energon_pack.samples.cut import exchange_bounds
 from energon_pack.samples.media.medium import Media
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import TrainOn
@@ -52,13 +52,13 @@ def turns(roles: str) -> list[dict[str, Any]]:
     ],
 )
 def test_cuts_are_before_a_users_turn(roles: str, edges: list[int]) -> None:
-    assert exchanges(turns(roles)) == edges
+    assert exchange_bounds(turns(roles)) == edges
 
 
 @given(st.text("uat", min_size=1, max_size=30).filter(lambda roles: "a" in roles), st.booleans())
 def test_exchanges_are_all_turns_and_each_has_an_answer(roles: str, has_system: bool) -> None:
     messages = turns("s" * has_system + roles)
-    edges = exchanges(messages)
+    edges = exchange_bounds(messages)
     assert (edges[0], edges[-1]) == (int(has_system), len(messages))
     for first, end in pairwise(edges):
         assert any(message["role"] == "assistant" for message in messages[first:end])

@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from energon_pack.online.stream_packs import Draw, Draws, permuted
+from energon_pack.online.stream_packs import Draw, Draws, permuted_number
 from energon_pack.plan.pool import Pool, Waiting, costs_of, fullest
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.steps.position import Position, taken_by
@@ -170,12 +170,12 @@ def drawn(draws: Draws, most: int = 10_000) -> list[Draw]:
 @hypothesis.given(st.integers(1, 300), st.integers(0, 2**70))
 def test_a_permutation_has_each_item_once(size: int, key: int) -> None:
     """A place outside of it, or one twice, is a sample that is never trained on."""
-    assert sorted(permuted(place, size, key) for place in range(size)) == list(range(size))
+    assert sorted(permuted_number(place, size, key) for place in range(size)) == list(range(size))
 
 
 def test_small_permutations_are_all_as_likely() -> None:
     """An order that comes more often than others is no shuffling; 24 of 4, about 250 times each."""
-    times = Counter(tuple(permuted(place, 4, key * 1_000_003) for place in range(4)) for key in range(6000))
+    times = Counter(tuple(permuted_number(place, 4, key * 1_000_003) for place in range(4)) for key in range(6000))
     assert len(times) == 24
     assert min(times.values()) > 180
     assert max(times.values()) < 320

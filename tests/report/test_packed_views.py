@@ -23,7 +23,7 @@ from energon_pack.report.views.screens import pack_section
 from energon_pack.report.views.spans import vocabulary_of
 from energon_pack.report.views.text import Tokens, shared_evenly
 from energon_pack.report.views.view import PackView, Place, Span, thumbnail
-from energon_pack.samples.flavors import DEFAULT
+from energon_pack.samples.flavors import DEFAULT_FLAVOR
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.pack_tokens import pack_tokens
 from energon_pack.samples.tokens import MemberTokens
@@ -57,7 +57,7 @@ def pack_of(*members: dict[str, Any], media: Sequence[str] = (), ids: Sequence[s
 def test_every_pack_is_found_by_number_and_by_key(dataset: Path) -> None:
     """Numbers are those of the plan: over the borders of shards, with and without what says where packs begin."""
     keys = list(dict.fromkeys(key for (keys,) in PlanFile(DatasetFolder(dataset)).columns("pack") for key in keys))
-    with PackLookup(DatasetFolder(dataset), DEFAULT) as packs:
+    with PackLookup(DatasetFolder(dataset), DEFAULT_FLAVOR) as packs:
         assert [packs[i].pack.files.key for i in range(len(packs))] == keys
         assert [packs.number_of(key) for key in keys] == list(range(len(keys)))
         assert packs.number_of("nothing") is None
@@ -75,7 +75,10 @@ def test_a_pack_is_found_without_its_index(dataset: Path, tmp_path: Path, index:
         (tmp_path / f"{path.name}.idx").write_bytes(index)
     (tmp_path / ".nv-meta").mkdir()
     (tmp_path / ".nv-meta" / ".info.json").write_text(json.dumps({"shard_counts": {path.name: 3}}))
-    with PackLookup(DatasetFolder(dataset), DEFAULT) as packs, PackLookup(DatasetFolder(tmp_path), DEFAULT) as copied:
+    with (
+        PackLookup(DatasetFolder(dataset), DEFAULT_FLAVOR) as packs,
+        PackLookup(DatasetFolder(tmp_path), DEFAULT_FLAVOR) as copied,
+    ):
         assert [copied[i].pack.files.key for i in range(3)] == [packs[i].pack.files.key for i in range(3, 6)]
 
 
@@ -86,13 +89,13 @@ def test_a_count_that_is_none_is_counted(dataset: Path, tmp_path: Path, stated: 
     (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / ".nv-meta").mkdir()
     (tmp_path / ".nv-meta" / ".info.json").write_text(json.dumps({"shard_counts": {path.name: stated}}))
-    with PackLookup(DatasetFolder(tmp_path), DEFAULT) as packs:
+    with PackLookup(DatasetFolder(tmp_path), DEFAULT_FLAVOR) as packs:
         assert len(packs) == 3
 
 
 def test_a_view_has_what_the_plan_and_the_tokenizer_say(dataset: Path, template: Template) -> None:
     rows = PlanFile(DatasetFolder(dataset))
-    with PackLookup(DatasetFolder(dataset), DEFAULT) as packs:
+    with PackLookup(DatasetFolder(dataset), DEFAULT_FLAVOR) as packs:
         for found in packs.all():
             its_rows = rows.members({found.pack.files.key})[found.pack.files.key]
             place = Place(found.number, len(packs), found.shard)
@@ -119,14 +122,14 @@ def shown(tmp_path: Path, value: Any, template: Template | None = None, **media:
     with open_file(path) as file:
         data = InMemory(file.read(0, file.size), "")
     (files,) = packs_in(TarScan(data))
-    pack, defects = parse(files, raw, DEFAULT)
+    pack, defects = parse(files, raw, DEFAULT_FLAVOR)
     vocabulary = None if template is None else vocabulary_of(template)
     return pack_view(data, pack, Place(0, 1, "x.tar", 512), None, vocabulary, 8, defects)
 
 
 def test_members_that_are_not_shown_are_not_read(dataset: Path) -> None:
     """A page shows eight members of a pack; the headers of all its images, and all its text, were read for it."""
-    with PackLookup(DatasetFolder(dataset), DEFAULT) as packs:
+    with PackLookup(DatasetFolder(dataset), DEFAULT_FLAVOR) as packs:
         found = packs[0]
         place = Place(0, len(packs), found.shard)
         first, *others = pack_view(found.file, found.pack, place, most_read=1).members

@@ -33,7 +33,7 @@ def shown(template: Template, sample: Sample) -> list[Span]:
     media = [f"{medium.kind} {medium.width}×{medium.height}" for medium in sample.media]
     spans = spans_of(tokens, vocabulary_of(template), media)
     assert sum(span.num_tokens for span in spans) == len(tokens)
-    assert [weight for span in spans for weight in [span.weight] * span.num_tokens] == tokens.weight_of_each
+    assert [weight for span in spans for weight in [span.weight] * span.num_tokens] == tokens.token_weights
     assert [span.is_trained for span in spans] == [span.weight > 0 for span in spans]
     return spans
 

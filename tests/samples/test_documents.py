@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from energon_pack.samples.cut import exchanges
-from energon_pack.samples.flavors import PACKED
-from energon_pack.samples.flavors.fit import do_not_fit
+from energon_pack.samples.cut import exchange_bounds
+from energon_pack.samples.flavors import PACKED_FLAVORS
+from energon_pack.samples.flavors.fit import contents_that_do_not_fit
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import parse_record
-from energon_pack.samples.settings import STORED, ReadSettings, SampleType
+from energon_pack.samples.settings import STORED_SETTINGS, ReadSettings, SampleType
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.weights import turn_weight
 from support.samples import read
@@ -27,7 +27,7 @@ AS_DOCUMENTS = ReadSettings(sample_type=SampleType.document)
         ({"text": ANSWER["content"], "prompt": "an id of a prompt"}, AS_DOCUMENTS),
         ({"messages": [ANSWER]}, AS_DOCUMENTS),
         ({"body": ANSWER["content"]}, ReadSettings("body", SampleType.document)),
-        ({"messages": DOCUMENT}, STORED),
+        ({"messages": DOCUMENT}, STORED_SETTINGS),
     ],
 )
 def test_forms_of_a_document(value: dict[str, Any], settings: ReadSettings) -> None:
@@ -50,7 +50,7 @@ def test_a_chat_stays_one(value: dict[str, Any], roles: list[str]) -> None:
 
 def test_an_answer_alone_of_a_pack_stays_an_answer() -> None:
     """Packs of `source.sample_type=chat` were read again as documents, and said to be damaged."""
-    assert parse_record({"messages": [ANSWER]}, STORED).messages == [ANSWER]
+    assert parse_record({"messages": [ANSWER]}, STORED_SETTINGS).messages == [ANSWER]
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_media_stand_where_the_text_says() -> None:
 
 
 def test_a_document_is_one_exchange_trained_by_its_weight_and_no_caption() -> None:
-    assert exchanges(DOCUMENT) == [0, 1]
+    assert exchange_bounds(DOCUMENT) == [0, 1]
     assert turn_weight(DOCUMENT[0], chosen=True) == 1
     assert turn_weight({**DOCUMENT[0], "loss_scale": 0.5}, chosen=True) == 0.5
-    answers = do_not_fit(read(DOCUMENT))
-    assert [flavor.unfit(answers) for flavor in PACKED.values()] == [None, "a document"]
+    answers = contents_that_do_not_fit(read(DOCUMENT))
+    assert [flavor.unfit(answers) for flavor in PACKED_FLAVORS.values()] == [None, "a document"]

@@ -6,7 +6,7 @@ import pytest
 
 from energon_pack.lengths.worker import LengthsRow, note
 from energon_pack.samples.conversation import ReadSample
-from energon_pack.samples.keys import _ELSEWHERE, _HARMLESS, _KNOWN, _READ, unknown_keys
+from energon_pack.samples.keys import _FOREIGN_KEYS, _HARMLESS_KEYS, _KNOWN_KEYS, _READ_KEYS, unknown_keys
 from energon_pack.samples.media.medium import RATE_KEYS, SETTING_KEYS
 from energon_pack.samples.options import OPTION_KEYS
 from energon_pack.samples.preference import PREFERENCE_KEYS
@@ -24,19 +24,19 @@ def record(sample: dict[str, Any], turn: dict[str, Any], part: dict[str, Any]) -
 
 
 def test_each_key_has_one_place() -> None:
-    for read, harmless, elsewhere in zip(_READ, _HARMLESS, _ELSEWHERE, strict=True):
+    for read, harmless, elsewhere in zip(_READ_KEYS, _HARMLESS_KEYS, _FOREIGN_KEYS, strict=True):
         assert not read & harmless.keys()
         assert not (read | harmless.keys()) & elsewhere.keys()
         assert all(harmless.values())
         assert all(key.meaning for key in elsewhere.values())
-    assert {*OPTION_KEYS} <= _READ[0]
-    assert _READ[1] >= TURN_WEIGHT_KEYS
+    assert {*OPTION_KEYS} <= _READ_KEYS[0]
+    assert _READ_KEYS[1] >= TURN_WEIGHT_KEYS
 
 
 def test_settings_of_media_that_are_read_are_known() -> None:
     """`raw_fps` was read, and listed as a key that nothing reads."""
-    assert {*SETTING_KEYS} <= _READ[2]
-    assert {"fps", *RATE_KEYS} <= _READ[0]
+    assert {*SETTING_KEYS} <= _READ_KEYS[2]
+    assert {"fps", *RATE_KEYS} <= _READ_KEYS[0]
 
 
 def test_unknown_keys_are_named_with_their_place() -> None:
@@ -56,7 +56,7 @@ def test_a_sample_reports_its_first_unknown_keys() -> None:
 
 @pytest.mark.parametrize(
     ("place", "key", "value"),
-    [(place, key, 0.5) for place, keys in enumerate(_ELSEWHERE) for key in keys]
+    [(place, key, 0.5) for place, keys in enumerate(_FOREIGN_KEYS) for key in keys]
     + [(1, "eot", False), (1, "ipython", True), (2, "train", False)],
 )
 def test_what_means_something_elsewhere_costs_the_sample(place: int, key: str, value: Any) -> None:
@@ -86,7 +86,7 @@ OF_TOOLS = (
 
 def test_no_key_of_seven_tools_is_unknown() -> None:
     for place, names in enumerate(OF_TOOLS):
-        known = _KNOWN[place] | _ELSEWHERE[place].keys() | PREFERENCE_KEYS  # a label that is no label is listed
+        known = _KNOWN_KEYS[place] | _FOREIGN_KEYS[place].keys() | PREFERENCE_KEYS  # a label that is no label is listed
         assert [name for name in names.split() if name not in known] == []
 
 

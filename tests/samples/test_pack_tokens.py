@@ -171,8 +171,8 @@ def test_a_pack_is_read_as_it_was_written() -> None:
     read = PackTokens.from_bytes(pack_of(IDS, **PACK).to_bytes())
     assert read.ids.tolist() == IDS
     assert read["length"].tolist() == [3, 7]
-    assert read.of_each("shared_len", 2).tolist() == [0, 0]
-    assert read.of_each("weight", 1, 1.0).tolist() == [1.0]
+    assert read.entries("shared_len", 2).tolist() == [0, 0]
+    assert read.entries("weight", 1, 1.0).tolist() == [1.0]
 
 
 @given(arrays(np.int64, st.integers(0, 200), elements=st.one_of(st.integers(0, 3), st.integers(0, 2**31 - 1))))

@@ -16,14 +16,14 @@ from energon_pack.loading.task_encoder import inputs_of
 from energon_pack.pack import pack
 from energon_pack.samples.conversation import place
 from energon_pack.samples.cut import Cut, fields_of_part
-from energon_pack.samples.flavors import PACKED
+from energon_pack.samples.flavors import PACKED_FLAVORS
 from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.options import options_of
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.times import load_positions, stamped, time_marks
+from energon_pack.samples.times import load_patch_positions, stamped, time_marks
 from energon_pack.templates.sample import Sample, frame_lists_as_videos
 from energon_pack.unpack import unpack
 from energon_pack.verify import Options, verify
@@ -52,8 +52,8 @@ def test_what_is_no_npy_costs_its_sample_alone() -> None:
     damaged = [header.replace(b"3)", b"3 "), header.replace(b"{", b"'"), header.replace(b"(4, 3)", b"(9" + b"9" * 60)]
     for raw in (zipped.getvalue(), b"", whole[:-1], whole[:60], *damaged):
         with pytest.raises(Skip, match="unreadable_media"):
-            load_positions(raw, "f.npy")
-    assert load_positions(whole, "f.npy").shape == (4, 3)
+            load_patch_positions(raw, "f.npy")
+    assert load_patch_positions(whole, "f.npy").shape == (4, 3)
 
 
 def test_times_stand_before_their_images() -> None:
@@ -139,7 +139,7 @@ def test_they_travel_in_their_own_fields(config: Callable[..., PackConfig], sour
     with tarfile.open(folder / "packed-000000.tar") as tar:
         data = {m.name.partition(".")[2]: tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]
     value, _ = json.loads(data.pop("json")), data.pop("tokens")
-    assert {name for names in PACKED["packed_captioning"].parts(value) for name in names} == set(data)
+    assert {name for names in PACKED_FLAVORS["packed_captioning"].parts(value) for name in names} == set(data)
     at = {sample_id: i for i, sample_id in enumerate(value["_meta"]["sample_ids"])}
     s = at["s.jsonl:1"]
     assert [data[f"img{s}_{i}.npy"] for i in range(4)] == [npy(15 * i) for i in range(4)]

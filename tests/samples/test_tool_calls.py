@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Message
-from energon_pack.samples.settings import STORED, ReadSettings, ToolsAs
+from energon_pack.samples.settings import STORED_SETTINGS, ReadSettings, ToolsAs
 from energon_pack.samples.skip import Skip
 
 ASKED: Message = {"role": "user", "content": "Weather in Oslo?"}
@@ -97,7 +97,7 @@ IMAGE = {"type": "image"}
 )
 def test_spellings_of_calls(turns: list[dict[str, Any]], expected: list[Message]) -> None:
     assert parsed(*turns) == expected
-    assert parsed(*expected, settings=STORED) == expected  # packs are read again
+    assert parsed(*expected, settings=STORED_SETTINGS) == expected  # packs are read again
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_schemas_of_functions_alone_are_wrapped(field: str, value: Any) -> None:
     """Qwen's template writes each as it is: a model would learn another form of tools than it is served."""
     record = parse_record({"messages": [ASKED, ANSWER], field: value}, ReadSettings())
     assert record.tools == [OPENAI]
-    assert parse_record({"messages": record.messages, "tools": record.tools}, STORED).tools == [OPENAI]
+    assert parse_record({"messages": record.messages, "tools": record.tools}, STORED_SETTINGS).tools == [OPENAI]
 
 
 def test_calls_as_text_leave_the_tools_out() -> None:
@@ -213,4 +213,4 @@ def test_what_is_read_is_read_the_same_again(turns: list[tuple[str, Any]]) -> No
         messages = parsed(*values)
     except Skip:
         return
-    assert parsed(*messages, settings=STORED) == messages
+    assert parsed(*messages, settings=STORED_SETTINGS) == messages

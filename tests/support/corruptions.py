@@ -11,7 +11,7 @@ from zlib import crc32
 
 import numpy as np
 
-from energon_pack.samples.tokens_part import CHECKSUM, COLUMNS, PackTokens
+from energon_pack.samples.tokens_part import CHECKSUM_FIELD, COLUMNS, PackTokens
 from support.damage import (
     Corruption,
     Members,
@@ -54,7 +54,7 @@ def change_tokens(change_columns: Callable[[dict[str, Any]], None]) -> Callable[
         change_columns(columns)
         members[index + 1] = (name, PackTokens(columns).to_bytes())
         value = json.loads(members[index][1])
-        value["_meta"][CHECKSUM] = crc32(members[index + 1][1])
+        value["_meta"][CHECKSUM_FIELD] = crc32(members[index + 1][1])
         members[index] = (members[index][0], json.dumps(value).encode())
 
     return damage

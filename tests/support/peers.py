@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from energon_pack.dataset.energon import sample_loader_py
-from energon_pack.samples.flavors import PACKED
+from energon_pack.samples.flavors import PACKED_FLAVORS
 from support.damage import read_shard, write_index, write_shard
 from support.samples import chat, npy, picture, write_tar
 
@@ -62,7 +62,7 @@ def write_llava_onevision(folder: Path) -> Path:
     }
     shards = {"mine-000000.tar": one, "mine-000001.tar": {"ps_00000001.json": json.dumps(text).encode()}}
     folder = write_theirs(folder, shards, dataset_yaml)
-    (folder / ".nv-meta" / "sample_loader.py").write_bytes(sample_loader_py(PACKED["packed_captioning"]))
+    (folder / ".nv-meta" / "sample_loader.py").write_bytes(sample_loader_py(PACKED_FLAVORS["packed_captioning"]))
     return folder
 
 

@@ -63,7 +63,7 @@ def test_lengths_are_kept_by_its_fingerprint(
     def again(*_: Any) -> Any:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(preparing._Slices, "__getitem__", again)
+    monkeypatch.setattr(preparing._MeasuredSlices, "__getitem__", again)
     assert len(packs_of(dataset, demo, tmp_path)) == len(first)
     with pytest.raises(AssertionError, match="measured again"):
         packs_of(dataset.select(range(10)), demo, tmp_path)

@@ -9,7 +9,7 @@ from energon_pack.errors import PackError, one_line
 from energon_pack.report.views.spans import Vocabulary, encoded
 from energon_pack.report.views.view import Medium, MemberView, PackView, Place, thumbnail, turns_of
 from energon_pack.samples.bytes import Bytes, Range, as_file
-from energon_pack.samples.flavors.schema import MESSAGES
+from energon_pack.samples.flavors.schema import MESSAGES_FIELD
 from energon_pack.samples.media.kinds import IMAGE, KINDS
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.options import options_of
@@ -48,7 +48,7 @@ def pack_view(
         members = _members(file, pack, rows or [None] * len(pack.ids), vocabulary, max_thumbnails, most_read)
     except (Skip, TokensDamaged, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise PackError(f"{where}: {one_line(error)}: python -m energon_pack.verify says more") from None
-    holds_text = MESSAGES in pack.fields or MESSAGES not in pack.flavor.optional
+    holds_text = MESSAGES_FIELD in pack.fields or MESSAGES_FIELD not in pack.flavor.optional
     return PackView(pack.files.key, place, pack.media_type, members, holds_text)
 
 

@@ -45,7 +45,7 @@ def spans_of(tokens: MemberTokens, vocabulary: Vocabulary, media: Sequence[str])
         own is None and token in added and added[token].special and token
         for own, token in zip(medium_of, ids, strict=True)
     ]
-    alike = [*zip(medium_of, special, tokens.weight_of_each, strict=True)]
+    alike = [*zip(medium_of, special, tokens.token_weights, strict=True)]
     spans = []
     for (number, token, weight), group in groupby(range(len(ids)), key=alike.__getitem__):
         places = [*group]

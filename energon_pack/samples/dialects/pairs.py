@@ -12,9 +12,9 @@ from typing import Any
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 
-_ASKS = ("user", "human", "question")
-_ANSWERS = ("assistant", "gpt", "bot", "answer", "answers")
-_SIDES = frozenset((*_ASKS, *_ANSWERS))
+_QUESTION_KEYS = ("user", "human", "question")
+_ANSWER_KEYS = ("assistant", "gpt", "bot", "answer", "answers")
+_PAIR_KEYS = frozenset((*_QUESTION_KEYS, *_ANSWER_KEYS))
 
 
 def turn(role: str, content: Any) -> Message:
@@ -26,12 +26,12 @@ def asked_and_answered(question: Any, answer: Any) -> list[Message]:
 
 
 def turns_of_pair(message: Mapping[str, Any], index: int) -> list[Message] | None:
-    """Return the question and the answer of one entry as turns; None: it is no pair.
+    """Return the question and the answer of one entry as turns; None: the entry is no pair of these.
 
     Of several answers to one question, the first is taken.
     """
-    asks = [key for key in _ASKS if key in message]
-    answers = [key for key in _ANSWERS if key in message]
+    asks = [key for key in _QUESTION_KEYS if key in message]
+    answers = [key for key in _ANSWER_KEYS if key in message]
     if len(asks) != 1 or len(answers) != 1:
         return None
     answer = message[answers[0]]
@@ -43,13 +43,13 @@ def turns_of_pair(message: Mapping[str, Any], index: int) -> list[Message] | Non
     return asked_and_answered(message[asks[0]], answer)
 
 
-def without_sides(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an entry holds beside its question and its answer."""
-    return {key: item for key, item in message.items() if key not in _SIDES}
+def without_pair_keys(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry without the keys of its question and its answer."""
+    return {key: item for key, item in message.items() if key not in _PAIR_KEYS}
 
 
 def prompts_and_captions(value: Mapping[str, Any]) -> list[Message]:
-    """Return `prompts` and as many `captions` as turns."""
+    """Return the turns of a record with `prompts` and as many `captions`: each a text, a list, or a list in a list."""
     sides = []
     for key in ("prompts", "captions"):
         side = value[key] if isinstance(value[key], list) else [value[key]]

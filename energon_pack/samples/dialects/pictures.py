@@ -14,40 +14,40 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip, one_value
 
 #: marks that ms-swift replaces by the names and boxes in the field `objects`
-_OF_OBJECTS = ("<ref-object>", "<bbox>")
+_OBJECT_MARKS = ("<ref-object>", "<bbox>")
 
 
-_PICTURE = re.compile(r"<img>([^<>\n]+)</img>")  # HTML has no </img>
-TO_DOWNLOAD = "media are read from files: download it first (img2dataset does), and write the file's name"
+_IMG_TAG = re.compile(r"<img>([^<>\n]+)</img>")  # HTML has no </img>
+DOWNLOAD_ADVICE = "media are read from files: download it first (img2dataset does), and write the file's name"
 
 
-def pictures_in(text: str) -> list[str]:
-    """Return the names of the media that a text holds as `<img>a.png</img>`."""
-    names = _PICTURE.findall(text) if "<img>" in text else []
+def img_tag_names(text: str) -> list[str]:
+    """Return the file names of media that a text holds as `<img>a.png</img>`."""
+    names = _IMG_TAG.findall(text) if "<img>" in text else []
     return [name for name in names if kind_by_name(name.strip().partition("?")[0])]
 
 
-def with_pictures(messages: Sequence[Message], lists_media: bool) -> list[Message]:
-    """Return messages with a content part for each `<img>a.png</img>` of a question.
+def with_img_tags_as_parts(messages: Sequence[Message], lists_media: bool) -> list[Message]:
+    """Replace each `<img>a.png</img>` outside of the assistant's turns by a content part.
 
     Raises:
-        Skip: `unsupported_media`: the sample lists media elsewhere, too (`lists_media`), or an image has a URL.
+        Skip: `unsupported_media`: the sample has other media, too (`lists_media`, or placeholders), or a name is a URL.
     """
     asked = [message for message in messages if message["role"] != "assistant"]
     texts = [message["content"] for message in asked if isinstance(message["content"], str)]
     if len(texts) < len(asked) or lists_media or num_placeholders(messages):
         detail = "<img> in a text, and other media in the sample: list all, and write <image> where each stands"
         raise Skip(Reason.UNSUPPORTED_MEDIA, detail)
-    for name in (name for text in texts for name in pictures_in(text)):
+    for name in (name for text in texts for name in img_tag_names(text)):
         if "://" in name:
-            raise Skip(Reason.UNSUPPORTED_MEDIA, f"<img>{name}</img> in a text: {TO_DOWNLOAD}")
+            raise Skip(Reason.UNSUPPORTED_MEDIA, f"<img>{name}</img> in a text: {DOWNLOAD_ADVICE}")
     return [m if m["role"] == "assistant" else {**m, "content": _parts(m["content"])} for m in messages]
 
 
 def _parts(text: str) -> str | list[Message]:
     parts: list[Message] = []
     start = 0
-    for match in _PICTURE.finditer(text):
+    for match in _IMG_TAG.finditer(text):
         if kind := kind_by_name(match[1].strip()):
             parts += [{"type": "text", "text": text[start : match.start()]}] if match.start() > start else []
             parts.append({"type": kind, "name": match[1].strip()})
@@ -58,8 +58,9 @@ def _parts(text: str) -> str | list[Message]:
 
 
 def name_in(named: Any) -> Any:
-    """Return the name in an object that stands for a medium: OpenAI's `{"url": …}` and `{"data": …, "format": "wav"}`,
-    Anthropic's `source`. Another value is returned unchanged.
+    """Return the name or the data in an object that stands for a medium; another value is returned unchanged.
+
+    OpenAI has `{"url": …}` and `{"data": …, "format": "wav"}`, Anthropic base64 in `source`, which becomes a data URL.
     """
     if not isinstance(named, Mapping):
         return named
@@ -69,17 +70,20 @@ def name_in(named: Any) -> Any:
 
 
 def with_marks_replaced(messages: list[Message], fields: Mapping[str, Any], lists_media: bool = False) -> list[Message]:
-    """Put media in the place of `<img>a.png</img>`; refuse marks that stand for boxes."""
+    """Replace `<img>a.png</img>` in the text by media; raises Skip for marks that stand for boxes in `objects`.
+
+    `fields`: the sample's. `lists_media`: whether it also lists media elsewhere.
+    """
     if fields.get("objects"):
         whole = "".join(text for _, text in _texts(messages))
         # unless an end tag follows: HTML, `<bbox>1,2,3,4</bbox>`
-        if mark := next((m for m in _OF_OBJECTS if m in whole and m.replace("<", "</") not in whole), None):
+        if mark := next((m for m in _OBJECT_MARKS if m in whole and m.replace("<", "</") not in whole), None):
             detail = f"{mark} stands for a value of 'objects', which is not put in its place (source.map can write it)"
             raise Skip(Reason.BAD_MESSAGE, detail)
     for role, text in _texts(messages):
-        if role != "assistant" and "<img>" in text and pictures_in(text):
+        if role != "assistant" and "<img>" in text and img_tag_names(text):
             listed = lists_media or any(map(fields.get, ("name", "media_files", *MEDIA_KEYS)))
-            return with_pictures(messages, listed)
+            return with_img_tags_as_parts(messages, listed)
     return messages
 
 

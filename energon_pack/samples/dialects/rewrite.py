@@ -15,33 +15,39 @@ from energon_pack.samples.sample import MESSAGE_KEYS, Message
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip, one_value
 
-_FIELDS = ("messages", "prompt", "response", "system", "tools", "images", "videos", "audios", "id")
-_ROLES = ("user", "assistant", "system", "tool")
+_RENAMED_FIELDS = ("messages", "prompt", "response", "system", "tools", "images", "videos", "audios", "id")
+_RENAMED_ROLES = ("user", "assistant", "system", "tool")
 #: fields whose list may be written as JSON text, as a cell of a table has it
-_LISTS = frozenset((*MESSAGE_KEYS, *TURN_FIELDS, *MEDIA_KEYS))
+_LIST_FIELDS = frozenset((*MESSAGE_KEYS, *TURN_FIELDS, *MEDIA_KEYS))
 
 
 def in_our_words(value: Any, settings: ReadSettings) -> Any:
-    """Parse lists that are JSON text, rename what the settings name, and keep one spelling of each thing."""
+    """Rewrite a sample's JSON with the field names of this package.
+
+    Lists that are JSON text are parsed, fields and roles that the settings name are renamed, and of keys with the same
+    meaning one is kept.
+    """
     if isinstance(value, dict):
-        value = _with_lists(value, settings)
-    if settings.renames:
-        value = renamed(value, settings)
+        value = _with_parsed_lists(value, settings)
+    if settings.has_renames:
+        value = with_our_names(value, settings)
     value = said_once(value) if isinstance(value, dict) else value
     is_named = isinstance(value, dict) and "file_name" in value and value.keys().isdisjoint(MEDIA_KEYS)
-    return _of_image_folder(value) if is_named and kind_by_name(str(value["file_name"])) else value
+    return _from_image_folder(value) if is_named and kind_by_name(str(value["file_name"])) else value
 
 
-def _with_lists(value: dict[str, Any], settings: ReadSettings) -> dict[str, Any]:
+def _with_parsed_lists(value: dict[str, Any], settings: ReadSettings) -> dict[str, Any]:
     columns = settings.columns
     named = (settings.messages_key, columns.messages, columns.images, columns.videos, columns.audios)
-    texts = {key: text for key, text in value.items() if isinstance(text, str) and (key in _LISTS or key in named)}
-    lists = {key: _list_in(text) for key, text in texts.items() if text.lstrip()[:1] == "["}
+    texts = {
+        key: text for key, text in value.items() if isinstance(text, str) and (key in _LIST_FIELDS or key in named)
+    }
+    lists = {key: _parsed_list(text) for key, text in texts.items() if text.lstrip()[:1] == "["}
     return value | {key: parsed for key, parsed in lists.items() if parsed is not None} if lists else value
 
 
-def _list_in(text: str) -> list[Any] | None:
-    """Return the list that a text is as JSON; None: it is another text."""
+def _parsed_list(text: str) -> list[Any] | None:
+    """Parse a text that is the JSON of a list; None: it is another text."""
     try:
         parsed = parse_json(text)
     except Skip:
@@ -49,20 +55,20 @@ def _list_in(text: str) -> list[Any] | None:
     return parsed if isinstance(parsed, list) else None
 
 
-def _of_image_folder(value: dict[str, Any]) -> dict[str, Any]:
+def _from_image_folder(value: dict[str, Any]) -> dict[str, Any]:
     """Rename the fields of ImageFolder's metadata.jsonl: `{file_name, text}`."""
     one_value(value, ("text", "caption"))
     ours = {"file_name": "image", "text": "caption"}
     return {ours.get(name, name): item for name, item in value.items()}
 
 
-def renamed(value: Any, settings: ReadSettings) -> Any:
-    """Return a record in which the fields that the settings name have our names."""
+def with_our_names(value: Any, settings: ReadSettings) -> Any:
+    """Rename the fields and roles that `source.columns` and `source.roles` name to those of this package."""
     if isinstance(value, list):
         value = {settings.messages_key or "messages": value}
     if not isinstance(value, dict):
         return value
-    columns = {ours: name for ours in _FIELDS if (name := getattr(settings.columns, ours)) is not None}
+    columns = {ours: name for ours in _RENAMED_FIELDS if (name := getattr(settings.columns, ours)) is not None}
     for ours in ("messages", "prompt", "response"):
         if ours in columns and columns[ours] not in value:
             detail = f"source.columns.{ours}={columns[ours]} names no field of it; there are {sorted(value)[:8]}"
@@ -77,13 +83,15 @@ def renamed(value: Any, settings: ReadSettings) -> Any:
         return {**value, "messages": asked_and_answered(*sides)}
     fields = (settings.messages_key,) if settings.messages_key else (*MESSAGE_KEYS, *TURN_FIELDS)
     turns = {
-        key: [_our_turn(each, settings) for each in value[key]] for key in fields if isinstance(value.get(key), list)
+        key: [_turn_by_settings(each, settings) for each in value[key]]
+        for key in fields
+        if isinstance(value.get(key), list)
     }
     return value | turns
 
 
 def our_turn(message: Any, role_key: str, content_key: str, roles: Mapping[Any, str]) -> Any:
-    """Return a turn with our keys and role; what is no object stays unchanged. `roles`: their role → ours."""
+    """Return a turn with the keys `role` and `content`, its role renamed by `roles`; other values stay unchanged."""
     if not isinstance(message, dict):
         return message
     rest = {key: item for key, item in message.items() if key not in (role_key, content_key)}
@@ -92,13 +100,13 @@ def our_turn(message: Any, role_key: str, content_key: str, roles: Mapping[Any, 
     return {"role": role, "content": message.get(content_key), **rest}
 
 
-def _our_turn(message: Any, settings: ReadSettings) -> Any:
+def _turn_by_settings(message: Any, settings: ReadSettings) -> Any:
     if not isinstance(message, dict):
         return message
     role_key = settings.columns.role or ("role" if "role" in message else "from")
     content_key = settings.columns.content or ("content" if "content" in message else "value")
     if role_key not in message:
         return message
-    roles = {name: ours for ours in _ROLES if (name := getattr(settings.roles, ours)) is not None}
+    roles = {name: ours for ours in _RENAMED_ROLES if (name := getattr(settings.roles, ours)) is not None}
     turn: Message = our_turn(message, role_key, content_key, roles)
     return turn if content_key in message else {key: item for key, item in turn.items() if key != "content"}

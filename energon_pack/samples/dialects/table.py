@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from energon_pack.samples.dialects.pairs import asked_and_answered, prompts_and_captions, turn
-from energon_pack.samples.documents import document_of, text_alone
+from energon_pack.samples.documents import document_of, text_without_chat
 from energon_pack.samples.sample import MESSAGE_KEYS, Message
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
@@ -20,7 +20,7 @@ TURN_FIELDS = ("conversation", "dialog", "dialogue", "turns")
 
 
 class Dialect(NamedTuple):
-    """A way to write a conversation."""
+    """One way in which data sets write a conversation: the fields that hold it, and how they become turns."""
 
     name: str
     #: the fields by which it is recognised
@@ -34,12 +34,12 @@ class Dialect(NamedTuple):
 
 
 def alpaca(value: Mapping[str, Any], dialect: Dialect) -> list[Message]:
-    """Make turns of a question and an answer, after the turns of `history`."""
+    """Make turns of a question (with its `input`, if the dialect has one) and an answer, after those of `history`."""
     asks, answers = dialect.needs
     asked = [_text(value, key, dialect) for key in (asks, "input") if key == asks or key in dialect.reads]
     question = joined_question(asked)
     if not question:
-        raise _other(dialect, asks, value[asks])
+        raise _other_form_skip(dialect, asks, value[asks])
     history = value.get("history") if "history" in dialect.reads else None
     return [*_history(history, dialect), *asked_and_answered(question, _text(value, answers, dialect))]
 
@@ -50,7 +50,7 @@ def joined_question(texts: list[Any]) -> str:
 
 
 def history_turns(history: Any) -> list[Message]:
-    """Return the turns of a history of [question, answer]; an entry of another form keeps its place as a turn."""
+    """Return the turns of a list of [question, answer]; an entry that is no list becomes a user's turn."""
     return [
         turn(role, text)
         for pair in history or []
@@ -67,11 +67,11 @@ def prompt_and_completion(value: Mapping[str, Any], dialect: Dialect) -> list[An
 
 
 def listed_pairs(value: Mapping[str, Any], dialect: Dialect) -> list[Message]:
-    """Make a turn of each question and of each answer of two lists of texts of one length."""
+    """Make turns of a list of questions and a list of as many answers."""
     sides = [value[key] for key in dialect.needs]
     for key, side in zip(dialect.needs, sides, strict=True):
         if not isinstance(side, list) or not all(text and isinstance(text, str) for text in side):
-            raise _other(dialect, key, side)
+            raise _other_form_skip(dialect, key, side)
     if len(sides[0]) != len(sides[1]):
         asks, answers = dialect.needs
         raise Skip(Reason.BAD_MESSAGE, f"{len(sides[0])} texts in {asks} for {len(sides[1])} in {answers}")
@@ -82,7 +82,7 @@ def turns_as_written(value: Mapping[str, Any], dialect: Dialect) -> list[Any]:
     """Return the turns of a field that holds turns or pairs."""
     turns = value[dialect.needs[0]]
     if not isinstance(turns, list) or not all(isinstance(message, dict) for message in turns):
-        raise _other(dialect, dialect.needs[0], turns)
+        raise _other_form_skip(dialect, dialect.needs[0], turns)
     return turns
 
 
@@ -92,7 +92,7 @@ def _history(history: Any, dialect: Dialect) -> list[Message]:
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in pairs
     )
     if not is_pair:
-        raise _other(dialect, "history", history)
+        raise _other_form_skip(dialect, "history", history)
     return history_turns(pairs)
 
 
@@ -101,11 +101,11 @@ def _text(value: Mapping[str, Any], key: str, dialect: Dialect) -> str:
     if not text and key not in dialect.needs:
         return ""
     if not isinstance(text, str) or (not text and key == dialect.needs[1]):
-        raise _other(dialect, key, text)
+        raise _other_form_skip(dialect, key, text)
     return text
 
 
-def _other(dialect: Dialect, key: str, value: Any) -> Skip:
+def _other_form_skip(dialect: Dialect, key: str, value: Any) -> Skip:
     return Skip(
         Reason.BAD_MESSAGE, f"read as {dialect.name!r}, and its {key} is empty or of another form: {str(value)[:80]!r}"
     )
@@ -126,14 +126,14 @@ DIALECTS = (
 )
 
 #: fields of a conversation, or of a part of one, beside those of turns
-_FIELDS = frozenset(key for dialect in DIALECTS for key in (*dialect.needs, *dialect.reads))
-_SPOKEN = _FIELDS | {*MESSAGE_KEYS, "prompts", "captions", "caption", "context", "text"}
-_DECIDES = "source.sample_type, or source.columns.prompt with source.columns.response,"
-_BETWEEN = re.compile(r"<(?:image|video|audio)>|\s+")
+_DIALECT_FIELDS = frozenset(key for dialect in DIALECTS for key in (*dialect.needs, *dialect.reads))
+_CONVERSATION_FIELDS = _DIALECT_FIELDS | {*MESSAGE_KEYS, "prompts", "captions", "caption", "context", "text"}
+_DECIDING_SETTINGS = "source.sample_type, or source.columns.prompt with source.columns.response,"
+_BLANKS_AND_PLACEHOLDERS = re.compile(r"<(?:image|video|audio)>|\s+")
 
 
-class Written(NamedTuple):
-    """A conversation, and the fields of the record that hold it."""
+class ConversationReading(NamedTuple):
+    """One way to read a record's conversation, and the fields that hold it."""
 
     name: str
     keys: Sequence[str]
@@ -141,62 +141,68 @@ class Written(NamedTuple):
     used: Sequence[str] | None = None  # fields that the sample does not keep beside its turns; None: all
 
 
-def conversations(value: Mapping[str, Any], settings: ReadSettings) -> Iterator[Written]:
-    """Yield the ways in which a record can be read, in the order in which they are tried."""
+def possible_readings(value: Mapping[str, Any], settings: ReadSettings) -> Iterator[ConversationReading]:
+    """Yield the ways in which a record's fields can be read as a conversation, in the order in which they are tried."""
     kind, auto, own = settings.sample_type, SampleType.auto, settings.messages_key
     if kind is SampleType.document and isinstance(text := value.get(own or "text"), str) and text:
-        yield Written("document", (own or "text",), partial(document_of, text))
+        yield ConversationReading("document", (own or "text",), partial(document_of, text))
     if kind in (auto, SampleType.chat, SampleType.document):
         for key in (own,) if own else MESSAGE_KEYS:
             if value.get(key):
-                yield Written(key, (key,), partial(value.get, key))
+                yield ConversationReading(key, (key,), partial(value.get, key))
         if own:
             return
         if value.get("prompts") and value.get("captions"):
-            yield Written("prompts and captions", ("prompts", "captions"), partial(prompts_and_captions, value))
+            yield ConversationReading(
+                "prompts and captions", ("prompts", "captions"), partial(prompts_and_captions, value)
+            )
     if kind in (auto, SampleType.captioning) and isinstance(caption := value.get("caption"), str):
         asked = asked_and_answered(settings.caption_prompt, caption.strip())
-        yield Written("caption", ("caption",), lambda: asked)
-    if kind in (auto, SampleType.vqa) and (written := _one_question(value)):
+        yield ConversationReading("caption", ("caption",), lambda: asked)
+    if kind in (auto, SampleType.vqa) and (written := _single_question(value)):
         yield written
     for dialect in DIALECTS if kind in (auto, SampleType.chat, SampleType.vqa) else ():
         if (dialect.is_vqa or kind is not SampleType.vqa) and all(value.get(key) is not None for key in dialect.needs):
             keys = [key for key in (*dialect.needs, *dialect.reads) if key in value]
-            yield Written(dialect.name, keys, partial(dialect.turns, value, dialect))
+            yield ConversationReading(dialect.name, keys, partial(dialect.turns, value, dialect))
     if kind is auto and isinstance(text := value.get("text"), str) and text.strip():
-        yield Written("text", ("text",), partial(document_of, text))
+        yield ConversationReading("text", ("text",), partial(document_of, text))
 
 
-def conversation_of(value: Mapping[str, Any], settings: ReadSettings) -> tuple[Written, dict[str, list[Any]]] | None:
-    """Find the conversation of a record, and the texts in other fields of one that it does not say; None: none fits.
+def conversation_of(
+    value: Mapping[str, Any], settings: ReadSettings
+) -> tuple[ConversationReading, dict[str, list[Any]]] | None:
+    """Find the conversation of a record, and fields with other texts that the conversation does not contain.
+
+    None: no way to read the record fits.
 
     Raises:
-        Skip: `bad_message`: it can be read in another way, too, which says something else.
+        Skip: `bad_message`: the record can be read in another way, too, with other texts.
     """
-    ways = conversations(value, settings)
+    ways = possible_readings(value, settings)
     first = next(ways, None)
-    if first is None or (first.name == "text" and not text_alone(value)):
+    if first is None or (first.name == "text" and not text_without_chat(value)):
         return None
-    columns, others = settings.columns, {*_SPOKEN.intersection(value).difference(first.keys)}
+    columns, others = settings.columns, {*_CONVERSATION_FIELDS.intersection(value).difference(first.keys)}
     is_decided = settings.messages_key or columns.messages or (columns.prompt and columns.response)
     if is_decided or not others or settings.sample_type is SampleType.document:
         return first, {}
     said = _texts([value[key] for key in first.keys])
     texts = {key: _texts(value[key]) for key in others}
-    others = {key for key, own in texts.items() if not _are_in(own, said) and not _are_in(said, own)}
-    lists = [key for key in sorted(others & _FIELDS) if isinstance(value[key], list) and key != "answers"]
+    others = {key for key, own in texts.items() if not _are_contained(own, said) and not _are_contained(said, own)}
+    lists = [key for key in sorted(others & _DIALECT_FIELDS) if isinstance(value[key], list) and key != "answers"]
     rest = [*((way.name, way.keys) for way in ways), *((key, (key,)) for key in lists)] if others else []
     for name, keys in rest:
         is_text = len(keys) == 1 and isinstance(value[keys[0]], str) and keys[0] not in ("caption", "text")
         if not is_text and not others.isdisjoint(keys):
-            decides = f"source.messages_key={first.keys[0]}" if first.name in MESSAGE_KEYS else _DECIDES
+            decides = f"source.messages_key={first.keys[0]}" if first.name in MESSAGE_KEYS else _DECIDING_SETTINGS
             what = f"it can be read as {first.name!r} and as {name!r}, which say different things: {decides} decides"
             raise Skip(Reason.BAD_MESSAGE, what)
     return first, {key: [value[key]] for key in sorted(others)}
 
 
-def _one_question(value: Mapping[str, Any]) -> Written | None:
-    """Return one question with one or several answers; of several the first is taken, and the sample keeps all."""
+def _single_question(value: Mapping[str, Any]) -> ConversationReading | None:
+    """Read one question with one or several answers; the first answer is taken, and the record keeps a list of them."""
     asks = next((key for key in ("question", "context") if isinstance(value.get(key), str) and value[key]), None)
     answers = next((key for key in ("answer", "answers") if value.get(key)), None)
     if not asks or not answers:
@@ -208,7 +214,7 @@ def _one_question(value: Mapping[str, Any]) -> Written | None:
             raise Skip(Reason.BAD_MESSAGE, f"{answers} is not text: {listed[0]!r}")
         return asked_and_answered(value[asks], listed[0])
 
-    return Written(f"{asks} and {answers}", (asks, answers), turns, (asks,) if len(listed) > 1 else None)
+    return ConversationReading(f"{asks} and {answers}", (asks, answers), turns, (asks,) if len(listed) > 1 else None)
 
 
 def _texts(value: Any) -> set[str]:
@@ -217,7 +223,7 @@ def _texts(value: Any) -> set[str]:
     while waiting:
         item = waiting.pop()
         if isinstance(item, str):
-            texts.add(_BETWEEN.sub("", item))
+            texts.add(_BLANKS_AND_PLACEHOLDERS.sub("", item))
         elif isinstance(item, Mapping):
             waiting += [item[key] for key in ("content", "value", "text") if key in item] or item.values()
         elif isinstance(item, list):
@@ -225,6 +231,6 @@ def _texts(value: Any) -> set[str]:
     return texts
 
 
-def _are_in(texts: set[str], others: set[str]) -> bool:
+def _are_contained(texts: set[str], others: set[str]) -> bool:
     whole = "\0".join(others)
     return all(text in whole for text in texts)

@@ -21,7 +21,7 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Conversation:
-    """One member of a pack before it is written."""
+    """One member of a pack before it is written: its conversation, and the names and kinds of its media."""
 
     messages: list[Message]
     tools: list[Any] | None
@@ -38,7 +38,7 @@ class Conversation:
 
 
 class Flavor(ABC):
-    """A layout that Energon loads as one sample class."""
+    """A layout of samples in shards that Energon loads as one sample class."""
 
     name: ClassVar[str]
     #: its sample class in `energon_pack.flavors`
@@ -54,7 +54,7 @@ class Flavor(ABC):
 
 
 class PackedFlavor(Flavor):
-    """Writes and reads packs: names their parts, makes their JSON, and says which samples fit into it."""
+    """A layout of packs: names their parts, makes and reads their JSON, and tells which samples fit."""
 
     #: fields of the JSON, and fields that it may lack; each list has an entry for each member
     schema: ClassVar[Schema]
@@ -67,35 +67,38 @@ class PackedFlavor(Flavor):
     times_in_text: ClassVar[bool] = True
     #: the field that names media; `media_refs` replaces it in packs without copies of media
     media_field: ClassVar[str] = "media_files"
-    #: of `fit.RULES`: what packs can't hold
+    #: of `fit.FIT_RULES`: what packs can't hold
     rules: ClassVar[tuple[str, ...]] = ()
     #: fields that sample_loader.py fills in another stack's sample class; empty: this package's own class is filled
     gives: ClassVar[tuple[str, ...]] = ()
 
     @property
     def holder(self) -> str:
-        """What has no place for what its rules say, for messages."""
+        """The setting because of which samples do not fit, for messages."""
         return "the class of output.sample_type" if self.gives else f"output.flavor={self.name}"
 
     def unfit(self, answers: Mapping[str, str | None]) -> str | None:
-        """Return the content of a sample that packs can't hold, of the answers of `fit.do_not_fit`; None: none."""
+        """Return the content that this flavour can't hold ("tools"), by `fit.contents_that_do_not_fit`; None: none."""
         return next(filter(None, map(answers.__getitem__, self.rules)), None)
 
     @abstractmethod
     def part_names(self, index: int, media: Sequence[tuple[str, str]]) -> list[str]:
-        """Name the parts for the media (kind and extension) of the member with this index in the pack."""
+        """Return part names for the media (kind and extension of each) of the member with this index in the pack."""
 
     def all_part_names(
         self, members: Sequence[Sequence[tuple[str, str]]], num_shared: Sequence[int]
     ) -> list[list[str]]:
-        """Name the parts for the media of all members; shared media keep the names of the member before."""
+        """Return part names for the media of all members.
+
+        `num_shared`: how many of its first media each member shares; these keep the names of the member before it.
+        """
         names: list[list[str]] = []
         for index, (media, num) in enumerate(zip(members, num_shared, strict=True)):
             names.append([*(names[-1][:num] if num else ()), *self.part_names(index, media)[num:]])
         return names
 
     def positions_part(self, image: str) -> str | None:
-        """Name the part with the patch positions of an image; None: this flavour has no such parts."""
+        """Return the name of the part with an image's patch positions; None: this flavour has no such parts."""
         return None
 
     @abstractmethod
@@ -104,17 +107,17 @@ class PackedFlavor(Flavor):
 
     @abstractmethod
     def write(self, conversations: Sequence[Conversation], meta: Fields) -> dict[str, Any]:
-        """Make the JSON of a pack."""
+        """Make the JSON of a pack; `meta`: its field `_meta`."""
 
     @abstractmethod
     def member_value(self, index: int, conversation: Conversation) -> dict[str, Any]:
-        """Make one member's part of the JSON, in the form that `members` returns."""
+        """Make one member's share of a pack's JSON, in the form that `members` returns."""
 
     @abstractmethod
     def members(self, value: Fields) -> list[dict[str, Any]]:
-        """Split the JSON of a pack into its members' parts; raises KeyError if that is impossible.
+        """Split the JSON of a pack into one object for each member; raises KeyError if fields are missing.
 
-        A member has the fields that `messages` reads; like a sample, it may also have `tools` and `video_frames`.
+        An object has the fields that `messages` reads; it may also have `tools` and `video_frames`.
         """
 
     @abstractmethod
@@ -122,31 +125,31 @@ class PackedFlavor(Flavor):
         """Return the names of each member's parts from the JSON, in the order of writing; raises as `members` does."""
 
     def media_names(self, parts: Sequence[list[str]]) -> list[list[str]]:
-        """Return the value of `media_field` for these `parts`."""
+        """Return the value of the field `media_field` for these part names of each member, as `parts` returns them."""
         return list(parts)
 
     def fields(self, member: Fields) -> Fields:
-        """Return the other fields of a member's sample, including its options (weight, media settings …)."""
+        """Return the fields of a member's source sample, including its options (weight, media settings …)."""
         return member
 
     def messages(self, member: Fields, positions: Sequence[Any] = ()) -> list[Message]:
-        """Return the conversation of one of `members`.
+        """Return the messages of one of `members`.
 
-        `positions`: the array of each image, which gives times that the text lacks; empty: there are no times.
+        `positions`: each image's patch positions, from which times are written into the text; empty: write none.
         """
         messages: list[Message] = member["messages"]
         return messages
 
     def samples(self, value: Fields) -> list[dict[str, Any]]:
-        """Return each member as the JSON of a separate sample, as `sample_value` makes it, without its media."""
+        """Return each member as the JSON of a separate sample, in the form of `sample_value`; media are not named."""
         return self.members(value)
 
     @abstractmethod
     def load(self, parts: Parts, value: Fields) -> dict[str, Any]:
-        """Make the fields of the sample class from the parts of a pack and its JSON.
+        """Make the fields of the sample class from the parts of a pack (content by name) and its JSON.
 
         A missing image raises an `OSError` with its name only when its pixels or size are read. A missing video is
-        empty. So the fault costs one member, not the pack.
+        empty. So a missing file costs one member, not the pack.
         """
 
     def measured(self, sample: Any, index: int) -> tuple[str, int | None]:
@@ -155,12 +158,15 @@ class PackedFlavor(Flavor):
         return sample_id, sample.token_lens[index] if sample.token_lens else None
 
     def defects(self, fields: Fields) -> Iterator[str]:
-        """Yield the contradictions between fields that are valid one by one."""
+        """Yield a message for each contradiction between fields of a pack's JSON that are valid one by one."""
         return iter(())
 
 
 def sample_value(conversation: Conversation) -> dict[str, Any]:
-    """Join messages and other fields; a field whose name samples use themselves goes under `source_fields`."""
+    """Return a conversation as a sample's JSON: messages, tools and other fields.
+
+    A field with a name that is used already (`messages`, `tools`, `source_fields`) goes under `source_fields`.
+    """
     value: dict[str, Any] = {"messages": conversation.messages}
     if conversation.tools:
         value["tools"] = conversation.tools

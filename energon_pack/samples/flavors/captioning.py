@@ -9,17 +9,17 @@ from typing import Any, ClassVar
 from energon_pack.errors import short
 from energon_pack.samples.conversation import place
 from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor, sample_value
-from energon_pack.samples.flavors.schema import COUNT, LIST, META, NAMES, OBJECTS, TEXTS, Schema
+from energon_pack.samples.flavors.schema import COUNT, LIST, META_SCHEMA, NAMES, OBJECTS, TEXTS, Schema
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.member import NO_OPTIONS, MemberInput
 from energon_pack.samples.options import option_fields, options_of
-from energon_pack.samples.pack_reader import captioning_name
-from energon_pack.samples.parts import Parts, medium_of, positions_of
+from energon_pack.samples.pack_reader import captioning_part_name
+from energon_pack.samples.parts import Parts, medium_of, patch_positions_of
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Message
 
 #: The fields that are lists with an entry for each member, in the order of writing.
-COLUMNS: Schema = {
+MEMBER_COLUMNS: Schema = {
     "images": NAMES,
     "prompts": TEXTS,
     "captions": TEXTS,
@@ -28,19 +28,19 @@ COLUMNS: Schema = {
     "timestamp_decimal": LIST,
     "source_fields": OBJECTS,
 }
-_LEFT_OUT_IF_EMPTY = ("fps", "source_fields")
-_ALTERNATING = ("user", "assistant")
+_OPTIONAL_COLUMNS = ("fps", "source_fields")
+_ALTERNATING_ROLES = ("user", "assistant")
 
 
 class PackedCaptioning(PackedFlavor):
-    """A pack of conversations in columns, whose times stay fields."""
+    """LLaVA-OneVision-2's packs: lists of prompts, captions and images; times of images stay fields."""
 
     name = "packed_captioning"
     sample_class = "PackedCaptioningSample"
     subflavor = "packed_captioning"
-    schema: ClassVar[Schema] = {**COLUMNS, "sample_count": COUNT}
-    optional: ClassVar[tuple[str, ...]] = _LEFT_OUT_IF_EMPTY
-    meta: ClassVar[Schema] = META
+    schema: ClassVar[Schema] = {**MEMBER_COLUMNS, "sample_count": COUNT}
+    optional: ClassVar[tuple[str, ...]] = _OPTIONAL_COLUMNS
+    meta: ClassVar[Schema] = META_SCHEMA
     names_content = False  # all images are .jpg
     times_in_text = False
     media_field = "images"
@@ -48,20 +48,20 @@ class PackedCaptioning(PackedFlavor):
 
     def part_names(self, index: int, media: Sequence[tuple[str, str]]) -> list[str]:
         """Name images `img3_0.jpg`, whatever their format is: LLaVA-OneVision-2's loader wants such names."""
-        return [captioning_name(index, number) for number in range(len(media))]
+        return [captioning_part_name(index, number) for number in range(len(media))]
 
     def positions_part(self, image: str) -> str | None:
         return f"{image.removesuffix('.jpg')}.npy"
 
     def write(self, conversations: Sequence[Conversation], meta: Fields) -> dict[str, Any]:
         members = [self.member_value(index, member) for index, member in enumerate(conversations)]
-        columns = {name: [member[name] for member in members] for name in COLUMNS}
-        columns = {name: items for name, items in columns.items() if name not in _LEFT_OUT_IF_EMPTY or any(items)}
+        columns = {name: [member[name] for member in members] for name in MEMBER_COLUMNS}
+        columns = {name: items for name, items in columns.items() if name not in _OPTIONAL_COLUMNS or any(items)}
         return {**columns, "sample_count": len(members), "_meta": meta}
 
     def member_value(self, index: int, conversation: Conversation) -> dict[str, Any]:
         texts = [message["content"] for message in conversation.messages]
-        stems = _stems(index, len(conversation.media))
+        stems = _image_names(index, len(conversation.media))
         has_positions = conversation.has_positions or [False] * len(stems)
         fields, is_timed = conversation.fields, conversation.is_timed
         used = [*["patch_positions"] * bool(conversation.has_positions), *["fps", "timestamp_decimal"] * is_timed]
@@ -77,7 +77,7 @@ class PackedCaptioning(PackedFlavor):
 
     def members(self, value: Fields) -> list[dict[str, Any]]:
         number = len(value["images"])
-        columns = {name: value.get(name) or [None] * number for name in COLUMNS}
+        columns = {name: value.get(name) or [None] * number for name in MEMBER_COLUMNS}
         columns |= {name: list(map(_as_list, value[name] or [None] * number)) for name in ("prompts", "captions")}
         columns["source_fields"] = value.get("source_fields") or [{}] * number
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False)]
@@ -91,13 +91,13 @@ class PackedCaptioning(PackedFlavor):
 
     def media_names(self, parts: Sequence[list[str]]) -> list[list[str]]:
         counts = (sum(self.kind(part) is not None for part in names) for names in parts)
-        return [[f"{stem}.jpg" for stem in _stems(index, count)] for index, count in enumerate(counts)]
+        return [[f"{stem}.jpg" for stem in _image_names(index, count)] for index, count in enumerate(counts)]
 
     def kind(self, part: str) -> str | None:
         return IMAGE.kind if part.endswith(".jpg") else None
 
     def messages(self, member: Fields, positions: Sequence[Any] = ()) -> list[Message]:
-        return _timed(member, positions, 0)
+        return _messages_with_times(member, positions, 0)
 
     def fields(self, member: Fields) -> Fields:
         fields: Fields = member["source_fields"]
@@ -107,13 +107,13 @@ class PackedCaptioning(PackedFlavor):
         samples = []
         for member in self.members(value):
             times = {name: member[name] for name in ("fps", "timestamp_decimal") if member[name] is not None}
-            messages = alternating(member["prompts"], member["captions"])
+            messages = alternating_turns(member["prompts"], member["captions"])
             samples.append(sample_value(Conversation(messages, None, {**member["source_fields"], **times}, [])))
         return samples
 
     def load(self, parts: Parts, value: Fields) -> dict[str, Any]:
         names = [[f"img{s}_{i}" for i in range(len(images))] for s, images in enumerate(value["images"])]
-        positions = [[positions_of(parts.get(f"{name}.npy")) for name in member] for member in names]
+        positions = [[patch_positions_of(parts.get(f"{name}.npy")) for name in member] for member in names]
         meta, sources = value.get("_meta", {}), value.get("source_fields") or [{}] * len(names)
         options = [option_fields(fields) for fields in sources]
         return {
@@ -134,7 +134,7 @@ class PackedCaptioning(PackedFlavor):
             member = {name: column[index] if column else None for name, column in columns.items()}
             positions = sample.patch_positions[index] if sample.patch_positions else [None] * len(images)
             options = options_of(sample.options[index]) if sample.options else NO_OPTIONS
-            messages = _timed(member, positions, len(images))
+            messages = _messages_with_times(member, positions, len(images))
             yield MemberInput(sample_id, messages, images, token_len=token_len, options=options)
 
     def defects(self, fields: Fields) -> Iterator[str]:
@@ -149,14 +149,14 @@ class PackedCaptioning(PackedFlavor):
             positions, num_images = member["patch_positions"], len(member["images"] or ())
             if positions is not None and len(positions) != num_images:
                 yield f"member {number} has {num_images} images and {len(positions)} patch_positions"
-            stems = _stems(number, num_images)
+            stems = _image_names(number, num_images)
             wrong = [n for n, stem in zip(member["images"] or (), stems, strict=True) if n != f"{stem}.jpg"]
             arrays = zip(positions or (), stems, strict=False)
             wrong += [name for name, stem in arrays if name not in ("", f"{stem}.npy")]
             yield from (f"member {number} has a file named {short(name)}" for name in wrong[:1])
 
 
-def _stems(index: int, num_images: int) -> list[str]:
+def _image_names(index: int, num_images: int) -> list[str]:
     """Return the names of a member's images in the JSON, without their extensions."""
     return [f"img{index:03d}_sub{number:03d}" for number in range(num_images)]
 
@@ -165,18 +165,20 @@ def _as_list(turns: Any) -> Any:
     return [turns] if isinstance(turns, str) else turns
 
 
-def alternating(prompts: Sequence[str], captions: Sequence[str]) -> list[Message]:
-    """Make a conversation of prompts and captions in turn."""
+def alternating_turns(prompts: Sequence[str], captions: Sequence[str]) -> list[Message]:
+    """Make a conversation in which each prompt is a user's turn, and each caption the assistant's turn after it."""
     turns = zip(prompts, captions, strict=True)
-    return [{"role": role, "content": text} for turn in turns for role, text in zip(_ALTERNATING, turn, strict=True)]
+    return [
+        {"role": role, "content": text} for turn in turns for role, text in zip(_ALTERNATING_ROLES, turn, strict=True)
+    ]
 
 
-def _timed(member: Fields, positions: Sequence[Any], num_images: int) -> list[Message]:
-    """Write times into the text of a conversation, and add placeholders if another tool's pack lacks them.
+def _messages_with_times(member: Fields, positions: Sequence[Any], num_images: int) -> list[Message]:
+    """Return the messages of a member with the times of its images, and with placeholders if its text has none.
 
-    `positions`: the array of each image, None for an image without an array; empty: write no times.
+    `positions`: each image's patch positions, None for an image without; empty: write no times.
     """
     fields = {name: member[name] for name in ("fps", "timestamp_decimal")}
-    record = Record(alternating(member["prompts"], member["captions"]), fields=fields)
+    record = Record(alternating_turns(member["prompts"], member["captions"]), fields=fields)
     placed = place(record, [IMAGE.kind] * num_images)
     return placed.timed(positions) if positions else placed.messages

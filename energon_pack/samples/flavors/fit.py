@@ -17,25 +17,25 @@ from energon_pack.samples.placeholders import PLACEHOLDERS
 from energon_pack.samples.sample import Message
 from energon_pack.samples.weights import turn_weight
 
-_ALTERNATING = ["user", "assistant"]
+_ALTERNATING_ROLES = ["user", "assistant"]
 #: formats that Energon 5's decoder knows by their extension; its stacks get others as bytes, and lose the pack
-_DECODED = ("jpg", "png", "gif", "webp", "bmp", "tif", "mp4", "avi", "mpg", "wmv")
+_DECODED_EXTENSIONS = ("jpg", "png", "gif", "webp", "bmp", "tif", "mp4", "avi", "mpg", "wmv")
 
 
-def do_not_fit(sample: ReadSample) -> dict[str, str | None]:
-    """Return for each of `RULES` the content for which there is no place; None: there is none."""
-    return {name: rule(sample) for name, rule in RULES.items()}
+def contents_that_do_not_fit(sample: ReadSample) -> dict[str, str | None]:
+    """Return, by the name of each of `FIT_RULES`, the content of a sample that it forbids ("tools"); None: none."""
+    return {name: rule(sample) for name, rule in FIT_RULES.items()}
 
 
 def _more_than_turns(sample: ReadSample) -> str | None:
-    """Say why a conversation is more than texts of user and assistant in turn; None: it is not."""
+    """Return why a conversation is more than texts of user and assistant in turn; None: it is no more."""
     roles = [message["role"] for message in sample.messages]
     for other in ("system", "developer", "tool", DOCUMENT):
         if other in roles:
             return "a document" if other == DOCUMENT else f"a {other} turn"
     if sample.tools:
         return "tools"
-    if len(roles) % 2 or roles != _ALTERNATING * (len(roles) // 2):
+    if len(roles) % 2 or roles != _ALTERNATING_ROLES * (len(roles) // 2):
         return "turns of user and assistant do not alternate"
     for number, message in enumerate(sample.messages):
         if not isinstance(message["content"], str):
@@ -52,12 +52,15 @@ def _more_than_images(sample: ReadSample) -> str | None:
 
 
 def _more_than_stacks_read(sample: ReadSample) -> str | None:
-    """Say what LoongForge's and LLaVA-OneVision-2's loaders lose, or train otherwise; None: nothing."""
+    """Return the content that LoongForge's and LLaVA-OneVision-2's loaders lose, or train otherwise; None: none."""
     return _media_unread(sample) or _turns_unread(sample.messages) or _options_unread(sample.fields)
 
 
 def _media_unread(sample: ReadSample) -> str | None:
-    """Say which media make their encoders refuse a pack: they take images or videos, as many as the text spells."""
+    """Return the media for which these encoders refuse a pack; None: none.
+
+    They take either images or videos, as many as the text has placeholders.
+    """
     kinds = _kinds(sample)
     if unread := {*kinds}.difference((IMAGE.kind, VIDEO.kind)):
         return KINDS[min(unread, key=kinds.index)].noun
@@ -77,7 +80,7 @@ def _media_unread(sample: ReadSample) -> str | None:
 
 
 def _turns_unread(messages: Sequence[Message]) -> str | None:
-    """Say which turn their parsers refuse, move to the front, or train with another weight."""
+    """Return the turn that these parsers refuse, move to the front, or train with another weight; None: none."""
     for number, message in enumerate(messages):
         role = message["role"]
         if role not in ("system", "user", "assistant", "tool"):
@@ -96,8 +99,8 @@ def _options_unread(fields: Mapping[str, Any]) -> str | None:
     return "video_frames" if fields.get("video_frames") is not None else None
 
 
-def _undecoded(sample: ReadSample) -> str | None:
-    part = next((part for part in sample.parts if part.extension not in _DECODED), None)
+def _undecoded_format(sample: ReadSample) -> str | None:
+    part = next((part for part in sample.parts if part.extension not in _DECODED_EXTENSIONS), None)
     return part and f"{KINDS[part.kind].noun} in {part.extension}, which Energon's decoder leaves as bytes"
 
 
@@ -107,9 +110,9 @@ def _kinds(sample: ReadSample) -> list[str]:
     return seen or [part.kind for part in sample.parts]
 
 
-RULES: dict[str, Callable[[ReadSample], str | None]] = {
+FIT_RULES: dict[str, Callable[[ReadSample], str | None]] = {
     "turns": _more_than_turns,
     "images": _more_than_images,
     "stacks": _more_than_stacks_read,
-    "formats": _undecoded,
+    "formats": _undecoded_format,
 }

@@ -15,11 +15,11 @@ from energon_pack.samples.flavors.base import (
     PackedFlavor,
     sample_value,
 )
-from energon_pack.samples.flavors.schema import COUNTS, MEDIA, MESSAGES, META, OBJECTS, Schema
+from energon_pack.samples.flavors.schema import COUNTS, MEDIA_SCHEMA, MESSAGES_FIELD, META_SCHEMA, OBJECTS, Schema
 from energon_pack.samples.media.kinds import BY_LETTER, IMAGE, KINDS, VIDEO
 from energon_pack.samples.member import NO_OPTIONS, MemberInput, Shared, media_fields
 from energon_pack.samples.options import option_fields, options_of
-from energon_pack.samples.pack_reader import num_shared
+from energon_pack.samples.pack_reader import num_shared_media
 from energon_pack.samples.parts import Parts, kind_of, media_by_kind
 from energon_pack.samples.sample import media_type
 
@@ -48,14 +48,14 @@ class MultiMixQA(Flavor):
 
 
 class PackedMultiMixQA(PackedFlavor):
-    """A pack of conversations; each has the same JSON as alone."""
+    """A pack of conversations; each has the same JSON as a separate sample."""
 
     name = "packed_multi_mix_qa"
     sample_class = "PackedMultiMixQASample"
     subflavor = "packed_chat_mix"
-    schema: ClassVar[Schema] = {MESSAGES: OBJECTS, **MEDIA}
-    optional: ClassVar[tuple[str, ...]] = (MESSAGES,)
-    meta: ClassVar[Schema] = META
+    schema: ClassVar[Schema] = {MESSAGES_FIELD: OBJECTS, **MEDIA_SCHEMA}
+    optional: ClassVar[tuple[str, ...]] = (MESSAGES_FIELD,)
+    meta: ClassVar[Schema] = META_SCHEMA
 
     def part_names(self, index: int, media: Sequence[tuple[str, str]]) -> list[str]:
         """Name the parts: `s003.i00.jpg` is the first image of member 3, with the extension of its content."""
@@ -68,7 +68,7 @@ class PackedMultiMixQA(PackedFlavor):
 
     def write(self, conversations: Sequence[Conversation], meta: Fields) -> dict[str, Any]:
         return {
-            MESSAGES: [self.member_value(index, member) for index, member in enumerate(conversations)],
+            MESSAGES_FIELD: [self.member_value(index, member) for index, member in enumerate(conversations)],
             "media_files": self.all_part_names(
                 [member.media for member in conversations], [member.num_shared for member in conversations]
             ),
@@ -93,7 +93,7 @@ class PackedMultiMixQA(PackedFlavor):
         kinds = [[self.kind(name) or kind_of(parts, name) for name in names] for names in value["media_files"]]
         named = [list(zip(*member, strict=True)) for member in zip(value["media_files"], kinds, strict=True)]
         media = [media_by_kind(parts, member) for member in named]
-        members = self.members(value) if MESSAGES in value else [{MESSAGES: []}] * len(kinds)
+        members = self.members(value) if MESSAGES_FIELD in value else [{MESSAGES_FIELD: []}] * len(kinds)
         return {
             "messages": [member["messages"] for member in members],
             **media_fields({kind: [member[kind] for member in media] for kind in KINDS}),
@@ -124,22 +124,22 @@ class PackedMultiMixQA(PackedFlavor):
             )
 
     def defects(self, fields: Fields) -> Iterator[str]:
-        if MEDIA.keys() <= fields.keys():
+        if MEDIA_SCHEMA.keys() <= fields.keys():
             kinds = [kind for names in self.parts(fields) for name in names if (kind := self.kind(name))]
             if fields["media_type"] != media_type(kinds):
                 yield f"media_type is {fields['media_type']}, its media make it {media_type(kinds)}"
 
 
 class PackedTrees(PackedMultiMixQA):
-    """A pack of conversations; each may begin as the one before it does."""
+    """A pack of conversations that share beginnings (`packing.share`): shared media are stored once."""
 
     name = "packed_trees"
     sample_class = "PackedTreesSample"
     subflavor = "packed_trees"
-    meta: ClassVar[Schema] = {**META, "shared_lens": COUNTS}
+    meta: ClassVar[Schema] = {**META_SCHEMA, "shared_lens": COUNTS}
 
     def load(self, parts: Parts, value: Fields) -> dict[str, Any]:
-        counts = list(num_shared(self.parts(value), value["_meta"]["shared_lens"]))
+        counts = list(num_shared_media(self.parts(value), value["_meta"]["shared_lens"]))
         kinds = [[kind_of(parts, name) for name in names] for names in value["media_files"]]
         shared = [kinds_of[:num] for kinds_of, num in zip(kinds, counts, strict=True)]
         return {

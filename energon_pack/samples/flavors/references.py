@@ -1,4 +1,4 @@
-"""Writes and checks the JSON of packs without copies of media: see `samples.references`. Pure."""
+"""Writes and checks the JSON of packs without copies of media: see `samples.parts.Reference`. Pure."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -6,7 +6,15 @@ from typing import Any
 from energon_pack.errors import short
 from energon_pack.samples.flavors.base import Fields, PackedFlavor
 from energon_pack.samples.flavors.schema import is_count, is_list_of
-from energon_pack.samples.parts import PARTS, REFS, Parts, ReadMedia, Reference, has_references, read_missing
+from energon_pack.samples.parts import (
+    REFERENCES_FIELD,
+    SOURCE_PARTS_FIELD,
+    Parts,
+    ReadMedia,
+    Reference,
+    has_references,
+    read_referenced,
+)
 
 
 def _is_place(value: Any) -> bool:
@@ -19,7 +27,7 @@ def _is_part(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 3 and isinstance(value[0], str) and all(map(is_count, value[1:]))
 
 
-def _is_lists_of(is_it: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def _lists_checker(is_it: Callable[[Any], bool]) -> Callable[[Any], bool]:
     def are_all(items: Any) -> bool:
         return isinstance(items, list) and all(map(is_it, items))
 
@@ -27,44 +35,50 @@ def _is_lists_of(is_it: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def with_references(value: Fields, flavor: PackedFlavor, members: Sequence[Sequence[Reference]]) -> dict[str, Any]:
-    """Turn the JSON of a pack with copies into the JSON of a pack with references."""
+    """Turn the JSON of a pack with copies of media into one with each member's references to the source."""
     refs = [[list(part.place) for part in parts] for parts in members]
     stated = [[[part.name, part.size, part.checksum] for part in parts] for parts in members]
-    fields = {REFS if name == flavor.media_field else name: item for name, item in value.items()}
-    return {**fields, REFS: refs, "_meta": {**value["_meta"], PARTS: stated}}
+    fields = {REFERENCES_FIELD if name == flavor.media_field else name: item for name, item in value.items()}
+    return {**fields, REFERENCES_FIELD: refs, "_meta": {**value["_meta"], SOURCE_PARTS_FIELD: stated}}
 
 
-def with_names(value: Fields, flavor: PackedFlavor) -> dict[str, Any]:
-    """Undo `with_references`: return the JSON of a pack with copies."""
-    names = [[part[0] for part in parts] for parts in value["_meta"][PARTS]]
+def without_references(value: Fields, flavor: PackedFlavor) -> dict[str, Any]:
+    """Turn the JSON of a pack with references back into that of a pack with copies of media."""
+    names = [[part[0] for part in parts] for parts in value["_meta"][SOURCE_PARTS_FIELD]]
     return {
-        flavor.media_field if name == REFS else name: flavor.media_names(names) if name == REFS else item
+        flavor.media_field if name == REFERENCES_FIELD else name: flavor.media_names(names)
+        if name == REFERENCES_FIELD
+        else item
         for name, item in value.items()
     }
 
 
-def defects_of(value: Fields) -> Iterator[str]:
-    """Yield the reasons why the references of a pack can't be read."""
+def reference_defects(value: Fields) -> Iterator[str]:
+    """Yield a message for each reason why the references in a pack's JSON can't be read."""
     meta = value["_meta"] if isinstance(value.get("_meta"), dict) else {}
-    refs, parts, ids = value[REFS], meta.get(PARTS), meta.get("sample_ids")
+    refs, parts, ids = value[REFERENCES_FIELD], meta.get(SOURCE_PARTS_FIELD), meta.get("sample_ids")
     for name, listed, (said_kind, is_it) in (
-        (REFS, refs, ("a list of lists of places in the source", _is_lists_of(_is_place))),
-        (f"_meta.{PARTS}", parts, ("a list of lists of a name, a size and a checksum", _is_lists_of(_is_part))),
+        (REFERENCES_FIELD, refs, ("a list of lists of places in the source", _lists_checker(_is_place))),
+        (
+            f"_meta.{SOURCE_PARTS_FIELD}",
+            parts,
+            ("a list of lists of a name, a size and a checksum", _lists_checker(_is_part)),
+        ),
         ("_meta.sample_ids", ids, ("a list of strings", is_list_of(str))),
     ):
         if not is_it(listed):
             yield f"{name} is {short(listed)}, not {said_kind}"
             return
-    if not len(refs) == len(parts or ()) == len(ids or ()) or any(map(_are_others, refs, parts or ())):
-        yield f"{REFS} and _meta.{PARTS} are not of the same media"
+    if not len(refs) == len(parts or ()) == len(ids or ()) or any(map(_are_of_other_media, refs, parts or ())):
+        yield f"{REFERENCES_FIELD} and _meta.{SOURCE_PARTS_FIELD} are not of the same media"
 
 
-def _are_others(refs: list[Any], parts: list[Any]) -> bool:
+def _are_of_other_media(refs: list[Any], parts: list[Any]) -> bool:
     return len(refs) != len(parts) or any(len(r) == 3 and r[2] != p[1] for r, p in zip(refs, parts, strict=True))
 
 
-def all_parts(parts: Parts, value: Fields, flavor: PackedFlavor, read: ReadMedia) -> tuple[Parts, Fields]:
-    """Read the missing parts from the source; return parts and JSON as in a pack with copies."""
+def with_referenced_parts(parts: Parts, value: Fields, flavor: PackedFlavor, read: ReadMedia) -> tuple[Parts, Fields]:
+    """Return parts and JSON as in a pack with copies of media; `read`: reads parts that are missing from the source."""
     if not has_references(value):
         return parts, value
-    return {**parts, **read_missing(parts, value, read)}, with_names(value, flavor)
+    return {**parts, **read_referenced(parts, value, read)}, without_references(value, flavor)

@@ -5,16 +5,16 @@ from typing import Any
 
 from energon_pack.errors import short
 from energon_pack.samples.media.kinds import MEDIA_TYPES
-from energon_pack.samples.tokens_part import CHECKSUM, FORMAT
+from energon_pack.samples.tokens_part import CHECKSUM_FIELD, FORMAT
 
 #: The field with the conversations; `output.messages=false` leaves it out.
-MESSAGES = "messages"
+MESSAGES_FIELD = "messages"
 
 Schema = Mapping[str, tuple[str, Callable[[Any], bool]]]
 
 
 def wrong_fields(value: Any, where: str, schema: Schema) -> Iterator[str]:
-    """Yield why a part of a pack's JSON has not the fields of a schema."""
+    """Yield a message for each field of a schema that an object lacks, or has in another type; `where`: as `_meta.`."""
     if not isinstance(value, dict):
         yield f"{where.rstrip('.')} is {short(value)}, not an object"
         return
@@ -46,7 +46,7 @@ COUNTS = ("a list of counts", lambda value: isinstance(value, list) and all(map(
 _STRING = ("a string", lambda value: isinstance(value, str))
 
 #: The fields of `_meta` in every pack that this package writes.
-META: Schema = {
+META_SCHEMA: Schema = {
     "format": (str(FORMAT), lambda value: type(value) is int and value == FORMAT),
     "pack_id": _STRING,
     "sample_ids": ("a list of strings", is_list_of(str)),
@@ -55,10 +55,10 @@ META: Schema = {
     "total_token_len": COUNT,
     "fingerprint": _STRING,
     "source_parts": NAMES,
-    CHECKSUM: COUNT,
+    CHECKSUM_FIELD: COUNT,
 }
 #: Fields of `_meta` in packs that name the media of each member.
-MEDIA: Schema = {
+MEDIA_SCHEMA: Schema = {
     "media_files": NAMES,
     "media_type": (", ".join(MEDIA_TYPES), lambda value: value in MEDIA_TYPES),
 }

@@ -24,11 +24,11 @@ class Prepared(NamedTuple):
     values: Sequence[Any] = ()
 
     def of(self, kind: str) -> list[Any]:
-        """Return the media of a kind."""
+        """Return the media of one kind, such as `image`, in their order."""
         return [value for own, value in zip(self.order, self.values, strict=True) if own == kind]
 
     def first(self, number: int) -> "Prepared":
-        """Return the first media."""
+        """Return the first `number` media."""
         return Prepared(self.order[:number], self.values[:number])
 
     @property
@@ -39,7 +39,7 @@ class Prepared(NamedTuple):
 
 
 def merged(members: Sequence[Prepared]) -> Prepared:
-    """Return the media of all members as the media of one."""
+    """Join the media of several members, one member after the other."""
     return Prepared(
         [kind for member in members for kind in member.order], [value for member in members for value in member.values]
     )
@@ -48,7 +48,12 @@ def merged(members: Sequence[Prepared]) -> Prepared:
 def media_arguments(
     media: Prepared, settings: Mapping[str, Mapping[str, Any]], nests_images: bool = False
 ) -> dict[str, Any]:
-    """Return the arguments that hold media and the call's settings for them; frames are already chosen."""
+    """Return the keyword arguments of a processor's call for these media; frames of videos are already chosen.
+
+    Args:
+        settings: settings of the call for each kind of media.
+        nests_images: whether the call takes several images as a list in a list.
+    """
     arguments = {KINDS[kind].argument: media.of(kind) for kind in dict.fromkeys(media.order)}
     images, clips, sounds = (arguments.get(medium.argument, []) for medium in (IMAGE, VIDEO, AUDIO))
     arguments |= sound_arguments(media.order, [clip.sound for clip in clips], sounds)
@@ -64,7 +69,7 @@ def media_arguments(
 
 
 def metadata(num_in_source: float, fps: float, frames: Sequence[int]) -> dict[str, Any]:
-    """Return the metadata of a video that a processor wants."""
+    """Return the metadata of a video for a processor: `num_in_source` frames at `fps`, of which `frames` are chosen."""
     duration = num_in_source / fps
     return {"total_num_frames": num_in_source, "fps": fps, "duration": duration, "frames_indices": [*frames]}
 

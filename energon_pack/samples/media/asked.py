@@ -32,11 +32,11 @@ def as_asked(
     options: SampleOptions,
     opened: Callable[[int], BinaryIO] | None = None,
 ) -> list[Media]:
-    """Return the media of a sample with the settings, frames and sounds that the sample asks for.
+    """Return a sample's media with the settings, chosen frames and sounds that its fields ask for.
 
     Args:
         video_frames: the sample's field `video_frames`: for each video the ascending indices of its frames, or null.
-        opened: opens the medium with an index; needed if videos are to be heard.
+        opened: opens the medium with an index; needed if the sound of videos is used.
     """
     if options.media and len(options.media) != len(media):
         raise Skip(Reason.BAD_MESSAGE, f"media_settings has {len(options.media)} entries for {len(media)} media")
@@ -65,7 +65,10 @@ def _heard(video: Media, file: BinaryIO) -> Media:
 
 
 def span_of(video: Media) -> tuple[int, int]:
-    """Return the first frame and the number of frames of a video's span, from `video_start` to `video_end`."""
+    """Return the index of the first frame between `video_start` and `video_end`, and the number of frames there.
+
+    Without these settings, it is the whole video. Raises Skip if fewer than two frames are left.
+    """
     settings, total = video.settings, video.num_frames
     if settings is None or not settings.is_range:
         return 0, total
@@ -82,7 +85,10 @@ def span_of(video: Media) -> tuple[int, int]:
 
 
 def num_in_source(video: Media) -> float:
-    """Count the frames from which the frames of a video were chosen: those of its span, at its `fps`."""
+    """Return the number of frames from which a video's frames are chosen.
+
+    For a list of frames, it is the frames at the video's own `fps` in the same time, perhaps a fraction.
+    """
     settings = video.settings
     if settings is not None and settings.sample_fps is not None:
         return video.num_frames / settings.sample_fps * video.fps
@@ -90,12 +96,15 @@ def num_in_source(video: Media) -> float:
 
 
 def has_lists(media: Sequence[Media]) -> bool:
-    """Tell whether some of the images are the frames of a video."""
+    """Tell whether some images are frames of a video that is listed as files."""
     return any(medium.settings is not None and medium.settings.list_of_frames is not None for medium in media)
 
 
 def lists_of_frames(media: Sequence[Media]) -> Iterator[tuple[Media, slice]]:
-    """Yield the media as a model sees them, each with its range in `media`; a list of frames is one video."""
+    """Yield the media as a model sees them: images that are frames of one video become that video.
+
+    Each comes with its range of indices in `media`.
+    """
     start = 0
     while start < len(media):
         medium = media[start]
@@ -105,7 +114,7 @@ def lists_of_frames(media: Sequence[Media]) -> Iterator[tuple[Media, slice]]:
 
 
 def _clip(first: Media) -> Media:
-    """Make the video of a list of frames from its first frame."""
+    """Return the video of which this image is the first listed frame."""
     settings = first.settings
     assert settings is not None
     assert settings.list_of_frames is not None
@@ -158,7 +167,7 @@ def _with_listed(video: Media, frames: Any) -> Media:
 def metadata_of(video: Media, frames: Sequence[int] | None = None) -> dict[str, Any]:
     """Return the metadata of a video that a processor wants.
 
-    `frames`: the frames that were chosen; None: the processor chooses.
+    `frames`: indices of the chosen frames; None: the processor chooses, and gets all.
     """
     indices = range(video.num_frames) if frames is None else frames
     return metadata(num_in_source(video), video.fps, indices)
@@ -177,9 +186,12 @@ _NOUNS = {FRAMES: "a list of frames", **{kind: medium.noun for kind, medium in K
 
 
 def settings_of(of_this: Mapping[str, Any] | None, of_all: Mapping[str, Any], kind: str) -> MediumSettings | None:
-    """Read the settings of a medium; None if the record sets nothing for it.
+    """Read the settings of a medium; None: the sample sets nothing for it. Raises Skip: `bad_message`.
 
-    `of_this`: the settings of this medium; a key whose value is None sets nothing.
+    Args:
+        of_this: the sample's settings of this medium; a key whose value is None sets nothing.
+        of_all: the sample's settings of all its media.
+        kind: the kind of the medium.
     """
     values = {key: item for key, item in (of_this or {}).items() if item is not None}
     if not values and not of_all:

@@ -26,7 +26,7 @@ _TURNS = {
 
 
 class Look(NamedTuple):
-    """How a stored picture becomes RGB."""
+    """How a stored picture is converted to RGB: its background behind transparent pixels, and its orientation."""
 
     #: the colour behind transparent pixels; empty: the colours that are stored there
     background: str = ""
@@ -57,7 +57,7 @@ def open_image(data: bytes) -> Image.Image:
 
 
 def to_rgb(image: Image.Image, look: Look = PLAIN) -> Image.Image:
-    """Convert an open image to RGB, and turn it upright."""
+    """Convert an open image to RGB as `look` says: upright by its EXIF orientation, on a background."""
     image.load()
     turn = _TURNS.get(orientation(image)) if look.is_upright else None
     image = image if turn is None else image.transpose(turn)
@@ -69,7 +69,7 @@ def to_rgb(image: Image.Image, look: Look = PLAIN) -> Image.Image:
 
 
 def orientation(image: Image.Image, png_chunks: list[bytes] | None = None) -> int:
-    """Return the EXIF orientation, 1..8, as Pillow's `exif_transpose` finds it.
+    """Return the EXIF orientation, 1..8, as Pillow's `exif_transpose` finds it. `png_chunks`: from that function.
 
     Pillow decodes a whole PNG before it answers, because EXIF may follow the pixels; so its chunk names are read first.
     An image of a format without an end mark must be loaded before: Pillow turns a TIFF itself, and then says 1.

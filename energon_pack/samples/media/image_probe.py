@@ -43,7 +43,7 @@ def probe_image(file: BinaryIO) -> Media:
 
 
 def medium_of(image: Image.Image, png_chunks: list[bytes] | None = None) -> Media:
-    """Return an open image as a medium, by its header."""
+    """Return the size, extension and mode of an open image, from its header. `png_chunks`: from that function."""
     is_turned = orientation(image, png_chunks) >= 5
     width, height = image.size[::-1] if is_turned else image.size
     mode = image.mode if image.mode.startswith(("I", "F")) else ""
@@ -51,7 +51,10 @@ def medium_of(image: Image.Image, png_chunks: list[bytes] | None = None) -> Medi
 
 
 def is_whole(image: Image.Image, file: BinaryIO, chunks: list[bytes] | None) -> bool:
-    """Tell whether the file ends with the end mark of its format; False for formats without one."""
+    """Tell whether a file ends with its format's end mark; False: it does not, or the format has no end mark.
+
+    `chunks`: the names of a PNG's chunks, from `png_chunks`; None: another format.
+    """
     if chunks is not None:  # in an animated image, a good end tells nothing; texts behind the pixels may be too large
         behind = chunks[len(chunks) - chunks[::-1].index(b"IDAT") :] if b"IDAT" in chunks else []
         return b"IEND" in behind and b"acTL" not in chunks and _PNG_HARMLESS.issuperset(behind)
@@ -68,7 +71,7 @@ def is_whole(image: Image.Image, file: BinaryIO, chunks: list[bytes] | None) -> 
 def png_chunks(image: Image.Image, file: BinaryIO) -> list[bytes] | None:
     """Return the names of a PNG's whole chunks, None for another format; keeps the file's position.
 
-    Texts that surely say nothing of the orientation are left out.
+    Text chunks that surely hold no orientation are left out.
     """
     if image.format != "PNG":
         return None
@@ -122,7 +125,7 @@ _PNG_TOPICS = frozenset(
 
 
 def plain_image(file: Bytes, offset: int, size: int) -> Media | None:
-    """Return the image in this range of a file; None: ask Pillow."""
+    """Read the size of a simple JPEG, PNG or WebP in a range of a file, without Pillow; None: only Pillow can tell."""
     for most in _HEADS:
         medium = _plain(file, offset, size, file.read(offset, min(size, most)))
         if medium is not None or size <= most:
@@ -213,7 +216,10 @@ def _png(data: Bytes, head: bytes) -> tuple[int, int] | None:
 
 
 def is_about_else(text: bytes, length: int) -> bool:
-    """Tell whether a text chunk of a PNG that begins so surely says nothing of its orientation, and can be read."""
+    """Tell whether a PNG's text chunk surely holds no orientation, and is no longer than Pillow reads.
+
+    `text`: the chunk's first bytes. `length`: bytes of the whole chunk.
+    """
     topic, zero, _ = text[:length].partition(b"\0")
     return bool(zero) and topic in _PNG_TOPICS and length < _MOST_TEXT
 

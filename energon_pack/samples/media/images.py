@@ -13,7 +13,7 @@ _MOST_ASPECT = 9
 
 
 class Image(Medium):
-    """Pixels; the EXIF orientation is applied."""
+    """Images as a kind of media; sizes are those after the EXIF orientation is applied."""
 
     kind, noun, token_type = "image", "an image", 1
     models = ("qwen3_vl", "internvl3_5", "gemma3", "llava_onevision")
@@ -33,7 +33,7 @@ class Image(Medium):
     example = Media("image", 640, 480)
 
     def probe(self, file: BinaryIO, container: MediaFormat | None = None) -> Media:
-        """Also know formats that only Pillow knows; raises UnidentifiedImageError if it is no image."""
+        """Return the size of an image in any format that Pillow knows; raises UnidentifiedImageError if it is none."""
         from energon_pack.samples.media.image_probe import probe_image
 
         return probe_image(file)
@@ -45,7 +45,10 @@ class Image(Medium):
         return ""
 
     def loaded(self, value: Any, name: str) -> Any:
-        """Return an image that is not yet upright and RGB: of the bytes of a file, or of an image of Pillow."""
+        """Return an image that is decoded, upright and RGB, when it is used; `value`: bytes, or an image of Pillow.
+
+        Any other value is returned unchanged.
+        """
         from PIL import Image as Pillow
 
         from energon_pack.samples.media.lazy_image import LazyImage
@@ -75,7 +78,7 @@ class Image(Medium):
 
 
 def drawn_size(rng: "np.random.Generator", least: int, most: int) -> tuple[int, int]:
-    """Draw width and height, in pixels, of a random shape."""
+    """Draw a random width and height, in pixels from `least` to `most`."""
     width = round(math.exp(rng.uniform(math.log(least), math.log(most))))
     aspect = math.exp(rng.uniform(-math.log(_MOST_ASPECT), math.log(_MOST_ASPECT)))
     return width, min(max(round(width * aspect), least), most)

@@ -68,7 +68,7 @@ MEDIA_KEYS = tuple(key for medium in KINDS.values() for key in medium.keys)
 
 
 def said(medium: Media) -> str:
-    """Say what a medium is, for messages: `an image of 640×480`."""
+    """Describe a medium for messages: `an image of 640×480`."""
     return KINDS[medium.kind].said(medium)
 
 

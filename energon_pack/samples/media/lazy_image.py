@@ -28,7 +28,7 @@ class LazyImage(Image.Image):
 
     @property
     def medium(self) -> Media:
-        """Return its kind and upright size, from the header."""
+        """The image's upright size and its format, from the header."""
         if self._medium is None:
             # late: decoding alone needs no reader of headers
             from energon_pack.samples.media.image_probe import medium_of, png_chunks
@@ -40,7 +40,7 @@ class LazyImage(Image.Image):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Return width and height, from the header."""
+        """Upright width and height in pixels, from the header."""
         return self.medium.width, self.medium.height
 
     def load(self) -> Any:
@@ -49,7 +49,7 @@ class LazyImage(Image.Image):
         return self.load()
 
     def decode(self, look: Look) -> None:
-        """Decode the file and become a plain image of this look."""
+        """Decode the file and become a plain RGB image; `look`: how pixels become RGB."""
         with self._named():
             image = to_rgb(self._opened(), look)
         self.__class__ = Image.Image  # type: ignore[assignment]
@@ -76,7 +76,7 @@ class LazyImage(Image.Image):
 
 
 def with_look(image: Image.Image, look: Look) -> Image.Image:
-    """Return an image whose pixels are decoded; one that was decoded before keeps its look."""
+    """Decode a lazy image as `look` says, and return it; an image that is decoded already stays unchanged."""
     if isinstance(image, LazyImage):
         image.decode(look)
     return image

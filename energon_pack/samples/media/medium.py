@@ -28,7 +28,7 @@ SETTING_KEYS = (*SHARED_KEYS, FRAMES)
 
 @dataclass(frozen=True)
 class MediumSettings:
-    """The settings of one medium; None: the record does not set it."""
+    """Settings that a sample gives one medium, for resizing and choosing frames; None: the sample does not set it."""
 
     #: pixels in an image or a frame
     min_pixels: float | None = None
@@ -53,22 +53,22 @@ class MediumSettings:
 
     @property
     def pixels(self) -> list[str]:
-        """Return the keys that resize pixels."""
+        """The names of the settings that are set and change the size of pictures."""
         return [key for key in PIXEL_KEYS if getattr(self, key) is not None]
 
     @property
     def counts_frames(self) -> bool:
-        """Tell whether they set how many frames are taken."""
+        """Whether settings are set that decide how many frames of a video are taken."""
         return any(getattr(self, key) is not None for key in NUMBER_OF_FRAMES_KEYS)
 
     @property
     def is_range(self) -> bool:
-        """Tell whether they select only a part of the clip."""
+        """Whether only a part of the video is taken: its start or its end is set."""
         return self.video_start is not None or self.video_end is not None
 
 
 class MediaFormat(NamedTuple):
-    """A format of images, or a container of videos or sounds."""
+    """A file format of images, or a container format of videos or sounds."""
 
     kind: str  # of `kinds.KINDS`
     extension: str  # the usual extension, without a dot
@@ -83,12 +83,12 @@ SOUNDS_LIKE = {"mp4": "m4a", "mkv": "mka"}
 
 
 def begins(pattern: bytes) -> re.Pattern[bytes]:
-    """Return a pattern of the first bytes of files."""
+    """Compile a regular expression that is matched with the first bytes of a file."""
     return re.compile(pattern, re.DOTALL)
 
 
 def boxes_of(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
-    """Yield name, offset and end of each outermost box of an mp4; a box that is none ends where it begins."""
+    """Yield name, offset and end in bytes of each outermost box of an mp4; an invalid box ends where it begins."""
     end, position = file.seek(0, os.SEEK_END), 0
     while position + 8 <= end:
         file.seek(position)
@@ -102,7 +102,7 @@ def boxes_of(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
 
 @dataclass(frozen=True)
 class Media:
-    """One medium of a sample, with everything that the model's size rule needs."""
+    """One medium of a sample: what its number of tokens depends on, read from its header and the sample."""
 
     kind: str  # of `kinds.KINDS`
     width: int = 0  # pixels, upright; 0 for a sound
@@ -119,27 +119,27 @@ class Media:
 
     @property
     def seconds(self) -> float:
-        """The length of a sound."""
+        """The length of a sound in seconds; 0: there is none."""
         return self.num_samples / self.rate if self.rate else 0.0
 
     @property
     def is_list(self) -> bool:
-        """Whether it is a video of frames that are listed one by one."""
+        """Whether the medium is a video whose frames are listed as files."""
         return self.settings is not None and self.settings.sample_fps is not None
 
     @property
     def is_heard(self) -> bool:
-        """Whether it is a video whose sound is heard."""
+        """Whether the medium is a video whose sound the model gets, too."""
         return self.kind == "video" and self.num_samples > 0
 
     @property
     def is_seen(self) -> bool:
-        """Whether it is only pixels; members of a pack may share such media."""
+        """Whether the medium is an image or a silent video; members of a pack may share such media."""
         return self.kind in ("image", "video") and not self.num_samples
 
 
 class Medium(ABC):
-    """One kind of media."""
+    """One kind of media, such as images: its names, its file formats, and how it is read, decoded and shown."""
 
     #: its name everywhere: `Media.kind`, `<image>`, the type of a content part
     kind: ClassVar[str]
@@ -172,27 +172,27 @@ class Medium(ABC):
 
     @property
     def plural(self) -> str:
-        """The field of a record that lists its media of this kind: the kind with an s."""
+        """The name of a record's field that lists media of this kind: `images`."""
         return f"{self.kind}s"
 
     @property
     def nouns(self) -> str:
-        """The plural, in messages."""
+        """The plural of `noun` without an article, for messages."""
         return f"{self.noun.split(maxsplit=1)[1]}s"
 
     @property
     def letter(self) -> str:
-        """The letter that begins the numbers of its parts in packs: `s003.i00.jpg`."""
+        """The letter of this kind in the part names of packs: the i of `s003.i00.jpg`."""
         return self.kind[0]
 
     @property
     def placeholder(self) -> str:
-        """The text that stands for one medium."""
+        """The text that stands for one medium of this kind in messages: `<image>`."""
         return f"<{self.kind}>"
 
     @property
     def keys(self) -> tuple[str, str]:
-        """The fields of a record that list its media of this kind."""
+        """The names of a record's fields that may list media of this kind: `images`, `image`."""
         return self.plural, self.kind
 
     @property
@@ -202,24 +202,24 @@ class Medium(ABC):
 
     @property
     def column(self) -> str:
-        """The name of the number of its media in a sample: `num_images`."""
+        """The name of the column with a sample's number of media of this kind: `num_images`."""
         return f"num_{self.plural}"
 
     # files and parts of packs
 
     @abstractmethod
     def probe(self, file: BinaryIO, container: MediaFormat) -> Media:
-        """Read everything that lengths depend on, from headers where these tell.
+        """Read from a file everything that lengths depend on, from its header if that is enough.
 
         Args:
-            container: its format by its first bytes.
+            container: the file's format by its first bytes.
 
         Raises:
-            Exception: it can't be read; the sample is then left out as `unreadable_media`.
+            Exception: the file can't be read; the sample is then left out as `unreadable_media`.
         """
 
     def defect(self, data: bytes, medium: Media) -> str:
-        """Decode a file in full and say what is wrong with it; empty: nothing. `verify` itself decodes videos.
+        """Decode a whole file and return what is wrong with it; empty: nothing. `verify` itself decodes videos.
 
         Raises:
             Exception: the decoder's own.
@@ -227,10 +227,11 @@ class Medium(ABC):
         raise NotImplementedError(self.kind)
 
     def loaded(self, value: Any, name: str) -> Any:
-        """Return what a pack's sample holds for a part: the bytes of its file, or what Energon's decoder made of them.
+        """Return a part of a pack as training gets it: the bytes of the file, or what Energon's decoder made of them.
 
         Args:
             value: the bytes or the decoded medium; None: the part is missing.
+            name: the part's name, for errors.
         """
         return b"" if value is None else value
 
@@ -238,41 +239,42 @@ class Medium(ABC):
 
     @abstractmethod
     def said(self, medium: Media) -> str:
-        """Say what a medium is: `an image of 640×480`."""
+        """Describe a medium for messages: `an image of 640×480`."""
 
     @abstractmethod
     def size(self, medium: Media) -> str:
-        """Say how large a medium is: `640×480`."""
+        """Return the size of a medium as text: `640×480`, or the seconds of a sound."""
 
     # processors
 
     def is_part(self, part: Any) -> bool:
-        """Tell whether an object in one of `parts` of a processor takes this kind."""
+        """Tell whether an object at one of the attributes `parts` of a processor takes media of this kind."""
         return True
 
     @abstractmethod
     def blank(self, medium: Media) -> Any:
-        """Return a stand-in of the size of a medium, for a processor's call that only counts tokens."""
+        """Return an empty stand-in as large as a medium, such as a black image, for a call that only counts tokens."""
 
     @abstractmethod
     def drawn(self, rng: "np.random.Generator") -> Media:
-        """Draw the size of a random medium."""
+        """Return a medium of a random size, without content."""
 
     @abstractmethod
     def noise(self, medium: Media, rng: "np.random.Generator") -> Any:
-        """Return a random medium of a size, in the form in which it is decoded."""
+        """Return random content of the size of `medium`, in the form in which this kind is decoded."""
 
     def prepared(self, medium: Media, rate: int) -> Media:
-        """Return the size of a medium after `decoded`. A template itself does this for images and videos."""
+        """Return the size that a medium has after `decoded` with this `rate`; not called for images and videos."""
         return medium
 
     def decoded(self, data: bytes, medium: Media, rate: int) -> Any:
-        """Decode a medium for a processor's call; a template itself does this for images and videos.
+        """Decode a medium for a processor's call; not called for images and videos.
 
         Args:
+            data: the bytes of the medium's file.
             rate: samples a second that the processor takes; 0: it takes no sounds.
 
         Raises:
-            ValueError, OSError: it can't be decoded.
+            ValueError, OSError: the medium can't be decoded.
         """
         raise NotImplementedError(self.kind)

@@ -21,12 +21,12 @@ from energon_pack.samples.tokens import CROP, OWN, RESIZE_FRAME, SeenMedium, Ste
 
 
 def prepared_media(rules: InputRules, media: Sequence[SeenMedium], data: Sequence[Any]) -> Prepared:
-    """Return the media of a sample for its processor.
+    """Decode and resize the media of a sample for the call of its processor.
 
-    `data`: for each medium an image, or the bytes of another medium; for a list of frames, each image.
+    `data`: an image for each image, or the bytes of another medium's file; for a video of listed frames, each image.
 
     Raises:
-        ValueError, OSError: a medium can't be decoded, or is not what it was when it was packed.
+        ValueError, OSError: a medium can't be decoded, or has another size than when it was packed.
     """
     ends = [*accumulate(len(medium.part_kinds) for medium in media)]
     each = zip(media, [0, *ends], ends, strict=False)
@@ -47,7 +47,10 @@ def _prepared(rules: InputRules, medium: SeenMedium, data: Sequence[Any]) -> Any
 
 
 def clip(video: SeenMedium, frames: Sequence[Image.Image], sound: Any = None) -> Clip:
-    """Return the frames of a video for a processor's call, with the video's metadata."""
+    """Join the frames of a video for a processor's call: uint8 [n, height, width, 3], with the video's metadata.
+
+    `sound`: float32 [n]; None: the video's sound is not used.
+    """
     total = int(video.num_in_source) if video.num_in_source == int(video.num_in_source) else video.num_in_source
     pixels = np.stack([np.asarray(frame) for frame in frames])
     return Clip(pixels, metadata(total, video.fps, video.frames), sound)
@@ -64,7 +67,7 @@ def _pixels(rules: InputRules, medium: SeenMedium, images: Sequence[Any]) -> lis
 
 
 def changed(rules: InputRules, medium: SeenMedium, images: Sequence[Image.Image]) -> list[Image.Image]:
-    """Return images, or frames, after the medium's steps."""
+    """Apply the steps of a medium (resize, crop …) to its images or frames."""
     return [stepped(image, medium.steps, partial(_changed_by_another, rules)) for image in images]
 
 
@@ -83,12 +86,12 @@ def _preprocessor(media: str) -> Any:
 
 
 def media_inputs(rules: InputRules, media: Prepared) -> dict[str, Any]:
-    """Return the media arguments of a processor's call, and its settings for them; the frames are already chosen."""
+    """Return the keyword arguments of a processor's call for these media, with the settings of `rules`."""
     return media_arguments(media, rules.call_settings, rules.nests_images)
 
 
 def stepped(image: Image.Image, steps: Sequence[Step], change: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """Return an image after its steps."""
+    """Apply steps (resize, crop …) to an image in their order. `change`: runs the preprocessor of another package."""
     for step in steps:
         size = step.width, step.height
         if step.operation == OWN:

@@ -24,7 +24,7 @@ _OTHERS = {
 
 
 def probe_part(file: Bytes, part: AnyPart) -> Media:
-    """Do `probe` on a part of a file; an error names the part."""
+    """Read kind and size of the medium in a part of a file, as `probe` does; an error names the part."""
     plain = plain_image(file, part.offset, part.size)
     if plain is not None:
         return plain
@@ -35,7 +35,11 @@ def probe_part(file: Bytes, part: AnyPart) -> Media:
 
 
 def probe(file: BinaryIO) -> Media:
-    """Read kind and size of a medium from its first bytes; the content decides, not the name."""
+    """Read kind and size of a medium; the content decides its kind, not the name.
+
+    Raises:
+        Skip: `unreadable_media`, or `unsupported_media` without PyAV.
+    """
     head = file.read(16)
     container = format_of(head)
     try:

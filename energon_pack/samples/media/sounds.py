@@ -14,7 +14,7 @@ _RATE = 16_000
 
 
 class Sound(Medium):
-    """Samples, of which training hears the mean of the channels at the rate of the processor."""
+    """Sounds as a kind of media; the model gets the mean of the channels at the processor's rate."""
 
     kind, noun, token_type = "audio", "a sound", 3
     models = ("qwen2_5_omni", "qwen3_omni", "gemma3n", "gemma4", "qwen2_audio", "audio_flamingo3", "glm_asr")
@@ -65,7 +65,7 @@ class Sound(Medium):
         return Media(self.kind, num_samples=round(seconds * _RATE), rate=_RATE)
 
     def noise(self, medium: Media, rng: "np.random.Generator") -> Any:
-        """Return float32 [num_samples]."""
+        """Return random samples: float32 [num_samples]."""
         import numpy as np
 
         return rng.uniform(-0.5, 0.5, medium.num_samples).astype(np.float32)
@@ -77,7 +77,7 @@ class Sound(Medium):
         return Media(self.kind, num_samples=resampled_length(medium.num_samples, medium.rate, rate), rate=rate)
 
     def decoded(self, data: bytes, medium: Media, rate: int) -> Any:
-        """Return float32 [n]; a video's sound is a sound, too."""
+        """Decode a sound, or the sound of a video, at the processor's rate: float32 [num_samples]."""
         from energon_pack.samples.media.streams import UndecodableError, decode_audio
 
         samples, expected = decode_audio(data, rate), self.prepared(medium, rate).num_samples

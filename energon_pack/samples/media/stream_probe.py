@@ -21,7 +21,7 @@ _NOT_SAMPLES = (b"LIST", b"id3 ", b"fact", b"cue ", b"bext")  # chunks that FFmp
 
 
 def probe_audio(file: BinaryIO, container: MediaFormat) -> tuple[int, int]:
-    """Return how many samples a sound has in each channel, and how many there are in a second."""
+    """Return a sound's number of samples in each channel, and its rate in samples a second; raises Skip."""
     if container.is_whole and not container.is_whole(file):
         raise _cut_short("its last part is missing")
     if container.extension in ("wav", "aiff") and (counted := _by_chunks(file, container.extension == "wav")):
@@ -31,7 +31,7 @@ def probe_audio(file: BinaryIO, container: MediaFormat) -> tuple[int, int]:
 
 
 def probe_track(file: BinaryIO) -> tuple[int, int] | None:
-    """Return what `probe_audio` returns, for the first sound of a video; None: the video has no sound."""
+    """Return the number of samples and the rate of a video's sound; None: the video has no sound."""
     with probing("video"), opened(file) as container:
         return decoded_length(container) if container.streams.audio else None
 
@@ -53,7 +53,7 @@ def decoded_length(container: Any) -> tuple[int, int]:
 
 
 def checked_length(num_samples: int, rate: int) -> tuple[int, int]:
-    """Return the arguments; raises Skip if no sound has so many samples, or a model would not hear so many."""
+    """Return both arguments; raises Skip if there are no samples, the rate is none, or the sound is over 4 hours."""
     if not (num_samples and 0 < rate < 1 << 31):  # more is no rate to FFmpeg
         raise Skip(Reason.UNREADABLE_MEDIA, f"a sound of {num_samples} samples, {rate} a second")
     if num_samples > _LONGEST * rate:
@@ -62,7 +62,7 @@ def checked_length(num_samples: int, rate: int) -> tuple[int, int]:
 
 
 def _by_chunks(file: BinaryIO, is_wav: bool) -> tuple[int, int] | None:
-    """Return number of samples and rate of a WAV of integers; None: decode it."""
+    """Return number of samples and rate of a WAV of integers from its header; None: the file must be decoded."""
     order: Any = "little" if is_wav else "big"
     end, block, rate = file.seek(0, os.SEEK_END), 0, 0
     file.seek(4)
@@ -108,9 +108,9 @@ def _has_no_pictures(container: Any) -> bool:
 
 
 def probe_video(file: BinaryIO, container_format: MediaFormat) -> Media:
-    """Return a video with its upright width and height, or the sound of a container that holds no pictures.
+    """Return the upright size, number of frames and rate of a video, or a sound if the container has no pictures.
 
-    No frame is decoded, but the first of a video that may be turned.
+    No frame is decoded, except the first of a video that may be turned. Raises Skip.
     """
     if container_format.is_whole and not container_format.is_whole(file):
         raise Skip(Reason.UNREADABLE_MEDIA, "the video is cut short")

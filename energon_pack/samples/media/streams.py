@@ -49,12 +49,12 @@ _COVERS = "attached_pic", "timed_thumbnails", "still_image"
 
 
 class UndecodableError(ValueError):
-    """The frames of a video, or the samples of a sound, can't be decoded."""
+    """Raised if the frames of a video, or the samples of a sound, can't be decoded."""
 
 
 @contextmanager
 def opened(file: BinaryIO) -> Iterator[Any]:
-    """Open a video or a sound from its beginning."""
+    """Open a video or a sound with PyAV, from the file's beginning; the context gives PyAV's container."""
     av: Any = importlib.import_module("av")
     file.seek(0)
     with av.open(file, mode="r", metadata_errors="replace", container_options=_ONLY) as container:
@@ -62,10 +62,10 @@ def opened(file: BinaryIO) -> Iterator[Any]:
 
 
 def film(container: Any) -> Any:
-    """Return the stream of pictures that a player shows.
+    """Return the video stream of a container that a player shows.
 
     It is FFmpeg's best (`av_find_best_stream`: by the flag `default`, then by frames and bits), as in torchcodec,
-    ffplay and decord; but beside a film no cover, no single picture, and no stream of a codec of pictures.
+    ffplay and decord. Covers are never taken, streams of one frame or of an image codec only if there are no others.
     """
     streams = [stream for stream in container.streams.video if not is_cover(stream)]
     if not streams:
@@ -80,13 +80,13 @@ def film(container: Any) -> Any:
 
 
 def is_cover(stream: Any) -> bool:
-    """Tell whether a stream of pictures is a cover, a thumbnail or a still, by what the container says."""
+    """Tell whether a video stream is a cover, thumbnails or a still, by the container's flags."""
     return any(stream.disposition & getattr(type(stream.disposition), name) for name in _COVERS)
 
 
 @contextmanager
 def probing(noun: str) -> Iterator[None]:
-    """Turn errors of PyAV into the reason why a sample is left out."""
+    """Turn errors of PyAV into Skip; `noun`: what is read, for the message: `video`."""
     try:
         yield
     except Skip:
@@ -129,7 +129,11 @@ def decode_audio(data: bytes, rate: int) -> Samples:
 
 
 def pieces_in(container: Any) -> Iterator[tuple[Samples, int]]:
-    """Yield the mean of the channels, float32 [n], piece by piece, each with its samples a second."""
+    """Decode the sound of a container piece by piece: the mean of its channels, float32 [n], and the samples a second.
+
+    Raises:
+        UndecodableError: there is no sound, its rate changes, or samples are not finite.
+    """
     first = 0
     av: Any = importlib.import_module("av")
     stream = container.streams.best("audio")  # as torchcodec and players
@@ -220,7 +224,10 @@ def _shown(av: Any, data: bytes) -> Iterator[tuple[str, Iterator[Any]]]:
 
 
 def upright(frame: Any) -> Image.Image:
-    """Return a frame as a player shows it, RGB; its pixels keep their shape, which a matrix may stretch."""
+    """Return a video frame as an RGB image, turned or mirrored as its display matrix says; it is never stretched.
+
+    Raises Skip (`unsupported_media`) if the matrix turns by other than right angles.
+    """
     image: Image.Image = frame.to_image()
     # `frame.side_data` refers back: the frame would wait for the collector
     of_frame = importlib.import_module("av.sidedata.sidedata").SideDataContainer(frame)
@@ -253,7 +260,7 @@ _IN_TRACKS = (b"\xae", b"\xbf", b"\xec")  # a track, a checksum, a gap: what can
 
 
 def may_turn(file: BinaryIO, format_name: str) -> bool:
-    """Tell whether a container may ask players to turn its pictures.
+    """Tell whether a container may tell players to turn its pictures.
 
     `format_name`: FFmpeg's name of the container.
     """

@@ -30,7 +30,7 @@ def has_whole_riff(file: BinaryIO) -> bool:
 
 
 class Video(Medium):
-    """Frames, and perhaps their sound."""
+    """Videos as a kind of media; a video may also be heard."""
 
     kind, noun, token_type = "video", "a video", 2
     models = ("qwen3_vl", "qwen2_5_vl", "internvl3_5", "llava_onevision")
@@ -50,7 +50,7 @@ class Video(Medium):
     example = Media("video", 320, 240, "mp4", 30, 10.0)
 
     def probe(self, file: BinaryIO, container: MediaFormat) -> Media:
-        """Return a sound if the container holds no pictures: only its streams tell."""
+        """Return the video's size, frames and rate; or a sound, if the container has no pictures."""
         from energon_pack.samples.media.stream_probe import probe_video
 
         return probe_video(file, container)
@@ -74,7 +74,7 @@ class Video(Medium):
         return Media(self.kind, *size, "mp4", int(rng.integers(*num_frames)), float(rng.choice(RATES)))
 
     def noise(self, medium: Media, rng: "np.random.Generator") -> Any:
-        """Return all frames: uint8 [num_frames, height, width, 3]."""
+        """Return random frames: uint8 [num_frames, height, width, 3]."""
         import numpy as np
 
         return rng.integers(0, 256, (medium.num_frames, medium.height, medium.width, 3), np.uint8)

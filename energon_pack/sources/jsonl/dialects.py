@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_pack.run.address import bucket_of
-from energon_pack.samples.dialects.pictures import TO_DOWNLOAD
+from energon_pack.samples.dialects.pictures import DOWNLOAD_ADVICE
 from energon_pack.samples.dialects.rewrite import in_our_words, our_turn
 from energon_pack.samples.dialects.table import history_turns, joined_question
-from energon_pack.samples.frame_lists import list_settings
+from energon_pack.samples.frame_lists import frame_list_settings
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, MEDIA_KEYS, PART_TYPES, VIDEO
 from energon_pack.samples.media.medium import RATE_KEYS
 from energon_pack.samples.placeholders import flat_content, num_placeholders
@@ -115,7 +115,7 @@ def _path(entry: Any, key: str) -> str:
     if bucket_of(entry):
         return entry
     if entry.startswith("data:") or "://" in entry[:12].replace("file://", ""):
-        raise Skip(Reason.UNSUPPORTED_MEDIA, f"{key} lists {entry[:80]!r}: {TO_DOWNLOAD}")
+        raise Skip(Reason.UNSUPPORTED_MEDIA, f"{key} lists {entry[:80]!r}: {DOWNLOAD_ADVICE}")
     return entry.removeprefix("file://")
 
 
@@ -134,7 +134,7 @@ def _note_lists(record: Record, placed: list[_Medium]) -> None:
     for medium, each_own in zip(placed, settings, strict=True):
         num = len(medium.paths)
         is_list = medium.is_frames and medium.is_video
-        each.append(list_settings(num, {**next(waiting), **(each_own or {})}) if is_list else each_own)
+        each.append(frame_list_settings(num, {**next(waiting), **(each_own or {})}) if is_list else each_own)
         each += [None] * (num - 1)
     record.fields["media_settings"] = each
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from energon_pack.samples.sample import REASONING_KEYS, Message
-from energon_pack.samples.weights import has_weight, says_zero, turn_weight
+from energon_pack.samples.weights import has_weight, has_zero_weight, turn_weight
 from energon_pack.templates.chat.renderer import last_question
 from energon_pack.templates.chat.turns import SpecialTokens, TurnForm
 from energon_pack.templates.settings import Labels, Think, TrainOn
@@ -68,7 +68,7 @@ def turn_weights(messages: Sequence[Message], train_on: TrainOn, with_zeros: boo
         return dict.fromkeys(answers if train_on is TrainOn.all else answers[-1:], 1.0)
     chosen = (train_on is TrainOn.all or i == last for i in range(len(messages)))
     weights = [turn_weight(message, is_chosen) for message, is_chosen in zip(messages, chosen, strict=True)]
-    told = (with_zeros and says_zero(message) for message in messages)
+    told = (with_zeros and has_zero_weight(message) for message in messages)
     return {i: weight for i, (weight, is_zero) in enumerate(zip(weights, told, strict=True)) if weight or is_zero}
 
 

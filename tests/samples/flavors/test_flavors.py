@@ -25,9 +25,9 @@ from energon_pack.loading import cookers
 from energon_pack.loading.task_encoder import inputs_of
 from energon_pack.pack import pack
 from energon_pack.samples.conversation import ReadSample
-from energon_pack.samples.flavors import FLAVORS, PACKED, flavor_of_sample, load_pack
+from energon_pack.samples.flavors import FLAVORS, PACKED_FLAVORS, flavor_of_sample, load_pack
 from energon_pack.samples.flavors.base import Conversation, Flavor, PackedFlavor
-from energon_pack.samples.flavors.fit import do_not_fit
+from energon_pack.samples.flavors.fit import contents_that_do_not_fit
 from energon_pack.samples.media.medium import Media, MediumSettings
 from energon_pack.samples.pack_reader import UnknownFormat
 from energon_pack.templates.sample import Sample
@@ -63,7 +63,7 @@ def written(flavor: PackedFlavor) -> dict[str, Any]:
     return value
 
 
-@pytest.mark.parametrize("flavor", PACKED.values(), ids=PACKED)
+@pytest.mark.parametrize("flavor", PACKED_FLAVORS.values(), ids=PACKED_FLAVORS)
 def test_what_is_written_is_read(flavor: PackedFlavor) -> None:
     """Otherwise `--source` compares a member with what no pack holds, and training gets another conversation."""
     value = written(flavor)
@@ -75,7 +75,7 @@ def test_what_is_written_is_read(flavor: PackedFlavor) -> None:
     assert flavor.samples(value)[0] == {"messages": CONVERSATIONS[0].messages, "id": 7}
 
 
-@pytest.mark.parametrize("flavor", PACKED.values(), ids=PACKED)
+@pytest.mark.parametrize("flavor", PACKED_FLAVORS.values(), ids=PACKED_FLAVORS)
 def test_what_is_written_has_no_defect(flavor: PackedFlavor) -> None:
     """A field that is written and not in the schema would be checked by nobody; one that is not written, missed."""
     value = written(flavor)
@@ -94,14 +94,14 @@ def test_each_is_loaded_as_a_class_that_knows_it(flavor: Flavor) -> None:
 
 
 def test_the_config_has_those_that_are_written() -> None:
-    assert [flavor.value for flavor in FlavorConfig] == [*PACKED]
+    assert [flavor.value for flavor in FlavorConfig] == [*PACKED_FLAVORS]
 
 
 def test_a_sample_of_another_class_is_of_no_flavour() -> None:
     assert flavor_of_sample(object()) is None
 
 
-@pytest.mark.parametrize("flavor", PACKED.values(), ids=PACKED)
+@pytest.mark.parametrize("flavor", PACKED_FLAVORS.values(), ids=PACKED_FLAVORS)
 def test_a_pack_of_another_tool_is_not_loaded(flavor: PackedFlavor) -> None:
     """A crude dataset reads whatever tars it is given, and training would make up its tokens."""
     value = {name: item for name, item in written(flavor).items() if name != "_meta"}
@@ -149,8 +149,8 @@ def test_each_flavour_says_what_has_no_place_in_it(
     sample: ReadSample, ours: str, captions: str, chats: str, turns: str, llava: str
 ) -> None:
     """Of these the real LoongForge lost the pack, or trained something else, each time with exit code 0."""
-    answers = do_not_fit(sample)
-    found = [flavor.unfit(answers) or "" for flavor in (*PACKED.values(), *STACKS)]
+    answers = contents_that_do_not_fit(sample)
+    found = [flavor.unfit(answers) or "" for flavor in (*PACKED_FLAVORS.values(), *STACKS)]
     said = [ours, captions, chats, turns, llava]
     assert [what[: len(start)] for what, start in zip(found, said, strict=True)] == said
     assert [bool(what) for what in found] == [bool(start) for start in said]
@@ -187,7 +187,7 @@ USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content"
 )
 def test_what_has_no_place_in_it(messages: list[Any], tools: Any, kinds: list[str], why: str | None) -> None:
     parts = [(kind, "mp4" if kind == "video" else "png") for kind in kinds]
-    found = PACKED["packed_captioning"].unfit(do_not_fit(read(messages, tools, parts)))
+    found = PACKED_FLAVORS["packed_captioning"].unfit(contents_that_do_not_fit(read(messages, tools, parts)))
     assert found == why or (why and found and found.startswith(why))
 
 
@@ -212,7 +212,7 @@ def test_its_layout(config: Make, tmp_path: Path) -> None:
     order = [sample_id.rpartition("/")[2] for sample_id in value["_meta"]["sample_ids"]]
     a, c = order.index("a"), order.index("c")
     assert data == {f"img{a}_0.jpg": picture(format="PNG"), f"img{a}_1.jpg": picture()}
-    assert {name for names in PACKED["packed_captioning"].parts(value) for name in names} == set(data)
+    assert {name for names in PACKED_FLAVORS["packed_captioning"].parts(value) for name in names} == set(data)
     assert value["images"][a] == [f"img{a:03d}_sub000.jpg", f"img{a:03d}_sub001.jpg"]
     assert (value["prompts"][a], value["captions"][a]) == (["<image>a<image>", "b"], ["1", "2"])
     assert (value["images"][c], value["prompts"][c], value["captions"][c]) == ([], ["d"], ["4"])

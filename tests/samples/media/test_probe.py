@@ -17,7 +17,7 @@ from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.probe import probe, probe_part
 from energon_pack.samples.sample import Part
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.samples.times import load_positions
+from energon_pack.samples.times import load_patch_positions
 from energon_pack.sources.storage import InMemory
 from support.samples import picture
 
@@ -199,4 +199,4 @@ def test_bytes_of_a_file_that_is_no_medium_are_shown_nowhere(data: bytes) -> Non
     with pytest.raises(Skip, match=r"unreadable_media: no known image or video(; it is an HTML page)?$"):
         probe(io.BytesIO(data))
     with pytest.raises(Skip, match=r"^unreadable_media: 'p.npy' is no .npy$"):
-        load_positions(data, "p.npy")
+        load_patch_positions(data, "p.npy")

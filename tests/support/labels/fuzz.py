@@ -174,7 +174,7 @@ def _rest(record: Fuzzed, made: Outcome, known: list[Added]) -> str:
             if added.key.matters:
                 return f"only listed, though it matters: {added}"
             verdict = "unknown"
-        elif added.key.name in table._HARMLESS[_PLACES[added.key.place]]:
+        elif added.key.name in table._HARMLESS_KEYS[_PLACES[added.key.place]]:
             if added.key.matters:
                 return f"harmless by the table, though it matters: {added}"
         elif added.key.place == PART and added.kind in FILES_OF and added.key.read_in.startswith("Q:"):
