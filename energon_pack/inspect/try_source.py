@@ -104,7 +104,7 @@ def _kept() -> str | None:
 
 @dataclass(frozen=True)
 class Tried:
-    """Some samples of the source, measured with some settings."""
+    """Samples spread over the source that were measured with one set of settings, and what follows for all of it."""
 
     run: PackRun
     measured: Measured
@@ -124,7 +124,7 @@ class Tried:
         return self.num_lost_to_bad_data, longest, self.choices.tokens
 
     def is_better_than(self, other: "Tried") -> bool:
-        """Say whether fewer samples are lost, or else a shorter pack does, or else there are fewer tokens."""
+        """Tell whether fewer samples are lost than in another; or as many, but in shorter packs, or of fewer tokens."""
         return self._costs < other._costs
 
 
@@ -213,7 +213,7 @@ def _show_samples(config: PackConfig, lengths: Lengths, template: Template) -> N
 
 
 def _to_show(lengths: Lengths) -> dict[int, str]:
-    """Return the numbers of the samples to show, each with its kind, by medium and folder, and the kind's share."""
+    """Return number of a sample → why it is shown, as `the longest` or the share of its medium."""
     items, lens = lengths.items, lengths.sample_lens
     measured = np.flatnonzero(lens[: lengths.num_samples] > 0)
     if not len(measured):
@@ -256,7 +256,7 @@ def _print_losses(lengths: Lengths, examples: Mapping[str, tuple[str, str]]) -> 
 
 
 def _cures(tried: Tried, examples: Mapping[str, tuple[str, str]]) -> list[list[str]]:
-    """Return settings that may help: those that details name as they are typed, and smaller media."""
+    """Return settings that may lose fewer samples: those that details of losses name, and smaller media."""
     typed = [[match[0]] for _, detail in examples.values() if (match := _TYPED.search(detail))]
     if tried.media_first:
         return [*typed, tried.media_first.knob.split()]

@@ -26,7 +26,7 @@ _SHARE = 8  # a process takes this fraction (one in so many) of the free disk sp
 
 
 class Blockwise:
-    """Reads an object by place."""
+    """An object on a store that is read by byte ranges, in blocks that this machine's cache keeps, or ahead of time."""
 
     def __init__(self, address: str, size: int, version: str):
         self._address, self._size, self._version = address, size, version
@@ -46,7 +46,7 @@ class Blockwise:
         return b"".join(pieces) if len(pieces) != 1 else pieces[0]
 
     def _read_ahead(self, offset: int, end: int) -> bytes:
-        """Return the beginning of a range as far as it was read ahead, or nothing."""
+        """Return the first bytes of a range that were read ahead; empty: its first byte was not."""
         number = bisect_right(self._starts, offset) - 1
         if number < 0 or offset >= self._ahead[number][0]:
             return b""
@@ -76,7 +76,7 @@ class Blockwise:
         return data[:BLOCK]
 
     def get(self, start: int, end: int) -> memoryview:
-        """Get bytes from the store."""
+        """Request the bytes from `start` up to `end` from the store; raises PackError if the object has changed."""
         try:
             data, version = stores.read(self._address, start, end)
         except FileNotFoundError:
@@ -86,9 +86,9 @@ class Blockwise:
         return data
 
     def requests(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return start and end of each request for ranges that are not completely kept.
+        """Return the (start, end) offsets of the requests that fetch ranges, but for ranges whose blocks are all kept.
 
-        `ranges`: an offset and a number of bytes each.
+        `ranges`: (offset, size) of each, in bytes.
         """
         runs: list[tuple[int, int]] = []
         for offset, size in sorted(ranges):
@@ -102,7 +102,7 @@ class Blockwise:
         return [(first, min(first + _LARGEST, end)) for start, end in runs for first in range(start, end, _LARGEST)]
 
     def have_ahead(self, spool: "_Spool", fetched: Sequence["_Fetched"]) -> None:
-        """Keep these bytes for the next reads."""
+        """Let `read` take the bytes that these requests put into a spool."""
         self._starts = [one.start for one in fetched]
         self._ahead = [(one.end, spool, one.place) for one in fetched]
 
@@ -111,7 +111,7 @@ class Blockwise:
         self._starts, self._ahead = [], []
 
     def meet(self) -> None:
-        """Make the store's client now: threads that begin at the same time would make one each."""
+        """Make the client of the store before threads start, because each of them would make its own."""
         stores.meet(self._address)
 
 
@@ -131,11 +131,11 @@ class _Spool:
             weakref.finalize(self, os.close, self._fd)
 
     def has_room(self, place: int) -> bool:
-        """Tell whether there may be room for bytes at this place."""
+        """Tell whether bytes at this offset may still be written; false after the disk was full."""
         return place < len(self._memory) or not self._is_full
 
     def write(self, place: int, data: memoryview) -> bool:
-        """Write bytes at their place; return whether there was room for all."""
+        """Write bytes at an offset; return whether there was room for all of them."""
         here = data[: max(0, len(self._memory) - place)]
         self._memory[place : place + len(here)] = here
         data, place = data[len(here) :], place + len(here)
@@ -148,27 +148,27 @@ class _Spool:
         return not data
 
     def read(self, place: int, size: int) -> bytes:
-        """Return bytes from a place on, perhaps fewer."""
+        """Return up to `size` bytes from an offset on."""
         return bytes(self._memory[place : place + size]) or os.pread(self._fd, size, place)
 
 
 class _Fetched(NamedTuple):
-    """A request ahead."""
+    """The bytes of an object from `start` up to `end`, which one request reads ahead."""
 
     start: int
     end: int
-    place: int  # its place in the spool
+    place: int  # offset of its bytes in the spool
 
 
 def most_ahead() -> int:
-    """Return how many bytes may be read ahead."""
+    """Return how many bytes a process may read ahead: 32 MiB, or an eighth of the free disk space if that is more."""
     return max(_IN_MEMORY, disk_usage(tempfile.gettempdir()).free // _SHARE)
 
 
 def read_ahead(objects: Sequence[tuple[Blockwise, Sequence[tuple[int, int]]]]) -> None:
-    """Read the next ranges of these objects ahead, and drop earlier ranges.
+    """Request byte ranges of objects, 16 at a time, before they are read, and drop earlier ranges.
 
-    `objects`: for each object its ranges: an offset and a number of bytes each.
+    `objects`: each object with its ranges, as (offset, size) in bytes.
     """
     fetched: list[tuple[Blockwise, list[_Fetched]]] = []
     size = 0

@@ -44,7 +44,7 @@ _CHAT_TEMPLATE = """\
 
 
 def make_demo(folder: Path) -> tuple[str, str]:
-    """Make the demo in a folder, or find it there; return its folder of tars, and its processor's folder."""
+    """Make the demo in a folder unless it is there; return the paths of its folder of tars and of its processor."""
     finished = folder / f"v{_VERSION}"
     make_once(finished, _make)
     return os.fspath(finished / "source"), os.fspath(finished / "processor")

@@ -26,7 +26,7 @@ _MOST_ASKED = 16  # parts of one name that are compared; the others are assumed 
 
 
 class DottedFile(NamedTuple):
-    """A file that is a separate sample but can't be read as one."""
+    """A file of a tar that is a sample of its own, but that Energon reads as a part of another sample."""
 
     key: str  # the key that it would be a part of
     part: str
@@ -41,7 +41,7 @@ class DottedFile(NamedTuple):
 
 
 def refusal(path: str, name: str, number: int) -> str:
-    """Say why a tar is refused."""
+    """Return the error for a tar with such files. `name`: the first of them; `number`: how many there are."""
     more = f" (and {number - 1:,} more like it)" if number > 1 else ""
     key, _, part = name.rpartition("/")[2].partition(".")
     return (
@@ -53,7 +53,10 @@ def refusal(path: str, name: str, number: int) -> str:
 
 
 class DottedKeys:
-    """Checks the samples of a shard, one after the other."""
+    """Finds the files of a tar that are samples of their own; is shown the tar's samples one after the other.
+
+    `read`: returns the bytes of a part.
+    """
 
     def __init__(self, read: Callable[[Member], bytes]):
         self._read = read
@@ -62,7 +65,10 @@ class DottedKeys:
         self._samples: list[DottedFile] = []
 
     def look(self, key: str, record: Member | None, parts: Collection[Member]) -> None:
-        """Check the parts of a sample; of a key that comes again, the further parts."""
+        """Look for separate samples among the parts of a sample. `record`: its JSON or text.
+
+        If parts of a key come later in the tar, they are shown by another call.
+        """
         like_records = [part for part in parts if part[0].endswith(_ENDINGS)]
         if record is not None:
             self._without_record.pop(key, None)
@@ -71,7 +77,7 @@ class DottedKeys:
             self._without_record.setdefault(key, []).extend(name for name, *_ in like_records)
 
     def files(self) -> list[DottedFile]:
-        """Return, after the last sample of a shard, its files that are separate samples but can't be read as such."""
+        """Return the files that are samples of their own; called after the last sample of the tar."""
         doubted = {
             key: [name for name in names if name not in self._beside_a_record]
             for key, names in self._without_record.items()
@@ -97,8 +103,9 @@ class DottedKeys:
 
 
 def _form(raw: bytes) -> list[str] | None:
-    """Return the fields of a JSON; of its first message if it is a list of messages; of its conversation if it has
-    one.
+    """Return the keys that tell the form of a record: of its conversation, else all; of a list, of its first message.
+
+    None: it is no JSON object.
     """
     try:
         value = load_json(raw)

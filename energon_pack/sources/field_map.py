@@ -41,7 +41,7 @@ _Way = tuple[str, ...]
 
 @dataclass(frozen=True)
 class FieldMap:
-    """Where the fields of a sample are."""
+    """In which part of a sample, and where in its JSON, each field of the sample is."""
 
     #: for each field its name here and the ways to it; the first way that leads to a value is taken
     fields: tuple[tuple[str, tuple[_Way, ...]], ...]
@@ -60,7 +60,7 @@ class FieldMap:
         return next(iter(self.parts), None)
 
     def value(self, raw: bytes, part: str) -> Any:
-        """Make the JSON of a sample from the bytes of its part."""
+        """Return the JSON value of a sample from the bytes of its record part; raises Skip if a field is missing."""
         if not _is_json(part):
             try:
                 return {name: raw.decode().strip() for name, _ in self.fields}

@@ -39,9 +39,10 @@ def shard_of(
     fields: Mapping[str, Any] = MappingProxyType({}),
     state: State | None = None,
 ) -> Shard:
-    """Describe a file as it is now.
+    """Make the shard of a file; raises PackError if it is no regular file, or its name is not UTF-8.
 
     Args:
+        name: of the file in sample ids.
         fields: the other fields of its class.
         state: its size and version; None: they are looked up.
     """
@@ -69,13 +70,13 @@ class Source:
 
     @cached_property
     def beside(self) -> frozenset[Path]:
-        """Return the folders of this machine that contain its files."""
+        """Return the folders of this machine in which files of the source lie."""
         paths = on_this_machine(shard.real_path for shard in self.shards)
         return frozenset(map(Path, map(os.path.dirname, paths)))
 
     @cached_property
     def root(self) -> str:
-        """Return the folder that paths in packs with references are relative to."""
+        """Return the deepest folder that holds all files and media; references in packs are relative to it."""
         roots = sorted({shard.base for shard in self.shards})
         if len({bucket_of(root) for root in roots}) > 1:
             raise PackError(
@@ -85,7 +86,7 @@ class Source:
         return "/".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, steps)) or "/"
 
     def around(self, place: str) -> Path | str | None:
-        """Return the folder of the source that contains a place, where nothing may be written; None: there is none."""
+        """Return the folder of the source that a path lies in, where nothing may be written; None: it lies in none."""
         if bucket_of(place):
             beside = {folder_of(shard.path) for shard in self.shards if shard.is_stored}
             inside = next((folder for folder in sorted(self.stored) if lies_in(place, folder)), None)
@@ -96,7 +97,7 @@ class Source:
 
 
 class ListedFile(NamedTuple):
-    """A file of a source that was found."""
+    """A file that was found for a source, and the class and fields of its shard."""
 
     path: str
     #: its path with links resolved: a file that is found twice is read once
@@ -107,7 +108,7 @@ class ListedFile(NamedTuple):
 
 
 class Form(ABC):
-    """How the files of one form are found; each source has an object of its own."""
+    """Finds the files of one form, such as tars; each search has an object of its own, which remembers files seen."""
 
     #: samples that a split or an exclude leaves out, as far as the source says
     num_left_out = 0
@@ -118,10 +119,13 @@ class Form(ABC):
 
     @abstractmethod
     def leaves(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
-        """Yield the files of an entry of `source.path` that are read."""
+        """Yield the files that are read for an entry of `source.path`; raises PackError if there are none.
+
+        `folders`: those that the entry names; `files`: those that it names, and those of `in_folder` for its folders.
+        """
 
     def finished(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
-        """Return the files of all entries with what only the files themselves tell."""
+        """Return the shards of all entries, completed by what their content tells, as whether tars hold packs."""
         return shards
 
 
@@ -183,7 +187,7 @@ def names_of(roots: Iterable[str], files: Sequence[str]) -> list[str]:
 
 
 def but_parquet(folders: Sequence[str]) -> str:
-    """Return a remark if folders have Parquet; else an empty text."""
+    """Return the end of an error if folders have Parquet files, as advice to read these; else an empty text."""
     return f" but {PARQUET}" if any(walk(folder, _PARQUET) for folder in folders) else ""
 
 
@@ -193,13 +197,13 @@ def _as_path(path: str) -> str:
 
 
 def _outermost(folders: Iterable[str]) -> set[str]:
-    """Return the folders that lie in no other of them."""
+    """Return the folders that lie in none of the other folders."""
     every = set(folders)
     return {folder for folder in every if _above(folder, every) is None}
 
 
 def _above(path: str, folders: Collection[str]) -> str | None:
-    """Return the nearest of these folders that a path lies in."""
+    """Return the deepest of these folders that a path lies in; None: it lies in none."""
     while (above := os.path.dirname(path)) != path:
         if above in folders:
             return above
@@ -208,7 +212,10 @@ def _above(path: str, folders: Collection[str]) -> str | None:
 
 
 def of_split(folder: str, files: Sequence[str], split: str | None) -> list[str]:
-    """Return the files of a split that hold samples. `split`: its name; None: there is only one."""
+    """Return the files that belong to a split by their paths, without plans of packed datasets.
+
+    `split`: its name; None: all files, and a PackError if their paths name several splits.
+    """
     split_of_file = {file: split_of(file.removeprefix(folder).lstrip("/")) for file in with_samples(files)}
     counts = Counter(split_of_file.values())
     seen = ", ".join(f"{name or 'of no split'}: {amount(number, 'file')}" for name, number in counts.items())
@@ -225,11 +232,11 @@ def of_split(folder: str, files: Sequence[str], split: str | None) -> list[str]:
 
 
 def with_samples(files: Sequence[str]) -> list[str]:
-    """Leave out tables that hold no samples."""
+    """Return the files without plans of packed datasets, which are tables, too."""
     return [file for file in files if not _NO_SAMPLES.search(file)]
 
 
 def split_of(name: str) -> str | None:
-    """Return the last split that a path below its folder names; None: it names none."""
+    """Return the split that a path names last, as `train` or `validation`; None: it names none."""
     named = _NAMED.findall(name)
     return _ALIKE.get(named[-1], named[-1]) if named else None

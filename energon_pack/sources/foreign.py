@@ -19,7 +19,7 @@ _STEM = re.compile(r"img\d+_\d+\.")
 
 
 class PackForm(NamedTuple):
-    """A form of packs, and how they hold their members."""
+    """A form in which packs are stored: its fields, and the functions that recognize a pack and yield its members."""
 
     #: our name for the flavour, or another tool with its name for the form
     name: str
@@ -33,7 +33,7 @@ class PackForm(NamedTuple):
 
 
 def _listed(member: Fields, names: list[str]) -> Member:
-    """Return a member whose media are listed by their names in the pack."""
+    """Return a member whose media are these parts of the pack."""
     fields = {key: item for key, item in member.items() if item is not None and key not in ("media_files", "images")}
     return {**fields, "name": names}, names
 
@@ -123,5 +123,5 @@ FORMS: tuple[PackForm, ...] = (
 
 
 def foreign_form(value: Any, parts: Sequence[str]) -> PackForm | None:
-    """Find the form of a pack that another tool wrote; None: it is no such pack."""
+    """Return the form of a pack of another tool, by its JSON and its parts' names; None: it is no such pack."""
     return next((form for form in FORMS if isinstance(value, dict) and form.is_it(value, parts)), None)

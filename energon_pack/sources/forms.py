@@ -42,7 +42,10 @@ TARS = re.compile(r"(?i)\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
 
 
 def find_source(settings: SourceConfig, path: Any) -> Source:
-    """Find the files of a source, in the form that the settings name, or that their names show."""
+    """Find the files of a source, in the form that `source.format` names, or in the forms that their names show.
+
+    `path`: a path, a list of paths, or the entries of a mixture by name; raises PackError if nothing is there.
+    """
     if entries := _read_entries(settings, path):
         return _mixed(settings, entries)
     listed = [path] if isinstance(path, str) else path
@@ -60,7 +63,7 @@ def find_source(settings: SourceConfig, path: Any) -> Source:
 
 
 def _form_of(settings: SourceConfig, stems: Collection[str] | None = None) -> Form:
-    """Return how the files of a format are found.
+    """Return the finder of the files of `settings.format`; raises PackError if no class reads them.
 
     `stems`: paths of tars in the same folders, without their extensions; None: files of other forms are not looked
     for.
@@ -79,7 +82,7 @@ def _form_of(settings: SourceConfig, stems: Collection[str] | None = None) -> Fo
 
 
 def _read_entries(settings: SourceConfig, path: Any) -> list[Entry] | None:
-    """Read the entries of a mixture, in whatever form it is; None: the path is no mixture."""
+    """Read the entries of a mixture from its YAML file or from the config; None: the path is no mixture."""
     if isinstance(path, Mapping):
         return checked("source.path", entries_by_name(path))
     value = object_in(path) if isinstance(path, str) else None
@@ -141,7 +144,10 @@ class Looked(NamedTuple):
 
 
 def look(entry: str) -> Looked:
-    """Return the forms of the files that an entry of `source.path` stands for; a file with an unknown name is lines."""
+    """Return the forms of the files of an entry of `source.path`; a file with another extension counts as JSONL.
+
+    Raises PackError if nothing there can be read.
+    """
     _, folders, files = expand(entry)
     forms, stems = set(map(_form_of_file, files)), set[str]()
     for folder in folders:
@@ -172,7 +178,7 @@ def look(entry: str) -> Looked:
 
 
 def read_as(source: Source, num_samples: int | None = None) -> str:
-    """Describe a source in a line: `Parquet, 12 files; media in /data/images; 24,000 samples`.
+    """Return a line that describes a source: `Parquet, 12 files; media in /data/images; 24,000 samples`.
 
     `num_samples`: the samples in the whole source; None: not known.
     """
@@ -206,7 +212,7 @@ def _stem(file: str) -> str:
 
 
 class Tars(Form):
-    """Tars of samples, or of packs, whose members then are the samples."""
+    """Finds tars: of samples, or of packs, whose members then are the samples."""
 
     def __init__(self, settings: SourceConfig):
         self._settings, self._selection = settings, Selection(settings.split)

@@ -30,7 +30,7 @@ _LMDB, _ZIP = (".lmdb", ".mdb"), ".zip"
 
 
 def split_name(path: str) -> tuple[str, str | None]:
-    """Split a path into the file and the key in it; None: the path names an ordinary file."""
+    """Split a path `FILE::KEY` into the file and the key; the key is None if the path names an ordinary file."""
     file, separator, key = path.partition(_SEPARATOR)
     return (file, key) if separator and file.lower().endswith((*_LMDB, _ZIP, TABLE, *_LINES)) else (path, None)
 
@@ -41,12 +41,12 @@ def joined_name(file: str, key: str) -> str:
 
 
 def media_in(media_root: str, name: str) -> str | None:
-    """Return the path of a medium of which `media_root` is a zip archive; None: it is a folder."""
+    """Return the path of a medium in the zip archive `media_root`; None: that is a folder, or the name an address."""
     return joined_name(media_root, name) if media_root.lower().endswith(_ZIP) and not bucket_of(name) else None
 
 
 def open_inside(file: str, key: str) -> File:
-    """Open the value of a key."""
+    """Open a medium inside an LMDB, a zip archive, a table or a JSONL file; raises KeyError if there is no such key."""
     if file.lower().endswith(TABLE):
         from energon_pack.sources.tables import open_cell  # imports pyarrow, which loaders of other packs do not need
 
@@ -57,7 +57,7 @@ def open_inside(file: str, key: str) -> File:
 
 
 def _open_base64(path: str, key: str) -> InMemory:
-    """Open a medium in base64 in a line: its key is `OFFSET+SIZE/messages/0/content`."""
+    """Open a medium in base64 in a JSONL file, by the place of its line and the path in it: `OFFSET+SIZE/images/0`."""
     place, *way = key.split("/")
     offset, _, size = place.partition("+")
     if not (offset.isdecimal() and size.isdecimal()):
@@ -73,7 +73,7 @@ def _item(line: Any, value: Any, step: str) -> Any:
 
 
 def open_member(archive: str, name: str) -> InMemory:
-    """Open a member of an archive; its version is the version of the archive."""
+    """Read a member of a zip archive, with the archive's version; raises KeyError, or Skip if it can't be read."""
     state = state_of(archive)
     if state is None:
         raise FileNotFoundError(archive)
@@ -89,7 +89,7 @@ def open_member(archive: str, name: str) -> InMemory:
 
 
 def _opened(path: str, version: str, open_it: Callable[[], Any]) -> Any:
-    """Return an open LMDB or archive, opened anew after it was written to: a process may not open one twice."""
+    """Return an open LMDB or archive, which is opened anew if its version changed: a process may not open one twice."""
     was, container = _containers.get(path) or ("", None)
     if was != version:
         _containers.drop(path)
@@ -99,7 +99,7 @@ def _opened(path: str, version: str, open_it: Callable[[], Any]) -> Any:
 
 
 def open_value(database: str, key: str) -> InMemory:
-    """Return the value of a key; its version is the version of the LMDB."""
+    """Read the value of a key of an LMDB, with the LMDB's version; raises KeyError, or Skip if it can't be read."""
     file = os.path.join(database, "data.mdb") if os.path.isdir(database) else database
     state = state_of(file)
     if state is None:
@@ -138,7 +138,7 @@ def _environment(database: str, num_bytes: int) -> Any:
 
 
 def open_medium(path: str) -> File:
-    """Open a file for reading, or a medium inside a file; raises like `open_file` and `open_inside`."""
+    """Open an ordinary file, or a medium inside a file, by its path; raises like `open_file` and `open_inside`."""
     file, key = split_name(path)
     return open_file(path) if key is None else open_inside(file, key)
 
@@ -162,7 +162,7 @@ class OpenFiles:
         return self._open.get(path) or self._open.put(path, opened() if opened else open_medium(path))
 
     def read_ahead(self, ranges_of: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None:
-        """Do `storage.read_ahead`, and drop everything that was read ahead before: only one batch is kept."""
+        """Request ranges of files before they are read, as `storage.read_ahead`, and drop those of the call before."""
         before, self._ahead = self._ahead, [file for file, _ in ranges_of]
         read_ahead([*((file, ()) for file in before if file not in self._ahead), *ranges_of])
 

@@ -30,7 +30,7 @@ _KEYS = ("name", "path", "weight", "epochs", "max_samples", "phase", *_SETTINGS,
 
 @dataclass(frozen=True)
 class Entry:
-    """A source of a mixture."""
+    """One source of a mixture, with its share in the training."""
 
     name: str
     path: str | list[str]
@@ -51,13 +51,13 @@ class Entry:
 
 
 def yaml_in(path: str) -> Any:
-    """Return the value in a YAML file; None: it is too large for one that a person wrote."""
+    """Return the value of a YAML file; None: it has more than 16 MiB, and is no file that a person wrote."""
     with open_file(path) as file:
         return yaml_value(file.read(0, file.size) if file.size <= LARGEST else b"")
 
 
 def object_in(path: str) -> dict[str, Any] | None:
-    """Return the object in a YAML file; None: there is none."""
+    """Return the mapping in a file; None: it is no YAML file, can't be read, or holds another value."""
     if not path.endswith((".yaml", ".yml")):
         return None
     try:
@@ -68,7 +68,7 @@ def object_in(path: str) -> dict[str, Any] | None:
 
 
 def mixture_entries(path: str, value: Mapping[str, Any]) -> list[Entry] | None:
-    """Read the entries of a mixture; None: the value is no mixture."""
+    """Read the entries of a mixture; None: it is none. `path`: of the YAML file; `value`: its content."""
     if "mixture" not in value:
         return None
     listed = value["mixture"]
@@ -83,14 +83,14 @@ def mixture_entries(path: str, value: Mapping[str, Any]) -> list[Entry] | None:
 
 
 def entries_by_name(items: Mapping[str, Any]) -> list[Entry]:
-    """Read the entries of a mixture that the config has by name; raises PackError if one makes no sense."""
+    """Read the entries of a mixture in the config, name → settings; raises PackError if one is not valid."""
     if not items or not all(isinstance(item, Mapping) for item in items.values()):
         raise PackError(f"source.path: no entries by name, as {{charts: {{path: …, weight: …}}}}: {str(items)[:80]}")
     return [_entry(f"source.path.{name}", {**item, "name": name}, os.getcwd()) for name, item in items.items()]
 
 
 def checked(path: str, entries: list[Entry]) -> list[Entry]:
-    """Check that entries fit together, and return them. `path`: the name of the mixture in errors."""
+    """Return the entries; raises PackError if two have one name, or only some have a weight. `path`: begins errors."""
     if twice := [name for name, times in Counter(entry.name for entry in entries).items() if times > 1]:
         raise PackError(f"{path}: two entries are called {twice[0]}: give each a name")
     weighted = [entry for entry in entries if entry.weight is not None]

@@ -24,12 +24,12 @@ _BASE64_IN_JSON = re.compile(rf'"(?:{_BEGIN})'.encode())
 
 
 def may_have_base64(raw: bytes) -> bool:
-    """Tell, without parsing it, whether some JSON may hold a value that begins like this."""
+    """Tell, without parsing the JSON, whether it may hold an image, a sound or a clip in base64."""
     return _BASE64_IN_JSON.search(raw) is not None
 
 
 def with_names(value: Any, name: str) -> Any:
-    """Replace media by names. `name`: the name of the value; names of its media are this name and the way to them."""
+    """Return a value with a name in place of each medium in it: `name` and the path there, as `NAME/images/0`."""
     if isinstance(value, dict):
         if "bytes" in value and value.keys() <= _STRUCT:
             return value.get("path") if value["bytes"] is None else f"{name}/bytes"
@@ -42,9 +42,12 @@ def with_names(value: Any, name: str) -> Any:
 def bytes_at(
     way: Sequence[str], item: Callable[[Any, str], Any], plain: Callable[[Any], Any] = lambda value: value
 ) -> bytes:
-    """Return the medium that a way leads to.
+    """Return the bytes of the medium at a path, decoded if they are base64; raises KeyError if there is none.
 
-    `item`: returns the item of a value for a step; None is the value at the start.
+    Args:
+        way: the steps of the path, as `with_names` wrote them.
+        item: returns the item of a value at a step; for the first step, the value is None.
+        plain: turns the last value into bytes or text.
     """
     value: Any = None
     try:

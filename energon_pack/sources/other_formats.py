@@ -13,7 +13,7 @@ COMPRESSED = re.compile(r"(?i)\.(tgz|tbz2?|txz|(tar|jsonl?)\.(gz|bz2|xz|zst|zstd
 
 
 def compression(file: Bytes) -> str | None:
-    """Return the command that unpacks this file; None: it is not compressed."""
+    """Return the shell command that unpacks a file, by its first bytes; None: it is not compressed."""
     head = file.read(0, 10)
     if head[:2] == b"\x1f\x8b":
         return "gunzip"
@@ -24,7 +24,7 @@ def compression(file: Bytes) -> str | None:
 
 
 def compressed_error(path: str, number: int = 1) -> PackError:
-    """Make the error for a compressed file. `number`: of such files."""
+    """Make the error for a compressed file. `number`: how many such files there are."""
     with open_file(path) as file:
         command = compression(file)
     more = f" (and {number - 1} more)" if number > 1 else ""
@@ -37,7 +37,7 @@ def compressed_error(path: str, number: int = 1) -> PackError:
 
 @contextmanager
 def opened_plain(path: str) -> Iterator[File]:
-    """Open a file that is not compressed; raises PackError for another, or one that can't be opened."""
+    """Open a file; raises PackError if it is compressed or can't be opened."""
     try:
         file = open_file(path)
     except OSError as error:
@@ -63,7 +63,7 @@ TABLE = ".parquet"
 
 
 def what_else(head: bytes) -> str | None:
-    """Name the format of a file that begins with these bytes, with advice; None: unknown."""
+    """Return the format of a file that begins with these bytes, with advice for an error; None: it is unknown."""
     if head[16:20] == b"\xde\xc0\xef\xbe":
         return 'an LMDB: lines of JSON name its values, {"images": ["DIR.lmdb::KEY"], …}'
     return next((name for magic, name in _FORMATS if head.startswith(magic)), None)

@@ -34,7 +34,7 @@ OF_THE_RUN = {
 
 @dataclass(frozen=True)
 class Own:
-    """The settings of the samples of a file."""
+    """The settings of a mixture entry that override the run's for the samples of its files."""
 
     #: settings for reading its records; None: the run's
     reading: ReadSettings | None = None
@@ -43,13 +43,13 @@ class Own:
 
     @property
     def identity(self) -> list[Any]:
-        """Return what lengths depend on; empty: there are no own settings."""
+        """Return the settings in the form that keys of kept lengths have; empty: nothing is overridden."""
         if self.reading is None and not self.options:
             return []
         return [None if self.reading is None else self.reading.identity, dict(self.options)]
 
     def applied(self, record: Record) -> Record:
-        """Return a record with the fields that each sample gets; the record's own fields override them."""
+        """Return a record with `options` added to its fields; the record's own fields override them."""
         if not self.options:
             return record
         fields = {key: _merged(item, record.fields.get(key)) for key, item in self.options.items()}
@@ -64,7 +64,10 @@ def _merged(settings: Mapping[str, Any], value: Any) -> Any:
 
 
 def own_settings(where: str, item: Mapping[str, Any], run: ReadSettings) -> Own:
-    """Read the settings of an entry."""
+    """Read the settings of a mixture entry that override the run's; raises PackError if one is of a wrong type.
+
+    `where`: the entry in errors; `item`: the entry; `run`: the settings that it overrides.
+    """
     texts = {key: item[key] for key in _TEXTS if item.get(key) is not None}
     if wrong := next((key for key, value in texts.items() if not isinstance(value, str)), None):
         raise PackError(f"{where}: {wrong} is {texts[wrong]!r}, no text")

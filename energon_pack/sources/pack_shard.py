@@ -60,7 +60,7 @@ class PackShard(TarShard):
         return pa.table(columns, wds.INDEX_SCHEMA).replace_schema_metadata(table.schema.metadata)
 
     def _members(self, file: File, pack: IndexRow) -> Iterator[IndexRow]:
-        """Yield a row for each member of a pack; for a pack that can't be read, a single row says why."""
+        """Yield a row for each member of a pack; of a pack that can't be read, one row with the reason."""
         try:
             if pack.record_part is None:
                 raise Skip(Reason(pack.reason), pack.detail or "")
@@ -91,7 +91,10 @@ class PackShard(TarShard):
 
 @lru_cache(8)
 def _samples(raw: bytes, form: str) -> list[tuple[bytes, list[str]]]:
-    """Return the JSON of each member of a pack as a sample of a source, and the names of its media and arrays."""
+    """Return for each member of a pack its JSON in the form of a source, and the names of its media and arrays.
+
+    `raw`: the JSON of the pack.
+    """
     value, packs = load_json(raw), _form(form)
     if not isinstance(value, dict):
         raise Skip(Reason.NOT_AN_OBJECT, f"the JSON of the pack is a {type(value).__name__}, not an object")
@@ -121,7 +124,7 @@ def _members(flavor: PackedFlavor, value: dict[str, Any]) -> Iterator[Member]:
 
 
 def _num_stated(value: dict[str, Any]) -> int | None:
-    """Return how many members a pack says that it has; None: it does not say."""
+    """Return the number of members that the JSON of a pack states; None: it states none."""
     meta = value.get("_meta")
     ids = meta.get("sample_ids") if isinstance(meta, dict) else None
     return len(ids) if isinstance(ids, list) else value.get("sample_count")
@@ -131,9 +134,9 @@ def _num_stated(value: dict[str, Any]) -> int | None:
 
 
 def with_members(tars: Sequence[Shard]) -> list[Shard]:
-    """Return tars of which those of packs have their members as samples.
+    """Return the same tars; those of packs become `PackShard`s, whose samples are the members of the packs.
 
-    The first samples of a folder tell whether its tars hold packs.
+    The first samples of a folder's tars tell whether they are packs, and of which form.
     """
     folders: dict[str, list[str]] = {}
     for tar in tars:

@@ -29,7 +29,7 @@ class PageBytes(Protocol):
     def size(self) -> int: ...
 
     def read(self, file: Bytes, start: int, length: int) -> bytes:
-        """Read some bytes; fewer at the end."""
+        """Read `length` bytes of the content from `start` on; fewer at its end."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Compressed:
     file_id: tuple[str, str]
 
     def read(self, file: Bytes, start: int, length: int) -> bytes:
-        """Read some bytes; raises pyarrow's ArrowException or OSError for a damaged page, or one that is too large."""
+        """Read bytes of the content; raises pyarrow's ArrowException or OSError if the page is damaged or too large."""
         key = (*self.file_id, self.offset)
         data = _pages.get(key)
         if data is None:
@@ -75,7 +75,7 @@ class Compressed:
 
 @dataclass(frozen=True)
 class Snappy:
-    """A page compressed by snappy, by its elements."""
+    """A page compressed by snappy, of which only the elements with the bytes asked for are read."""
 
     #: for each element its first byte in the page; and the size of the page
     starts: np.ndarray
@@ -121,7 +121,13 @@ class _TooMany(Exception):
 def content_of(
     file: Bytes, file_id: tuple[str, str], codec: str | None, offset: int, packed_size: int, size: int
 ) -> PageBytes:
-    """Find the best way to read a page. `codec`: the compression; None: it is not compressed."""
+    """Return the content of a page, to be read in the cheapest way.
+
+    Args:
+        file_id: path and version of the file.
+        codec: the compression, as pyarrow calls it; None: the page is not compressed.
+        packed_size, size: bytes of the page in the file, and decompressed.
+    """
     if codec is None:
         return Plain(offset, size)
     whole = Compressed(codec, offset, packed_size, size, file_id)
@@ -129,7 +135,7 @@ def content_of(
 
 
 def _snappy(file: Bytes, whole: Compressed) -> Snappy | None:
-    """Find the elements of a page; None: there are too many, or they do not make a page of that size."""
+    """Find the elements of a snappy page; None: there are too many, or the page is damaged."""
     end = whole.offset + whole.packed_size
     window_start, window = whole.offset, file.read(whole.offset, min(_WINDOW, whole.packed_size))
     place_of_tag, shift, size = whole.offset, 0, 0

@@ -17,7 +17,7 @@ _TAIL = 8  # the size of the footer, and the magic bytes
 
 
 class ColumnChunk(NamedTuple):
-    """A column of a row group."""
+    """One column of one row group: its encoding, its sizes in bytes, and where its pages begin in the file."""
 
     codec: int  # CompressionCodec
     encodings: list[int]
@@ -29,7 +29,7 @@ class ColumnChunk(NamedTuple):
 
 
 def read_chunks(file: Bytes) -> list[list[ColumnChunk]]:
-    """Read the chunks of each row group, in the order of the columns."""
+    """Read the column chunks of each row group, in the order of the columns; ValueError: the footer is damaged."""
     size = int.from_bytes(file.read(file.size - _TAIL, 4), "little")
     footer = file.read(file.size - _TAIL - size, size)
     try:
@@ -47,7 +47,7 @@ def _chunk(about: dict[int, Any]) -> ColumnChunk:
 
 
 def read_struct(data: bytes, position: int) -> tuple[dict[int, Any], int]:
-    """Return the fields of a struct by their numbers, and where it ends."""
+    """Decode a struct of Thrift's compact protocol: return its fields by their numbers, and the offset after it."""
     fields: dict[int, Any] = {}
     number = 0
     while data[position]:
@@ -65,7 +65,7 @@ def read_struct(data: bytes, position: int) -> tuple[dict[int, Any], int]:
 
 
 def varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return an unsigned number, and where it ends."""
+    """Decode an unsigned number of seven bits a byte: return it, and the offset after it."""
     value = shift = 0
     while True:
         byte = data[position]

@@ -52,36 +52,39 @@ class BytesColumn:
         return elements + self.first.nbytes + self.page.nbytes + self.start.nbytes + self.length.nbytes
 
     def value(self, row: int, index: int) -> "Value | None":
-        """Find a value; None: it is null, or there is none."""
+        """Return the place of the value `index` of a row; None: it is null, or the row has fewer values."""
         number = int(self.first[row]) + index
         if not 0 <= index < self.first[row + 1] - self.first[row] or self.length[number] < 0:
             return None
         return Value(self.pages[self.page[number]], int(self.start[number]), int(self.length[number]))
 
     def are_there(self, row: int) -> list[bool]:
-        """Tell which values of a row are not null."""
+        """Tell for each value of a row whether it is not null."""
         return [length >= 0 for length in self.length[self.first[row] : self.first[row + 1]].tolist()]
 
 
 class Value(NamedTuple):
-    """The place of a value."""
+    """Where the bytes of a value lie: `size` bytes of a page's content, from `start` on."""
 
     page: PageBytes
     start: int
     size: int
 
     def read(self, file: Bytes, offset: int, size: int) -> bytes:
-        """Read some of its bytes; raises as `PageBytes.read`."""
+        """Read bytes of the value, from its own offset on; fewer at its end. Raises as `PageBytes.read`."""
         return self.page.read(file, self.start + offset, max(0, min(size, self.size - offset)))
 
 
 def is_read_by_pages(chunk: ColumnChunk) -> bool:
-    """Tell by the footer whether the values of a column of bytes can be found in its pages."""
+    """Tell by its codec and encodings whether the values of a column of bytes can be found without pyarrow."""
     return chunk.codec in _CODECS and {_PLAIN, *_INDEXES, *_LEVELS}.issuperset(chunk.encodings)
 
 
 def column_of(file: Bytes, file_id: tuple[str, str], chunk: ColumnChunk, leaf: Any) -> BytesColumn | None:
-    """Find the values of a column chunk; None: it has an encoding that only pyarrow reads."""
+    """Find the values of a column of bytes in a row group; None: it has an encoding that only pyarrow reads.
+
+    `file_id`: path and version of the file; `leaf`: the column in pyarrow's schema.
+    """
     if chunk.codec not in _CODECS:
         return None
     codec = _CODECS[chunk.codec]
@@ -146,7 +149,7 @@ def _pages(file: Bytes, chunk: ColumnChunk) -> Iterator[_Page]:
 
 
 def _places(file: Bytes, content: PageBytes, begin: int, number: int) -> np.ndarray:
-    """Return start and length of byte arrays in plain encoding; each has its length in 4 bytes before it."""
+    """Return [number, 2]: start and length of byte arrays in plain encoding, each after its length in 4 bytes."""
     places = np.empty((number, 2), np.int64)
     for index in range(number):
         size = int.from_bytes(content.read(file, begin, 4), "little")
@@ -158,7 +161,7 @@ def _places(file: Bytes, content: PageBytes, begin: int, number: int) -> np.ndar
 
 
 def _levels_v1(file: Bytes, content: PageBytes, begin: int, most: int, number: int) -> tuple[np.ndarray, int]:
-    """Return the levels of a page of version 1, and where they end."""
+    """Return the levels of a page of version 1, and the offset after them."""
     if most == 0:
         return np.zeros(number, np.int64), begin
     size = int.from_bytes(content.read(file, begin, 4), "little")
@@ -170,7 +173,7 @@ def _levels(data: bytes, most: int, number: int) -> np.ndarray:
 
 
 def _hybrid(data: bytes, width: int, number: int) -> np.ndarray:
-    """Decode runs of one value, and groups of eight packed values."""
+    """Decode Parquet's RLE/bit-packing hybrid: `number` values of `width` bits."""
     runs: list[np.ndarray] = []
     position = have = 0
     while have < number and width:
@@ -194,7 +197,7 @@ def _hybrid(data: bytes, width: int, number: int) -> np.ndarray:
 
 
 def ways_of(schema: pa.Schema) -> Iterator[Way]:
-    """Yield the way to each leaf of a schema, in the order of a Parquet file's columns: `("images", LIST, "bytes")`."""
+    """Yield the path to the values of each column, in the order of a Parquet file: `("images", LIST, "bytes")`."""
     for field in schema:
         yield from _inside(field.type, (field.name,))
 
@@ -215,11 +218,11 @@ def _inside(kind: pa.DataType, way: Way) -> Iterator[Way]:
 
 
 def put_bytes(row: dict[str, Any], way: Way, are_there: Sequence[bool]) -> None:
-    """Put empty bytes at the end of a way, or None if the value is null.
+    """Put b"" into a row, at the path of a column, in place of each of its values; None for a value that is null.
 
     Args:
         row: a row without the leaf, and without structs that hold only the leaf.
-        way: a way with at most one `LIST`.
+        way: the path, with at most one `LIST`.
         are_there: whether each element is there; for an empty or missing list, a single False.
     """
     values = [b"" if is_there else None for is_there in are_there]

@@ -36,21 +36,24 @@ class PreparedFolder:
 
 
 class LeftOut(NamedTuple):
-    """The part of a tar that is left out."""
+    """The samples of a tar that `source.split` or Energon's `exclude` leave out."""
 
     keys: frozenset[str] | None = frozenset()  # keys that are left out; None: the whole tar is left out
     num_samples: int = 0  # samples that are left out, as far as its folder says
 
 
 class Selection:
-    """Finds the left-out part of each tar in the nearest prepared folder around it."""
+    """Tells which samples of each tar are left out, by the nearest folder around it that Energon has prepared.
+
+    `split`: the part of split.yaml that is taken; None: all.
+    """
 
     def __init__(self, split: str | None):
         self._split = split
         self._prepared: dict[str, PreparedFolder | None] = {}
 
     def left_out(self, tar: str) -> LeftOut:
-        """Return the part of a tar that is left out."""
+        """Return the samples of a tar that are left out; raises PackError if no folder has the split asked for."""
         tar = absolute(tar)
         prepared = self._of_folder(folder_of(tar))
         if prepared is None:
@@ -69,7 +72,7 @@ class Selection:
         return None if prepared is None else prepared.folder
 
     def check_complete(self, folder: str, tars: Iterable[str]) -> None:
-        """Check that these tars are all shards of the split, if Energon has prepared their folder."""
+        """Raise PackError if a folder that Energon has prepared lacks shards of the split. `tars`: those found."""
         prepared = self._of_folder(absolute(folder))
         if prepared is None or prepared.folder != absolute(folder):
             return
@@ -87,7 +90,10 @@ class Selection:
 
 
 def read_prepared(folder: str, split: str | None, knob: str = "source.split") -> PreparedFolder | None:
-    """Read what the splits of a folder select; None: Energon has not prepared it."""
+    """Read which shards and samples of a folder a split takes; None: Energon has not prepared the folder.
+
+    `split`: None: all parts; `knob`: the setting that errors name.
+    """
     splits = _load(folder, ("split.yaml", "split.json"))
     if splits is None:
         return None
@@ -117,7 +123,7 @@ def read_prepared(folder: str, split: str | None, knob: str = "source.split") ->
 
 
 def _names(value: Any, where: str) -> list[str]:
-    """Return a list of names with braces expanded; null gives an empty list."""
+    """Return a list of names with their braces expanded, as `{0..9}`; null gives an empty list."""
     if value is not None and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
         raise PackError(f"{where} is {str(value)[:80]!r}, not a list of names")
     try:

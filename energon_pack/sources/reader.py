@@ -30,18 +30,18 @@ _LARGEST_AHEAD = 32 << 20  # bytes of a file that are read ahead; a larger file 
 
 
 class Reader:
-    """Open shards and media, the least recently used closed first."""
+    """Reads samples and media, and keeps shards and media open; the least recently used are closed first."""
 
     def __init__(self) -> None:
         self._open = OpenFiles()
         self._ahead: dict[str, File] = {}  # shards with ranges that were read ahead
 
     def ahead(self, items: Iterable[Item], samples: Samples[Item], of_medium: OfMedium) -> Iterator[Item]:
-        """Yield the same items, after reading ahead everything that a group of them needs from object stores.
+        """Yield the items in order; before each group of them, request all that its samples need from object stores.
 
         Args:
             samples: returns the samples of an item.
-            of_medium: returns the ranges to read of a medium in its shard, as offset and number of bytes.
+            of_medium: returns the ranges to read of a medium, given its offset and size in the shard.
         """
         window: list[Item] = []
         ranges_of: _Wanted = {}
@@ -69,21 +69,21 @@ class Reader:
         self._ahead = files
 
     def raw(self, shard: Shard, row: SampleRow, lead: int = 0) -> bytes:
-        """Return the bytes of a sample's JSON or text, from which `Shard.record` makes the record.
+        """Return the bytes of a sample's JSON or text, which `Shard.record` parses.
 
-        `lead`: how many bytes of the header before it to read, too.
+        `lead`: how many bytes of the tar header before it are read, too.
         """
         return shard.raw_of(self.shard_file(shard), row, lead)
 
     def media(self, shard: Shard, record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
-        """Return the media of a sample, in the order it lists them.
+        """Return the media of a sample, in the order in which it lists them; raises Skip if one is missing.
 
-        `parts`: the other parts of the sample in its shard.
+        `parts`: the parts of the sample in its shard, without its JSON or text.
         """
         return shard.media(record, key, parts, partial(self._part, shard))
 
     def positions(self, shard: Shard, names: Sequence[str], key: str, parts: Sequence[Part]) -> list[Part | None]:
-        """Return the patch positions that a sample names; None for an empty name. Nothing is searched.
+        """Return the .npy files of patch positions that a sample names, in that order; None for an empty name.
 
         `parts`: as in `media`, or only its patch positions.
         """
@@ -95,7 +95,7 @@ class Reader:
         return self.part_file(shard, part).read(part.offset, part.size)
 
     def checksum(self, shard: Shard, raw: bytes, parts: Sequence[AnyPart]) -> int:
-        """Return a checksum that shows whether a sample changed since it was measured; two short reads for each medium.
+        """Return a CRC-32 that shows whether a sample changed since it was measured; reads twice of each medium.
 
         Args:
             raw: its JSON or text.
@@ -116,7 +116,7 @@ class Reader:
         return [{"name": name, "size": file.size, "version": file.version} for name, file in files]
 
     def part_file(self, shard: Shard, part: AnyPart) -> File:
-        """Return the file in which a part lies at its offset."""
+        """Return the open file that holds a part: the shard, or the part's own file; raises PackError if it changed."""
         if shard.media_root is None:
             return self.shard_file(shard)
         try:
@@ -156,7 +156,7 @@ class Reader:
 
 
 def whole(offset: int, size: int) -> list[tuple[int, int]]:
-    """Return the range of a whole medium."""
+    """Return (offset, size) of a whole medium as its only range: for `Reader.ahead`."""
     return [(offset, size)]
 
 

@@ -24,7 +24,7 @@ AT_ONCE = 32
 
 
 class Ends(NamedTuple):
-    """The header before a part of a source, and the part's first and last bytes."""
+    """The first and the last bytes of a part of a source, and the tar header before it."""
 
     header: bytes  # the header in the tar; empty for a separate file
     first: bytes
@@ -32,9 +32,7 @@ class Ends(NamedTuple):
 
     @property
     def checksum(self) -> int:
-        """Return a checksum that tells this part from others of its size; raises ValueError if the header is
-        invalid.
-        """
+        """Return the CRC-32 of the name in the header and of both ends; raises ValueError if the header is invalid."""
         name = b""
         if self.header:
             member = member_of(self.header)
@@ -45,27 +43,27 @@ class Ends(NamedTuple):
 
 
 def ends_within(offset: int, size: int) -> list[tuple[int, int]]:
-    """Return the ranges of the first and the last bytes of a part, as offset and number of bytes."""
+    """Return (offset, size) of the first and of the last 1,024 bytes of a part, or of all of it if it is smaller."""
     end = min(size, END)
     return [(offset, end), (offset + size - end, end)]
 
 
 def ends_of(file: Bytes, offset: int, size: int, lead: int) -> Ends:
-    """Read both ends of a part. `lead`: number of bytes of the header before it."""
+    """Read the first and last bytes of a part, and the `lead` bytes of the tar header before it."""
     (first, end), last = ends_within(offset, size)
     head = file.read(first - lead, lead + end)
     return Ends(head[:lead], head[lead:], file.read(*last))
 
 
 class SourceMedia:
-    """The media of a source."""
+    """Reads media of a source by the references in packs, and checks that they are as they were packed."""
 
     def __init__(self, root: str):
         self._root = root
         self._files = OpenFiles()
 
     def read(self, references: Sequence[Reference]) -> list[bytes]:
-        """Return the bytes of media."""
+        """Return the bytes of each medium; raises PackError if one has changed or can't be read."""
         media: list[bytes] = []
         for first in range(0, len(references), AT_ONCE):
             batch = references[first : first + AT_ONCE]
@@ -74,9 +72,9 @@ class SourceMedia:
         return media
 
     def read_ahead(self, references: Sequence[Reference], whole: bool = True) -> None:
-        """Read media from an object store ahead, all at once; `read` and `opened` report those that can't be read.
+        """Request media of an object store before they are read; those that fail are reported by `read` and `opened`.
 
-        `whole`: read media completely; else only their ends.
+        `whole`: request all bytes of each; else only the first and last.
         """
         ranges_of: dict[str, tuple[File, list[tuple[int, int]]]] = {}
         for reference in references if bucket_of(self._root) else ():
@@ -89,7 +87,7 @@ class SourceMedia:
         self._files.read_ahead(list(ranges_of.values()))
 
     def opened(self, reference: Reference) -> Bytes:
-        """Open a medium; most of its bytes are not read yet; raises like `read`."""
+        """Open a medium and compare its ends with the packed checksum; raises PackError as `read`."""
         path, offset, lead = self._place(reference)
         with _readable(path, reference):
             file = self._files.open(path)
@@ -99,7 +97,7 @@ class SourceMedia:
         return Range(file, offset, size)
 
     def _place(self, reference: Reference) -> tuple[str, int, int]:
-        """Return path, offset, and the number of header bytes before it."""
+        """Return the path of the file with a medium, its offset there, and the bytes of the tar header before it."""
         name, *where = reference.place
         path = path_in(self._root, str(name))
         if len(where) == 2:

@@ -46,7 +46,7 @@ _Row = TypeVar("_Row", bound=SampleRow)
 
 
 def rows_of(table: pa.Table, form: type[_Row]) -> Iterator[_Row]:
-    """Return the rows of a table. `form`: the class of the rows; each of its fields is a column, or has a default."""
+    """Yield the rows of a table as objects of a class, each of whose fields is a column or has a default."""
 
     def values(field: Field[Any]) -> Iterable[Any]:
         if field.default is not MISSING and field.name not in table.column_names:
@@ -57,7 +57,7 @@ def rows_of(table: pa.Table, form: type[_Row]) -> Iterator[_Row]:
 
 
 def parts_of(column: pa.ChunkedArray) -> list[list[Any]]:
-    """Return a list for each row: of `MediaPart` if the column has their kinds, else of `Part`."""
+    """Return the parts of each row, from a column of lists: `MediaPart`s if they have a kind, else `Part`s."""
     array = column.combine_chunks()
     starts = array.offsets.to_pylist()
     first, values = starts[0], array.values[starts[0] : starts[-1]]  # a slice of a table has the values of all of it

@@ -33,10 +33,10 @@ from energon_pack.sources.shard import Shard, TarShard
 
 
 def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSettings) -> ReadSample:
-    """Read a sample for the first time.
+    """Read an indexed sample: its record, and its media's headers, in the order of their placeholders.
 
     Raises:
-        Skip: it can't be packed; its `media_type` is what the sample seems to be.
+        Skip: the sample can't be packed; `Skip.media_type` guesses its media type.
         PackError: the shard changed.
     """
     seems, raw = media_type_by_name([part.name for part in row.parts]), b""
@@ -62,7 +62,7 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
 
 
 def _refuse_unread(reader: Reader, shard: Shard, row: IndexRow, record: Record, read: Sequence[str]) -> None:
-    """Leave out a sample with a medium that nothing reads; raises Skip as `refuse_unread`."""
+    """Raise Skip if a sample has a medium that is not read, as `refuse_unread`. `read`: the names of those that are."""
     refuse_unread(record, read, bool(read), partial(_kind_of, reader, shard, row), shard.media_root is None)
     is_mapped = isinstance(shard, TarShard) and shard.field_map is not None  # then the map says what is taken
     for part in () if read or is_mapped else row.parts:  # a medium, although its name does not say so
@@ -98,18 +98,18 @@ def _seems(raw: bytes) -> str | None:
 
 
 def read_again(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings) -> ReadSample:
-    """Read a measured sample again, to render it or its parts."""
+    """Read a measured sample again, with the headers of its media."""
     return with_headers(reader, shard, read_but_media(reader, shard, row, settings, reader.raw(shard, row)))
 
 
 def with_headers(reader: Reader, shard: Shard, sample: ReadSample) -> ReadSample:
-    """Return a sample with the headers of its media."""
+    """Return a sample whose media were not opened, now with `media` read from their headers."""
     media = _looked_at(reader, shard, sample.parts)
     return sample._replace(media=_as_asked(reader, shard, sample.parts, media, sample.fields))
 
 
 def read_but_media(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings, raw: bytes) -> ReadSample:
-    """Read a measured sample without its media. `raw`: its JSON or text."""
+    """Read a measured sample from its JSON or text, `raw`; its media are not opened, and `media` is empty."""
     kinds = row.cut.all_kinds if row.cut else [part.kind for part in row.parts]
     record = shard.read_record(raw, row.record_part, bool(kinds), settings)
     placed = place(record, kinds)
@@ -119,7 +119,7 @@ def read_but_media(reader: Reader, shard: Shard, row: MeasuredRow, settings: Rea
 
 
 def part_of(whole: ReadSample, cut: Cut) -> ReadSample:
-    """Return a part of a sample."""
+    """Return the turns of a sample that a cut selects, with their media, fields and times."""
     media = media_of_part(whole.messages, cut)
     images = of_kind(cut, media, "i")
     messages = messages_of(whole.messages, cut)

@@ -72,12 +72,12 @@ class _File:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Return everything that its index depends on."""
+        """Return the values that its index depends on; if one changes, the file is indexed anew."""
         return self.real_path, self.size, self.version, None
 
     @property
     def called(self) -> str:
-        """Say what such files are, for the description of a source."""
+        """Return the name of the file's format, for the line that describes a source."""
         raise NotImplementedError
 
     @property
@@ -91,55 +91,55 @@ class _File:
         return bool(bucket_of(self.path))
 
     def digest(self) -> str:
-        """Return a hash of what its index depends on, as the metadata of the index has it."""
+        """Return a hash of the bytes that its index depends on, which the index stores in its metadata."""
         raise NotImplementedError
 
     def is_unchanged(self, about: Mapping[str, str]) -> bool:
-        """Tell whether it is as it was indexed. `about`: the metadata of its index."""
+        """Tell whether the file is as it was when it was indexed. `about`: the metadata of the index."""
         if self.is_stored:  # the version of an object covers every byte
             return state_of(self.path) == (self.size, self.version)
         return about["digest"] == self.digest()
 
     def open(self) -> File:
-        """Open it; raises OSError if it can't be opened."""
+        """Open the file; raises OSError if it can't be opened."""
         return open_file(self.path, State(self.size, self.version))
 
     def raw(self, file: File, offset: int, size: int) -> bytes:
-        """Read a sample's JSON or text from the place that the index says."""
+        """Read a sample's JSON or text. `offset`, `size`: the place that its row of the index names."""
         return file.read(offset, size)
 
     def raw_of(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
-        """Do `raw` for a row of the index. `lead`: how many bytes of the header before it to read, too."""
+        """Read the JSON or text of an indexed sample. `lead`: bytes of the tar header before it that are read, too."""
         return self.raw(file, row.record_offset - lead, lead + row.record_size)
 
     def read_record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-        """Read the record of a sample by the settings of its entry, or of the run; raises like `record`."""
+        """Parse a sample as `record` does; settings of its mixture entry override `settings`, and add fields."""
         record = self.own.applied(self.record(raw, part, has_media, self.own.reading or settings))
         return with_hearing(record, settings)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-        """See `TarShard.record`."""
+        """Parse a sample from the bytes of its JSON or text; raises Skip. `part`: its name in the tar, as `json`."""
         raise NotImplementedError
 
     def is_inside(self, name: str) -> bool:
-        """Tell whether a medium lies in this file."""
+        """Tell whether the medium of this name lies in this file."""
         return split_name(self.path_of(name))[0] == self.path
 
     def path_of(self, name: str) -> str:
-        """Return the path of the file that a part is in."""
+        """Return the path that opens a part, by its name in a sample; of a part inside a file, `FILE::KEY`."""
         return self.path
 
     @property
     def ratio(self) -> float:
-        """Return how often a sample is drawn."""
+        """Return how often each sample comes in an epoch; of a fraction, some samples come once more."""
         return 1.0
 
     def drawn(self, num_rows: int, seed: int) -> Ints | None:
-        """Return the rows of its index that are drawn, as `drawn_rows`; None: each comes once."""
+        """Draw rows of its index by `ratio`: their numbers, ascending, with repeats; None: each row comes once."""
         return None if self.ratio == 1 else drawn_rows(num_rows, self.ratio, self.name, seed)
 
     def key_in_tar(self, key: str) -> str:
-        """Return the key that the parts of a sample have in its tar, without the mark of a copy."""
+        """Return the key that the parts of a sample have in its tar, without the `@2` of a repeated draw."""
         return source_key(key)
 
     def sample_id(self, key: str) -> str:
@@ -182,22 +182,22 @@ class TarShard(_File):
         return wds.digest_of_headers(self.path)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-        """Return the record of a sample from the bytes of its JSON or text."""
+        """Parse a sample from the bytes of its JSON or text. `part`: its name; `has_media`: media lie beside it."""
         if self.field_map is not None:
             return parse_record(self.field_map.value(raw, part), settings)
         return wds.record_of(raw, part, has_media, settings)
 
     def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:
-        """Return the media of a sample, in the order it lists them.
+        """Return the media of a sample, in the order in which it lists them; raises Skip if one is missing.
 
-        `parts`: the other parts of the sample in the shard.
+        `parts`: the parts of the sample in the tar, without its JSON or text; `look_up`: finds a file outside the tar.
         """
         if self.field_map is not None:
             parts = [part for part in parts if part.name in self.field_map.media]
         return media_parts(record, key, parts)
 
     def part(self, name: str, key: str, parts: Sequence[Part], look_up: LookUp) -> Part:
-        """Return the part that a sample names; raises like `media`."""
+        """Return the part of a sample that has this name; arguments and errors as of `media`."""
         return listed_parts([name], key, parts)[0]
 
     @property
@@ -207,13 +207,13 @@ class TarShard(_File):
         return folder_of(self.path) if folder == self.path else folder
 
     def place(self, part: AnyPart, root: str) -> tuple[str | int, ...]:
-        """Return the place of a part in the form of packs that refer to it. `root`: the root of the source."""
+        """Return where a part lies, as packs that refer to it store it: the tar's path below `root`, offset, size."""
         return _inside(root, self.path), part.offset, part.size
 
 
 @dataclass(frozen=True)
 class JsonlShard(_File):
-    """A file of JSON samples with media in separate files; it has the same methods as a tar."""
+    """A file of JSON samples, one a line or in an array; their media are separate files."""
 
     mark = ":"
     format = Format.jsonl
@@ -248,7 +248,7 @@ class JsonlShard(_File):
         return lines.index_lines(self.path)
 
     def first(self, number: int) -> Iterator[bytes]:
-        """Yield the first readable samples, as `raw` returns them, without indexing all."""
+        """Yield the JSON of those of the first `number` samples that can be read, without indexing all."""
         with self.open() as file:
             for place in self._first_places(number):
                 with suppress(Skip):
@@ -258,7 +258,7 @@ class JsonlShard(_File):
         return lines.first_places(self.path, number)
 
     def raw(self, file: File, offset: int, size: int) -> bytes:
-        """Read a line; media in base64, and numbers of COCO images, are replaced by names."""
+        """Read the JSON of a sample; names replace media in base64, and the numbers of COCO images."""
         raw = with_image(file.read(offset, size), file, self.path)
         if not may_have_base64(raw):
             return raw

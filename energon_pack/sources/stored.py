@@ -20,12 +20,12 @@ _FOLDERS: dict[str, dict[str, Found]] = {}
 
 
 def state_of(address: str) -> Found:
-    """Return size and version of an object; if it was just listed, from the list."""
+    """Return size and version of an object, from its listing if it was just listed, else from the store."""
     return _LISTED.pop(address, None) or stores.find(address)
 
 
 def expand(entry: str) -> tuple[str, list[str], list[str]]:
-    """Do `storage.expand` for an address."""
+    """Resolve an address in `source.path`, of a folder, an object or a glob; returns what `storage.expand` returns."""
     entry = tidy(entry)
     if _MAGIC.search(entry):
         fixed = parent(_MAGIC.split(entry, maxsplit=1)[0] + "x")
@@ -46,7 +46,7 @@ def expand(entry: str) -> tuple[str, list[str], list[str]]:
 
 
 def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
-    """Do `storage.walk` for an address."""
+    """Return the objects below a folder on a store that match a pattern, without those in hidden names."""
     objects = _FOLDERS.get(folder) or stores.entries(folder)
     _LISTED.update(objects)
     names = {address: address[len(folder) + 1 :] for address in objects}
@@ -58,9 +58,7 @@ def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
 
 
 def files_in(folder: str, below: Collection[str]) -> dict[str, Found | None]:
-    """Do `storage.files_in` for an address; an object that stands for a folder, as a web console makes it, is no
-    file.
-    """
+    """List a folder on a store as `storage.files_in`; an object that a web console made for a folder is no file."""
     objects = {address[len(folder) + 1 :]: states for address, states in stores.entries(folder).items()}
     around = {name: [above.as_posix() for above in PurePosixPath(name).parents][:-1] for name in objects}
     folders = set(chain.from_iterable(around.values()))

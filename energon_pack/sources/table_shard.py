@@ -42,7 +42,7 @@ class TableShard(JsonlShard):
         return table_row(self.path, self.version, offset)
 
     def digest(self) -> str:
-        """Hash both ends of the file: the footer of a Parquet file has the places of all columns."""
+        """Hash the file's size, first 64 KiB and last 1 MiB: a Parquet footer has the places of all columns."""
         with self.open() as file:
             start = max(0, file.size - _FOOTER)
             ends = file.read(0, _HEAD), file.read(start, file.size - start)

@@ -50,7 +50,7 @@ _BUFFER = 1 << 14  # small, because columns of images lie between columns of tex
 
 @dataclass
 class Table:
-    """An open table, in groups of rows that are read together."""
+    """An open Parquet file; its texts are read a row group at a time."""
 
     file: File
     parquet: Any  # pyarrow's ParquetFile
@@ -59,17 +59,17 @@ class Table:
     text_lens: list[int]  # approximate bytes of a row's text, for each group
 
     def most_bytes(self, group: int) -> int:
-        """Return how much memory reading a group may take, by its bytes in the file."""
+        """Return the bytes of memory that reading a row group may take, which grow with its bytes in the file."""
         return LARGEST + MOST_TIMES * min(sum(chunk.size for chunk in self.chunks[group]), self.file.size)
 
     @cached_property
     def starts(self) -> list[int]:
-        """Return the number of each group's first row."""
+        """Return the number of each row group's first row in the file, and the number of all rows."""
         return list(accumulate(self.group_lens, initial=0))
 
     @cached_property
     def bytes_at(self) -> dict[Way, int]:
-        """Return the leaf of each way that leads to bytes."""
+        """Return the columns of bytes: the path to the value in a row → the column's number in the file."""
         columns = enumerate(ways_of(self.parquet.schema_arrow))
         return {way: number for number, way in columns if not _is_text(self.parquet.schema.column(number))}
 
@@ -121,15 +121,15 @@ _columns: Recent[tuple[_Key, int], tuple[BytesColumn | None]] = Recent(
 
 
 def table_of(path: str) -> Table:
-    """Open a table."""
+    """Open a Parquet file, or return it if it is open; raises PackError if it can't be read as one."""
     with _named(path):
         return _opened(path, None)
 
 
 def table_row(path: str, version: str, number: int) -> bytes:
-    """Return the JSON of a row, with names in place of bytes.
+    """Return the JSON of a row, with names in place of bytes; raises Skip if the row can't be read.
 
-    `version`: the version of the file when it was found.
+    `version`: of the file when it was found; `number`: of the row in the file, from 0.
     """
     try:
         _, key, row = _place(path, version, number)
@@ -143,7 +143,7 @@ def table_row(path: str, version: str, number: int) -> bytes:
 
 
 def _rows(key: _Key) -> list[bytes]:
-    """Return the JSON of each row of a group; empty: it takes more memory than its bytes can need."""
+    """Return the JSON of each row of a group; empty: reading it would take too much memory."""
     path, version, index = key
     table, name = _opened(path, version), os.path.basename(path)
     try:
@@ -158,7 +158,7 @@ def _rows(key: _Key) -> list[bytes]:
 
 
 def _without_bytes(table: Table, key: _Key) -> list[Any] | None:
-    """Read the rows of a group with empty bytes in place of bytes; None: the group has to be read whole."""
+    """Read the rows of a group with b"" in place of any bytes; None: the group has to be read whole."""
     schema = table.parquet.schema
     columns = []
     for way, number in table.bytes_at.items():
@@ -176,7 +176,7 @@ def _without_bytes(table: Table, key: _Key) -> list[Any] | None:
 
 
 class _Cell(File):
-    """A value in a page; its file may be closed between reads."""
+    """A value of a column of bytes as a file; the table is opened again if it was closed between reads."""
 
     def __init__(self, path: str, version: str, value: Value):
         super().__init__(State(value.size, version))
@@ -190,9 +190,9 @@ class _Cell(File):
 
 
 def open_cell(path: str, key: str) -> File:
-    """Open the bytes of a cell; their version is the version of the table.
+    """Open the bytes of a value in a table as a file, whose version is that of the table.
 
-    `key`: the row, and the way to the value: `17/images/0/bytes`.
+    `key`: number of the row, and path to the value in it, as `17/images/0/bytes`; KeyError: there is none.
     """
     opened = _tables.get(path)
     if (
@@ -223,7 +223,7 @@ def _item(group: pa.Table, row: int, value: Any, step: str) -> Any:
 
 
 def _by_page(table: Table, group: _Key, row: int, way: list[str]) -> Value | None:
-    """Find a cell in its page; None: pyarrow has to read it."""
+    """Find a value in its page, by its row in the group and its path; None: pyarrow has to read it."""
     lists = [step for step in way[1:] if step.isdecimal()]
     if len(lists) > 1:
         return None
@@ -233,7 +233,7 @@ def _by_page(table: Table, group: _Key, row: int, way: list[str]) -> Value | Non
 
 
 def _column(table: Table, group: _Key, leaf: int) -> BytesColumn | None:
-    """Find the values of a column of bytes; None: only pyarrow can read it."""
+    """Find the values of a column of bytes in a row group; None: only pyarrow can read them."""
     kept = _columns.get((group, leaf))
     if kept is None:
         try:
@@ -256,7 +256,7 @@ def _column(table: Table, group: _Key, leaf: int) -> BytesColumn | None:
 
 
 def _place(path: str, version: str, number: int) -> tuple[Table, _Key, int]:
-    """Return the table and the group that a row is in, and the row's number there."""
+    """Return the table, the row group that a row of the file is in, and the row's number in that group."""
     table = _opened(path, version)
     index = bisect_right(table.starts, number) - 1
     if not 0 <= index < len(table.group_lens):
@@ -265,7 +265,7 @@ def _place(path: str, version: str, number: int) -> tuple[Table, _Key, int]:
 
 
 def _group(key: _Key) -> pa.Table:
-    """Return the rows of a group, which are kept for the next cell."""
+    """Read the rows of a group, which are kept for the next value."""
     group = _groups.get(key)
     if group is None:
         table = _opened(key[0], key[1])
@@ -275,7 +275,7 @@ def _group(key: _Key) -> pa.Table:
 
 
 def _opened(path: str, version: str | None) -> Table:
-    """Return an open table; open it if it is not open, or was written to."""
+    """Return an open table; it is opened if it is not open, or has another version. None: the version of now."""
     was, table = _tables.get(path) or (None, None)
     if table is None or (version or state_of(path)[1]) != was:  # type: ignore[index]
         _tables.drop(path)

@@ -40,11 +40,11 @@ _SMALL_MEMBER = 8 << 10  # bytes: reading such a member costs no more than a sep
 
 @dataclass
 class Damage:
-    """A damage of a tar, and its place."""
+    """A damage of a tar: its offset in bytes, and what is wrong there."""
 
     offset: int
     detail: str
-    #: the member that is not whole
+    #: name of the member that is not whole; None: no member is cut here
     cut: str | None = None
     #: whether at least one member with an unreadable name is lost here
     hides: bool = False
@@ -52,7 +52,7 @@ class Damage:
 
 @dataclass
 class TarScan:
-    """Iterate over (name, data offset, size) of each whole member except folders; then see `damage` and `headers`."""
+    """Iterates over (name, data offset, size) of a tar's whole members but folders; fills `damage` and `headers`."""
 
     file: Bytes
     damage: list[Damage] = field(default_factory=list)
@@ -136,7 +136,7 @@ class TarScan:
         return None
 
     def _next_header(self, offset: int) -> int | None:
-        """Find the next block that is a valid header of a ustar or GNU tar."""
+        """Return the offset of the next valid header of a ustar or GNU tar; None: there is none."""
         while len(header := self.file.read(offset, BLOCK)) == BLOCK:
             if header[257:262] == b"ustar":
                 with suppress(ValueError):
@@ -153,7 +153,7 @@ def _no_tar(head: bytes, detail: str) -> Damage:
 
 
 def num_tar_bytes(sizes: Sequence[int]) -> int:
-    """Return the bytes that files of these sizes take in a tar, with their headers."""
+    """Return the bytes that files of these sizes take in a tar, with headers and padding."""
     return sum(BLOCK - (-size // BLOCK) * BLOCK for size in sizes)
 
 
@@ -172,7 +172,7 @@ def is_header_of(header: bytes, name: str, size: int) -> bool:
 
 
 def member_of(header: bytes) -> tuple[str, int] | None:
-    """Return name (as far as the block holds it) and size of the member of a header; None: it is no header."""
+    """Return name and size of the member that a header block describes; None: it is no header. Long names are cut."""
     try:
         name, size, _ = _fields(header)
     except (ValueError, struct.error):
@@ -181,7 +181,7 @@ def member_of(header: bytes) -> tuple[str, int] | None:
 
 
 def _fields(header: bytes) -> tuple[str, int, bytes]:
-    """Return name, size and kind of a member; an unreadable size is below zero."""
+    """Return name, size and type flag of a header; an unreadable size is below zero. ValueError: a wrong checksum."""
     name, digits, checksum, kind = _unpack_header(header)
     if adler32(header) & 0xFFFF != _adler32_low(checksum):
         raise ValueError

@@ -68,7 +68,7 @@ def index_tar(path: str, record_part: str | None = None) -> pa.Table:
 
 
 def digest_of_headers(path: str) -> str:
-    """Return the hash of a tar's headers; reads them all."""
+    """Return the SHA-256 of all headers of a tar, which are read anew."""
     with open_file(path) as file:
         scan = TarScan(file)
         for _ in scan:
@@ -77,22 +77,25 @@ def digest_of_headers(path: str) -> str:
 
 
 def about_of(index: pa.Table) -> dict[str, str]:
-    """Return the metadata of an index."""
+    """Return the metadata of an index as texts: `digest`, `damage`, and perhaps `dotted`."""
     return {name.decode(): value.decode() for name, value in (index.schema.metadata or {}).items()}
 
 
 def damage_of(about: Mapping[str, str]) -> list[tuple[int, str]]:
-    """Return offset and description of each damage that an index found."""
+    """Return offset and description of each damage in a file, from its index's metadata."""
     return [(offset, detail) for offset, detail in json.loads(about.get("damage", "[]"))]
 
 
 def dotted_of(path: str, about: Mapping[str, str]) -> str | None:
-    """Return why a tar is refused because its files were meant to have other keys; None: they were not."""
+    """Return the error for a tar with separate samples that Energon reads as parts of one; None: it has none.
+
+    `about`: the metadata of its index.
+    """
     return refusal(path, *json.loads(about["dotted"])) if "dotted" in about else None
 
 
 class _Rows:
-    """Groups members into samples; its columns grow during the scan."""
+    """Groups the files of a tar into samples: the columns of its index, which grow during the scan."""
 
     def __init__(self, dotted: DottedKeys, record_part: str | None) -> None:
         self._dotted, self._record_part = dotted, record_part
@@ -179,7 +182,7 @@ class _Rows:
             self._append(key, record)
 
     def _take_record(self, group: dict[str, Member]) -> Member | None:
-        """Take the part with the record out of a sample's parts."""
+        """Remove the part with the record from a sample's parts, and return it; None: there is none."""
         if self._record_part:
             return _taken(group, self._record_part)
         return _taken(group, "json") or _taken(group, "txt")
@@ -228,7 +231,7 @@ class _Rows:
 
 
 def _taken(group: dict[str, Member], part: str) -> Member | None:
-    """Take a part out of a sample, also one in capitals: `k.JSON`."""
+    """Remove a part from a sample's parts, also one in capitals (`k.JSON`), and return it; None: there is none."""
     return group.pop(next((name for name in (part, *group) if name in group and name.lower() == part), part), None)
 
 

@@ -25,7 +25,7 @@ _names: Recent[tuple[str, str], tuple[dict[int, str] | None]] = Recent(4)
 
 
 def is_coco(file: File) -> bool:
-    """Tell whether a file has COCO captions."""
+    """Tell whether a file is one JSON object with COCO captions."""
     if not _HEAD.match(file.read(0, min(file.size, _HEAD_SIZE))):
         return False
     with mapped(file) as data:
@@ -33,7 +33,7 @@ def is_coco(file: File) -> bool:
 
 
 def with_image(raw: bytes, file: File, path: str) -> bytes:
-    """Return a line unchanged, or, in a COCO file, a caption with the name of its image."""
+    """Return a sample's JSON with the file name of its image if it is a COCO caption; any other JSON unchanged."""
     if not _CAPTION.search(raw):
         return raw
     kept = _names.get((path, file.version)) or _names.put((path, file.version), (_image_names(file),))
@@ -67,7 +67,7 @@ def _image_names(file: File) -> dict[int, str] | None:
 
 @contextmanager
 def mapped(file: File) -> "Iterator[mmap.mmap | bytes]":
-    """Map a file into memory, or read it if it has no descriptor."""
+    """Yield all bytes of a file: mapped into memory, or read if the file has no descriptor."""
     if file.fd is None:
         yield file.read(0, file.size)
         return

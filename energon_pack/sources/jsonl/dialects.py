@@ -33,14 +33,14 @@ _ROLE_TAGS = {
 
 @dataclass(frozen=True)
 class Lines:
-    """Settings to read the samples of a JSONL file, named as in LLaMA-Factory's and Automodel's meta files."""
+    """How the samples of a JSONL file are read, in the terms of LLaMA-Factory's and Automodel's meta files."""
 
     media_root: str
     #: field → its name in this file
     columns: tuple[tuple[str, str], ...] = ()
     #: `role_tag`, `user_tag` … → how a message spells it
     tags: tuple[tuple[str, str], ...] = ()
-    #: how often a sample is drawn
+    #: how often each sample comes in an epoch
     ratio: float = 1.0
     #: whether media may lie on any object store; else only on the store of `media_root`
     remote_media: bool = False
@@ -48,7 +48,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class _Medium:
-    """One entry of a list of media: a file, or the frames of a video."""
+    """One entry of a sample's list of media: one file, or the frames of a video."""
 
     paths: list[str]
     is_frames: bool  # it is a list of files
@@ -58,7 +58,7 @@ class _Medium:
 
 
 def parse_line(value: Any, lines: Lines, settings: ReadSettings) -> Record:
-    """Parse a line's JSON to a record with a list of the media it names.
+    """Parse the JSON of a line to a record, with the media that it names in `listed_media`; raises Skip.
 
     Frames that a sample lists in place of a video replace its `<video>`; frames under `videos` stay one video.
     """

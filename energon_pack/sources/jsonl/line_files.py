@@ -30,9 +30,9 @@ _LEDGER = "skipped.jsonl"  # the ledger that packing and converting write beside
 
 
 class LineFiles(Form):
-    """Files of lines: JSONL, LMDBs, and what a class of another package reads.
+    """Finds the files of one subclass of `JsonlShard`: JSONL, tables, or files that another package reads.
 
-    `stems`: paths of tars without their extension: files of these names are about the tars; None: all are read.
+    `stems`: paths of tars without extensions; files of these names describe the tars, and are left out. None: none is.
     """
 
     def __init__(self, settings: SourceConfig, kind: type[JsonlShard], stems: Collection[str] | None = None):
@@ -72,7 +72,10 @@ class LineFiles(Form):
 
 
 def of_samples(stems: Collection[str], files: Sequence[str]) -> list[str]:
-    """Leave out ledgers, and the tables that img2dataset writes beside its tars."""
+    """Return the files without ledgers, and without tables named like a tar, which img2dataset writes beside it.
+
+    `stems`: paths of tars without extensions.
+    """
     return [file for file in files if not file.endswith(_LEDGER) and stem(file) not in stems]
 
 
@@ -82,7 +85,7 @@ def stem(file: str) -> str:
 
 
 def _with_media_root(shard: Shard, settings: ReadSettings) -> Shard:
-    """Return a file of lines, with the folder of its media if that is not its own."""
+    """Return a file of lines with the folder where its media were found, if they are not beside it."""
     if not isinstance(shard, JsonlShard) or shard.media_root != folder_of(shard.path):
         return shard  # a meta file names it
     root = find_media_root(shard, settings)
@@ -90,7 +93,10 @@ def _with_media_root(shard: Shard, settings: ReadSettings) -> Shard:
 
 
 def find_media_root(shard: JsonlShard, settings: ReadSettings) -> str | None:
-    """Find the folder of the first media of a file; None: they are beside it, or nowhere, or it names none."""
+    """Find the folder near a file that holds most of its first media; raises PackError if two hold as many.
+
+    None: they are beside the file, or nowhere, or it names none.
+    """
     folder = folder_of(shard.path)
     most_names = _MOST_NAMES_STORED if shard.is_stored else _MOST_NAMES
     names = [*dict.fromkeys(_first_names(shard, settings))][:most_names]

@@ -49,21 +49,21 @@ LINE = "line"
 
 
 class _Bad:
-    """The damage of a file: offset and description of each, and whether the last sample is what is left of one."""
+    """The damages of a file, as (offset, description), and whether its last sample is its unreadable rest."""
 
     def __init__(self) -> None:
         self.damage: list[tuple[int, str]] = []
         self.is_last_bad = False
 
     def end(self, number: int, offset: int, size: int, detail: str) -> "Iterator[_Place]":
-        """Yield the rest of the file as its last sample, which can't be read."""
+        """Note a damage, and yield the rest of the file as its last sample, which can't be read."""
         self.damage.append((offset, detail))
         self.is_last_bad = True
         yield number, offset, size
 
 
 def index_lines(path: str) -> pa.Table:
-    """Return a row of `INDEX_SCHEMA` for each sample; its key is the number of its line, or of its element."""
+    """Index a file: a row of `INDEX_SCHEMA` for each sample; its key is the number of its line or array element."""
     numbers, offsets, sizes = (array("q") for _ in range(3))
     bad = _Bad()
     with _open(path) as file:
@@ -91,9 +91,10 @@ def index_of(
     bad: Sequence[str] = (),
     damage: Sequence[tuple[int, str]] = (),
 ) -> pa.Table:
-    """Make the table of `INDEX_SCHEMA`, damage in the schema's metadata.
+    """Make a table of `INDEX_SCHEMA`, with digest and damage in the schema's metadata.
 
     Args:
+        numbers, offsets, sizes: [samples]: number of the line or element, place of its bytes in the file.
         bad: why the last samples can't be read.
         damage: offset and description of each place from which an unknown number of samples may be lost.
     """
@@ -115,14 +116,14 @@ def index_of(
 
 
 def first_places(path: str, number: int) -> list[tuple[int, int]]:
-    """Return offset and size of the first samples of a file; raises PackError like `index_lines`."""
+    """Return offset and size in bytes of the first `number` samples of a file; raises PackError like `index_lines`."""
     with _open(path) as file:
         _, places = _places(file, as_file(file, _BUFFER), _Bad())
         return [(offset, size) for _, offset, size in islice(places, number)]
 
 
 def _places(file: File, stream: BinaryIO, bad: _Bad) -> "tuple[_Form, Iterator[_Place]]":
-    """Find the samples, and what is damaged."""
+    """Return the form of a file and the places of its samples; reading these adds damages to `bad`."""
     if is_coco(file):
         return _Form.array, _elements(file, bad, b'"annotations"')
     form = _form(stream)
@@ -132,7 +133,7 @@ def _places(file: File, stream: BinaryIO, bad: _Bad) -> "tuple[_Form, Iterator[_
 
 
 def digest_of(path: str) -> str:
-    """Return the hash of a file's bytes; reads them all."""
+    """Return the hash of all bytes of a file."""
     with _open(path) as file:
         return digest_of_rest(as_file(file, _BUFFER))
 
@@ -165,7 +166,7 @@ class _Form(Enum):
 
 
 def _form(file: BinaryIO) -> _Form:
-    """Tell lines, each of which may be a list of messages or an object, from one value over all lines."""
+    """Tell whether each line of a file is a value, or the whole file is one."""
     file.seek(0)
     filled = (line for line in iter(lambda: file.readline(_LONGEST_FIRST_LINE), b"") if line.strip(_BLANK))
     first, second = next(filled, b"").removeprefix(_MARK).lstrip(_BLANK), next(filled, b"")
@@ -204,7 +205,7 @@ def _line(number: int, offset: int, line: bytes, bad: _Bad) -> Iterator[_Place]:
 
 
 def _last_line(number: int, offset: int, line: bytes, bad: _Bad) -> Iterator[_Place]:
-    """Yield the place of the last line; if the file ends within it or behind it, that of the rest, too."""
+    """Yield the place of the last line if it is whole, and of the rest of the file if that is damaged."""
     text = line.rstrip(_BLANK + b"\0")
     nul, end = line.find(b"\0"), offset + len(text)
     if is_cut(text):

@@ -30,13 +30,16 @@ _Meta = dict[str, dict[str, Any]]
 
 
 class Wanted:
-    """The entries of meta files that `source.datasets` names, and the entries that exist; None: it names none."""
+    """Chooses entries of meta files by the names in `source.datasets`, and remembers which entries exist.
+
+    `names`: None: every entry whose file is here.
+    """
 
     def __init__(self, names: Sequence[str] | None):
         self._names, self._there = names, set[str]()
 
     def of(self, path: str, meta: _Meta) -> _Meta:
-        """Return the named entries; if none is named, those whose files LLaMA-Factory would not download."""
+        """Return the chosen entries of a meta file; without names, all that LLaMA-Factory would not download."""
         self._there |= meta.keys()
         if self._names is not None:
             return {name: value for name, value in meta.items() if name in self._names}
@@ -56,7 +59,7 @@ class Wanted:
 
 
 def files_in(path: str, settings: SourceConfig, chosen: Wanted) -> Iterator[tuple[str, Lines]]:
-    """Yield the file itself, or the files that a meta file lists, each with how it is read."""
+    """Yield the path of each file that a meta file lists, and how it is read; for another file, its own path."""
     root, folder = settings.media_root, folder_of(absolute(path))
     meta = _read(path)
     if meta is None:
