@@ -8,7 +8,7 @@ import numpy as np
 
 from energon_pack.run.seeded import Ints, random_keys
 
-_COPY = re.compile(r"@\d+$")
+_COPY_MARK = re.compile(r"@\d+$")
 
 
 def drawn_rows(num_rows: int, ratio: float, name: str, seed: int) -> Ints:
@@ -37,4 +37,4 @@ def drawn_keys(keys: Sequence[str], rows: Ints, copies: Ints) -> list[str]:
 
 def source_key(key: str) -> str:
     """Return the key of a sample in its source, without the `@2` of a copy."""
-    return _COPY.sub("", key)
+    return _COPY_MARK.sub("", key)

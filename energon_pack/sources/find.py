@@ -23,9 +23,9 @@ from energon_pack.sources.shard import Shard, TarShard
 from energon_pack.sources.storage import State, absolute, expand, folder_of, state_of, walk
 
 #: the plan of a packed dataset
-_NO_SAMPLES = re.compile(r"(?:^|/)pack_plan\.[^/]*$")
-_NAMED = re.compile(r"(?:^|[/_.-])(train|training|validation|valid|val|dev|test|testing)(?=[/_.-])")
-_ALIKE = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation", "testing": "test"}
+_PLAN_FILE = re.compile(r"(?:^|/)pack_plan\.[^/]*$")
+_SPLIT_NAME = re.compile(r"(?:^|[/_.-])(train|training|validation|valid|val|dev|test|testing)(?=[/_.-])")
+_SAME_SPLIT = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation", "testing": "test"}
 
 
 LINES = re.compile(r"(?i)\.jsonl?$")
@@ -164,11 +164,11 @@ def names_of(roots: Iterable[str], files: Sequence[str]) -> list[str]:
 
     `roots`: folders with the files, in any order; for a file outside of them, its own folder is a root.
     """
-    paths = list(map(_as_path, files))
-    folders = _outermost(map(_as_path, roots))
-    outside = {os.path.dirname(path) for path in paths if _above(path, folders) is None}
+    paths = list(map(_rooted_path, files))
+    folders = _outermost(map(_rooted_path, roots))
+    outside = {os.path.dirname(path) for path in paths if _enclosing(path, folders) is None}
     folders = _outermost([*folders, *outside])
-    root_of = [_above(path, folders) or "/" for path in paths]
+    root_of = [_enclosing(path, folders) or "/" for path in paths]
     in_root = [path[len(root) :].lstrip("/") for path, root in zip(paths, root_of, strict=True)]
     if len(folders) == 1:
         return in_root
@@ -191,7 +191,7 @@ def but_parquet(folders: Sequence[str]) -> str:
     return f" but {PARQUET}" if any(walk(folder, _PARQUET) for folder in folders) else ""
 
 
-def _as_path(path: str) -> str:
+def _rooted_path(path: str) -> str:
     """Return the path that names are cut from; an address becomes a path below the root folder."""
     return os.path.join("/", absolute(path).replace("://", ":/", 1))
 
@@ -199,10 +199,10 @@ def _as_path(path: str) -> str:
 def _outermost(folders: Iterable[str]) -> set[str]:
     """Return the folders that lie in none of the other folders."""
     every = set(folders)
-    return {folder for folder in every if _above(folder, every) is None}
+    return {folder for folder in every if _enclosing(folder, every) is None}
 
 
-def _above(path: str, folders: Collection[str]) -> str | None:
+def _enclosing(path: str, folders: Collection[str]) -> str | None:
     """Return the deepest of these folders that a path lies in; None: it lies in none."""
     while (above := os.path.dirname(path)) != path:
         if above in folders:
@@ -225,7 +225,7 @@ def of_split(folder: str, files: Sequence[str], split: str | None) -> list[str]:
                 f"source.path={folder}: {seen}; source.split=train takes one split, a list of globs several"
             )
         return list(split_of_file)
-    taken = [file for file, name in split_of_file.items() if name == _ALIKE.get(split, split)]
+    taken = [file for file, name in split_of_file.items() if name == _SAME_SPLIT.get(split, split)]
     if split_of_file and not taken:
         raise PackError(f"source.split={split}: {folder} has {seen}")
     return taken
@@ -233,10 +233,10 @@ def of_split(folder: str, files: Sequence[str], split: str | None) -> list[str]:
 
 def with_samples(files: Sequence[str]) -> list[str]:
     """Return the files without plans of packed datasets, which are tables, too."""
-    return [file for file in files if not _NO_SAMPLES.search(file)]
+    return [file for file in files if not _PLAN_FILE.search(file)]
 
 
 def split_of(name: str) -> str | None:
     """Return the split that a path names last, as `train` or `validation`; None: it names none."""
-    named = _NAMED.findall(name)
-    return _ALIKE.get(named[-1], named[-1]) if named else None
+    named = _SPLIT_NAME.findall(name)
+    return _SAME_SPLIT.get(named[-1], named[-1]) if named else None

@@ -37,7 +37,7 @@ from energon_pack.sources.shard import JsonlShard, Shard, TarShard
 from energon_pack.sources.storage import expand, folder_of, real_path, walk
 from energon_pack.sources.table_shard import TableShard
 
-_MEDIA = re.compile(rf"(?i)\.({'|'.join(MEDIA_NAMES)})$")
+_MEDIA_FILE = re.compile(rf"(?i)\.({'|'.join(MEDIA_NAMES)})$")
 TARS = re.compile(r"(?i)\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
 
 
@@ -47,10 +47,10 @@ def find_source(settings: SourceConfig, path: Any) -> Source:
     `path`: a path, a list of paths, or the entries of a mixture by name; raises PackError if nothing is there.
     """
     if entries := _read_entries(settings, path):
-        return _mixed(settings, entries)
+        return _find_mixture(settings, entries)
     listed = [path] if isinstance(path, str) else path
     if settings.format != Format.auto:
-        return find_files(_form_of(settings), listed)
+        return find_files(_finder_of(settings), listed)
     of_forms: dict[Format, list[str]] = {}
     stems: set[str] = set()
     for entry in listed:
@@ -58,11 +58,11 @@ def find_source(settings: SourceConfig, path: Any) -> Source:
         stems |= looked.stems
         for form in looked.forms:
             of_forms.setdefault(form, []).append(entry)
-    forms = (_form_of(replace(settings, format=form.value), stems) for form in of_forms)
-    return _together([find_files(form, named) for form, named in zip(forms, of_forms.values(), strict=True)])
+    forms = (_finder_of(replace(settings, format=form.value), stems) for form in of_forms)
+    return _join_sources([find_files(form, named) for form, named in zip(forms, of_forms.values(), strict=True)])
 
 
-def _form_of(settings: SourceConfig, stems: Collection[str] | None = None) -> Form:
+def _finder_of(settings: SourceConfig, stems: Collection[str] | None = None) -> Form:
     """Return the finder of the files of `settings.format`; raises PackError if no class reads them.
 
     `stems`: paths of tars in the same folders, without their extensions; None: files of other forms are not looked
@@ -92,14 +92,14 @@ def _read_entries(settings: SourceConfig, path: Any) -> list[Entry] | None:
     return entries and checked(path, entries)
 
 
-def _mixed(settings: SourceConfig, entries: Sequence[Entry]) -> Source:
+def _find_mixture(settings: SourceConfig, entries: Sequence[Entry]) -> Source:
     """Find the files of all entries; if there are several, ids of samples begin with the name of their entry."""
     parts, entry_of, seen = [], dict[str, int](), dict[str, str]()
     alone = replace(settings, format=Format.auto.value)
     for number, entry in enumerate(entries):
         own = own_settings(f"mixture: {entry.name}", entry.own, settings.reading)
         try:
-            part = find_source(_read_as(replace(alone, **entry.settings), own), entry.path)
+            part = find_source(_with_entry_reading(replace(alone, **entry.settings), own), entry.path)
         except PackError as error:
             raise PackError(f"mixture: {entry.name}: {error}") from None
         if part.mixture is not None:
@@ -115,17 +115,17 @@ def _mixed(settings: SourceConfig, entries: Sequence[Entry]) -> Source:
         shards = [replace(shard, name=f"{before}{shard.name}", own=own) for shard in part.shards]
         entry_of |= {shard.name: number for shard in shards}
         parts.append(replace(part, shards=shards))
-    return replace(_together(parts), mixture=Mixture(tuple(entries), entry_of))
+    return replace(_join_sources(parts), mixture=Mixture(tuple(entries), entry_of))
 
 
-def _read_as(settings: SourceConfig, entry: Own) -> SourceConfig:
+def _with_entry_reading(settings: SourceConfig, entry: Own) -> SourceConfig:
     """Return the settings, overridden by an entry's own settings for reading records."""
     names = [] if entry.reading is None else [each.name for each in fields(ReadSettings)]
     read = {name: getattr(entry.reading, name) for name in names}
     return replace(settings, **read)
 
 
-def _together(parts: Sequence[Source]) -> Source:
+def _join_sources(parts: Sequence[Source]) -> Source:
     """Join sources into one; files keep the names that they have in their own source."""
     return Source(
         shards=sorted((shard for part in parts for shard in part.shards), key=lambda shard: shard.name),
@@ -152,9 +152,9 @@ def look(entry: str) -> Looked:
     forms, stems = set(map(_form_of_file, files)), set[str]()
     for folder in folders:
         tars = walk(folder, TARS)
-        stems |= set(map(_stem, tars))
+        stems |= set(map(_tar_stem, tars))
         lines = of_samples((), walk(folder, JsonlShard.names))
-        if about := next((file for file in lines if _stem(file) in stems), None):
+        if about := next((file for file in lines if _tar_stem(file) in stems), None):
             raise PackError(
                 f"source.path={entry}: {about} has the name of a tar beside it: source=wds reads the tars,"
                 " source=jsonl the lines, a list of globs in source.path both"
@@ -164,7 +164,7 @@ def look(entry: str) -> Looked:
         forms |= {form for form, files_of_form in by_form if files_of_form}
     if not forms and any(walk(folder, LINES) for folder in folders):  # a *.json alone is read, several are named
         forms = {Format.jsonl}
-    if not forms and (media := next((file for folder in folders for file in walk(folder, _MEDIA)), None)):
+    if not forms and (media := next((file for folder in folders for file in walk(folder, _MEDIA_FILE)), None)):
         raise PackError(
             f"source.path={entry}: media as {media}, and nothing that says what to train: a metadata.jsonl beside them"
             ' does, with lines as {"file_name": "a.jpg", "text": …}'
@@ -207,7 +207,7 @@ def _form_of_file(file: str) -> Format:
     return Format.table if TableShard.names.search(file) else Format.jsonl
 
 
-def _stem(file: str) -> str:
+def _tar_stem(file: str) -> str:
     return stem(TARS.sub("", file))
 
 
@@ -216,7 +216,7 @@ class Tars(Form):
 
     def __init__(self, settings: SourceConfig):
         self._settings, self._selection = settings, Selection(settings.split)
-        self._seen = set[str]()
+        self._seen_paths = set[str]()
         self._field_map = cache(read_field_map)
 
     def in_folder(self, folder: str) -> list[str]:
@@ -230,8 +230,8 @@ class Tars(Form):
         if lines := next(filter(LINES.search, files), None):
             raise PackError(f"source.path={entry}: {lines} is no tar; source=jsonl reads JSONL")
         for tar, real in zip(files, map(real_path, files), strict=True):
-            if real not in self._seen:
-                self._seen.add(real)
+            if real not in self._seen_paths:
+                self._seen_paths.add(real)
                 left_out = self._selection.left_out(tar)
                 self.num_left_out += left_out.num_samples
                 if left_out.keys is not None:

@@ -22,10 +22,10 @@ from energon_pack.sources.storage import absolute, folder_of, open_file, path_in
 
 #: bytes of a file that names others
 LARGEST = 16 << 20
-_MOST_PHASES = 100
+_MAX_PHASES = 100
 WeightOf = Literal["tokens", "samples"]
-_SETTINGS = ("media_root", "split", "datasets")
-_KEYS = ("name", "path", "weight", "epochs", "max_samples", "phase", *_SETTINGS, *OWN_KEYS)
+_SOURCE_SETTINGS = ("media_root", "split", "datasets")
+_ENTRY_KEYS = ("name", "path", "weight", "epochs", "max_samples", "phase", *_SOURCE_SETTINGS, *OWN_KEYS)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def mixture_entries(path: str, value: Mapping[str, Any]) -> list[Entry] | None:
     if weight_of not in get_args(WeightOf):
         raise PackError(f"{path}: weights={weight_of!r}: shares of {' or of '.join(get_args(WeightOf))}")
     folder = folder_of(absolute(path))
-    entries = [_entry(f"{path}: entry {number}", item, folder) for number, item in enumerate(listed, 1)]
+    entries = [_read_entry(f"{path}: entry {number}", item, folder) for number, item in enumerate(listed, 1)]
     return [replace(entry, weight_of=weight_of) for entry in entries]
 
 
@@ -86,7 +86,7 @@ def entries_by_name(items: Mapping[str, Any]) -> list[Entry]:
     """Read the entries of a mixture in the config, name → settings; raises PackError if one is not valid."""
     if not items or not all(isinstance(item, Mapping) for item in items.values()):
         raise PackError(f"source.path: no entries by name, as {{charts: {{path: …, weight: …}}}}: {str(items)[:80]}")
-    return [_entry(f"source.path.{name}", {**item, "name": name}, os.getcwd()) for name, item in items.items()]
+    return [_read_entry(f"source.path.{name}", {**item, "name": name}, os.getcwd()) for name, item in items.items()]
 
 
 def checked(path: str, entries: list[Entry]) -> list[Entry]:
@@ -102,30 +102,30 @@ def checked(path: str, entries: list[Entry]) -> list[Entry]:
     return entries
 
 
-def _entry(where: str, item: Any, folder: str) -> Entry:
+def _read_entry(where: str, item: Any, folder: str) -> Entry:
     if not isinstance(item, dict) or not item.get("path"):
         raise PackError(f"{where} has no path: {str(item)[:80]}")
     if common := next((key for key in item if key in OF_THE_RUN), None):
         raise PackError(f"{where}: {common} is no setting of an entry: {OF_THE_RUN[common]}")
-    if unknown := [key for key in item if key not in _KEYS]:
-        raise PackError(f"{where}: {unknown[0]!r} is no setting of an entry; there are {', '.join(_KEYS)}")
+    if unknown := [key for key in item if key not in _ENTRY_KEYS]:
+        raise PackError(f"{where}: {unknown[0]!r} is no setting of an entry; there are {', '.join(_ENTRY_KEYS)}")
     paths = item["path"] if isinstance(item["path"], list) else [item["path"]]
     if not all(isinstance(path, str) and path for path in paths):
         raise PackError(f"{where}: path is {str(item['path'])[:80]}: a folder, a file, a glob, or a list of these")
     paths = [in_folder(folder, path) for path in paths]
-    weight, epochs = (_number(where, item, key) for key in ("weight", "epochs"))
+    weight, epochs = (_read_number(where, item, key) for key in ("weight", "epochs"))
     if weight is not None and epochs is not None:
         raise PackError(f"{where} has a weight and epochs: one of them says how often its samples come")
     most = item.get("max_samples")
     if most is not None and (type(most) is not int or most < 1):
         raise PackError(f"{where}: max_samples is {most!r}, not a number of samples")
     phase = item.get("phase", 1)
-    if type(phase) is not int or not 1 <= phase <= _MOST_PHASES:
-        raise PackError(f"{where}: phase is {phase!r}, not a number from 1 to {_MOST_PHASES}")
+    if type(phase) is not int or not 1 <= phase <= _MAX_PHASES:
+        raise PackError(f"{where}: phase is {phase!r}, not a number from 1 to {_MAX_PHASES}")
     name = item.get("name") or stem_of(paths[0])
     if not isinstance(name, str) or "/" in name or name.startswith("."):
         raise PackError(f"{where}: the name {name!r} can't begin the ids of samples")
-    settings = {key: item[key] for key in _SETTINGS if item.get(key) is not None}
+    settings = {key: item[key] for key in _SOURCE_SETTINGS if item.get(key) is not None}
     if isinstance(settings.get("media_root"), str):
         settings["media_root"] = in_folder(folder, settings["media_root"])
     epochs = 1.0 if weight is None and epochs is None else epochs
@@ -133,7 +133,7 @@ def _entry(where: str, item: Any, folder: str) -> Entry:
     return Entry(name, paths[0] if len(paths) == 1 else paths, weight, epochs, most, settings, phase, of_samples)
 
 
-def _number(where: str, item: dict[str, Any], key: str) -> float | None:
+def _read_number(where: str, item: dict[str, Any], key: str) -> float | None:
     value = item.get(key)
     if value is None:
         return None

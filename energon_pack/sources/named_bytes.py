@@ -13,14 +13,14 @@ from urllib.parse import quote, unquote
 
 from energon_pack.samples.skip import Reason, Skip
 
-_STRUCT = {"bytes", "path"}  # the fields of an image, a video or an audio in `datasets`
-_BEGIN = (
+_MEDIA_FIELDS = {"bytes", "path"}  # the fields of an image, a video or an audio in `datasets`
+_BASE64_START = (
     r"data:[a-z]+/[\w.+-]+;base64,|(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR)[A-Za-z0-9+/\s]{200}"
     r"|(?:SUQz|//[I-Po-v]|/\+[I-P]|T2dnU|ZkxhQ|GkXfo|AAAA[A-Za-z0-9+/]{2}Z0eX)[A-Za-z0-9+/]{200}"
 )
 #: beginnings of a data: URI, and of an image, a sound or a clip in base64
-_BASE64 = re.compile(_BEGIN)
-_BASE64_IN_JSON = re.compile(rf'"(?:{_BEGIN})'.encode())
+_BASE64 = re.compile(_BASE64_START)
+_BASE64_IN_JSON = re.compile(rf'"(?:{_BASE64_START})'.encode())
 
 
 def may_have_base64(raw: bytes) -> bool:
@@ -31,7 +31,7 @@ def may_have_base64(raw: bytes) -> bool:
 def with_names(value: Any, name: str) -> Any:
     """Return a value with a name in place of each medium in it: `name` and the path there, as `NAME/images/0`."""
     if isinstance(value, dict):
-        if "bytes" in value and value.keys() <= _STRUCT:
+        if "bytes" in value and value.keys() <= _MEDIA_FIELDS:
             return value.get("path") if value["bytes"] is None else f"{name}/bytes"
         return {key: with_names(item, f"{name}/{quote(key, safe='')}") for key, item in value.items()}
     if isinstance(value, list):

@@ -48,14 +48,14 @@ def opened_plain(path: str) -> Iterator[File]:
         yield file
 
 
-_LINES = "source=jsonl reads lines of JSON in UTF-8, with media as files of their own"
+_JSONL_ADVICE = "source=jsonl reads lines of JSON in UTF-8, with media as files of their own"
 #: advice for a folder of Parquet files
 PARQUET = "Parquet: source=table reads it"
 ARROW = "Arrow, which is not read: datasets.load_from_disk(FOLDER).to_parquet(FILE) writes Parquet of it"
-_FORMATS = (
+_FORMAT_BY_MAGIC = (
     (b"PAR1", PARQUET),
     (b"ARROW1", ARROW),
-    (b"PK\x03\x04", f"a zip archive: {_LINES}"),
+    (b"PK\x03\x04", f"a zip archive: {_JSONL_ADVICE}"),
 )
 
 #: the extension of tables
@@ -66,4 +66,4 @@ def what_else(head: bytes) -> str | None:
     """Return the format of a file that begins with these bytes, with advice for an error; None: it is unknown."""
     if head[16:20] == b"\xde\xc0\xef\xbe":
         return 'an LMDB: lines of JSON name its values, {"images": ["DIR.lmdb::KEY"], …}'
-    return next((name for magic, name in _FORMATS if head.startswith(magic)), None)
+    return next((name for magic, name in _FORMAT_BY_MAGIC if head.startswith(magic)), None)

@@ -23,9 +23,9 @@ Way = tuple[Any, ...]
 
 
 _CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd"}  # CompressionCodec → pyarrow's name
-_DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # PageType
+_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3  # PageType
 _PLAIN, _INDEXES, _LEVELS = 0, (2, 8), (3, 4)  # Encoding
-_HEADER = 1 << 16  # bytes of a page header at most; statistics in it are cut at 4 KB each
+_MAX_HEADER_BYTES = 1 << 16  # bytes of a page header at most; statistics in it are cut at 4 KB each
 
 
 class _Page(NamedTuple):
@@ -95,31 +95,31 @@ def column_of(file: Bytes, file_id: tuple[str, str], chunk: ColumnChunk, leaf: A
     num_entries = 0
     for page in _pages(file, chunk):
         kind, version_2 = page.header[1], page.header.get(8)
-        about = page.header.get(7) if kind == _DICTIONARY else version_2 or page.header.get(5)
-        if about is None or kind not in (_DATA, _DICTIONARY, _DATA_V2):
+        about = page.header.get(7) if kind == _DICTIONARY_PAGE else version_2 or page.header.get(5)
+        if about is None or kind not in (_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2):
             continue
         if about[1] > chunk.num_values:
             raise ValueError(f"a page of {about[1]} values in a column of {chunk.num_values}")
-        encoding = about[4] if kind == _DATA_V2 else about[2]
-        levels = about[6] + about[5] if kind == _DATA_V2 else 0  # bytes of levels, which are never compressed
-        is_plain = kind == _DATA_V2 and about.get(7) is False
+        encoding = about[4] if kind == _DATA_PAGE_V2 else about[2]
+        levels = about[6] + about[5] if kind == _DATA_PAGE_V2 else 0  # bytes of levels, which are never compressed
+        is_plain = kind == _DATA_PAGE_V2 and about.get(7) is False
         coding = None if is_plain else codec
         content = content_of(file, file_id, coding, page.offset + levels, page.size - levels, page.plain_size - levels)
         pages.append(content)
-        if kind == _DICTIONARY:
+        if kind == _DICTIONARY_PAGE:
             if encoding not in (_PLAIN, _INDEXES[0]):
                 return None
             dictionary = _places(file, content, 0, about[1])
             in_dictionary = len(pages) - 1
             continue
-        if kind == _DATA_V2:
+        if kind == _DATA_PAGE_V2:
             raw = file.read(page.offset, levels)
-            repeated = _levels(raw[: about[6]], leaf.max_repetition_level, about[1])
-            defined = _levels(raw[about[6] :], leaf.max_definition_level, about[1])
+            repeated = _decode_levels(raw[: about[6]], leaf.max_repetition_level, about[1])
+            defined = _decode_levels(raw[about[6] :], leaf.max_definition_level, about[1])
             begin = 0
         else:
-            repeated, begin = _levels_v1(file, content, 0, leaf.max_repetition_level, about[1])
-            defined, begin = _levels_v1(file, content, begin, leaf.max_definition_level, about[1])
+            repeated, begin = _decode_levels_v1(file, content, 0, leaf.max_repetition_level, about[1])
+            defined, begin = _decode_levels_v1(file, content, begin, leaf.max_definition_level, about[1])
         is_there = defined == leaf.max_definition_level
         num_values = int(is_there.sum())
         entries = np.full((about[1], 3), -1, np.int64)
@@ -128,7 +128,7 @@ def column_of(file: Bytes, file_id: tuple[str, str], chunk: ColumnChunk, leaf: A
         elif encoding in _INDEXES and num_values:
             packed = content.read(file, begin, content.size - begin)
             entries[is_there, 0] = in_dictionary
-            entries[is_there, 1:] = dictionary[_hybrid(packed[1:], packed[0], num_values)]
+            entries[is_there, 1:] = dictionary[_decode_hybrid(packed[1:], packed[0], num_values)]
         elif num_values:
             return None
         starts.append(np.flatnonzero(repeated == 0) + num_entries)
@@ -143,7 +143,7 @@ def _pages(file: Bytes, chunk: ColumnChunk) -> Iterator[_Page]:
     begin = min(chunk.data_offset, chunk.dictionary_offset or chunk.data_offset)
     end = begin + chunk.size
     while begin < end:
-        header, size = read_struct(file.read(begin, min(_HEADER, end - begin)), 0)
+        header, size = read_struct(file.read(begin, min(_MAX_HEADER_BYTES, end - begin)), 0)
         yield _Page(begin + size, header[3], header[2], header)
         begin += size + header[3]
 
@@ -160,19 +160,19 @@ def _places(file: Bytes, content: PageBytes, begin: int, number: int) -> np.ndar
     return places
 
 
-def _levels_v1(file: Bytes, content: PageBytes, begin: int, most: int, number: int) -> tuple[np.ndarray, int]:
+def _decode_levels_v1(file: Bytes, content: PageBytes, begin: int, most: int, number: int) -> tuple[np.ndarray, int]:
     """Return the levels of a page of version 1, and the offset after them."""
     if most == 0:
         return np.zeros(number, np.int64), begin
     size = int.from_bytes(content.read(file, begin, 4), "little")
-    return _levels(content.read(file, begin + 4, size), most, number), begin + 4 + size
+    return _decode_levels(content.read(file, begin + 4, size), most, number), begin + 4 + size
 
 
-def _levels(data: bytes, most: int, number: int) -> np.ndarray:
-    return _hybrid(data, most.bit_length(), number) if most else np.zeros(number, np.int64)
+def _decode_levels(data: bytes, most: int, number: int) -> np.ndarray:
+    return _decode_hybrid(data, most.bit_length(), number) if most else np.zeros(number, np.int64)
 
 
-def _hybrid(data: bytes, width: int, number: int) -> np.ndarray:
+def _decode_hybrid(data: bytes, width: int, number: int) -> np.ndarray:
     """Decode Parquet's RLE/bit-packing hybrid: `number` values of `width` bits."""
     runs: list[np.ndarray] = []
     position = have = 0
@@ -199,20 +199,20 @@ def _hybrid(data: bytes, width: int, number: int) -> np.ndarray:
 def ways_of(schema: pa.Schema) -> Iterator[Way]:
     """Yield the path to the values of each column, in the order of a Parquet file: `("images", LIST, "bytes")`."""
     for field in schema:
-        yield from _inside(field.type, (field.name,))
+        yield from _paths_inside(field.type, (field.name,))
 
 
-def _inside(kind: pa.DataType, way: Way) -> Iterator[Way]:
+def _paths_inside(kind: pa.DataType, way: Way) -> Iterator[Way]:
     if isinstance(kind, pa.BaseExtensionType):
-        yield from _inside(kind.storage_type, way)
+        yield from _paths_inside(kind.storage_type, way)
     elif pa.types.is_struct(kind):
         for field in kind:
-            yield from _inside(field.type, (*way, field.name))
+            yield from _paths_inside(field.type, (*way, field.name))
     elif pa.types.is_map(kind):
-        yield from _inside(kind.key_type, (*way, LIST, "key"))
-        yield from _inside(kind.item_type, (*way, LIST, "value"))
+        yield from _paths_inside(kind.key_type, (*way, LIST, "key"))
+        yield from _paths_inside(kind.item_type, (*way, LIST, "value"))
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        yield from _inside(kind.value_type, (*way, LIST))
+        yield from _paths_inside(kind.value_type, (*way, LIST))
     else:
         yield way
 
@@ -227,31 +227,31 @@ def put_bytes(row: dict[str, Any], way: Way, are_there: Sequence[bool]) -> None:
     """
     values = [b"" if is_there else None for is_there in are_there]
     if LIST not in way:
-        if values[0] is not None or len(way) == 1 or _at(row, way[:-1]) is not None:
-            _put(row, way, values[0])
+        if values[0] is not None or len(way) == 1 or _value_at(row, way[:-1]) is not None:
+            _put_value(row, way, values[0])
         return
     place = way.index(LIST)
     before, after = way[:place], way[place + 1 :]
-    elements = _at(row, before)
+    elements = _value_at(row, before)
     if elements is None:
         if not any(are_there) and len(values) == 1:
             return
         elements = [{} if after else None for _ in values]
-        _put(row, before, elements)
+        _put_value(row, before, elements)
     for number, value in enumerate(values[: len(elements)]):
         if not after:
             elements[number] = value
         elif elements[number] is not None:
-            _put(elements[number], after, value)
+            _put_value(elements[number], after, value)
 
 
-def _at(value: Any, way: Way) -> Any:
+def _value_at(value: Any, way: Way) -> Any:
     for step in way:
         value = value.get(step) if isinstance(value, dict) else None
     return value
 
 
-def _put(value: dict[str, Any], way: Way, item: Any) -> None:
+def _put_value(value: dict[str, Any], way: Way, item: Any) -> None:
     for step in way[:-1]:
         if value.get(step) is None:
             value[step] = {}

@@ -79,7 +79,7 @@ class SourceMedia:
         ranges_of: dict[str, tuple[File, list[tuple[int, int]]]] = {}
         for reference in references if bucket_of(self._root) else ():
             path, offset, lead = self._place(reference)
-            with suppress(PackError), _readable(path, reference):
+            with suppress(PackError), _readable_errors(path, reference):
                 (start, end), last = ends_within(offset, reference.size)
                 ends = [(start - lead, lead + end), last]
                 _, ranges = ranges_of.setdefault(path, (self._files.open(path), []))
@@ -89,11 +89,11 @@ class SourceMedia:
     def opened(self, reference: Reference) -> Bytes:
         """Open a medium and compare its ends with the packed checksum; raises PackError as `read`."""
         path, offset, lead = self._place(reference)
-        with _readable(path, reference):
+        with _readable_errors(path, reference):
             file = self._files.open(path)
             ends = ends_of(file, offset, reference.size, lead)
         size = min(file.size - offset, reference.size) if lead else file.size
-        self._check(reference, ends, size)
+        self._refuse_changed(reference, ends, size)
         return Range(file, offset, size)
 
     def _place(self, reference: Reference) -> tuple[str, int, int]:
@@ -104,7 +104,7 @@ class SourceMedia:
             return path, int(where[0]), BLOCK
         return joined_name(path, str(where[0])) if where else path, 0, 0
 
-    def _check(self, reference: Reference, ends: Ends, size: int) -> None:
+    def _refuse_changed(self, reference: Reference, ends: Ends, size: int) -> None:
         """Raise PackError if the medium has changed."""
         member = member_of(ends.header) if ends.header else ("", size)
         is_it = member is not None and member[1] == size == reference.size and ends.checksum == reference.checksum
@@ -118,7 +118,7 @@ class SourceMedia:
 
 
 @contextmanager
-def _readable(path: str, reference: Reference) -> Iterator[None]:
+def _readable_errors(path: str, reference: Reference) -> Iterator[None]:
     try:
         yield
     except (OSError, KeyError, ValueError, Skip) as error:

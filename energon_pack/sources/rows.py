@@ -51,7 +51,7 @@ def rows_of(table: pa.Table, form: type[_Row]) -> Iterator[_Row]:
     def values(field: Field[Any]) -> Iterable[Any]:
         if field.default is not MISSING and field.name not in table.column_names:
             return repeat(field.default)
-        return _values(table[field.name], field.name)
+        return _column_values(table[field.name], field.name)
 
     return map(form, *map(values, fields(form)))
 
@@ -67,7 +67,7 @@ def parts_of(column: pa.ChunkedArray) -> list[list[Any]]:
     return [parts[start - first : end - first] for start, end in pairwise(starts)]
 
 
-def _values(column: pa.ChunkedArray, name: str) -> list[Any]:
+def _column_values(column: pa.ChunkedArray, name: str) -> list[Any]:
     if name in ("parts", "positions"):
         return parts_of(column)
     values: list[Any] = column.to_pylist()

@@ -208,7 +208,7 @@ class TarShard(_File):
 
     def place(self, part: AnyPart, root: str) -> tuple[str | int, ...]:
         """Return where a part lies, as packs that refer to it store it: the tar's path below `root`, offset, size."""
-        return _inside(root, self.path), part.offset, part.size
+        return _relative_path(root, self.path), part.offset, part.size
 
 
 @dataclass(frozen=True)
@@ -295,12 +295,12 @@ class JsonlShard(_File):
         if not names and record.declared not in (None, "text"):
             meant = next(filter(None, map(hint, record.unknown)), "")
             raise Skip(Reason.MISSING_MEDIA, f"declared as {record.declared}, but it names no media{meant}")
-        return [look_up(self._asked_for(name)) for name in names]
+        return [look_up(self._allowed_name(name)) for name in names]
 
     def part(self, name: str, key: str, parts: Sequence[Part], look_up: LookUp) -> Part:
-        return look_up(self._asked_for(name))
+        return look_up(self._allowed_name(name))
 
-    def _asked_for(self, name: str) -> str:
+    def _allowed_name(self, name: str) -> str:
         """Return the name of a medium; raises Skip for an address on a store that no setting names."""
         if not self.lines.remote_media and bucket_of(name) not in ("", bucket_of(self.media_root)):
             detail = f"{name!r} is on another store than source.media_root; source.remote_media=true reads it there"
@@ -313,11 +313,11 @@ class JsonlShard(_File):
         return folder_of(self.media_root) if media_in(self.media_root, "") else self.media_root
 
     def place(self, part: AnyPart, root: str) -> tuple[str | int, ...]:
-        path, key = split_name(_inside(root, self.path_of(part.name)))
+        path, key = split_name(_relative_path(root, self.path_of(part.name)))
         return (path,) if key is None else (path, key)
 
 
-def _inside(folder: str, path: str) -> str:
+def _relative_path(folder: str, path: str) -> str:
     return path.removeprefix(f"{folder.rstrip('/')}/")
 
 

@@ -61,7 +61,7 @@ class File(ABC):
         self.close()
 
 
-class _Read:
+class _BytesRead:
     """Counts the bytes that this process read itself, without those that the kernel copied."""
 
     num_bytes = 0
@@ -69,8 +69,8 @@ class _Read:
 
 def counted(function: Callable[[Job], Result], job: Job) -> tuple[Result, int]:
     """Call a function with a job; return its result, and how many bytes of files this process read meanwhile."""
-    before = _Read.num_bytes
-    return function(job), _Read.num_bytes - before
+    before = _BytesRead.num_bytes
+    return function(job), _BytesRead.num_bytes - before
 
 
 class LocalFile(File):
@@ -84,12 +84,12 @@ class LocalFile(File):
 
     def read(self, offset: int, size: int) -> bytes:
         data = os.pread(self.fd, size, offset)
-        _Read.num_bytes += len(data)
+        _BytesRead.num_bytes += len(data)
         return data
 
     def read_into(self, offset: int, view: memoryview) -> int:
         num_read = os.preadv(self.fd, [view], offset)
-        _Read.num_bytes += num_read
+        _BytesRead.num_bytes += num_read
         return num_read
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class InMemory(File):
     def __init__(self, data: bytes, version: str):
         super().__init__(State(len(data), version))
         self._data = data
-        _Read.num_bytes += len(data)
+        _BytesRead.num_bytes += len(data)
 
     def read(self, offset: int, size: int) -> bytes:
         return self._data[offset : offset + size]
@@ -119,7 +119,7 @@ class StoredFile(File):
 
     def read(self, offset: int, size: int) -> bytes:
         data = self.blocks.read(offset, size)
-        _Read.num_bytes += len(data)
+        _BytesRead.num_bytes += len(data)
         return data
 
 

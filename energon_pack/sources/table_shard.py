@@ -13,7 +13,7 @@ from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.storage import File
 from energon_pack.sources.tables import table_of, table_row
 
-_HEAD, _FOOTER = 64 << 10, 1 << 20
+_HASHED_HEAD_BYTES, _HASHED_TAIL_BYTES = 64 << 10, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,6 @@ class TableShard(JsonlShard):
     def digest(self) -> str:
         """Hash the file's size, first 64 KiB and last 1 MiB: a Parquet footer has the places of all columns."""
         with self.open() as file:
-            start = max(0, file.size - _FOOTER)
-            ends = file.read(0, _HEAD), file.read(start, file.size - start)
+            start = max(0, file.size - _HASHED_TAIL_BYTES)
+            ends = file.read(0, _HASHED_HEAD_BYTES), file.read(start, file.size - start)
             return hashlib.sha256(b"".join(ends) + str(file.size).encode()).hexdigest()

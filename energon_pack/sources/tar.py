@@ -23,19 +23,19 @@ NO_DATA = -1
 #: beginning of the damage of a file without any member
 NO_TAR = "not a tar file"
 
-_ZERO = bytes(BLOCK)
+_ZERO_BLOCK = bytes(BLOCK)
 _unpack_header = struct.Struct("100s 24x 12s 12x 8s c").unpack_from  # name, size, checksum, kind
-_REGULAR = frozenset((b"0", b"\0", b"7"))
+_REGULAR_TYPES = frozenset((b"0", b"\0", b"7"))
 # Links, devices, folders: no blocks follow, whatever their size field says.
-_WITHOUT_BLOCKS = frozenset((b"1", b"2", b"3", b"4", b"5", b"6"))
-_FOLDER = b"5"
+_TYPES_WITHOUT_DATA = frozenset((b"1", b"2", b"3", b"4", b"5", b"6"))
+_FOLDER_TYPE = b"5"
 _LONG_NAME, _LONG_LINK = b"L", b"K"  # GNU
 _PAX, _PAX_GLOBAL = b"x", b"g"
-_EXTENDED = frozenset((_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL))
+_EXTENDED_TYPES = frozenset((_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL))
 _MAX_EXTENDED_SIZE = 1 << 20
 _PAX_KEYS = frozenset((b"path", b"size", b"GNU.sparse.name"))
-_SMALLEST_READ, _LARGEST_READ = 4 << 10, 256 << 10
-_SMALL_MEMBER = 8 << 10  # bytes: reading such a member costs no more than a separate read of the next header
+_MIN_READ_BYTES, _MAX_READ_BYTES = 4 << 10, 256 << 10
+_SMALL_MEMBER_BYTES = 8 << 10  # bytes: reading such a member costs no more than a separate read of the next header
 
 
 @dataclass
@@ -66,12 +66,12 @@ class TarScan:
         read, end, update = self.file.read, self.file.size, self.headers.update
         offset: int | None = 0
         data = 0  # where the last member's bytes begin
-        window, start, length = b"", 0, _SMALLEST_READ  # bytes read ahead, their offset, how many to ask for
+        window, start, length = b"", 0, _MIN_READ_BYTES  # bytes read ahead, their offset, how many to ask for
         extended: dict[str, str] = {}  # values of extended headers for the next member
         while offset is not None:
             header = window[offset - start : offset - start + BLOCK]
             if len(header) < BLOCK:  # read on: twice as far if members are small
-                length = min(2 * length, _LARGEST_READ) if offset - data <= _SMALL_MEMBER else _SMALLEST_READ
+                length = min(2 * length, _MAX_READ_BYTES) if offset - data <= _SMALL_MEMBER_BYTES else _MIN_READ_BYTES
                 window, start = read(offset, length), offset
                 header = window[:BLOCK]
             if len(header) < BLOCK:
@@ -80,11 +80,11 @@ class TarScan:
                     _no_tar(header, detail) if offset == 0 else Damage(offset, detail, hides=bool(header))
                 )
                 return
-            if header == _ZERO:
+            if header == _ZERO_BLOCK:
                 offset = self._after_end(offset)
                 continue
             try:
-                name, size, kind = _fields(header)
+                name, size, kind = _parse_header(header)
                 if "size" in extended:
                     size = int(extended["size"])
                 valid = size >= 0
@@ -101,8 +101,8 @@ class TarScan:
             update(header)
             data = offset + BLOCK
             name = extended.get("path") or name
-            size = 0 if kind in _WITHOUT_BLOCKS else size
-            is_extended = kind in _EXTENDED
+            size = 0 if kind in _TYPES_WITHOUT_DATA else size
+            is_extended = kind in _EXTENDED_TYPES
             if data + size > end or (is_extended and size > _MAX_EXTENDED_SIZE):
                 cut = None if is_extended else name
                 self.damage.append(Damage(data, f"cut {end - data} bytes into {name!r}", cut=cut, hides=cut is None))
@@ -112,15 +112,15 @@ class TarScan:
                 if kind == _LONG_NAME:
                     extended["path"] = read(data, size).rstrip(b"\0").decode(errors="backslashreplace")
                 elif kind == _PAX:
-                    extended |= _pax(read(data, size))
+                    extended |= _parse_pax(read(data, size))
                 continue
-            if kind not in _REGULAR:
+            if kind not in _REGULAR_TYPES:
                 size = NO_DATA
             if extended:
                 if any(key.startswith("GNU.sparse") for key in extended):
                     size = NO_DATA
                 name, extended = extended.get("GNU.sparse.name", name), {}
-            if kind != _FOLDER:
+            if kind != _FOLDER_TYPE:
                 yield name, data, size
 
     def _after_end(self, offset: int) -> int | None:
@@ -140,7 +140,7 @@ class TarScan:
         while len(header := self.file.read(offset, BLOCK)) == BLOCK:
             if header[257:262] == b"ustar":
                 with suppress(ValueError):
-                    _fields(header)
+                    _parse_header(header)
                     return offset
             offset += BLOCK
         return None
@@ -164,7 +164,7 @@ def is_header_of(header: bytes, name: str, size: int) -> bool:
     if header.startswith(b"%b\0" % name.encode()) and header[124:136] == b"%011o\0" % size:
         return True
     try:
-        its_name, its_size, _ = _fields(header)
+        its_name, its_size, _ = _parse_header(header)
     except ValueError:
         return False
     short = name.isascii() and len(name) <= 100
@@ -174,13 +174,13 @@ def is_header_of(header: bytes, name: str, size: int) -> bool:
 def member_of(header: bytes) -> tuple[str, int] | None:
     """Return name and size of the member that a header block describes; None: it is no header. Long names are cut."""
     try:
-        name, size, _ = _fields(header)
+        name, size, _ = _parse_header(header)
     except (ValueError, struct.error):
         return None
     return name, size
 
 
-def _fields(header: bytes) -> tuple[str, int, bytes]:
+def _parse_header(header: bytes) -> tuple[str, int, bytes]:
     """Return name, size and type flag of a header; an unreadable size is below zero. ValueError: a wrong checksum."""
     name, digits, checksum, kind = _unpack_header(header)
     if adler32(header) & 0xFFFF != _adler32_low(checksum):
@@ -207,7 +207,7 @@ def _adler32_low(checksum: bytes) -> int:
     return (1 + int(checksum.rstrip(b" \0") or b"0", 8) - 8 * ord(" ") + sum(checksum)) % 65521
 
 
-def _pax(payload: bytes) -> dict[str, str]:
+def _parse_pax(payload: bytes) -> dict[str, str]:
     """Parse the records of a PAX header, b"<length> <key>=<value>\\n"; after a broken record, the plain header
     counts.
     """

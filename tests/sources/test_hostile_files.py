@@ -29,7 +29,7 @@ from energon_pack.sources.jsonl.line_index import index_lines
 from energon_pack.sources.prepared_folder import read_prepared
 from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.tables import table_of, table_row
-from energon_pack.sources.tar import _pax
+from energon_pack.sources.tar import _parse_pax
 from energon_pack.sources.wds import about_of, damage_of
 from support.packed import Make
 from support.running import command_here
@@ -247,8 +247,8 @@ def test_a_list_of_lists_of_lists(tmp_path: Path) -> None:
 
 def test_names_in_braces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever bound comes first: a process that has freed much may fill it for a while."""
-    monkeypatch.setattr("energon_pack.sources.prepared_folder._LARGEST", 48 << 20)
-    monkeypatch.setattr("energon_pack.sources.prepared_folder._SECONDS", 1.0)
+    monkeypatch.setattr("energon_pack.sources.prepared_folder._MAX_NAMES_BYTES", 48 << 20)
+    monkeypatch.setattr("energon_pack.sources.prepared_folder._MAX_NAMES_SECONDS", 1.0)
     (tmp_path / ".nv-meta").mkdir()
     (tmp_path / ".nv-meta" / "split.yaml").write_text('split_parts: {train: ["{0..9999999999}.tar"]}\n')
     with pytest.raises(PackError, match=r"split_parts\.train: it takes more than (50\.3 MB|1 s)"):
@@ -269,7 +269,7 @@ def test_json_that_is_nested_without_end(tmp_path: Path) -> None:
 
 def test_archives_that_hold_more_than_they_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A medium in a zip is read whole."""
-    monkeypatch.setattr(inside, "_BESIDE", 4 << 20)
+    monkeypatch.setattr(inside, "_MIN_MEMORY_BYTES", 4 << 20)
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.png", bytes(100 << 20))
         archive.writestr("b.png", b"b" * 1000)
@@ -280,7 +280,7 @@ def test_archives_that_hold_more_than_they_can(tmp_path: Path, monkeypatch: pyte
 
 def test_extended_headers_without_end() -> None:
     """A tar may have gigabytes of them before a member: only what is read of them is kept."""
-    assert _pax(b"14 path=a.txt\n" + b"12 note=abc\n" + b"22 GNU.sparse.map=1,2\n") == {
+    assert _parse_pax(b"14 path=a.txt\n" + b"12 note=abc\n" + b"22 GNU.sparse.map=1,2\n") == {
         "path": "a.txt",
         "GNU.sparse": "",
     }

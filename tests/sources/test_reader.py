@@ -48,14 +48,14 @@ def test_a_changed_shard_is_not_read(tmp_path: Path) -> None:
 
 
 def test_open_shards_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("energon_pack.sources.inside._MOST_OPEN", 2)
+    monkeypatch.setattr("energon_pack.sources.inside._MAX_OPEN_FILES", 2)
     shards = {}
     for i in range(4):
         shards[i] = shard_of(f"{i}.tar", str(write_tar(tmp_path / f"{i}.tar", {f"k{i}": b""})))
     with Reader() as reader:
         for i in (0, 1, 0, 2, 3, 0):
             assert reader.shard_file(shards[i]).read(0, 2) == f"k{i}".encode()
-            assert len(reader._open) <= 2
+            assert len(reader._open_files) <= 2
 
 
 def test_media_are_files_of_their_own(tmp_path: Path) -> None:

@@ -20,13 +20,13 @@ from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import JsonlShard, Shard
 from energon_pack.sources.storage import folder_of, names_in, path_in, real_path, walk
 
-_NUM_SAMPLES = 16
-_MOST_NAMES, _MOST_NAMES_STORED = 8, 2  # names of media that are looked up in each place
-_MOST_FOLDERS = 64  # subfolders of one folder: if there are more, each probably holds one sample's media
+_NUM_PROBED_SAMPLES = 16
+_MAX_PROBED_MEDIA, _MAX_PROBED_MEDIA_STORED = 8, 2  # names of media that are looked up in each place
+_MAX_FOLDERS = 64  # subfolders of one folder: if there are more, each probably holds one sample's media
 
 
-_JSON = re.compile(r"(?i)\.json$")
-_LEDGER = "skipped.jsonl"  # the ledger that packing and converting write beside their output
+_JSON_FILE = re.compile(r"(?i)\.json$")
+_LEDGER_NAME = "skipped.jsonl"  # the ledger that packing and converting write beside their output
 
 
 class LineFiles(Form):
@@ -37,16 +37,16 @@ class LineFiles(Form):
 
     def __init__(self, settings: SourceConfig, kind: type[JsonlShard], stems: Collection[str] | None = None):
         root = settings.media_root
-        if root is not None and not _has_media(os.path.expanduser(root)):
+        if root is not None and not _can_hold_media(os.path.expanduser(root)):
             raise PackError(f"source.media_root={root}: no such folder or zip archive")
         self._settings, self._kind, self._stems = settings, kind, stems
-        self._wanted = Wanted(settings.datasets)
-        self._lines = dict[str, Lines]()  # by real path
+        self._entries = Wanted(settings.datasets)
+        self._settings_of_file = dict[str, Lines]()  # by real path
 
     def in_folder(self, folder: str) -> list[str]:
         files = walk(folder, self._kind.names)
         files = files if self._stems is None else of_samples(self._stems, files)
-        lone = [] if files or self._kind.names is not JsonlShard.names else walk(folder, _JSON)
+        lone = [] if files or self._kind.names is not JsonlShard.names else walk(folder, _JSON_FILE)
         files = lone if len(lone) == 1 else files
         return of_split(folder, files, self._settings.split) if self._kind.has_splits else files
 
@@ -54,18 +54,18 @@ class LineFiles(Form):
         if not files and self._kind.names is not JsonlShard.names:
             raise PackError(f"source.path={entry}: no file there is called {self._kind.names.pattern}")
         if not files:
-            several = sorted(file for folder in folders for file in walk(folder, _JSON))
+            several = sorted(file for folder in folders for file in walk(folder, _JSON_FILE))
             named = f", and several *.json ({', '.join(several[:3])}{', …' * (len(several) > 3)}): name the one to read"
             raise PackError(f"source.path={entry}: no *.jsonl there{named if several else but_parquet(folders)}")
         for file in files:
-            for listed, lines in files_in(file, self._settings, self._wanted):
+            for listed, lines in files_in(file, self._settings, self._entries):
                 real = real_path(listed)
-                if self._lines.setdefault(real, lines) != lines:
+                if self._settings_of_file.setdefault(real, lines) != lines:
                     raise PackError(f"source.path={entry}: {listed} is there twice, to be read in two ways")
                 yield ListedFile(listed, real, self._kind, {"lines": lines})
 
     def finished(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
-        self._wanted.check()
+        self._entries.check()
         if self._settings.media_root is not None:
             return shards
         return [_with_media_root(shard, self._settings) for shard in shards]
@@ -76,7 +76,7 @@ def of_samples(stems: Collection[str], files: Sequence[str]) -> list[str]:
 
     `stems`: paths of tars without extensions.
     """
-    return [file for file in files if not file.endswith(_LEDGER) and stem(file) not in stems]
+    return [file for file in files if not file.endswith(_LEDGER_NAME) and stem(file) not in stems]
 
 
 def stem(file: str) -> str:
@@ -98,11 +98,11 @@ def find_media_root(shard: JsonlShard, settings: ReadSettings) -> str | None:
     None: they are beside the file, or nowhere, or it names none.
     """
     folder = folder_of(shard.path)
-    most_names = _MOST_NAMES_STORED if shard.is_stored else _MOST_NAMES
-    names = [*dict.fromkeys(_first_names(shard, settings))][:most_names]
-    if not names or any(_is_there(folder, name) for name in names):
+    most_names = _MAX_PROBED_MEDIA_STORED if shard.is_stored else _MAX_PROBED_MEDIA
+    names = [*dict.fromkeys(_first_media_names(shard, settings))][:most_names]
+    if not names or any(_has_medium(folder, name) for name in names):
         return None
-    num_in = {root: sum(_is_there(root, name) for name in names) for root in _places_around(shard.path)}
+    num_in = {root: sum(_has_medium(root, name) for name in names) for root in _folders_around(shard.path)}
     most = max(num_in.values(), default=0)
     best = [root for root, number in num_in.items() if number == most]
     if most and len(best) > 1:
@@ -112,37 +112,37 @@ def find_media_root(shard: JsonlShard, settings: ReadSettings) -> str | None:
     return best[0] if most else None
 
 
-def _first_names(shard: JsonlShard, settings: ReadSettings) -> Iterator[str]:
-    for raw in shard.first(_NUM_SAMPLES):
+def _first_media_names(shard: JsonlShard, settings: ReadSettings) -> Iterator[str]:
+    for raw in shard.first(_NUM_PROBED_SAMPLES):
         with suppress(Skip):
             for name in shard.record(raw, LINE, False, settings).listed_media or ():
                 if "://" not in name and not os.path.isabs(name) and split_name(name)[1] is None:
                     yield name
 
 
-def _has_media(root: str) -> bool:
+def _can_hold_media(root: str) -> bool:
     """Tell whether there is a folder, or a zip archive, of this path; an address counts as one."""
     return bool(bucket_of(root)) or os.path.isdir(root) or (media_in(root, "") is not None and os.path.isfile(root))
 
 
-def _places_around(path: str) -> Iterator[str]:
+def _folders_around(path: str) -> Iterator[str]:
     folder = folder_of(path)
     above = folder_of(folder)
     stem = os.path.basename(path).partition(".")[0]
     yield above
-    for place in (*_inside(folder), *(place for place in _inside(above) if place != folder)):
+    for place in (*_folders_in(folder), *(place for place in _folders_in(above) if place != folder)):
         yield from (place, path_in(place, stem))
 
 
-def _inside(folder: str) -> list[str]:
+def _folders_in(folder: str) -> list[str]:
     names = [name for name in names_in(folder) if not name.startswith(".")]
     folders = [name.rstrip("/") for name in names if name.endswith("/")]
     archives = [name for name in names if name.endswith(".zip")]
-    groups = [group for group in (folders, archives) if len(group) <= _MOST_FOLDERS]
+    groups = [group for group in (folders, archives) if len(group) <= _MAX_FOLDERS]
     return sorted(path_in(folder, name) for name in chain.from_iterable(groups))
 
 
-def _is_there(root: str, name: str) -> bool:
+def _has_medium(root: str, name: str) -> bool:
     try:
         with open_medium(media_in(root, name) or path_in(root, name)):
             return True
