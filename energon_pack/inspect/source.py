@@ -32,12 +32,12 @@ from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.skip import NOTHING_TRAINED, Reason, Skip
 from energon_pack.sources.find import Source
-from energon_pack.sources.forms import find_source, read_as
+from energon_pack.sources.forms import find_source, source_line
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_again, read_sample
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.wds import about_of, damage_of, dotted_of
+from energon_pack.sources.wds import damage_of, dotted_keys_error, index_metadata
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import TemplateSettings, Untrained
@@ -77,7 +77,7 @@ def show_sample(options: argparse.Namespace) -> int:
     num_files = len(source.shards)
     where = f"sample {place:,} of {shard.name}" + f", a file of {num_files:,} in the source" * (num_files > 1)
     remarks = [*indexed.damage, *looked.remarks]
-    say(f"read as: {read_as(source)}")
+    say(f"read as: {source_line(source)}")
     remarks += [missing] if missing else []
     print_sample(looked.view, where, looked.raw, remarks, options.full)
     words = " ".join(map(shlex.quote, ["--source", options.source, *overrides]))
@@ -166,9 +166,9 @@ class Indexed:
 def index_shard(source: Source, shard: Shard) -> Indexed:
     """Index one file of a source; raises PackError where it can't be read."""
     table = shard.index()
-    about = about_of(table)
+    about = index_metadata(table)
     damage = [f"{shard.name} is damaged: {fault} at byte {offset}" for offset, fault in damage_of(about)]
-    damage += filter(None, [dotted_of(shard.path, about)])
+    damage += filter(None, [dotted_keys_error(shard.path, about)])
     return Indexed(shard, [*rows_of(table, IndexRow)], damage)
 
 
@@ -212,7 +212,7 @@ def _place(indexed: Indexed, named: str | None, number: int | None) -> int | Non
 
 def _likely(shards: Sequence[Shard], named: str | None) -> Sequence[Shard]:
     """Return the shards that may hold a sample: the one that an id names, else all."""
-    by_id = [shard for shard in shards if named is not None and named.startswith(f"{shard.name}{shard.mark}")]
+    by_id = [shard for shard in shards if named is not None and named.startswith(f"{shard.name}{shard.key_separator}")]
     return by_id or shards
 
 

@@ -43,8 +43,8 @@ from energon_pack.run.context import executor_of
 from energon_pack.run.progress import Progress
 from energon_pack.run.user_cache import user_folder
 from energon_pack.samples.media.kinds import MEDIA_TYPES, VIDEO
-from energon_pack.sources.forms import read_as
-from energon_pack.sources.mixture import stem_of
+from energon_pack.sources.forms import source_line
+from energon_pack.sources.mixture import default_name
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import path_in
@@ -135,7 +135,7 @@ def _measured(run: PackRun, arguments: argparse.Namespace, is_first: bool = Fals
     indexed = measuring.index_source(run, shards)
     num_rows = sum(item.num_rows for item in indexed)
     if is_first:
-        say(f"read as: {read_as(source, num_rows if shards == [*source.shards] else None)}")
+        say(f"read as: {source_line(source, num_rows if shards == [*source.shards] else None)}")
     if not num_rows:
         raise PackError(f"{arguments.path}: no sample in {amount(len(shards), 'file')}")
     step = math.ceil(num_rows / arguments.num_samples)
@@ -298,7 +298,7 @@ def _print_next(arguments: argparse.Namespace, chosen: Choice, cures: Sequence[s
 
 def _named(path: str) -> str:
     """Name the dataset of a source."""
-    return re.sub(r"\W+", "_", stem_of(path.rstrip("/"))).strip("_") or "mine"
+    return re.sub(r"\W+", "_", default_name(path.rstrip("/"))).strip("_") or "mine"
 
 
 def _arguments() -> argparse.Namespace:

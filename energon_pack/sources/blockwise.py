@@ -160,7 +160,7 @@ class _ReadAheadRequest(NamedTuple):
     place: int  # offset of its bytes in the spool
 
 
-def most_ahead() -> int:
+def max_ahead_bytes() -> int:
     """Return how many bytes a process may read ahead: 32 MiB, or an eighth of the free disk space if that is more."""
     return max(_MAX_MEMORY_BYTES, disk_usage(tempfile.gettempdir()).free // _DISK_DIVISOR)
 

@@ -40,7 +40,7 @@ class DottedFile(NamedTuple):
         return f"{self.name} would be a sample of its own: a key ends at the first dot of a name"
 
 
-def refusal(path: str, name: str, number: int) -> str:
+def refusal_message(path: str, name: str, number: int) -> str:
     """Return the error for a tar with such files. `name`: the first of them; `number`: how many there are."""
     more = f" (and {number - 1:,} more like it)" if number > 1 else ""
     key, _, part = name.rpartition("/")[2].partition(".")

@@ -1,6 +1,6 @@
 """Find the files of a source, of whatever form: what is asked of a form, and the names of files in ids of samples.
 
-an entry of source.path ──Form.in_folder──► files ──Form.leaves──► ListedFile ──find_files──► the shards of a Source
+entry of source.path ──in_folder──► files ──chosen_files──► ListedFile ──find_files──► the shards of a Source
 """
 
 import os
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import bucket_of, lies_in, on_this_machine
 from energon_pack.sources.mixture import Mixture
-from energon_pack.sources.other_formats import COMPRESSED, PARQUET, compressed_error
+from energon_pack.sources.other_formats import COMPRESSED_NAME, PARQUET_ADVICE, compressed_error
 from energon_pack.sources.shard import Shard, TarShard
 from energon_pack.sources.storage import State, absolute, expand, folder_of, state_of, walk
 
@@ -28,11 +28,11 @@ _SPLIT_NAME = re.compile(r"(?:^|[/_.-])(train|training|validation|valid|val|dev|
 _SAME_SPLIT = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation", "testing": "test"}
 
 
-LINES = re.compile(r"(?i)\.jsonl?$")
+JSON_FILE = re.compile(r"(?i)\.jsonl?$")
 _PARQUET = re.compile(r"(?i)\.parquet$")
 
 
-def shard_of(
+def make_shard(
     name: str,
     path: str,
     kind: type[Shard] = TarShard,
@@ -69,7 +69,7 @@ class Source:
     mixture: Mixture | None = None  # None: each sample comes once, or as often as its file's `ratio` says
 
     @cached_property
-    def beside(self) -> frozenset[Path]:
+    def parents(self) -> frozenset[Path]:
         """Return the folders of this machine in which files of the source lie."""
         paths = on_this_machine(shard.real_path for shard in self.shards)
         return frozenset(map(Path, map(os.path.dirname, paths)))
@@ -85,7 +85,7 @@ class Source:
         steps = zip(*(root.split("/") for root in roots), strict=False)
         return "/".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, steps)) or "/"
 
-    def around(self, place: str) -> Path | str | None:
+    def protected_folder(self, place: str) -> Path | str | None:
         """Return the folder of the source that a path lies in, where nothing may be written; None: it lies in none."""
         if bucket_of(place):
             beside = {folder_of(shard.path) for shard in self.shards if shard.is_stored}
@@ -93,7 +93,7 @@ class Source:
             return inside or next((folder for folder in (place, folder_of(place)) if folder in beside), None)
         path = Path(place).resolve()
         within = next((folder for folder in self.folders if path.is_relative_to(folder)), None)
-        return within or next((folder for folder in (path, path.parent) if folder in self.beside), None)
+        return within or next((folder for folder in (path, path.parent) if folder in self.parents), None)
 
 
 class ListedFile(NamedTuple):
@@ -107,7 +107,7 @@ class ListedFile(NamedTuple):
     fields: Mapping[str, Any]
 
 
-class Form(ABC):
+class FileFinder(ABC):
     """Finds the files of one form, such as tars; each search has an object of its own, which remembers files seen."""
 
     #: samples that a split or an exclude leaves out, as far as the source says
@@ -118,18 +118,18 @@ class Form(ABC):
         """Return the files of this form in a folder and its subfolders."""
 
     @abstractmethod
-    def leaves(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
+    def chosen_files(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
         """Yield the files that are read for an entry of `source.path`; raises PackError if there are none.
 
         `folders`: those that the entry names; `files`: those that it names, and those of `in_folder` for its folders.
         """
 
-    def finished(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
+    def completed(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
         """Return the shards of all entries, completed by what their content tells, as whether tars hold packs."""
         return shards
 
 
-def find_files(form: Form, path: Sequence[str]) -> Source:
+def find_files(form: FileFinder, path: Sequence[str]) -> Source:
     """Find the files of one form in folders (searched recursively), files and globs."""
     roots, folders = list[str](), list[str]()
     leaf_of = dict[str, ListedFile]()  # by real path
@@ -137,18 +137,18 @@ def find_files(form: Form, path: Sequence[str]) -> Source:
         root, inside, files = expand(os.path.expanduser(entry))
         roots.append(root)
         folders += inside
-        for leaf in form.leaves(entry, inside, [*files, *chain.from_iterable(map(form.in_folder, inside))]):
+        for leaf in form.chosen_files(entry, inside, [*files, *chain.from_iterable(map(form.in_folder, inside))]):
             leaf_of.setdefault(leaf.real_path, leaf)
     leaves = [*leaf_of.values()]
-    if compressed := sorted(leaf.path for leaf in leaves if COMPRESSED.search(leaf.path)):
+    if compressed := sorted(leaf.path for leaf in leaves if COMPRESSED_NAME.search(leaf.path)):
         raise compressed_error(compressed[0], len(compressed))
     shards = [
-        shard_of(name, leaf.path, leaf.kind, leaf.fields)
+        make_shard(name, leaf.path, leaf.kind, leaf.fields)
         for name, leaf in zip(names_of(roots, [leaf.path for leaf in leaves]), leaves, strict=True)
     ]
     local = on_this_machine(folders)
     return Source(
-        shards=sorted(form.finished(path, shards), key=lambda shard: shard.name),
+        shards=sorted(form.completed(path, shards), key=lambda shard: shard.name),
         folders=frozenset(Path(folder).resolve() for folder in local),
         stored=frozenset(folders) - local,
         num_left_out=form.num_left_out,
@@ -186,9 +186,9 @@ def names_of(roots: Iterable[str], files: Sequence[str]) -> list[str]:
             depths[root] += 1
 
 
-def but_parquet(folders: Sequence[str]) -> str:
+def parquet_hint(folders: Sequence[str]) -> str:
     """Return the end of an error if folders have Parquet files, as advice to read these; else an empty text."""
-    return f" but {PARQUET}" if any(walk(folder, _PARQUET) for folder in folders) else ""
+    return f" but {PARQUET_ADVICE}" if any(walk(folder, _PARQUET) for folder in folders) else ""
 
 
 def _rooted_path(path: str) -> str:
@@ -211,12 +211,12 @@ def _enclosing(path: str, folders: Collection[str]) -> str | None:
     return None
 
 
-def of_split(folder: str, files: Sequence[str], split: str | None) -> list[str]:
+def files_of_split(folder: str, files: Sequence[str], split: str | None) -> list[str]:
     """Return the files that belong to a split by their paths, without plans of packed datasets.
 
     `split`: its name; None: all files, and a PackError if their paths name several splits.
     """
-    split_of_file = {file: split_of(file.removeprefix(folder).lstrip("/")) for file in with_samples(files)}
+    split_of_file = {file: split_in_path(file.removeprefix(folder).lstrip("/")) for file in without_plans(files)}
     counts = Counter(split_of_file.values())
     seen = ", ".join(f"{name or 'of no split'}: {amount(number, 'file')}" for name, number in counts.items())
     if split is None:
@@ -231,12 +231,12 @@ def of_split(folder: str, files: Sequence[str], split: str | None) -> list[str]:
     return taken
 
 
-def with_samples(files: Sequence[str]) -> list[str]:
+def without_plans(files: Sequence[str]) -> list[str]:
     """Return the files without plans of packed datasets, which are tables, too."""
     return [file for file in files if not _PLAN_FILE.search(file)]
 
 
-def split_of(name: str) -> str | None:
+def split_in_path(name: str) -> str | None:
     """Return the split that a path names last, as `train` or `validation`; None: it names none."""
     named = _SPLIT_NAME.findall(name)
     return _SAME_SPLIT.get(named[-1], named[-1]) if named else None

@@ -14,8 +14,8 @@ from energon_pack.run.plain_data import json_value
 from energon_pack.run.recent import Recent
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.named_bytes import bytes_at
-from energon_pack.sources.other_formats import TABLE
+from energon_pack.sources.named_bytes import medium_at
+from energon_pack.sources.other_formats import TABLE_SUFFIX
 from energon_pack.sources.storage import File, InMemory, open_file, read_ahead, state_of
 
 _MAX_MEMBER_BYTES = 4 << 30  # bytes of a member of an archive
@@ -32,7 +32,7 @@ _LMDB, _ZIP = (".lmdb", ".mdb"), ".zip"
 def split_name(path: str) -> tuple[str, str | None]:
     """Split a path `FILE::KEY` into the file and the key; the key is None if the path names an ordinary file."""
     file, separator, key = path.partition(_SEPARATOR)
-    return (file, key) if separator and file.lower().endswith((*_LMDB, _ZIP, TABLE, *_JSONL)) else (path, None)
+    return (file, key) if separator and file.lower().endswith((*_LMDB, _ZIP, TABLE_SUFFIX, *_JSONL)) else (path, None)
 
 
 def joined_name(file: str, key: str) -> str:
@@ -40,20 +40,20 @@ def joined_name(file: str, key: str) -> str:
     return f"{file}{_SEPARATOR}{key}"
 
 
-def media_in(media_root: str, name: str) -> str | None:
+def archive_path(media_root: str, name: str) -> str | None:
     """Return the path of a medium in the zip archive `media_root`; None: that is a folder, or the name an address."""
     return joined_name(media_root, name) if media_root.lower().endswith(_ZIP) and not bucket_of(name) else None
 
 
 def open_inside(file: str, key: str) -> File:
     """Open a medium inside an LMDB, a zip archive, a table or a JSONL file; raises KeyError if there is no such key."""
-    if file.lower().endswith(TABLE):
+    if file.lower().endswith(TABLE_SUFFIX):
         from energon_pack.sources.tables import open_cell  # imports pyarrow, which loaders of other packs do not need
 
         return open_cell(file, key)
     if file.lower().endswith(_ZIP):
-        return open_member(file, key)
-    return open_value(file, key) if file.lower().endswith(_LMDB) else _open_base64(file, key)
+        return open_zip_member(file, key)
+    return open_lmdb_value(file, key) if file.lower().endswith(_LMDB) else _open_base64(file, key)
 
 
 def _open_base64(path: str, key: str) -> InMemory:
@@ -64,7 +64,7 @@ def _open_base64(path: str, key: str) -> InMemory:
         raise KeyError(key)
     with open_file(path) as file:
         value = json_value(file.read(int(offset), min(int(size), file.size)))
-        return InMemory(bytes_at(way, partial(_item_at, value)), file.version)
+        return InMemory(medium_at(way, partial(_item_at, value)), file.version)
 
 
 def _item_at(line: Any, value: Any, step: str) -> Any:
@@ -72,7 +72,7 @@ def _item_at(line: Any, value: Any, step: str) -> Any:
     return value[int(step) if isinstance(value, list) else step]
 
 
-def open_member(archive: str, name: str) -> InMemory:
+def open_zip_member(archive: str, name: str) -> InMemory:
     """Read a member of a zip archive, with the archive's version; raises KeyError, or Skip if it can't be read."""
     state = state_of(archive)
     if state is None:
@@ -98,7 +98,7 @@ def _open_container(path: str, version: str, open_it: Callable[[], Any]) -> Any:
     return container
 
 
-def open_value(database: str, key: str) -> InMemory:
+def open_lmdb_value(database: str, key: str) -> InMemory:
     """Read the value of a key of an LMDB, with the LMDB's version; raises KeyError, or Skip if it can't be read."""
     file = os.path.join(database, "data.mdb") if os.path.isdir(database) else database
     state = state_of(file)
@@ -118,7 +118,7 @@ def open_value(database: str, key: str) -> InMemory:
 
 
 def _open_lmdb(database: str, num_bytes: int) -> Any:
-    """Open an LMDB of this size; raises Skip as `open_value`."""
+    """Open an LMDB of this size; raises Skip as `open_lmdb_value`."""
     name = os.path.basename(database)
     try:
         import lmdb

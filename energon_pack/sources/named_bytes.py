@@ -1,7 +1,7 @@
 """Replace media inside a record by names: bytes, `{bytes, path}` of `datasets`, base64. Pure.
 
-{"images": ["/9j/4AAQ…"]} ──with_names──► {"images": ["NAME/images/0"]}
-images/0                  ──bytes_at────► the image
+{"images": ["/9j/4AAQ…"]} ──name_media──► {"images": ["NAME/images/0"]}
+images/0                  ──medium_at───► the image
 """
 
 import base64
@@ -28,24 +28,24 @@ def may_have_base64(raw: bytes) -> bool:
     return _BASE64_IN_JSON.search(raw) is not None
 
 
-def with_names(value: Any, name: str) -> Any:
+def name_media(value: Any, name: str) -> Any:
     """Return a value with a name in place of each medium in it: `name` and the path there, as `NAME/images/0`."""
     if isinstance(value, dict):
         if "bytes" in value and value.keys() <= _MEDIA_FIELDS:
             return value.get("path") if value["bytes"] is None else f"{name}/bytes"
-        return {key: with_names(item, f"{name}/{quote(key, safe='')}") for key, item in value.items()}
+        return {key: name_media(item, f"{name}/{quote(key, safe='')}") for key, item in value.items()}
     if isinstance(value, list):
-        return [with_names(item, f"{name}/{index}") for index, item in enumerate(value)]
+        return [name_media(item, f"{name}/{index}") for index, item in enumerate(value)]
     return name if isinstance(value, bytes) or (isinstance(value, str) and _BASE64.match(value)) else value
 
 
-def bytes_at(
+def medium_at(
     way: Sequence[str], item: Callable[[Any, str], Any], plain: Callable[[Any], Any] = lambda value: value
 ) -> bytes:
     """Return the bytes of the medium at a path, decoded if they are base64; raises KeyError if there is none.
 
     Args:
-        way: the steps of the path, as `with_names` wrote them.
+        way: the steps of the path, as `name_media` wrote them.
         item: returns the item of a value at a step; for the first step, the value is None.
         plain: turns the last value into bytes or text.
     """

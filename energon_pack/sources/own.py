@@ -21,9 +21,9 @@ _PIXEL_KEYS = ("min_pixels", "max_pixels")
 _HEARD_KEY = "use_audio_in_video"
 _OPTION_KEYS = ("labels", "chat_template_kwargs", _HEARD_KEY, *_PIXEL_KEYS)
 #: keys of an entry that this file reads
-OWN_KEYS = (*_GROUPS, *_TEXT_KEYS, *_OPTION_KEYS)
+OVERRIDE_KEYS = (*_GROUPS, *_TEXT_KEYS, *_OPTION_KEYS)
 #: settings that an entry can't override, and why
-OF_THE_RUN = {
+RUN_SETTINGS = {
     "map": "source.map is code, which the run names",
     "control_tokens": "source.control_tokens is a rule of the model's text, and packs mix entries",
     "media": "the run prepares all media in one way; max_pixels and min_pixels may differ",
@@ -33,7 +33,7 @@ OF_THE_RUN = {
 
 
 @dataclass(frozen=True)
-class Own:
+class EntrySettings:
     """The settings of a mixture entry that override the run's for the samples of its files."""
 
     #: settings for reading its records; None: the run's
@@ -48,7 +48,7 @@ class Own:
             return []
         return [None if self.reading is None else self.reading.identity, dict(self.options)]
 
-    def applied(self, record: Record) -> Record:
+    def add_options(self, record: Record) -> Record:
         """Return a record with `options` added to its fields; the record's own fields override them."""
         if not self.options:
             return record
@@ -56,14 +56,14 @@ class Own:
         return replace(record, fields={**record.fields, **fields})
 
 
-NOTHING = Own()
+NO_SETTINGS = EntrySettings()
 
 
 def _merge(settings: Mapping[str, Any], value: Any) -> Any:
     return {**settings, **value} if isinstance(value, Mapping) else settings if value is None else value
 
 
-def own_settings(where: str, item: Mapping[str, Any], run: ReadSettings) -> Own:
+def read_entry_settings(where: str, item: Mapping[str, Any], run: ReadSettings) -> EntrySettings:
     """Read the settings of a mixture entry that override the run's; raises PackError if one is of a wrong type.
 
     `where`: the entry in errors; `item`: the entry; `run`: the settings that it overrides.
@@ -83,14 +83,14 @@ def own_settings(where: str, item: Mapping[str, Any], run: ReadSettings) -> Own:
             raise PackError(f"{where}: {_HEARD_KEY} is {heard!r}, not true or false")
         options[_HEARD_KEY] = heard
     if not texts and not names:
-        return Own(None, options)
+        return EntrySettings(None, options)
     try:
         reading = node_of(
             ReadSettings, {**{each.name: getattr(run, each.name) for each in fields(run)}, **texts, **names}
         )
     except ValueError as error:
         raise PackError(f"{where}: {error}") from None
-    return Own(reading, options)
+    return EntrySettings(reading, options)
 
 
 def _read_names(where: str, value: Any, kind: type[Columns] | type[Roles]) -> dict[str, str]:

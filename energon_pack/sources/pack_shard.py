@@ -49,7 +49,7 @@ class PackShard(TarShard):
         return *super().identity, self.form
 
     @property
-    def called(self) -> str:
+    def format_name(self) -> str:
         return f"packs, each member a sample: {self.form}"
 
     def index(self) -> pa.Table:
@@ -133,7 +133,7 @@ def _stated_num_members(value: dict[str, Any]) -> int | None:
 # ------------------------------------------------------------------------------------------------- which tars are packs
 
 
-def with_members(tars: Sequence[Shard]) -> list[Shard]:
+def with_pack_shards(tars: Sequence[Shard]) -> list[Shard]:
     """Return the same tars; those of packs become `PackShard`s, whose samples are the members of the packs.
 
     The first samples of a folder's tars tell whether they are packs, and of which form.

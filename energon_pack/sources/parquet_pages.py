@@ -16,10 +16,10 @@ from energon_pack.sources.page_content import PageBytes, Snappy, content_of
 from energon_pack.sources.parquet_footer import ColumnChunk, read_struct, varint
 
 #: the step of a way that leads into each element of a list
-LIST: Final = object()
+EACH_ELEMENT: Final = object()
 
-#: field names and `LIST`
-Way = tuple[Any, ...]
+#: field names and `EACH_ELEMENT`
+LeafPath = tuple[Any, ...]
 
 
 _CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd"}  # CompressionCodec → pyarrow's name
@@ -58,7 +58,7 @@ class BytesColumn:
             return None
         return Value(self.pages[self.page[number]], int(self.start[number]), int(self.length[number]))
 
-    def are_there(self, row: int) -> list[bool]:
+    def are_not_null(self, row: int) -> list[bool]:
         """Tell for each value of a row whether it is not null."""
         return [length >= 0 for length in self.length[self.first[row] : self.first[row + 1]].tolist()]
 
@@ -196,45 +196,45 @@ def _decode_hybrid(data: bytes, width: int, number: int) -> np.ndarray:
     return np.concatenate(runs)[:number] if runs else np.zeros(number, np.int64)
 
 
-def ways_of(schema: pa.Schema) -> Iterator[Way]:
+def leaf_paths(schema: pa.Schema) -> Iterator[LeafPath]:
     """Yield the path to the values of each column, in the order of a Parquet file: `("images", LIST, "bytes")`."""
     for field in schema:
         yield from _paths_inside(field.type, (field.name,))
 
 
-def _paths_inside(kind: pa.DataType, way: Way) -> Iterator[Way]:
+def _paths_inside(kind: pa.DataType, way: LeafPath) -> Iterator[LeafPath]:
     if isinstance(kind, pa.BaseExtensionType):
         yield from _paths_inside(kind.storage_type, way)
     elif pa.types.is_struct(kind):
         for field in kind:
             yield from _paths_inside(field.type, (*way, field.name))
     elif pa.types.is_map(kind):
-        yield from _paths_inside(kind.key_type, (*way, LIST, "key"))
-        yield from _paths_inside(kind.item_type, (*way, LIST, "value"))
+        yield from _paths_inside(kind.key_type, (*way, EACH_ELEMENT, "key"))
+        yield from _paths_inside(kind.item_type, (*way, EACH_ELEMENT, "value"))
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        yield from _paths_inside(kind.value_type, (*way, LIST))
+        yield from _paths_inside(kind.value_type, (*way, EACH_ELEMENT))
     else:
         yield way
 
 
-def put_bytes(row: dict[str, Any], way: Way, are_there: Sequence[bool]) -> None:
+def put_placeholders(row: dict[str, Any], way: LeafPath, are_not_null: Sequence[bool]) -> None:
     """Put b"" into a row, at the path of a column, in place of each of its values; None for a value that is null.
 
     Args:
         row: a row without the leaf, and without structs that hold only the leaf.
-        way: the path, with at most one `LIST`.
+        way: the path, with at most one `EACH_ELEMENT`.
         are_there: whether each element is there; for an empty or missing list, a single False.
     """
-    values = [b"" if is_there else None for is_there in are_there]
-    if LIST not in way:
+    values = [b"" if is_there else None for is_there in are_not_null]
+    if EACH_ELEMENT not in way:
         if values[0] is not None or len(way) == 1 or _value_at(row, way[:-1]) is not None:
             _put_value(row, way, values[0])
         return
-    place = way.index(LIST)
+    place = way.index(EACH_ELEMENT)
     before, after = way[:place], way[place + 1 :]
     elements = _value_at(row, before)
     if elements is None:
-        if not any(are_there) and len(values) == 1:
+        if not any(are_not_null) and len(values) == 1:
             return
         elements = [{} if after else None for _ in values]
         _put_value(row, before, elements)
@@ -245,13 +245,13 @@ def put_bytes(row: dict[str, Any], way: Way, are_there: Sequence[bool]) -> None:
             _put_value(elements[number], after, value)
 
 
-def _value_at(value: Any, way: Way) -> Any:
+def _value_at(value: Any, way: LeafPath) -> Any:
     for step in way:
         value = value.get(step) if isinstance(value, dict) else None
     return value
 
 
-def _put_value(value: dict[str, Any], way: Way, item: Any) -> None:
+def _put_value(value: dict[str, Any], way: LeafPath, item: Any) -> None:
     for step in way[:-1]:
         if value.get(step) is None:
             value[step] = {}

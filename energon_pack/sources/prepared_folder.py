@@ -35,14 +35,14 @@ class PreparedFolder:
     shard_counts: dict[str, int] = field(default_factory=dict)
 
 
-class LeftOut(NamedTuple):
+class LeftOutSamples(NamedTuple):
     """The samples of a tar that `source.split` or Energon's `exclude` leave out."""
 
     keys: frozenset[str] | None = frozenset()  # keys that are left out; None: the whole tar is left out
     num_samples: int = 0  # samples that are left out, as far as its folder says
 
 
-class Selection:
+class SplitSelection:
     """Tells which samples of each tar are left out, by the nearest folder around it that Energon has prepared.
 
     `split`: the part of split.yaml that is taken; None: all.
@@ -52,19 +52,19 @@ class Selection:
         self._split = split
         self._prepared: dict[str, PreparedFolder | None] = {}
 
-    def left_out(self, tar: str) -> LeftOut:
+    def left_out(self, tar: str) -> LeftOutSamples:
         """Return the samples of a tar that are left out; raises PackError if no folder has the split asked for."""
         tar = absolute(tar)
         prepared = self._prepared_around(folder_of(tar))
         if prepared is None:
             if self._split is not None:
                 raise PackError(f"source.split={self._split}: {tar} lies in no folder with {META_FOLDER}/split.yaml")
-            return LeftOut()
+            return LeftOutSamples()
         name = Path(os.path.relpath(tar, prepared.folder)).as_posix()
         if name in prepared.excluded_shards or (prepared.shards is not None and name not in prepared.shards):
-            return LeftOut(None, prepared.shard_counts.get(name, 0))
+            return LeftOutSamples(None, prepared.shard_counts.get(name, 0))
         keys = prepared.excluded_keys.get(name, frozenset[str]())
-        return LeftOut(keys, len(keys))
+        return LeftOutSamples(keys, len(keys))
 
     def prepared_folder(self, tar: str) -> str | None:
         """Return the nearest prepared folder around a tar; None: there is none."""

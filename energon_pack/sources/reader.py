@@ -10,7 +10,7 @@ from energon_pack.errors import PackError
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.blockwise import most_ahead
+from energon_pack.sources.blockwise import max_ahead_bytes
 from energon_pack.sources.inside import OpenFiles, open_medium, split_name
 from energon_pack.sources.referenced import ends_of
 from energon_pack.sources.rows import MeasuredRow, SampleRow
@@ -22,8 +22,8 @@ from energon_pack.sources.storage import state_of as state_of_file
 INDEX_VERSION = 11
 
 Item = TypeVar("Item")
-Samples = Callable[[Item], Iterable[tuple[Shard, MeasuredRow]]]
-OfMedium = Callable[[int, int], Sequence[tuple[int, int]]]
+SamplesOf = Callable[[Item], Iterable[tuple[Shard, MeasuredRow]]]
+RangesOf = Callable[[int, int], Sequence[tuple[int, int]]]
 _RangesByPath = dict[str, tuple[Shard, list[tuple[int, int]]]]  # by path: ranges, as offset and number of bytes
 _MAX_RANGES_AHEAD = 50_000  # ranges that are read ahead at a time: memory holds their places
 _MAX_BYTES_AHEAD = 32 << 20  # bytes of a file that are read ahead; a larger file is read block by block
@@ -36,7 +36,7 @@ class Reader:
         self._open_files = OpenFiles()
         self._files_ahead: dict[str, File] = {}  # shards with ranges that were read ahead
 
-    def ahead(self, items: Iterable[Item], samples: Samples[Item], of_medium: OfMedium) -> Iterator[Item]:
+    def ahead(self, items: Iterable[Item], samples: SamplesOf[Item], of_medium: RangesOf) -> Iterator[Item]:
         """Yield the items in order; before each group of them, request all that its samples need from object stores.
 
         Args:
@@ -54,7 +54,7 @@ class Reader:
                 self._fetch(ranges_of)
                 yield from window
                 window, ranges_of = [], {}
-                bytes_left, places_left = (most_ahead() - num_bytes, _MAX_RANGES_AHEAD) if places else (0, 0)
+                bytes_left, places_left = (max_ahead_bytes() - num_bytes, _MAX_RANGES_AHEAD) if places else (0, 0)
             window.append(item)
             for shard, offset, size in places:
                 ranges_of.setdefault(shard.path, (shard, []))[1].append((offset, size))
@@ -155,12 +155,12 @@ class Reader:
         self._open_files.__exit__()
 
 
-def whole(offset: int, size: int) -> list[tuple[int, int]]:
+def whole_range(offset: int, size: int) -> list[tuple[int, int]]:
     """Return (offset, size) of a whole medium as its only range: for `Reader.ahead`."""
     return [(offset, size)]
 
 
-def _ranges_ahead(shard: Shard, row: MeasuredRow, of_medium: OfMedium) -> Iterator[tuple[Shard, int, int]]:
+def _ranges_ahead(shard: Shard, row: MeasuredRow, of_medium: RangesOf) -> Iterator[tuple[Shard, int, int]]:
     """Yield the ranges to read for a sample, each with the header before it; nothing for a sample on a disk."""
     if shard.is_stored and shard.is_read_by_place:
         parts: list[AnyPart] = [*row.parts, *row.positions] if shard.media_root is None else []

@@ -15,12 +15,12 @@ from energon_pack.samples.parts import Reference
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.inside import OpenFiles, joined_name
 from energon_pack.sources.storage import File, path_in
-from energon_pack.sources.tar import BLOCK, member_of
+from energon_pack.sources.tar import BLOCK, name_and_size
 
 #: bytes at each end of a medium that are compared
-END = 1024
+END_BYTES = 1024
 #: media that are read at the same time: fewer than the files that are kept open
-AT_ONCE = 32
+MEDIA_AT_ONCE = 32
 
 
 class Ends(NamedTuple):
@@ -35,22 +35,22 @@ class Ends(NamedTuple):
         """Return the CRC-32 of the name in the header and of both ends; raises ValueError if the header is invalid."""
         name = b""
         if self.header:
-            member = member_of(self.header)
+            member = name_and_size(self.header)
             if member is None:
                 raise ValueError("no header of a tar")
             name = member[0].encode()
         return crc32(self.last, crc32(self.first, crc32(name)))
 
 
-def ends_within(offset: int, size: int) -> list[tuple[int, int]]:
+def end_ranges(offset: int, size: int) -> list[tuple[int, int]]:
     """Return (offset, size) of the first and of the last 1,024 bytes of a part, or of all of it if it is smaller."""
-    end = min(size, END)
+    end = min(size, END_BYTES)
     return [(offset, end), (offset + size - end, end)]
 
 
 def ends_of(file: Bytes, offset: int, size: int, lead: int) -> Ends:
     """Read the first and last bytes of a part, and the `lead` bytes of the tar header before it."""
-    (first, end), last = ends_within(offset, size)
+    (first, end), last = end_ranges(offset, size)
     head = file.read(first - lead, lead + end)
     return Ends(head[:lead], head[lead:], file.read(*last))
 
@@ -65,8 +65,8 @@ class SourceMedia:
     def read(self, references: Sequence[Reference]) -> list[bytes]:
         """Return the bytes of each medium; raises PackError if one has changed or can't be read."""
         media: list[bytes] = []
-        for first in range(0, len(references), AT_ONCE):
-            batch = references[first : first + AT_ONCE]
+        for first in range(0, len(references), MEDIA_AT_ONCE):
+            batch = references[first : first + MEDIA_AT_ONCE]
             self.read_ahead(batch)
             media += [self.opened(reference).read(0, reference.size) for reference in batch]
         return media
@@ -80,7 +80,7 @@ class SourceMedia:
         for reference in references if bucket_of(self._root) else ():
             path, offset, lead = self._place(reference)
             with suppress(PackError), _readable_errors(path, reference):
-                (start, end), last = ends_within(offset, reference.size)
+                (start, end), last = end_ranges(offset, reference.size)
                 ends = [(start - lead, lead + end), last]
                 _, ranges = ranges_of.setdefault(path, (self._files.open(path), []))
                 ranges += [(offset - lead, lead + reference.size)] if whole else ends
@@ -106,7 +106,7 @@ class SourceMedia:
 
     def _refuse_changed(self, reference: Reference, ends: Ends, size: int) -> None:
         """Raise PackError if the medium has changed."""
-        member = member_of(ends.header) if ends.header else ("", size)
+        member = name_and_size(ends.header) if ends.header else ("", size)
         is_it = member is not None and member[1] == size == reference.size and ends.checksum == reference.checksum
         if not is_it:
             path, offset, lead = self._place(reference)

@@ -2,7 +2,7 @@
 
     IndexRow    ──read_sample──►     media are searched, their headers read, and put in the order of their placeholders
     MeasuredRow ──read_again──►      the headers of its media are read again
-    MeasuredRow ──read_but_media──►  its media are not opened, because their bytes are only copied
+    MeasuredRow ──read_text_only──►  its media are not opened, because their bytes are only copied
 
 All three then do the same: JSON ─► record ─► placeholders ─► patch positions ─► times ─► `ReadSample`.
 """
@@ -99,7 +99,7 @@ def _guess_media_type(raw: bytes) -> str | None:
 
 def read_again(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings) -> ReadSample:
     """Read a measured sample again, with the headers of its media."""
-    return with_headers(reader, shard, read_but_media(reader, shard, row, settings, reader.raw(shard, row)))
+    return with_headers(reader, shard, read_text_only(reader, shard, row, settings, reader.raw(shard, row)))
 
 
 def with_headers(reader: Reader, shard: Shard, sample: ReadSample) -> ReadSample:
@@ -108,7 +108,7 @@ def with_headers(reader: Reader, shard: Shard, sample: ReadSample) -> ReadSample
     return sample._replace(media=_as_requested(reader, shard, sample.parts, media, sample.fields))
 
 
-def read_but_media(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings, raw: bytes) -> ReadSample:
+def read_text_only(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings, raw: bytes) -> ReadSample:
     """Read a measured sample from its JSON or text, `raw`; its media are not opened, and `media` is empty."""
     kinds = row.cut.all_kinds if row.cut else [part.kind for part in row.parts]
     record = shard.read_record(raw, row.record_part, bool(kinds), settings)

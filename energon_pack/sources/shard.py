@@ -30,12 +30,12 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources import wds
 from energon_pack.sources.copies import drawn_rows, source_key
 from energon_pack.sources.field_map import FieldMap
-from energon_pack.sources.inside import joined_name, media_in, split_name
+from energon_pack.sources.inside import archive_path, joined_name, split_name
 from energon_pack.sources.jsonl import line_index as lines
 from energon_pack.sources.jsonl.coco import with_image
-from energon_pack.sources.jsonl.dialects import Lines, parse_line
-from energon_pack.sources.named_bytes import may_have_base64, with_names
-from energon_pack.sources.own import NOTHING, Own
+from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
+from energon_pack.sources.named_bytes import may_have_base64, name_media
+from energon_pack.sources.own import NO_SETTINGS, EntrySettings
 from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.settings import Format
 from energon_pack.sources.storage import File, State, folder_of, open_file, path_in, real_path, state_of
@@ -50,7 +50,7 @@ class _File:
     """One source file, with the values that tell whether it has changed."""
 
     #: the character between its name and the key of a sample in a sample id
-    mark: ClassVar[str]
+    key_separator: ClassVar[str]
     #: bytes of the header before each part of a sample
     lead: ClassVar[int] = 0
     #: the `source.format` that finds such files
@@ -63,7 +63,7 @@ class _File:
     size: int
     version: str
     #: settings of its entry in a mixture
-    own: Own = field(default=NOTHING, kw_only=True, hash=False)
+    own: EntrySettings = field(default=NO_SETTINGS, kw_only=True, hash=False)
 
     @cached_property
     def real_path(self) -> str:
@@ -76,7 +76,7 @@ class _File:
         return self.real_path, self.size, self.version, None
 
     @property
-    def called(self) -> str:
+    def format_name(self) -> str:
         """Return the name of the file's format, for the line that describes a source."""
         raise NotImplementedError
 
@@ -114,7 +114,7 @@ class _File:
 
     def read_record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         """Parse a sample as `record` does; settings of its mixture entry override `settings`, and add fields."""
-        record = self.own.applied(self.record(raw, part, has_media, self.own.reading or settings))
+        record = self.own.add_options(self.record(raw, part, has_media, self.own.reading or settings))
         return with_hearing(record, settings)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
@@ -144,14 +144,14 @@ class _File:
 
     def sample_id(self, key: str) -> str:
         """Return the name of a sample in packs and ledger: `<shard>/<key>`, `<file>:<line>`."""
-        return f"{self.name}{self.mark}{key}"
+        return f"{self.name}{self.key_separator}{key}"
 
 
 @dataclass(frozen=True)
 class TarShard(_File):
     """A WebDataset tar: a sample is a JSON or text and the media beside it."""
 
-    mark = "/"
+    key_separator = "/"
     format = Format.wds
     lead = BLOCK
 
@@ -166,7 +166,7 @@ class TarShard(_File):
         return *super().identity[:-1], field_map, *([sorted(self.excluded)] if self.excluded else [])
 
     @property
-    def called(self) -> str:
+    def format_name(self) -> str:
         names = [name for name, _ in self.field_map.fields] if self.field_map else []
         read = f", {' and '.join(names)} by Energon's field_map" if names else ""
         return f"WebDataset tars{read}"
@@ -215,7 +215,7 @@ class TarShard(_File):
 class JsonlShard(_File):
     """A file of JSON samples, one a line or in an array; their media are separate files."""
 
-    mark = ":"
+    key_separator = ":"
     format = Format.jsonl
     #: matches such files in a folder
     names: ClassVar[re.Pattern[str]] = re.compile(r"(?i)\.jsonl(\.(gz|bz2|xz|zst|lz4))?$")
@@ -224,10 +224,10 @@ class JsonlShard(_File):
     #: for a class of another package: raise it when `value` reads the same bytes differently
     value_version: ClassVar[int] = 0
 
-    lines: Lines
+    lines: LineSettings
 
     @property
-    def called(self) -> str:
+    def format_name(self) -> str:
         return "JSONL"
 
     @property
@@ -266,16 +266,16 @@ class JsonlShard(_File):
             value = json_value(raw)
         except ValueError:  # `record` reports it
             return raw
-        return json.dumps(with_names(value, joined_name(os.path.basename(self.path), f"{offset}+{size}"))).encode()
+        return json.dumps(name_media(value, joined_name(os.path.basename(self.path), f"{offset}+{size}"))).encode()
 
     def path_of(self, name: str) -> str:
         file, key = split_name(name)
         if key is not None and file == os.path.basename(self.path):
             return joined_name(self.path, key)
-        return media_in(self.media_root, name) or path_in(self.media_root, name)
+        return archive_path(self.media_root, name) or path_in(self.media_root, name)
 
     def digest(self) -> str:
-        return lines.digest_of(self.path)
+        return lines.file_digest(self.path)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         try:
@@ -310,7 +310,7 @@ class JsonlShard(_File):
     @property
     def base(self) -> str:
         """Return the folder that names of its media are relative to."""
-        return folder_of(self.media_root) if media_in(self.media_root, "") else self.media_root
+        return folder_of(self.media_root) if archive_path(self.media_root, "") else self.media_root
 
     def place(self, part: AnyPart, root: str) -> tuple[str | int, ...]:
         path, key = split_name(_relative_path(root, self.path_of(part.name)))

@@ -67,7 +67,7 @@ class _BytesRead:
     num_bytes = 0
 
 
-def counted(function: Callable[[Job], Result], job: Job) -> tuple[Result, int]:
+def with_bytes_read(function: Callable[[Job], Result], job: Job) -> tuple[Result, int]:
     """Call a function with a job; return its result, and how many bytes of files this process read meanwhile."""
     before = _BytesRead.num_bytes
     return function(job), _BytesRead.num_bytes - before

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from energon_pack.sources.jsonl.line_index import index_of
+from energon_pack.sources.jsonl.line_index import index_table
 from energon_pack.sources.settings import Format
 from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.storage import File
@@ -26,14 +26,14 @@ class TableShard(JsonlShard):
     has_splits = True
 
     @property
-    def called(self) -> str:
+    def format_name(self) -> str:
         return "Parquet"
 
     def index(self) -> pa.Table:
         table = table_of(self.path)
         sizes = np.repeat(np.array(table.text_lens, np.int64), table.group_lens)
         numbers = np.arange(len(sizes))
-        return index_of(numbers, numbers, sizes, self.digest())
+        return index_table(numbers, numbers, sizes, self.digest())
 
     def _first_places(self, number: int) -> list[tuple[int, int]]:
         return [(row, 0) for row in range(min(number, table_of(self.path).starts[-1]))]

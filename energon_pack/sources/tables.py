@@ -25,25 +25,25 @@ from energon_pack.run.recent import Recent
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.nulls import without_nulls
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.named_bytes import bytes_at, with_names
-from energon_pack.sources.other_formats import TABLE
+from energon_pack.sources.named_bytes import medium_at, name_media
+from energon_pack.sources.other_formats import TABLE_SUFFIX
 from energon_pack.sources.parquet_footer import ColumnChunk, read_chunks
 from energon_pack.sources.parquet_pages import (
-    LIST,
+    EACH_ELEMENT,
     BytesColumn,
+    LeafPath,
     Value,
-    Way,
     column_of,
     is_read_by_pages,
-    put_bytes,
-    ways_of,
+    leaf_paths,
+    put_placeholders,
 )
 from energon_pack.sources.storage import File, InMemory, State, open_file, state_of
 
 #: bytes of a group of rows that are read at once
-LARGEST = 1 << 30
+MAX_GROUP_BYTES = 1 << 30
 #: the memory that a part of a file may take above that, by its bytes; texts are in it three times
-MOST_TIMES = 64
+MEMORY_PER_BYTE = 64
 _MAX_ROWS_PER_BYTE = 8  # of a byte: a table of nothing, or of the same again and again, may have any number
 _BUFFER_BYTES = 1 << 14  # small, because columns of images lie between columns of text
 
@@ -58,9 +58,9 @@ class Table:
     group_lens: list[int]  # number of rows of each group
     text_lens: list[int]  # approximate bytes of a row's text, for each group
 
-    def most_bytes(self, group: int) -> int:
+    def max_group_memory(self, group: int) -> int:
         """Return the bytes of memory that reading a row group may take, which grow with its bytes in the file."""
-        return LARGEST + MOST_TIMES * min(sum(chunk.size for chunk in self.chunks[group]), self.file.size)
+        return MAX_GROUP_BYTES + MEMORY_PER_BYTE * min(sum(chunk.size for chunk in self.chunks[group]), self.file.size)
 
     @cached_property
     def starts(self) -> list[int]:
@@ -68,9 +68,9 @@ class Table:
         return list(accumulate(self.group_lens, initial=0))
 
     @cached_property
-    def bytes_at(self) -> dict[Way, int]:
+    def bytes_columns(self) -> dict[LeafPath, int]:
         """Return the columns of bytes: the path to the value in a row → the column's number in the file."""
-        columns = enumerate(ways_of(self.parquet.schema_arrow))
+        columns = enumerate(leaf_paths(self.parquet.schema_arrow))
         return {way: number for number, way in columns if not _is_text(self.parquet.schema.column(number))}
 
 
@@ -82,7 +82,7 @@ def _read_table(path: str, file: File) -> Table:
     lens = [parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups)]
     if sum(lens) != parquet.metadata.num_rows or min(lens, default=0) < 0:
         raise ValueError(f"its row groups do not have its {parquet.metadata.num_rows} rows")
-    _check_sizes(path, chunks, {*leaves}, [way.count(LIST) > 1 for way in ways_of(parquet.schema_arrow)])
+    _check_sizes(path, chunks, {*leaves}, [way.count(EACH_ELEMENT) > 1 for way in leaf_paths(parquet.schema_arrow)])
     text_lens = [max(1, size // max(1, num)) for size, num in zip(texts, lens, strict=True)]
     return Table(file, parquet, chunks, lens, text_lens)
 
@@ -98,7 +98,7 @@ def _check_sizes(path: str, groups: Sequence[Sequence[ColumnChunk]], texts: set[
         of_bytes = {*range(len(group))} - texts
         is_whole = any(are_deep[leaf] or not is_read_by_pages(group[leaf]) for leaf in of_bytes)
         size = sum(chunk.plain_size for leaf, chunk in enumerate(group) if is_whole or leaf in texts)
-        if size > LARGEST:
+        if size > MAX_GROUP_BYTES:
             raise PackError(f"{path}: row group {number} has {sized(size)} that are read at once: {_REMEDY}")
 
 
@@ -136,7 +136,7 @@ def table_row(path: str, version: str, number: int) -> bytes:
         rows = _kept_jsons.get(key)
         rows = _kept_jsons.put(key, _rows_as_json(key)) if rows is None else rows
         if not rows:
-            raise Skip(Reason.INVALID_JSON, f"row group {key[2]} takes more than {sized(LARGEST)}: {_REMEDY}")
+            raise Skip(Reason.INVALID_JSON, f"row group {key[2]} takes more than {sized(MAX_GROUP_BYTES)}: {_REMEDY}")
         return rows[row]
     except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
         raise Skip(Reason.INVALID_JSON, f"row {number} can't be read: {one_line(error)}") from None
@@ -147,10 +147,10 @@ def _rows_as_json(key: _GroupKey) -> list[bytes]:
     path, version, index = key
     table, name = _open_table(path, version), os.path.basename(path)
     try:
-        with bounded(table.most_bytes(index)):
+        with bounded(table.max_group_memory(index)):
             values = _read_without_bytes(table, key)
             values = _read_group(key).to_pylist() if values is None else values
-            rows = (with_names(row, f"{name}::{table.starts[index] + number}") for number, row in enumerate(values))
+            rows = (name_media(row, f"{name}::{table.starts[index] + number}") for number, row in enumerate(values))
             # A struct of Arrow has each field of any row, so no null of it can be told from one that an author meant.
             return [json.dumps(without_nulls(row), default=str).encode() for row in rows]
     except Unbounded:
@@ -161,9 +161,9 @@ def _read_without_bytes(table: Table, key: _GroupKey) -> list[Any] | None:
     """Read the rows of a group with b"" in place of any bytes; None: the group has to be read whole."""
     schema = table.parquet.schema
     columns = []
-    for way, number in table.bytes_at.items():
+    for way, number in table.bytes_columns.items():
         column = _bytes_column(table, key, number)
-        if column is None or way.count(LIST) > 1:
+        if column is None or way.count(EACH_ELEMENT) > 1:
             return None
         columns.append((way, column))
     texts = [schema.column(number).path for number in range(len(schema)) if _is_text(schema.column(number))]
@@ -171,7 +171,7 @@ def _read_without_bytes(table: Table, key: _GroupKey) -> list[Any] | None:
     rows = rows or [{} for _ in range(table.group_lens[key[2]])]
     for way, column in columns:
         for number, row in enumerate(rows):
-            put_bytes(row, way, column.are_there(number))
+            put_placeholders(row, way, column.are_not_null(number))
     return rows
 
 
@@ -210,7 +210,7 @@ def open_cell(path: str, key: str) -> File:
         table, group, row = _find_row(path, version, int(number))
         if value := _find_in_page(table, group, row, [unquote(step) for step in way]):
             return _CellFile(path, version, value)
-        data = bytes_at(way, partial(_item_at, _read_group(group), row), lambda scalar: scalar.as_py())
+        data = medium_at(way, partial(_item_at, _read_group(group), row), lambda scalar: scalar.as_py())
     except (pa.ArrowException, Unbounded) as error:
         raise Skip(Reason.UNREADABLE_MEDIA, f"{key!r} of the table: {one_line(error)}") from None
     return InMemory(data, version)
@@ -227,7 +227,7 @@ def _find_in_page(table: Table, group: _GroupKey, row: int, way: list[str]) -> V
     lists = [step for step in way[1:] if step.isdecimal()]
     if len(lists) > 1:
         return None
-    leaf = table.bytes_at.get((way[0], *(LIST if step.isdecimal() else step for step in way[1:])))
+    leaf = table.bytes_columns.get((way[0], *(EACH_ELEMENT if step.isdecimal() else step for step in way[1:])))
     column = None if leaf is None else _bytes_column(table, group, leaf)
     return None if column is None else column.value(row, int(lists[0]) if lists else 0)
 
@@ -237,7 +237,7 @@ def _bytes_column(table: Table, group: _GroupKey, leaf: int) -> BytesColumn | No
     kept = _kept_columns.get((group, leaf))
     if kept is None:
         try:
-            with bounded(table.most_bytes(group[2])):
+            with bounded(table.max_group_memory(group[2])):
                 schema = table.parquet.schema.column(leaf)
                 column = column_of(table.file, group[:2], table.chunks[group[2]][leaf], schema)
         except (
@@ -269,7 +269,7 @@ def _read_group(key: _GroupKey) -> pa.Table:
     group = _kept_groups.get(key)
     if group is None:
         table = _open_table(key[0], key[1])
-        with bounded(table.most_bytes(key[2])):
+        with bounded(table.max_group_memory(key[2])):
             group = _kept_groups.put(key, table.parquet.read_row_group(key[2], use_threads=False))
     return group
 
@@ -279,10 +279,10 @@ def _open_table(path: str, version: str | None) -> Table:
     was, table = _open_tables.get(path) or (None, None)
     if table is None or (version or state_of(path)[1]) != was:  # type: ignore[index]
         _open_tables.drop(path)
-        if not path.lower().endswith(TABLE):
-            raise PackError(f"{path}: source=table reads *{TABLE}")
+        if not path.lower().endswith(TABLE_SUFFIX):
+            raise PackError(f"{path}: source=table reads *{TABLE_SUFFIX}")
         file = open_file(path)
-        with bounded(2 * (LARGEST + MOST_TIMES * file.size)):
+        with bounded(2 * (MAX_GROUP_BYTES + MEMORY_PER_BYTE * file.size)):
             table = _read_table(path, file)
         if table.starts[-1] > _MAX_ROWS_PER_BYTE * file.size:
             raise PackError(f"{path} has {table.starts[-1]:,} rows in {sized(file.size)}: that is no table of samples")

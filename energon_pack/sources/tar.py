@@ -15,13 +15,13 @@ from functools import lru_cache
 from zlib import adler32
 
 from energon_pack.samples.bytes import Bytes
-from energon_pack.sources.other_formats import what_else
+from energon_pack.sources.other_formats import other_format
 
 BLOCK = tarfile.BLOCKSIZE  # headers and contents fill whole blocks
 #: size of a member without own bytes: a link, a device, a sparse file
 NO_DATA = -1
 #: beginning of the damage of a file without any member
-NO_TAR = "not a tar file"
+NOT_A_TAR = "not a tar file"
 
 _ZERO_BLOCK = bytes(BLOCK)
 _unpack_header = struct.Struct("100s 24x 12s 12x 8s c").unpack_from  # name, size, checksum, kind
@@ -92,7 +92,7 @@ class TarScan:
                 valid = False
             if not valid:
                 if offset == 0:
-                    self.damage.append(_no_tar(header, NO_TAR))
+                    self.damage.append(_no_tar(header, NOT_A_TAR))
                     return
                 self.damage.append(Damage(offset, "a header's checksum is wrong", hides=True))
                 offset, extended = self._next_header(offset + BLOCK), {}
@@ -148,8 +148,8 @@ class TarScan:
 
 def _no_tar(head: bytes, detail: str) -> Damage:
     """Describe a file that does not begin like a tar: it has another format, or a damaged beginning."""
-    other = what_else(head)
-    return Damage(0, f"{NO_TAR} but {other}" if other else detail, hides=True)
+    other = other_format(head)
+    return Damage(0, f"{NOT_A_TAR} but {other}" if other else detail, hides=True)
 
 
 def num_tar_bytes(sizes: Sequence[int]) -> int:
@@ -171,7 +171,7 @@ def is_header_of(header: bytes, name: str, size: int) -> bool:
     return 0 <= its_size == size and (not short or its_name == name)
 
 
-def member_of(header: bytes) -> tuple[str, int] | None:
+def name_and_size(header: bytes) -> tuple[str, int] | None:
     """Return name and size of the member that a header block describes; None: it is no header. Long names are cut."""
     try:
         name, size, _ = _parse_header(header)

@@ -17,8 +17,8 @@ from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.dotted_keys import DottedFile, DottedKeys, Member, refusal
-from energon_pack.sources.other_formats import opened_plain
+from energon_pack.sources.dotted_keys import DottedFile, DottedKeys, Member, refusal_message
+from energon_pack.sources.other_formats import open_uncompressed
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import NO_DATA, TarScan
 
@@ -53,7 +53,7 @@ def index_tar(path: str, record_part: str | None = None) -> pa.Table:
 
     `record_part`: the part that holds the record, as a field map names it; None: a JSON or a text.
     """
-    with opened_plain(path) as file:
+    with open_uncompressed(path) as file:
         scan = TarScan(file)
         dotted = DottedKeys(lambda member: file.read(member[1], member[2]))
         rows = _IndexRows(dotted, record_part)
@@ -76,7 +76,7 @@ def digest_of_headers(path: str) -> str:
     return scan.headers.hexdigest()
 
 
-def about_of(index: pa.Table) -> dict[str, str]:
+def index_metadata(index: pa.Table) -> dict[str, str]:
     """Return the metadata of an index as texts: `digest`, `damage`, and perhaps `dotted`."""
     return {name.decode(): value.decode() for name, value in (index.schema.metadata or {}).items()}
 
@@ -86,12 +86,12 @@ def damage_of(about: Mapping[str, str]) -> list[tuple[int, str]]:
     return [(offset, detail) for offset, detail in json.loads(about.get("damage", "[]"))]
 
 
-def dotted_of(path: str, about: Mapping[str, str]) -> str | None:
+def dotted_keys_error(path: str, about: Mapping[str, str]) -> str | None:
     """Return the error for a tar with separate samples that Energon reads as parts of one; None: it has none.
 
     `about`: the metadata of its index.
     """
-    return refusal(path, *json.loads(about["dotted"])) if "dotted" in about else None
+    return refusal_message(path, *json.loads(about["dotted"])) if "dotted" in about else None
 
 
 class _IndexRows:

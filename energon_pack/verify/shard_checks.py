@@ -33,9 +33,9 @@ from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_positions
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import TOKENS, TokensDamaged
-from energon_pack.sources.other_formats import compression
+from energon_pack.sources.other_formats import unpack_command
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.storage import counted
+from energon_pack.sources.storage import with_bytes_read
 from energon_pack.sources.tar import TarScan
 from energon_pack.templates.processor import load_saved
 from energon_pack.verify import pack_checks as checks
@@ -108,7 +108,7 @@ def verify_shards(jobs: Sequence[VerifyJob], findings: Findings, run: Run) -> li
     states = [job.folder.state(job.name) for job in jobs]
     sizes = [0 if state is None else state.size for state in states]
     with run.progress.stage("verify", len(jobs), "shards", sum(sizes)) as advance:
-        results = run.executor.map(partial(counted, verify_shard), jobs)
+        results = run.executor.map(partial(with_bytes_read, verify_shard), jobs)
         for (shard, num_bytes), size in zip(results, sizes, strict=True):
             findings.merge(shard.findings)
             shards.append(shard)
@@ -126,7 +126,7 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
     plan = None if job.plan is None else PlanRows(job.plan)
     try:
         with job.folder.open(job.name) as file, Sources(job.source or {}) as sources:
-            compressed, scan = compression(file), TarScan(file)
+            compressed, scan = unpack_command(file), TarScan(file)
             for group in _in_turn(packs_in(scan)):
                 shard.ends[-1:] = array("Q", [*(files.start for files in group), group[-1].end])
                 rows = None if plan is None else _rows(plan, job, group, findings)

@@ -28,7 +28,7 @@ def is_coco(file: File) -> bool:
     """Tell whether a file is one JSON object with COCO captions."""
     if not _FIRST_KEY.match(file.read(0, min(file.size, _NUM_HEAD_BYTES))):
         return False
-    with mapped(file) as data:
+    with memory_mapped(file) as data:
         return data.find(b'"annotations"') >= 0 and data.find(b'"caption"') >= 0
 
 
@@ -55,7 +55,7 @@ def with_image(raw: bytes, file: File, path: str) -> bytes:
 def _image_names(file: File) -> dict[int, str] | None:
     if not is_coco(file):
         return None
-    with mapped(file) as data:
+    with memory_mapped(file) as data:
         begin = _IMAGES_KEY.search(data)
         text = "[]" if begin is None else data[begin.end() :].decode("utf-8", "replace")
     try:
@@ -66,7 +66,7 @@ def _image_names(file: File) -> dict[int, str] | None:
 
 
 @contextmanager
-def mapped(file: File) -> "Iterator[mmap.mmap | bytes]":
+def memory_mapped(file: File) -> "Iterator[mmap.mmap | bytes]":
     """Yield all bytes of a file: mapped into memory, or read if the file has no descriptor."""
     if file.fd is None:
         yield file.read(0, file.size)

@@ -32,7 +32,7 @@ _ROLE_TAGS = {
 
 
 @dataclass(frozen=True)
-class Lines:
+class LineSettings:
     """How the samples of a JSONL file are read, in the terms of LLaMA-Factory's and Automodel's meta files."""
 
     media_root: str
@@ -57,7 +57,7 @@ class _Listed:
     is_sound: bool = False
 
 
-def parse_line(value: Any, lines: Lines, settings: ReadSettings) -> Record:
+def parse_line(value: Any, lines: LineSettings, settings: ReadSettings) -> Record:
     """Parse the JSON of a line to a record, with the media that it names in `listed_media`; raises Skip.
 
     Frames that a sample lists in place of a video replace its `<video>`; frames under `videos` stay one video.
@@ -194,7 +194,7 @@ def _num_videos(message: Message) -> int:
 # ------------------------------------------------------------------------------- columns and tags of a meta file
 
 
-def _renamed_fields(value: Mapping[str, Any], lines: Lines) -> dict[str, Any]:
+def _renamed_fields(value: Mapping[str, Any], lines: LineSettings) -> dict[str, Any]:
     """Rename a line's fields to the names for `parse_record`, by the columns and tags of its meta file."""
     value = dict(value)
     for ours, name in lines.columns:

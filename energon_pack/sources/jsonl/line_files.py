@@ -11,11 +11,11 @@ from energon_pack.errors import PackError
 from energon_pack.run.address import bucket_of
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.find import Form, ListedFile, but_parquet, of_split
-from energon_pack.sources.inside import media_in, open_medium, split_name
-from energon_pack.sources.jsonl.dialects import Lines
-from energon_pack.sources.jsonl.line_index import LINE
-from energon_pack.sources.jsonl.meta_files import Wanted, files_in
+from energon_pack.sources.find import FileFinder, ListedFile, files_of_split, parquet_hint
+from energon_pack.sources.inside import archive_path, open_medium, split_name
+from energon_pack.sources.jsonl.dialects import LineSettings
+from energon_pack.sources.jsonl.line_index import LINE_PART
+from energon_pack.sources.jsonl.meta_files import EntryChoice, listed_files
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import JsonlShard, Shard
 from energon_pack.sources.storage import folder_of, names_in, path_in, real_path, walk
@@ -29,7 +29,7 @@ _JSON_FILE = re.compile(r"(?i)\.json$")
 _LEDGER_NAME = "skipped.jsonl"  # the ledger that packing and converting write beside their output
 
 
-class LineFiles(Form):
+class LineFileFinder(FileFinder):
     """Finds the files of one subclass of `JsonlShard`: JSONL, tables, or files that another package reads.
 
     `stems`: paths of tars without extensions; files of these names describe the tars, and are left out. None: none is.
@@ -40,38 +40,38 @@ class LineFiles(Form):
         if root is not None and not _can_hold_media(os.path.expanduser(root)):
             raise PackError(f"source.media_root={root}: no such folder or zip archive")
         self._settings, self._kind, self._stems = settings, kind, stems
-        self._entries = Wanted(settings.datasets)
-        self._settings_of_file = dict[str, Lines]()  # by real path
+        self._entries = EntryChoice(settings.datasets)
+        self._settings_of_file = dict[str, LineSettings]()  # by real path
 
     def in_folder(self, folder: str) -> list[str]:
         files = walk(folder, self._kind.names)
-        files = files if self._stems is None else of_samples(self._stems, files)
+        files = files if self._stems is None else files_of_samples(self._stems, files)
         lone = [] if files or self._kind.names is not JsonlShard.names else walk(folder, _JSON_FILE)
         files = lone if len(lone) == 1 else files
-        return of_split(folder, files, self._settings.split) if self._kind.has_splits else files
+        return files_of_split(folder, files, self._settings.split) if self._kind.has_splits else files
 
-    def leaves(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
+    def chosen_files(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
         if not files and self._kind.names is not JsonlShard.names:
             raise PackError(f"source.path={entry}: no file there is called {self._kind.names.pattern}")
         if not files:
             several = sorted(file for folder in folders for file in walk(folder, _JSON_FILE))
             named = f", and several *.json ({', '.join(several[:3])}{', …' * (len(several) > 3)}): name the one to read"
-            raise PackError(f"source.path={entry}: no *.jsonl there{named if several else but_parquet(folders)}")
+            raise PackError(f"source.path={entry}: no *.jsonl there{named if several else parquet_hint(folders)}")
         for file in files:
-            for listed, lines in files_in(file, self._settings, self._entries):
+            for listed, lines in listed_files(file, self._settings, self._entries):
                 real = real_path(listed)
                 if self._settings_of_file.setdefault(real, lines) != lines:
                     raise PackError(f"source.path={entry}: {listed} is there twice, to be read in two ways")
                 yield ListedFile(listed, real, self._kind, {"lines": lines})
 
-    def finished(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
+    def completed(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
         self._entries.check()
         if self._settings.media_root is not None:
             return shards
         return [_with_media_root(shard, self._settings) for shard in shards]
 
 
-def of_samples(stems: Collection[str], files: Sequence[str]) -> list[str]:
+def files_of_samples(stems: Collection[str], files: Sequence[str]) -> list[str]:
     """Return the files without ledgers, and without tables named like a tar, which img2dataset writes beside it.
 
     `stems`: paths of tars without extensions.
@@ -115,14 +115,14 @@ def find_media_root(shard: JsonlShard, settings: ReadSettings) -> str | None:
 def _first_media_names(shard: JsonlShard, settings: ReadSettings) -> Iterator[str]:
     for raw in shard.first(_NUM_PROBED_SAMPLES):
         with suppress(Skip):
-            for name in shard.record(raw, LINE, False, settings).listed_media or ():
+            for name in shard.record(raw, LINE_PART, False, settings).listed_media or ():
                 if "://" not in name and not os.path.isabs(name) and split_name(name)[1] is None:
                     yield name
 
 
 def _can_hold_media(root: str) -> bool:
     """Tell whether there is a folder, or a zip archive, of this path; an address counts as one."""
-    return bool(bucket_of(root)) or os.path.isdir(root) or (media_in(root, "") is not None and os.path.isfile(root))
+    return bool(bucket_of(root)) or os.path.isdir(root) or (archive_path(root, "") is not None and os.path.isfile(root))
 
 
 def _folders_around(path: str) -> Iterator[str]:
@@ -144,7 +144,7 @@ def _folders_in(folder: str) -> list[str]:
 
 def _has_medium(root: str, name: str) -> bool:
     try:
-        with open_medium(media_in(root, name) or path_in(root, name)):
+        with open_medium(archive_path(root, name) or path_in(root, name)):
             return True
     except (OSError, KeyError, ValueError, Skip):
         return False

@@ -23,8 +23,8 @@ from energon_pack.run.files import digest_of_rest
 from energon_pack.run.plain_data import json_value
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason
-from energon_pack.sources.jsonl.coco import is_coco, mapped
-from energon_pack.sources.other_formats import opened_plain, what_else
+from energon_pack.sources.jsonl.coco import is_coco, memory_mapped
+from energon_pack.sources.other_formats import open_uncompressed, other_format
 from energon_pack.sources.storage import File
 from energon_pack.sources.tar import BLOCK
 from energon_pack.sources.wds import INDEX_SCHEMA
@@ -45,7 +45,7 @@ _BUFFER_BYTES = 1 << 20
 _TAR_MAGIC, _TAR_MAGIC_OFFSET = b"ustar", 257
 
 #: `record_part` of a sample that is a line, not a file of a tar
-LINE = "line"
+LINE_PART = "line"
 
 
 class _FileDamage:
@@ -80,10 +80,10 @@ def index_lines(path: str) -> pa.Table:
             " those of another field as lines, jq -c . those of several objects"
         )
     details = [detail for _, detail in bad.damage[-1:] if bad.is_last_bad]
-    return index_of(np.array(numbers), np.array(offsets), np.array(sizes), digest, details, bad.damage)
+    return index_table(np.array(numbers), np.array(offsets), np.array(sizes), digest, details, bad.damage)
 
 
-def index_of(
+def index_table(
     numbers: np.ndarray,
     offsets: np.ndarray,
     sizes: np.ndarray,
@@ -102,7 +102,7 @@ def index_of(
     detail = pa.array([None] * (num - len(bad)) + [*bad], pa.string())
     columns = {
         "key": pa.array(numbers).cast(pa.string()),
-        "record_part": pa.repeat(LINE, num),
+        "record_part": pa.repeat(LINE_PART, num),
         "record_offset": pa.array(offsets),
         "record_size": pa.array(sizes),
         "parts": pa.ListArray.from_arrays(
@@ -132,7 +132,7 @@ def _places(file: File, stream: BinaryIO, bad: _FileDamage) -> "tuple[_Form, Ite
     return form, _elements(file, bad, b'"data"' if form is _Form.wrapped else None)
 
 
-def digest_of(path: str) -> str:
+def file_digest(path: str) -> str:
     """Return the hash of all bytes of a file."""
     with _open(path) as file:
         return digest_of_rest(as_file(file, _BUFFER_BYTES))
@@ -140,7 +140,7 @@ def digest_of(path: str) -> str:
 
 @contextmanager
 def _open(path: str) -> Iterator[File]:
-    with opened_plain(path) as file:
+    with open_uncompressed(path) as file:
         if other := _other_format(file.read(0, BLOCK)):
             raise PackError(f"{path} is {other}")
         yield file
@@ -150,7 +150,7 @@ def _other_format(head: bytes) -> str | None:
     """Name the format of a file without JSON in UTF-8, by its first bytes; None: it may hold JSON."""
     if head.startswith(_TAR_MAGIC, _TAR_MAGIC_OFFSET):
         return "a tar: source=wds reads tars"
-    if other := what_else(head):
+    if other := other_format(head):
         return other
     encoding = json.detect_encoding(head[:4])
     text = head[: len(head) // 4 * 4].decode(encoding, "ignore").strip()
@@ -235,7 +235,7 @@ def _elements(file: File, bad: _FileDamage, field: bytes | None) -> Iterator[_Pl
     `field`: the field of an object that has the array, as written there; None: the array is the whole file.
     """
     outside = 0 if field is None else 1  # depth of the array
-    with mapped(file) as data:
+    with memory_mapped(file) as data:
         depth = number = start = 0
         last, is_inside, is_open = b"", False, False
         nul = data.find(b"\0")

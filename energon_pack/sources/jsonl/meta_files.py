@@ -11,8 +11,8 @@ from energon_pack.errors import PackError
 from energon_pack.run.address import bucket_of
 from energon_pack.run.console import say
 from energon_pack.run.plain_data import json_value
-from energon_pack.sources.jsonl.dialects import Lines
-from energon_pack.sources.mixture import LARGEST, yaml_in
+from energon_pack.sources.jsonl.dialects import LineSettings
+from energon_pack.sources.mixture import MAX_META_BYTES, read_yaml
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.storage import absolute, folder_of, is_file, open_file, path_in
 
@@ -29,7 +29,7 @@ _ALPACA_COLUMNS = {
 _Entries = dict[str, dict[str, Any]]
 
 
-class Wanted:
+class EntryChoice:
     """Chooses entries of meta files by the names in `source.datasets`, and remembers which entries exist.
 
     `names`: None: every entry whose file is here.
@@ -38,7 +38,7 @@ class Wanted:
     def __init__(self, names: Sequence[str] | None):
         self._chosen_names, self._existing_names = names, set[str]()
 
-    def of(self, path: str, meta: _Entries) -> _Entries:
+    def choose(self, path: str, meta: _Entries) -> _Entries:
         """Return the chosen entries of a meta file; without names, all that LLaMA-Factory would not download."""
         self._existing_names |= meta.keys()
         if self._chosen_names is not None:
@@ -58,14 +58,14 @@ class Wanted:
 # ------------------------------------------------------------------------------------------ the files of a meta file
 
 
-def files_in(path: str, settings: SourceConfig, chosen: Wanted) -> Iterator[tuple[str, Lines]]:
+def listed_files(path: str, settings: SourceConfig, chosen: EntryChoice) -> Iterator[tuple[str, LineSettings]]:
     """Yield the path of each file that a meta file lists, and how it is read; for another file, its own path."""
     root, folder = settings.media_root, folder_of(absolute(path))
     meta = _read_entries(path)
     if meta is None:
-        yield absolute(path), Lines(_folder(root or folder), remote_media=settings.remote_media)
+        yield absolute(path), LineSettings(_folder(root or folder), remote_media=settings.remote_media)
         return
-    for name, value in sorted(chosen.of(path, meta).items()):
+    for name, value in sorted(chosen.choose(path, meta).items()):
         where = f"{path}: {name}"
         if not isinstance(value.get("file_name"), str):
             raise PackError(
@@ -84,21 +84,21 @@ def files_in(path: str, settings: SourceConfig, chosen: Wanted) -> Iterator[tupl
             raise PackError(f"{where}: media_dir is {media_dir!r}, not a folder")
         media_dir = root or _local_path(where, media_dir, folder, settings.remote_media)
         ratio, in_order = _ratio_of(where, value), [tuple(sorted(names.items())) for names in (columns, tags)]
-        yield absolute(file), Lines(_folder(media_dir), in_order[0], in_order[1], ratio, settings.remote_media)
+        yield absolute(file), LineSettings(_folder(media_dir), in_order[0], in_order[1], ratio, settings.remote_media)
 
 
 def _read_entries(path: str) -> _Entries | None:
     """Return the entries of a meta file; None: the file holds samples."""
     if path.endswith((".yaml", ".yml")):
         try:
-            yaml_in(path)
+            read_yaml(path)
         except ValueError as error:
             raise PackError(f"{path}: {error}") from None
         raise PackError(f"{path}: no form of YAML that is read: a mixture has a list `mixture` of entries with a path")
     if not path.endswith(".json"):
         return None
     with open_file(path) as file:
-        raw = file.read(0, file.size) if file.size <= LARGEST else b""
+        raw = file.read(0, file.size) if file.size <= MAX_META_BYTES else b""
     if not raw.lstrip().startswith(b"{"):
         return None
     try:
