@@ -29,7 +29,7 @@ from energon_pack.run.stores.blocks import Blocks
 from energon_pack.sources import blockwise, reader
 blockwise.BLOCKS = Blocks(most=0)
 {_RUN}"""
-_NO_ROOM = _NO_BLOCKS.replace(_RUN, f"reader.most_ahead = lambda: 32 << 20\n{_RUN}")
+_NO_ROOM = _NO_BLOCKS.replace(_RUN, f"reader.max_ahead_bytes = lambda: 32 << 20\n{_RUN}")
 _SMALL_SHARDS = "output.max_shard_bytes=15e6"
 
 

@@ -29,7 +29,7 @@ from energon_pack.run.context import executor_of
 from energon_pack.run.files import naming_place
 from energon_pack.run.part import Part
 from energon_pack.run.progress import Progress
-from energon_pack.sources.forms import format_of, read_as
+from energon_pack.sources.forms import source_format, source_line
 from energon_pack.stages import measuring, pages, planning, publishing, writing
 from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.stages.planning import Planned
@@ -72,7 +72,7 @@ def _as_found(run: PackRun) -> PackRun:
     config = run.config
     if config.source.format != Format.auto:
         return run
-    return replace(run, config=replace(config, source=replace(config.source, format=format_of(run.source).value)))
+    return replace(run, config=replace(config, source=replace(config.source, format=source_format(run.source).value)))
 
 
 def _pack(run: PackRun, is_found: bool) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def _pack(run: PackRun, is_found: bool) -> dict[str, Any]:
     indexed = measuring.index_source(run)  # before the processor: a damaged tar stops the run at once
     if is_found:
         num_samples = sum(item.num_rows for item in indexed)
-        say(f"read as: {read_as(run.source, num_samples)}")
+        say(f"read as: {source_line(run.source, num_samples)}")
     method = measuring.prepare_method(run)
     for line in method.lines(config.model.template):
         say(line)

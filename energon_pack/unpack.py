@@ -35,8 +35,8 @@ from energon_pack.samples.flavors import packed_flavor, reading_problem
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.parts import Reference
 from energon_pack.samples.single import single_sample
-from energon_pack.sources.find import shard_of
-from energon_pack.sources.jsonl.line_index import LINE
+from energon_pack.sources.find import make_shard
+from energon_pack.sources.jsonl.line_index import LINE_PART
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import absolute, real_path
@@ -85,7 +85,7 @@ def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> i
             )
         tars = staging / "tars"
         taken = set(spill.pieces_of_shard)
-        packed = {name: shard_of(name, folder.path_of(name)) for name in folder.shards}
+        packed = {name: make_shard(name, folder.path_of(name)) for name in folder.shards}
         media = DatasetMedia(folder.path)
         with progress.stage("write", spill.num_rows, "samples") as advance, Reader() as reader:
             for shard in sorted(spill.pieces_of_shard):
@@ -201,7 +201,7 @@ class _SpillFile:
 
 def _new_names(member: PlanRow) -> list[tuple[str, str]]:
     """Return the part name and kind of each medium: the name in its tar, or a number if it comes from a JSONL line."""
-    if member.record_part != LINE:
+    if member.record_part != LINE_PART:
         return [(part.name, part.kind) for part in member.parts]
     return [(f"{number}.{part.extension}", part.kind) for number, part in enumerate(member.parts)]
 

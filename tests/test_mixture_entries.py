@@ -12,7 +12,7 @@ from energon_pack.loading.task_encoder import PackedTaskEncoder
 from energon_pack.pack import pack
 from energon_pack.samples.settings import Columns, ReadSettings, Roles
 from energon_pack.sources.forms import find_source
-from energon_pack.sources.own import own_settings
+from energon_pack.sources.own import read_entry_settings
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.templates.settings import LabelsConfig, TrainOn
 from support.packed import Make, lengths, packed, samples, train
@@ -119,7 +119,7 @@ def test_a_sample_that_says_it_itself_keeps_it(config: Make, sets: Path) -> None
 
 def test_pixels_of_an_entry_may_be_floats_or_null() -> None:
     """As other tools write them in JSON: `max_pixels is 50176.0, not a number of pixels`."""
-    own = own_settings("a", {"max_pixels": 50176.0, "min_pixels": None}, ReadSettings())
+    own = read_entry_settings("a", {"max_pixels": 50176.0, "min_pixels": None}, ReadSettings())
     assert own.options == {"chat_template_kwargs": {"max_pixels": 50176}}
     assert type(own.options["chat_template_kwargs"]["max_pixels"]) is int
 

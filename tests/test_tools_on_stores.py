@@ -154,7 +154,7 @@ def keep_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a large dataset is to memory and disk, a small one is to less."""
     monkeypatch.setattr(blocks, "_IN_MEMORY", 6)
     monkeypatch.setattr(blockwise, "BLOCKS", blocks.Blocks(most=0))
-    monkeypatch.setattr(blockwise, "_MOST_BLOCKS", 2)
+    monkeypatch.setattr(blockwise, "_MAX_REQUEST_BLOCKS", 2)
     monkeypatch.setattr(verify_shard, "_BYTES", 1 << 20)
 
 

@@ -25,7 +25,7 @@ from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_patch_positions
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import TOKENS_PART, TokensDamaged, read_tokens
-from energon_pack.sources.referenced import AT_ONCE
+from energon_pack.sources.referenced import MEDIA_AT_ONCE
 
 
 @dataclass(frozen=True)
@@ -191,9 +191,9 @@ class Beside:
         if index == len(self._references):
             return b""
         if self._last[0] != index:
-            if index // AT_ONCE != self._ahead:
-                self._ahead = index // AT_ONCE
-                self._media.read_ahead(self._references[self._ahead * AT_ONCE :][:AT_ONCE])
+            if index // MEDIA_AT_ONCE != self._ahead:
+                self._ahead = index // MEDIA_AT_ONCE
+                self._media.read_ahead(self._references[self._ahead * MEDIA_AT_ONCE :][:MEDIA_AT_ONCE])
             self._last = index, self._media.opened(self._references[index])
         return self._last[1].read(offset - self._starts[index], size)
 

@@ -65,7 +65,7 @@ class DatasetInFolder:
         """Raise PackError if the source lies in the dataset: a run must not read its own output."""
         media = {Path(root).resolve() for root in on_this_machine(shard.media_root for shard in source.shards)}
         final = self.final.resolve()
-        if around := next((folder for folder in sorted(source.beside | media) if folder.is_relative_to(final)), None):
+        if around := next((folder for folder in sorted(source.parents | media) if folder.is_relative_to(final)), None):
             raise PackError(f"the source {around} lies in {self.final}: choose another output.dir or output.name")
 
     def refuse_unwritable(self) -> None:

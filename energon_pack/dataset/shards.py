@@ -37,7 +37,7 @@ from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import CHECKSUM_FIELD, FORMAT, TOKENS_PART
-from energon_pack.sources.referenced import END
+from energon_pack.sources.referenced import END_BYTES
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.shard import Shard
 
@@ -106,7 +106,7 @@ def written_shard(job: ShardJob, table: pa.Table, num_packs: int, num_bytes: int
     """Describe a shard that is finished."""
     sizes = pc.struct_field(pc.list_flatten(table["parts"]), "size")
     if job.root is not None:
-        sizes = pc.min_element_wise(sizes, 2 * END)
+        sizes = pc.min_element_wise(sizes, 2 * END_BYTES)
     num_bytes_read = sum(pc.sum(column, min_count=0).as_py() for column in (table["record_size"], sizes))
     return WrittenShard(job.path.name, num_packs, table.num_rows, num_bytes, num_bytes_read, job.split, was_there)
 

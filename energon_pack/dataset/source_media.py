@@ -64,7 +64,7 @@ class DatasetMedia:
         return self._source.opened(reference)
 
     def read_ahead(self, references: Sequence[Reference]) -> None:
-        """Read media of a pack at once, at most `sources.referenced.AT_ONCE`; raises as `source_root`."""
+        """Read media of a pack at once, at most `sources.referenced.MEDIA_AT_ONCE`; raises as `source_root`."""
         self._source.read_ahead(references, self._whole)
 
     def read(self, references: Sequence[Reference], parts: Parts | None = None) -> list[bytes]:

@@ -16,9 +16,9 @@ from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import MemberTokens
-from energon_pack.sources.reader import Reader, SourceChanged, whole
-from energon_pack.sources.referenced import END, Ends, ends_of, ends_within
-from energon_pack.sources.sample import read_but_media, with_headers
+from energon_pack.sources.reader import Reader, SourceChanged, whole_range
+from energon_pack.sources.referenced import END_BYTES, Ends, end_ranges, ends_of
+from energon_pack.sources.sample import read_text_only, with_headers
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import File
 from energon_pack.sources.tar import is_header_of
@@ -42,7 +42,7 @@ class Sources:
         def samples(pack: Members) -> Iterator[tuple[Shard, PlanRow]]:
             return ((self._shards[row.shard], row) for row, _ in pack)
 
-        return self._reader.ahead(packs, samples, whole if are_copied else ends_within)
+        return self._reader.ahead(packs, samples, whole_range if are_copied else end_ranges)
 
     def read(self, row: PlanRow, settings: ReadSettings, kept: Kept | None = None) -> ReadSample:
         """Read a sample without its media; its conversation is parsed unless it is kept."""
@@ -53,7 +53,7 @@ class Sources:
             messages, tools, fields = kept.conversation
             return ReadSample(raw[lead:], messages, messages, tools, fields, row.parts, [], [], False, [])
         try:
-            return read_but_media(self._reader, shard, row, settings, raw[lead:])
+            return read_text_only(self._reader, shard, row, settings, raw[lead:])
         except Skip as skip:  # it could be read when it was measured
             raise self.changed(row) from skip
 
@@ -68,12 +68,12 @@ class Sources:
         """Read a sample with its media, as training encodes it."""
         sample = self.read(row, settings)
         media = [self.checked_file(row, part).read(part.offset, part.size) for part in sample.parts]
-        self.refuse_changed(row, sample, (data[:END] + data[-END:] for data in media), checksum)
+        self.refuse_changed(row, sample, (data[:END_BYTES] + data[-END_BYTES:] for data in media), checksum)
         return sample.member(row.sample_id, media, row.token_len)
 
     def copy(self, tar: TarWriter, name: str, row: PlanRow, part: AnyPart) -> bytes:
         """Copy a part of a sample into a tar; return the bytes at both its ends."""
-        header, ends = tar.copy(name, self._file(row, part), part.offset, part.size, self._lead(row), END)
+        header, ends = tar.copy(name, self._file(row, part), part.offset, part.size, self._lead(row), END_BYTES)
         self._check_header(header, row, part.name, part.size)
         return ends
 

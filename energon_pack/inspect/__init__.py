@@ -6,5 +6,5 @@ _OVERRIDE = re.compile(r"(\+\+?|~)?[A-Za-z_][\w.@]*=|~[A-Za-z_]")
 
 
 def is_override(text: str) -> bool:
-    """Say whether an argument is an override, as `+model=qwen2_5_vl`, and not a number, key or id."""
+    """Tell whether a word of the command line is a Hydra override, as `+model=qwen2_5_vl`, and no number, key or id."""
     return _OVERRIDE.match(text) is not None

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # a look at a pack needs no tokenizer
 
 @dataclass(frozen=True)
 class Opened:
-    """A packed dataset."""
+    """A packed dataset that is open: its folder, its manifest and report, and its packs by number."""
 
     folder: DatasetFolder
     manifest: dict[str, Any]
@@ -44,10 +44,12 @@ class Opened:
         return PlanFile(self.folder) if self.folder.has(PLAN) else None
 
     def number_of(self, named: str) -> int:
-        """Return the number of the pack that is meant: by a number, from the end if negative, by its key, or a sample.
+        """Return the number of a pack.
+
+        `named`: its number, from the end if negative; its key; or the id or key of a sample in it.
 
         Raises:
-            PackError: there is none; of a sample that was left out, it says why.
+            PackError: there is no such pack; for a sample that was left out, with the reason.
         """
         num_packs = len(self.packs)
         if named.lstrip("-").isdecimal():
@@ -71,7 +73,7 @@ class Opened:
         return None
 
     def _left_out(self, sample: str) -> Iterator[str]:
-        """Yield why a sample is in no pack, from the ledger; lines that are no entries are passed over."""
+        """Yield the reasons in the ledger for which a sample is in no pack; broken lines are passed over."""
         if not self.folder.has(LEDGER):
             return
         with self.folder.open(LEDGER) as file:
@@ -81,7 +83,7 @@ class Opened:
                         yield f"in no pack: {entry.get('reason')}: {entry.get('detail')}"
 
     def view(self, located: LocatedPack, vocabulary: "Vocabulary | None" = None, max_thumbnails: int = 0) -> PackView:
-        """Build the view of a pack; raises PackError if it is damaged."""
+        """Return the values of a pack that a terminal or a page shows; raises PackError if it is damaged."""
         plan, key = self.plan, located.pack.files.key
         rows = plan.members({key}).get(key) if plan else None
         longest = self.manifest.get("max_token_len")
@@ -90,7 +92,7 @@ class Opened:
 
 
 def open_dataset(dataset: str | Path) -> Opened:
-    """Open a packed dataset."""
+    """Open a packed dataset by its folder or address; raises PackError if it is none, or holds no pack."""
     folder = opened(dataset)
     if not folder.is_there:
         raise PackError(
@@ -128,7 +130,7 @@ def _read(folder: DatasetFolder, name: str, notes: list[str]) -> dict[str, Any]:
 
 
 def about(opened: Opened) -> Iterator[str]:
-    """Describe a dataset in a few lines; what a damaged one does not say is `?`."""
+    """Yield lines that describe a dataset: flavour, model, counts, fill; a value that is missing is `?`."""
     manifest, report, packs = opened.manifest, opened.report, opened.packs
     flavor, model = manifest.get("flavor") or packs[0].pack.flavor.name, at(manifest, "content", "model", "name")
     for_model = model or "no model that it names"

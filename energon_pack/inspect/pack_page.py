@@ -21,7 +21,7 @@ _SAYS = "The batch of this pack alone, made by the encoder that training uses, i
 def pack_page(
     opened: Opened, located: LocatedPack, view: PackView, processor: str | None, how: Mapping[str, Any]
 ) -> str:
-    """Build the page of a pack."""
+    """Return the HTML page of a pack. `processor`: folder or hub id; None: the dataset's; `how`: for `pack_encoder`."""
     # members that share their beginnings lie in a row of `neat` alone
     layouts = ["neat", *["thd"] * (not any(located.pack.shared_lens))]
     return page(

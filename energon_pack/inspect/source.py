@@ -32,12 +32,12 @@ from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.skip import NOTHING_TRAINED_DETAIL, Reason, Skip
 from energon_pack.sources.find import Source
-from energon_pack.sources.forms import find_source, read_as
+from energon_pack.sources.forms import find_source, source_line
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_again, read_sample
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.wds import about_of, damage_of, dotted_of
+from energon_pack.sources.wds import damage_of, dotted_keys_error, index_metadata
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import TemplateSettings, Untrained
@@ -48,7 +48,7 @@ _MOST_CHARS = 400  # characters of a string in the raw JSON
 
 @dataclass(frozen=True)
 class SampleLook:
-    """One sample as the tool shows it."""
+    """A sample of a source as the terminal shows it: its view, its JSON, and remarks."""
 
     view: MemberView
     raw: str  # its JSON or text, long strings shortened
@@ -56,7 +56,7 @@ class SampleLook:
 
 
 def show_sample(options: argparse.Namespace) -> int:
-    """Run the tool's `--source` mode; return the exit code."""
+    """Print a sample of a source (`inspect --source`); return the exit code."""
     if options.html:
         raise PackError(
             "--html is for a pack; energon-pack stage=plan makes a page with pictures of a source's samples"
@@ -77,7 +77,7 @@ def show_sample(options: argparse.Namespace) -> int:
     num_files = len(source.shards)
     where = f"sample {place:,} of {shard.name}" + f", a file of {num_files:,} in the source" * (num_files > 1)
     remarks = [*indexed.damage, *looked.remarks]
-    say(f"read as: {read_as(source)}")
+    say(f"read as: {source_line(source)}")
     remarks += [missing] if missing else []
     print_sample(looked.view, where, looked.raw, remarks, options.full)
     words = " ".join(map(shlex.quote, ["--source", options.source, *overrides]))
@@ -93,7 +93,10 @@ def look(
     row: IndexRow | LengthsRow,
     template: Template | None,
 ) -> SampleLook:
-    """Read a sample as packing does; if it would be in no pack, say why."""
+    """Read a sample as packing does, with its tokens; if it would be in no pack, its view has the reason in `refused`.
+
+    `template`: None: no tokens are made.
+    """
     sample_id, reads = shard.sample_id(row.key), config.source.reading
     raw = b""
     try:
@@ -127,7 +130,7 @@ def look(
 
 
 def _judged(config: PackConfig, row: LengthsRow, sample: ReadSample) -> tuple[str | None, list[str]]:
-    """Say why packing would leave out a sample that has tokens, and what else it would do with it."""
+    """Return why packing would leave out a sample with tokens (None: it would not), and remarks on what it would do."""
     remarks, packing, flavor = [], config.packing, config.output.packed_flavor()
     if row.reason is not None:
         return f"{row.reason}: {row.detail}", []
@@ -153,7 +156,7 @@ def template_of(config: PackConfig) -> tuple[Template | None, str | None]:
 
 @dataclass(frozen=True)
 class Indexed:
-    """A file of a source, and where its samples are."""
+    """A shard of a source, the rows of its index, and a sentence for each damage."""
 
     shard: Shard
     rows: list[IndexRow]
@@ -163,20 +166,20 @@ class Indexed:
 def index_shard(source: Source, shard: Shard) -> Indexed:
     """Index one file of a source; raises PackError where it can't be read."""
     table = shard.index()
-    about = about_of(table)
+    about = index_metadata(table)
     damage = [f"{shard.name} is damaged: {fault} at byte {offset}" for offset, fault in damage_of(about)]
-    damage += filter(None, [dotted_of(shard.path, about)])
+    damage += filter(None, [dotted_keys_error(shard.path, about)])
     return Indexed(shard, [*rows_of(table, IndexRow)], damage)
 
 
 def _chosen(source: Source, named: str | None, seed: int | None) -> tuple[Indexed, int, int]:
-    """Return a file, the place of a sample in it, and its number in the source; by default the first sample.
+    """Return a file, the number of the chosen sample in it, and its number in the source.
 
     Files are indexed only up to the one with the sample.
 
     Args:
-        named: a number, an id or a key; None: by the seed, or the first.
-        seed: draws any sample; 0: another one each time.
+        named: the number, id or key of the sample; None: the first.
+        seed: draws a sample at random; 0: another one each time; None: none is drawn.
 
     Raises:
         PackError: there is no such sample.
@@ -200,7 +203,7 @@ def _chosen(source: Source, named: str | None, seed: int | None) -> tuple[Indexe
 
 
 def _place(indexed: Indexed, named: str | None, number: int | None) -> int | None:
-    """Return where a sample is in a file; None: it is elsewhere."""
+    """Return the row of a sample in a file, by its number there or by its id or key; None: it is in another."""
     if number is not None:
         return number if number < len(indexed.rows) else None
     ids = (row.key == named or indexed.shard.sample_id(row.key) == named for row in indexed.rows)
@@ -209,7 +212,7 @@ def _place(indexed: Indexed, named: str | None, number: int | None) -> int | Non
 
 def _likely(shards: Sequence[Shard], named: str | None) -> Sequence[Shard]:
     """Return the shards that may hold a sample: the one that an id names, else all."""
-    by_id = [shard for shard in shards if named is not None and named.startswith(f"{shard.name}{shard.mark}")]
+    by_id = [shard for shard in shards if named is not None and named.startswith(f"{shard.name}{shard.key_separator}")]
     return by_id or shards
 
 
@@ -231,7 +234,10 @@ def _shortened(value: Any, most: int | None) -> Any:
 
 
 def sample_view(sample: ReadSample, sample_id: str, template: Template | None = None) -> MemberView:
-    """Build the view of a sample with its tokens; where the template has none, say why it would be in no pack."""
+    """Return the values of a sample that a terminal shows; if it can't be tokenized, `refused` says why.
+
+    `template`: None: no tokens are made.
+    """
     media = [
         Medium(part.kind, part.name, KINDS[medium.kind].size(medium), medium.num_frames, part.size)
         for part, medium in zip(sample.parts, sample.media, strict=True)

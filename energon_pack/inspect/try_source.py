@@ -43,8 +43,8 @@ from energon_pack.run.context import executor_of
 from energon_pack.run.progress import Progress
 from energon_pack.run.user_cache import user_folder
 from energon_pack.samples.media.kinds import MEDIA_TYPES, VIDEO
-from energon_pack.sources.forms import read_as
-from energon_pack.sources.mixture import stem_of
+from energon_pack.sources.forms import source_line
+from energon_pack.sources.mixture import default_name
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import path_in
@@ -104,7 +104,7 @@ def _kept() -> str | None:
 
 @dataclass(frozen=True)
 class Tried:
-    """Some samples of the source, measured with some settings."""
+    """Samples spread over the source that were measured with one set of settings, and what follows for all of it."""
 
     run: PackRun
     measured: Measured
@@ -124,7 +124,7 @@ class Tried:
         return self.num_lost_to_bad_data, longest, self.choices.tokens
 
     def is_better_than(self, other: "Tried") -> bool:
-        """Say whether fewer samples are lost, or else a shorter pack does, or else there are fewer tokens."""
+        """Tell whether fewer samples are lost than in another; or as many, but in shorter packs, or of fewer tokens."""
         return self._costs < other._costs
 
 
@@ -135,7 +135,7 @@ def _measured(run: PackRun, arguments: argparse.Namespace, is_first: bool = Fals
     indexed = measuring.index_source(run, shards)
     num_rows = sum(item.num_rows for item in indexed)
     if is_first:
-        say(f"read as: {read_as(source, num_rows if shards == [*source.shards] else None)}")
+        say(f"read as: {source_line(source, num_rows if shards == [*source.shards] else None)}")
     if not num_rows:
         raise PackError(f"{arguments.path}: no sample in {amount(len(shards), 'file')}")
     step = math.ceil(num_rows / arguments.num_samples)
@@ -213,7 +213,7 @@ def _show_samples(config: PackConfig, lengths: Lengths, template: Template) -> N
 
 
 def _to_show(lengths: Lengths) -> dict[int, str]:
-    """Return the numbers of the samples to show, each with its kind, by medium and folder, and the kind's share."""
+    """Return number of a sample → why it is shown, as `the longest` or the share of its medium."""
     items, lens = lengths.items, lengths.sample_lens
     measured = np.flatnonzero(lens[: lengths.num_samples] > 0)
     if not len(measured):
@@ -256,7 +256,7 @@ def _print_losses(lengths: Lengths, examples: Mapping[str, tuple[str, str]]) -> 
 
 
 def _cures(tried: Tried, examples: Mapping[str, tuple[str, str]]) -> list[list[str]]:
-    """Return settings that may help: those that details name as they are typed, and smaller media."""
+    """Return settings that may lose fewer samples: those that details of losses name, and smaller media."""
     typed = [[match[0]] for _, detail in examples.values() if (match := _TYPED.search(detail))]
     if tried.media_first:
         return [*typed, tried.media_first.knob.split()]
@@ -298,7 +298,7 @@ def _print_next(arguments: argparse.Namespace, chosen: Choice, cures: Sequence[s
 
 def _named(path: str) -> str:
     """Name the dataset of a source."""
-    return re.sub(r"\W+", "_", stem_of(path.rstrip("/"))).strip("_") or "mine"
+    return re.sub(r"\W+", "_", default_name(path.rstrip("/"))).strip("_") or "mine"
 
 
 def _arguments() -> argparse.Namespace:

@@ -14,10 +14,10 @@ from energon_pack.verify.source_checks import packed_with
 def vocabulary_for(
     opened: Opened, processor: str | None, trust_remote_code: bool
 ) -> tuple[Vocabulary | None, str | None]:
-    """Return what turns ids into text, or why there is nothing.
+    """Load the tokenizer that turns token ids of a dataset into text; return None and the reason if it is not here.
 
     Args:
-        processor: folder or hub id; None: the one it was packed with, or its files in the dataset.
+        processor: folder or hub id; None: the one that the dataset was packed with, or that it holds.
     """
     if not opened.manifest:
         return None, "no tokens: the manifest is missing"
@@ -38,5 +38,5 @@ def _written(opened: Opened, processor: str | None, trust_remote_code: bool) -> 
 
 
 def processor_of(opened: Opened, processor: str | None) -> str | None:
-    """Return the given processor, or the one that the dataset was packed with."""
+    """Return `processor`, or if it is None, the folder or hub id of the processor the dataset was packed with."""
     return processor or (packed_with(opened.folder, opened.report) if opened.manifest else None)

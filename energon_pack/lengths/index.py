@@ -17,8 +17,8 @@ from energon_pack.run.stores.requests import losing_no_fault
 from energon_pack.sources import reader, wds
 from energon_pack.sources.copies import copy_numbers
 from energon_pack.sources.shard import Shard, TarShard
-from energon_pack.sources.storage import counted
-from energon_pack.sources.tar import NO_TAR
+from energon_pack.sources.storage import with_bytes_read
+from energon_pack.sources.tar import NOT_A_TAR
 
 _JOB_SHARDS, _JOB_BYTES = 256, 64 << 20  # shards in one job that reads headers
 _INDEX_ROWS = 50_000  # rows of a file
@@ -67,7 +67,7 @@ def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, run: Run) -
     )
     size = sum(shards[number].size for number in todo)
     with run.progress.stage("index", len(todo), "shards", size) as advance:
-        results = run.executor.map(partial(counted, _index_some), jobs, are_short=True)
+        results = run.executor.map(partial(with_bytes_read, _index_some), jobs, are_short=True)
         for (num_shards, size, paths), num_bytes in results:
             for path in paths:
                 cache.take_in(path)
@@ -86,7 +86,7 @@ def refuse_damaged(indexed: Iterable[tuple[Shard, Mapping[str, str]]]) -> None:
     """Raise PackError if a shard, which comes with the metadata of its index, is damaged or has keys with dots."""
     damaged: list[tuple[Shard, int, str]] = []
     for shard, about in indexed:
-        if dotted := wds.dotted_of(shard.path, about):
+        if dotted := wds.dotted_keys_error(shard.path, about):
             raise PackError(dotted)
         damaged += [(shard, offset, defect) for offset, defect in wds.damage_of(about)]
     if damaged:
@@ -96,7 +96,7 @@ def refuse_damaged(indexed: Iterable[tuple[Shard, Mapping[str, str]]]) -> None:
 def _damage_error(shard: Shard, offset: int, defect: str, num_others: int) -> PackError:
     """Return the error for a damaged shard: the defect at this byte, and the number of further defects."""
     more = f" (and {num_others:,} more like it)" if num_others else ""
-    if defect.startswith(NO_TAR):
+    if defect.startswith(NOT_A_TAR):
         return PackError(f"{shard.path} is {defect}{more}; source.on_damaged=keep leaves it out")
     where = f"{'tar' if isinstance(shard, TarShard) else 'file'} {shard.path}: {defect} at byte {offset}{more}"
     return PackError(f"damaged {where}; source.on_damaged=keep packs what is whole")
@@ -153,7 +153,7 @@ def _index_some(job: tuple[Path, int, list[Shard], list[str]]) -> tuple[int, int
     for shard, key in zip(shards, keys, strict=True):
         with losing_no_fault():
             table = shard.index()
-        about = wds.about_of(table)
+        about = wds.index_metadata(table)
         about["num_rows"] = str(table.num_rows)
         for start in range(0, max(1, table.num_rows), _INDEX_ROWS):
             part = table.slice(start, _INDEX_ROWS)

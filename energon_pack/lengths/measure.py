@@ -34,7 +34,7 @@ from energon_pack.samples.media.kinds import VIDEO_NAMES
 from energon_pack.sources import reader
 from energon_pack.sources.copies import drawn_keys
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.storage import counted
+from energon_pack.sources.storage import with_bytes_read
 from energon_pack.templates.families import ASKED
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.tokens.engine import EngineError
@@ -137,7 +137,7 @@ def _measure(
     run.progress.add(cached=num_wanted - num)
     with run.progress.stage("measure", num, "samples", total_cost) as advance:
         try:
-            for table, num_bytes in run.executor.map(partial(counted, measure), jobs()):
+            for table, num_bytes in run.executor.map(partial(with_bytes_read, measure), jobs()):
                 add_news(cache, keys, table, *slices.pop(0), stale)
                 run.progress.add(table.num_rows, num_bytes, skipped=Counter(table["reason"].drop_null().to_pylist()))
                 advance(table.num_rows, costs.pop(0))

@@ -30,7 +30,7 @@ from energon_pack.samples.sample import MediaPart, media_type, media_type_by_nam
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.unread import leaf_values, media_file_names, refuse_unread_media
-from energon_pack.sources.jsonl.dialects import Lines, parse_line
+from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
 from energon_pack.sources.reader import state_of
 from energon_pack.sources.rows import MeasuredRow
 from energon_pack.templates.sample import Sample
@@ -131,7 +131,7 @@ class UserSamples:
                 for key, value in item.items()
                 if value is not None and (key not in MEDIA_KEYS or _holds_media(value))
             }
-        record = parse_line(_with_named_media(item, held, self._settings), Lines(self.root), self._settings)
+        record = parse_line(_with_named_media(item, held, self._settings), LineSettings(self.root), self._settings)
         texts = [{**message, "content": _without_media(message["content"])} for message in record.messages]
         if any(isinstance(leaf, str) and _MEMORY_MARK in leaf for leaf in leaf_values([texts, record.tools])):
             raise Skip(Reason.BAD_MESSAGE, f"{_MEMORY_NOUN} stands where a text belongs")

@@ -37,7 +37,7 @@ from energon_pack.sources.reader import Reader, SourceChanged
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.sample import part_of, read_again
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.storage import counted
+from energon_pack.sources.storage import with_bytes_read
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.sample import Rendered, Sample
@@ -93,7 +93,7 @@ def parts_of(lengths: Lengths, are_asked: npt.NDArray[np.bool_], making: Making,
 
     with run.progress.stage(making.stage, num_left.total(), "samples") as advance:
         try:
-            for (table, sizes), num_bytes in run.executor.map(partial(counted, make), jobs()):
+            for (table, sizes), num_bytes in run.executor.map(partial(with_bytes_read, make), jobs()):
                 records = []
                 for number, size in zip(at_work[0].tolist(), sizes, strict=True):
                     records.append(Record(keys[number], num_parts[number], size))

@@ -17,16 +17,16 @@ from energon_pack.errors import PackError
 from energon_pack.run import stores
 from energon_pack.run.stores.blocks import BLOCK, BLOCKS, key_of
 
-_MOST_BLOCKS = 8  # blocks in one request
-_GAP = 128 << 10  # bytes between two ranges that are read with them: a request costs more
-_LARGEST = 4 << 20  # bytes of the largest request ahead
-_AT_ONCE = 16  # requests at a time: a store is slow to answer each
-_IN_MEMORY = 32 << 20  # bytes read ahead that are held in memory; more lie in a file
-_SHARE = 8  # a process takes this fraction (one in so many) of the free disk space
+_MAX_REQUEST_BLOCKS = 8  # blocks in one request
+_JOINED_GAP_BYTES = 128 << 10  # bytes between two ranges that are read with them: a request costs more
+_MAX_BYTES = 4 << 20  # bytes of the largest request ahead
+_NUM_REQUESTS = 16  # requests at a time: a store is slow to answer each
+_MAX_MEMORY_BYTES = 32 << 20  # bytes read ahead that are held in memory; more lie in a file
+_DISK_DIVISOR = 8  # a process takes this fraction (one in so many) of the free disk space
 
 
 class Blockwise:
-    """Reads an object by place."""
+    """An object on a store that is read by byte ranges, in blocks that this machine's cache keeps, or ahead of time."""
 
     def __init__(self, address: str, size: int, version: str):
         self._address, self._size, self._version = address, size, version
@@ -34,7 +34,7 @@ class Blockwise:
         self._next = -1  # the block after the last that was fetched
         self._in_order = 1  # blocks of the next request, if it begins at that block
         self._starts: list[int] = []  # starts of the ranges that were read ahead, ascending
-        self._ahead: list[tuple[int, _Spool, int]] = []  # for each range, its end and its place
+        self._ranges_ahead: list[tuple[int, _Spool, int]] = []  # for each range, its end and its place
 
     def read(self, offset: int, size: int) -> bytes:
         """Read the `size` bytes from `offset` on; fewer if the object ends before that."""
@@ -46,11 +46,11 @@ class Blockwise:
         return b"".join(pieces) if len(pieces) != 1 else pieces[0]
 
     def _read_ahead(self, offset: int, end: int) -> bytes:
-        """Return the beginning of a range as far as it was read ahead, or nothing."""
+        """Return the first bytes of a range that were read ahead; empty: its first byte was not."""
         number = bisect_right(self._starts, offset) - 1
-        if number < 0 or offset >= self._ahead[number][0]:
+        if number < 0 or offset >= self._ranges_ahead[number][0]:
             return b""
-        its_end, spool, place = self._ahead[number]
+        its_end, spool, place = self._ranges_ahead[number]
         return spool.read(place + offset - self._starts[number], min(end, its_end) - offset)
 
     def _read_block(self, offset: int, end: int) -> bytes:
@@ -66,8 +66,8 @@ class Blockwise:
 
         `before`: the block after the last that is asked for.
         """
-        self._in_order = min(2 * self._in_order, _MOST_BLOCKS) if number == self._next else 1
-        last = min(number + max(self._in_order, min(before - number, _MOST_BLOCKS)), -(-self._size // BLOCK))
+        self._in_order = min(2 * self._in_order, _MAX_REQUEST_BLOCKS) if number == self._next else 1
+        last = min(number + max(self._in_order, min(before - number, _MAX_REQUEST_BLOCKS)), -(-self._size // BLOCK))
         end = next((n for n in range(number + 1, last) if BLOCKS.has(self._key, n)), last)
         data = self.get(number * BLOCK, min(end * BLOCK, self._size))
         self._next = end
@@ -76,7 +76,7 @@ class Blockwise:
         return data[:BLOCK]
 
     def get(self, start: int, end: int) -> memoryview:
-        """Get bytes from the store."""
+        """Request the bytes from `start` up to `end` from the store; raises PackError if the object has changed."""
         try:
             data, version = stores.read(self._address, start, end)
         except FileNotFoundError:
@@ -85,33 +85,33 @@ class Blockwise:
             raise PackError(f"{self._address} changed while it was read: run again, it is then measured anew")
         return data
 
-    def requests(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return start and end of each request for ranges that are not completely kept.
+    def missing_requests(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return the (start, end) offsets of the requests that fetch ranges, but for ranges whose blocks are all kept.
 
-        `ranges`: an offset and a number of bytes each.
+        `ranges`: (offset, size) of each, in bytes.
         """
         runs: list[tuple[int, int]] = []
         for offset, size in sorted(ranges):
             end = min(offset + size, self._size)
             if all(BLOCKS.has(self._key, number) for number in range(offset // BLOCK, -(-end // BLOCK))):
                 continue
-            if runs and offset - runs[-1][1] <= _GAP:
+            if runs and offset - runs[-1][1] <= _JOINED_GAP_BYTES:
                 runs[-1] = runs[-1][0], max(end, runs[-1][1])
             else:
                 runs.append((offset, end))
-        return [(first, min(first + _LARGEST, end)) for start, end in runs for first in range(start, end, _LARGEST)]
+        return [(first, min(first + _MAX_BYTES, end)) for start, end in runs for first in range(start, end, _MAX_BYTES)]
 
-    def have_ahead(self, spool: "_Spool", fetched: Sequence["_Fetched"]) -> None:
-        """Keep these bytes for the next reads."""
+    def use_spool(self, spool: "_Spool", fetched: Sequence["_ReadAheadRequest"]) -> None:
+        """Let `read` take the bytes that these requests put into a spool."""
         self._starts = [one.start for one in fetched]
-        self._ahead = [(one.end, spool, one.place) for one in fetched]
+        self._ranges_ahead = [(one.end, spool, one.place) for one in fetched]
 
     def forget_ahead(self) -> None:
         """Drop the bytes that were read ahead."""
-        self._starts, self._ahead = [], []
+        self._starts, self._ranges_ahead = [], []
 
-    def meet(self) -> None:
-        """Make the store's client now: threads that begin at the same time would make one each."""
+    def make_client(self) -> None:
+        """Make the client of the store before threads start, because each of them would make its own."""
         stores.meet(self._address)
 
 
@@ -119,9 +119,9 @@ class _Spool:
     """Bytes that were read ahead: in memory, and the rest, if there is room, in a file without a name."""
 
     def __init__(self, size: int):
-        self._memory, self._fd = memoryview(bytearray(min(size, _IN_MEMORY))), -1
+        self._memory, self._fd = memoryview(bytearray(min(size, _MAX_MEMORY_BYTES))), -1
         self._is_full = False
-        if size > _IN_MEMORY:
+        if size > _MAX_MEMORY_BYTES:
             try:
                 self._fd, path = tempfile.mkstemp(prefix="energon_pack-")
             except OSError:
@@ -131,11 +131,11 @@ class _Spool:
             weakref.finalize(self, os.close, self._fd)
 
     def has_room(self, place: int) -> bool:
-        """Tell whether there may be room for bytes at this place."""
+        """Tell whether bytes at this offset may still be written; false after the disk was full."""
         return place < len(self._memory) or not self._is_full
 
     def write(self, place: int, data: memoryview) -> bool:
-        """Write bytes at their place; return whether there was room for all."""
+        """Write bytes at an offset; return whether there was room for all of them."""
         here = data[: max(0, len(self._memory) - place)]
         self._memory[place : place + len(here)] = here
         data, place = data[len(here) :], place + len(here)
@@ -148,48 +148,48 @@ class _Spool:
         return not data
 
     def read(self, place: int, size: int) -> bytes:
-        """Return bytes from a place on, perhaps fewer."""
+        """Return up to `size` bytes from an offset on."""
         return bytes(self._memory[place : place + size]) or os.pread(self._fd, size, place)
 
 
-class _Fetched(NamedTuple):
-    """A request ahead."""
+class _ReadAheadRequest(NamedTuple):
+    """The bytes of an object from `start` up to `end`, which one request reads ahead."""
 
     start: int
     end: int
-    place: int  # its place in the spool
+    place: int  # offset of its bytes in the spool
 
 
-def most_ahead() -> int:
-    """Return how many bytes may be read ahead."""
-    return max(_IN_MEMORY, disk_usage(tempfile.gettempdir()).free // _SHARE)
+def max_ahead_bytes() -> int:
+    """Return how many bytes a process may read ahead: 32 MiB, or an eighth of the free disk space if that is more."""
+    return max(_MAX_MEMORY_BYTES, disk_usage(tempfile.gettempdir()).free // _DISK_DIVISOR)
 
 
 def read_ahead(objects: Sequence[tuple[Blockwise, Sequence[tuple[int, int]]]]) -> None:
-    """Read the next ranges of these objects ahead, and drop earlier ranges.
+    """Request byte ranges of objects, 16 at a time, before they are read, and drop earlier ranges.
 
-    `objects`: for each object its ranges: an offset and a number of bytes each.
+    `objects`: each object with its ranges, as (offset, size) in bytes.
     """
-    fetched: list[tuple[Blockwise, list[_Fetched]]] = []
+    fetched: list[tuple[Blockwise, list[_ReadAheadRequest]]] = []
     size = 0
     for item, ranges in objects:
         item.forget_ahead()
         fetched.append((item, []))
-        for start, end in item.requests(ranges):
-            fetched[-1][1].append(_Fetched(start, end, size))
+        for start, end in item.missing_requests(ranges):
+            fetched[-1][1].append(_ReadAheadRequest(start, end, size))
             size += end - start
     if not size:
         return
     spool = _Spool(size)
 
-    def fetch(job: tuple[Blockwise, _Fetched]) -> bool:
+    def fetch(job: tuple[Blockwise, _ReadAheadRequest]) -> bool:
         item, (start, end, place) = job
         return spool.has_room(place) and spool.write(place, item.get(start, end))
 
     jobs = [(item, one) for item, its in fetched for one in its]
     for item, _ in fetched:
-        item.meet()
-    with ThreadPoolExecutor(_AT_ONCE) as pool:  # starts as many threads as there are jobs
+        item.make_client()
+    with ThreadPoolExecutor(_NUM_REQUESTS) as pool:  # starts as many threads as there are jobs
         are_kept = iter([*pool.map(fetch, jobs)])  # after one fails, no other is begun
     for item, its in fetched:
-        item.have_ahead(spool, [one for one in its if next(are_kept)])
+        item.use_spool(spool, [one for one in its if next(are_kept)])

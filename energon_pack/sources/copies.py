@@ -8,13 +8,13 @@ import numpy as np
 
 from energon_pack.run.seeded import Ints, random_keys
 
-_COPY = re.compile(r"@\d+$")
+_COPY_MARK = re.compile(r"@\d+$")
 
 
 def drawn_rows(num_rows: int, ratio: float, name: str, seed: int) -> Ints:
-    """Draw rows of a shard, ascending: each row `ratio` times; the fraction of `ratio` draws some rows once more.
+    """Draw each row of a shard `ratio` times; of a fraction, a random choice of rows comes once more.
 
-    `name`: the name of the shard, so that two shards do not draw alike.
+    Returns the row numbers, ascending. `name`: of the shard; shards with other names draw other rows.
     """
     whole = int(ratio)
     count = np.full(num_rows, whole)
@@ -24,17 +24,17 @@ def drawn_rows(num_rows: int, ratio: float, name: str, seed: int) -> Ints:
 
 
 def copy_numbers(rows: Ints) -> Ints:
-    """Count for each of these ascending rows how often it came before."""
+    """Return for each of these ascending rows how often it stands before: [3, 3, 5] gives [0, 1, 0]."""
     first: Ints = np.searchsorted(rows, rows)
     return np.arange(len(rows)) - first
 
 
 def drawn_keys(keys: Sequence[str], rows: Ints, copies: Ints) -> list[str]:
-    """Return the keys of these rows; a row that is drawn a second time gets `@2` at the end."""
+    """Return the key of each drawn row; the second draw of a row gets `@2` at its end. `copies`: as `copy_numbers`."""
     pairs = zip(rows.tolist(), copies.tolist(), strict=True)
     return [f"{keys[row]}@{copy + 1}" if copy else keys[row] for row, copy in pairs]
 
 
 def source_key(key: str) -> str:
     """Return the key of a sample in its source, without the `@2` of a copy."""
-    return _COPY.sub("", key)
+    return _COPY_MARK.sub("", key)

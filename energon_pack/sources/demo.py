@@ -22,8 +22,8 @@ from energon_pack.run.files import make_once
 _VERSION = 1
 
 _NUM_SHARDS = 3
-_VOCABULARY = 1024
-_TOKENS = (
+_VOCABULARY_SIZE = 1024
+_SPECIAL_TOKENS = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
     *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
 )
@@ -44,13 +44,13 @@ _CHAT_TEMPLATE = """\
 
 
 def make_demo(folder: Path) -> tuple[str, str]:
-    """Make the demo in a folder, or find it there; return its folder of tars, and its processor's folder."""
+    """Make the demo in a folder unless it is there; return the paths of its folder of tars and of its processor."""
     finished = folder / f"v{_VERSION}"
-    make_once(finished, _make)
+    make_once(finished, _write_demo)
     return os.fspath(finished / "source"), os.fspath(finished / "processor")
 
 
-def _make(folder: Path) -> None:
+def _write_demo(folder: Path) -> None:
     samples = list(_samples(random.Random(0)))
     _write_source(folder / "source", samples)
     _write_processor(folder / "processor", samples)
@@ -63,50 +63,50 @@ DemoSample = tuple[list[Turn], list[Image.Image]]
 
 _COLORS = ("red", "green", "blue", "orange", "purple", "black")
 _SHAPES = ("circle", "square", "triangle")
-_UNITS = (("kilometre", "metre", 1000), ("hour", "minute", 60), ("kilogram", "gram", 1000), ("week", "day", 7))
+_UNIT_FACTORS = (("kilometre", "metre", 1000), ("hour", "minute", 60), ("kilogram", "gram", 1000), ("week", "day", 7))
 
 
 def _samples(rng: random.Random) -> Iterator[DemoSample]:
     """Yield samples of text, with one image and with several images, with one turn and with several."""
-    kinds = [(make, num_turns) for make, num_turns, number in _KINDS for _ in range(number)]
+    kinds = [(make, num_turns) for make, num_turns, number in _MAKERS for _ in range(number)]
     rng.shuffle(kinds)
     for make, num_turns in kinds:
         yield make(rng, num_turns)
 
 
-def _ask(question: str, answer: str) -> list[Turn]:
+def _turns(question: str, answer: str) -> list[Turn]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def _text(rng: random.Random, num_turns: int) -> DemoSample:
-    turns = [turn for _ in range(num_turns) for turn in rng.choice((_table, _convert, _sort))(rng)]
+def _make_text(rng: random.Random, num_turns: int) -> DemoSample:
+    turns = [turn for _ in range(num_turns) for turn in rng.choice((_times_table, _conversion, _sorting))(rng)]
     if rng.random() < 0.2:
         turns.insert(0, {"role": "system", "content": "Show every step, then the result."})
     return turns, []
 
 
-def _table(rng: random.Random) -> list[Turn]:
+def _times_table(rng: random.Random) -> list[Turn]:
     factor, upto = rng.randint(2, 19), rng.randint(3, 30)
     lines = [f"{i} times {factor} is {i * factor}." for i in range(1, upto + 1)]
-    return _ask(f"Write the multiplication table of {factor} up to {upto}.", "\n".join(lines))
+    return _turns(f"Write the multiplication table of {factor} up to {upto}.", "\n".join(lines))
 
 
-def _convert(rng: random.Random) -> list[Turn]:
-    large, small, factor = rng.choice(_UNITS)
+def _conversion(rng: random.Random) -> list[Turn]:
+    large, small, factor = rng.choice(_UNIT_FACTORS)
     number = rng.randint(2, 400)
-    return _ask(
+    return _turns(
         f"How many {small}s are {number} {large}s?",
         f"One {large} has {factor} {small}s. So {number} {large}s have {number} × {factor} = {number * factor}.",
     )
 
 
-def _sort(rng: random.Random) -> list[Turn]:
+def _sorting(rng: random.Random) -> list[Turn]:
     numbers = [rng.randint(1, 999) for _ in range(rng.randint(4, 40))]
     listed = ", ".join(map(str, numbers))
-    return _ask(f"Sort these numbers: {listed}.", f"From small to large: {', '.join(map(str, sorted(numbers)))}.")
+    return _turns(f"Sort these numbers: {listed}.", f"From small to large: {', '.join(map(str, sorted(numbers)))}.")
 
 
-def _draw(rng: random.Random) -> tuple[Image.Image, dict[str, int]]:
+def _draw_shapes(rng: random.Random) -> tuple[Image.Image, dict[str, int]]:
     """Draw a picture of a few shapes; return it, and how many there are of each."""
     width, height = rng.randint(60, 420), rng.randint(60, 420)
     image = Image.new("RGB", (width, height), "white")
@@ -128,29 +128,29 @@ def _draw(rng: random.Random) -> tuple[Image.Image, dict[str, int]]:
     return image, counts
 
 
-def _image(rng: random.Random, num_turns: int) -> DemoSample:
-    image, counts = _draw(rng)
-    turns = _ask("<image>\nWhat was drawn here?", f"There are {_listed(counts)}.")
+def _make_image(rng: random.Random, num_turns: int) -> DemoSample:
+    image, counts = _draw_shapes(rng)
+    turns = _turns("<image>\nWhat was drawn here?", f"There are {_count_list(counts)}.")
     for _ in range(num_turns - 1):
         name = rng.choice(list(counts))
-        turns += _ask(f"How often did you draw a {name}?", f"{counts[name]} times, whether or not another covers it.")
+        turns += _turns(f"How often did you draw a {name}?", f"{counts[name]} times, whether or not another covers it.")
     return turns, [image]
 
 
-def _images(rng: random.Random, num_turns: int) -> DemoSample:
-    drawn = [_draw(rng) for _ in range(rng.randint(2, 4))]
-    answers = [f"Picture {i + 1}: {_listed(counts)}." for i, (_, counts) in enumerate(drawn)]
+def _make_images(rng: random.Random, num_turns: int) -> DemoSample:
+    drawn = [_draw_shapes(rng) for _ in range(rng.randint(2, 4))]
+    answers = [f"Picture {i + 1}: {_count_list(counts)}." for i, (_, counts) in enumerate(drawn)]
     question = "".join(f"Picture {i + 1}: <image>\n" for i in range(len(drawn))) + "What was drawn in each?"
-    return _ask(question, "\n".join(answers)), [image for image, _ in drawn]
+    return _turns(question, "\n".join(answers)), [image for image, _ in drawn]
 
 
-def _listed(counts: dict[str, int]) -> str:
+def _count_list(counts: dict[str, int]) -> str:
     return ", ".join(f"{n} {name}{'s' * (n > 1)}" for name, n in counts.items())
 
 
 #: maker of a sample's content, its turns, and how many such samples there are
-_KINDS = ((_text, 1, 90), (_text, 4, 50), (_image, 1, 90), (_image, 3, 40), (_images, 1, 50))
-NUM_SAMPLES = sum(number for _, _, number in _KINDS)
+_MAKERS = ((_make_text, 1, 90), (_make_text, 4, 50), (_make_image, 1, 90), (_make_image, 3, 40), (_make_images, 1, 50))
+NUM_SAMPLES = sum(number for _, _, number in _MAKERS)
 
 
 # -------------------------------------------------------------------------------------------------- files of the demo
@@ -164,7 +164,7 @@ def _write_source(folder: Path, samples: list[DemoSample]) -> None:
                 turns, images = samples[index]
                 names = [f"{i}.{'jpg' if (index + i) % 2 else 'png'}" for i in range(len(images))]
                 for name, image in zip(names, images, strict=True):
-                    _add_file(tar, f"demo_{index:05d}.{name}", _encoded(image, name))
+                    _add_file(tar, f"demo_{index:05d}.{name}", _image_bytes(image, name))
                 record: dict[str, Any] = {"messages": turns, "media": "image" if names else "text"}
                 if names:
                     record["name"] = names
@@ -178,7 +178,7 @@ def _add_file(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     tar.addfile(info, io.BytesIO(data))
 
 
-def _encoded(image: Image.Image, name: str) -> bytes:
+def _image_bytes(image: Image.Image, name: str) -> bytes:
     file = io.BytesIO()
     image.save(file, "JPEG" if name.endswith("jpg") else "PNG")
     return file.getvalue()
@@ -190,13 +190,13 @@ def _write_processor(folder: Path, samples: list[DemoSample]) -> None:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=_VOCABULARY, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+        vocab_size=_VOCABULARY_SIZE, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
     )
     tokenizer.train_from_iterator((turn["content"] for turns, _ in samples for turn in turns), trainer)
     tokenizer.model.save(os.fspath(folder))
     first, name = tokenizer.get_vocab_size(), "Qwen2_5_VLProcessor"
     off = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
-    specials = {str(first + i): {"content": token, **off, "special": True} for i, token in enumerate(_TOKENS)}
+    specials = {str(first + i): {"content": token, **off, "special": True} for i, token in enumerate(_SPECIAL_TOKENS)}
     about: dict[str, Any] = {
         "tokenizer_class": "Qwen2Tokenizer",
         "processor_class": name,

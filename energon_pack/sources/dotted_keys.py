@@ -21,12 +21,12 @@ from energon_pack.samples.skip import Skip
 
 Member = tuple[str, int, int]  # part, offset, size
 
-_ENDINGS = (".json", ".txt")
-_MOST_ASKED = 16  # parts of one name that are compared; the others are assumed to be like them
+_RECORD_ENDINGS = (".json", ".txt")
+_MAX_COMPARED = 16  # parts of one name that are compared; the others are assumed to be like them
 
 
 class DottedFile(NamedTuple):
-    """A file that is a separate sample but can't be read as one."""
+    """A file of a tar that is a sample of its own, but that Energon reads as a part of another sample."""
 
     key: str  # the key that it would be a part of
     part: str
@@ -40,8 +40,8 @@ class DottedFile(NamedTuple):
         return f"{self.name} would be a sample of its own: a key ends at the first dot of a name"
 
 
-def refusal(path: str, name: str, number: int) -> str:
-    """Say why a tar is refused."""
+def refusal_message(path: str, name: str, number: int) -> str:
+    """Return the error for a tar with such files. `name`: the first of them; `number`: how many there are."""
     more = f" (and {number - 1:,} more like it)" if number > 1 else ""
     key, _, part = name.rpartition("/")[2].partition(".")
     return (
@@ -53,52 +53,59 @@ def refusal(path: str, name: str, number: int) -> str:
 
 
 class DottedKeys:
-    """Checks the samples of a shard, one after the other."""
+    """Finds the files of a tar that are samples of their own; is shown the tar's samples one after the other.
+
+    `read`: returns the bytes of a part.
+    """
 
     def __init__(self, read: Callable[[Member], bytes]):
         self._read = read
-        self._beside_a_record: dict[str, int] = {}  # part → how often its form differed from the record's
+        self._num_other_forms: dict[str, int] = {}  # part → how often its form differed from the record's
         self._without_record: dict[str, list[str]] = {}  # key → its parts that may be records
         self._samples: list[DottedFile] = []
 
-    def look(self, key: str, record: Member | None, parts: Collection[Member]) -> None:
-        """Check the parts of a sample; of a key that comes again, the further parts."""
-        like_records = [part for part in parts if part[0].endswith(_ENDINGS)]
+    def add_sample(self, key: str, record: Member | None, parts: Collection[Member]) -> None:
+        """Look for separate samples among the parts of a sample. `record`: its JSON or text.
+
+        If parts of a key come later in the tar, they are shown by another call.
+        """
+        like_records = [part for part in parts if part[0].endswith(_RECORD_ENDINGS)]
         if record is not None:
             self._without_record.pop(key, None)
-            self._samples += [DottedFile(key, part[0]) for part in like_records if self._is_sample(part, record, parts)]
+            self._samples += [DottedFile(key, part[0]) for part in like_records if self._is_record(part, record, parts)]
         elif like_records:
             self._without_record.setdefault(key, []).extend(name for name, *_ in like_records)
 
-    def files(self) -> list[DottedFile]:
-        """Return, after the last sample of a shard, its files that are separate samples but can't be read as such."""
+    def separate_files(self) -> list[DottedFile]:
+        """Return the files that are samples of their own; called after the last sample of the tar."""
         doubted = {
-            key: [name for name in names if name not in self._beside_a_record]
+            key: [name for name in names if name not in self._num_other_forms]
             for key, names in self._without_record.items()
         }
         lost = [DottedFile(key, name) for key, names in doubted.items() if len(names) > 1 for name in names]
         return [*self._samples, *lost]
 
-    def _is_sample(self, part: Member, record: Member, parts: Collection[Member]) -> bool:
+    def _is_record(self, part: Member, record: Member, parts: Collection[Member]) -> bool:
         """Tell whether a part beside a record is itself the record of another sample."""
         name = part[0]
         stem, _, ending = name.rpartition(".")
-        asked = self._beside_a_record.setdefault(name, 0)
+        num_compared = self._num_other_forms.setdefault(name, 0)
         if record[0] == "txt" and ending == "txt":  # they may be two captions, each with its medium
             media = [name for name, *_ in parts if kind_by_name(name)]
             return any("." not in other for other in media) and any(other.startswith(f"{stem}.") for other in media)
-        if record[0] != "json" or ending != "json" or min(part[2], record[2]) < 0 or asked >= _MOST_ASKED:
+        if record[0] != "json" or ending != "json" or min(part[2], record[2]) < 0 or num_compared >= _MAX_COMPARED:
             return False
-        form = _form(self._read(record))
-        if form is None or form != _form(self._read(part)):
-            self._beside_a_record[name] = asked + 1
+        form = _record_keys(self._read(record))
+        if form is None or form != _record_keys(self._read(part)):
+            self._num_other_forms[name] = num_compared + 1
             return False
         return True
 
 
-def _form(raw: bytes) -> list[str] | None:
-    """Return the fields of a JSON; of its first message if it is a list of messages; of its conversation if it has
-    one.
+def _record_keys(raw: bytes) -> list[str] | None:
+    """Return the keys that tell the form of a record: of its conversation, else all; of a list, of its first message.
+
+    None: it is no JSON object.
     """
     try:
         value = load_json(raw)

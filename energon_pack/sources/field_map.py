@@ -25,7 +25,7 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.storage import read_whole
 
 #: Energon's types of samples: the fields that are read, and their names in this package
-_FIELDS = {
+_FIELDS_BY_TYPE = {
     "Captioning": {"caption": "caption"},
     "VQA": {"context": "question", "answers": "answers"},
     "VidQA": {"context": "question", "answers": "answers"},
@@ -33,18 +33,18 @@ _FIELDS = {
     "OCR": {"text": "caption"},
     "Text": {"text": "text"},
 }
-_NAME = re.compile(r"([^[\]]+)((?:\[[^[\]]+\])*)")
+_OPTION = re.compile(r"([^[\]]+)((?:\[[^[\]]+\])*)")
 
 #: a part, and the steps to a value in it
-_Way = tuple[str, ...]
+_Path = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class FieldMap:
-    """Where the fields of a sample are."""
+    """In which part of a sample, and where in its JSON, each field of the sample is."""
 
     #: for each field its name here and the ways to it; the first way that leads to a value is taken
-    fields: tuple[tuple[str, tuple[_Way, ...]], ...]
+    fields: tuple[tuple[str, tuple[_Path, ...]], ...]
     #: the parts that are its media
     media: tuple[str, ...]
     #: why such samples are refused; None: they are read
@@ -60,17 +60,17 @@ class FieldMap:
         return next(iter(self.parts), None)
 
     def value(self, raw: bytes, part: str) -> Any:
-        """Make the JSON of a sample from the bytes of its part."""
+        """Return the JSON value of a sample from the bytes of its record part; raises Skip if a field is missing."""
         if not _is_json(part):
             try:
                 return {name: raw.decode().strip() for name, _ in self.fields}
             except UnicodeDecodeError as error:
                 raise Skip(Reason.BAD_MESSAGE, f"the {part} is not UTF-8: {error}") from None
         value = load_json(raw)
-        return {name: _first(value, name, ways) for name, ways in self.fields}
+        return {name: _first_value(value, name, ways) for name, ways in self.fields}
 
 
-def _first(value: Any, name: str, ways: Sequence[_Way]) -> Any:
+def _first_value(value: Any, name: str, ways: Sequence[_Path]) -> Any:
     for way in ways:
         item = value
         try:
@@ -87,30 +87,30 @@ def read_field_map(folder: str) -> FieldMap | None:
     """Read the field map of a prepared folder; None: it has none, and samples are read as in any tar."""
     path = os.path.join(folder, META_FOLDER, "dataset.yaml")
     try:
-        value = yaml_value(read_whole(path) or b"", _Plain)
+        value = yaml_value(read_whole(path) or b"", _WithoutTags)
     except (OSError, NotPlain) as error:
         raise PackError(f"{path} can't be read: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(value, dict):
         return None
     named = value.get("field_map")
     if not isinstance(named, dict):
-        _note_code(path, value)
+        _note_sample_loader(path, value)
         return None
     stated = value.get("sample_type")
     about = stated if isinstance(stated, dict) else value
     kind = re.sub("(Sample|Webdataset)$", "", str(about.get("__class__")))
-    is_known = kind in _FIELDS or not str(about.get("__module__")).startswith("megatron.energon")
-    names = _FIELDS.get(kind) or {str(name): str(name) for name in named}
-    ways = {name: list(_ways(str(text))) for name, text in named.items()}
+    is_known = kind in _FIELDS_BY_TYPE or not str(about.get("__module__")).startswith("megatron.energon")
+    names = _FIELDS_BY_TYPE.get(kind) or {str(name): str(name) for name in named}
+    ways = {name: list(_parse_paths(str(text))) for name, text in named.items()}
     media = [way[0] for options in ways.values() for way in options if kind_by_name(way[0])]
-    fields = {ours: tuple(ways[name]) for name, ours in names.items() if name in ways and not _is_medium(ways[name])}
+    fields = {ours: tuple(ways[name]) for name, ours in names.items() if name in ways and not _is_media(ways[name])}
     field_map = FieldMap(tuple(fields.items()), tuple(dict.fromkeys(media)))
-    why = _unclear(field_map) if is_known else f"a {about.get('__class__')} has no question and answer, caption or text"
+    why = _refusal(field_map) if is_known else f"a {about.get('__class__')} has no question and answer, caption or text"
     remedy = "source.map or source.columns.* says what is read of the JSON in its place"
     return replace(field_map, refusal=f"{path}: {why}: {remedy}" if why else None)
 
 
-def _unclear(field_map: FieldMap) -> str | None:
+def _refusal(field_map: FieldMap) -> str | None:
     parts = field_map.parts
     if len(parts) == 1 and (_is_json(parts[0]) or all(ways == ((parts[0],),) for _, ways in field_map.fields)):
         return None
@@ -121,25 +121,25 @@ def _is_json(part: str) -> bool:
     return part == "json" or part.endswith(".json")
 
 
-def _ways(text: str) -> Iterator[_Way]:
+def _parse_paths(text: str) -> Iterator[_Path]:
     for option in text.split(","):
-        matched = _NAME.fullmatch(option)
+        matched = _OPTION.fullmatch(option)
         yield (matched[1], *re.findall(r"\[([^[\]]+)\]", matched[2])) if matched else (option,)
 
 
-def _is_medium(ways: Sequence[_Way]) -> bool:
+def _is_media(ways: Sequence[_Path]) -> bool:
     return all(kind_by_name(way[0]) for way in ways)
 
 
-def _note_code(path: str, value: Mapping[str, Any]) -> None:
+def _note_sample_loader(path: str, value: Mapping[str, Any]) -> None:
     """Log that a `sample_loader` is not run, although it may make other samples of the parts."""
     loader = value.get("sample_loader")
     if loader and not (isinstance(loader, dict) and str(loader.get("__module__")).startswith("energon_pack")):
         say(f"{path}: its sample_loader is not run: samples are read by their JSON or text")
 
 
-class _Plain(yaml.SafeLoader):
+class _WithoutTags(yaml.SafeLoader):
     """Reads Python tags (`!!python/name:…`), by which YAML names code, as null."""
 
 
-_Plain.add_multi_constructor("", lambda loader, suffix, node: None)
+_WithoutTags.add_multi_constructor("", lambda loader, suffix, node: None)

@@ -1,6 +1,6 @@
 """Find the files of a source, of whatever form: what is asked of a form, and the names of files in ids of samples.
 
-an entry of source.path ──Form.in_folder──► files ──Form.leaves──► ListedFile ──find_files──► the shards of a Source
+entry of source.path ──in_folder──► files ──chosen_files──► ListedFile ──find_files──► the shards of a Source
 """
 
 import os
@@ -18,30 +18,31 @@ from typing import Any, NamedTuple
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import bucket_of, lies_in, on_this_machine
 from energon_pack.sources.mixture import Mixture
-from energon_pack.sources.other_formats import COMPRESSED, PARQUET, compressed_error
+from energon_pack.sources.other_formats import COMPRESSED_NAME, PARQUET_ADVICE, compressed_error
 from energon_pack.sources.shard import Shard, TarShard
 from energon_pack.sources.storage import State, absolute, expand, folder_of, state_of, walk
 
 #: the plan of a packed dataset
-_NO_SAMPLES = re.compile(r"(?:^|/)pack_plan\.[^/]*$")
-_NAMED = re.compile(r"(?:^|[/_.-])(train|training|validation|valid|val|dev|test|testing)(?=[/_.-])")
-_ALIKE = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation", "testing": "test"}
+_PLAN_FILE = re.compile(r"(?:^|/)pack_plan\.[^/]*$")
+_SPLIT_NAME = re.compile(r"(?:^|[/_.-])(train|training|validation|valid|val|dev|test|testing)(?=[/_.-])")
+_SAME_SPLIT = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation", "testing": "test"}
 
 
-LINES = re.compile(r"(?i)\.jsonl?$")
+JSON_FILE = re.compile(r"(?i)\.jsonl?$")
 _PARQUET = re.compile(r"(?i)\.parquet$")
 
 
-def shard_of(
+def make_shard(
     name: str,
     path: str,
     kind: type[Shard] = TarShard,
     fields: Mapping[str, Any] = MappingProxyType({}),
     state: State | None = None,
 ) -> Shard:
-    """Describe a file as it is now.
+    """Make the shard of a file; raises PackError if it is no regular file, or its name is not UTF-8.
 
     Args:
+        name: of the file in sample ids.
         fields: the other fields of its class.
         state: its size and version; None: they are looked up.
     """
@@ -68,14 +69,14 @@ class Source:
     mixture: Mixture | None = None  # None: each sample comes once, or as often as its file's `ratio` says
 
     @cached_property
-    def beside(self) -> frozenset[Path]:
-        """Return the folders of this machine that contain its files."""
+    def parents(self) -> frozenset[Path]:
+        """Return the folders of this machine in which files of the source lie."""
         paths = on_this_machine(shard.real_path for shard in self.shards)
         return frozenset(map(Path, map(os.path.dirname, paths)))
 
     @cached_property
     def root(self) -> str:
-        """Return the folder that paths in packs with references are relative to."""
+        """Return the deepest folder that holds all files and media; references in packs are relative to it."""
         roots = sorted({shard.base for shard in self.shards})
         if len({bucket_of(root) for root in roots}) > 1:
             raise PackError(
@@ -84,19 +85,19 @@ class Source:
         steps = zip(*(root.split("/") for root in roots), strict=False)
         return "/".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, steps)) or "/"
 
-    def around(self, place: str) -> Path | str | None:
-        """Return the folder of the source that contains a place, where nothing may be written; None: there is none."""
+    def protected_folder(self, place: str) -> Path | str | None:
+        """Return the folder of the source that a path lies in, where nothing may be written; None: it lies in none."""
         if bucket_of(place):
             beside = {folder_of(shard.path) for shard in self.shards if shard.is_stored}
             inside = next((folder for folder in sorted(self.stored) if lies_in(place, folder)), None)
             return inside or next((folder for folder in (place, folder_of(place)) if folder in beside), None)
         path = Path(place).resolve()
         within = next((folder for folder in self.folders if path.is_relative_to(folder)), None)
-        return within or next((folder for folder in (path, path.parent) if folder in self.beside), None)
+        return within or next((folder for folder in (path, path.parent) if folder in self.parents), None)
 
 
 class ListedFile(NamedTuple):
-    """A file of a source that was found."""
+    """A file that was found for a source, and the class and fields of its shard."""
 
     path: str
     #: its path with links resolved: a file that is found twice is read once
@@ -106,8 +107,8 @@ class ListedFile(NamedTuple):
     fields: Mapping[str, Any]
 
 
-class Form(ABC):
-    """How the files of one form are found; each source has an object of its own."""
+class FileFinder(ABC):
+    """Finds the files of one form, such as tars; each search has an object of its own, which remembers files seen."""
 
     #: samples that a split or an exclude leaves out, as far as the source says
     num_left_out = 0
@@ -117,15 +118,18 @@ class Form(ABC):
         """Return the files of this form in a folder and its subfolders."""
 
     @abstractmethod
-    def leaves(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
-        """Yield the files of an entry of `source.path` that are read."""
+    def chosen_files(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
+        """Yield the files that are read for an entry of `source.path`; raises PackError if there are none.
 
-    def finished(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
-        """Return the files of all entries with what only the files themselves tell."""
+        `folders`: those that the entry names; `files`: those that it names, and those of `in_folder` for its folders.
+        """
+
+    def completed(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
+        """Return the shards of all entries, completed by what their content tells, as whether tars hold packs."""
         return shards
 
 
-def find_files(form: Form, path: Sequence[str]) -> Source:
+def find_files(form: FileFinder, path: Sequence[str]) -> Source:
     """Find the files of one form in folders (searched recursively), files and globs."""
     roots, folders = list[str](), list[str]()
     leaf_of = dict[str, ListedFile]()  # by real path
@@ -133,18 +137,18 @@ def find_files(form: Form, path: Sequence[str]) -> Source:
         root, inside, files = expand(os.path.expanduser(entry))
         roots.append(root)
         folders += inside
-        for leaf in form.leaves(entry, inside, [*files, *chain.from_iterable(map(form.in_folder, inside))]):
+        for leaf in form.chosen_files(entry, inside, [*files, *chain.from_iterable(map(form.in_folder, inside))]):
             leaf_of.setdefault(leaf.real_path, leaf)
     leaves = [*leaf_of.values()]
-    if compressed := sorted(leaf.path for leaf in leaves if COMPRESSED.search(leaf.path)):
+    if compressed := sorted(leaf.path for leaf in leaves if COMPRESSED_NAME.search(leaf.path)):
         raise compressed_error(compressed[0], len(compressed))
     shards = [
-        shard_of(name, leaf.path, leaf.kind, leaf.fields)
+        make_shard(name, leaf.path, leaf.kind, leaf.fields)
         for name, leaf in zip(names_of(roots, [leaf.path for leaf in leaves]), leaves, strict=True)
     ]
     local = on_this_machine(folders)
     return Source(
-        shards=sorted(form.finished(path, shards), key=lambda shard: shard.name),
+        shards=sorted(form.completed(path, shards), key=lambda shard: shard.name),
         folders=frozenset(Path(folder).resolve() for folder in local),
         stored=frozenset(folders) - local,
         num_left_out=form.num_left_out,
@@ -160,11 +164,11 @@ def names_of(roots: Iterable[str], files: Sequence[str]) -> list[str]:
 
     `roots`: folders with the files, in any order; for a file outside of them, its own folder is a root.
     """
-    paths = list(map(_as_path, files))
-    folders = _outermost(map(_as_path, roots))
-    outside = {os.path.dirname(path) for path in paths if _above(path, folders) is None}
+    paths = list(map(_rooted_path, files))
+    folders = _outermost(map(_rooted_path, roots))
+    outside = {os.path.dirname(path) for path in paths if _enclosing(path, folders) is None}
     folders = _outermost([*folders, *outside])
-    root_of = [_above(path, folders) or "/" for path in paths]
+    root_of = [_enclosing(path, folders) or "/" for path in paths]
     in_root = [path[len(root) :].lstrip("/") for path, root in zip(paths, root_of, strict=True)]
     if len(folders) == 1:
         return in_root
@@ -182,24 +186,24 @@ def names_of(roots: Iterable[str], files: Sequence[str]) -> list[str]:
             depths[root] += 1
 
 
-def but_parquet(folders: Sequence[str]) -> str:
-    """Return a remark if folders have Parquet; else an empty text."""
-    return f" but {PARQUET}" if any(walk(folder, _PARQUET) for folder in folders) else ""
+def parquet_hint(folders: Sequence[str]) -> str:
+    """Return the end of an error if folders have Parquet files, as advice to read these; else an empty text."""
+    return f" but {PARQUET_ADVICE}" if any(walk(folder, _PARQUET) for folder in folders) else ""
 
 
-def _as_path(path: str) -> str:
+def _rooted_path(path: str) -> str:
     """Return the path that names are cut from; an address becomes a path below the root folder."""
     return os.path.join("/", absolute(path).replace("://", ":/", 1))
 
 
 def _outermost(folders: Iterable[str]) -> set[str]:
-    """Return the folders that lie in no other of them."""
+    """Return the folders that lie in none of the other folders."""
     every = set(folders)
-    return {folder for folder in every if _above(folder, every) is None}
+    return {folder for folder in every if _enclosing(folder, every) is None}
 
 
-def _above(path: str, folders: Collection[str]) -> str | None:
-    """Return the nearest of these folders that a path lies in."""
+def _enclosing(path: str, folders: Collection[str]) -> str | None:
+    """Return the deepest of these folders that a path lies in; None: it lies in none."""
     while (above := os.path.dirname(path)) != path:
         if above in folders:
             return above
@@ -207,9 +211,12 @@ def _above(path: str, folders: Collection[str]) -> str | None:
     return None
 
 
-def of_split(folder: str, files: Sequence[str], split: str | None) -> list[str]:
-    """Return the files of a split that hold samples. `split`: its name; None: there is only one."""
-    split_of_file = {file: split_of(file.removeprefix(folder).lstrip("/")) for file in with_samples(files)}
+def files_of_split(folder: str, files: Sequence[str], split: str | None) -> list[str]:
+    """Return the files that belong to a split by their paths, without plans of packed datasets.
+
+    `split`: its name; None: all files, and a PackError if their paths name several splits.
+    """
+    split_of_file = {file: split_in_path(file.removeprefix(folder).lstrip("/")) for file in without_plans(files)}
     counts = Counter(split_of_file.values())
     seen = ", ".join(f"{name or 'of no split'}: {amount(number, 'file')}" for name, number in counts.items())
     if split is None:
@@ -218,18 +225,18 @@ def of_split(folder: str, files: Sequence[str], split: str | None) -> list[str]:
                 f"source.path={folder}: {seen}; source.split=train takes one split, a list of globs several"
             )
         return list(split_of_file)
-    taken = [file for file, name in split_of_file.items() if name == _ALIKE.get(split, split)]
+    taken = [file for file, name in split_of_file.items() if name == _SAME_SPLIT.get(split, split)]
     if split_of_file and not taken:
         raise PackError(f"source.split={split}: {folder} has {seen}")
     return taken
 
 
-def with_samples(files: Sequence[str]) -> list[str]:
-    """Leave out tables that hold no samples."""
-    return [file for file in files if not _NO_SAMPLES.search(file)]
+def without_plans(files: Sequence[str]) -> list[str]:
+    """Return the files without plans of packed datasets, which are tables, too."""
+    return [file for file in files if not _PLAN_FILE.search(file)]
 
 
-def split_of(name: str) -> str | None:
-    """Return the last split that a path below its folder names; None: it names none."""
-    named = _NAMED.findall(name)
-    return _ALIKE.get(named[-1], named[-1]) if named else None
+def split_in_path(name: str) -> str | None:
+    """Return the split that a path names last, as `train` or `validation`; None: it names none."""
+    named = _SPLIT_NAME.findall(name)
+    return _SAME_SPLIT.get(named[-1], named[-1]) if named else None

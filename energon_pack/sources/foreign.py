@@ -14,12 +14,12 @@ Fields = dict[str, Any]
 #: a member's JSON as a sample of a source, and the names of its parts in the pack
 Member = tuple[Fields, list[str]]
 
-_COLUMNS = ("images", "patch_positions", "prompts", "captions", "fps", "timestamp_decimal")
-_STEM = re.compile(r"img\d+_\d+\.")
+_COLUMN_NAMES = ("images", "patch_positions", "prompts", "captions", "fps", "timestamp_decimal")
+_COLUMN_PART = re.compile(r"img\d+_\d+\.")
 
 
 class PackForm(NamedTuple):
-    """A form of packs, and how they hold their members."""
+    """A form in which packs are stored: its fields, and the functions that recognize a pack and yield its members."""
 
     #: our name for the flavour, or another tool with its name for the form
     name: str
@@ -29,11 +29,11 @@ class PackForm(NamedTuple):
     optional: frozenset[str]
     members: Callable[[Fields], Iterator[Member]]
     #: says whether the JSON of a tar's sample, with the names of its parts, is such a pack
-    is_it: Callable[[Fields, Sequence[str]], bool] = lambda value, parts: False
+    recognizes: Callable[[Fields, Sequence[str]], bool] = lambda value, parts: False
 
 
-def _listed(member: Fields, names: list[str]) -> Member:
-    """Return a member whose media are listed by their names in the pack."""
+def _with_media_names(member: Fields, names: list[str]) -> Member:
+    """Return a member whose media are these parts of the pack."""
     fields = {key: item for key, item in member.items() if item is not None and key not in ("media_files", "images")}
     return {**fields, "name": names}, names
 
@@ -48,9 +48,9 @@ def _is_chats(value: Fields, parts: Sequence[str]) -> bool:
     )
 
 
-def _chats(value: Fields) -> Iterator[Member]:
+def _chat_members(value: Fields) -> Iterator[Member]:
     for member, names in zip(value["messages"], value["media_files"], strict=True):
-        yield _listed(member, names)
+        yield _with_media_names(member, names)
 
 
 def _is_pairs(value: Fields, parts: Sequence[str]) -> bool:
@@ -58,28 +58,28 @@ def _is_pairs(value: Fields, parts: Sequence[str]) -> bool:
     return isinstance(texts, dict) and {"prompts", "captions"} <= texts.keys() and "media_files" in value
 
 
-def _pairs(value: Fields) -> Iterator[Member]:
+def _pair_members(value: Fields) -> Iterator[Member]:
     prompts, captions = value["texts"]["prompts"], value["texts"]["captions"]
     media = value["media_files"] or [[]] * len(prompts)  # earlier versions name none in a pack of texts
     for prompt, caption, names in zip(prompts, captions, media, strict=True):
-        yield _listed({"prompts": prompt, "captions": caption}, names)
+        yield _with_media_names({"prompts": prompt, "captions": caption}, names)
 
 
 def _is_columns(value: Fields, parts: Sequence[str]) -> bool:
     columns = [value.get(name) for name in ("images", "prompts", "captions")]
     if not all(isinstance(column, list) and column and isinstance(column[0], list) for column in columns):
         return False  # several turns of one sample
-    return "sample_count" in value or any(map(_STEM.match, parts))
+    return "sample_count" in value or any(map(_COLUMN_PART.match, parts))
 
 
-def _columns(value: Fields) -> Iterator[Member]:
+def _column_members(value: Fields) -> Iterator[Member]:
     number = len(value["images"])
-    rows = zip(*(value.get(name) or [None] * number for name in _COLUMNS), strict=True)
+    rows = zip(*(value.get(name) or [None] * number for name in _COLUMN_NAMES), strict=True)
     for index, (images, arrays, *rest) in enumerate(rows):
         names = [f"img{index}_{i}.jpg" for i in range(len(images))]
         positions = [f"img{index}_{i}.npy" if array else "" for i, array in enumerate(arrays or ())]
-        member = dict(zip(_COLUMNS[2:], rest, strict=True))
-        record, _ = _listed({**member, "patch_positions": positions if any(positions) else None}, names)
+        member = dict(zip(_COLUMN_NAMES[2:], rest, strict=True))
+        record, _ = _with_media_names({**member, "patch_positions": positions if any(positions) else None}, names)
         yield record, [*names, *filter(None, positions)]
 
 
@@ -102,26 +102,26 @@ FORMS: tuple[PackForm, ...] = (
             "timestamp_decimal": LIST,
         },
         frozenset(("patch_positions", "fps", "timestamp_decimal")),
-        _columns,
+        _column_members,
         _is_columns,
     ),
     PackForm(
         "LoongForge's packed_multi_mix_qa",
         {"texts": ("prompts and as many captions", _is_texts), "media_files": MEDIA_SCHEMA["media_files"]},
         frozenset(),
-        _pairs,
+        _pair_members,
         _is_pairs,
     ),
     PackForm(
         "LoongForge's packed_chat_mix",
         {"messages": OBJECTS, "media_files": MEDIA_SCHEMA["media_files"]},
         frozenset(),
-        _chats,
+        _chat_members,
         _is_chats,
     ),
 )
 
 
 def foreign_form(value: Any, parts: Sequence[str]) -> PackForm | None:
-    """Find the form of a pack that another tool wrote; None: it is no such pack."""
-    return next((form for form in FORMS if isinstance(value, dict) and form.is_it(value, parts)), None)
+    """Return the form of a pack of another tool, by its JSON and its parts' names; None: it is no such pack."""
+    return next((form for form in FORMS if isinstance(value, dict) and form.recognizes(value, parts)), None)

@@ -18,85 +18,88 @@ from energon_pack.run.by_name import entry_point
 from energon_pack.samples.media.kinds import MEDIA_NAMES
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.field_map import read_field_map
-from energon_pack.sources.find import LINES, Form, ListedFile, Source, but_parquet, find_files, with_samples
-from energon_pack.sources.jsonl.line_files import LineFiles, of_samples, stem
+from energon_pack.sources.find import JSON_FILE, FileFinder, ListedFile, Source, find_files, parquet_hint, without_plans
+from energon_pack.sources.jsonl.line_files import LineFileFinder, files_of_samples, stem
 from energon_pack.sources.mixture import (
     Entry,
     Mixture,
-    checked,
+    check_entries,
     entries_by_name,
     mixture_entries,
-    object_in,
+    read_yaml_object,
 )
-from energon_pack.sources.other_formats import ARROW
-from energon_pack.sources.own import Own, own_settings
-from energon_pack.sources.pack_shard import with_members
-from energon_pack.sources.prepared_folder import Selection
+from energon_pack.sources.other_formats import ARROW_ADVICE
+from energon_pack.sources.own import EntrySettings, read_entry_settings
+from energon_pack.sources.pack_shard import with_pack_shards
+from energon_pack.sources.prepared_folder import SplitSelection
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.shard import JsonlShard, Shard, TarShard
 from energon_pack.sources.storage import expand, folder_of, real_path, walk
 from energon_pack.sources.table_shard import TableShard
 
-_MEDIA = re.compile(rf"(?i)\.({'|'.join(MEDIA_NAMES)})$")
-TARS = re.compile(r"(?i)\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
+_MEDIA_FILE = re.compile(rf"(?i)\.({'|'.join(MEDIA_NAMES)})$")
+TAR_FILE = re.compile(r"(?i)\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
 
 
 def find_source(settings: SourceConfig, path: Any) -> Source:
-    """Find the files of a source, in the form that the settings name, or that their names show."""
+    """Find the files of a source, in the form that `source.format` names, or in the forms that their names show.
+
+    `path`: a path, a list of paths, or the entries of a mixture by name; raises PackError if nothing is there.
+    """
     if entries := _read_entries(settings, path):
-        return _mixed(settings, entries)
+        return _find_mixture(settings, entries)
     listed = [path] if isinstance(path, str) else path
     if settings.format != Format.auto:
-        return find_files(_form_of(settings), listed)
+        return find_files(_finder_of(settings), listed)
     of_forms: dict[Format, list[str]] = {}
     stems: set[str] = set()
     for entry in listed:
-        looked = look(entry)
+        looked = find_forms(entry)
         stems |= looked.stems
         for form in looked.forms:
             of_forms.setdefault(form, []).append(entry)
-    forms = (_form_of(replace(settings, format=form.value), stems) for form in of_forms)
-    return _together([find_files(form, named) for form, named in zip(forms, of_forms.values(), strict=True)])
+    forms = (_finder_of(replace(settings, format=form.value), stems) for form in of_forms)
+    return _join_sources([find_files(form, named) for form, named in zip(forms, of_forms.values(), strict=True)])
 
 
-def _form_of(settings: SourceConfig, stems: Collection[str] | None = None) -> Form:
-    """Return how the files of a format are found.
+def _finder_of(settings: SourceConfig, stems: Collection[str] | None = None) -> FileFinder:
+    """Return the finder of the files of `settings.format`; raises PackError if no class reads them.
 
     `stems`: paths of tars in the same folders, without their extensions; None: files of other forms are not looked
     for.
     """
     if settings.format == Format.wds:
-        return Tars(settings)
+        return TarFinder(settings)
     ours: dict[str, type[JsonlShard]] = {Format.jsonl: JsonlShard, Format.table: TableShard}
     kind = ours.get(settings.format) or entry_point("sources", "source.format", settings.format)
     if not (isinstance(kind, type) and issubclass(kind, JsonlShard)):
         why = "there is none of that name" if kind is None else f"{kind} is no class that derives from JsonlShard"
         raise PackError(f"source.format={settings.format}: {why}; auto, wds and jsonl are always there")
-    return LineFiles(settings, kind, stems)
+    return LineFileFinder(settings, kind, stems)
 
 
 # --------------------------------------------------------------------------------------------------------- mixtures
 
 
 def _read_entries(settings: SourceConfig, path: Any) -> list[Entry] | None:
-    """Read the entries of a mixture, in whatever form it is; None: the path is no mixture."""
+    """Read the entries of a mixture from its YAML file or from the config; None: the path is no mixture."""
     if isinstance(path, Mapping):
-        return checked("source.path", entries_by_name(path))
-    value = object_in(path) if isinstance(path, str) else None
+        return check_entries("source.path", entries_by_name(path))
+    value = read_yaml_object(path) if isinstance(path, str) else None
     if value is None:
         return None
     entries = mixture_entries(path, value)
-    return entries and checked(path, entries)
+    return entries and check_entries(path, entries)
 
 
-def _mixed(settings: SourceConfig, entries: Sequence[Entry]) -> Source:
+def _find_mixture(settings: SourceConfig, entries: Sequence[Entry]) -> Source:
     """Find the files of all entries; if there are several, ids of samples begin with the name of their entry."""
     parts, entry_of, seen = [], dict[str, int](), dict[str, str]()
     alone = replace(settings, format=Format.auto.value)
     for number, entry in enumerate(entries):
-        own = own_settings(f"mixture: {entry.name}", entry.own, settings.reading)
+        own = read_entry_settings(f"mixture: {entry.name}", entry.own, settings.reading)
         try:
-            part = find_source(_read_as(replace(alone, **entry.settings), own), entry.path)
+            part = find_source(_with_entry_reading(replace(alone, **entry.settings), own), entry.path)
         except PackError as error:
             raise PackError(f"mixture: {entry.name}: {error}") from None
         if part.mixture is not None:
@@ -112,17 +115,17 @@ def _mixed(settings: SourceConfig, entries: Sequence[Entry]) -> Source:
         shards = [replace(shard, name=f"{before}{shard.name}", own=own) for shard in part.shards]
         entry_of |= {shard.name: number for shard in shards}
         parts.append(replace(part, shards=shards))
-    return replace(_together(parts), mixture=Mixture(tuple(entries), entry_of))
+    return replace(_join_sources(parts), mixture=Mixture(tuple(entries), entry_of))
 
 
-def _read_as(settings: SourceConfig, entry: Own) -> SourceConfig:
+def _with_entry_reading(settings: SourceConfig, entry: EntrySettings) -> SourceConfig:
     """Return the settings, overridden by an entry's own settings for reading records."""
     names = [] if entry.reading is None else [each.name for each in fields(ReadSettings)]
     read = {name: getattr(entry.reading, name) for name in names}
     return replace(settings, **read)
 
 
-def _together(parts: Sequence[Source]) -> Source:
+def _join_sources(parts: Sequence[Source]) -> Source:
     """Join sources into one; files keep the names that they have in their own source."""
     return Source(
         shards=sorted((shard for part in parts for shard in part.shards), key=lambda shard: shard.name),
@@ -135,30 +138,33 @@ def _together(parts: Sequence[Source]) -> Source:
 # ---------------------------------------------------------------------------------------------- the forms of an entry
 
 
-class Looked(NamedTuple):
+class EntryForms(NamedTuple):
     forms: list[Format]
     stems: set[str]  # paths of tars in folders, without their extensions
 
 
-def look(entry: str) -> Looked:
-    """Return the forms of the files that an entry of `source.path` stands for; a file with an unknown name is lines."""
+def find_forms(entry: str) -> EntryForms:
+    """Return the forms of the files of an entry of `source.path`; a file with another extension counts as JSONL.
+
+    Raises PackError if nothing there can be read.
+    """
     _, folders, files = expand(entry)
     forms, stems = set(map(_form_of_file, files)), set[str]()
     for folder in folders:
-        tars = walk(folder, TARS)
-        stems |= set(map(_stem, tars))
-        lines = of_samples((), walk(folder, JsonlShard.names))
-        if about := next((file for file in lines if _stem(file) in stems), None):
+        tars = walk(folder, TAR_FILE)
+        stems |= set(map(_tar_stem, tars))
+        lines = files_of_samples((), walk(folder, JsonlShard.names))
+        if about := next((file for file in lines if _tar_stem(file) in stems), None):
             raise PackError(
                 f"source.path={entry}: {about} has the name of a tar beside it: source=wds reads the tars,"
                 " source=jsonl the lines, a list of globs in source.path both"
             )
-        tables = with_samples(of_samples(stems, walk(folder, TableShard.names)))
+        tables = without_plans(files_of_samples(stems, walk(folder, TableShard.names)))
         by_form = ((Format.wds, tars), (Format.jsonl, lines), (Format.table, tables))
         forms |= {form for form, files_of_form in by_form if files_of_form}
-    if not forms and any(walk(folder, LINES) for folder in folders):  # a *.json alone is read, several are named
+    if not forms and any(walk(folder, JSON_FILE) for folder in folders):  # a *.json alone is read, several are named
         forms = {Format.jsonl}
-    if not forms and (media := next((file for folder in folders for file in walk(folder, _MEDIA)), None)):
+    if not forms and (media := next((file for folder in folders for file in walk(folder, _MEDIA_FILE)), None)):
         raise PackError(
             f"source.path={entry}: media as {media}, and nothing that says what to train: a metadata.jsonl beside them"
             ' does, with lines as {"file_name": "a.jpg", "text": …}'
@@ -168,64 +174,64 @@ def look(entry: str) -> Looked:
             f"source.path={entry}: no *.tar, *.jsonl or *.parquet there; Arrow, CSV, LMDB and others are not read:"
             " write lines of JSON of them"
         )
-    return Looked([form for form in Format if form in forms], stems)
+    return EntryForms([form for form in Format if form in forms], stems)
 
 
-def read_as(source: Source, num_samples: int | None = None) -> str:
-    """Describe a source in a line: `Parquet, 12 files; media in /data/images; 24,000 samples`.
+def source_line(source: Source, num_samples: int | None = None) -> str:
+    """Return a line that describes a source: `Parquet, 12 files; media in /data/images; 24,000 samples`.
 
     `num_samples`: the samples in the whole source; None: not known.
     """
     shards = sorted(source.shards, key=lambda shard: [*Format].index(shard.format))
-    parts = [f"{kind}, {amount(num, 'file')}" for kind, num in Counter(shard.called for shard in shards).items()]
+    parts = [f"{kind}, {amount(num, 'file')}" for kind, num in Counter(shard.format_name for shard in shards).items()]
     roots = Counter(s.media_root for s in shards if s.media_root and s.media_root != folder_of(s.path))
     parts += [f"media in {root}" for root, _ in roots.most_common(3)]
     return "; ".join([*parts, *([amount(num_samples, "sample")] if num_samples is not None else [])])
 
 
-def format_of(source: Source) -> Format:
+def source_format(source: Source) -> Format:
     """Return the format that reads all files of a source; `auto` if there are several formats."""
     formats = {shard.format for shard in source.shards}
     return formats.pop() if len(formats) == 1 else Format.auto
 
 
 def _form_of_file(file: str) -> Format:
-    if TARS.search(file):
+    if TAR_FILE.search(file):
         return Format.wds
     if file.lower().endswith((".csv", ".tsv")):
         raise PackError(
             f"source.path={file}: CSV and TSV are not read: csv.DictReader and json.dumps write lines of JSON of it"
         )
     if file.lower().endswith(".arrow"):
-        raise PackError(f"source.path={file}: {ARROW}")
+        raise PackError(f"source.path={file}: {ARROW_ADVICE}")
     return Format.table if TableShard.names.search(file) else Format.jsonl
 
 
-def _stem(file: str) -> str:
-    return stem(TARS.sub("", file))
+def _tar_stem(file: str) -> str:
+    return stem(TAR_FILE.sub("", file))
 
 
-class Tars(Form):
-    """Tars of samples, or of packs, whose members then are the samples."""
+class TarFinder(FileFinder):
+    """Finds tars: of samples, or of packs, whose members then are the samples."""
 
     def __init__(self, settings: SourceConfig):
-        self._settings, self._selection = settings, Selection(settings.split)
-        self._seen = set[str]()
+        self._settings, self._selection = settings, SplitSelection(settings.split)
+        self._seen_paths = set[str]()
         self._field_map = cache(read_field_map)
 
     def in_folder(self, folder: str) -> list[str]:
-        return walk(folder, TARS)
+        return walk(folder, TAR_FILE)
 
-    def leaves(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
+    def chosen_files(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
         if not files:
-            has_lines = any(walk(folder, LINES) for folder in folders)
-            other = "; source=jsonl reads JSONL" if has_lines else but_parquet(folders)
+            has_lines = any(walk(folder, JSON_FILE) for folder in folders)
+            other = "; source=jsonl reads JSONL" if has_lines else parquet_hint(folders)
             raise PackError(f"source.path={entry}: no *.tar there{other}")
-        if lines := next(filter(LINES.search, files), None):
+        if lines := next(filter(JSON_FILE.search, files), None):
             raise PackError(f"source.path={entry}: {lines} is no tar; source=jsonl reads JSONL")
         for tar, real in zip(files, map(real_path, files), strict=True):
-            if real not in self._seen:
-                self._seen.add(real)
+            if real not in self._seen_paths:
+                self._seen_paths.add(real)
                 left_out = self._selection.left_out(tar)
                 self.num_left_out += left_out.num_samples
                 if left_out.keys is not None:
@@ -235,11 +241,11 @@ class Tars(Form):
         for folder in folders:
             self._selection.check_complete(folder, files)
 
-    def finished(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
+    def completed(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
         if not shards:
             named, split = ", ".join(path), self._settings.split
             raise PackError(f"source.path={named}: every tar is left out by source.split={split} or by an exclude")
-        shards = with_members(shards)
+        shards = with_pack_shards(shards)
         if self._settings.map is not None or self._settings.has_renames or self._settings.messages_key:
             return [replace(shard, field_map=None) for shard in shards if isinstance(shard, TarShard)]
         maps = (shard.field_map for shard in shards if isinstance(shard, TarShard))

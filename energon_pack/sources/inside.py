@@ -14,25 +14,25 @@ from energon_pack.run.plain_data import json_value
 from energon_pack.run.recent import Recent
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.named_bytes import bytes_at
-from energon_pack.sources.other_formats import TABLE
+from energon_pack.sources.named_bytes import medium_at
+from energon_pack.sources.other_formats import TABLE_SUFFIX
 from energon_pack.sources.storage import File, InMemory, open_file, read_ahead, state_of
 
-_LARGEST = 4 << 30  # bytes of a member of an archive
+_MAX_MEMBER_BYTES = 4 << 30  # bytes of a member of an archive
 #: how much memory one may take: bytes, and times what it takes in the archive
-_BESIDE, _MOST_TIMES = 512 << 20, 16
-_MOST_OPEN = 64
+_MIN_MEMORY_BYTES, _MEMORY_PER_ZIP_BYTE = 512 << 20, 16
+_MAX_OPEN_FILES = 64
 #: path of an LMDB or an archive → its version, and the open LMDB or archive
 _containers: Recent[str, tuple[str, Any]] = Recent(32, close=lambda opened: opened[1].close())
 _SEPARATOR = "::"
-_LINES = (".jsonl", ".json")
+_JSONL = (".jsonl", ".json")
 _LMDB, _ZIP = (".lmdb", ".mdb"), ".zip"
 
 
 def split_name(path: str) -> tuple[str, str | None]:
-    """Split a path into the file and the key in it; None: the path names an ordinary file."""
+    """Split a path `FILE::KEY` into the file and the key; the key is None if the path names an ordinary file."""
     file, separator, key = path.partition(_SEPARATOR)
-    return (file, key) if separator and file.lower().endswith((*_LMDB, _ZIP, TABLE, *_LINES)) else (path, None)
+    return (file, key) if separator and file.lower().endswith((*_LMDB, _ZIP, TABLE_SUFFIX, *_JSONL)) else (path, None)
 
 
 def joined_name(file: str, key: str) -> str:
@@ -40,56 +40,56 @@ def joined_name(file: str, key: str) -> str:
     return f"{file}{_SEPARATOR}{key}"
 
 
-def media_in(media_root: str, name: str) -> str | None:
-    """Return the path of a medium of which `media_root` is a zip archive; None: it is a folder."""
+def archive_path(media_root: str, name: str) -> str | None:
+    """Return the path of a medium in the zip archive `media_root`; None: that is a folder, or the name an address."""
     return joined_name(media_root, name) if media_root.lower().endswith(_ZIP) and not bucket_of(name) else None
 
 
 def open_inside(file: str, key: str) -> File:
-    """Open the value of a key."""
-    if file.lower().endswith(TABLE):
+    """Open a medium inside an LMDB, a zip archive, a table or a JSONL file; raises KeyError if there is no such key."""
+    if file.lower().endswith(TABLE_SUFFIX):
         from energon_pack.sources.tables import open_cell  # imports pyarrow, which loaders of other packs do not need
 
         return open_cell(file, key)
     if file.lower().endswith(_ZIP):
-        return open_member(file, key)
-    return open_value(file, key) if file.lower().endswith(_LMDB) else _open_base64(file, key)
+        return open_zip_member(file, key)
+    return open_lmdb_value(file, key) if file.lower().endswith(_LMDB) else _open_base64(file, key)
 
 
 def _open_base64(path: str, key: str) -> InMemory:
-    """Open a medium in base64 in a line: its key is `OFFSET+SIZE/messages/0/content`."""
+    """Open a medium in base64 in a JSONL file, by the place of its line and the path in it: `OFFSET+SIZE/images/0`."""
     place, *way = key.split("/")
     offset, _, size = place.partition("+")
     if not (offset.isdecimal() and size.isdecimal()):
         raise KeyError(key)
     with open_file(path) as file:
         value = json_value(file.read(int(offset), min(int(size), file.size)))
-        return InMemory(bytes_at(way, partial(_item, value)), file.version)
+        return InMemory(medium_at(way, partial(_item_at, value)), file.version)
 
 
-def _item(line: Any, value: Any, step: str) -> Any:
+def _item_at(line: Any, value: Any, step: str) -> Any:
     value = line if value is None else value
     return value[int(step) if isinstance(value, list) else step]
 
 
-def open_member(archive: str, name: str) -> InMemory:
-    """Open a member of an archive; its version is the version of the archive."""
+def open_zip_member(archive: str, name: str) -> InMemory:
+    """Read a member of a zip archive, with the archive's version; raises KeyError, or Skip if it can't be read."""
     state = state_of(archive)
     if state is None:
         raise FileNotFoundError(archive)
     try:
-        opened = _opened(archive, state.version, lambda: zipfile.ZipFile(as_file(open_file(archive))))
+        opened = _open_container(archive, state.version, lambda: zipfile.ZipFile(as_file(open_file(archive))))
         info = opened.getinfo(name)
-        if info.file_size > _LARGEST:
+        if info.file_size > _MAX_MEMBER_BYTES:
             raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} has {info.file_size:,} bytes in the archive")
-        with bounded(_BESIDE + info.compress_size * _MOST_TIMES):
+        with bounded(_MIN_MEMORY_BYTES + info.compress_size * _MEMORY_PER_ZIP_BYTE):
             return InMemory(opened.read(info), state.version)
     except (Unbounded, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
         raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} of the zip archive: {one_line(error)}") from None
 
 
-def _opened(path: str, version: str, open_it: Callable[[], Any]) -> Any:
-    """Return an open LMDB or archive, opened anew after it was written to: a process may not open one twice."""
+def _open_container(path: str, version: str, open_it: Callable[[], Any]) -> Any:
+    """Return an open LMDB or archive, which is opened anew if its version changed: a process may not open one twice."""
     was, container = _containers.get(path) or ("", None)
     if was != version:
         _containers.drop(path)
@@ -98,13 +98,13 @@ def _opened(path: str, version: str, open_it: Callable[[], Any]) -> Any:
     return container
 
 
-def open_value(database: str, key: str) -> InMemory:
-    """Return the value of a key; its version is the version of the LMDB."""
+def open_lmdb_value(database: str, key: str) -> InMemory:
+    """Read the value of a key of an LMDB, with the LMDB's version; raises KeyError, or Skip if it can't be read."""
     file = os.path.join(database, "data.mdb") if os.path.isdir(database) else database
     state = state_of(file)
     if state is None:
         raise FileNotFoundError(file)
-    environment = _opened(database, state.version, partial(_environment, database, state.size))
+    environment = _open_container(database, state.version, partial(_open_lmdb, database, state.size))
     import lmdb  # it is installed: it has opened the LMDB
 
     try:
@@ -117,8 +117,8 @@ def open_value(database: str, key: str) -> InMemory:
         raise Skip(Reason.UNREADABLE_MEDIA, f"the LMDB's {key!r}: {error}") from None
 
 
-def _environment(database: str, num_bytes: int) -> Any:
-    """Open an LMDB of this size; raises Skip as `open_value`."""
+def _open_lmdb(database: str, num_bytes: int) -> Any:
+    """Open an LMDB of this size; raises Skip as `open_lmdb_value`."""
     name = os.path.basename(database)
     try:
         import lmdb
@@ -138,33 +138,33 @@ def _environment(database: str, num_bytes: int) -> Any:
 
 
 def open_medium(path: str) -> File:
-    """Open a file for reading, or a medium inside a file; raises like `open_file` and `open_inside`."""
+    """Open an ordinary file, or a medium inside a file, by its path; raises like `open_file` and `open_inside`."""
     file, key = split_name(path)
     return open_file(path) if key is None else open_inside(file, key)
 
 
-def _none_open() -> Recent[str, File]:
-    return Recent(_MOST_OPEN, close=lambda file: file.close())
+def _no_open_files() -> Recent[str, File]:
+    return Recent(_MAX_OPEN_FILES, close=lambda file: file.close())
 
 
 class OpenFiles:
     """Open files by their paths, the least recently used closed first. Each process opens its own."""
 
     def __init__(self) -> None:
-        self._open = _none_open()
-        self._ahead: list[File] = []  # files with ranges that were read ahead
+        self._open = _no_open_files()
+        self._files_ahead: list[File] = []  # files with ranges that were read ahead
         self._process = os.getpid()
 
     def open(self, path: str, opened: Callable[[], File] | None = None) -> File:
         """Return the file of a path; open it if it is not open. `opened`: opens it; None: `open_medium` does."""
         if self._process != os.getpid():  # open files belong to the process that this one was forked from
-            self._open, self._process = _none_open(), os.getpid()
+            self._open, self._process = _no_open_files(), os.getpid()
         return self._open.get(path) or self._open.put(path, opened() if opened else open_medium(path))
 
     def read_ahead(self, ranges_of: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None:
-        """Do `storage.read_ahead`, and drop everything that was read ahead before: only one batch is kept."""
-        before, self._ahead = self._ahead, [file for file, _ in ranges_of]
-        read_ahead([*((file, ()) for file in before if file not in self._ahead), *ranges_of])
+        """Request ranges of files before they are read, as `storage.read_ahead`, and drop those of the call before."""
+        before, self._files_ahead = self._files_ahead, [file for file, _ in ranges_of]
+        read_ahead([*((file, ()) for file in before if file not in self._files_ahead), *ranges_of])
 
     def __len__(self) -> int:
         return len(self._open)

@@ -17,20 +17,20 @@ from typing import Any, Literal, get_args
 
 from energon_pack.errors import PackError
 from energon_pack.run.plain_data import yaml_value
-from energon_pack.sources.own import OF_THE_RUN, OWN_KEYS
+from energon_pack.sources.own import OVERRIDE_KEYS, RUN_SETTINGS
 from energon_pack.sources.storage import absolute, folder_of, open_file, path_in
 
 #: bytes of a file that names others
-LARGEST = 16 << 20
-_MOST_PHASES = 100
+MAX_META_BYTES = 16 << 20
+_MAX_PHASES = 100
 WeightOf = Literal["tokens", "samples"]
-_SETTINGS = ("media_root", "split", "datasets")
-_KEYS = ("name", "path", "weight", "epochs", "max_samples", "phase", *_SETTINGS, *OWN_KEYS)
+_SOURCE_SETTINGS = ("media_root", "split", "datasets")
+_ENTRY_KEYS = ("name", "path", "weight", "epochs", "max_samples", "phase", *_SOURCE_SETTINGS, *OVERRIDE_KEYS)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A source of a mixture."""
+    """One source of a mixture, with its share in the training."""
 
     name: str
     path: str | list[str]
@@ -44,31 +44,31 @@ class Entry:
     settings: dict[str, Any] = field(default_factory=dict)
     #: from 1: its packs come after the packs of all earlier phases
     phase: int = 1
-    #: settings of its samples, as `own.own_settings` reads them
+    #: settings of its samples, as `own.read_entry_settings` reads them
     own: dict[str, Any] = field(default_factory=dict)
     #: whether `weight` is a share of trained tokens or of samples
     weight_of: WeightOf = "tokens"
 
 
-def yaml_in(path: str) -> Any:
-    """Return the value in a YAML file; None: it is too large for one that a person wrote."""
+def read_yaml(path: str) -> Any:
+    """Return the value of a YAML file; None: it has more than 16 MiB, and is no file that a person wrote."""
     with open_file(path) as file:
-        return yaml_value(file.read(0, file.size) if file.size <= LARGEST else b"")
+        return yaml_value(file.read(0, file.size) if file.size <= MAX_META_BYTES else b"")
 
 
-def object_in(path: str) -> dict[str, Any] | None:
-    """Return the object in a YAML file; None: there is none."""
+def read_yaml_object(path: str) -> dict[str, Any] | None:
+    """Return the mapping in a file; None: it is no YAML file, can't be read, or holds another value."""
     if not path.endswith((".yaml", ".yml")):
         return None
     try:
-        value = yaml_in(path)
+        value = read_yaml(path)
     except (OSError, ValueError):
         return None  # finding lines reports what is wrong
     return value if isinstance(value, dict) else None
 
 
 def mixture_entries(path: str, value: Mapping[str, Any]) -> list[Entry] | None:
-    """Read the entries of a mixture; None: the value is no mixture."""
+    """Read the entries of a mixture; None: it is none. `path`: of the YAML file; `value`: its content."""
     if "mixture" not in value:
         return None
     listed = value["mixture"]
@@ -78,19 +78,19 @@ def mixture_entries(path: str, value: Mapping[str, Any]) -> list[Entry] | None:
     if weight_of not in get_args(WeightOf):
         raise PackError(f"{path}: weights={weight_of!r}: shares of {' or of '.join(get_args(WeightOf))}")
     folder = folder_of(absolute(path))
-    entries = [_entry(f"{path}: entry {number}", item, folder) for number, item in enumerate(listed, 1)]
+    entries = [_read_entry(f"{path}: entry {number}", item, folder) for number, item in enumerate(listed, 1)]
     return [replace(entry, weight_of=weight_of) for entry in entries]
 
 
 def entries_by_name(items: Mapping[str, Any]) -> list[Entry]:
-    """Read the entries of a mixture that the config has by name; raises PackError if one makes no sense."""
+    """Read the entries of a mixture in the config, name → settings; raises PackError if one is not valid."""
     if not items or not all(isinstance(item, Mapping) for item in items.values()):
         raise PackError(f"source.path: no entries by name, as {{charts: {{path: …, weight: …}}}}: {str(items)[:80]}")
-    return [_entry(f"source.path.{name}", {**item, "name": name}, os.getcwd()) for name, item in items.items()]
+    return [_read_entry(f"source.path.{name}", {**item, "name": name}, os.getcwd()) for name, item in items.items()]
 
 
-def checked(path: str, entries: list[Entry]) -> list[Entry]:
-    """Check that entries fit together, and return them. `path`: the name of the mixture in errors."""
+def check_entries(path: str, entries: list[Entry]) -> list[Entry]:
+    """Return the entries; raises PackError if two have one name, or only some have a weight. `path`: begins errors."""
     if twice := [name for name, times in Counter(entry.name for entry in entries).items() if times > 1]:
         raise PackError(f"{path}: two entries are called {twice[0]}: give each a name")
     weighted = [entry for entry in entries if entry.weight is not None]
@@ -102,38 +102,38 @@ def checked(path: str, entries: list[Entry]) -> list[Entry]:
     return entries
 
 
-def _entry(where: str, item: Any, folder: str) -> Entry:
+def _read_entry(where: str, item: Any, folder: str) -> Entry:
     if not isinstance(item, dict) or not item.get("path"):
         raise PackError(f"{where} has no path: {str(item)[:80]}")
-    if common := next((key for key in item if key in OF_THE_RUN), None):
-        raise PackError(f"{where}: {common} is no setting of an entry: {OF_THE_RUN[common]}")
-    if unknown := [key for key in item if key not in _KEYS]:
-        raise PackError(f"{where}: {unknown[0]!r} is no setting of an entry; there are {', '.join(_KEYS)}")
+    if common := next((key for key in item if key in RUN_SETTINGS), None):
+        raise PackError(f"{where}: {common} is no setting of an entry: {RUN_SETTINGS[common]}")
+    if unknown := [key for key in item if key not in _ENTRY_KEYS]:
+        raise PackError(f"{where}: {unknown[0]!r} is no setting of an entry; there are {', '.join(_ENTRY_KEYS)}")
     paths = item["path"] if isinstance(item["path"], list) else [item["path"]]
     if not all(isinstance(path, str) and path for path in paths):
         raise PackError(f"{where}: path is {str(item['path'])[:80]}: a folder, a file, a glob, or a list of these")
-    paths = [in_folder(folder, path) for path in paths]
-    weight, epochs = (_number(where, item, key) for key in ("weight", "epochs"))
+    paths = [absolute_in(folder, path) for path in paths]
+    weight, epochs = (_read_number(where, item, key) for key in ("weight", "epochs"))
     if weight is not None and epochs is not None:
         raise PackError(f"{where} has a weight and epochs: one of them says how often its samples come")
     most = item.get("max_samples")
     if most is not None and (type(most) is not int or most < 1):
         raise PackError(f"{where}: max_samples is {most!r}, not a number of samples")
     phase = item.get("phase", 1)
-    if type(phase) is not int or not 1 <= phase <= _MOST_PHASES:
-        raise PackError(f"{where}: phase is {phase!r}, not a number from 1 to {_MOST_PHASES}")
-    name = item.get("name") or stem_of(paths[0])
+    if type(phase) is not int or not 1 <= phase <= _MAX_PHASES:
+        raise PackError(f"{where}: phase is {phase!r}, not a number from 1 to {_MAX_PHASES}")
+    name = item.get("name") or default_name(paths[0])
     if not isinstance(name, str) or "/" in name or name.startswith("."):
         raise PackError(f"{where}: the name {name!r} can't begin the ids of samples")
-    settings = {key: item[key] for key in _SETTINGS if item.get(key) is not None}
+    settings = {key: item[key] for key in _SOURCE_SETTINGS if item.get(key) is not None}
     if isinstance(settings.get("media_root"), str):
-        settings["media_root"] = in_folder(folder, settings["media_root"])
+        settings["media_root"] = absolute_in(folder, settings["media_root"])
     epochs = 1.0 if weight is None and epochs is None else epochs
-    of_samples = {key: item[key] for key in OWN_KEYS if key in item}
+    of_samples = {key: item[key] for key in OVERRIDE_KEYS if key in item}
     return Entry(name, paths[0] if len(paths) == 1 else paths, weight, epochs, most, settings, phase, of_samples)
 
 
-def _number(where: str, item: dict[str, Any], key: str) -> float | None:
+def _read_number(where: str, item: dict[str, Any], key: str) -> float | None:
     value = item.get(key)
     if value is None:
         return None
@@ -142,11 +142,11 @@ def _number(where: str, item: dict[str, Any], key: str) -> float | None:
     return float(value)
 
 
-def in_folder(folder: str, path: str) -> str:
+def absolute_in(folder: str, path: str) -> str:
     return absolute(path_in(folder, os.path.expanduser(path)))
 
 
-def stem_of(path: str) -> str:
+def default_name(path: str) -> str:
     fixed = path.rstrip("/*?[]").rpartition("/")[2]
     return fixed.partition(".")[0] or "source"
 

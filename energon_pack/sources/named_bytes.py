@@ -1,7 +1,7 @@
 """Replace media inside a record by names: bytes, `{bytes, path}` of `datasets`, base64. Pure.
 
-{"images": ["/9j/4AAQ…"]} ──with_names──► {"images": ["NAME/images/0"]}
-images/0                  ──bytes_at────► the image
+{"images": ["/9j/4AAQ…"]} ──name_media──► {"images": ["NAME/images/0"]}
+images/0                  ──medium_at───► the image
 """
 
 import base64
@@ -13,38 +13,41 @@ from urllib.parse import quote, unquote
 
 from energon_pack.samples.skip import Reason, Skip
 
-_STRUCT = {"bytes", "path"}  # the fields of an image, a video or an audio in `datasets`
-_BEGIN = (
+_MEDIA_FIELDS = {"bytes", "path"}  # the fields of an image, a video or an audio in `datasets`
+_BASE64_START = (
     r"data:[a-z]+/[\w.+-]+;base64,|(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR)[A-Za-z0-9+/\s]{200}"
     r"|(?:SUQz|//[I-Po-v]|/\+[I-P]|T2dnU|ZkxhQ|GkXfo|AAAA[A-Za-z0-9+/]{2}Z0eX)[A-Za-z0-9+/]{200}"
 )
 #: beginnings of a data: URI, and of an image, a sound or a clip in base64
-_BASE64 = re.compile(_BEGIN)
-_BASE64_IN_JSON = re.compile(rf'"(?:{_BEGIN})'.encode())
+_BASE64 = re.compile(_BASE64_START)
+_BASE64_IN_JSON = re.compile(rf'"(?:{_BASE64_START})'.encode())
 
 
 def may_have_base64(raw: bytes) -> bool:
-    """Tell, without parsing it, whether some JSON may hold a value that begins like this."""
+    """Tell, without parsing the JSON, whether it may hold an image, a sound or a clip in base64."""
     return _BASE64_IN_JSON.search(raw) is not None
 
 
-def with_names(value: Any, name: str) -> Any:
-    """Replace media by names. `name`: the name of the value; names of its media are this name and the way to them."""
+def name_media(value: Any, name: str) -> Any:
+    """Return a value with a name in place of each medium in it: `name` and the path there, as `NAME/images/0`."""
     if isinstance(value, dict):
-        if "bytes" in value and value.keys() <= _STRUCT:
+        if "bytes" in value and value.keys() <= _MEDIA_FIELDS:
             return value.get("path") if value["bytes"] is None else f"{name}/bytes"
-        return {key: with_names(item, f"{name}/{quote(key, safe='')}") for key, item in value.items()}
+        return {key: name_media(item, f"{name}/{quote(key, safe='')}") for key, item in value.items()}
     if isinstance(value, list):
-        return [with_names(item, f"{name}/{index}") for index, item in enumerate(value)]
+        return [name_media(item, f"{name}/{index}") for index, item in enumerate(value)]
     return name if isinstance(value, bytes) or (isinstance(value, str) and _BASE64.match(value)) else value
 
 
-def bytes_at(
+def medium_at(
     way: Sequence[str], item: Callable[[Any, str], Any], plain: Callable[[Any], Any] = lambda value: value
 ) -> bytes:
-    """Return the medium that a way leads to.
+    """Return the bytes of the medium at a path, decoded if they are base64; raises KeyError if there is none.
 
-    `item`: returns the item of a value for a step; None is the value at the start.
+    Args:
+        way: the steps of the path, as `name_media` wrote them.
+        item: returns the item of a value at a step; for the first step, the value is None.
+        plain: turns the last value into bytes or text.
     """
     value: Any = None
     try:

@@ -9,11 +9,11 @@ from energon_pack.samples.bytes import Bytes
 from energon_pack.sources.storage import File, open_file
 
 #: names of compressed tars and lines
-COMPRESSED = re.compile(r"(?i)\.(tgz|tbz2?|txz|(tar|jsonl?)\.(gz|bz2|xz|zst|zstd|lz4))$")
+COMPRESSED_NAME = re.compile(r"(?i)\.(tgz|tbz2?|txz|(tar|jsonl?)\.(gz|bz2|xz|zst|zstd|lz4))$")
 
 
-def compression(file: Bytes) -> str | None:
-    """Return the command that unpacks this file; None: it is not compressed."""
+def unpack_command(file: Bytes) -> str | None:
+    """Return the shell command that unpacks a file, by its first bytes; None: it is not compressed."""
     head = file.read(0, 10)
     if head[:2] == b"\x1f\x8b":
         return "gunzip"
@@ -24,9 +24,9 @@ def compression(file: Bytes) -> str | None:
 
 
 def compressed_error(path: str, number: int = 1) -> PackError:
-    """Make the error for a compressed file. `number`: of such files."""
+    """Make the error for a compressed file. `number`: how many such files there are."""
     with open_file(path) as file:
-        command = compression(file)
+        command = unpack_command(file)
     more = f" (and {number - 1} more)" if number > 1 else ""
     if command is None:
         return PackError(f"{path}{more} is called as a compressed file, and is none: rename it")
@@ -36,34 +36,34 @@ def compressed_error(path: str, number: int = 1) -> PackError:
 
 
 @contextmanager
-def opened_plain(path: str) -> Iterator[File]:
-    """Open a file that is not compressed; raises PackError for another, or one that can't be opened."""
+def open_uncompressed(path: str) -> Iterator[File]:
+    """Open a file; raises PackError if it is compressed or can't be opened."""
     try:
         file = open_file(path)
     except OSError as error:
         raise PackError(f"{path}: {error.strerror}") from None
     with file:
-        if compression(file):
+        if unpack_command(file):
             raise compressed_error(path)
         yield file
 
 
-_LINES = "source=jsonl reads lines of JSON in UTF-8, with media as files of their own"
+_JSONL_ADVICE = "source=jsonl reads lines of JSON in UTF-8, with media as files of their own"
 #: advice for a folder of Parquet files
-PARQUET = "Parquet: source=table reads it"
-ARROW = "Arrow, which is not read: datasets.load_from_disk(FOLDER).to_parquet(FILE) writes Parquet of it"
-_FORMATS = (
-    (b"PAR1", PARQUET),
-    (b"ARROW1", ARROW),
-    (b"PK\x03\x04", f"a zip archive: {_LINES}"),
+PARQUET_ADVICE = "Parquet: source=table reads it"
+ARROW_ADVICE = "Arrow, which is not read: datasets.load_from_disk(FOLDER).to_parquet(FILE) writes Parquet of it"
+_FORMAT_BY_MAGIC = (
+    (b"PAR1", PARQUET_ADVICE),
+    (b"ARROW1", ARROW_ADVICE),
+    (b"PK\x03\x04", f"a zip archive: {_JSONL_ADVICE}"),
 )
 
 #: the extension of tables
-TABLE = ".parquet"
+TABLE_SUFFIX = ".parquet"
 
 
-def what_else(head: bytes) -> str | None:
-    """Name the format of a file that begins with these bytes, with advice; None: unknown."""
+def other_format(head: bytes) -> str | None:
+    """Return the format of a file that begins with these bytes, with advice for an error; None: it is unknown."""
     if head[16:20] == b"\xde\xc0\xef\xbe":
         return 'an LMDB: lines of JSON name its values, {"images": ["DIR.lmdb::KEY"], …}'
-    return next((name for magic, name in _FORMATS if head.startswith(magic)), None)
+    return next((name for magic, name in _FORMAT_BY_MAGIC if head.startswith(magic)), None)

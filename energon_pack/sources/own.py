@@ -15,15 +15,15 @@ from energon_pack.run.plain_data import node_of
 from energon_pack.samples.record import Record
 from energon_pack.samples.settings import Columns, ReadSettings, Roles
 
-_NAMES = {"columns": Columns, "roles": Roles}
-_TEXTS = ("messages_key", "sample_type", "caption_prompt", "take", "tools", "frames", "nulls")
-_PIXELS = ("min_pixels", "max_pixels")
-_HEARD = "use_audio_in_video"
-_OPTIONS = ("labels", "chat_template_kwargs", _HEARD, *_PIXELS)
+_GROUPS = {"columns": Columns, "roles": Roles}
+_TEXT_KEYS = ("messages_key", "sample_type", "caption_prompt", "take", "tools", "frames", "nulls")
+_PIXEL_KEYS = ("min_pixels", "max_pixels")
+_HEARD_KEY = "use_audio_in_video"
+_OPTION_KEYS = ("labels", "chat_template_kwargs", _HEARD_KEY, *_PIXEL_KEYS)
 #: keys of an entry that this file reads
-OWN_KEYS = (*_NAMES, *_TEXTS, *_OPTIONS)
+OVERRIDE_KEYS = (*_GROUPS, *_TEXT_KEYS, *_OPTION_KEYS)
 #: settings that an entry can't override, and why
-OF_THE_RUN = {
+RUN_SETTINGS = {
     "map": "source.map is code, which the run names",
     "control_tokens": "source.control_tokens is a rule of the model's text, and packs mix entries",
     "media": "the run prepares all media in one way; max_pixels and min_pixels may differ",
@@ -33,8 +33,8 @@ OF_THE_RUN = {
 
 
 @dataclass(frozen=True)
-class Own:
-    """The settings of the samples of a file."""
+class EntrySettings:
+    """The settings of a mixture entry that override the run's for the samples of its files."""
 
     #: settings for reading its records; None: the run's
     reading: ReadSettings | None = None
@@ -43,56 +43,59 @@ class Own:
 
     @property
     def identity(self) -> list[Any]:
-        """Return what lengths depend on; empty: there are no own settings."""
+        """Return the settings in the form that keys of kept lengths have; empty: nothing is overridden."""
         if self.reading is None and not self.options:
             return []
         return [None if self.reading is None else self.reading.identity, dict(self.options)]
 
-    def applied(self, record: Record) -> Record:
-        """Return a record with the fields that each sample gets; the record's own fields override them."""
+    def add_options(self, record: Record) -> Record:
+        """Return a record with `options` added to its fields; the record's own fields override them."""
         if not self.options:
             return record
-        fields = {key: _merged(item, record.fields.get(key)) for key, item in self.options.items()}
+        fields = {key: _merge(item, record.fields.get(key)) for key, item in self.options.items()}
         return replace(record, fields={**record.fields, **fields})
 
 
-NOTHING = Own()
+NO_SETTINGS = EntrySettings()
 
 
-def _merged(settings: Mapping[str, Any], value: Any) -> Any:
+def _merge(settings: Mapping[str, Any], value: Any) -> Any:
     return {**settings, **value} if isinstance(value, Mapping) else settings if value is None else value
 
 
-def own_settings(where: str, item: Mapping[str, Any], run: ReadSettings) -> Own:
-    """Read the settings of an entry."""
-    texts = {key: item[key] for key in _TEXTS if item.get(key) is not None}
+def read_entry_settings(where: str, item: Mapping[str, Any], run: ReadSettings) -> EntrySettings:
+    """Read the settings of a mixture entry that override the run's; raises PackError if one is of a wrong type.
+
+    `where`: the entry in errors; `item`: the entry; `run`: the settings that it overrides.
+    """
+    texts = {key: item[key] for key in _TEXT_KEYS if item.get(key) is not None}
     if wrong := next((key for key, value in texts.items() if not isinstance(value, str)), None):
         raise PackError(f"{where}: {wrong} is {texts[wrong]!r}, no text")
-    names = {key: _names(f"{where}: {key}", item[key], kind) for key, kind in _NAMES.items() if item.get(key)}
+    names = {key: _read_names(f"{where}: {key}", item[key], kind) for key, kind in _GROUPS.items() if item.get(key)}
     options: dict[str, Any] = {}
     if labels := item.get("labels"):
-        options["label_settings"] = _object(f"{where}: labels", labels)
-    variables = _object(f"{where}: chat_template_kwargs", item.get("chat_template_kwargs") or {})
-    if variables := {**variables, **_pixels(where, item)}:
+        options["label_settings"] = _read_object(f"{where}: labels", labels)
+    variables = _read_object(f"{where}: chat_template_kwargs", item.get("chat_template_kwargs") or {})
+    if variables := {**variables, **_read_pixels(where, item)}:
         options["chat_template_kwargs"] = variables
-    if (heard := item.get(_HEARD)) is not None:
+    if (heard := item.get(_HEARD_KEY)) is not None:
         if not isinstance(heard, bool):
-            raise PackError(f"{where}: {_HEARD} is {heard!r}, not true or false")
-        options[_HEARD] = heard
+            raise PackError(f"{where}: {_HEARD_KEY} is {heard!r}, not true or false")
+        options[_HEARD_KEY] = heard
     if not texts and not names:
-        return Own(None, options)
+        return EntrySettings(None, options)
     try:
         reading = node_of(
             ReadSettings, {**{each.name: getattr(run, each.name) for each in fields(run)}, **texts, **names}
         )
     except ValueError as error:
         raise PackError(f"{where}: {error}") from None
-    return Own(reading, options)
+    return EntrySettings(reading, options)
 
 
-def _names(where: str, value: Any, kind: type[Columns] | type[Roles]) -> dict[str, str]:
+def _read_names(where: str, value: Any, kind: type[Columns] | type[Roles]) -> dict[str, str]:
     known = [each.name for each in fields(kind)]
-    names = _object(where, value)
+    names = _read_object(where, value)
     if unknown := next((key for key in names if key not in known), None):
         raise PackError(f"{where}.{unknown}: there are {', '.join(known)}")
     if wrong := next((key for key, name in names.items() if not isinstance(name, str)), None):
@@ -100,18 +103,18 @@ def _names(where: str, value: Any, kind: type[Columns] | type[Roles]) -> dict[st
     return names
 
 
-def _object(where: str, value: Any) -> dict[str, Any]:
+def _read_object(where: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise PackError(f"{where} is {str(value)[:80]}, no values by name")
     return dict(value)
 
 
-def _whole(number: Any) -> Any:
+def _as_int(number: Any) -> Any:
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
-def _pixels(where: str, item: Mapping[str, Any]) -> dict[str, int]:
-    pixels = {key: _whole(item[key]) for key in _PIXELS if item.get(key) is not None}
+def _read_pixels(where: str, item: Mapping[str, Any]) -> dict[str, int]:
+    pixels = {key: _as_int(item[key]) for key in _PIXEL_KEYS if item.get(key) is not None}
     if wrong := next((key for key, number in pixels.items() if type(number) is not int or number < 1), None):
         raise PackError(f"{where}: {wrong} is {pixels[wrong]!r}, not a number of pixels")
     if pixels.get("min_pixels", 1) > pixels.get("max_pixels", pixels.get("min_pixels", 1)):

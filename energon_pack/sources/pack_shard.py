@@ -33,8 +33,8 @@ from energon_pack.sources.shard import Shard, TarShard
 from energon_pack.sources.storage import File, folder_of, open_file, path_in, read_whole
 from energon_pack.sources.tar import TarScan
 
-_MANIFEST = f"{META_FOLDER}/energon_pack.json"
-_MOST_LOOKED_AT = 4  # tars of a folder, and samples of each: the first may be damaged
+_MANIFEST_NAME = f"{META_FOLDER}/energon_pack.json"
+_MAX_PROBED = 4  # tars of a folder, and samples of each: the first may be damaged
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class PackShard(TarShard):
         return *super().identity, self.form
 
     @property
-    def called(self) -> str:
+    def format_name(self) -> str:
         return f"packs, each member a sample: {self.form}"
 
     def index(self) -> pa.Table:
@@ -60,11 +60,11 @@ class PackShard(TarShard):
         return pa.table(columns, wds.INDEX_SCHEMA).replace_schema_metadata(table.schema.metadata)
 
     def _members(self, file: File, pack: IndexRow) -> Iterator[IndexRow]:
-        """Yield a row for each member of a pack; for a pack that can't be read, a single row says why."""
+        """Yield a row for each member of a pack; of a pack that can't be read, one row with the reason."""
         try:
             if pack.record_part is None:
                 raise Skip(Reason(pack.reason), pack.detail or "")
-            members = _samples(file.read(pack.record_offset, pack.record_size), self.form)
+            members = _members_of(file.read(pack.record_offset, pack.record_size), self.form)
         except Skip as skip:
             yield replace(pack, parts=[], reason=skip.reason.value, detail=skip.detail)
             return
@@ -80,7 +80,7 @@ class PackShard(TarShard):
         """Return the JSON of a member; raises Skip if its pack can't be read."""
         raw = super().raw_of(file, row, lead)
         number = int(source_key(row.key).rpartition("#")[2])
-        return raw[:lead] + _samples(raw[lead:], self.form)[number][0]
+        return raw[:lead] + _members_of(raw[lead:], self.form)[number][0]
 
     def key_in_tar(self, key: str) -> str:
         return source_key(key).rpartition("#")[0]
@@ -90,9 +90,12 @@ class PackShard(TarShard):
 
 
 @lru_cache(8)
-def _samples(raw: bytes, form: str) -> list[tuple[bytes, list[str]]]:
-    """Return the JSON of each member of a pack as a sample of a source, and the names of its media and arrays."""
-    value, packs = load_json(raw), _form(form)
+def _members_of(raw: bytes, form: str) -> list[tuple[bytes, list[str]]]:
+    """Return for each member of a pack its JSON in the form of a source, and the names of its media and arrays.
+
+    `raw`: the JSON of the pack.
+    """
+    value, packs = load_json(raw), _pack_form(form)
     if not isinstance(value, dict):
         raise Skip(Reason.NOT_AN_OBJECT, f"the JSON of the pack is a {type(value).__name__}, not an object")
     schema = {name: kind for name, kind in packs.schema.items() if name in value or name not in packs.optional}
@@ -102,12 +105,12 @@ def _samples(raw: bytes, form: str) -> list[tuple[bytes, list[str]]]:
         members = list(packs.members(value))
     except (KeyError, IndexError, ValueError) as error:
         raise Skip(Reason.BAD_MESSAGE, f"the lists of the pack have not an entry for each member: {error}") from None
-    if (stated := _num_stated(value)) not in (None, len(members)) or not members:
+    if (stated := _stated_num_members(value)) not in (None, len(members)) or not members:
         raise Skip(Reason.BAD_MESSAGE, f"the pack has {len(members)} members, and says that it has {stated}")
     return [(json.dumps(record, ensure_ascii=False).encode(), names) for record, names in members]
 
 
-def _form(name: str) -> PackForm:
+def _pack_form(name: str) -> PackForm:
     """Return the form of packs of this name: another tool's, or a flavour of ours."""
     if foreign := next((form for form in FORMS if form.name == name), None):
         return foreign
@@ -120,8 +123,8 @@ def _members(flavor: PackedFlavor, value: dict[str, Any]) -> Iterator[Member]:
         yield single_sample(flavor, member, names).record, names
 
 
-def _num_stated(value: dict[str, Any]) -> int | None:
-    """Return how many members a pack says that it has; None: it does not say."""
+def _stated_num_members(value: dict[str, Any]) -> int | None:
+    """Return the number of members that the JSON of a pack states; None: it states none."""
     meta = value.get("_meta")
     ids = meta.get("sample_ids") if isinstance(meta, dict) else None
     return len(ids) if isinstance(ids, list) else value.get("sample_count")
@@ -130,37 +133,37 @@ def _num_stated(value: dict[str, Any]) -> int | None:
 # ------------------------------------------------------------------------------------------------- which tars are packs
 
 
-def with_members(tars: Sequence[Shard]) -> list[Shard]:
-    """Return tars of which those of packs have their members as samples.
+def with_pack_shards(tars: Sequence[Shard]) -> list[Shard]:
+    """Return the same tars; those of packs become `PackShard`s, whose samples are the members of the packs.
 
-    The first samples of a folder tell whether its tars hold packs.
+    The first samples of a folder's tars tell whether they are packs, and of which form.
     """
     folders: dict[str, list[str]] = {}
     for tar in tars:
         folders.setdefault(folder_of(tar.path), []).append(tar.path)
-    forms = {folder: _form_in(folder, paths[:_MOST_LOOKED_AT]) for folder, paths in folders.items()}
+    forms = {folder: _form_in(folder, paths[:_MAX_PROBED]) for folder, paths in folders.items()}
     of_tars = (forms[folder_of(tar.path)] for tar in tars)
-    return [tar if form is None else _as_packs(tar, form) for tar, form in zip(tars, of_tars, strict=True)]
+    return [tar if form is None else _pack_shard_of(tar, form) for tar, form in zip(tars, of_tars, strict=True)]
 
 
-def _as_packs(shard: Shard, form: str) -> PackShard:
+def _pack_shard_of(shard: Shard, form: str) -> PackShard:
     excluded = shard.excluded if isinstance(shard, TarShard) else frozenset[str]()
     return PackShard(shard.name, shard.path, shard.size, shard.version, form=form, excluded=excluded)
 
 
 def _form_in(folder: str, tars: list[str]) -> str | None:
     """Return the form of the packs in a folder; None: its tars hold samples."""
-    manifest = read_whole(path_in(folder, _MANIFEST))
+    manifest = read_whole(path_in(folder, _MANIFEST_NAME))
     looked = list(chain.from_iterable(map(_first_samples, tars)))
     if manifest is None:
         if any(isinstance(meta := value.get("_meta"), dict) and "fingerprint" in meta for value, _ in looked):
-            raise PackError(f"{folder} holds packs of energon_pack, and no {_MANIFEST}: give the whole dataset")
+            raise PackError(f"{folder} holds packs of energon_pack, and no {_MANIFEST_NAME}: give the whole dataset")
         return next((form.name for value, parts in looked if (form := foreign_form(value, parts))), None)
     try:
         written = json_value(manifest)
         why = reading_problem(written)
     except (ValueError, AttributeError) as error:
-        raise PackError(f"{folder}: {_MANIFEST} can't be read: {error}") from None
+        raise PackError(f"{folder}: {_MANIFEST_NAME} can't be read: {error}") from None
     if why is not None:
         raise PackError(f"{folder}: {why}")
     for value, _ in looked:
@@ -180,7 +183,7 @@ def _first_samples(tar: str) -> list[tuple[dict[str, Any], list[str]]]:
             for name, offset, size in TarScan(file):
                 key, _, part = name.rpartition("/")[2].partition(".")
                 keys.setdefault(key, []).append(part)
-                if len(keys) > _MOST_LOOKED_AT:
+                if len(keys) > _MAX_PROBED:
                     break
                 if part == "json" and size >= 0:
                     with suppress(ValueError):

@@ -16,10 +16,10 @@ from energon_pack.run.bounds import Unbounded, bounded
 from energon_pack.run.recent import Recent
 from energon_pack.samples.bytes import Bytes
 
-_LARGEST = 1 << 30  # bytes of a page, beside what it takes in the file
-_WINDOW = 256  # bytes that are read at once to find elements
-_MOST_ELEMENTS = 4096  # elements of a page: if there are more, decompressing the page is faster
-_MOST_VISITED = 512  # elements for one part: with more (copies of copies of copies) the page is decompressed
+_MAX_PAGE_BYTES = 1 << 30  # bytes of a page, beside what it takes in the file
+_WINDOW_BYTES = 256  # bytes that are read at once to find elements
+_MAX_ELEMENTS = 4096  # elements of a page: if there are more, decompressing the page is faster
+_MAX_VISITED_ELEMENTS = 512  # elements for one part: with more (copies of copies of copies) the page is decompressed
 
 
 class PageBytes(Protocol):
@@ -29,7 +29,7 @@ class PageBytes(Protocol):
     def size(self) -> int: ...
 
     def read(self, file: Bytes, start: int, length: int) -> bytes:
-        """Read some bytes; fewer at the end."""
+        """Read `length` bytes of the content from `start` on; fewer at its end."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Plain:
 
 
 #: the pages that were decompressed last: values of one page are mostly read one after another
-_pages: Recent[tuple[str, str, int], bytes] = Recent(64 << 20, len)
+_decompressed_pages: Recent[tuple[str, str, int], bytes] = Recent(64 << 20, len)
 
 
 @dataclass(frozen=True)
@@ -59,23 +59,23 @@ class Compressed:
     file_id: tuple[str, str]
 
     def read(self, file: Bytes, start: int, length: int) -> bytes:
-        """Read some bytes; raises pyarrow's ArrowException or OSError for a damaged page, or one that is too large."""
+        """Read bytes of the content; raises pyarrow's ArrowException or OSError if the page is damaged or too large."""
         key = (*self.file_id, self.offset)
-        data = _pages.get(key)
+        data = _decompressed_pages.get(key)
         if data is None:
             packed = file.read(self.offset, self.packed_size)
             try:
-                with bounded(_LARGEST + 4 * len(packed)):
+                with bounded(_MAX_PAGE_BYTES + 4 * len(packed)):
                     data = pa.Codec(self.codec).decompress(packed, self.size, asbytes=True) if self.size else b""
             except Unbounded as error:
                 raise OSError(None, f"a page of {self.size:,} bytes in {len(packed):,}: {error}") from None
-            _pages.put(key, data)
+            _decompressed_pages.put(key, data)
         return data[start : start + length]
 
 
 @dataclass(frozen=True)
 class Snappy:
-    """A page compressed by snappy, by its elements."""
+    """A page compressed by snappy, of which only the elements with the bytes asked for are read."""
 
     #: for each element its first byte in the page; and the size of the page
     starts: np.ndarray
@@ -89,8 +89,8 @@ class Snappy:
 
     def read(self, file: Bytes, start: int, length: int) -> bytes:
         try:
-            return b"".join(self._pieces(file, start, min(start + length, self.size), [_MOST_VISITED]))
-        except _TooMany:
+            return b"".join(self._pieces(file, start, min(start + length, self.size), [_MAX_VISITED_ELEMENTS]))
+        except _TooManyElements:
             return self.whole.read(file, start, length)
 
     def _pieces(self, file: Bytes, start: int, end: int, num_left: list[int]) -> list[bytes]:
@@ -99,7 +99,7 @@ class Snappy:
         while start < end:
             num_left[0] -= 1
             if num_left[0] < 0:
-                raise _TooMany
+                raise _TooManyElements
             begin, until = int(self.starts[number]), min(end, int(self.starts[number + 1]))
             place = int(self.places[number])
             if place >= 0:
@@ -114,24 +114,30 @@ class Snappy:
         return pieces
 
 
-class _TooMany(Exception):
+class _TooManyElements(Exception):
     pass
 
 
 def content_of(
     file: Bytes, file_id: tuple[str, str], codec: str | None, offset: int, packed_size: int, size: int
 ) -> PageBytes:
-    """Find the best way to read a page. `codec`: the compression; None: it is not compressed."""
+    """Return the content of a page, to be read in the cheapest way.
+
+    Args:
+        file_id: path and version of the file.
+        codec: the compression, as pyarrow calls it; None: the page is not compressed.
+        packed_size, size: bytes of the page in the file, and decompressed.
+    """
     if codec is None:
         return Plain(offset, size)
     whole = Compressed(codec, offset, packed_size, size, file_id)
-    return (_snappy(file, whole) if codec == "snappy" else None) or whole
+    return (_find_elements(file, whole) if codec == "snappy" else None) or whole
 
 
-def _snappy(file: Bytes, whole: Compressed) -> Snappy | None:
-    """Find the elements of a page; None: there are too many, or they do not make a page of that size."""
+def _find_elements(file: Bytes, whole: Compressed) -> Snappy | None:
+    """Find the elements of a snappy page; None: there are too many, or the page is damaged."""
     end = whole.offset + whole.packed_size
-    window_start, window = whole.offset, file.read(whole.offset, min(_WINDOW, whole.packed_size))
+    window_start, window = whole.offset, file.read(whole.offset, min(_WINDOW_BYTES, whole.packed_size))
     place_of_tag, shift, size = whole.offset, 0, 0
     while True:  # the size of the page comes first
         byte = window[place_of_tag - window_start] if place_of_tag - window_start < len(window) else 0
@@ -144,7 +150,7 @@ def _snappy(file: Bytes, whole: Compressed) -> Snappy | None:
     starts, places, start = [0], [], 0
     while place_of_tag < end:
         if place_of_tag - window_start + 5 > len(window) and window_start + len(window) < end:
-            window_start, window = place_of_tag, file.read(place_of_tag, min(_WINDOW, end - place_of_tag))
+            window_start, window = place_of_tag, file.read(place_of_tag, min(_WINDOW_BYTES, end - place_of_tag))
         here = place_of_tag - window_start
         tag = window[here]
         kind, length = tag & 3, (tag >> 2) + 1
@@ -166,6 +172,6 @@ def _snappy(file: Bytes, whole: Compressed) -> Snappy | None:
         start += length
         places.append(place)
         starts.append(start)
-        if len(places) > _MOST_ELEMENTS:
+        if len(places) > _MAX_ELEMENTS:
             return None
     return Snappy(np.array(starts), np.array(places), whole) if start == size and place_of_tag == end else None

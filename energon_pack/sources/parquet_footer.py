@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 from energon_pack.samples.bytes import Bytes
 
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, 7, 8, 12
-_INTEGERS, _LISTS = (4, 5, 6), (9, 10)
-_SIZES = {_BYTE: 1, _DOUBLE: 8}
+_INTEGER_TYPES, _LIST_TYPES = (4, 5, 6), (9, 10)
+_SIZE_OF_TYPE = {_BYTE: 1, _DOUBLE: 8}
 
 
-_TAIL = 8  # the size of the footer, and the magic bytes
+_TAIL_BYTES = 8  # the size of the footer, and the magic bytes
 
 
 class ColumnChunk(NamedTuple):
-    """A column of a row group."""
+    """One column of one row group: its encoding, its sizes in bytes, and where its pages begin in the file."""
 
     codec: int  # CompressionCodec
     encodings: list[int]
@@ -29,17 +29,17 @@ class ColumnChunk(NamedTuple):
 
 
 def read_chunks(file: Bytes) -> list[list[ColumnChunk]]:
-    """Read the chunks of each row group, in the order of the columns."""
-    size = int.from_bytes(file.read(file.size - _TAIL, 4), "little")
-    footer = file.read(file.size - _TAIL - size, size)
+    """Read the column chunks of each row group, in the order of the columns; ValueError: the footer is damaged."""
+    size = int.from_bytes(file.read(file.size - _TAIL_BYTES, 4), "little")
+    footer = file.read(file.size - _TAIL_BYTES - size, size)
     try:
         about, _ = read_struct(footer, 0)
-        return [[_chunk(column[3]) for column in group[1]] for group in about[4]]
+        return [[_column_chunk(column[3]) for column in group[1]] for group in about[4]]
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"its footer is damaged: {error!r}") from None
 
 
-def _chunk(about: dict[int, Any]) -> ColumnChunk:
+def _column_chunk(about: dict[int, Any]) -> ColumnChunk:
     chunk = ColumnChunk(about[4], about[2], about[5], about[6], about[7], about[9], about.get(11))
     if not all(isinstance(value, int) and value >= 0 for value in (chunk.codec, *chunk[2:6], chunk[6] or 0)):
         raise ValueError("its footer has a number below zero")
@@ -47,7 +47,7 @@ def _chunk(about: dict[int, Any]) -> ColumnChunk:
 
 
 def read_struct(data: bytes, position: int) -> tuple[dict[int, Any], int]:
-    """Return the fields of a struct by their numbers, and where it ends."""
+    """Decode a struct of Thrift's compact protocol: return its fields by their numbers, and the offset after it."""
     fields: dict[int, Any] = {}
     number = 0
     while data[position]:
@@ -57,15 +57,15 @@ def read_struct(data: bytes, position: int) -> tuple[dict[int, Any], int]:
             number += delta
         else:
             value, position = varint(data, position)
-            number = _signed(value)
+            number = _decode_zigzag(value)
         fields[number], position = (
-            (kind == _TRUE, position) if kind in (_TRUE, _FALSE) else _value(data, position, kind)
+            (kind == _TRUE, position) if kind in (_TRUE, _FALSE) else _read_value(data, position, kind)
         )
     return fields, position + 1
 
 
 def varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return an unsigned number, and where it ends."""
+    """Decode an unsigned number of seven bits a byte: return it, and the offset after it."""
     value = shift = 0
     while True:
         byte = data[position]
@@ -76,29 +76,29 @@ def varint(data: bytes, position: int) -> tuple[int, int]:
         shift += 7
 
 
-def _signed(value: int) -> int:
+def _decode_zigzag(value: int) -> int:
     return (value >> 1) ^ -(value & 1)
 
 
-def _value(data: bytes, position: int, kind: int) -> tuple[Any, int]:
-    if kind in _INTEGERS:
+def _read_value(data: bytes, position: int, kind: int) -> tuple[Any, int]:
+    if kind in _INTEGER_TYPES:
         value, position = varint(data, position)
-        return _signed(value), position
+        return _decode_zigzag(value), position
     if kind == _BINARY:
         size, position = varint(data, position)
         return None, position + size
     if kind == _STRUCT:
         return read_struct(data, position)
-    if kind in _LISTS:
+    if kind in _LIST_TYPES:
         size, inner = data[position] >> 4, data[position] & 15
         position += 1
         if size == 15:
             size, position = varint(data, position)
         values: list[Any] = []
         for _ in range(size):
-            item, position = (None, position + 1) if inner in (_TRUE, _FALSE) else _value(data, position, inner)
+            item, position = (None, position + 1) if inner in (_TRUE, _FALSE) else _read_value(data, position, inner)
             values.append(item)
         return values, position
-    if kind not in _SIZES:
+    if kind not in _SIZE_OF_TYPE:
         raise ValueError(f"a field of type {kind}")
-    return None, position + _SIZES[kind]
+    return None, position + _SIZE_OF_TYPE[kind]

@@ -16,16 +16,16 @@ from energon_pack.sources.page_content import PageBytes, Snappy, content_of
 from energon_pack.sources.parquet_footer import ColumnChunk, read_struct, varint
 
 #: the step of a way that leads into each element of a list
-LIST: Final = object()
+EACH_ELEMENT: Final = object()
 
-#: field names and `LIST`
-Way = tuple[Any, ...]
+#: field names and `EACH_ELEMENT`
+LeafPath = tuple[Any, ...]
 
 
 _CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd"}  # CompressionCodec → pyarrow's name
-_DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # PageType
+_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3  # PageType
 _PLAIN, _INDEXES, _LEVELS = 0, (2, 8), (3, 4)  # Encoding
-_HEADER = 1 << 16  # bytes of a page header at most; statistics in it are cut at 4 KB each
+_MAX_HEADER_BYTES = 1 << 16  # bytes of a page header at most; statistics in it are cut at 4 KB each
 
 
 class _Page(NamedTuple):
@@ -52,36 +52,39 @@ class BytesColumn:
         return elements + self.first.nbytes + self.page.nbytes + self.start.nbytes + self.length.nbytes
 
     def value(self, row: int, index: int) -> "Value | None":
-        """Find a value; None: it is null, or there is none."""
+        """Return the place of the value `index` of a row; None: it is null, or the row has fewer values."""
         number = int(self.first[row]) + index
         if not 0 <= index < self.first[row + 1] - self.first[row] or self.length[number] < 0:
             return None
         return Value(self.pages[self.page[number]], int(self.start[number]), int(self.length[number]))
 
-    def are_there(self, row: int) -> list[bool]:
-        """Tell which values of a row are not null."""
+    def are_not_null(self, row: int) -> list[bool]:
+        """Tell for each value of a row whether it is not null."""
         return [length >= 0 for length in self.length[self.first[row] : self.first[row + 1]].tolist()]
 
 
 class Value(NamedTuple):
-    """The place of a value."""
+    """Where the bytes of a value lie: `size` bytes of a page's content, from `start` on."""
 
     page: PageBytes
     start: int
     size: int
 
     def read(self, file: Bytes, offset: int, size: int) -> bytes:
-        """Read some of its bytes; raises as `PageBytes.read`."""
+        """Read bytes of the value, from its own offset on; fewer at its end. Raises as `PageBytes.read`."""
         return self.page.read(file, self.start + offset, max(0, min(size, self.size - offset)))
 
 
 def is_read_by_pages(chunk: ColumnChunk) -> bool:
-    """Tell by the footer whether the values of a column of bytes can be found in its pages."""
+    """Tell by its codec and encodings whether the values of a column of bytes can be found without pyarrow."""
     return chunk.codec in _CODECS and {_PLAIN, *_INDEXES, *_LEVELS}.issuperset(chunk.encodings)
 
 
 def column_of(file: Bytes, file_id: tuple[str, str], chunk: ColumnChunk, leaf: Any) -> BytesColumn | None:
-    """Find the values of a column chunk; None: it has an encoding that only pyarrow reads."""
+    """Find the values of a column of bytes in a row group; None: it has an encoding that only pyarrow reads.
+
+    `file_id`: path and version of the file; `leaf`: the column in pyarrow's schema.
+    """
     if chunk.codec not in _CODECS:
         return None
     codec = _CODECS[chunk.codec]
@@ -92,31 +95,31 @@ def column_of(file: Bytes, file_id: tuple[str, str], chunk: ColumnChunk, leaf: A
     num_entries = 0
     for page in _pages(file, chunk):
         kind, version_2 = page.header[1], page.header.get(8)
-        about = page.header.get(7) if kind == _DICTIONARY else version_2 or page.header.get(5)
-        if about is None or kind not in (_DATA, _DICTIONARY, _DATA_V2):
+        about = page.header.get(7) if kind == _DICTIONARY_PAGE else version_2 or page.header.get(5)
+        if about is None or kind not in (_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2):
             continue
         if about[1] > chunk.num_values:
             raise ValueError(f"a page of {about[1]} values in a column of {chunk.num_values}")
-        encoding = about[4] if kind == _DATA_V2 else about[2]
-        levels = about[6] + about[5] if kind == _DATA_V2 else 0  # bytes of levels, which are never compressed
-        is_plain = kind == _DATA_V2 and about.get(7) is False
+        encoding = about[4] if kind == _DATA_PAGE_V2 else about[2]
+        levels = about[6] + about[5] if kind == _DATA_PAGE_V2 else 0  # bytes of levels, which are never compressed
+        is_plain = kind == _DATA_PAGE_V2 and about.get(7) is False
         coding = None if is_plain else codec
         content = content_of(file, file_id, coding, page.offset + levels, page.size - levels, page.plain_size - levels)
         pages.append(content)
-        if kind == _DICTIONARY:
+        if kind == _DICTIONARY_PAGE:
             if encoding not in (_PLAIN, _INDEXES[0]):
                 return None
             dictionary = _places(file, content, 0, about[1])
             in_dictionary = len(pages) - 1
             continue
-        if kind == _DATA_V2:
+        if kind == _DATA_PAGE_V2:
             raw = file.read(page.offset, levels)
-            repeated = _levels(raw[: about[6]], leaf.max_repetition_level, about[1])
-            defined = _levels(raw[about[6] :], leaf.max_definition_level, about[1])
+            repeated = _decode_levels(raw[: about[6]], leaf.max_repetition_level, about[1])
+            defined = _decode_levels(raw[about[6] :], leaf.max_definition_level, about[1])
             begin = 0
         else:
-            repeated, begin = _levels_v1(file, content, 0, leaf.max_repetition_level, about[1])
-            defined, begin = _levels_v1(file, content, begin, leaf.max_definition_level, about[1])
+            repeated, begin = _decode_levels_v1(file, content, 0, leaf.max_repetition_level, about[1])
+            defined, begin = _decode_levels_v1(file, content, begin, leaf.max_definition_level, about[1])
         is_there = defined == leaf.max_definition_level
         num_values = int(is_there.sum())
         entries = np.full((about[1], 3), -1, np.int64)
@@ -125,7 +128,7 @@ def column_of(file: Bytes, file_id: tuple[str, str], chunk: ColumnChunk, leaf: A
         elif encoding in _INDEXES and num_values:
             packed = content.read(file, begin, content.size - begin)
             entries[is_there, 0] = in_dictionary
-            entries[is_there, 1:] = dictionary[_hybrid(packed[1:], packed[0], num_values)]
+            entries[is_there, 1:] = dictionary[_decode_hybrid(packed[1:], packed[0], num_values)]
         elif num_values:
             return None
         starts.append(np.flatnonzero(repeated == 0) + num_entries)
@@ -140,13 +143,13 @@ def _pages(file: Bytes, chunk: ColumnChunk) -> Iterator[_Page]:
     begin = min(chunk.data_offset, chunk.dictionary_offset or chunk.data_offset)
     end = begin + chunk.size
     while begin < end:
-        header, size = read_struct(file.read(begin, min(_HEADER, end - begin)), 0)
+        header, size = read_struct(file.read(begin, min(_MAX_HEADER_BYTES, end - begin)), 0)
         yield _Page(begin + size, header[3], header[2], header)
         begin += size + header[3]
 
 
 def _places(file: Bytes, content: PageBytes, begin: int, number: int) -> np.ndarray:
-    """Return start and length of byte arrays in plain encoding; each has its length in 4 bytes before it."""
+    """Return [number, 2]: start and length of byte arrays in plain encoding, each after its length in 4 bytes."""
     places = np.empty((number, 2), np.int64)
     for index in range(number):
         size = int.from_bytes(content.read(file, begin, 4), "little")
@@ -157,20 +160,20 @@ def _places(file: Bytes, content: PageBytes, begin: int, number: int) -> np.ndar
     return places
 
 
-def _levels_v1(file: Bytes, content: PageBytes, begin: int, most: int, number: int) -> tuple[np.ndarray, int]:
-    """Return the levels of a page of version 1, and where they end."""
+def _decode_levels_v1(file: Bytes, content: PageBytes, begin: int, most: int, number: int) -> tuple[np.ndarray, int]:
+    """Return the levels of a page of version 1, and the offset after them."""
     if most == 0:
         return np.zeros(number, np.int64), begin
     size = int.from_bytes(content.read(file, begin, 4), "little")
-    return _levels(content.read(file, begin + 4, size), most, number), begin + 4 + size
+    return _decode_levels(content.read(file, begin + 4, size), most, number), begin + 4 + size
 
 
-def _levels(data: bytes, most: int, number: int) -> np.ndarray:
-    return _hybrid(data, most.bit_length(), number) if most else np.zeros(number, np.int64)
+def _decode_levels(data: bytes, most: int, number: int) -> np.ndarray:
+    return _decode_hybrid(data, most.bit_length(), number) if most else np.zeros(number, np.int64)
 
 
-def _hybrid(data: bytes, width: int, number: int) -> np.ndarray:
-    """Decode runs of one value, and groups of eight packed values."""
+def _decode_hybrid(data: bytes, width: int, number: int) -> np.ndarray:
+    """Decode Parquet's RLE/bit-packing hybrid: `number` values of `width` bits."""
     runs: list[np.ndarray] = []
     position = have = 0
     while have < number and width:
@@ -193,62 +196,62 @@ def _hybrid(data: bytes, width: int, number: int) -> np.ndarray:
     return np.concatenate(runs)[:number] if runs else np.zeros(number, np.int64)
 
 
-def ways_of(schema: pa.Schema) -> Iterator[Way]:
-    """Yield the way to each leaf of a schema, in the order of a Parquet file's columns: `("images", LIST, "bytes")`."""
+def leaf_paths(schema: pa.Schema) -> Iterator[LeafPath]:
+    """Yield the path to the values of each column, in the order of a Parquet file: `("images", LIST, "bytes")`."""
     for field in schema:
-        yield from _inside(field.type, (field.name,))
+        yield from _paths_inside(field.type, (field.name,))
 
 
-def _inside(kind: pa.DataType, way: Way) -> Iterator[Way]:
+def _paths_inside(kind: pa.DataType, way: LeafPath) -> Iterator[LeafPath]:
     if isinstance(kind, pa.BaseExtensionType):
-        yield from _inside(kind.storage_type, way)
+        yield from _paths_inside(kind.storage_type, way)
     elif pa.types.is_struct(kind):
         for field in kind:
-            yield from _inside(field.type, (*way, field.name))
+            yield from _paths_inside(field.type, (*way, field.name))
     elif pa.types.is_map(kind):
-        yield from _inside(kind.key_type, (*way, LIST, "key"))
-        yield from _inside(kind.item_type, (*way, LIST, "value"))
+        yield from _paths_inside(kind.key_type, (*way, EACH_ELEMENT, "key"))
+        yield from _paths_inside(kind.item_type, (*way, EACH_ELEMENT, "value"))
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        yield from _inside(kind.value_type, (*way, LIST))
+        yield from _paths_inside(kind.value_type, (*way, EACH_ELEMENT))
     else:
         yield way
 
 
-def put_bytes(row: dict[str, Any], way: Way, are_there: Sequence[bool]) -> None:
-    """Put empty bytes at the end of a way, or None if the value is null.
+def put_placeholders(row: dict[str, Any], way: LeafPath, are_not_null: Sequence[bool]) -> None:
+    """Put b"" into a row, at the path of a column, in place of each of its values; None for a value that is null.
 
     Args:
         row: a row without the leaf, and without structs that hold only the leaf.
-        way: a way with at most one `LIST`.
+        way: the path, with at most one `EACH_ELEMENT`.
         are_there: whether each element is there; for an empty or missing list, a single False.
     """
-    values = [b"" if is_there else None for is_there in are_there]
-    if LIST not in way:
-        if values[0] is not None or len(way) == 1 or _at(row, way[:-1]) is not None:
-            _put(row, way, values[0])
+    values = [b"" if is_there else None for is_there in are_not_null]
+    if EACH_ELEMENT not in way:
+        if values[0] is not None or len(way) == 1 or _value_at(row, way[:-1]) is not None:
+            _put_value(row, way, values[0])
         return
-    place = way.index(LIST)
+    place = way.index(EACH_ELEMENT)
     before, after = way[:place], way[place + 1 :]
-    elements = _at(row, before)
+    elements = _value_at(row, before)
     if elements is None:
-        if not any(are_there) and len(values) == 1:
+        if not any(are_not_null) and len(values) == 1:
             return
         elements = [{} if after else None for _ in values]
-        _put(row, before, elements)
+        _put_value(row, before, elements)
     for number, value in enumerate(values[: len(elements)]):
         if not after:
             elements[number] = value
         elif elements[number] is not None:
-            _put(elements[number], after, value)
+            _put_value(elements[number], after, value)
 
 
-def _at(value: Any, way: Way) -> Any:
+def _value_at(value: Any, way: LeafPath) -> Any:
     for step in way:
         value = value.get(step) if isinstance(value, dict) else None
     return value
 
 
-def _put(value: dict[str, Any], way: Way, item: Any) -> None:
+def _put_value(value: dict[str, Any], way: LeafPath, item: Any) -> None:
     for step in way[:-1]:
         if value.get(step) is None:
             value[step] = {}

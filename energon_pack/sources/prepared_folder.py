@@ -17,7 +17,7 @@ from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value, yaml_value
 from energon_pack.sources.storage import absolute, folder_of, read_whole
 
-_LARGEST, _SECONDS = 1 << 30, 60.0  # what the names of a split may take: bytes, seconds of the CPU
+_MAX_NAMES_BYTES, _MAX_NAMES_SECONDS = 1 << 30, 60.0  # what the names of a split may take: bytes, seconds of the CPU
 
 
 @dataclass(frozen=True)
@@ -35,42 +35,45 @@ class PreparedFolder:
     shard_counts: dict[str, int] = field(default_factory=dict)
 
 
-class LeftOut(NamedTuple):
-    """The part of a tar that is left out."""
+class LeftOutSamples(NamedTuple):
+    """The samples of a tar that `source.split` or Energon's `exclude` leave out."""
 
     keys: frozenset[str] | None = frozenset()  # keys that are left out; None: the whole tar is left out
     num_samples: int = 0  # samples that are left out, as far as its folder says
 
 
-class Selection:
-    """Finds the left-out part of each tar in the nearest prepared folder around it."""
+class SplitSelection:
+    """Tells which samples of each tar are left out, by the nearest folder around it that Energon has prepared.
+
+    `split`: the part of split.yaml that is taken; None: all.
+    """
 
     def __init__(self, split: str | None):
         self._split = split
         self._prepared: dict[str, PreparedFolder | None] = {}
 
-    def left_out(self, tar: str) -> LeftOut:
-        """Return the part of a tar that is left out."""
+    def left_out(self, tar: str) -> LeftOutSamples:
+        """Return the samples of a tar that are left out; raises PackError if no folder has the split asked for."""
         tar = absolute(tar)
-        prepared = self._of_folder(folder_of(tar))
+        prepared = self._prepared_around(folder_of(tar))
         if prepared is None:
             if self._split is not None:
                 raise PackError(f"source.split={self._split}: {tar} lies in no folder with {META_FOLDER}/split.yaml")
-            return LeftOut()
+            return LeftOutSamples()
         name = Path(os.path.relpath(tar, prepared.folder)).as_posix()
         if name in prepared.excluded_shards or (prepared.shards is not None and name not in prepared.shards):
-            return LeftOut(None, prepared.shard_counts.get(name, 0))
+            return LeftOutSamples(None, prepared.shard_counts.get(name, 0))
         keys = prepared.excluded_keys.get(name, frozenset[str]())
-        return LeftOut(keys, len(keys))
+        return LeftOutSamples(keys, len(keys))
 
     def prepared_folder(self, tar: str) -> str | None:
         """Return the nearest prepared folder around a tar; None: there is none."""
-        prepared = self._of_folder(folder_of(absolute(tar)))
+        prepared = self._prepared_around(folder_of(absolute(tar)))
         return None if prepared is None else prepared.folder
 
     def check_complete(self, folder: str, tars: Iterable[str]) -> None:
-        """Check that these tars are all shards of the split, if Energon has prepared their folder."""
-        prepared = self._of_folder(absolute(folder))
+        """Raise PackError if a folder that Energon has prepared lacks shards of the split. `tars`: those found."""
+        prepared = self._prepared_around(absolute(folder))
         if prepared is None or prepared.folder != absolute(folder):
             return
         paths = set(map(absolute, tars))
@@ -78,17 +81,20 @@ class Selection:
         if missing:
             raise PackError(f"source.split={self._split}: {folder} lacks {len(missing)} of its shards: {missing[0]} …")
 
-    def _of_folder(self, folder: str) -> PreparedFolder | None:
+    def _prepared_around(self, folder: str) -> PreparedFolder | None:
         if folder not in self._prepared:
             above = folder_of(folder)
             prepared = read_prepared(folder, self._split)
-            self._prepared[folder] = self._of_folder(above) if prepared is None and above != folder else prepared
+            self._prepared[folder] = self._prepared_around(above) if prepared is None and above != folder else prepared
         return self._prepared[folder]
 
 
 def read_prepared(folder: str, split: str | None, knob: str = "source.split") -> PreparedFolder | None:
-    """Read what the splits of a folder select; None: Energon has not prepared it."""
-    splits = _load(folder, ("split.yaml", "split.json"))
+    """Read which shards and samples of a folder a split takes; None: Energon has not prepared the folder.
+
+    `split`: None: all parts; `knob`: the setting that errors name.
+    """
+    splits = _load_first(folder, ("split.yaml", "split.json"))
     if splits is None:
         return None
     where = f"{folder}/{META_FOLDER}/split.yaml"
@@ -99,35 +105,35 @@ def read_prepared(folder: str, split: str | None, knob: str = "source.split") ->
         raise PackError(f"{knob}={split}: {folder} has the splits {', '.join(map(str, parts))}")
     excluded_shards: set[str] = set()
     excluded_keys: dict[str, set[str]] = {}
-    for name in _names(splits.get("exclude"), f"{where}: exclude"):
+    for name in _expand_names(splits.get("exclude"), f"{where}: exclude"):
         shard, mark, key = name.partition(".tar/")
         if mark:
             excluded_keys.setdefault(f"{shard}.tar", set()).add(key)
         else:
             excluded_shards.add(name)
-    info = _load(folder, (".info.json", ".info.yaml")) or {}
+    info = _load_first(folder, (".info.json", ".info.yaml")) or {}
     counts = info.get("shard_counts")
     return PreparedFolder(
         folder=folder,
-        shards=None if split is None else frozenset(_names(parts[split], f"{where}: split_parts.{split}")),
+        shards=None if split is None else frozenset(_expand_names(parts[split], f"{where}: split_parts.{split}")),
         excluded_shards=frozenset(excluded_shards),
         excluded_keys={shard: frozenset(keys) for shard, keys in excluded_keys.items()},
         shard_counts=counts if isinstance(counts, dict) else {},
     )
 
 
-def _names(value: Any, where: str) -> list[str]:
-    """Return a list of names with braces expanded; null gives an empty list."""
+def _expand_names(value: Any, where: str) -> list[str]:
+    """Return a list of names with their braces expanded, as `{0..9}`; null gives an empty list."""
     if value is not None and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
         raise PackError(f"{where} is {str(value)[:80]!r}, not a list of names")
     try:
-        with bounded(_LARGEST, _SECONDS):
+        with bounded(_MAX_NAMES_BYTES, _MAX_NAMES_SECONDS):
             return [name for entry in value or () for name in braceexpand(entry)]
     except (ValueError, Unbounded) as error:  # unbalanced braces, or {0..9999999999}
         raise PackError(f"{where}: {error}") from None
 
 
-def _load(folder: str, names: tuple[str, ...]) -> dict[str, Any] | None:
+def _load_first(folder: str, names: tuple[str, ...]) -> dict[str, Any] | None:
     for name in names:
         path = os.path.join(folder, META_FOLDER, name)
         try:

@@ -10,7 +10,7 @@ from energon_pack.errors import PackError
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.blockwise import most_ahead
+from energon_pack.sources.blockwise import max_ahead_bytes
 from energon_pack.sources.inside import OpenFiles, open_medium, split_name
 from energon_pack.sources.referenced import ends_of
 from energon_pack.sources.rows import MeasuredRow, SampleRow
@@ -22,68 +22,68 @@ from energon_pack.sources.storage import state_of as state_of_file
 INDEX_VERSION = 11
 
 Item = TypeVar("Item")
-Samples = Callable[[Item], Iterable[tuple[Shard, MeasuredRow]]]
-OfMedium = Callable[[int, int], Sequence[tuple[int, int]]]
-_Wanted = dict[str, tuple[Shard, list[tuple[int, int]]]]  # by path: ranges, as offset and number of bytes
-_MOST_PLACES = 50_000  # ranges that are read ahead at a time: memory holds their places
-_LARGEST_AHEAD = 32 << 20  # bytes of a file that are read ahead; a larger file is read block by block
+SamplesOf = Callable[[Item], Iterable[tuple[Shard, MeasuredRow]]]
+RangesOf = Callable[[int, int], Sequence[tuple[int, int]]]
+_RangesByPath = dict[str, tuple[Shard, list[tuple[int, int]]]]  # by path: ranges, as offset and number of bytes
+_MAX_RANGES_AHEAD = 50_000  # ranges that are read ahead at a time: memory holds their places
+_MAX_BYTES_AHEAD = 32 << 20  # bytes of a file that are read ahead; a larger file is read block by block
 
 
 class Reader:
-    """Open shards and media, the least recently used closed first."""
+    """Reads samples and media, and keeps shards and media open; the least recently used are closed first."""
 
     def __init__(self) -> None:
-        self._open = OpenFiles()
-        self._ahead: dict[str, File] = {}  # shards with ranges that were read ahead
+        self._open_files = OpenFiles()
+        self._files_ahead: dict[str, File] = {}  # shards with ranges that were read ahead
 
-    def ahead(self, items: Iterable[Item], samples: Samples[Item], of_medium: OfMedium) -> Iterator[Item]:
-        """Yield the same items, after reading ahead everything that a group of them needs from object stores.
+    def ahead(self, items: Iterable[Item], samples: SamplesOf[Item], of_medium: RangesOf) -> Iterator[Item]:
+        """Yield the items in order; before each group of them, request all that its samples need from object stores.
 
         Args:
             samples: returns the samples of an item.
-            of_medium: returns the ranges to read of a medium in its shard, as offset and number of bytes.
+            of_medium: returns the ranges to read of a medium, given its offset and size in the shard.
         """
         window: list[Item] = []
-        ranges_of: _Wanted = {}
+        ranges_of: _RangesByPath = {}
         bytes_left = places_left = 0
         for item in items:
-            places = [place for shard, row in samples(item) for place in _places(shard, row, of_medium)]
+            places = [place for shard, row in samples(item) for place in _ranges_ahead(shard, row, of_medium)]
             num_bytes = sum(size for _, _, size in places)
             bytes_left, places_left = bytes_left - num_bytes, places_left - len(places)
             if not places or bytes_left < 0 or places_left < 0:
                 self._fetch(ranges_of)
                 yield from window
                 window, ranges_of = [], {}
-                bytes_left, places_left = (most_ahead() - num_bytes, _MOST_PLACES) if places else (0, 0)
+                bytes_left, places_left = (max_ahead_bytes() - num_bytes, _MAX_RANGES_AHEAD) if places else (0, 0)
             window.append(item)
             for shard, offset, size in places:
                 ranges_of.setdefault(shard.path, (shard, []))[1].append((offset, size))
         self._fetch(ranges_of)
         yield from window
 
-    def _fetch(self, ranges_of: "_Wanted") -> None:
+    def _fetch(self, ranges_of: "_RangesByPath") -> None:
         """Read ranges of shards ahead, and forget earlier ones."""
-        self._ahead = {}
+        self._files_ahead = {}
         files = {path: shard.open() for path, (shard, _) in ranges_of.items()}
         read_ahead([(file, ranges_of[path][1]) for path, file in files.items()])
-        self._ahead = files
+        self._files_ahead = files
 
     def raw(self, shard: Shard, row: SampleRow, lead: int = 0) -> bytes:
-        """Return the bytes of a sample's JSON or text, from which `Shard.record` makes the record.
+        """Return the bytes of a sample's JSON or text, which `Shard.record` parses.
 
-        `lead`: how many bytes of the header before it to read, too.
+        `lead`: how many bytes of the tar header before it are read, too.
         """
         return shard.raw_of(self.shard_file(shard), row, lead)
 
     def media(self, shard: Shard, record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
-        """Return the media of a sample, in the order it lists them.
+        """Return the media of a sample, in the order in which it lists them; raises Skip if one is missing.
 
-        `parts`: the other parts of the sample in its shard.
+        `parts`: the parts of the sample in its shard, without its JSON or text.
         """
         return shard.media(record, key, parts, partial(self._part, shard))
 
     def positions(self, shard: Shard, names: Sequence[str], key: str, parts: Sequence[Part]) -> list[Part | None]:
-        """Return the patch positions that a sample names; None for an empty name. Nothing is searched.
+        """Return the .npy files of patch positions that a sample names, in that order; None for an empty name.
 
         `parts`: as in `media`, or only its patch positions.
         """
@@ -95,7 +95,7 @@ class Reader:
         return self.part_file(shard, part).read(part.offset, part.size)
 
     def checksum(self, shard: Shard, raw: bytes, parts: Sequence[AnyPart]) -> int:
-        """Return a checksum that shows whether a sample changed since it was measured; two short reads for each medium.
+        """Return a CRC-32 that shows whether a sample changed since it was measured; reads twice of each medium.
 
         Args:
             raw: its JSON or text.
@@ -112,15 +112,15 @@ class Reader:
         if shard.media_root is None:
             return None
         names = dict.fromkeys(part.name for part in parts if not shard.is_inside(part.name))
-        files = [(name, self._medium(shard, name)) for name in names]
+        files = [(name, self._open_medium(shard, name)) for name in names]
         return [{"name": name, "size": file.size, "version": file.version} for name, file in files]
 
     def part_file(self, shard: Shard, part: AnyPart) -> File:
-        """Return the file in which a part lies at its offset."""
+        """Return the open file that holds a part: the shard, or the part's own file; raises PackError if it changed."""
         if shard.media_root is None:
             return self.shard_file(shard)
         try:
-            file = self._medium(shard, part.name)
+            file = self._open_medium(shard, part.name)
         except Skip as skip:
             raise PackError(f"{shard.path}: {skip}; it was there when it was measured: run again") from None
         if file.size != part.size:
@@ -130,7 +130,7 @@ class Reader:
     def shard_file(self, shard: Shard) -> File:
         """Open a shard, and check that it still has the size and version that were indexed."""
         try:
-            file = self._ahead.get(shard.path) or self._open.open(shard.path, shard.open)
+            file = self._files_ahead.get(shard.path) or self._open_files.open(shard.path, shard.open)
         except OSError as error:
             raise PackError(f"{shard.path}: {error.strerror}") from None
         if (file.size, file.version) != (shard.size, shard.version):
@@ -138,11 +138,11 @@ class Reader:
         return file
 
     def _part(self, shard: Shard, name: str) -> Part:
-        return Part(name, 0, self._medium(shard, name).size)
+        return Part(name, 0, self._open_medium(shard, name).size)
 
-    def _medium(self, shard: Shard, name: str) -> File:
+    def _open_medium(self, shard: Shard, name: str) -> File:
         try:
-            return self._open.open(shard.path_of(name))
+            return self._open_files.open(shard.path_of(name))
         except (FileNotFoundError, NotADirectoryError, KeyError, ValueError):  # ValueError: a zero byte in the name
             raise Skip(Reason.MISSING_MEDIA, f"{name!r} is not there (source.media_root)") from None
         except OSError as error:
@@ -152,21 +152,21 @@ class Reader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._open.__exit__()
+        self._open_files.__exit__()
 
 
-def whole(offset: int, size: int) -> list[tuple[int, int]]:
-    """Return the range of a whole medium."""
+def whole_range(offset: int, size: int) -> list[tuple[int, int]]:
+    """Return (offset, size) of a whole medium as its only range: for `Reader.ahead`."""
     return [(offset, size)]
 
 
-def _places(shard: Shard, row: MeasuredRow, of_medium: OfMedium) -> Iterator[tuple[Shard, int, int]]:
+def _ranges_ahead(shard: Shard, row: MeasuredRow, of_medium: RangesOf) -> Iterator[tuple[Shard, int, int]]:
     """Yield the ranges to read for a sample, each with the header before it; nothing for a sample on a disk."""
     if shard.is_stored and shard.is_read_by_place:
         parts: list[AnyPart] = [*row.parts, *row.positions] if shard.media_root is None else []
         media = chain.from_iterable(of_medium(part.offset, part.size) for part in parts)
         for offset, size in ((row.record_offset, row.record_size), *media):
-            if size <= _LARGEST_AHEAD:
+            if size <= _MAX_BYTES_AHEAD:
                 yield shard, offset - shard.lead, size + shard.lead
 
 

@@ -15,16 +15,16 @@ from energon_pack.samples.parts import Reference
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.inside import OpenFiles, joined_name
 from energon_pack.sources.storage import File, path_in
-from energon_pack.sources.tar import BLOCK, member_of
+from energon_pack.sources.tar import BLOCK, name_and_size
 
 #: bytes at each end of a medium that are compared
-END = 1024
+END_BYTES = 1024
 #: media that are read at the same time: fewer than the files that are kept open
-AT_ONCE = 32
+MEDIA_AT_ONCE = 32
 
 
 class Ends(NamedTuple):
-    """The header before a part of a source, and the part's first and last bytes."""
+    """The first and the last bytes of a part of a source, and the tar header before it."""
 
     header: bytes  # the header in the tar; empty for a separate file
     first: bytes
@@ -32,83 +32,81 @@ class Ends(NamedTuple):
 
     @property
     def checksum(self) -> int:
-        """Return a checksum that tells this part from others of its size; raises ValueError if the header is
-        invalid.
-        """
+        """Return the CRC-32 of the name in the header and of both ends; raises ValueError if the header is invalid."""
         name = b""
         if self.header:
-            member = member_of(self.header)
+            member = name_and_size(self.header)
             if member is None:
                 raise ValueError("no header of a tar")
             name = member[0].encode()
         return crc32(self.last, crc32(self.first, crc32(name)))
 
 
-def ends_within(offset: int, size: int) -> list[tuple[int, int]]:
-    """Return the ranges of the first and the last bytes of a part, as offset and number of bytes."""
-    end = min(size, END)
+def end_ranges(offset: int, size: int) -> list[tuple[int, int]]:
+    """Return (offset, size) of the first and of the last 1,024 bytes of a part, or of all of it if it is smaller."""
+    end = min(size, END_BYTES)
     return [(offset, end), (offset + size - end, end)]
 
 
 def ends_of(file: Bytes, offset: int, size: int, lead: int) -> Ends:
-    """Read both ends of a part. `lead`: number of bytes of the header before it."""
-    (first, end), last = ends_within(offset, size)
+    """Read the first and last bytes of a part, and the `lead` bytes of the tar header before it."""
+    (first, end), last = end_ranges(offset, size)
     head = file.read(first - lead, lead + end)
     return Ends(head[:lead], head[lead:], file.read(*last))
 
 
 class SourceMedia:
-    """The media of a source."""
+    """Reads media of a source by the references in packs, and checks that they are as they were packed."""
 
     def __init__(self, root: str):
         self._root = root
         self._files = OpenFiles()
 
     def read(self, references: Sequence[Reference]) -> list[bytes]:
-        """Return the bytes of media."""
+        """Return the bytes of each medium; raises PackError if one has changed or can't be read."""
         media: list[bytes] = []
-        for first in range(0, len(references), AT_ONCE):
-            batch = references[first : first + AT_ONCE]
+        for first in range(0, len(references), MEDIA_AT_ONCE):
+            batch = references[first : first + MEDIA_AT_ONCE]
             self.read_ahead(batch)
             media += [self.opened(reference).read(0, reference.size) for reference in batch]
         return media
 
     def read_ahead(self, references: Sequence[Reference], whole: bool = True) -> None:
-        """Read media from an object store ahead, all at once; `read` and `opened` report those that can't be read.
+        """Request media of an object store before they are read; those that fail are reported by `read` and `opened`.
 
-        `whole`: read media completely; else only their ends.
+        `whole`: request all bytes of each; else only the first and last.
         """
         ranges_of: dict[str, tuple[File, list[tuple[int, int]]]] = {}
         for reference in references if bucket_of(self._root) else ():
             path, offset, lead = self._place(reference)
-            with suppress(PackError), _readable(path, reference):
-                (start, end), last = ends_within(offset, reference.size)
+            with suppress(PackError), _readable_errors(path, reference):
+                (start, end), last = end_ranges(offset, reference.size)
                 ends = [(start - lead, lead + end), last]
                 _, ranges = ranges_of.setdefault(path, (self._files.open(path), []))
                 ranges += [(offset - lead, lead + reference.size)] if whole else ends
         self._files.read_ahead(list(ranges_of.values()))
 
     def opened(self, reference: Reference) -> Bytes:
-        """Open a medium; most of its bytes are not read yet; raises like `read`."""
+        """Open a medium and compare its ends with the packed checksum; raises PackError as `read`."""
         path, offset, lead = self._place(reference)
-        with _readable(path, reference):
+        with _readable_errors(path, reference):
             file = self._files.open(path)
             ends = ends_of(file, offset, reference.size, lead)
         size = min(file.size - offset, reference.size) if lead else file.size
-        self._check(reference, ends, size)
+        self._refuse_changed(reference, ends, size)
         return Range(file, offset, size)
 
     def _place(self, reference: Reference) -> tuple[str, int, int]:
-        """Return path, offset, and the number of header bytes before it."""
+        """Return the path of the file with a medium, its offset there, and the bytes of the tar header before it."""
         name, *where = reference.place
         path = path_in(self._root, str(name))
         if len(where) == 2:
             return path, int(where[0]), BLOCK
         return joined_name(path, str(where[0])) if where else path, 0, 0
 
-    def _check(self, reference: Reference, ends: Ends, size: int) -> None:
+    def _refuse_changed(self, reference: Reference, ends: Ends, size: int) -> None:
         """Raise PackError if the medium has changed."""
-        member = member_of(ends.header) if ends.header else ("", size)
+        member = name_and_size(ends.header) if ends.header else ("", size)
         is_it = member is not None and member[1] == size == reference.size and ends.checksum == reference.checksum
         if not is_it:
             path, offset, lead = self._place(reference)
@@ -120,7 +118,7 @@ class SourceMedia:
 
 
 @contextmanager
-def _readable(path: str, reference: Reference) -> Iterator[None]:
+def _readable_errors(path: str, reference: Reference) -> Iterator[None]:
     try:
         yield
     except (OSError, KeyError, ValueError, Skip) as error:

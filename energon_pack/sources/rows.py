@@ -46,18 +46,18 @@ _Row = TypeVar("_Row", bound=SampleRow)
 
 
 def rows_of(table: pa.Table, form: type[_Row]) -> Iterator[_Row]:
-    """Return the rows of a table. `form`: the class of the rows; each of its fields is a column, or has a default."""
+    """Yield the rows of a table as objects of a class, each of whose fields is a column or has a default."""
 
     def values(field: Field[Any]) -> Iterable[Any]:
         if field.default is not MISSING and field.name not in table.column_names:
             return repeat(field.default)
-        return _values(table[field.name], field.name)
+        return _column_values(table[field.name], field.name)
 
     return map(form, *map(values, fields(form)))
 
 
 def parts_of(column: pa.ChunkedArray) -> list[list[Any]]:
-    """Return a list for each row: of `MediaPart` if the column has their kinds, else of `Part`."""
+    """Return the parts of each row, from a column of lists: `MediaPart`s if they have a kind, else `Part`s."""
     array = column.combine_chunks()
     starts = array.offsets.to_pylist()
     first, values = starts[0], array.values[starts[0] : starts[-1]]  # a slice of a table has the values of all of it
@@ -67,7 +67,7 @@ def parts_of(column: pa.ChunkedArray) -> list[list[Any]]:
     return [parts[start - first : end - first] for start, end in pairwise(starts)]
 
 
-def _values(column: pa.ChunkedArray, name: str) -> list[Any]:
+def _column_values(column: pa.ChunkedArray, name: str) -> list[Any]:
     if name in ("parts", "positions"):
         return parts_of(column)
     values: list[Any] = column.to_pylist()

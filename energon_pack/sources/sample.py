@@ -2,7 +2,7 @@
 
     IndexRow    ──read_sample──►     media are searched, their headers read, and put in the order of their placeholders
     MeasuredRow ──read_again──►      the headers of its media are read again
-    MeasuredRow ──read_but_media──►  its media are not opened, because their bytes are only copied
+    MeasuredRow ──read_text_only──►  its media are not opened, because their bytes are only copied
 
 All three then do the same: JSON ─► record ─► placeholders ─► patch positions ─► times ─► `ReadSample`.
 """
@@ -33,10 +33,10 @@ from energon_pack.sources.shard import Shard, TarShard
 
 
 def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSettings) -> ReadSample:
-    """Read a sample for the first time.
+    """Read an indexed sample: its record, and its media's headers, in the order of their placeholders.
 
     Raises:
-        Skip: it can't be packed; its `media_type` is what the sample seems to be.
+        Skip: the sample can't be packed; `Skip.media_type` guesses its media type.
         PackError: the shard changed.
     """
     seems, raw = media_type_by_name([part.name for part in row.parts]), b""
@@ -45,47 +45,47 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
         record = shard.read_record(raw, row.record_part, seems is not None, settings)
         seems = record.declared or seems or media_type_by_name(record.listed_media or ())
         listed = reader.media(shard, record, row.key, row.parts)
-        looked_at = _looked_at(reader, shard, listed)
+        looked_at = _read_headers(reader, shard, listed)
         kinds = [medium.kind for medium in looked_at]
         seems = media_type(kinds)
         placed = place(record, kinds)
         if settings.media is None:
             _refuse_unread(reader, shard, row, placed.record, [part.name for part in listed])
         opened = [listed[i] for i in placed.order]
-        media = _as_asked(reader, shard, opened, [looked_at[i] for i in placed.order], placed.record.fields)
-        positions, marks = _times(reader, shard, placed, row.key, row.parts)
+        media = _as_requested(reader, shard, opened, [looked_at[i] for i in placed.order], placed.record.fields)
+        positions, marks = _read_times(reader, shard, placed, row.key, row.parts)
         parts = [MediaPart(*listed[i], looked_at[i].kind, looked_at[i].extension) for i in placed.order]
         return ReadSample.of_record(raw, placed, parts, media, positions, marks)
     except Skip as skip:
-        skip.media_type = skip.media_type or seems or _seems(raw)
+        skip.media_type = skip.media_type or seems or _guess_media_type(raw)
         raise
 
 
 def _refuse_unread(reader: Reader, shard: Shard, row: IndexRow, record: Record, read: Sequence[str]) -> None:
-    """Leave out a sample with a medium that nothing reads; raises Skip as `refuse_unread_media`."""
-    refuse_unread_media(record, read, bool(read), partial(_kind_of, reader, shard, row), shard.media_root is None)
+    """Raise Skip if a sample has a medium that is not read, as `refuse_unread_media`. `read`: the names of those that are."""
+    refuse_unread_media(record, read, bool(read), partial(_kind_of_name, reader, shard, row), shard.media_root is None)
     is_mapped = isinstance(shard, TarShard) and shard.field_map is not None  # then the map says what is taken
     for part in () if read or is_mapped else row.parts:  # a medium, although its name does not say so
-        if part.name != row.record_part and (kind := _kind(reader, shard, part)):
+        if part.name != row.record_part and (kind := _kind_of_part(reader, shard, part)):
             raise unread_media_skip(f"its part {part.name!r} is", kind, "", "`name` lists media")
 
 
-def _kind_of(reader: Reader, shard: Shard, row: IndexRow, name: str) -> str | None:
+def _kind_of_name(reader: Reader, shard: Shard, row: IndexRow, name: str) -> str | None:
     try:
         (part,) = reader.positions(shard, [name], row.key, row.parts)
     except Skip:
         return None
-    return None if part is None else _kind(reader, shard, part)
+    return None if part is None else _kind_of_part(reader, shard, part)
 
 
-def _kind(reader: Reader, shard: Shard, part: Part) -> str | None:
+def _kind_of_part(reader: Reader, shard: Shard, part: Part) -> str | None:
     try:
         return probe_part(reader.part_file(shard, part), part).kind
     except Skip:
         return None
 
 
-def _seems(raw: bytes) -> str | None:
+def _guess_media_type(raw: bytes) -> str | None:
     """Guess the media type of an unreadable sample by the names in its JSON; None: it names no media."""
     try:
         value = load_json(raw)
@@ -98,28 +98,28 @@ def _seems(raw: bytes) -> str | None:
 
 
 def read_again(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings) -> ReadSample:
-    """Read a measured sample again, to render it or its parts."""
-    return with_headers(reader, shard, read_but_media(reader, shard, row, settings, reader.raw(shard, row)))
+    """Read a measured sample again, with the headers of its media."""
+    return with_headers(reader, shard, read_text_only(reader, shard, row, settings, reader.raw(shard, row)))
 
 
 def with_headers(reader: Reader, shard: Shard, sample: ReadSample) -> ReadSample:
-    """Return a sample with the headers of its media."""
-    media = _looked_at(reader, shard, sample.parts)
-    return sample._replace(media=_as_asked(reader, shard, sample.parts, media, sample.fields))
+    """Return a sample whose media were not opened, now with `media` read from their headers."""
+    media = _read_headers(reader, shard, sample.parts)
+    return sample._replace(media=_as_requested(reader, shard, sample.parts, media, sample.fields))
 
 
-def read_but_media(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings, raw: bytes) -> ReadSample:
-    """Read a measured sample without its media. `raw`: its JSON or text."""
+def read_text_only(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings, raw: bytes) -> ReadSample:
+    """Read a measured sample from its JSON or text, `raw`; its media are not opened, and `media` is empty."""
     kinds = row.cut.all_kinds if row.cut else [part.kind for part in row.parts]
     record = shard.read_record(raw, row.record_part, bool(kinds), settings)
     placed = place(record, kinds)
-    positions, marks = _times(reader, shard, placed, source_key(row.key), row.positions)
+    positions, marks = _read_times(reader, shard, placed, source_key(row.key), row.positions)
     sample = ReadSample.of_record(raw, placed, [] if row.cut else row.parts, [], positions, marks)
     return part_of(sample, row.cut)._replace(parts=row.parts) if row.cut else sample
 
 
 def part_of(whole: ReadSample, cut: Cut) -> ReadSample:
-    """Return a part of a sample."""
+    """Return the turns of a sample that a cut selects, with their media, fields and times."""
     media = media_of_part(whole.messages, cut)
     images = indices_of_kind(cut, media, "i")
     messages = messages_of_part(whole.messages, cut)
@@ -136,11 +136,11 @@ def part_of(whole: ReadSample, cut: Cut) -> ReadSample:
     )
 
 
-def _looked_at(reader: Reader, shard: Shard, parts: Sequence[AnyPart]) -> list[Media]:
+def _read_headers(reader: Reader, shard: Shard, parts: Sequence[AnyPart]) -> list[Media]:
     return [probe_part(reader.part_file(shard, part), part) for part in parts]
 
 
-def _as_asked(
+def _as_requested(
     reader: Reader, shard: Shard, parts: Sequence[AnyPart], media: Sequence[Media], fields: dict[str, Any]
 ) -> list[Media]:
     def opened(index: int) -> BinaryIO:
@@ -150,7 +150,7 @@ def _as_asked(
     return as_asked(media, fields.get("video_frames"), options_of(fields), opened)
 
 
-def _times(
+def _read_times(
     reader: Reader, shard: Shard, placed: Placed, key: str, parts: Sequence[Part]
 ) -> tuple[list[Part | None], list[str]]:
     """Return the patch positions of each image, and the times that they give."""

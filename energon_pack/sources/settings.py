@@ -12,7 +12,7 @@ from energon_pack.samples.settings import ReadSettings
 
 
 class Format(str, Enum):
-    """The form of the files of a source."""
+    """Values of `source.format`: which files hold the samples."""
 
     auto = "auto"
     wds = "wds"
@@ -21,7 +21,7 @@ class Format(str, Enum):
 
 
 class OnDamaged(str, Enum):
-    """What happens with a damaged file, or one that a copy broke off."""
+    """Values of `source.on_damaged`: a damaged or incomplete file ends the run, or its whole samples are packed."""
 
     error = "error"
     keep = "keep"
@@ -64,11 +64,11 @@ class SourceConfig(ReadSettings):
 
     @property
     def reading(self) -> ReadSettings:
-        """Return the settings for reading a sample; they are part of the key of lengths."""
+        """Return the settings that decide how a sample is read; kept lengths are valid only for the same ones."""
         return ReadSettings(**{field.name: getattr(self, field.name) for field in fields(ReadSettings)})
 
     def check(self) -> None:
-        """Raise PackError if the path is no path, nothing reads the format, or two settings name the messages."""
+        """Raise PackError if `path` is of a wrong type, no reader has the format, or two settings name the messages."""
         if self.format not in list(Format) and entry_point("sources", "source.format", self.format) is None:
             formats = ", ".join(each.value for each in Format)
             raise PackError(f"source.format={self.format}: there are {formats}, and what installed packages add")

@@ -30,12 +30,12 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources import wds
 from energon_pack.sources.copies import drawn_rows, source_key
 from energon_pack.sources.field_map import FieldMap
-from energon_pack.sources.inside import joined_name, media_in, split_name
+from energon_pack.sources.inside import archive_path, joined_name, split_name
 from energon_pack.sources.jsonl import line_index as lines
 from energon_pack.sources.jsonl.coco import with_image
-from energon_pack.sources.jsonl.dialects import Lines, parse_line
-from energon_pack.sources.named_bytes import may_have_base64, with_names
-from energon_pack.sources.own import NOTHING, Own
+from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
+from energon_pack.sources.named_bytes import may_have_base64, name_media
+from energon_pack.sources.own import NO_SETTINGS, EntrySettings
 from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.settings import Format
 from energon_pack.sources.storage import File, State, folder_of, open_file, path_in, real_path, state_of
@@ -50,7 +50,7 @@ class _File:
     """One source file, with the values that tell whether it has changed."""
 
     #: the character between its name and the key of a sample in a sample id
-    mark: ClassVar[str]
+    key_separator: ClassVar[str]
     #: bytes of the header before each part of a sample
     lead: ClassVar[int] = 0
     #: the `source.format` that finds such files
@@ -63,7 +63,7 @@ class _File:
     size: int
     version: str
     #: settings of its entry in a mixture
-    own: Own = field(default=NOTHING, kw_only=True, hash=False)
+    own: EntrySettings = field(default=NO_SETTINGS, kw_only=True, hash=False)
 
     @cached_property
     def real_path(self) -> str:
@@ -72,12 +72,12 @@ class _File:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Return everything that its index depends on."""
+        """Return the values that its index depends on; if one changes, the file is indexed anew."""
         return self.real_path, self.size, self.version, None
 
     @property
-    def called(self) -> str:
-        """Say what such files are, for the description of a source."""
+    def format_name(self) -> str:
+        """Return the name of the file's format, for the line that describes a source."""
         raise NotImplementedError
 
     @property
@@ -91,67 +91,67 @@ class _File:
         return bool(bucket_of(self.path))
 
     def digest(self) -> str:
-        """Return a hash of what its index depends on, as the metadata of the index has it."""
+        """Return a hash of the bytes that its index depends on, which the index stores in its metadata."""
         raise NotImplementedError
 
     def is_unchanged(self, about: Mapping[str, str]) -> bool:
-        """Tell whether it is as it was indexed. `about`: the metadata of its index."""
+        """Tell whether the file is as it was when it was indexed. `about`: the metadata of the index."""
         if self.is_stored:  # the version of an object covers every byte
             return state_of(self.path) == (self.size, self.version)
         return about["digest"] == self.digest()
 
     def open(self) -> File:
-        """Open it; raises OSError if it can't be opened."""
+        """Open the file; raises OSError if it can't be opened."""
         return open_file(self.path, State(self.size, self.version))
 
     def raw(self, file: File, offset: int, size: int) -> bytes:
-        """Read a sample's JSON or text from the place that the index says."""
+        """Read a sample's JSON or text. `offset`, `size`: the place that its row of the index names."""
         return file.read(offset, size)
 
     def raw_of(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
-        """Do `raw` for a row of the index. `lead`: how many bytes of the header before it to read, too."""
+        """Read the JSON or text of an indexed sample. `lead`: bytes of the tar header before it that are read, too."""
         return self.raw(file, row.record_offset - lead, lead + row.record_size)
 
     def read_record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-        """Read the record of a sample by the settings of its entry, or of the run; raises like `record`."""
-        record = self.own.applied(self.record(raw, part, has_media, self.own.reading or settings))
+        """Parse a sample as `record` does; settings of its mixture entry override `settings`, and add fields."""
+        record = self.own.add_options(self.record(raw, part, has_media, self.own.reading or settings))
         return with_hearing(record, settings)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-        """See `TarShard.record`."""
+        """Parse a sample from the bytes of its JSON or text; raises Skip. `part`: its name in the tar, as `json`."""
         raise NotImplementedError
 
     def is_inside(self, name: str) -> bool:
-        """Tell whether a medium lies in this file."""
+        """Tell whether the medium of this name lies in this file."""
         return split_name(self.path_of(name))[0] == self.path
 
     def path_of(self, name: str) -> str:
-        """Return the path of the file that a part is in."""
+        """Return the path that opens a part, by its name in a sample; of a part inside a file, `FILE::KEY`."""
         return self.path
 
     @property
     def ratio(self) -> float:
-        """Return how often a sample is drawn."""
+        """Return how often each sample comes in an epoch; of a fraction, some samples come once more."""
         return 1.0
 
     def drawn(self, num_rows: int, seed: int) -> Ints | None:
-        """Return the rows of its index that are drawn, as `drawn_rows`; None: each comes once."""
+        """Draw rows of its index by `ratio`: their numbers, ascending, with repeats; None: each row comes once."""
         return None if self.ratio == 1 else drawn_rows(num_rows, self.ratio, self.name, seed)
 
     def key_in_tar(self, key: str) -> str:
-        """Return the key that the parts of a sample have in its tar, without the mark of a copy."""
+        """Return the key that the parts of a sample have in its tar, without the `@2` of a repeated draw."""
         return source_key(key)
 
     def sample_id(self, key: str) -> str:
         """Return the name of a sample in packs and ledger: `<shard>/<key>`, `<file>:<line>`."""
-        return f"{self.name}{self.mark}{key}"
+        return f"{self.name}{self.key_separator}{key}"
 
 
 @dataclass(frozen=True)
 class TarShard(_File):
     """A WebDataset tar: a sample is a JSON or text and the media beside it."""
 
-    mark = "/"
+    key_separator = "/"
     format = Format.wds
     lead = BLOCK
 
@@ -166,7 +166,7 @@ class TarShard(_File):
         return *super().identity[:-1], field_map, *([sorted(self.excluded)] if self.excluded else [])
 
     @property
-    def called(self) -> str:
+    def format_name(self) -> str:
         names = [name for name, _ in self.field_map.fields] if self.field_map else []
         read = f", {' and '.join(names)} by Energon's field_map" if names else ""
         return f"WebDataset tars{read}"
@@ -182,22 +182,22 @@ class TarShard(_File):
         return wds.digest_of_headers(self.path)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-        """Return the record of a sample from the bytes of its JSON or text."""
+        """Parse a sample from the bytes of its JSON or text. `part`: its name; `has_media`: media lie beside it."""
         if self.field_map is not None:
             return parse_record(self.field_map.value(raw, part), settings)
         return wds.record_of(raw, part, has_media, settings)
 
     def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:
-        """Return the media of a sample, in the order it lists them.
+        """Return the media of a sample, in the order in which it lists them; raises Skip if one is missing.
 
-        `parts`: the other parts of the sample in the shard.
+        `parts`: the parts of the sample in the tar, without its JSON or text; `look_up`: finds a file outside the tar.
         """
         if self.field_map is not None:
             parts = [part for part in parts if part.name in self.field_map.media]
         return media_parts(record, key, parts)
 
     def part(self, name: str, key: str, parts: Sequence[Part], look_up: LookUp) -> Part:
-        """Return the part that a sample names; raises like `media`."""
+        """Return the part of a sample that has this name; arguments and errors as of `media`."""
         return listed_parts([name], key, parts)[0]
 
     @property
@@ -207,15 +207,15 @@ class TarShard(_File):
         return folder_of(self.path) if folder == self.path else folder
 
     def place(self, part: AnyPart, root: str) -> tuple[str | int, ...]:
-        """Return the place of a part in the form of packs that refer to it. `root`: the root of the source."""
-        return _inside(root, self.path), part.offset, part.size
+        """Return where a part lies, as packs that refer to it store it: the tar's path below `root`, offset, size."""
+        return _relative_path(root, self.path), part.offset, part.size
 
 
 @dataclass(frozen=True)
 class JsonlShard(_File):
-    """A file of JSON samples with media in separate files; it has the same methods as a tar."""
+    """A file of JSON samples, one a line or in an array; their media are separate files."""
 
-    mark = ":"
+    key_separator = ":"
     format = Format.jsonl
     #: matches such files in a folder
     names: ClassVar[re.Pattern[str]] = re.compile(r"(?i)\.jsonl(\.(gz|bz2|xz|zst|lz4))?$")
@@ -224,10 +224,10 @@ class JsonlShard(_File):
     #: for a class of another package: raise it when `value` reads the same bytes differently
     value_version: ClassVar[int] = 0
 
-    lines: Lines
+    lines: LineSettings
 
     @property
-    def called(self) -> str:
+    def format_name(self) -> str:
         return "JSONL"
 
     @property
@@ -248,7 +248,7 @@ class JsonlShard(_File):
         return lines.index_lines(self.path)
 
     def first(self, number: int) -> Iterator[bytes]:
-        """Yield the first readable samples, as `raw` returns them, without indexing all."""
+        """Yield the JSON of those of the first `number` samples that can be read, without indexing all."""
         with self.open() as file:
             for place in self._first_places(number):
                 with suppress(Skip):
@@ -258,7 +258,7 @@ class JsonlShard(_File):
         return lines.first_places(self.path, number)
 
     def raw(self, file: File, offset: int, size: int) -> bytes:
-        """Read a line; media in base64, and numbers of COCO images, are replaced by names."""
+        """Read the JSON of a sample; names replace media in base64, and the numbers of COCO images."""
         raw = with_image(file.read(offset, size), file, self.path)
         if not may_have_base64(raw):
             return raw
@@ -266,16 +266,16 @@ class JsonlShard(_File):
             value = json_value(raw)
         except ValueError:  # `record` reports it
             return raw
-        return json.dumps(with_names(value, joined_name(os.path.basename(self.path), f"{offset}+{size}"))).encode()
+        return json.dumps(name_media(value, joined_name(os.path.basename(self.path), f"{offset}+{size}"))).encode()
 
     def path_of(self, name: str) -> str:
         file, key = split_name(name)
         if key is not None and file == os.path.basename(self.path):
             return joined_name(self.path, key)
-        return media_in(self.media_root, name) or path_in(self.media_root, name)
+        return archive_path(self.media_root, name) or path_in(self.media_root, name)
 
     def digest(self) -> str:
-        return lines.digest_of(self.path)
+        return lines.file_digest(self.path)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         try:
@@ -295,12 +295,12 @@ class JsonlShard(_File):
         if not names and record.declared not in (None, "text"):
             meant = next(filter(None, map(hint, record.unknown)), "")
             raise Skip(Reason.MISSING_MEDIA, f"declared as {record.declared}, but it names no media{meant}")
-        return [look_up(self._asked_for(name)) for name in names]
+        return [look_up(self._allowed_name(name)) for name in names]
 
     def part(self, name: str, key: str, parts: Sequence[Part], look_up: LookUp) -> Part:
-        return look_up(self._asked_for(name))
+        return look_up(self._allowed_name(name))
 
-    def _asked_for(self, name: str) -> str:
+    def _allowed_name(self, name: str) -> str:
         """Return the name of a medium; raises Skip for an address on a store that no setting names."""
         if not self.lines.remote_media and bucket_of(name) not in ("", bucket_of(self.media_root)):
             detail = f"{name!r} is on another store than source.media_root; source.remote_media=true reads it there"
@@ -310,14 +310,14 @@ class JsonlShard(_File):
     @property
     def base(self) -> str:
         """Return the folder that names of its media are relative to."""
-        return folder_of(self.media_root) if media_in(self.media_root, "") else self.media_root
+        return folder_of(self.media_root) if archive_path(self.media_root, "") else self.media_root
 
     def place(self, part: AnyPart, root: str) -> tuple[str | int, ...]:
-        path, key = split_name(_inside(root, self.path_of(part.name)))
+        path, key = split_name(_relative_path(root, self.path_of(part.name)))
         return (path,) if key is None else (path, key)
 
 
-def _inside(folder: str, path: str) -> str:
+def _relative_path(folder: str, path: str) -> str:
     return path.removeprefix(f"{folder.rstrip('/')}/")
 
 

@@ -25,10 +25,10 @@ Result = TypeVar("Result")
 
 
 class State(NamedTuple):
-    """Size and version of a file, which show whether it changed."""
+    """Size in bytes and version of a file; if either differs, the file has changed."""
 
     size: int
-    version: str  # changes when the file is written to; for a local file, its time
+    version: str  # of a local file its mtime in ns, of an object what its store says, such as an etag
 
 
 class File(ABC):
@@ -61,16 +61,16 @@ class File(ABC):
         self.close()
 
 
-class _Read:
+class _BytesRead:
     """Counts the bytes that this process read itself, without those that the kernel copied."""
 
     num_bytes = 0
 
 
-def counted(function: Callable[[Job], Result], job: Job) -> tuple[Result, int]:
-    """Do a job; return its result, and how many bytes were read for it."""
-    before = _Read.num_bytes
-    return function(job), _Read.num_bytes - before
+def with_bytes_read(function: Callable[[Job], Result], job: Job) -> tuple[Result, int]:
+    """Call a function with a job; return its result, and how many bytes of files this process read meanwhile."""
+    before = _BytesRead.num_bytes
+    return function(job), _BytesRead.num_bytes - before
 
 
 class LocalFile(File):
@@ -84,12 +84,12 @@ class LocalFile(File):
 
     def read(self, offset: int, size: int) -> bytes:
         data = os.pread(self.fd, size, offset)
-        _Read.num_bytes += len(data)
+        _BytesRead.num_bytes += len(data)
         return data
 
     def read_into(self, offset: int, view: memoryview) -> int:
         num_read = os.preadv(self.fd, [view], offset)
-        _Read.num_bytes += num_read
+        _BytesRead.num_bytes += num_read
         return num_read
 
     def close(self) -> None:
@@ -97,19 +97,19 @@ class LocalFile(File):
 
 
 class InMemory(File):
-    """A file that was read whole."""
+    """A file, or a value inside a file, whose bytes are all in memory."""
 
     def __init__(self, data: bytes, version: str):
         super().__init__(State(len(data), version))
         self._data = data
-        _Read.num_bytes += len(data)
+        _BytesRead.num_bytes += len(data)
 
     def read(self, offset: int, size: int) -> bytes:
         return self._data[offset : offset + size]
 
 
 class StoredFile(File):
-    """An object of a store."""
+    """An object on a store; its bytes are requested in blocks, or ahead of time."""
 
     def __init__(self, address: str, state: State):
         super().__init__(state)
@@ -119,12 +119,15 @@ class StoredFile(File):
 
     def read(self, offset: int, size: int) -> bytes:
         data = self.blocks.read(offset, size)
-        _Read.num_bytes += len(data)
+        _BytesRead.num_bytes += len(data)
         return data
 
 
 def read_ahead(ranges_of: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None:
-    """Tell files which ranges will be read next, all at once, so that objects are read several at a time."""
+    """Request ranges of objects before they are read, several at a time; files of other storages need no request.
+
+    `ranges_of`: each file with its ranges, as (offset, size) in bytes.
+    """
     if objects := [(file.blocks, ranges) for file, ranges in ranges_of if isinstance(file, StoredFile)]:
         from energon_pack.sources import blockwise
 
@@ -134,10 +137,10 @@ def read_ahead(ranges_of: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> N
 def open_file(path: str | os.PathLike[str], expected: State | None = None) -> File:
     """Open a file for reading.
 
-    `expected`: the state of an object, which is then not requested: reading notices if the object has changed.
+    `expected`: the state of an object on a store, if it is known; None: the store is asked for it.
 
     Raises:
-        FileNotFoundError: there is no file, or something else whose reading might never end.
+        FileNotFoundError: there is nothing, or no regular file: a folder, a pipe, a device.
         OSError: it can't be read.
         StoreError: an object can't be read.
     """
@@ -172,7 +175,7 @@ def _state(status: os.stat_result) -> State | None:
 
 
 def read_whole(path: str) -> bytes | None:
-    """Return the content of a file; None: there is none."""
+    """Return all bytes of a file; None: there is no such file."""
     try:
         with open_file(path) as file:
             return file.read(0, file.size)
@@ -181,7 +184,7 @@ def read_whole(path: str) -> bytes | None:
 
 
 def is_file(path: str) -> bool:
-    """Say whether there is a regular file."""
+    """Tell whether a path or address is a regular file."""
     try:
         return state_of(path) is not None
     except OSError:
@@ -189,22 +192,22 @@ def is_file(path: str) -> bool:
 
 
 def absolute(path: str) -> str:
-    """Do `os.path.abspath`; an address is unchanged."""
+    """Return the absolute path, as `os.path.abspath`; of an address, the address without a slash at its end."""
     return tidy(path) if is_address(path) else os.path.abspath(path)
 
 
 def path_in(folder: str, name: str) -> str:
-    """Do `os.path.join`, also for addresses."""
+    """Join a folder and a name, as `os.path.join`; each may be an address."""
     return joined(folder, name) if is_address(folder) or is_address(name) else os.path.join(folder, name)
 
 
 def folder_of(path: str) -> str:
-    """Do `os.path.dirname`; a bucket is its own folder."""
+    """Return the folder that a path or address lies in, as `os.path.dirname`; a bucket is its own folder."""
     return parent(path) if is_address(path) else os.path.dirname(path)
 
 
 def real_path(path: str) -> str:
-    """Do `os.path.realpath` of a file, but resolve each folder only once: it matters with a hundred thousand files."""
+    """Resolve links of a file's path, as `os.path.realpath`, but each folder only once, for sources of many files."""
     if is_address(path):
         return path
     if os.path.islink(path):
@@ -219,7 +222,11 @@ def _real_folder(folder: str, working: str) -> str:
 
 
 def expand(entry: str) -> tuple[str, list[str], list[str]]:
-    """Return the folder that an entry's names are relative to, and the folders and files it stands for."""
+    """Resolve an entry of `source.path`: a folder, a file, a glob, or an address; raises PackError if nothing is there.
+
+    Returns:
+        The folder that names of samples are relative to, the folders and the files of the entry.
+    """
     if is_address(entry):
         from energon_pack.sources import stored
 
@@ -237,7 +244,7 @@ def expand(entry: str) -> tuple[str, list[str], list[str]]:
 
 
 def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
-    """Return files of a folder and its subfolders whose names match."""
+    """Return the files of a folder and its subfolders that match a pattern, without those in hidden names."""
     if is_address(folder):
         from energon_pack.sources import stored
 
@@ -266,9 +273,9 @@ def names_in(folder: str) -> list[str]:
 
 
 def files_in(folder: str, below: Collection[str] = ()) -> dict[str, State | None]:
-    """List a folder by names: for an object its state as listed; for a local file None, its state is not read.
+    """List a folder: name → state of an object; None for a local file, and for subfolders, which end with a slash.
 
-    `below`: subfolders to list, too. All other subfolders end with a slash, and are not listed.
+    `below`: subfolders whose files are listed, too, in place of the subfolder.
     """
     if is_address(folder):
         from energon_pack.sources import stored

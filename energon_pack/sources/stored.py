@@ -10,45 +10,45 @@ from energon_pack.run import stores
 from energon_pack.run.address import parent, tidy
 from energon_pack.run.stores.requests import Found
 
-_MAGIC = re.compile(r"[*?\[]")
+_GLOB_CHARACTER = re.compile(r"[*?\[]")
 
 
 #: state of objects from listing their folder, until it is used: so no object is requested twice
-_LISTED: dict[str, Found] = {}
+_LISTED_OBJECTS: dict[str, Found] = {}
 #: the folder that was expanded last; it is then searched for files of each form
-_FOLDERS: dict[str, dict[str, Found]] = {}
+_EXPANDED_FOLDER: dict[str, dict[str, Found]] = {}
 
 
 def state_of(address: str) -> Found:
-    """Return size and version of an object; if it was just listed, from the list."""
-    return _LISTED.pop(address, None) or stores.find(address)
+    """Return size and version of an object, from its listing if it was just listed, else from the store."""
+    return _LISTED_OBJECTS.pop(address, None) or stores.find(address)
 
 
 def expand(entry: str) -> tuple[str, list[str], list[str]]:
-    """Do `storage.expand` for an address."""
+    """Resolve an address in `source.path`, of a folder, an object or a glob; returns what `storage.expand` returns."""
     entry = tidy(entry)
-    if _MAGIC.search(entry):
-        fixed = parent(_MAGIC.split(entry, maxsplit=1)[0] + "x")
+    if _GLOB_CHARACTER.search(entry):
+        fixed = parent(_GLOB_CHARACTER.split(entry, maxsplit=1)[0] + "x")
         pattern = re.compile(_as_regex(entry))
         objects = stores.entries(fixed)
-        _LISTED.update(objects)
-        folders = {above for address in objects for above in _above(address, fixed) if pattern.fullmatch(above)}
+        _LISTED_OBJECTS.update(objects)
+        folders = {above for address in objects for above in _folders_above(address, fixed) if pattern.fullmatch(above)}
         return fixed, sorted(folders), [address for address in objects if pattern.fullmatch(address)]
     try:
         stores.find(entry)
         return parent(entry), [], [entry]
     except FileNotFoundError:
-        _FOLDERS.clear()
-        _FOLDERS[entry] = stores.entries(entry)
-        if not _FOLDERS[entry]:
+        _EXPANDED_FOLDER.clear()
+        _EXPANDED_FOLDER[entry] = stores.entries(entry)
+        if not _EXPANDED_FOLDER[entry]:
             raise PackError(f"source.path={entry}: no such folder or object") from None
         return entry, [entry], []
 
 
 def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
-    """Do `storage.walk` for an address."""
-    objects = _FOLDERS.get(folder) or stores.entries(folder)
-    _LISTED.update(objects)
+    """Return the objects below a folder on a store that match a pattern, without those in hidden names."""
+    objects = _EXPANDED_FOLDER.get(folder) or stores.entries(folder)
+    _LISTED_OBJECTS.update(objects)
     names = {address: address[len(folder) + 1 :] for address in objects}
     return [
         address
@@ -58,9 +58,7 @@ def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
 
 
 def files_in(folder: str, below: Collection[str]) -> dict[str, Found | None]:
-    """Do `storage.files_in` for an address; an object that stands for a folder, as a web console makes it, is no
-    file.
-    """
+    """List a folder on a store as `storage.files_in`; an object that a web console made for a folder is no file."""
     objects = {address[len(folder) + 1 :]: states for address, states in stores.entries(folder).items()}
     around = {name: [above.as_posix() for above in PurePosixPath(name).parents][:-1] for name in objects}
     folders = set(chain.from_iterable(around.values()))
@@ -74,7 +72,7 @@ def files_in(folder: str, below: Collection[str]) -> dict[str, Found | None]:
     return states
 
 
-def _above(address: str, fixed: str) -> list[str]:
+def _folders_above(address: str, fixed: str) -> list[str]:
     """Return the folders below `fixed` that contain an object."""
     folders = []
     while len(address := parent(address)) > len(fixed):

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from energon_pack.sources.jsonl.line_index import index_of
+from energon_pack.sources.jsonl.line_index import index_table
 from energon_pack.sources.settings import Format
 from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.storage import File
 from energon_pack.sources.tables import table_of, table_row
 
-_HEAD, _FOOTER = 64 << 10, 1 << 20
+_HASHED_HEAD_BYTES, _HASHED_TAIL_BYTES = 64 << 10, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class TableShard(JsonlShard):
     has_splits = True
 
     @property
-    def called(self) -> str:
+    def format_name(self) -> str:
         return "Parquet"
 
     def index(self) -> pa.Table:
         table = table_of(self.path)
         sizes = np.repeat(np.array(table.text_lens, np.int64), table.group_lens)
         numbers = np.arange(len(sizes))
-        return index_of(numbers, numbers, sizes, self.digest())
+        return index_table(numbers, numbers, sizes, self.digest())
 
     def _first_places(self, number: int) -> list[tuple[int, int]]:
         return [(row, 0) for row in range(min(number, table_of(self.path).starts[-1]))]
@@ -42,8 +42,8 @@ class TableShard(JsonlShard):
         return table_row(self.path, self.version, offset)
 
     def digest(self) -> str:
-        """Hash both ends of the file: the footer of a Parquet file has the places of all columns."""
+        """Hash the file's size, first 64 KiB and last 1 MiB: a Parquet footer has the places of all columns."""
         with self.open() as file:
-            start = max(0, file.size - _FOOTER)
-            ends = file.read(0, _HEAD), file.read(start, file.size - start)
+            start = max(0, file.size - _HASHED_TAIL_BYTES)
+            ends = file.read(0, _HASHED_HEAD_BYTES), file.read(start, file.size - start)
             return hashlib.sha256(b"".join(ends) + str(file.size).encode()).hexdigest()

@@ -25,32 +25,32 @@ from energon_pack.run.recent import Recent
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.nulls import without_nulls
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.named_bytes import bytes_at, with_names
-from energon_pack.sources.other_formats import TABLE
+from energon_pack.sources.named_bytes import medium_at, name_media
+from energon_pack.sources.other_formats import TABLE_SUFFIX
 from energon_pack.sources.parquet_footer import ColumnChunk, read_chunks
 from energon_pack.sources.parquet_pages import (
-    LIST,
+    EACH_ELEMENT,
     BytesColumn,
+    LeafPath,
     Value,
-    Way,
     column_of,
     is_read_by_pages,
-    put_bytes,
-    ways_of,
+    leaf_paths,
+    put_placeholders,
 )
 from energon_pack.sources.storage import File, InMemory, State, open_file, state_of
 
 #: bytes of a group of rows that are read at once
-LARGEST = 1 << 30
+MAX_GROUP_BYTES = 1 << 30
 #: the memory that a part of a file may take above that, by its bytes; texts are in it three times
-MOST_TIMES = 64
-_MOST_ROWS = 8  # of a byte: a table of nothing, or of the same again and again, may have any number
-_BUFFER = 1 << 14  # small, because columns of images lie between columns of text
+MEMORY_PER_BYTE = 64
+_MAX_ROWS_PER_BYTE = 8  # of a byte: a table of nothing, or of the same again and again, may have any number
+_BUFFER_BYTES = 1 << 14  # small, because columns of images lie between columns of text
 
 
 @dataclass
 class Table:
-    """An open table, in groups of rows that are read together."""
+    """An open Parquet file; its texts are read a row group at a time."""
 
     file: File
     parquet: Any  # pyarrow's ParquetFile
@@ -58,31 +58,31 @@ class Table:
     group_lens: list[int]  # number of rows of each group
     text_lens: list[int]  # approximate bytes of a row's text, for each group
 
-    def most_bytes(self, group: int) -> int:
-        """Return how much memory reading a group may take, by its bytes in the file."""
-        return LARGEST + MOST_TIMES * min(sum(chunk.size for chunk in self.chunks[group]), self.file.size)
+    def max_group_memory(self, group: int) -> int:
+        """Return the bytes of memory that reading a row group may take, which grow with its bytes in the file."""
+        return MAX_GROUP_BYTES + MEMORY_PER_BYTE * min(sum(chunk.size for chunk in self.chunks[group]), self.file.size)
 
     @cached_property
     def starts(self) -> list[int]:
-        """Return the number of each group's first row."""
+        """Return the number of each row group's first row in the file, and the number of all rows."""
         return list(accumulate(self.group_lens, initial=0))
 
     @cached_property
-    def bytes_at(self) -> dict[Way, int]:
-        """Return the leaf of each way that leads to bytes."""
-        columns = enumerate(ways_of(self.parquet.schema_arrow))
+    def bytes_columns(self) -> dict[LeafPath, int]:
+        """Return the columns of bytes: the path to the value in a row → the column's number in the file."""
+        columns = enumerate(leaf_paths(self.parquet.schema_arrow))
         return {way: number for number, way in columns if not _is_text(self.parquet.schema.column(number))}
 
 
-def _read(path: str, file: File) -> Table:
-    parquet = pq.ParquetFile(as_file(file, _BUFFER))
+def _read_table(path: str, file: File) -> Table:
+    parquet = pq.ParquetFile(as_file(file, _BUFFER_BYTES))
     chunks = read_chunks(file)
     leaves = [number for number in range(len(parquet.schema)) if _is_text(parquet.schema.column(number))]
     texts = [sum(group[number].plain_size for number in leaves) for group in chunks]
     lens = [parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups)]
     if sum(lens) != parquet.metadata.num_rows or min(lens, default=0) < 0:
         raise ValueError(f"its row groups do not have its {parquet.metadata.num_rows} rows")
-    _check_sizes(path, chunks, {*leaves}, [way.count(LIST) > 1 for way in ways_of(parquet.schema_arrow)])
+    _check_sizes(path, chunks, {*leaves}, [way.count(EACH_ELEMENT) > 1 for way in leaf_paths(parquet.schema_arrow)])
     text_lens = [max(1, size // max(1, num)) for size, num in zip(texts, lens, strict=True)]
     return Table(file, parquet, chunks, lens, text_lens)
 
@@ -98,7 +98,7 @@ def _check_sizes(path: str, groups: Sequence[Sequence[ColumnChunk]], texts: set[
         of_bytes = {*range(len(group))} - texts
         is_whole = any(are_deep[leaf] or not is_read_by_pages(group[leaf]) for leaf in of_bytes)
         size = sum(chunk.plain_size for leaf, chunk in enumerate(group) if is_whole or leaf in texts)
-        if size > LARGEST:
+        if size > MAX_GROUP_BYTES:
             raise PackError(f"{path}: row group {number} has {sized(size)} that are read at once: {_REMEDY}")
 
 
@@ -107,63 +107,63 @@ def _is_text(leaf: Any) -> bool:
 
 
 _REMEDY = "write it in groups of 200 rows (iter_batches of pyarrow's ParquetFile, ParquetWriter.write_batch)"
-_Key = tuple[str, str, int]  # path and version of a table, and number of a group
+_GroupKey = tuple[str, str, int]  # path and version of a table, and number of a group
 #: open tables: path → version and table
-_tables: Recent[str, tuple[str, Table]] = Recent(16, close=lambda opened: opened[1].file.close())
+_open_tables: Recent[str, tuple[str, Table]] = Recent(16, close=lambda opened: opened[1].file.close())
 #: the rows of a group
-_groups: Recent[_Key, pa.Table] = Recent(64 << 20, lambda group: group.nbytes)
+_kept_groups: Recent[_GroupKey, pa.Table] = Recent(64 << 20, lambda group: group.nbytes)
 #: the JSON of each row of a group
-_texts: Recent[_Key, list[bytes]] = Recent(64 << 20, lambda rows: sum(map(len, rows)))
+_kept_jsons: Recent[_GroupKey, list[bytes]] = Recent(64 << 20, lambda rows: sum(map(len, rows)))
 #: a group and a leaf → where its values are; None: only pyarrow can read it
-_columns: Recent[tuple[_Key, int], tuple[BytesColumn | None]] = Recent(
+_kept_columns: Recent[tuple[_GroupKey, int], tuple[BytesColumn | None]] = Recent(
     256 << 20, lambda kept: kept[0].num_bytes if kept[0] else 0
 )
 
 
 def table_of(path: str) -> Table:
-    """Open a table."""
-    with _named(path):
-        return _opened(path, None)
+    """Open a Parquet file, or return it if it is open; raises PackError if it can't be read as one."""
+    with _readable_errors(path):
+        return _open_table(path, None)
 
 
 def table_row(path: str, version: str, number: int) -> bytes:
-    """Return the JSON of a row, with names in place of bytes.
+    """Return the JSON of a row, with names in place of bytes; raises Skip if the row can't be read.
 
-    `version`: the version of the file when it was found.
+    `version`: of the file when it was found; `number`: of the row in the file, from 0.
     """
     try:
-        _, key, row = _place(path, version, number)
-        rows = _texts.get(key)
-        rows = _texts.put(key, _rows(key)) if rows is None else rows
+        _, key, row = _find_row(path, version, number)
+        rows = _kept_jsons.get(key)
+        rows = _kept_jsons.put(key, _rows_as_json(key)) if rows is None else rows
         if not rows:
-            raise Skip(Reason.INVALID_JSON, f"row group {key[2]} takes more than {sized(LARGEST)}: {_REMEDY}")
+            raise Skip(Reason.INVALID_JSON, f"row group {key[2]} takes more than {sized(MAX_GROUP_BYTES)}: {_REMEDY}")
         return rows[row]
     except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
         raise Skip(Reason.INVALID_JSON, f"row {number} can't be read: {one_line(error)}") from None
 
 
-def _rows(key: _Key) -> list[bytes]:
-    """Return the JSON of each row of a group; empty: it takes more memory than its bytes can need."""
+def _rows_as_json(key: _GroupKey) -> list[bytes]:
+    """Return the JSON of each row of a group; empty: reading it would take too much memory."""
     path, version, index = key
-    table, name = _opened(path, version), os.path.basename(path)
+    table, name = _open_table(path, version), os.path.basename(path)
     try:
-        with bounded(table.most_bytes(index)):
-            values = _without_bytes(table, key)
-            values = _group(key).to_pylist() if values is None else values
-            rows = (with_names(row, f"{name}::{table.starts[index] + number}") for number, row in enumerate(values))
+        with bounded(table.max_group_memory(index)):
+            values = _read_without_bytes(table, key)
+            values = _read_group(key).to_pylist() if values is None else values
+            rows = (name_media(row, f"{name}::{table.starts[index] + number}") for number, row in enumerate(values))
             # A struct of Arrow has each field of any row, so no null of it can be told from one that an author meant.
             return [json.dumps(without_nulls(row), default=str).encode() for row in rows]
     except Unbounded:
         return []
 
 
-def _without_bytes(table: Table, key: _Key) -> list[Any] | None:
-    """Read the rows of a group with empty bytes in place of bytes; None: the group has to be read whole."""
+def _read_without_bytes(table: Table, key: _GroupKey) -> list[Any] | None:
+    """Read the rows of a group with b"" in place of any bytes; None: the group has to be read whole."""
     schema = table.parquet.schema
     columns = []
-    for way, number in table.bytes_at.items():
-        column = _column(table, key, number)
-        if column is None or way.count(LIST) > 1:
+    for way, number in table.bytes_columns.items():
+        column = _bytes_column(table, key, number)
+        if column is None or way.count(EACH_ELEMENT) > 1:
             return None
         columns.append((way, column))
     texts = [schema.column(number).path for number in range(len(schema)) if _is_text(schema.column(number))]
@@ -171,12 +171,12 @@ def _without_bytes(table: Table, key: _Key) -> list[Any] | None:
     rows = rows or [{} for _ in range(table.group_lens[key[2]])]
     for way, column in columns:
         for number, row in enumerate(rows):
-            put_bytes(row, way, column.are_there(number))
+            put_placeholders(row, way, column.are_not_null(number))
     return rows
 
 
-class _Cell(File):
-    """A value in a page; its file may be closed between reads."""
+class _CellFile(File):
+    """A value of a column of bytes as a file; the table is opened again if it was closed between reads."""
 
     def __init__(self, path: str, version: str, value: Value):
         super().__init__(State(value.size, version))
@@ -184,17 +184,17 @@ class _Cell(File):
 
     def read(self, offset: int, size: int) -> bytes:
         try:
-            return self._value.read(_opened(self._path, self.version).file, offset, size)
+            return self._value.read(_open_table(self._path, self.version).file, offset, size)
         except pa.ArrowException as error:
             raise OSError(None, one_line(error)) from None
 
 
 def open_cell(path: str, key: str) -> File:
-    """Open the bytes of a cell; their version is the version of the table.
+    """Open the bytes of a value in a table as a file, whose version is that of the table.
 
-    `key`: the row, and the way to the value: `17/images/0/bytes`.
+    `key`: number of the row, and path to the value in it, as `17/images/0/bytes`; KeyError: there is none.
     """
-    opened = _tables.get(path)
+    opened = _open_tables.get(path)
     if (
         opened is not None and opened[1].file.fd is None
     ):  # on a store: its requests name the version, so another version is an error
@@ -207,37 +207,37 @@ def open_cell(path: str, key: str) -> File:
     if not number.isdecimal():
         raise KeyError(key)
     try:
-        table, group, row = _place(path, version, int(number))
-        if value := _by_page(table, group, row, [unquote(step) for step in way]):
-            return _Cell(path, version, value)
-        data = bytes_at(way, partial(_item, _group(group), row), lambda scalar: scalar.as_py())
+        table, group, row = _find_row(path, version, int(number))
+        if value := _find_in_page(table, group, row, [unquote(step) for step in way]):
+            return _CellFile(path, version, value)
+        data = medium_at(way, partial(_item_at, _read_group(group), row), lambda scalar: scalar.as_py())
     except (pa.ArrowException, Unbounded) as error:
         raise Skip(Reason.UNREADABLE_MEDIA, f"{key!r} of the table: {one_line(error)}") from None
     return InMemory(data, version)
 
 
-def _item(group: pa.Table, row: int, value: Any, step: str) -> Any:
+def _item_at(group: pa.Table, row: int, value: Any, step: str) -> Any:
     if value is None:
         return group.column(step)[row]
     return value[int(step) if isinstance(value, pa.ListScalar | pa.LargeListScalar) else step]
 
 
-def _by_page(table: Table, group: _Key, row: int, way: list[str]) -> Value | None:
-    """Find a cell in its page; None: pyarrow has to read it."""
+def _find_in_page(table: Table, group: _GroupKey, row: int, way: list[str]) -> Value | None:
+    """Find a value in its page, by its row in the group and its path; None: pyarrow has to read it."""
     lists = [step for step in way[1:] if step.isdecimal()]
     if len(lists) > 1:
         return None
-    leaf = table.bytes_at.get((way[0], *(LIST if step.isdecimal() else step for step in way[1:])))
-    column = None if leaf is None else _column(table, group, leaf)
+    leaf = table.bytes_columns.get((way[0], *(EACH_ELEMENT if step.isdecimal() else step for step in way[1:])))
+    column = None if leaf is None else _bytes_column(table, group, leaf)
     return None if column is None else column.value(row, int(lists[0]) if lists else 0)
 
 
-def _column(table: Table, group: _Key, leaf: int) -> BytesColumn | None:
-    """Find the values of a column of bytes; None: only pyarrow can read it."""
-    kept = _columns.get((group, leaf))
+def _bytes_column(table: Table, group: _GroupKey, leaf: int) -> BytesColumn | None:
+    """Find the values of a column of bytes in a row group; None: only pyarrow can read them."""
+    kept = _kept_columns.get((group, leaf))
     if kept is None:
         try:
-            with bounded(table.most_bytes(group[2])):
+            with bounded(table.max_group_memory(group[2])):
                 schema = table.parquet.schema.column(leaf)
                 column = column_of(table.file, group[:2], table.chunks[group[2]][leaf], schema)
         except (
@@ -251,47 +251,47 @@ def _column(table: Table, group: _Key, leaf: int) -> BytesColumn | None:
             column = None
         if column is not None and len(column.first) - 1 != table.group_lens[group[2]]:
             column = None
-        kept = _columns.put((group, leaf), (column,))
+        kept = _kept_columns.put((group, leaf), (column,))
     return kept[0]
 
 
-def _place(path: str, version: str, number: int) -> tuple[Table, _Key, int]:
-    """Return the table and the group that a row is in, and the row's number there."""
-    table = _opened(path, version)
+def _find_row(path: str, version: str, number: int) -> tuple[Table, _GroupKey, int]:
+    """Return the table, the row group that a row of the file is in, and the row's number in that group."""
+    table = _open_table(path, version)
     index = bisect_right(table.starts, number) - 1
     if not 0 <= index < len(table.group_lens):
         raise KeyError(f"no row {number}")
     return table, (path, version, index), number - table.starts[index]
 
 
-def _group(key: _Key) -> pa.Table:
-    """Return the rows of a group, which are kept for the next cell."""
-    group = _groups.get(key)
+def _read_group(key: _GroupKey) -> pa.Table:
+    """Read the rows of a group, which are kept for the next value."""
+    group = _kept_groups.get(key)
     if group is None:
-        table = _opened(key[0], key[1])
-        with bounded(table.most_bytes(key[2])):
-            group = _groups.put(key, table.parquet.read_row_group(key[2], use_threads=False))
+        table = _open_table(key[0], key[1])
+        with bounded(table.max_group_memory(key[2])):
+            group = _kept_groups.put(key, table.parquet.read_row_group(key[2], use_threads=False))
     return group
 
 
-def _opened(path: str, version: str | None) -> Table:
-    """Return an open table; open it if it is not open, or was written to."""
-    was, table = _tables.get(path) or (None, None)
+def _open_table(path: str, version: str | None) -> Table:
+    """Return an open table; it is opened if it is not open, or has another version. None: the version of now."""
+    was, table = _open_tables.get(path) or (None, None)
     if table is None or (version or state_of(path)[1]) != was:  # type: ignore[index]
-        _tables.drop(path)
-        if not path.lower().endswith(TABLE):
-            raise PackError(f"{path}: source=table reads *{TABLE}")
+        _open_tables.drop(path)
+        if not path.lower().endswith(TABLE_SUFFIX):
+            raise PackError(f"{path}: source=table reads *{TABLE_SUFFIX}")
         file = open_file(path)
-        with bounded(2 * (LARGEST + MOST_TIMES * file.size)):
-            table = _read(path, file)
-        if table.starts[-1] > _MOST_ROWS * file.size:
+        with bounded(2 * (MAX_GROUP_BYTES + MEMORY_PER_BYTE * file.size)):
+            table = _read_table(path, file)
+        if table.starts[-1] > _MAX_ROWS_PER_BYTE * file.size:
             raise PackError(f"{path} has {table.starts[-1]:,} rows in {sized(file.size)}: that is no table of samples")
-        _tables.put(path, (file.version, table))
+        _open_tables.put(path, (file.version, table))
     return table
 
 
 @contextmanager
-def _named(path: str) -> Iterator[None]:
+def _readable_errors(path: str) -> Iterator[None]:
     try:
         yield
     except Unbounded as error:

@@ -15,36 +15,36 @@ from functools import lru_cache
 from zlib import adler32
 
 from energon_pack.samples.bytes import Bytes
-from energon_pack.sources.other_formats import what_else
+from energon_pack.sources.other_formats import other_format
 
 BLOCK = tarfile.BLOCKSIZE  # headers and contents fill whole blocks
 #: size of a member without own bytes: a link, a device, a sparse file
 NO_DATA = -1
 #: beginning of the damage of a file without any member
-NO_TAR = "not a tar file"
+NOT_A_TAR = "not a tar file"
 
-_ZERO = bytes(BLOCK)
+_ZERO_BLOCK = bytes(BLOCK)
 _unpack_header = struct.Struct("100s 24x 12s 12x 8s c").unpack_from  # name, size, checksum, kind
-_REGULAR = frozenset((b"0", b"\0", b"7"))
+_REGULAR_TYPES = frozenset((b"0", b"\0", b"7"))
 # Links, devices, folders: no blocks follow, whatever their size field says.
-_WITHOUT_BLOCKS = frozenset((b"1", b"2", b"3", b"4", b"5", b"6"))
-_FOLDER = b"5"
+_TYPES_WITHOUT_DATA = frozenset((b"1", b"2", b"3", b"4", b"5", b"6"))
+_FOLDER_TYPE = b"5"
 _LONG_NAME, _LONG_LINK = b"L", b"K"  # GNU
 _PAX, _PAX_GLOBAL = b"x", b"g"
-_EXTENDED = frozenset((_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL))
+_EXTENDED_TYPES = frozenset((_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL))
 _MAX_EXTENDED_SIZE = 1 << 20
 _PAX_KEYS = frozenset((b"path", b"size", b"GNU.sparse.name"))
-_SMALLEST_READ, _LARGEST_READ = 4 << 10, 256 << 10
-_SMALL_MEMBER = 8 << 10  # bytes: reading such a member costs no more than a separate read of the next header
+_MIN_READ_BYTES, _MAX_READ_BYTES = 4 << 10, 256 << 10
+_SMALL_MEMBER_BYTES = 8 << 10  # bytes: reading such a member costs no more than a separate read of the next header
 
 
 @dataclass
 class Damage:
-    """A damage of a tar, and its place."""
+    """A damage of a tar: its offset in bytes, and what is wrong there."""
 
     offset: int
     detail: str
-    #: the member that is not whole
+    #: name of the member that is not whole; None: no member is cut here
     cut: str | None = None
     #: whether at least one member with an unreadable name is lost here
     hides: bool = False
@@ -52,7 +52,7 @@ class Damage:
 
 @dataclass
 class TarScan:
-    """Iterate over (name, data offset, size) of each whole member except folders; then see `damage` and `headers`."""
+    """Iterates over (name, data offset, size) of a tar's whole members but folders; fills `damage` and `headers`."""
 
     file: Bytes
     damage: list[Damage] = field(default_factory=list)
@@ -66,12 +66,12 @@ class TarScan:
         read, end, update = self.file.read, self.file.size, self.headers.update
         offset: int | None = 0
         data = 0  # where the last member's bytes begin
-        window, start, length = b"", 0, _SMALLEST_READ  # bytes read ahead, their offset, how many to ask for
+        window, start, length = b"", 0, _MIN_READ_BYTES  # bytes read ahead, their offset, how many to ask for
         extended: dict[str, str] = {}  # values of extended headers for the next member
         while offset is not None:
             header = window[offset - start : offset - start + BLOCK]
             if len(header) < BLOCK:  # read on: twice as far if members are small
-                length = min(2 * length, _LARGEST_READ) if offset - data <= _SMALL_MEMBER else _SMALLEST_READ
+                length = min(2 * length, _MAX_READ_BYTES) if offset - data <= _SMALL_MEMBER_BYTES else _MIN_READ_BYTES
                 window, start = read(offset, length), offset
                 header = window[:BLOCK]
             if len(header) < BLOCK:
@@ -80,11 +80,11 @@ class TarScan:
                     _no_tar(header, detail) if offset == 0 else Damage(offset, detail, hides=bool(header))
                 )
                 return
-            if header == _ZERO:
+            if header == _ZERO_BLOCK:
                 offset = self._after_end(offset)
                 continue
             try:
-                name, size, kind = _fields(header)
+                name, size, kind = _parse_header(header)
                 if "size" in extended:
                     size = int(extended["size"])
                 valid = size >= 0
@@ -92,7 +92,7 @@ class TarScan:
                 valid = False
             if not valid:
                 if offset == 0:
-                    self.damage.append(_no_tar(header, NO_TAR))
+                    self.damage.append(_no_tar(header, NOT_A_TAR))
                     return
                 self.damage.append(Damage(offset, "a header's checksum is wrong", hides=True))
                 offset, extended = self._next_header(offset + BLOCK), {}
@@ -101,8 +101,8 @@ class TarScan:
             update(header)
             data = offset + BLOCK
             name = extended.get("path") or name
-            size = 0 if kind in _WITHOUT_BLOCKS else size
-            is_extended = kind in _EXTENDED
+            size = 0 if kind in _TYPES_WITHOUT_DATA else size
+            is_extended = kind in _EXTENDED_TYPES
             if data + size > end or (is_extended and size > _MAX_EXTENDED_SIZE):
                 cut = None if is_extended else name
                 self.damage.append(Damage(data, f"cut {end - data} bytes into {name!r}", cut=cut, hides=cut is None))
@@ -112,15 +112,15 @@ class TarScan:
                 if kind == _LONG_NAME:
                     extended["path"] = read(data, size).rstrip(b"\0").decode(errors="backslashreplace")
                 elif kind == _PAX:
-                    extended |= _pax(read(data, size))
+                    extended |= _parse_pax(read(data, size))
                 continue
-            if kind not in _REGULAR:
+            if kind not in _REGULAR_TYPES:
                 size = NO_DATA
             if extended:
                 if any(key.startswith("GNU.sparse") for key in extended):
                     size = NO_DATA
                 name, extended = extended.get("GNU.sparse.name", name), {}
-            if kind != _FOLDER:
+            if kind != _FOLDER_TYPE:
                 yield name, data, size
 
     def _after_end(self, offset: int) -> int | None:
@@ -136,11 +136,11 @@ class TarScan:
         return None
 
     def _next_header(self, offset: int) -> int | None:
-        """Find the next block that is a valid header of a ustar or GNU tar."""
+        """Return the offset of the next valid header of a ustar or GNU tar; None: there is none."""
         while len(header := self.file.read(offset, BLOCK)) == BLOCK:
             if header[257:262] == b"ustar":
                 with suppress(ValueError):
-                    _fields(header)
+                    _parse_header(header)
                     return offset
             offset += BLOCK
         return None
@@ -148,12 +148,12 @@ class TarScan:
 
 def _no_tar(head: bytes, detail: str) -> Damage:
     """Describe a file that does not begin like a tar: it has another format, or a damaged beginning."""
-    other = what_else(head)
-    return Damage(0, f"{NO_TAR} but {other}" if other else detail, hides=True)
+    other = other_format(head)
+    return Damage(0, f"{NOT_A_TAR} but {other}" if other else detail, hides=True)
 
 
 def num_tar_bytes(sizes: Sequence[int]) -> int:
-    """Return the bytes that files of these sizes take in a tar, with their headers."""
+    """Return the bytes that files of these sizes take in a tar, with headers and padding."""
     return sum(BLOCK - (-size // BLOCK) * BLOCK for size in sizes)
 
 
@@ -164,24 +164,24 @@ def is_header_of(header: bytes, name: str, size: int) -> bool:
     if header.startswith(b"%b\0" % name.encode()) and header[124:136] == b"%011o\0" % size:
         return True
     try:
-        its_name, its_size, _ = _fields(header)
+        its_name, its_size, _ = _parse_header(header)
     except ValueError:
         return False
     short = name.isascii() and len(name) <= 100
     return 0 <= its_size == size and (not short or its_name == name)
 
 
-def member_of(header: bytes) -> tuple[str, int] | None:
-    """Return name (as far as the block holds it) and size of the member of a header; None: it is no header."""
+def name_and_size(header: bytes) -> tuple[str, int] | None:
+    """Return name and size of the member that a header block describes; None: it is no header. Long names are cut."""
     try:
-        name, size, _ = _fields(header)
+        name, size, _ = _parse_header(header)
     except (ValueError, struct.error):
         return None
     return name, size
 
 
-def _fields(header: bytes) -> tuple[str, int, bytes]:
-    """Return name, size and kind of a member; an unreadable size is below zero."""
+def _parse_header(header: bytes) -> tuple[str, int, bytes]:
+    """Return name, size and type flag of a header; an unreadable size is below zero. ValueError: a wrong checksum."""
     name, digits, checksum, kind = _unpack_header(header)
     if adler32(header) & 0xFFFF != _adler32_low(checksum):
         raise ValueError
@@ -207,7 +207,7 @@ def _adler32_low(checksum: bytes) -> int:
     return (1 + int(checksum.rstrip(b" \0") or b"0", 8) - 8 * ord(" ") + sum(checksum)) % 65521
 
 
-def _pax(payload: bytes) -> dict[str, str]:
+def _parse_pax(payload: bytes) -> dict[str, str]:
     """Parse the records of a PAX header, b"<length> <key>=<value>\\n"; after a broken record, the plain header
     counts.
     """

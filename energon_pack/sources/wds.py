@@ -17,8 +17,8 @@ from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.dotted_keys import DottedFile, DottedKeys, Member, refusal
-from energon_pack.sources.other_formats import opened_plain
+from energon_pack.sources.dotted_keys import DottedFile, DottedKeys, Member, refusal_message
+from energon_pack.sources.other_formats import open_uncompressed
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import NO_DATA, TarScan
 
@@ -34,10 +34,10 @@ INDEX_SCHEMA = pa.schema(
         ("detail", pa.string()),
     ]
 )
-_LONGEST_DETAIL = 300
+_MAX_DETAIL_CHARS = 300
 _SKIPPED_FOLDER = re.compile("__[^/]*__/")  # at the start of a path, as in Energon
 #: texts of a question and its answer, which nobody joins
-_SIDES = re.compile(r"(question|context|prompt|query|instruction|answer|response|output|completion)\.txt")
+_QA_PART = re.compile(r"(question|context|prompt|query|instruction|answer|response|output|completion)\.txt")
 
 
 # ------------------------------------------------------------------------------------------ samples of a shard
@@ -53,12 +53,12 @@ def index_tar(path: str, record_part: str | None = None) -> pa.Table:
 
     `record_part`: the part that holds the record, as a field map names it; None: a JSON or a text.
     """
-    with opened_plain(path) as file:
+    with open_uncompressed(path) as file:
         scan = TarScan(file)
         dotted = DottedKeys(lambda member: file.read(member[1], member[2]))
-        rows = _Rows(dotted, record_part)
+        rows = _IndexRows(dotted, record_part)
         rows.add_all(scan)
-        separate = dotted.files()
+        separate = dotted.separate_files()
         rows.leave_out(separate)
     damage = json.dumps([(item.offset, item.detail) for item in scan.damage])
     about = {"damage": damage, "digest": scan.headers.hexdigest()}
@@ -68,7 +68,7 @@ def index_tar(path: str, record_part: str | None = None) -> pa.Table:
 
 
 def digest_of_headers(path: str) -> str:
-    """Return the hash of a tar's headers; reads them all."""
+    """Return the SHA-256 of all headers of a tar, which are read anew."""
     with open_file(path) as file:
         scan = TarScan(file)
         for _ in scan:
@@ -76,23 +76,26 @@ def digest_of_headers(path: str) -> str:
     return scan.headers.hexdigest()
 
 
-def about_of(index: pa.Table) -> dict[str, str]:
-    """Return the metadata of an index."""
+def index_metadata(index: pa.Table) -> dict[str, str]:
+    """Return the metadata of an index as texts: `digest`, `damage`, and perhaps `dotted`."""
     return {name.decode(): value.decode() for name, value in (index.schema.metadata or {}).items()}
 
 
 def damage_of(about: Mapping[str, str]) -> list[tuple[int, str]]:
-    """Return offset and description of each damage that an index found."""
+    """Return offset and description of each damage in a file, from its index's metadata."""
     return [(offset, detail) for offset, detail in json.loads(about.get("damage", "[]"))]
 
 
-def dotted_of(path: str, about: Mapping[str, str]) -> str | None:
-    """Return why a tar is refused because its files were meant to have other keys; None: they were not."""
-    return refusal(path, *json.loads(about["dotted"])) if "dotted" in about else None
+def dotted_keys_error(path: str, about: Mapping[str, str]) -> str | None:
+    """Return the error for a tar with separate samples that Energon reads as parts of one; None: it has none.
+
+    `about`: the metadata of its index.
+    """
+    return refusal_message(path, *json.loads(about["dotted"])) if "dotted" in about else None
 
 
-class _Rows:
-    """Groups members into samples; its columns grow during the scan."""
+class _IndexRows:
+    """Groups the files of a tar into samples: the columns of its index, which grow during the scan."""
 
     def __init__(self, dotted: DottedKeys, record_part: str | None) -> None:
         self._dotted, self._record_part = dotted, record_part
@@ -102,7 +105,7 @@ class _Rows:
         self._parts: list[Member] = []
         self._part_starts = [0]
         self._rows: dict[str, int] = {}  # key → its latest row
-        self._scattered: dict[int, dict[str, Member]] = {}  # row → its parts, if some follow other samples
+        self._late_parts: dict[int, dict[str, Member]] = {}  # row → its parts, if some follow other samples
 
     def add_all(self, scan: TarScan) -> None:
         """Add a row for each sample, then one for every damage that hides a sample."""
@@ -133,7 +136,7 @@ class _Rows:
                 key = _key_of(item.cut) if item.cut else f"@{item.offset}"
                 detail = f"{item.detail} at byte {item.offset}"
                 if key in self._rows:  # other parts of this sample came earlier, not beside these
-                    self._reasons[self._rows[key]] = (Reason.TRUNCATED_TAR.value, detail[:_LONGEST_DETAIL])
+                    self._reasons[self._rows[key]] = (Reason.TRUNCATED_TAR.value, detail[:_MAX_DETAIL_CHARS])
                 else:
                     self._append(key, None, Reason.TRUNCATED_TAR, detail)
 
@@ -143,7 +146,7 @@ class _Rows:
         for file in files:
             row = self._rows[file.key]
             if file.key not in seen:
-                self._reasons[row] = (Reason.DOTTED_KEY.value, file.detail[:_LONGEST_DETAIL])
+                self._reasons[row] = (Reason.DOTTED_KEY.value, file.detail[:_MAX_DETAIL_CHARS])
             if file.key in seen or self._records[row] is not None:  # otherwise its first file takes the key's own row
                 self._append(file.name.rpartition(".")[0], None, Reason.DOTTED_KEY, file.detail)
             seen.add(file.key)
@@ -164,14 +167,14 @@ class _Rows:
         row = self._rows.get(key)
         if row is not None and self._add_late(key, row, names, record, group):
             return
-        self._dotted.look(key, record, group.values())
+        self._dotted.add_sample(key, record, group.values())
         self._parts += group.values()
         self._rows[key] = len(self._keys)
         if row is not None:
             self._append(key, record, Reason.DUPLICATE_KEY, f"{', '.join(names)} of a key that was there before")
         elif record is None:
             self._append(key, None, without_record, f"only {', '.join(names)}")
-        elif record[0] == "txt" and not self._record_part and len(sides := [*filter(_SIDES.fullmatch, group)]) > 1:
+        elif record[0] == "txt" and not self._record_part and len(sides := [*filter(_QA_PART.fullmatch, group)]) > 1:
             self._append(key, record, Reason.BAD_MESSAGE, f"a txt beside {' and '.join(sides)}: write JSON of them")
         elif is_beside_damage and not group:
             self._append(key, record, Reason.TRUNCATED_TAR, "beside a damage, where its media may have been")
@@ -179,14 +182,14 @@ class _Rows:
             self._append(key, record)
 
     def _take_record(self, group: dict[str, Member]) -> Member | None:
-        """Take the part with the record out of a sample's parts."""
+        """Remove the part with the record from a sample's parts, and return it; None: there is none."""
         if self._record_part:
-            return _taken(group, self._record_part)
-        return _taken(group, "json") or _taken(group, "txt")
+            return _pop_part(group, self._record_part)
+        return _pop_part(group, "json") or _pop_part(group, "txt")
 
     def _add_late(self, key: str, row: int, names: list[str], record: Member | None, group: dict[str, Member]) -> bool:
         """Add late parts to an earlier sample, unless it has one of them: then they belong to another sample."""
-        parts = self._scattered.get(row)
+        parts = self._late_parts.get(row)
         if parts is None:
             start, end = self._part_starts[row : row + 2]
             parts = {part[0]: part for part in self._parts[start:end]}
@@ -195,23 +198,23 @@ class _Rows:
             return False
         self._records[row] = had or record
         is_first_record = record is not None and had is None
-        self._dotted.look(key, had or record, [*(parts if is_first_record else {}).values(), *group.values()])
+        self._dotted.add_sample(key, had or record, [*(parts if is_first_record else {}).values(), *group.values()])
         parts.update(group)
-        self._scattered[row] = parts
+        self._late_parts[row] = parts
         if (self._reasons[row] or ("",))[0] != Reason.DUPLICATE_KEY.value:
             detail = f"{', '.join(names)} of its key follow after other samples"
-            self._reasons[row] = (Reason.NON_ADJACENT_MEMBER.value, detail[:_LONGEST_DETAIL])
+            self._reasons[row] = (Reason.NON_ADJACENT_MEMBER.value, detail[:_MAX_DETAIL_CHARS])
         return True
 
     def _append(self, key: str, record: Member | None, reason: Reason | None = None, detail: str = "") -> None:
         self._keys.append(key)
         self._records.append(record)
-        self._reasons.append((reason.value, detail[:_LONGEST_DETAIL]) if reason else None)
+        self._reasons.append((reason.value, detail[:_MAX_DETAIL_CHARS]) if reason else None)
         self._part_starts.append(len(self._parts))
 
     def table(self) -> pa.Table:
-        if self._scattered:
-            self._gather()
+        if self._late_parts:
+            self._merge_late_parts()
         parts = pa.ListArray.from_arrays(
             pa.array(self._part_starts, pa.int32()), pa.array(self._parts, PART_TYPE.value_type)
         )
@@ -219,16 +222,16 @@ class _Rows:
         reason = pa.array(self._reasons, pa.struct([("reason", pa.string()), ("detail", pa.string())])).flatten()
         return pa.table([pa.array(self._keys, pa.string()), *record, parts, *reason], schema=INDEX_SCHEMA)
 
-    def _gather(self) -> None:
+    def _merge_late_parts(self) -> None:
         """Put the parts of each sample side by side."""
         starts, self._part_starts, parts, self._parts = self._part_starts, [0], self._parts, []
         for row, (start, end) in enumerate(pairwise(starts)):
-            self._parts += self._scattered[row].values() if row in self._scattered else parts[start:end]
+            self._parts += self._late_parts[row].values() if row in self._late_parts else parts[start:end]
             self._part_starts.append(len(self._parts))
 
 
-def _taken(group: dict[str, Member], part: str) -> Member | None:
-    """Take a part out of a sample, also one in capitals: `k.JSON`."""
+def _pop_part(group: dict[str, Member], part: str) -> Member | None:
+    """Remove a part from a sample's parts, also one in capitals (`k.JSON`), and return it; None: there is none."""
     return group.pop(next((name for name in (part, *group) if name in group and name.lower() == part), part), None)
 
 

@@ -46,7 +46,7 @@ class PackRun(Run):
     def folders(self) -> list[Folder]:
         """Return the folders that every machine working for the run has to see."""
         media = set(map(Path, on_this_machine(shard.media_root for shard in self.source.shards)))
-        read = sorted(self.source.folders | self.source.beside | media)[:_MOST_FOLDERS]
+        read = sorted(self.source.folders | self.source.parents | media)[:_MOST_FOLDERS]
         written = (("cache_dir", self.cache()), ("output.dir", self.destination.final.parent))
         return [
             *(Folder(knob, folder, True) for knob, folder in written),
@@ -68,7 +68,7 @@ def begin_run(config: PackConfig, executor: Executor, progress: Progress) -> Pac
     source, processor = _source(config, cache_dir)
     destination.refuse_source(source)
     for knob, path in (("output.dir", destination.named), ("cache_dir", address or str(cache_dir))):
-        if inside := source.around(path):
+        if inside := source.protected_folder(path):
             raise PackError(f"{knob}: {path} lies in the source {inside}, which is never written to: choose another")
     knob = "cache_dir" if config.cache_dir else "output.dir"
     refuse_unwritable_folder(knob, cache_dir)

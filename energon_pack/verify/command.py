@@ -70,7 +70,10 @@ _DEFAULTS = Options()
 
 @losing_no_fault()
 def verify(dataset: str | Path, options: Options = _DEFAULTS) -> Findings:
-    """Return all that is wrong with a packed dataset; raises PackError if it is none, or its source is missing."""
+    """Check a packed dataset, given by its folder or address, and return what is wrong.
+
+    Raises PackError if it is no packed dataset, or its source is asked for and missing.
+    """
     folder = opened(dataset)
     if options.media_root is not None and options.source is None:
         raise PackError(f"--media-root {options.media_root} is for --source, which compares with the source")
@@ -106,7 +109,7 @@ def _verify(folder: DatasetFolder, options: Options, findings: Findings) -> None
 
 @dataclass(frozen=True)
 class Stated:
-    """What a dataset's own files say of it, as far as they can be read."""
+    """The manifest, report and plan of a dataset; empty or None if a file can't be read."""
 
     folder: DatasetFolder
     flavor: PackedFlavor
@@ -173,9 +176,9 @@ def _jobs(stated: Stated, source: Source | None, template_folder: str | None, op
 
 
 def _splits(manifest: dict[str, Any]) -> tuple[tuple[float, ...], int]:
-    """Return the shares of the splits, and the seed that draws them; no shares where ids do not tell the split.
+    """Return the shares of the splits, and the seed that draws the split of each sample id.
 
-    They do not where the manifest is damaged, or samples with the same medium are in the same split.
+    No shares: the manifest is damaged, or samples with the same medium share a split, so ids do not tell it.
     """
     if at(manifest, "content", "packing", "share") not in (None, Share.none.value):
         return (), 0
@@ -214,7 +217,7 @@ def _check_accounts(
 
 
 def print_findings(findings: Findings, max_errors: int) -> None:
-    """Print a table with a row for each check, then a line for each defect."""
+    """Print a table with a row for each check, then a line for each of the first `max_errors` defects."""
     rows: list[tuple[str, ...]] = []
     wrong = set()
     for check, meaning in CHECKS.items():

@@ -43,7 +43,7 @@ _SHARDS = "SELECT tar_file_id FROM samples UNION SELECT tar_file_id FROM sample_
 
 
 def files(folder: DatasetFolder, prefix: str) -> Iterator[str]:
-    """Check that every file is there, and no other."""
+    """Yield files that a packed dataset lacks, or that are none of its files. `prefix`: of the names of its shards."""
     names = set(folder.names)
     yield from (f"{name} is missing" for name in sorted(NEEDED - names))
     known = {PLAN, LEDGER, REPORT, PAGE, *(f"{META_FOLDER}/{name}" for name in _META_FILES)}
@@ -58,7 +58,7 @@ def files(folder: DatasetFolder, prefix: str) -> Iterator[str]:
 
 
 def _of_processor(folder: DatasetFolder) -> dict[str, Any]:
-    """Return the hashes of the processor's files that the dataset should have; none where it does not say."""
+    """Return name → hash of the processor's files that the dataset states; empty: it states none."""
     with suppress(OSError, ValueError):
         hashes = folder.read_object(f"{META_FOLDER}/{INPUTS_FILE}").get("files")
         return hashes if isinstance(hashes, dict) else {}
@@ -82,7 +82,7 @@ def _changed_files(folder: DatasetFolder, manifest: Mapping[str, Any], report: M
 def metadata(
     folder: DatasetFolder, report: Mapping[str, Any], manifest: Mapping[str, Any], shards: Sequence[VerifiedShard]
 ) -> Iterator[str]:
-    """Check that `.info.json` and `.info.yaml` count the packs of the shards, and `split.yaml` names the shards."""
+    """Yield what is wrong in the manifest and in Energon's own files: counts, splits, hashes, index, dataset.yaml."""
     packing, fingerprint = at(manifest, "content", "packing"), manifest.get("fingerprint")
     for name in ("max_token_len", "pad_to_multiple_of"):
         if type(at(packing, name)) is not int or at(packing, name) < 1:
@@ -101,7 +101,7 @@ def metadata(
 
 
 def counts(folder: DatasetFolder, manifest: Mapping[str, Any], shards: Sequence[VerifiedShard]) -> Iterator[str]:
-    """Check what Energon's own files say of the shards."""
+    """Yield shards of which `.info.json` or `.info.yaml` counts other packs, and what is wrong in `split.yaml`."""
     num_packs = {shard.name: len(shard.packs) for shard in shards}
     for name in (".info.json", ".info.yaml"):
         value, why = _load(folder, name)
@@ -194,7 +194,7 @@ def _load(folder: DatasetFolder, name: str) -> tuple[Any, list[str]]:
 
 
 def sqlite(folder: DatasetFolder, shards: Sequence[str]) -> Iterator[str]:
-    """Yield what is wrong with an index of these shards."""
+    """Yield how Energon's index.sqlite differs from these shards."""
     try:
         with (
             folder.on_this_machine(f"{META_FOLDER}/{INDEX}") as path,
@@ -226,7 +226,7 @@ def _shard(index: sqlite3.Connection, number: int, folder: DatasetFolder, shard:
 
 
 def keys(folder: DatasetFolder, shards: Sequence[VerifiedShard], plan: PlanFile | None) -> Iterator[str]:
-    """Check that no pack is there twice, and none of the plan is missing."""
+    """Yield packs that are in the shards twice, and packs of the plan that are in no shard."""
     packs = joined([shard.packs for shard in shards])
     if len(twice := several(packs)):
         all_keys = (pack.files.key for shard in shards for _, pack, _ in packs_of(folder, shard.name))
@@ -244,7 +244,7 @@ def keys(folder: DatasetFolder, shards: Sequence[VerifiedShard], plan: PlanFile 
 
 
 def samples(folder: DatasetFolder, shards: Sequence[VerifiedShard]) -> Iterator[str]:
-    """Check that no sample is there twice, and that all parts of a cut sample are there."""
+    """Yield samples that are in packs twice, and cut samples that lack a part or have one twice."""
     parts: dict[str, list[str]] = {}
     for shard in shards:
         for sample, numbers in shard.parts.items():
@@ -261,6 +261,6 @@ def samples(folder: DatasetFolder, shards: Sequence[VerifiedShard]) -> Iterator[
 
 
 def packed_samples(shards: Sequence[VerifiedShard]) -> Hashes:
-    """Return every sample that is in a pack, whole or in parts."""
+    """Return the hashes of all samples that are in packs, whole or in parts."""
     cut = {sample for shard in shards for sample in shard.parts}
     return joined([*(shard.samples for shard in shards), hashes(cut)])

@@ -1,4 +1,4 @@
-"""The result of a verification: how much was checked, and what is wrong."""
+"""The result of a verification: how much was checked, and what is wrong; and sets of names as 64-bit hashes."""
 
 import hashlib
 from collections import Counter
@@ -43,7 +43,7 @@ CHECKS = {
 
 
 class Defect(NamedTuple):
-    """One thing that is wrong, and where."""
+    """One thing that is wrong: the check that found it (a key of `CHECKS`), the file or pack, and a sentence."""
 
     check: str
     where: str
@@ -55,7 +55,7 @@ class Defect(NamedTuple):
 
 @dataclass
 class Findings:
-    """The counts of each check, and its first defects; from one worker, or from a whole dataset."""
+    """What the checks found in a shard or in a dataset: by check, the counts, and the first defects."""
 
     max_defects: int  # defects of each check that are kept; all are counted
     num_looked_at: Counter[str] = field(default_factory=Counter)
@@ -65,7 +65,7 @@ class Findings:
     notes: list[str] = field(default_factory=list)
 
     def add(self, check: str, where: str, defects: Iterable[str], num_looked_at: int = 1) -> None:
-        """Record what a check found at one place."""
+        """Count what a check looked at in one place, and the defects that it yields there."""
         self.num_looked_at[check] += num_looked_at
         for text in defects:
             self.num_defects[check] += 1
@@ -77,7 +77,7 @@ class Findings:
             kept.append(defect)
 
     def merge(self, other: "Findings") -> None:
-        """Add the findings of another."""
+        """Add the counts and defects of other findings to these."""
         self.num_looked_at += other.num_looked_at
         self.num_defects += other.num_defects
         for defect in chain.from_iterable(other.defects.values()):
@@ -92,7 +92,7 @@ class Findings:
 
 
 def hashed(name: str) -> int:
-    """Hash a name to 64 bits: a set of hashes is small enough for every sample there is."""
+    """Return a 64-bit hash of a name, because hashes of all samples fit into memory, and names do not."""
     data = name.encode(errors="surrogatepass")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
 
@@ -106,7 +106,7 @@ def joined(arrays: Sequence[npt.ArrayLike]) -> Hashes:
 
 
 def named(values: Hashes, names: Iterable[str]) -> Iterator[str]:
-    """Yield the names whose hashes are wanted, each once."""
+    """Yield the names whose hashes are among `values`, each once."""
     unseen = set(values.tolist())
     for name in names:
         if unseen and (value := hashed(name)) in unseen:

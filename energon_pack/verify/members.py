@@ -37,16 +37,16 @@ def compared(
     settings: ReadSettings,
     again: tuple[Sequence[MemberTokens], Template] | None = None,
 ) -> Iterator[tuple[str, str, Iterable[str]]]:
-    """Compare each member with the sample that its row of the plan names.
+    """Compare each member of a pack with the sample of the source that its row of the plan names.
 
     Args:
         file: the packed shard.
-        members: the rows of the pack.
-        shards: of the source, by name; `sources` has them open.
-        again: the tokens of the members, and the template that makes them again; None: they are not compared.
+        members: the rows of the plan for the pack.
+        shards: the shards of the source by name; `sources` reads them.
+        again: the packed tokens of each member, and the template that makes them anew; None: tokens are not compared.
 
     Yields:
-        Check, sample id of the member, and what is wrong.
+        The check (a key of `CHECKS`), the sample id of the member, and its defects, which may be none.
     """
     for index, member in enumerate(members):
         shard = shards.get(member.shard)
@@ -83,7 +83,7 @@ def _why(error: Exception) -> str:
 
 
 def is_within(member: PlanRow, shard: Shard) -> bool:
-    """Say whether a source shard is long enough: a damaged plan may ask for any number of bytes."""
+    """Tell whether the places that the plan names for a member lie within its source shard; a plan may be damaged."""
     record = member.record_offset, member.record_size
     if shard.media_root is not None:  # media are files of their own
         return min(record) >= 0 and (sum(record) <= shard.size or not shard.is_read_by_place)
@@ -130,7 +130,7 @@ def _media_differ(
 
 
 def made_otherwise(written: MemberTokens, template: Template, sample: Sample) -> Iterator[str]:
-    """Yield how the tokens of a member differ from those that a template makes of it, each kind of difference once."""
+    """Yield how a member's packed tokens differ from those that a template makes of its sample, line by line."""
     try:
         (again,) = template.member_tokens([sample])
     except Skip as skip:

@@ -34,7 +34,7 @@ _ARRAY_MAGIC = b"\x93NUMPY"
 
 
 def parts(pack: Pack) -> Iterator[str]:
-    """Check that a pack has exactly the parts its JSON names: JSON first, then the media in the JSON's order."""
+    """Check that a pack's files are its JSON, its tokens, and the media that the JSON names, in that order."""
     names = [part.name for part in pack.files.parts]
     yield from (f"{part.name} holds no bytes of its own" for part in pack.files.parts if part.size < 0)
     if pack.named is None:
@@ -58,7 +58,7 @@ def parts(pack: Pack) -> Iterator[str]:
 
 
 def tokens(pack: Pack, members: Sequence[MemberTokens]) -> Iterator[str]:
-    """Check that a pack's tokens are of the members and media that its JSON names, and are shared as said."""
+    """Check that the members' token lengths, trained tokens, shared tokens and media are those that the JSON states."""
     numbers = {
         "token_lens": ("tokens", [*map(len, members)]),
         "num_supervised": ("trained tokens", [member.num_supervised for member in members]),
@@ -80,13 +80,13 @@ def tokens(pack: Pack, members: Sequence[MemberTokens]) -> Iterator[str]:
 
 
 def _few(numbers: Sequence[int], first: int) -> str:
-    """Write some numbers, from the first one that matters."""
+    """Return up to eight numbers as a text, from the index `first` on."""
     end = first + 8
     return ", ".join(["…"] * (first > 0) + [*map(str, numbers[first:end])] + ["…"] * (end < len(numbers)))
 
 
 def kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
-    """Check that the first bytes of a part fit its extension; without an extension, its kind."""
+    """Check that a medium's first bytes are of the format of its extension, or, if names have none, of its kind."""
     extension, expected = name.rpartition(".")[2], pack.flavor.kind(name)
     if extension == "npy" and not pack.flavor.names_content:
         if not head.startswith(_ARRAY_MAGIC):
@@ -104,14 +104,14 @@ def kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
 
 
 def messages(pack: Pack, expected: bool) -> Iterator[str]:
-    """Check that a pack holds conversations, or none, as `output.messages` said."""
+    """Check that a pack's JSON holds conversations if `expected` (`output.messages`), else none."""
     if MESSAGES_FIELD in pack.flavor.optional and pack.fields and (MESSAGES_FIELD in pack.fields) != expected:
         has = "no" if expected else "it has"
         yield f"{has} {MESSAGES_FIELD}, and it was packed with output.messages={str(expected).lower()}"
 
 
 def placeholders(pack: Pack) -> Iterator[str]:
-    """Check that conversations are in normal form, and that their placeholders match their media in number and kind."""
+    """Check that conversations are as packing writes them, and that their placeholders match the media."""
     for index, member in enumerate(pack.members or ()):
         try:
             messages = pack.flavor.messages(member)
@@ -143,17 +143,17 @@ def sums(pack: Pack) -> Iterator[str]:
 
 
 def _own_lens(pack: Pack) -> list[int]:
-    """Return the tokens that each member adds to the pack."""
+    """Return the token length of each member without the tokens that it shares with the member before."""
     lens = pack.meta.get("token_lens", [])
     return [length - shared_len for length, shared_len in zip(lens, pack.shared_lens, strict=False)]
 
 
 def capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[PlanRow] | None = None) -> Iterator[str]:
-    """Check that a pack passes no limit of `packing.*`.
+    """Check that a pack is not over a limit of `packing.*`.
 
     Args:
-        packing: this node of the config.
-        members: the pack's rows of the plan; only they tell its tokens of media.
+        packing: the limits by name, as in the config.
+        members: the pack's rows of the plan, which have its tokens of media; None: these limits are not checked.
     """
     lens = _own_lens(pack)
     multiple = packing.get("pad_to_multiple_of")
@@ -185,7 +185,7 @@ def fingerprint(pack: Pack, expected: Any) -> Iterator[str]:
 
 
 def plan(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[str]:
-    """Check that a pack holds the members that its rows of the plan name."""
+    """Check that a pack holds the members that its rows of the plan name; None: the plan has no such pack."""
     if members is None:
         yield "it is not in the plan"
         return
@@ -224,7 +224,7 @@ def _difference(stated: Sequence[Any], expected: Sequence[Any]) -> str:
 
 
 def samples_of(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[tuple[str, str | None]]:
-    """Yield `<source shard>/<key>` of each member, and for a part of a sample also which part (`2of3`).
+    """Yield for each member its sample, `<source shard>/<key>`, and the part of it (`2of3`); None: the whole sample.
 
     The plan tells a part from a sample whose own key looks like a part's.
     """

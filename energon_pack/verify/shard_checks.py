@@ -33,9 +33,9 @@ from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_patch_positions
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import TOKENS_PART, TokensDamaged
-from energon_pack.sources.other_formats import compression
+from energon_pack.sources.other_formats import unpack_command
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.storage import counted
+from energon_pack.sources.storage import with_bytes_read
 from energon_pack.sources.tar import TarScan
 from energon_pack.templates.processor import load_saved
 from energon_pack.verify import pack_checks as checks
@@ -70,7 +70,7 @@ class VerifyJob:
 
 @dataclass
 class VerifiedShard:
-    """What a shard holds, in numbers and hashes, and its defects."""
+    """The counts of a shard, the hashes of its packs and samples, and the defects that were found in it."""
 
     name: str
     findings: Findings
@@ -85,7 +85,7 @@ class VerifiedShard:
     splits: set[str] = field(default_factory=set)  # the splits of its samples, by their ids
 
     def add(self, pack: Pack, members: list[PlanRow] | None, job: VerifyJob) -> None:
-        """Count a pack."""
+        """Add the counts and hashes of a pack. `members`: its rows of the plan; None: there are none."""
         self.packs.append(hashed(pack.files.key))
         samples = list(checks.samples_of(pack, members))
         if job.shares:
@@ -103,12 +103,12 @@ class VerifiedShard:
 
 
 def verify_shards(jobs: Sequence[VerifyJob], findings: Findings, run: Run) -> list[VerifiedShard]:
-    """Verify shards; add their defects to the findings."""
+    """Verify shards in workers, add what they find to `findings`, and return their counts and hashes."""
     shards = []
     states = [job.folder.state(job.name) for job in jobs]
     sizes = [0 if state is None else state.size for state in states]
     with run.progress.stage("verify", len(jobs), "shards", sum(sizes)) as advance:
-        results = run.executor.map(partial(counted, verify_shard), jobs)
+        results = run.executor.map(partial(with_bytes_read, verify_shard), jobs)
         for (shard, num_bytes), size in zip(results, sizes, strict=True):
             findings.merge(shard.findings)
             shards.append(shard)
@@ -119,14 +119,14 @@ def verify_shards(jobs: Sequence[VerifyJob], findings: Findings, run: Run) -> li
 
 @losing_no_fault()
 def verify_shard(job: VerifyJob) -> VerifiedShard:
-    """Check everything in one shard; runs in a worker."""
+    """Check the tar, the index, and each pack of one shard; runs in a worker."""
     warnings.filterwarnings("ignore", module="PIL")  # about odd EXIF and the like
     findings = Findings(job.max_defects)
     shard = VerifiedShard(job.name, findings)
     plan = None if job.plan is None else PlanRows(job.plan)
     try:
         with job.folder.open(job.name) as file, Sources(job.source or {}) as sources:
-            compressed, scan = compression(file), TarScan(file)
+            compressed, scan = unpack_command(file), TarScan(file)
             for group in _in_turn(packs_in(scan)):
                 shard.ends[-1:] = array("Q", [*(files.start for files in group), group[-1].end])
                 rows = None if plan is None else _rows(plan, job, group, findings)
@@ -142,7 +142,7 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
 
 
 def _to_compare(job: VerifyJob, members: list[PlanRow]) -> list[tuple[PlanRow, int]]:
-    """Return the members of a pack that can be compared with the source, as `Sources.ahead` takes them."""
+    """Return the members of a pack that can be compared with the source, in the form of `Sources.ahead`."""
     shards = job.source or {}
     return [(row, 0) for row in members if row.shard in shards and is_within(row, shards[row.shard])]
 
@@ -203,7 +203,7 @@ def packs_of(
     name: str,
     flavor: PackedFlavor = DEFAULT_FLAVOR,
 ) -> Iterator[tuple[Bytes, Pack, list[str]]]:
-    """Yield for each pack of a shard the file to read it from, the pack, and the defects of its JSON."""
+    """Yield each pack of a shard: the file from which its parts are read, the pack, and the defects of its JSON."""
     media = DatasetMedia(folder.path)
     with folder.open(name) as file:
         for files in packs_in(TarScan(file)):
@@ -246,7 +246,7 @@ def _index(job: VerifyJob, shard: VerifiedShard) -> Iterator[str]:
 def _rows(
     plan: PlanRows, job: VerifyJob, group: list[PackFiles], findings: Findings
 ) -> dict[str, list[PlanRow]] | None:
-    """Return the rows of the plan for some packs; None where the plan can't be read."""
+    """Return the plan's rows of some packs, by pack; None: the plan can't be read."""
     try:
         return plan.members({files.key for files in group})
     except PackError as error:

@@ -40,10 +40,10 @@ Settings = TypeVar("Settings", bound=ReadSettings)
 def find_source(
     folder: DatasetFolder, report: Mapping[str, Any], paths: Sequence[str], media_root: str | None = None
 ) -> Source:
-    """Find the source that a dataset was packed from.
+    """Find the source that a dataset was packed from; raises PackError if it is not there.
 
     Args:
-        paths: its paths now; empty: those of report.json, or, if packs refer to their source, where loading looks.
+        paths: its paths now; empty: those in report.json; if packs refer to their source, below its root of now.
         media_root: where the media of JSONL are now; None: where they were.
     """
     settings = at(report, "config", "source")
@@ -88,7 +88,7 @@ def _mixture_now(folder: DatasetFolder, report: Mapping[str, Any], mixture: dict
 
 
 def _now(folder: DatasetFolder, report: Mapping[str, Any], path: str) -> str:
-    """Return where a path of report.json's config is now; if packs refer to their source, it is where loading looks."""
+    """Return a path of report.json's config as it is now; if packs refer to their source, below the root in use."""
     path, root = when_packed(report, path), report.get("source_root")
     if not isinstance(root, str) or not lies_in(path, root):
         return path
@@ -99,7 +99,10 @@ def _now(folder: DatasetFolder, report: Mapping[str, Any], path: str) -> str:
 def saved_template(
     folder: DatasetFolder, report: Mapping[str, Any], processor: str | None, trust_remote_code: bool, findings: Findings
 ) -> Iterator[str | None]:
-    """Save the template of a dataset, and yield its folder; None: there is none here, as the findings then say."""
+    """Save the template that tokenizes a dataset in a temporary folder, and yield the folder.
+
+    None: its processor is not here; a note or a defect then says why.
+    """
     with TemporaryDirectory(prefix="energon_pack-") as folder_here:
         try:
             load_template(folder.path, processor or packed_with(folder, report), trust_remote_code).save(
@@ -117,7 +120,7 @@ def saved_template(
 
 
 def packed_with(folder: DatasetFolder, report: Mapping[str, Any]) -> str | None:
-    """Return the processor a dataset was packed with; None: the model's published one."""
+    """Return the folder or hub id of the processor that a dataset was packed with; None: the model's published one."""
     processor: str | None = at(report, "config", "model", "processor")
     if processor is None and at(report, "config", "source", "path") is None and report:
         return demo_of(folder, report)[1]
@@ -125,19 +128,19 @@ def packed_with(folder: DatasetFolder, report: Mapping[str, Any]) -> str | None:
 
 
 def demo_of(folder: DatasetFolder, report: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the source and the processor of a packed demo: from its cache, or made again."""
+    """Return the folders of a packed demo's source and processor, which are made again if they are gone."""
     cache = at(report, "config", "cache_dir")
     cache_dir = when_packed(report, cache) if isinstance(cache, str) else None
     return make_demo(cache_folder(cache_dir, folder_of(folder.path)) / "demo")
 
 
 def read_settings(manifest: Mapping[str, Any]) -> ReadSettings:
-    """Return the settings that samples were read with, without `source.map`: a dataset can't make its code run."""
+    """Return the settings by which packing read samples, without `source.map`: a dataset can't make code run."""
     return _settings(ReadSettings, at(manifest, "content", "source"))
 
 
 def _settings(kind: type[Settings], node: Any) -> Settings:
-    """Return the settings with the texts of a node, but for `map`; where it is damaged, the defaults."""
+    """Make settings of a class from the texts of a node of the manifest, but `map`; of a damaged node, the defaults."""
     texts = {key: value for key, value in _texts_of(node).items() if key not in ("map", "path")}
     names = {key: _texts_of(at(node, key)) for key in ("columns", "roles")}
     try:
@@ -151,7 +154,7 @@ def _texts_of(node: Any) -> dict[str, str]:
 
 
 def trusted_map(manifest: Mapping[str, Any], trusted: str | None) -> str | None:
-    """Return the `source.map` of the packing if the caller lets that step run; None: there was none."""
+    """Return the `source.map` of the packing, which has to be `trusted`, else PackError; None: there was none."""
     name = at(manifest, "content", "source", "map")
     step = name.partition("#")[0] if isinstance(name, str) else None
     if step == trusted:
@@ -163,7 +166,7 @@ def trusted_map(manifest: Mapping[str, Any], trusted: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Drawn:
-    """The settings by which samples of a source were drawn for packing."""
+    """How packing chose the samples of a source: the first `limit` of them, and how often each comes in an epoch."""
 
     limit: int | None
     seed: int
@@ -171,13 +174,13 @@ class Drawn:
     num_epochs: int = 1
 
     def most_times_of(self, shard: str) -> int:
-        """Return how often a sample of a file may be drawn."""
+        """Return how often a sample of a file may come in all epochs that were packed."""
         entry = next(iter(self.times), "") if len(self.times) == 1 else shard.partition("/")[0]
         return math.ceil(self.times.get(entry, 1) * self.num_epochs)
 
 
 def drawn_of(report: Mapping[str, Any]) -> Drawn:
-    """Read the settings of the draw from report.json; where it is damaged, all samples are drawn."""
+    """Read from report.json how packing chose samples; if it is damaged, each sample counts once."""
     limit, seed = at(report, "config", "source", "limit"), at(report, "config", "seed")
     entries = report.get("mixture")
     epochs_of = {str(at(entry, "name")): at(entry, "epochs") for entry in entries} if isinstance(entries, list) else {}
@@ -189,7 +192,7 @@ def drawn_of(report: Mapping[str, Any]) -> Drawn:
 
 @dataclass(frozen=True)
 class SourceSamples:
-    """The samples that are drawn from a source, and what can't be read of it."""
+    """The samples that packing had to take from a source, as hashes, and the shards that can't be read."""
 
     jobs: "list[_Job]"
     hashes: list[Hashes]  # of the samples of each shard
@@ -198,7 +201,7 @@ class SourceSamples:
 
 
 def source_samples(source: Source, drawn: Drawn, run: Run) -> SourceSamples:
-    """Read all samples that are drawn. Call it first: bytes read from an object store are kept for the next steps."""
+    """Index the source, and return its samples. Comes first: blocks read from a store are kept for later checks."""
     jobs = [_Job(shard, drawn.seed, drawn.most_times_of(shard.name)) for shard in source.shards]
     sample_hashes, defects, copies = list[Hashes](), list[str](), list[Hashes]()
     size = sum(job.shard.size for job in jobs)
@@ -216,11 +219,11 @@ def source_samples(source: Source, drawn: Drawn, run: Run) -> SourceSamples:
 
 
 def unaccounted(samples: SourceSamples, packed: Hashes, skipped: Hashes, names: Iterator[str]) -> Iterator[str]:
-    """Yield what can't be read of the source; then the lost samples; then names that it lacks, or that come twice.
+    """Yield shards that can't be read, samples of the source that are lost, and names that it lacks or come too often.
 
     Args:
-        packed, skipped: the samples in packs; the samples of the ledger, one for each entry.
-        names: all samples of packs and ledger, to name those that are reported.
+        packed, skipped: the hashes of the samples in packs, and of each entry of the ledger.
+        names: all samples of packs and ledger, in which the names of reported hashes are found.
     """
     yield from samples.defects
     expected, num_expected = np.unique(joined(samples.hashes), return_counts=True)
@@ -250,7 +253,7 @@ class _Job:
 
 @losing_no_fault()
 def _samples_of(job: _Job) -> tuple[Hashes, Hashes] | str:
-    """Return the samples of a shard and the copies that a mixture may draw of them, or why it can't be read."""
+    """Return the hashes of a shard's samples, and of the repeats that a mixture may draw; or why it can't be read."""
     try:
         names = list(_names(job))
     except PackError as error:

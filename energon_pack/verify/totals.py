@@ -23,9 +23,9 @@ _OF_ANOTHER = {Reason.DUPLICATE_KEY.value, Reason.TRUNCATED_TAR.value}
 
 
 class Ledger:
-    """skipped.jsonl: the samples it names, and what is wrong with it.
+    """The samples that skipped.jsonl names, as hashes, and the defects of its lines.
 
-    A sample that is `cut_off` is packed, and counts for nothing but the check of its line.
+    A sample with the reason `cut_off` is packed, too; it is in none of the counts.
     """
 
     def __init__(self, folder: DatasetFolder):
@@ -64,7 +64,10 @@ class Ledger:
         yield from (str(at(entry, "sample_id")) for _, entry in self._entries())
 
     def check(self, packed: Hashes) -> Iterator[str]:
-        """Check that its lines are entries, and that no entry names a packed sample but one that was cut."""
+        """Yield the ledger's defects: broken lines, packed samples in it, and samples that were cut and are in no pack.
+
+        `packed`: the hashes of all samples in packs.
+        """
         yield from self.defects
         both = np.intersect1d(self.in_no_pack, packed)
         yield from (f"{sample} is in a pack, too" for sample in (named(both, self.names()) if len(both) else ()))
@@ -75,7 +78,7 @@ class Ledger:
 def totals(
     report: Mapping[str, Any], manifest: Mapping[str, Any], shards: Sequence[VerifiedShard], ledger: Ledger
 ) -> Iterator[str]:
-    """Check that report.json and the manifest count what is there."""
+    """Yield each count of report.json and of the manifest that is not the count of the shards and the ledger."""
     packed = len(np.unique(packed_samples(shards)))
     num_cut = len({sample for shard in shards for sample in shard.parts})
     num_packs = sum(len(shard.packs) for shard in shards)

@@ -228,7 +228,7 @@ def test_tokens_that_measuring_made_are_written(
     there = {path.name: path.read_bytes() for path in packed(run).glob("*.tar")}
     with monkeypatch.context() as patch:
         patch.setattr(Template, "member_tokens", lambda *_: pytest.fail("a sample is tokenized again"))
-        patch.setattr("energon_pack.dataset.sources.read_but_media", lambda *_: pytest.fail("it is parsed again"))
+        patch.setattr("energon_pack.dataset.sources.read_text_only", lambda *_: pytest.fail("it is parsed again"))
         again = packed(run)
     assert {path.name: path.read_bytes() for path in again.glob("*.tar")} == there
     for path in (tmp_path / "cache").glob("lengths/*/*.tokens"):

@@ -26,7 +26,7 @@ from energon_pack.pack import pack
 from energon_pack.run.executors import Folder, Job, Result
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.executors.workers import Busy, work_of
-from energon_pack.sources.storage import counted
+from energon_pack.sources.storage import with_bytes_read
 from support import jobs
 from support.jobs import hold, sleep
 from support.packed import files
@@ -282,7 +282,7 @@ class Elsewhere:
 
     def _sent(self, function: Callable[[Job], Result], job: Job) -> Result:
         run, sent = pickle.loads(pickle.dumps((function, job)))
-        of = run.args[0] if isinstance(run, partial) and run.func is counted else run
+        of = run.args[0] if isinstance(run, partial) and run.func is with_bytes_read else run
         self.names.add(getattr(of, "__name__", "partial"))
         result: Result = pickle.loads(pickle.dumps(run(sent)))
         return result

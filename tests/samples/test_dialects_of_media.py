@@ -11,11 +11,11 @@ from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import Columns, ReadSettings, Roles
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.jsonl.dialects import Lines, parse_line
+from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
 from energon_pack.sources.settings import SourceConfig
 
 AUTO = ReadSettings()
-LINES = Lines("/data")
+LINES = LineSettings("/data")
 
 
 def asked(content: Any, answer: str = "a", **fields: Any) -> dict[str, Any]:

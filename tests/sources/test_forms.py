@@ -14,7 +14,7 @@ import yaml
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.sources.forms import find_source, format_of, look, read_as
+from energon_pack.sources.forms import find_forms, find_source, source_format, source_line
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
@@ -42,10 +42,10 @@ def a_file_of_lines(path: Path) -> Path:
 def test_a_file_is_what_it_is_called(tmp_path: Path, name: str, form: str) -> None:
     """Without it each first run on JSONL ended with "damaged tar"."""
     path = a_tar(tmp_path / name) if form == "wds" else a_file_of_lines(tmp_path / name)
-    assert look(str(path)).forms == [form]
+    assert find_forms(str(path)).forms == [form]
     source = find_source(AUTO, str(path))
-    assert format_of(source) == form
-    assert read_as(source) == {"wds": "WebDataset tars, 1 file", "jsonl": "JSONL, 1 file"}[form]
+    assert source_format(source) == form
+    assert source_line(source) == {"wds": "WebDataset tars, 1 file", "jsonl": "JSONL, 1 file"}[form]
 
 
 def test_names_in_capitals_are_the_same_forms(tmp_path: Path) -> None:
@@ -68,9 +68,9 @@ def test_a_folder_of_several_forms_is_one_source(tmp_path: Path) -> None:
     a_file_of_lines(tmp_path / "more.jsonl")
     (tmp_path / "notes.csv").write_text("a,b\n1,2\n")
     source = find_source(AUTO, str(tmp_path))
-    assert (format_of(source), [shard.name for shard in source.shards]) == (Format.auto, ["a.tar", "more.jsonl"])
-    assert read_as(source, 2) == "WebDataset tars, 1 file; JSONL, 1 file; 2 samples"
-    assert format_of(find_source(SourceConfig(format="wds"), str(tmp_path))) is Format.wds
+    assert (source_format(source), [shard.name for shard in source.shards]) == (Format.auto, ["a.tar", "more.jsonl"])
+    assert source_line(source, 2) == "WebDataset tars, 1 file; JSONL, 1 file; 2 samples"
+    assert source_format(find_source(SourceConfig(format="wds"), str(tmp_path))) is Format.wds
     with pytest.raises(PackError, match=r"notes\.csv: CSV and TSV are not read: csv\.DictReader and json\.dumps"):
         find_source(AUTO, str(tmp_path / "notes.csv"))
     (tmp_path / "data.arrow").touch()
@@ -148,7 +148,7 @@ def test_ledgers_are_no_samples(tmp_path: Path) -> None:
     """A ledger lies beside tars of a packed dataset, which are a source, too."""
     a_tar(tmp_path / "a.tar")
     (tmp_path / "skipped.jsonl").touch()
-    assert look(str(tmp_path)).forms == [Format.wds]
+    assert find_forms(str(tmp_path)).forms == [Format.wds]
 
 
 def test_a_folder_of_neither_is_refused(tmp_path: Path) -> None:
@@ -293,5 +293,5 @@ def test_what_can_not_be_followed_is_refused(tmp_path: Path, about: dict[str, An
 def test_code_of_a_folder_is_named_and_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loader = {"sample_type": {"__module__": "x", "__class__": "Y"}, "sample_loader": "sample_loader.py:sample_loader"}
     source = find_source(AUTO, str(a_set(tmp_path / "set", loader, json=WRITTEN)))
-    assert read_as(source) == "WebDataset tars, 1 file"
+    assert source_line(source) == "WebDataset tars, 1 file"
     assert "its sample_loader is not run: samples are read by their JSON or text" in capsys.readouterr().out

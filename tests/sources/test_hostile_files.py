@@ -22,15 +22,15 @@ from energon_pack.run.plain_data import NotPlain, json_value, yaml_value
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import inside, tables
 from energon_pack.sources.field_map import read_field_map
-from energon_pack.sources.find import shard_of
-from energon_pack.sources.inside import open_medium, open_member
+from energon_pack.sources.find import make_shard
+from energon_pack.sources.inside import open_medium, open_zip_member
 from energon_pack.sources.jsonl.dialects import Lines
 from energon_pack.sources.jsonl.line_index import index_lines
 from energon_pack.sources.prepared_folder import read_prepared
 from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.tables import table_of, table_row
-from energon_pack.sources.tar import _pax
-from energon_pack.sources.wds import about_of, damage_of
+from energon_pack.sources.tar import _parse_pax
+from energon_pack.sources.wds import damage_of, index_metadata
 from support.packed import Make
 from support.running import command_here
 
@@ -41,9 +41,9 @@ LINE = json.dumps({"messages": TURNS}, ensure_ascii=False).encode()
 def index(path: Path, data: bytes) -> tuple[list[tuple[str, str | None]], list[str]]:
     """Keys with their reasons, and what is damaged."""
     path.write_bytes(data)
-    table = shard_of(path.name, str(path), JsonlShard, {"lines": Lines(str(path.parent))}).index()
+    table = make_shard(path.name, str(path), JsonlShard, {"lines": Lines(str(path.parent))}).index()
     rows = [(row["key"], row["reason"]) for row in table.to_pylist()]
-    return rows, [what for _, what in damage_of(about_of(table))]
+    return rows, [what for _, what in damage_of(index_metadata(table))]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_column_that_says_one_text_many_times(tmp_path: Path) -> None:
 def refusal(path: Path, number: int) -> str:
     """Return why a row can't be read."""
     bounds.hold_here()
-    vars(tables).update(LARGEST=48 << 20, MOST_TIMES=1)
+    vars(tables).update(MAX_GROUP_BYTES=48 << 20, MEMORY_PER_BYTE=1)
     try:
         return f"{len(table_row(str(path), str(path.stat().st_mtime_ns), number))} bytes"
     except Skip as skip:
@@ -247,8 +247,8 @@ def test_a_list_of_lists_of_lists(tmp_path: Path) -> None:
 
 def test_names_in_braces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever bound comes first: a process that has freed much may fill it for a while."""
-    monkeypatch.setattr("energon_pack.sources.prepared_folder._LARGEST", 48 << 20)
-    monkeypatch.setattr("energon_pack.sources.prepared_folder._SECONDS", 1.0)
+    monkeypatch.setattr("energon_pack.sources.prepared_folder._MAX_NAMES_BYTES", 48 << 20)
+    monkeypatch.setattr("energon_pack.sources.prepared_folder._MAX_NAMES_SECONDS", 1.0)
     (tmp_path / ".nv-meta").mkdir()
     (tmp_path / ".nv-meta" / "split.yaml").write_text('split_parts: {train: ["{0..9999999999}.tar"]}\n')
     with pytest.raises(PackError, match=r"split_parts\.train: it takes more than (50\.3 MB|1 s)"):
@@ -269,18 +269,18 @@ def test_json_that_is_nested_without_end(tmp_path: Path) -> None:
 
 def test_archives_that_hold_more_than_they_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A medium in a zip is read whole."""
-    monkeypatch.setattr(inside, "_BESIDE", 4 << 20)
+    monkeypatch.setattr(inside, "_MIN_MEMORY_BYTES", 4 << 20)
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.png", bytes(100 << 20))
         archive.writestr("b.png", b"b" * 1000)
     with pytest.raises(Skip, match=r"'a\.png' of the zip archive: .* it takes more than"):
-        open_member(str(tmp_path / "a.zip"), "a.png")
-    assert open_member(str(tmp_path / "a.zip"), "b.png").size == 1000
+        open_zip_member(str(tmp_path / "a.zip"), "a.png")
+    assert open_zip_member(str(tmp_path / "a.zip"), "b.png").size == 1000
 
 
 def test_extended_headers_without_end() -> None:
     """A tar may have gigabytes of them before a member: only what is read of them is kept."""
-    assert _pax(b"14 path=a.txt\n" + b"12 note=abc\n" + b"22 GNU.sparse.map=1,2\n") == {
+    assert _parse_pax(b"14 path=a.txt\n" + b"12 note=abc\n" + b"22 GNU.sparse.map=1,2\n") == {
         "path": "a.txt",
         "GNU.sparse": "",
     }

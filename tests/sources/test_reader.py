@@ -20,7 +20,7 @@ from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import storage
-from energon_pack.sources.find import shard_of
+from energon_pack.sources.find import make_shard
 from energon_pack.sources.inside import open_inside
 from energon_pack.sources.jsonl.dialects import Lines
 from energon_pack.sources.reader import Reader
@@ -35,11 +35,11 @@ from support.samples import chat, noise, picture, write_tar
 def lines_in(folder: Path, *lines: bytes) -> Shard:
     path = folder / "x.jsonl"
     path.write_bytes(b"\n".join(lines))
-    return shard_of("x.jsonl", str(path), JsonlShard, {"lines": Lines(str(folder))})
+    return make_shard("x.jsonl", str(path), JsonlShard, {"lines": Lines(str(folder))})
 
 
 def test_a_changed_shard_is_not_read(tmp_path: Path) -> None:
-    shard = shard_of("x.tar", str(write_tar(tmp_path / "x.tar", {"a.jpg": picture()})))
+    shard = make_shard("x.tar", str(write_tar(tmp_path / "x.tar", {"a.jpg": picture()})))
     with Reader() as reader:
         assert reader.shard_file(shard).read(0, 5) == b"a.jpg"
     os.utime(shard.path, ns=(1, 1))
@@ -48,14 +48,14 @@ def test_a_changed_shard_is_not_read(tmp_path: Path) -> None:
 
 
 def test_open_shards_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("energon_pack.sources.inside._MOST_OPEN", 2)
+    monkeypatch.setattr("energon_pack.sources.inside._MAX_OPEN_FILES", 2)
     shards = {}
     for i in range(4):
-        shards[i] = shard_of(f"{i}.tar", str(write_tar(tmp_path / f"{i}.tar", {f"k{i}": b""})))
+        shards[i] = make_shard(f"{i}.tar", str(write_tar(tmp_path / f"{i}.tar", {f"k{i}": b""})))
     with Reader() as reader:
         for i in (0, 1, 0, 2, 3, 0):
             assert reader.shard_file(shards[i]).read(0, 2) == f"k{i}".encode()
-            assert len(reader._open) <= 2
+            assert len(reader._open_files) <= 2
 
 
 def test_media_are_files_of_their_own(tmp_path: Path) -> None:

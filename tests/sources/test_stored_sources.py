@@ -133,8 +133,8 @@ def test_a_source_that_is_larger_than_what_is_kept_is_packed_the_same(
     run = config(source, output__name="stored", **few)
     pack(replace(run, stage=Stage.lengths))
     monkeypatch.setattr(blockwise, "BLOCKS", Blocks(most=0))
-    monkeypatch.setattr(blockwise, "_IN_MEMORY", min(most, 2 << 20))  # else it is in a file
-    monkeypatch.setattr(reader, "most_ahead", lambda: most)
+    monkeypatch.setattr(blockwise, "_MAX_MEMORY_BYTES", min(most, 2 << 20))  # else it is in a file
+    monkeypatch.setattr(reader, "max_ahead_bytes", lambda: most)
     bucket.seen()
     pack(run)
     size = sum(path.stat().st_size for path in (tmp_path / "in").iterdir())
@@ -149,8 +149,8 @@ def test_what_is_read_ahead_needs_no_room_on_the_disk(bucket: Bucket, monkeypatc
     data = random.Random(7).randbytes(12 << 20)
     bucket.put("a.tar", data)
     monkeypatch.setattr(blockwise, "BLOCKS", Blocks(most=0))
-    monkeypatch.setattr(blockwise, "_IN_MEMORY", 1_500_000)
-    monkeypatch.setattr(blockwise, "_AT_ONCE", 1)
+    monkeypatch.setattr(blockwise, "_MAX_MEMORY_BYTES", 1_500_000)
+    monkeypatch.setattr(blockwise, "_NUM_REQUESTS", 1)
     ranges = [(start, 300_000) for start in range(0, 12_000_000, 500_000)]
     with open_file(f"{bucket.address}/a.tar") as file, monkeypatch.context() as full:
         full.setattr(os, "pwrite", no_room)

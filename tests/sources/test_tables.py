@@ -17,12 +17,12 @@ from energon_pack.pack import pack
 from energon_pack.samples.nulls import without_nulls
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import tables
-from energon_pack.sources.find import of_split
-from energon_pack.sources.forms import find_source, format_of, look, read_as
-from energon_pack.sources.named_bytes import with_names
+from energon_pack.sources.find import files_of_split
+from energon_pack.sources.forms import find_forms, find_source, source_format, source_line
+from energon_pack.sources.named_bytes import name_media
 from energon_pack.sources.page_content import Snappy, content_of
 from energon_pack.sources.settings import Format, SourceConfig
-from energon_pack.sources.storage import InMemory, counted
+from energon_pack.sources.storage import InMemory, with_bytes_read
 from support.packed import Make, samples
 from support.read_source import read
 from support.running import command_here
@@ -145,12 +145,12 @@ def test_forms_of_folders(tmp_path: Path) -> None:
     write_parquet(tmp_path / "hub/data/train-00000-of-00001.parquet", the_cauldron())
     (tmp_path / "hub/README.md").touch()
     source = find_source(SourceConfig(), str(tmp_path / "hub"))
-    assert format_of(source) is Format.table
-    assert read_as(source) == "Parquet, 1 file"
+    assert source_format(source) is Format.table
+    assert source_line(source) == "Parquet, 1 file"
     (tmp_path / "tars").mkdir()
     (tmp_path / "tars/00000.tar").touch()
     write_parquet(tmp_path / "tars/00000.parquet", the_cauldron())
-    assert look(str(tmp_path / "tars")).forms == [Format.wds]
+    assert find_forms(str(tmp_path / "tars")).forms == [Format.wds]
     write_parquet(tmp_path / "tars/more.parquet", the_cauldron())
     source = find_source(SourceConfig(), str(tmp_path / "tars"))
     assert [shard.name for shard in source.shards] == ["00000.tar", "more.parquet"]
@@ -159,14 +159,14 @@ def test_forms_of_folders(tmp_path: Path) -> None:
 def test_splits_are_told_by_names() -> None:
     """Nobody trains on a test set because it lies beside the training set."""
     hub = ["/d/data/train-00000-of-00002.parquet", "/d/data/train-00001-of-00002.parquet", "/d/data/test-00000.parquet"]
-    assert of_split("/d", hub, "train") == hub[:2]
+    assert files_of_split("/d", hub, "train") == hub[:2]
     with pytest.raises(PackError, match=r"/d: train: 2 files, test: 1 file; source\.split=train takes one split"):
-        of_split("/d", hub, None)
+        files_of_split("/d", hub, None)
     with pytest.raises(PackError, match=r"source\.split=val: /d has train: 2 files"):
-        of_split("/d", hub, "val")
+        files_of_split("/d", hub, "val")
     saved = ["/d/validation/data-00000-of-00001.arrow", "/d/train/data-00000-of-00001.arrow"]
-    assert of_split("/d", saved, "val") == saved[:1]
-    assert of_split("/train", ["/train/a.parquet"], None) == ["/train/a.parquet"]
+    assert files_of_split("/d", saved, "val") == saved[:1]
+    assert files_of_split("/train", ["/train/a.parquet"], None) == ["/train/a.parquet"]
 
 
 def test_a_damaged_table_is_one_line(config: Make, tmp_path: Path) -> None:
@@ -206,10 +206,10 @@ def test_cells_by_page_are_those_of_pyarrow(compression: str, version: str, dict
         ways |= {f"lists/{index}": item for index, item in enumerate(lists[row] or [])}
         ways |= {f"structs/{index}/bytes": item for index, item in enumerate(lists[row] or [])}
         for way, expected in ways.items():
-            opened, group, number = tables._place(str(path), str(path.stat().st_mtime_ns), row)
-            value = tables._by_page(opened, group, number, way.split("/"))
+            opened, group, number = tables._find_row(str(path), str(path.stat().st_mtime_ns), row)
+            value = tables._find_in_page(opened, group, number, way.split("/"))
             assert (value and value.read(opened.file, 0, value.size)) == expected, (row, way)
-    assert len(tables._columns) >= 12
+    assert len(tables._kept_columns) >= 12
 
 
 def test_rows_are_those_of_pyarrow_without_their_bytes(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_rows_are_those_of_pyarrow_without_their_bytes(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows, schema), path, row_group_size=100)
     for number, row in enumerate(rows):
         found = json.loads(tables.table_row(str(path), str(path.stat().st_mtime_ns), number))
-        expected = without_nulls(with_names(row, f"a.parquet::{number}"))
+        expected = without_nulls(name_media(row, f"a.parquet::{number}"))
         if not row["bare_many"]:  # an empty list of bytes alone is none
             del expected["bare_many"]
         assert found == expected, number
@@ -280,7 +280,7 @@ def test_the_head_of_an_image_costs_no_page(tmp_path: Path) -> None:
         assert json.loads(texts[7]) == {"image": "a.parquet::7/image", "text": "t"}
         return [tables.open_cell(str(path), f"{number}/image").read(0, 64) for number in range(40)]
 
-    found, num_bytes = counted(heads, 0)
+    found, num_bytes = with_bytes_read(heads, 0)
     assert found == [image[:64] for image in images]
     assert num_bytes < path.stat().st_size // 10
 

@@ -22,7 +22,7 @@ from energon_pack.pack import pack
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.sources.find import names_of
 from energon_pack.sources.rows import IndexRow, rows_of
-from energon_pack.sources.wds import damage_of, dotted_of, index_tar, record_of
+from energon_pack.sources.wds import damage_of, dotted_keys_error, index_tar, record_of
 from support.finding import find_shards
 from support.samples import chat, picture, write_tar
 
@@ -30,7 +30,7 @@ from support.samples import chat, picture, write_tar
 def index(path: Path) -> list[dict[str, Any]]:
     table = index_tar(str(path))
     about = {name.decode(): value.decode() for name, value in table.schema.metadata.items()}
-    if refused := dotted_of(str(path), about):
+    if refused := dotted_keys_error(str(path), about):
         raise PackError(refused)
     return [
         {"key": row.key, "record_part": row.record_part, "reason": row.reason, "parts": [p.name for p in row.parts]}

@@ -11,7 +11,7 @@ from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import SourceConfig
-from energon_pack.sources.wds import about_of
+from energon_pack.sources.wds import index_metadata
 
 #: the texts of a sample in the order of its turns, and the bytes of its media; or why it is left out
 Read = tuple[list[str], list[bytes]] | str
@@ -23,7 +23,7 @@ def read(path: Path, **settings: Any) -> dict[str, Read]:
     with Reader() as reader:
         for shard in find_source(SourceConfig(path=str(path), **settings), str(path)).shards:
             table = shard.index()
-            refuse_damaged([(shard, about_of(table))])
+            refuse_damaged([(shard, index_metadata(table))])
             for row in rows_of(table, IndexRow):
                 assert row.key not in found
                 try:

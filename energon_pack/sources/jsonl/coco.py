@@ -15,28 +15,28 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.storage import File
 
 #: the beginning of such a file
-_HEAD = re.compile(rb'(\xef\xbb\xbf)?\s*\{\s*"(info|licenses|images|annotations|type|categories)"\s*:\s*["[{]')
-_HEAD_SIZE = 512
-_CAPTION = re.compile(rb'"image_id"\s*:')
-_IMAGES = re.compile(rb'"images"\s*:\s*(?=\[)')
+_FIRST_KEY = re.compile(rb'(\xef\xbb\xbf)?\s*\{\s*"(info|licenses|images|annotations|type|categories)"\s*:\s*["[{]')
+_NUM_HEAD_BYTES = 512
+_IMAGE_ID = re.compile(rb'"image_id"\s*:')
+_IMAGES_KEY = re.compile(rb'"images"\s*:\s*(?=\[)')
 
 #: path and version of a file → name of each image; None: the file has no COCO captions
-_names: Recent[tuple[str, str], tuple[dict[int, str] | None]] = Recent(4)
+_image_names_of: Recent[tuple[str, str], tuple[dict[int, str] | None]] = Recent(4)
 
 
 def is_coco(file: File) -> bool:
-    """Tell whether a file has COCO captions."""
-    if not _HEAD.match(file.read(0, min(file.size, _HEAD_SIZE))):
+    """Tell whether a file is one JSON object with COCO captions."""
+    if not _FIRST_KEY.match(file.read(0, min(file.size, _NUM_HEAD_BYTES))):
         return False
-    with mapped(file) as data:
+    with memory_mapped(file) as data:
         return data.find(b'"annotations"') >= 0 and data.find(b'"caption"') >= 0
 
 
 def with_image(raw: bytes, file: File, path: str) -> bytes:
-    """Return a line unchanged, or, in a COCO file, a caption with the name of its image."""
-    if not _CAPTION.search(raw):
+    """Return a sample's JSON with the file name of its image if it is a COCO caption; any other JSON unchanged."""
+    if not _IMAGE_ID.search(raw):
         return raw
-    kept = _names.get((path, file.version)) or _names.put((path, file.version), (_image_names(file),))
+    kept = _image_names_of.get((path, file.version)) or _image_names_of.put((path, file.version), (_image_names(file),))
     if kept[0] is None:
         return raw
     try:
@@ -55,8 +55,8 @@ def with_image(raw: bytes, file: File, path: str) -> bytes:
 def _image_names(file: File) -> dict[int, str] | None:
     if not is_coco(file):
         return None
-    with mapped(file) as data:
-        begin = _IMAGES.search(data)
+    with memory_mapped(file) as data:
+        begin = _IMAGES_KEY.search(data)
         text = "[]" if begin is None else data[begin.end() :].decode("utf-8", "replace")
     try:
         images, _ = json.JSONDecoder().raw_decode(text)
@@ -66,8 +66,8 @@ def _image_names(file: File) -> dict[int, str] | None:
 
 
 @contextmanager
-def mapped(file: File) -> "Iterator[mmap.mmap | bytes]":
-    """Map a file into memory, or read it if it has no descriptor."""
+def memory_mapped(file: File) -> "Iterator[mmap.mmap | bytes]":
+    """Yield all bytes of a file: mapped into memory, or read if the file has no descriptor."""
     if file.fd is None:
         yield file.read(0, file.size)
         return

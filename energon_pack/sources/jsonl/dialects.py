@@ -21,7 +21,7 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import Frames, ReadSettings
 from energon_pack.samples.skip import Reason, Skip, one_value
 
-_PATHS = ("path", "url", *PART_TYPES)  # keys with the path, in an entry that is an object
+_PATH_KEYS = ("path", "url", *PART_TYPES)  # keys with the path, in an entry that is an object
 _ROLE_TAGS = {
     "user_tag": "user",
     "assistant_tag": "assistant",
@@ -32,23 +32,23 @@ _ROLE_TAGS = {
 
 
 @dataclass(frozen=True)
-class Lines:
-    """Settings to read the samples of a JSONL file, named as in LLaMA-Factory's and Automodel's meta files."""
+class LineSettings:
+    """How the samples of a JSONL file are read, in the terms of LLaMA-Factory's and Automodel's meta files."""
 
     media_root: str
     #: field → its name in this file
     columns: tuple[tuple[str, str], ...] = ()
     #: `role_tag`, `user_tag` … → how a message spells it
     tags: tuple[tuple[str, str], ...] = ()
-    #: how often a sample is drawn
+    #: how often each sample comes in an epoch
     ratio: float = 1.0
     #: whether media may lie on any object store; else only on the store of `media_root`
     remote_media: bool = False
 
 
 @dataclass(frozen=True)
-class _Medium:
-    """One entry of a list of media: a file, or the frames of a video."""
+class _Listed:
+    """One entry of a sample's list of media: one file, or the frames of a video."""
 
     paths: list[str]
     is_frames: bool  # it is a list of files
@@ -57,25 +57,25 @@ class _Medium:
     is_sound: bool = False
 
 
-def parse_line(value: Any, lines: Lines, settings: ReadSettings) -> Record:
-    """Parse a line's JSON to a record with a list of the media it names.
+def parse_line(value: Any, lines: LineSettings, settings: ReadSettings) -> Record:
+    """Parse the JSON of a line to a record, with the media that it names in `listed_media`; raises Skip.
 
     Frames that a sample lists in place of a video replace its `<video>`; frames under `videos` stay one video.
     """
     value = in_our_words(value, settings)
     if isinstance(value, dict):
-        value = _as_meta_says(value, lines)
-        listed = [medium for key in MEDIA_KEYS if key in value for medium in _media(value.pop(key), key)]
+        value = _renamed_fields(value, lines)
+        listed = [medium for key in MEDIA_KEYS if key in value for medium in _listed_media(value.pop(key), key)]
     else:
         listed = []
     record = parse_in_our_words(value, settings, bool(listed))
     if not listed:
-        record.listed_media = [_path(name, "a message") for name in record.listed_media or ()] or None
+        record.listed_media = [_media_path(name, "a message") for name in record.listed_media or ()] or None
         return record
     _refuse_other_names(record, [path for medium in listed for path in medium.paths])
     record.messages, placed = _with_images_for_frames(record.messages, listed)
     if settings.frames is Frames.video and not any(record.fields.get("patch_positions") or ()):
-        _note_lists(record, placed)
+        _note_frame_lists(record, placed)
     if placed != listed and any(record.fields.get("patch_positions") or ()):
         raise Skip(Reason.PLACEHOLDER_MISMATCH, "patch_positions, and frames and images in another order in the text")
     record.listed_media = [path for medium in placed for path in medium.paths]
@@ -97,19 +97,19 @@ def _refuse_other_names(record: Record, paths: Sequence[str]) -> None:
             raise Skip(Reason.BAD_MESSAGE, detail)
 
 
-def _media(value: Any, key: str) -> Iterator[_Medium]:
+def _listed_media(value: Any, key: str) -> Iterator[_Listed]:
     for entry in value if isinstance(value, list) else [value]:
         if entry is None or entry == "" or (isinstance(entry, bool) and key in AUDIO.keys):
             continue
         is_frames = isinstance(entry, list)
-        paths = [_path(item, key) for item in (entry if is_frames else [entry])]
+        paths = [_media_path(item, key) for item in (entry if is_frames else [entry])]
         frames = entry.get("frame_indices") if isinstance(entry, dict) else None
-        yield _Medium(paths, is_frames, key in VIDEO.keys, frames, key in AUDIO.keys)
+        yield _Listed(paths, is_frames, key in VIDEO.keys, frames, key in AUDIO.keys)
 
 
-def _path(entry: Any, key: str) -> str:
+def _media_path(entry: Any, key: str) -> str:
     if isinstance(entry, dict):
-        entry = one_value(entry, _PATHS, f"{key}[].") or entry
+        entry = one_value(entry, _PATH_KEYS, f"{key}[].") or entry
     if not isinstance(entry, str) or not entry:
         raise Skip(Reason.MISSING_MEDIA, f"{key} lists something that is no path: {str(entry)[:80]}")
     if bucket_of(entry):
@@ -119,7 +119,7 @@ def _path(entry: Any, key: str) -> str:
     return entry.removeprefix("file://")
 
 
-def _note_lists(record: Record, placed: list[_Medium]) -> None:
+def _note_frame_lists(record: Record, placed: list[_Listed]) -> None:
     """Note in the field `media_settings` which images are the frames of one video, and their rate per second."""
     lists = [medium for medium in placed if medium.is_frames and medium.is_video]
     if not lists:
@@ -129,7 +129,7 @@ def _note_lists(record: Record, placed: list[_Medium]) -> None:
     if not isinstance(settings, list) or len(settings) != len(placed):
         detail = f"media_settings is no list of {len(placed)} entries, one a medium: {str(settings)[:80]}"
         raise Skip(Reason.BAD_MESSAGE, detail)
-    waiting = iter(_rates_of_each(rates, len(lists)))
+    waiting = iter(_rates_by_video(rates, len(lists)))
     each: list[Any] = []
     for medium, each_own in zip(placed, settings, strict=True):
         num = len(medium.paths)
@@ -139,7 +139,7 @@ def _note_lists(record: Record, placed: list[_Medium]) -> None:
     record.fields["media_settings"] = each
 
 
-def _rates_of_each(rates: Mapping[str, Any], num: int) -> list[dict[str, Any]]:
+def _rates_by_video(rates: Mapping[str, Any], num: int) -> list[dict[str, Any]]:
     """Return the rates of each of several videos; a field may list them."""
     listed = {key: value if isinstance(value, list) else [value] * num for key, value in rates.items()}
     if wrong := next((key for key, value in listed.items() if len(value) != num), None):
@@ -147,7 +147,7 @@ def _rates_of_each(rates: Mapping[str, Any], num: int) -> list[dict[str, Any]]:
     return [{key: value[i] for key, value in listed.items()} for i in range(num)]
 
 
-def _with_images_for_frames(messages: list[Message], listed: list[_Medium]) -> tuple[list[Message], list[_Medium]]:
+def _with_images_for_frames(messages: list[Message], listed: list[_Listed]) -> tuple[list[Message], list[_Listed]]:
     """Replace each `<video>` that stands for listed frames by as many `<image>`, if each video has one `<video>`.
 
     Returns:
@@ -159,7 +159,7 @@ def _with_images_for_frames(messages: list[Message], listed: list[_Medium]) -> t
         return messages, listed
     images = (medium for medium in listed if not (medium.is_video or medium.is_frames or medium.is_sound))
     waiting = {"<video>": iter(videos), "<image>": images}
-    placed: list[_Medium] = []
+    placed: list[_Listed] = []
 
     def mark(placeholder: str) -> str:
         medium = next(waiting[placeholder], None)
@@ -194,7 +194,7 @@ def _num_videos(message: Message) -> int:
 # ------------------------------------------------------------------------------- columns and tags of a meta file
 
 
-def _as_meta_says(value: Mapping[str, Any], lines: Lines) -> dict[str, Any]:
+def _renamed_fields(value: Mapping[str, Any], lines: LineSettings) -> dict[str, Any]:
     """Rename a line's fields to the names for `parse_record`, by the columns and tags of its meta file."""
     value = dict(value)
     for ours, name in lines.columns:

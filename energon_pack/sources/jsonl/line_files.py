@@ -11,69 +11,72 @@ from energon_pack.errors import PackError
 from energon_pack.run.address import bucket_of
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.find import Form, ListedFile, but_parquet, of_split
-from energon_pack.sources.inside import media_in, open_medium, split_name
-from energon_pack.sources.jsonl.dialects import Lines
-from energon_pack.sources.jsonl.line_index import LINE
-from energon_pack.sources.jsonl.meta_files import Wanted, files_in
+from energon_pack.sources.find import FileFinder, ListedFile, files_of_split, parquet_hint
+from energon_pack.sources.inside import archive_path, open_medium, split_name
+from energon_pack.sources.jsonl.dialects import LineSettings
+from energon_pack.sources.jsonl.line_index import LINE_PART
+from energon_pack.sources.jsonl.meta_files import EntryChoice, listed_files
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import JsonlShard, Shard
 from energon_pack.sources.storage import folder_of, names_in, path_in, real_path, walk
 
-_NUM_SAMPLES = 16
-_MOST_NAMES, _MOST_NAMES_STORED = 8, 2  # names of media that are looked up in each place
-_MOST_FOLDERS = 64  # subfolders of one folder: if there are more, each probably holds one sample's media
+_NUM_PROBED_SAMPLES = 16
+_MAX_PROBED_MEDIA, _MAX_PROBED_MEDIA_STORED = 8, 2  # names of media that are looked up in each place
+_MAX_FOLDERS = 64  # subfolders of one folder: if there are more, each probably holds one sample's media
 
 
-_JSON = re.compile(r"(?i)\.json$")
-_LEDGER = "skipped.jsonl"  # the ledger that packing and converting write beside their output
+_JSON_FILE = re.compile(r"(?i)\.json$")
+_LEDGER_NAME = "skipped.jsonl"  # the ledger that packing and converting write beside their output
 
 
-class LineFiles(Form):
-    """Files of lines: JSONL, LMDBs, and what a class of another package reads.
+class LineFileFinder(FileFinder):
+    """Finds the files of one subclass of `JsonlShard`: JSONL, tables, or files that another package reads.
 
-    `stems`: paths of tars without their extension: files of these names are about the tars; None: all are read.
+    `stems`: paths of tars without extensions; files of these names describe the tars, and are left out. None: none is.
     """
 
     def __init__(self, settings: SourceConfig, kind: type[JsonlShard], stems: Collection[str] | None = None):
         root = settings.media_root
-        if root is not None and not _has_media(os.path.expanduser(root)):
+        if root is not None and not _can_hold_media(os.path.expanduser(root)):
             raise PackError(f"source.media_root={root}: no such folder or zip archive")
         self._settings, self._kind, self._stems = settings, kind, stems
-        self._wanted = Wanted(settings.datasets)
-        self._lines = dict[str, Lines]()  # by real path
+        self._entries = EntryChoice(settings.datasets)
+        self._settings_of_file = dict[str, LineSettings]()  # by real path
 
     def in_folder(self, folder: str) -> list[str]:
         files = walk(folder, self._kind.names)
-        files = files if self._stems is None else of_samples(self._stems, files)
-        lone = [] if files or self._kind.names is not JsonlShard.names else walk(folder, _JSON)
+        files = files if self._stems is None else files_of_samples(self._stems, files)
+        lone = [] if files or self._kind.names is not JsonlShard.names else walk(folder, _JSON_FILE)
         files = lone if len(lone) == 1 else files
-        return of_split(folder, files, self._settings.split) if self._kind.has_splits else files
+        return files_of_split(folder, files, self._settings.split) if self._kind.has_splits else files
 
-    def leaves(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
+    def chosen_files(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
         if not files and self._kind.names is not JsonlShard.names:
             raise PackError(f"source.path={entry}: no file there is called {self._kind.names.pattern}")
         if not files:
-            several = sorted(file for folder in folders for file in walk(folder, _JSON))
+            several = sorted(file for folder in folders for file in walk(folder, _JSON_FILE))
             named = f", and several *.json ({', '.join(several[:3])}{', …' * (len(several) > 3)}): name the one to read"
-            raise PackError(f"source.path={entry}: no *.jsonl there{named if several else but_parquet(folders)}")
+            raise PackError(f"source.path={entry}: no *.jsonl there{named if several else parquet_hint(folders)}")
         for file in files:
-            for listed, lines in files_in(file, self._settings, self._wanted):
+            for listed, lines in listed_files(file, self._settings, self._entries):
                 real = real_path(listed)
-                if self._lines.setdefault(real, lines) != lines:
+                if self._settings_of_file.setdefault(real, lines) != lines:
                     raise PackError(f"source.path={entry}: {listed} is there twice, to be read in two ways")
                 yield ListedFile(listed, real, self._kind, {"lines": lines})
 
-    def finished(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
-        self._wanted.check()
+    def completed(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
+        self._entries.check()
         if self._settings.media_root is not None:
             return shards
         return [_with_media_root(shard, self._settings) for shard in shards]
 
 
-def of_samples(stems: Collection[str], files: Sequence[str]) -> list[str]:
-    """Leave out ledgers, and the tables that img2dataset writes beside its tars."""
-    return [file for file in files if not file.endswith(_LEDGER) and stem(file) not in stems]
+def files_of_samples(stems: Collection[str], files: Sequence[str]) -> list[str]:
+    """Return the files without ledgers, and without tables named like a tar, which img2dataset writes beside it.
+
+    `stems`: paths of tars without extensions.
+    """
+    return [file for file in files if not file.endswith(_LEDGER_NAME) and stem(file) not in stems]
 
 
 def stem(file: str) -> str:
@@ -82,7 +85,7 @@ def stem(file: str) -> str:
 
 
 def _with_media_root(shard: Shard, settings: ReadSettings) -> Shard:
-    """Return a file of lines, with the folder of its media if that is not its own."""
+    """Return a file of lines with the folder where its media were found, if they are not beside it."""
     if not isinstance(shard, JsonlShard) or shard.media_root != folder_of(shard.path):
         return shard  # a meta file names it
     root = find_media_root(shard, settings)
@@ -90,13 +93,16 @@ def _with_media_root(shard: Shard, settings: ReadSettings) -> Shard:
 
 
 def find_media_root(shard: JsonlShard, settings: ReadSettings) -> str | None:
-    """Find the folder of the first media of a file; None: they are beside it, or nowhere, or it names none."""
+    """Find the folder near a file that holds most of its first media; raises PackError if two hold as many.
+
+    None: they are beside the file, or nowhere, or it names none.
+    """
     folder = folder_of(shard.path)
-    most_names = _MOST_NAMES_STORED if shard.is_stored else _MOST_NAMES
-    names = [*dict.fromkeys(_first_names(shard, settings))][:most_names]
-    if not names or any(_is_there(folder, name) for name in names):
+    most_names = _MAX_PROBED_MEDIA_STORED if shard.is_stored else _MAX_PROBED_MEDIA
+    names = [*dict.fromkeys(_first_media_names(shard, settings))][:most_names]
+    if not names or any(_has_medium(folder, name) for name in names):
         return None
-    num_in = {root: sum(_is_there(root, name) for name in names) for root in _places_around(shard.path)}
+    num_in = {root: sum(_has_medium(root, name) for name in names) for root in _folders_around(shard.path)}
     most = max(num_in.values(), default=0)
     best = [root for root, number in num_in.items() if number == most]
     if most and len(best) > 1:
@@ -106,39 +112,39 @@ def find_media_root(shard: JsonlShard, settings: ReadSettings) -> str | None:
     return best[0] if most else None
 
 
-def _first_names(shard: JsonlShard, settings: ReadSettings) -> Iterator[str]:
-    for raw in shard.first(_NUM_SAMPLES):
+def _first_media_names(shard: JsonlShard, settings: ReadSettings) -> Iterator[str]:
+    for raw in shard.first(_NUM_PROBED_SAMPLES):
         with suppress(Skip):
-            for name in shard.record(raw, LINE, False, settings).listed_media or ():
+            for name in shard.record(raw, LINE_PART, False, settings).listed_media or ():
                 if "://" not in name and not os.path.isabs(name) and split_name(name)[1] is None:
                     yield name
 
 
-def _has_media(root: str) -> bool:
+def _can_hold_media(root: str) -> bool:
     """Tell whether there is a folder, or a zip archive, of this path; an address counts as one."""
-    return bool(bucket_of(root)) or os.path.isdir(root) or (media_in(root, "") is not None and os.path.isfile(root))
+    return bool(bucket_of(root)) or os.path.isdir(root) or (archive_path(root, "") is not None and os.path.isfile(root))
 
 
-def _places_around(path: str) -> Iterator[str]:
+def _folders_around(path: str) -> Iterator[str]:
     folder = folder_of(path)
     above = folder_of(folder)
     stem = os.path.basename(path).partition(".")[0]
     yield above
-    for place in (*_inside(folder), *(place for place in _inside(above) if place != folder)):
+    for place in (*_folders_in(folder), *(place for place in _folders_in(above) if place != folder)):
         yield from (place, path_in(place, stem))
 
 
-def _inside(folder: str) -> list[str]:
+def _folders_in(folder: str) -> list[str]:
     names = [name for name in names_in(folder) if not name.startswith(".")]
     folders = [name.rstrip("/") for name in names if name.endswith("/")]
     archives = [name for name in names if name.endswith(".zip")]
-    groups = [group for group in (folders, archives) if len(group) <= _MOST_FOLDERS]
+    groups = [group for group in (folders, archives) if len(group) <= _MAX_FOLDERS]
     return sorted(path_in(folder, name) for name in chain.from_iterable(groups))
 
 
-def _is_there(root: str, name: str) -> bool:
+def _has_medium(root: str, name: str) -> bool:
     try:
-        with open_medium(media_in(root, name) or path_in(root, name)):
+        with open_medium(archive_path(root, name) or path_in(root, name)):
             return True
     except (OSError, KeyError, ValueError, Skip):
         return False

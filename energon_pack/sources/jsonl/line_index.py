@@ -23,51 +23,51 @@ from energon_pack.run.files import digest_of_rest
 from energon_pack.run.plain_data import json_value
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason
-from energon_pack.sources.jsonl.coco import is_coco, mapped
-from energon_pack.sources.other_formats import opened_plain, what_else
+from energon_pack.sources.jsonl.coco import is_coco, memory_mapped
+from energon_pack.sources.other_formats import open_uncompressed, other_format
 from energon_pack.sources.storage import File
 from energon_pack.sources.tar import BLOCK
 from energon_pack.sources.wds import INDEX_SCHEMA
 
 _Place = tuple[int, int, int]  # number, offset, size
 _BLANK = b" \t\r\n"
-_MARK = b"\xef\xbb\xbf"  # byte order mark of UTF-8, at a file's start
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # byte order mark of UTF-8, at a file's start
 #: the first two lines of an object that is printed over several lines; does not match two lines of JSONL, even if the
 #: first is broken
-_BEGUN = re.compile(rb'\{\s*\n\s*"|\{.*\[\s*\n')
-_LONGEST_FIRST_LINE = 64 << 20  # bytes, for a file with a list on every line
+_OBJECT_START = re.compile(rb'\{\s*\n\s*"|\{.*\[\s*\n')
+_MAX_FIRST_LINE_BYTES = 64 << 20  # bytes, for a file with a list on every line
 #: tokens that tell the elements of an array apart; a string is one token, so its content does not matter; its last
 #: quotation mark is missing where the text ends within it
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*("?)|[][{},]', re.DOTALL)
-_NULS = "NUL bytes in place of text, as a copy leaves them that was not finished"
+_NUL_DAMAGE = "NUL bytes in place of text, as a copy leaves them that was not finished"
 
-_BUFFER = 1 << 20
-_TAR, _PLACE = b"ustar", 257
+_BUFFER_BYTES = 1 << 20
+_TAR_MAGIC, _TAR_MAGIC_OFFSET = b"ustar", 257
 
 #: `record_part` of a sample that is a line, not a file of a tar
-LINE = "line"
+LINE_PART = "line"
 
 
-class _Bad:
-    """The damage of a file: offset and description of each, and whether the last sample is what is left of one."""
+class _FileDamage:
+    """The damages of a file, as (offset, description), and whether its last sample is its unreadable rest."""
 
     def __init__(self) -> None:
         self.damage: list[tuple[int, str]] = []
         self.is_last_bad = False
 
-    def end(self, number: int, offset: int, size: int, detail: str) -> "Iterator[_Place]":
-        """Yield the rest of the file as its last sample, which can't be read."""
+    def rest(self, number: int, offset: int, size: int, detail: str) -> "Iterator[_Place]":
+        """Note a damage, and yield the rest of the file as its last sample, which can't be read."""
         self.damage.append((offset, detail))
         self.is_last_bad = True
         yield number, offset, size
 
 
 def index_lines(path: str) -> pa.Table:
-    """Return a row of `INDEX_SCHEMA` for each sample; its key is the number of its line, or of its element."""
+    """Index a file: a row of `INDEX_SCHEMA` for each sample; its key is the number of its line or array element."""
     numbers, offsets, sizes = (array("q") for _ in range(3))
-    bad = _Bad()
+    bad = _FileDamage()
     with _open(path) as file:
-        stream = as_file(file, _BUFFER)
+        stream = as_file(file, _BUFFER_BYTES)
         digest = digest_of_rest(stream)
         form, places = _places(file, stream, bad)
         for number, offset, size in places:
@@ -80,10 +80,10 @@ def index_lines(path: str) -> pa.Table:
             " those of another field as lines, jq -c . those of several objects"
         )
     details = [detail for _, detail in bad.damage[-1:] if bad.is_last_bad]
-    return index_of(np.array(numbers), np.array(offsets), np.array(sizes), digest, details, bad.damage)
+    return index_table(np.array(numbers), np.array(offsets), np.array(sizes), digest, details, bad.damage)
 
 
-def index_of(
+def index_table(
     numbers: np.ndarray,
     offsets: np.ndarray,
     sizes: np.ndarray,
@@ -91,9 +91,10 @@ def index_of(
     bad: Sequence[str] = (),
     damage: Sequence[tuple[int, str]] = (),
 ) -> pa.Table:
-    """Make the table of `INDEX_SCHEMA`, damage in the schema's metadata.
+    """Make a table of `INDEX_SCHEMA`, with digest and damage in the schema's metadata.
 
     Args:
+        numbers, offsets, sizes: [samples]: number of the line or element, place of its bytes in the file.
         bad: why the last samples can't be read.
         damage: offset and description of each place from which an unknown number of samples may be lost.
     """
@@ -101,7 +102,7 @@ def index_of(
     detail = pa.array([None] * (num - len(bad)) + [*bad], pa.string())
     columns = {
         "key": pa.array(numbers).cast(pa.string()),
-        "record_part": pa.repeat(LINE, num),
+        "record_part": pa.repeat(LINE_PART, num),
         "record_offset": pa.array(offsets),
         "record_size": pa.array(sizes),
         "parts": pa.ListArray.from_arrays(
@@ -115,14 +116,14 @@ def index_of(
 
 
 def first_places(path: str, number: int) -> list[tuple[int, int]]:
-    """Return offset and size of the first samples of a file; raises PackError like `index_lines`."""
+    """Return offset and size in bytes of the first `number` samples of a file; raises PackError like `index_lines`."""
     with _open(path) as file:
-        _, places = _places(file, as_file(file, _BUFFER), _Bad())
+        _, places = _places(file, as_file(file, _BUFFER_BYTES), _FileDamage())
         return [(offset, size) for _, offset, size in islice(places, number)]
 
 
-def _places(file: File, stream: BinaryIO, bad: _Bad) -> "tuple[_Form, Iterator[_Place]]":
-    """Find the samples, and what is damaged."""
+def _places(file: File, stream: BinaryIO, bad: _FileDamage) -> "tuple[_Form, Iterator[_Place]]":
+    """Return the form of a file and the places of its samples; reading these adds damages to `bad`."""
     if is_coco(file):
         return _Form.array, _elements(file, bad, b'"annotations"')
     form = _form(stream)
@@ -131,15 +132,15 @@ def _places(file: File, stream: BinaryIO, bad: _Bad) -> "tuple[_Form, Iterator[_
     return form, _elements(file, bad, b'"data"' if form is _Form.wrapped else None)
 
 
-def digest_of(path: str) -> str:
-    """Return the hash of a file's bytes; reads them all."""
+def file_digest(path: str) -> str:
+    """Return the hash of all bytes of a file."""
     with _open(path) as file:
-        return digest_of_rest(as_file(file, _BUFFER))
+        return digest_of_rest(as_file(file, _BUFFER_BYTES))
 
 
 @contextmanager
 def _open(path: str) -> Iterator[File]:
-    with opened_plain(path) as file:
+    with open_uncompressed(path) as file:
         if other := _other_format(file.read(0, BLOCK)):
             raise PackError(f"{path} is {other}")
         yield file
@@ -147,9 +148,9 @@ def _open(path: str) -> Iterator[File]:
 
 def _other_format(head: bytes) -> str | None:
     """Name the format of a file without JSON in UTF-8, by its first bytes; None: it may hold JSON."""
-    if head.startswith(_TAR, _PLACE):
+    if head.startswith(_TAR_MAGIC, _TAR_MAGIC_OFFSET):
         return "a tar: source=wds reads tars"
-    if other := what_else(head):
+    if other := other_format(head):
         return other
     encoding = json.detect_encoding(head[:4])
     text = head[: len(head) // 4 * 4].decode(encoding, "ignore").strip()
@@ -165,10 +166,10 @@ class _Form(Enum):
 
 
 def _form(file: BinaryIO) -> _Form:
-    """Tell lines, each of which may be a list of messages or an object, from one value over all lines."""
+    """Tell whether each line of a file is a value, or the whole file is one."""
     file.seek(0)
-    filled = (line for line in iter(lambda: file.readline(_LONGEST_FIRST_LINE), b"") if line.strip(_BLANK))
-    first, second = next(filled, b"").removeprefix(_MARK).lstrip(_BLANK), next(filled, b"")
+    filled = (line for line in iter(lambda: file.readline(_MAX_FIRST_LINE_BYTES), b"") if line.strip(_BLANK))
+    first, second = next(filled, b"").removeprefix(_BYTE_ORDER_MARK).lstrip(_BLANK), next(filled, b"")
     file.seek(0)
     start = first[:1]
     if start not in (b"[", b"{"):
@@ -176,7 +177,7 @@ def _form(file: BinaryIO) -> _Form:
     try:
         value = json_value(first)
     except ValueError:
-        is_object = _Form.wrapped if _BEGUN.match(first + second) else _Form.lines
+        is_object = _Form.wrapped if _OBJECT_START.match(first + second) else _Form.lines
         return _Form.array if start == b"[" else is_object
     if second:
         return _Form.lines
@@ -186,7 +187,7 @@ def _form(file: BinaryIO) -> _Form:
     return _Form.wrapped if isinstance(listed, list) and all(isinstance(item, dict) for item in listed) else _Form.lines
 
 
-def _lines(file: BinaryIO, bad: _Bad) -> Iterator[_Place]:
+def _lines(file: BinaryIO, bad: _FileDamage) -> Iterator[_Place]:
     offset, last = 0, None
     for number, line in enumerate(file, 1):
         if not line.isspace():
@@ -194,29 +195,29 @@ def _lines(file: BinaryIO, bad: _Bad) -> Iterator[_Place]:
                 yield from _line(*last, bad)
             last = number, offset, line
         offset += len(line)
-    yield from bad.end(1, 0, 0, "it is empty") if not offset else _last_line(*last, bad) if last is not None else ()
+    yield from bad.rest(1, 0, 0, "it is empty") if not offset else _last_line(*last, bad) if last is not None else ()
 
 
-def _line(number: int, offset: int, line: bytes, bad: _Bad) -> Iterator[_Place]:
+def _line(number: int, offset: int, line: bytes, bad: _FileDamage) -> Iterator[_Place]:
     if (nul := line.find(b"\0")) >= 0:
-        bad.damage.append((offset + nul, _NULS))
+        bad.damage.append((offset + nul, _NUL_DAMAGE))
     yield number, offset, len(line.rstrip(_BLANK))
 
 
-def _last_line(number: int, offset: int, line: bytes, bad: _Bad) -> Iterator[_Place]:
-    """Yield the place of the last line; if the file ends within it or behind it, that of the rest, too."""
+def _last_line(number: int, offset: int, line: bytes, bad: _FileDamage) -> Iterator[_Place]:
+    """Yield the place of the last line if it is whole, and of the rest of the file if that is damaged."""
     text = line.rstrip(_BLANK + b"\0")
     nul, end = line.find(b"\0"), offset + len(text)
     if is_cut(text):
-        yield from bad.end(number, offset, len(line), f"it breaks off within line {number}: {text[-40:]!r}")
+        yield from bad.rest(number, offset, len(line), f"it breaks off within line {number}: {text[-40:]!r}")
     elif nul >= 0 and nul < len(text):
-        yield from bad.end(number, offset, len(line), _NULS)
+        yield from bad.rest(number, offset, len(line), _NUL_DAMAGE)
     else:
         if text:
             yield number, offset, len(text)
         if nul >= 0 or line.endswith(b"\r"):
-            detail = _NULS if nul >= 0 else "it breaks off between CR and LF"
-            yield from bad.end(number + bool(text), end, len(line) - len(text), detail)
+            detail = _NUL_DAMAGE if nul >= 0 else "it breaks off between CR and LF"
+            yield from bad.rest(number + bool(text), end, len(line) - len(text), detail)
 
 
 def is_cut(text: bytes) -> bool:
@@ -228,13 +229,13 @@ def is_cut(text: bytes) -> bool:
     return depth > 0 or is_open
 
 
-def _elements(file: File, bad: _Bad, field: bytes | None) -> Iterator[_Place]:
+def _elements(file: File, bad: _FileDamage, field: bytes | None) -> Iterator[_Place]:
     """Yield the elements of an array; if it is not whole, one more for the rest after the last whole one.
 
     `field`: the field of an object that has the array, as written there; None: the array is the whole file.
     """
     outside = 0 if field is None else 1  # depth of the array
-    with mapped(file) as data:
+    with memory_mapped(file) as data:
         depth = number = start = 0
         last, is_inside, is_open = b"", False, False
         nul = data.find(b"\0")
@@ -269,9 +270,9 @@ def _elements(file: File, bad: _Bad, field: bytes | None) -> Iterator[_Place]:
             offset, size = end, 0
         goes_on = not is_cut and size and (number or field is None)
         if is_cut or goes_on or nul >= 0:
-            detail = "it goes on behind the list" if goes_on else _NULS if nul >= 0 else "it breaks off"
+            detail = "it goes on behind the list" if goes_on else _NUL_DAMAGE if nul >= 0 else "it breaks off"
             detail = f"{detail}, after element {number}: {data[offset : offset + 40]!r}"
-            yield from bad.end(number + 1, offset, len(data) - offset, detail)
+            yield from bad.rest(number + 1, offset, len(data) - offset, detail)
 
 
 def _trimmed(data: mmap.mmap | bytes, start: int, end: int) -> tuple[int, int]:

@@ -11,14 +11,14 @@ from energon_pack.errors import PackError
 from energon_pack.run.address import bucket_of
 from energon_pack.run.console import say
 from energon_pack.run.plain_data import json_value
-from energon_pack.sources.jsonl.dialects import Lines
-from energon_pack.sources.mixture import LARGEST, yaml_in
+from energon_pack.sources.jsonl.dialects import LineSettings
+from energon_pack.sources.mixture import MAX_META_BYTES, read_yaml
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.storage import absolute, folder_of, is_file, open_file, path_in
 
 #: keys that say where LLaMA-Factory downloads the files of an entry
-_ELSEWHERE = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
-_ALPACA = {
+_HUB_KEYS = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
+_ALPACA_COLUMNS = {
     "prompt": "instruction",
     "query": "input",
     "response": "output",
@@ -26,76 +26,79 @@ _ALPACA = {
     "history": "history",
 }
 
-_Meta = dict[str, dict[str, Any]]
+_Entries = dict[str, dict[str, Any]]
 
 
-class Wanted:
-    """The entries of meta files that `source.datasets` names, and the entries that exist; None: it names none."""
+class EntryChoice:
+    """Chooses entries of meta files by the names in `source.datasets`, and remembers which entries exist.
+
+    `names`: None: every entry whose file is here.
+    """
 
     def __init__(self, names: Sequence[str] | None):
-        self._names, self._there = names, set[str]()
+        self._chosen_names, self._existing_names = names, set[str]()
 
-    def of(self, path: str, meta: _Meta) -> _Meta:
-        """Return the named entries; if none is named, those whose files LLaMA-Factory would not download."""
-        self._there |= meta.keys()
-        if self._names is not None:
-            return {name: value for name, value in meta.items() if name in self._names}
-        elsewhere = [name for name, item in meta.items() if "file_name" not in item and any(map(item.get, _ELSEWHERE))]
+    def choose(self, path: str, meta: _Entries) -> _Entries:
+        """Return the chosen entries of a meta file; without names, all that LLaMA-Factory would not download."""
+        self._existing_names |= meta.keys()
+        if self._chosen_names is not None:
+            return {name: value for name, value in meta.items() if name in self._chosen_names}
+        elsewhere = [name for name, item in meta.items() if "file_name" not in item and any(map(item.get, _HUB_KEYS))]
         if elsewhere:
             say(f"{path}: left out, for their files are elsewhere: {', '.join(elsewhere)}")
         return {name: value for name, value in meta.items() if name not in elsewhere}
 
     def check(self) -> None:
         """Raise PackError if a named entry is in no meta file."""
-        if missing := [name for name in self._names or () if name not in self._there]:
-            names = ", ".join(sorted(self._there)) or "no meta file is in source.path"
+        if missing := [name for name in self._chosen_names or () if name not in self._existing_names]:
+            names = ", ".join(sorted(self._existing_names)) or "no meta file is in source.path"
             raise PackError(f"source.datasets: no {missing[0]} among {names}")
 
 
 # ------------------------------------------------------------------------------------------ the files of a meta file
 
 
-def files_in(path: str, settings: SourceConfig, chosen: Wanted) -> Iterator[tuple[str, Lines]]:
-    """Yield the file itself, or the files that a meta file lists, each with how it is read."""
+def listed_files(path: str, settings: SourceConfig, chosen: EntryChoice) -> Iterator[tuple[str, LineSettings]]:
+    """Yield the path of each file that a meta file lists, and how it is read; for another file, its own path."""
     root, folder = settings.media_root, folder_of(absolute(path))
-    meta = _read(path)
+    meta = _read_entries(path)
     if meta is None:
-        yield absolute(path), Lines(_folder(root or folder), remote_media=settings.remote_media)
+        yield absolute(path), LineSettings(_folder(root or folder), remote_media=settings.remote_media)
         return
-    for name, value in sorted(chosen.of(path, meta).items()):
+    for name, value in sorted(chosen.choose(path, meta).items()):
         where = f"{path}: {name}"
         if not isinstance(value.get("file_name"), str):
             raise PackError(
                 f"{where} has no file_name: only files that are here are read; source.datasets names others, and a"
                 " mixture says how often each file comes (InternVL's annotation and repeat_time: path and epochs)"
             )
-        file = _local(where, value["file_name"], folder, settings.remote_media)
+        file = _local_path(where, value["file_name"], folder, settings.remote_media)
         if not is_file(file):
             raise PackError(f"{where}: no such file {file}")
-        columns = _names(value.get("columns"), f"{where}: columns")
+        columns = _name_mapping(value.get("columns"), f"{where}: columns")
         if value.get("formatting") == "alpaca" or columns.keys() & {"prompt", "response"}:
-            columns = _ALPACA | columns
-        tags = _names(value.get("tags"), f"{where}: tags")
+            columns = _ALPACA_COLUMNS | columns
+        tags = _name_mapping(value.get("tags"), f"{where}: tags")
         media_dir = value.get("media_dir") or ""
         if not isinstance(media_dir, str):
             raise PackError(f"{where}: media_dir is {media_dir!r}, not a folder")
-        media_dir = root or _local(where, media_dir, folder, settings.remote_media)
+        media_dir = root or _local_path(where, media_dir, folder, settings.remote_media)
         ratio, in_order = _ratio_of(where, value), [tuple(sorted(names.items())) for names in (columns, tags)]
-        yield absolute(file), Lines(_folder(media_dir), in_order[0], in_order[1], ratio, settings.remote_media)
+        yield absolute(file), LineSettings(_folder(media_dir), in_order[0], in_order[1], ratio, settings.remote_media)
 
 
-def _read(path: str) -> _Meta | None:
+def _read_entries(path: str) -> _Entries | None:
     """Return the entries of a meta file; None: the file holds samples."""
     if path.endswith((".yaml", ".yml")):
         try:
-            yaml_in(path)
+            read_yaml(path)
         except ValueError as error:
             raise PackError(f"{path}: {error}") from None
         raise PackError(f"{path}: no form of YAML that is read: a mixture has a list `mixture` of entries with a path")
     if not path.endswith(".json"):
         return None
     with open_file(path) as file:
-        raw = file.read(0, file.size) if file.size <= LARGEST else b""
+        raw = file.read(0, file.size) if file.size <= MAX_META_BYTES else b""
     if not raw.lstrip().startswith(b"{"):
         return None
     try:
@@ -106,7 +109,7 @@ def _read(path: str) -> _Meta | None:
     return value if holds_objects else None
 
 
-def _names(value: Any, where: str) -> dict[str, str]:
+def _name_mapping(value: Any, where: str) -> dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value.values()):
@@ -118,7 +121,7 @@ def _folder(path: str) -> str:
     return absolute(os.path.expanduser(path))
 
 
-def _local(where: str, named: str, folder: str, remote_media: bool) -> str:
+def _local_path(where: str, named: str, folder: str, remote_media: bool) -> str:
     """Return the path of a file or folder that a meta file names."""
     if not remote_media and bucket_of(named) not in ("", bucket_of(folder)):
         raise PackError(

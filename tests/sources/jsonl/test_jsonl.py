@@ -18,7 +18,7 @@ from energon_pack.samples.conversation import place
 from energon_pack.samples.record import Record
 from energon_pack.samples.settings import Frames, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.find import shard_of
+from energon_pack.sources.find import make_shard
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
 from energon_pack.sources.shard import JsonlShard
 from support.finding import find_lines, find_shards
@@ -27,7 +27,7 @@ from support.samples import write_tar
 
 def index(path: Path, data: bytes) -> list[tuple[str, bytes, str | None]]:
     path.write_bytes(data)
-    rows = shard_of(path.name, str(path), JsonlShard, {"lines": Lines(str(path.parent))}).index().to_pylist()
+    rows = make_shard(path.name, str(path), JsonlShard, {"lines": Lines(str(path.parent))}).index().to_pylist()
     places = ((row["record_offset"], row["record_size"]) for row in rows)
     texts = [data[offset : offset + size] for offset, size in places]
     return [(row["key"], text, row["reason"]) for row, text in zip(rows, texts, strict=True)]
@@ -74,7 +74,7 @@ def test_elements_of_any_array(tmp_path_factory: pytest.TempPathFactory, values:
 def test_a_file_written_anew_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"a": 1}\n')
-    shard = shard_of("x.jsonl", str(path), JsonlShard, {"lines": Lines(".")})
+    shard = make_shard("x.jsonl", str(path), JsonlShard, {"lines": Lines(".")})
     about = {"digest": shard.index().schema.metadata[b"digest"].decode()}
     assert shard.is_unchanged(about)
     path.write_text('{"b": 1}\n')
