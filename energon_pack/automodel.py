@@ -38,7 +38,13 @@ MASKS = {
 
 
 def neat(batch: PackedBatch, lengths: Sequence[Sequence[int]], mask: str, metadata: bool) -> dict[str, Any]:
-    """Return the text inputs of a `neat` batch with shifted labels; `automodel.collate` lists them."""
+    """Return the text inputs of a `neat` batch, with shifted labels; `automodel.collate` lists them.
+
+    Args:
+        lengths: the token lengths of each row's members.
+        mask: a key of `MASKS`.
+        metadata: whether to add the lengths and indexes that Qwen3.5 needs.
+    """
     documents, positions = batch["doc_ids"].long(), batch["position_ids"]
     names = ("input_ids", "labels", "position_ids", "mm_token_type_ids")
     inputs = {**{name: batch[name] for name in names}, "_packed_seq_ids": documents}
@@ -70,14 +76,14 @@ def _metadata(documents: Tensor, lengths: Sequence[Sequence[int]]) -> dict[str, 
 
 
 def thd(batch: PackedBatch) -> dict[str, Any]:
-    """Return the text inputs of a `thd` batch; Automodel itself makes one row and the boundaries from the lengths."""
+    """Return the text inputs of a `thd` batch: Automodel makes one row, and its boundaries, from the lengths."""
     inputs = {name: batch[name] for name in ("input_ids", "labels", "position_ids")}
     lengths = {name: batch[name].long()[None] for name in ("seq_lens", "seq_lens_padded")}
     return {**inputs, **lengths, "qkv_format": "thd"}
 
 
 def media(batch: PackedBatch, pixels: str | None, num_rows: int) -> dict[str, Tensor]:
-    """Return the processor's media, and how many images and videos each row has if any row has some."""
+    """Return the media inputs of a batch, pixels in this dtype, and the numbers of images and videos in each row."""
     inputs: dict[str, Tensor] = {name: batch[name] for name in batch["media_keys"]}
     if pixels is not None:
         inputs |= {name: value.to(getattr(torch, pixels)) for name, value in inputs.items() if "pixel_values" in name}
@@ -119,7 +125,7 @@ def dataset(
 
 @dataclass(frozen=True)
 class PackRows(torch.utils.data.Dataset["PackRow"]):
-    """Packs, with the layout for Automodel.
+    """A dataset of packs for Automodel.
 
     They are planned at the first `len()`, which all ranks call together. Planning earlier would hang: while Automodel
     makes a dataset, the other ranks wait for the first one.
@@ -146,13 +152,13 @@ class PackRows(torch.utils.data.Dataset["PackRow"]):
         return PackRow(self.packs[index], self)
 
     def robust_collate(self, collate_fn: Callable[[Any], Any]) -> "EpochCollate":
-        """Return the collate function for Automodel's loader; it switches epochs, too."""
+        """Return the collate function that Automodel's loader uses, and through which it sets the epoch."""
         return EpochCollate(collate_fn, self)
 
 
 @dataclass(frozen=True)
 class EpochCollate:
-    """A collate function through which Automodel's scheduler sets the epoch: each epoch has its own plan."""
+    """A collate function with `set_epoch`, which Automodel's scheduler calls: each epoch has its own plan."""
 
     collate_fn: Callable[[Any], Any]
     dataset: PackRows
@@ -165,7 +171,7 @@ class EpochCollate:
 
 
 class PackRow(NamedTuple):
-    """A pack on its way to `collate`."""
+    """An item of `PackRows`: a pack, with the dataset that `collate` needs."""
 
     pack: Pack
     dataset: PackRows
@@ -200,7 +206,7 @@ def collate(rows: Sequence[PackRow], processor: Any = None) -> dict[str, Any]:
 
 
 def check_automodel(recipe: Any) -> None:
-    """Check that the model that Automodel built keeps the members of these packs apart."""
+    """Raise PackError if the model in Automodel's recipe would let the members of these packs see each other."""
     for name in ("cp_size", "pp_size"):
         if (size := getattr(recipe.mesh_context, name)) > 1:
             raise PackError(f"distributed.{name}={size}: packs were not tried with it; set 1")
@@ -210,7 +216,7 @@ def check_automodel(recipe: Any) -> None:
 
 
 def check_rows(models: Sequence[Any], rows: PackRows) -> None:
-    """Check one dataset: see `check_automodel`."""
+    """Raise PackError if members of this dataset's packs would see each other in the model."""
     packing = import_module("nemo_automodel.components.models.common.packing")
     if not hasattr(packing, "configure_packing_for_models"):
         raise PackError("this nemo_automodel packs by functions of transformers that it replaces: take 0.7 or newer")

@@ -34,7 +34,7 @@ _ALIKE = ("fingerprint", "flavor")
 
 @dataclass(frozen=True)
 class BlendEntry:
-    """A packed dataset of the blend."""
+    """A packed dataset of a blend, with its counts and its weight."""
 
     folder: DatasetFolder
     manifest: dict[str, Any]
@@ -42,14 +42,14 @@ class BlendEntry:
     given: float | None  # the weight on the command line; None: no weight
 
     def weight(self, split: str, weight_by: str) -> float:
-        """Return its weight among the others; 0 if it has no packs of the split."""
+        """Return its weight in the blend of a split: the given one, or its count of `weight_by`; 0 without packs."""
         if split not in self.counts:
             return 0.0
         return float(self.counts[split][weight_by]) if self.given is None else self.given
 
 
 def read_entry(text: str) -> BlendEntry:
-    """Read a `DIR` or `DIR=WEIGHT` of the command line; DIR is a folder or an address."""
+    """Parse `DIR` or `DIR=WEIGHT`, and read that dataset's metadata; DIR is a folder or an address."""
     path, equals, weight_text = text.rpartition("=")
     if not equals or DatasetFolder(text).is_there:
         path, weight_text = text, ""
@@ -73,7 +73,7 @@ def read_entry(text: str) -> BlendEntry:
 
 
 def read_subflavor(text: str) -> tuple[str, Any]:
-    """Read a `KEY=VALUE` of the command line.
+    """Parse `KEY=VALUE` of the command line; return the key and the value.
 
     true, false, null and numbers mean the same as in JSON and YAML 1.2. Quotes make text of them. Any other value is
     text.
@@ -92,11 +92,13 @@ def read_subflavor(text: str) -> tuple[str, Any]:
 def blend(
     entries: list[BlendEntry], out: str, weight_by: str, subflavors: dict[str, Any], config: str | None, relative: bool
 ) -> Any:
-    """Return the Metadataset of these datasets, as a value for YAML.
+    """Return the Metadataset that blends these datasets, as a value for YAML.
 
     Args:
-        weight_by: packs, samples or tokens: their number is the weight of a dataset without one.
-        config: the YAML file of each dataset that is used; None: dataset.yaml.
+        out: the file or address where it will lie.
+        weight_by: packs, samples or tokens: this count is the weight of a dataset without one.
+        config: the YAML of each dataset that is used; None: dataset.yaml.
+        relative: write paths relative to the folder of `out`.
     """
     refuse_unlike(entries, weight_by)
     for entry in entries:
@@ -124,7 +126,7 @@ def blend(
 
 
 def refuse_unlike(entries: list[BlendEntry], weight_by: str) -> None:
-    """Raise PackError for packs that no training job takes together, and for weights of different meanings."""
+    """Raise PackError if datasets are not for one model and of one flavour, or if only some have a given weight."""
     first = entries[0]
     without = [entry.folder.path for entry in entries if entry.given is None]
     if 0 < len(without) < len(entries):
@@ -142,7 +144,7 @@ def refuse_unlike(entries: list[BlendEntry], weight_by: str) -> None:
 
 
 def relative_path(folder: DatasetFolder, start: str) -> str:
-    """Return the path of a dataset, relative to the Metadataset's folder."""
+    """Return the path of a dataset relative to the folder or address `start`; raises PackError between two stores."""
     (store, path), (other, beside) = map(_rooted, (folder.path, start))
     if store != other:
         raise PackError(f"--relative: from {start} there is no relative path to {folder}: leave it out")
@@ -150,13 +152,13 @@ def relative_path(folder: DatasetFolder, start: str) -> str:
 
 
 def _rooted(path: str) -> tuple[str, str]:
-    """Split an address into its store and its key as a path; a path has no store."""
+    """Return the store of an address ("" for a path), and its key as an absolute path."""
     profile, key = place_of(path) if is_address(path) else ("", path)
     return profile, f"/{key}"
 
 
 def to_yaml(value: dict[str, Any]) -> bytes:
-    """Write YAML that Energon's reader gets right: it knows no aliases, and takes a plain `1e5` for a number."""
+    """Return YAML that Energon's reader understands: without aliases, which it lacks, and with all texts in quotes."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1 << 20, allow_unicode=True).encode()
 
 
@@ -181,7 +183,12 @@ class _Dumper(yaml.SafeDumper):
 
 
 def print_entries(entries: list[BlendEntry], weight_by: str, batch_size: int, num_steps: int | None) -> None:
-    """Print a description of each dataset, how often training reads it, and the keys of its JSON."""
+    """Print a table of the datasets in each split: counts, weights, and how often training reads each.
+
+    Args:
+        batch_size: packs in a step of all ranks.
+        num_steps: steps of the training; None: epochs are not shown.
+    """
     columns = ["dataset", "split", "shards", "packs", "samples", "tokens", "max len", "fill", "weight", "share"]
     columns += ["steps an epoch", *(["epochs"] if num_steps else [])]
     rows = []

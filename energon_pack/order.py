@@ -40,7 +40,14 @@ _ALIKE = ("flavor", "layout", "mask", "pad_to_multiple_of")
 def order_packs(
     entries: list[BlendEntry], out: str, topology: Topology, num_epochs: int = 1, seed: int = 0, relative: bool = False
 ) -> None:
-    """Write one order over the packs of these datasets, and print its figures."""
+    """Write one order over the packs of these datasets, and print what it comes to.
+
+    Args:
+        out: the folder to write.
+        topology: the ranks and workers that will read it.
+        num_epochs: each epoch has an order of its own.
+        relative: write paths of datasets relative to `out`.
+    """
     _refuse_unlike(entries)
     parts = _parts(entries, out if relative else None)
     items, sizes, entry_of = members_of_parts(parts)
@@ -78,7 +85,7 @@ def _refuse_unlike(entries: list[BlendEntry]) -> None:
 
 
 def _parts(entries: list[BlendEntry], start: str | None) -> list[OrderedDataset]:
-    """Name the datasets: by their folders, with a number where two are called the same."""
+    """Return the datasets with names: those of their folders, with a number if two folders have the same name."""
     times = Counter(entry.folder.name for entry in entries)
     parts = []
     for number, entry in enumerate(entries, 1):

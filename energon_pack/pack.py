@@ -50,7 +50,7 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
     """Pack a source; return the figures of report.json, or of the stage that the run ends with.
 
     Args:
-        job: its name in a log, if several run at once.
+        job: name of this job in its lines of progress, if several run at once.
 
     Raises:
         PackError: refused or wrong input. Nothing is published.
@@ -68,7 +68,7 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
 
 
 def _as_found(run: PackRun) -> PackRun:
-    """Return a run whose config has the format that the source was found to have."""
+    """Return the run with the format that its source has in place of `source.format=auto`."""
     config = run.config
     if config.source.format != Format.auto:
         return run

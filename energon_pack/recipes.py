@@ -22,13 +22,13 @@ _EXTENSIONS = (".py", ".yaml", ".toml", ".txt")  # other files, as Python's cach
 
 
 def shipped() -> Path:
-    """Return the folder with the files to copy: in a wheel, or in the checkout."""
+    """Return the folder that holds the files to copy: in an installed wheel or in a checkout."""
     inside = _PACKAGE / "shipped"
     return inside if inside.is_dir() else _PACKAGE.parent
 
 
 def files() -> Iterator[Path]:
-    """Yield the files to copy, relative to `shipped()`."""
+    """Yield the paths of the files to copy, relative to `shipped()`."""
     yield Path(_CONSTRAINTS)
     for path in sorted((shipped() / _RECIPES).rglob("*")):
         if path.is_file() and path.suffix in _EXTENSIONS:
@@ -36,7 +36,7 @@ def files() -> Iterator[Path]:
 
 
 def write_recipes(folder: Path) -> int:
-    """Copy the files into a folder; return how many were not there yet."""
+    """Copy the files into a folder; return how many were new. Raises PackError if one is there with other content."""
     new = []
     for name in files():
         content, path = (shipped() / name).read_bytes(), folder / name

@@ -54,7 +54,12 @@ _Row = dict[str, Any]
 
 
 def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> int:
-    """Write the members of a packed dataset as single samples; return their number."""
+    """Write the members of a packed dataset as single samples in tars; return their number.
+
+    Args:
+        out: the folder to write, which must be new or empty.
+        max_shard_samples: the most samples in a tar.
+    """
     folder = opened(dataset)
     plan, (flavor, messages_key) = PlanFile(folder), _settings(folder)
     out = out.absolute()
@@ -192,14 +197,14 @@ class _Spill:
 
 
 def _new_names(member: PlanRow) -> list[tuple[str, str]]:
-    """Return part and kind of each medium: as in its tar; media of a JSONL line, whose names are paths, get numbers."""
+    """Return name and kind of each medium: those in its tar; a JSONL line's media are numbered, for names are paths."""
     if member.record_part != LINE:
         return [(part.name, part.kind) for part in member.parts]
     return [(f"{number}.{part.extension}", part.kind) for number, part in enumerate(member.parts)]
 
 
 def _safe(shard: str) -> str:
-    """Return the name of a source shard, if a file with that name can be written below a folder."""
+    """Return the name of a source shard; raises PackError if no file below a folder can have it."""
     if not shard or shard.startswith("/") or ".." in shard.split("/") or "\0" in shard:
         raise PackError(f"{PLAN} has a source shard {shard!r}, which is no path below a folder")
     return shard

@@ -36,11 +36,11 @@ _log = logging.getLogger(__name__)
 
 
 def shard_urls(path: str | Path, split: str = "train") -> list[str]:
-    """Return the shards of a part of a packed dataset, in the order of the plan: the argument of `wds.WebDataset`.
+    """Return the paths of all shards of a split, in the order of the plan: the argument of `wds.WebDataset`.
 
     Args:
         path: folder of the packed dataset.
-        split: a part of its split.yaml; shards that it excludes are left out.
+        split: a split in its split.yaml; shards that it excludes are left out.
     """
     prepared = _prepared(path, split)
     if prepared is None:
@@ -74,7 +74,7 @@ def packs(
 
 
 class Packs:
-    """A stage of a webdataset pipeline; it can be pickled for spawned workers."""
+    """The stage of a webdataset pipeline that encodes packs; workers can unpickle it."""
 
     def __init__(self, dataset: str, encoder: PackEncoder, prepared: PreparedFolder | None):
         #: pass it to `guard`
@@ -88,7 +88,8 @@ class Packs:
         self._flavor: str = encoder.made["flavor"]
 
     def __call__(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Pack]:
-        """Encode each pack; packs that split.yaml excludes, and packs that lost all members, are left out.
+        """Yield each sample of webdataset as an encoded pack, without those that split.yaml excludes or that lost all
+        members.
 
         After the last pack a warning names shards that lacked some of their packs.
         """
@@ -107,11 +108,11 @@ class Packs:
                 _log.warning(warning, self._dataset, count, shard, self._counts[shard])
 
     def collate(self, packs: Sequence[Pack]) -> PackedBatch:
-        """Lay packs out: `collate_fn` of a DataLoader, `collation_fn` of `batched`; errors: see `PackEncoder.batch`."""
+        """Make a batch: `collate_fn` of a DataLoader, `collation_fn` of `batched`; raises as `PackEncoder.batch`."""
         return self.encoder.batch(packs)
 
     def _shard(self, url: str) -> str:
-        """Return split.yaml's name of the shard at an address; relative, remote or piped ones end with that name."""
+        """Return the shard's name in split.yaml by a URL, which ends with it if it is relative, remote or piped."""
         if url not in self._names:
             path = url.removeprefix(self._root)
             named = [name for name in self._counts if path == name or path.endswith(f"/{name}")]
@@ -119,7 +120,7 @@ class Packs:
         return self._names[url]
 
     def _some(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        """Yield all samples; an error names the shard, or the worker that webdataset gave none."""
+        """Yield all samples; raise or log an error that names the shard, or the worker without shards."""
         stream = _readable(samples)
         try:
             first = next(stream, None)

@@ -18,12 +18,12 @@ _LISTS = ("source.path", "report.lens")  # settings that are lists, and may be g
 
 
 def config_of(run: PackConfig | Sequence[str]) -> PackConfig:
-    """Return a given config, or compose one from overrides; raises as `compose_config`."""
+    """Return the config itself, or the config that these overrides give; raises what `compose_config` raises."""
     return run if isinstance(run, PackConfig) else compose_config(run)
 
 
 def compose_config(overrides: Sequence[str]) -> PackConfig:
-    """Compose the config of a run.
+    """Compose and check the config of a run.
 
     Args:
         overrides: as on the command line: `["+model=qwen2_5_vl", "source.path=…"]`.
@@ -41,7 +41,7 @@ def compose_config(overrides: Sequence[str]) -> PackConfig:
 
 
 def meant_tool(word: str, arguments: Sequence[str]) -> str:
-    """Say what to type if the name of a tool was misspelled, or is not the first word."""
+    """Return `; did you mean energon-pack verify …?` for a word that is nearly the name of a tool; else ""."""
     near = difflib.get_close_matches(word, TOOLS, n=1)
     if not near:
         return ""
@@ -50,7 +50,7 @@ def meant_tool(word: str, arguments: Sequence[str]) -> str:
 
 
 def one_line(error: Exception, arguments: Sequence[str]) -> str:
-    """Write the error of Hydra or OmegaConf in one line that names the value and the fix."""
+    """Return Hydra's or OmegaConf's error as one line with the value and the fix; `arguments`: the command's words."""
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"no {group} '{name}'; {nearest_name(name, error.options)}"

@@ -29,12 +29,12 @@ _IN_NAME = {"packing.layout", "packing.max_token_len"}
 
 
 def content_settings(config: PackConfig) -> dict[str, dict[str, Any]]:
-    """Return the settings that a dataset's bytes depend on, except source and processor: no path, worker or machine."""
+    """Return the settings that a dataset's bytes depend on, by node: no path, no number of workers, no processor."""
     return content_of(plain(config))
 
 
 def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the content settings of a config as report.json has it; see `content_settings`."""
+    """Return the same as `content_settings` from the values of a config, as report.json has them."""
     nodes = {node: values[node] for node in _CONTENT}
     nodes["plan"] = {"seed": values["seed"]}
     if nodes["packing"]["overlong"] == Overlong.auto.value:  # it writes the same bytes as overlong=drop
@@ -59,7 +59,7 @@ def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _labels_of(labels: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop settings of a node `labels` that were added later and have their defaults: old datasets keep their names.
+    """Leave out settings of `labels` that were added later and have their defaults: old datasets keep their names.
 
     A loader does not need these settings: members of packs are expanded already.
     """
@@ -71,9 +71,9 @@ def _labels_of(labels: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def are_same(before: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
-    """Tell whether two sets of content settings are the same, as JSON has them.
+    """Say whether two results of `content_settings` are equal; one may have been read from JSON.
 
-    A run that has looked at its source says which format it found: that is equal to `source.format=auto`.
+    `source.format=auto` equals any format, because a run that has looked at its source replaces `auto`.
     """
     both = [json.loads(json.dumps(settings)) for settings in (before, ours)]
     formats = [settings["source"].pop("format", None) for settings in both]
@@ -81,13 +81,13 @@ def are_same(before: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
 
 
 def shards_identity(settings: Mapping[str, Any], key_prefix: str, source: Sequence[tuple[str | int, ...]]) -> str:
-    """Hash everything that the bytes of the shards depend on, to decide whether a killed run's can be used again."""
+    """Return a SHA-256 of all that the shards' bytes depend on: a killed run's shards are reused if it is equal."""
     content = json.dumps([VERSION, settings, key_prefix, source], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 def is_named(key: str) -> bool:
-    """Say whether a setting changes the hash in `output_name`; one below a place does, as an entry of a mixture."""
+    """Say whether a setting changes the hash in `output_name`, as also a key in an entry of a mixture does."""
     node, _, name = key.partition(".")
     is_content = node == "seed" or (node in _CONTENT and name not in _NOT_CONTENT.get(node, ()))
     return is_content and key not in _IN_NAME
@@ -98,7 +98,7 @@ def output_name(config: PackConfig, defaults: PackConfig, swept: Mapping[str, st
 
     Args:
         defaults: the config with the same choice of groups and no override.
-        swept: values that tell the jobs of a sweep apart, beside content settings: sources, processors.
+        swept: values of settings that are no content settings, but differ between jobs of a sweep: source, processor.
     """
     name = f"{_source_name(config.source.path)}-{config.model.name}"
     name += f"-{config.packing.layout.value}-{config.packing.max_token_len}"

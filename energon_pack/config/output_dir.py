@@ -16,7 +16,7 @@ from energon_pack.sources.storage import path_in
 
 
 def destination_of(config: PackConfig) -> DatasetInFolder:
-    """Return where the dataset of a run will be."""
+    """Return the dataset that a run writes, in a folder or on an object store; raises PackError without a name."""
     output = config.output
     if output.name is None:
         raise PackError("output.name must be set")
@@ -30,23 +30,23 @@ def destination_of(config: PackConfig) -> DatasetInFolder:
 
 
 def page_of(config: PackConfig) -> Path:
-    """Return the path of a run's page: in the dataset, or, for a single stage, next to where the dataset would be."""
+    """Return the path of a run's page: in the dataset, or beside its place if the run does not publish it."""
     final = destination_of(config).final
     return final / PAGE if publishes(config) else page_beside(final, f"{config.stage.value}.html")
 
 
 def may_overwrite(config: PackConfig) -> bool:
-    """Say whether an existing dataset may be replaced; the demo may run again and again."""
+    """Say whether a run may replace a dataset: by `output.overwrite`, or because it packs the demo."""
     return config.output.overwrite or config.source.is_demo
 
 
 def publishes(config: PackConfig) -> bool:
-    """Say whether a run ends with a dataset under its name."""
+    """Say whether a run ends by publishing its dataset: `stage=all` or `publish`."""
     return config.stage in (Stage.all, Stage.publish)
 
 
 def cache_folder(cache_dir: str | None, output_dir: str) -> Path:
-    """Return the folder of the cache; for a cache on an object store, its copy on this machine."""
+    """Return the folder of the cache on this machine; for a cache on an object store, the folder that mirrors it."""
     address = cache_address(cache_dir, output_dir)
     if address is not None:
         return user_folder("mirrors", short_hash(address))
@@ -54,13 +54,13 @@ def cache_folder(cache_dir: str | None, output_dir: str) -> Path:
 
 
 def cache_address(cache_dir: str | None, output_dir: str) -> str | None:
-    """Return the address of the cache; None: it is not on an object store."""
+    """Return the address of a cache on an object store; None if the cache is a folder."""
     place = _place(cache_dir, output_dir)
     return tidy(place) if is_address(place) else None
 
 
 def sweeps_folder(output_dir: str) -> str:
-    """Return the folder of sweeps: beside the datasets, or on this machine if those are on an object store."""
+    """Return the folder of sweeps: beside the datasets, or in the user's cache if those are on an object store."""
     return str(user_folder("runs", "")) if is_address(output_dir) else f"{output_dir}/.runs"
 
 

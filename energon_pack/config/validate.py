@@ -30,7 +30,7 @@ _GUESSES = 3  # names to suggest if none is spelled alike
 
 
 def to_config(composed: DictConfig) -> PackConfig:
-    """Return the typed form of a composed config.
+    """Check a composed config, and return it as a `PackConfig`.
 
     Raises:
         PackError: neither a model nor a processor, an unknown key (which `+` lets into a config), or a value that
@@ -51,7 +51,7 @@ def to_config(composed: DictConfig) -> PackConfig:
 
 
 def _add_model(composed: DictConfig) -> None:
-    """Complete a model of which only the processor is named, as `+model=auto` does: its class says the rest."""
+    """Fill in the model's settings as `model=auto` does, if only a processor is given: its class decides the rest."""
     if not composed.model.processor:
         raise PackError(
             "no model: model.processor=FOLDER (or its hub id) is enough, or +model=NAME, as --help lists them; for the"
@@ -65,7 +65,7 @@ def _add_model(composed: DictConfig) -> None:
 
 
 def nearest_key(key: str) -> str:
-    """Suggest what a user may have meant by a key that does not exist."""
+    """Return a hint for a key that does not exist: `did you mean packing.max_token_len?`, or a list of keys."""
     node, _, name = key.rpartition(".")
     if meant := next((ours for ours, names in _ELSEWHERE.items() if name in names.split()), None):
         return f"did you mean {meant}?"
@@ -96,9 +96,9 @@ def nearest_key(key: str) -> str:
 
 
 def _means(name: str, known: str) -> bool:
-    """Say whether a key is another spelling of a known one, word by word: `max_tokens` of `max_token_len`.
+    """Say whether a key spells a known one in another way, word by word: `max_tokens` for `max_token_len`.
 
-    What is spelled alike may mean another thing: `max_packed_tokens` and `max_dropped_tokens`.
+    Keys that are spelled alike may mean other things: `max_packed_tokens` and `max_dropped_tokens`.
     """
     words, known_words = name.lower().split("_"), known.split("_")
     return _are_like(words, known_words) or (len(known_words) > 1 and _are_like(known_words, words))
@@ -113,7 +113,7 @@ def _is_like(word: str, other: str) -> bool:
 
 
 def nearest_name(name: str, names: Sequence[str]) -> str:
-    """Guess which name a user meant, whatever its dots, dashes and capitals; if none is alike, list all."""
+    """Return a hint for an unknown name: `did you mean …?`, whatever dots, dashes and capitals, or a list of all."""
     plain = {re.sub(r"[\W_]", "", known).lower(): known for known in names}
     spelled = re.sub(r"[\W_]", "", name).lower()
     near = [spelled] if spelled in plain else difflib.get_close_matches(spelled, plain, n=_GUESSES, cutoff=0.7)
@@ -123,7 +123,7 @@ def nearest_name(name: str, names: Sequence[str]) -> str:
 
 
 def keys_of(schema: Any) -> Iterator[str]:
-    """Yield all keys below a node, with dots."""
+    """Yield the dotted keys of all settings in a config class: `packing.max_token_len`."""
     for name, kind in get_type_hints(schema).items():
         yield from (f"{name}.{key}" for key in keys_of(kind)) if is_dataclass(kind) else (name,)
 
@@ -172,7 +172,7 @@ def _check_values(config: PackConfig) -> None:
 
 
 def _check_parts(config: PackConfig) -> None:
-    """Refuse label settings that need the last turn of a whole sample, if samples are cut into parts."""
+    """Raise PackError for label settings that need a sample's last turn, if samples are cut into parts."""
     is_split, are_pairs = config.packing.overlong is Overlong.split_turns, config.labels.expand is Expand.pairs
     asked = [
         f"labels.train_on={TrainOn.last.value}" if config.labels.train_on is TrainOn.last else "",
@@ -186,7 +186,7 @@ def _check_parts(config: PackConfig) -> None:
 
 
 def _check_share(config: PackConfig) -> None:
-    """Refuse settings that do not work with `packing.share`."""
+    """Raise PackError for settings that do not work with `packing.share`."""
     share, output, mask = config.packing.share, config.output, config.model.mask
     if share is Share.none:
         return
@@ -206,7 +206,7 @@ def _check_share(config: PackConfig) -> None:
 
 
 def _whole_numbers(config: PackConfig) -> Iterator[tuple[str, int]]:
-    """Yield each whole number among the settings of a node, by its key: all of them are sizes or counts."""
+    """Yield the key and value of each whole number in a node of the config: all of them are sizes or counts."""
     for node, settings in plain(config).items():
         for name, value in settings.items() if isinstance(settings, dict) else ():
             if isinstance(value, int) and not isinstance(value, bool):
@@ -214,7 +214,7 @@ def _whole_numbers(config: PackConfig) -> Iterator[tuple[str, int]]:
 
 
 def _texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each text among the settings, by its key."""
+    """Yield the key and value of each text in the config."""
     if isinstance(value, str):
         yield name, value
     elif isinstance(value, dict | list):
@@ -224,7 +224,7 @@ def _texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _may_be_name(text: str) -> bool:
-    """Say whether a text may be the name of one of a processor's chat templates; else it is a file."""
+    """Say whether a text may name one of a processor's chat templates; otherwise it is a file."""
     return re.fullmatch(r"[\w-]+", text) is not None and not Path(text).is_file()
 
 

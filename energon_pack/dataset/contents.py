@@ -30,7 +30,7 @@ from energon_pack.sources.referenced import AT_ONCE
 
 @dataclass(frozen=True)
 class Pack:
-    """A pack as it was read: its files, and those fields of its JSON that have the right type."""
+    """A pack read from a shard: its files, and the fields of its JSON that have the right type (it may be damaged)."""
 
     files: PackFiles
     parts: dict[str, Part]
@@ -41,26 +41,26 @@ class Pack:
 
     @cached_property
     def members(self) -> list[dict[str, Any]] | None:
-        """Return the JSON of each member; None where it can't be told."""
+        """Return the JSON of each member; None if a field that it needs is missing or damaged."""
         with suppress(KeyError):
             return self.flavor.members(self.fields)
         return None
 
     @cached_property
     def named(self) -> list[list[str]] | None:
-        """Return the names of each member's parts, in the order of writing; None where they can't be told."""
+        """Return the names of each member's parts, in the order of writing; None if the JSON of them is damaged."""
         with suppress(KeyError):
             return self.flavor.parts(self.fields)
         return None
 
     @cached_property
     def names(self) -> list[list[str]]:
-        """Return the names of each member's media; [] where they can't be told."""
+        """Return the names of each member's media; [] if the JSON is damaged."""
         return [[name for name in names if not name.endswith(".npy")] for names in self.named or ()]
 
     @property
     def shared_lens(self) -> list[int]:
-        """Return how many of its first tokens each member shares with the member before it."""
+        """Return how many first tokens each member shares with the member before it: 0 without `packing.share`."""
         return list(self.meta.get("shared_lens", ())) or [0] * len(self.meta.get("token_lens", self.names))
 
     @cached_property
@@ -71,40 +71,40 @@ class Pack:
 
     @cached_property
     def kinds(self) -> list[list[str | None]]:
-        """Return the kind of each medium in `names`: image or video."""
+        """Return the kind of each medium in `names`, such as `image`; None for a name that is no medium's."""
         return [[self.flavor.kind(name) for name in names] for names in self.names]
 
     def positions(self, image: str) -> Part | None:
-        """Return the part with the patch positions of an image; None: it has none."""
+        """Return the part that holds the patch positions of an image; None if the image has none."""
         name = self.flavor.positions_part(image)
         return None if name is None else self.parts.get(name)
 
     def origin(self, name: str) -> str | None:
-        """Return the sample that a medium belongs to; None where the JSON does not tell."""
+        """Return the id of the sample that a medium belongs to; None if the JSON does not tell."""
         samples = zip({**self.fields, **self.meta}.get("sample_ids", ()), self.named or (), strict=False)
         return next((str(sample) for sample, names in samples if name in names), None)
 
     @cached_property
     def ids(self) -> list[str]:
-        """Return the sample id of each member; [] where they can't be told."""
+        """Return the sample id of each member; [] if the JSON is damaged."""
         ids: list[str] = self.meta.get("sample_ids", [])
         return ids
 
     @property
     def media_type(self) -> str:
-        """Return the media type that the JSON states, or else the type of its media."""
+        """Return the pack's media type, such as `image` or `mix`: from its JSON, else from the kinds of its media."""
         if "media_type" in self.flavor.schema:
             return str(self.fields.get("media_type", "unknown"))
         return media_type([kind for kinds in self.kinds for kind in kinds if kind])
 
 
 def with_media(file: Bytes, pack: Pack, media: DatasetMedia) -> Bytes:
-    """Return bytes that hold all parts of a pack at their places: its shard, followed by the media it refers to."""
+    """Return a file in which all parts of a pack lie at their offsets: its shard, then the media that it refers to."""
     return Beside(file, pack.files.end, pack.references, media) if pack.references else file
 
 
 def written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
-    """Return what a model is fed of each member of a pack."""
+    """Read the token ids, trained ranges and media of each member of a pack; raises TokensDamaged if there are none."""
     part = pack.parts.get(TOKENS)
     if part is None or part.size < 0:
         raise TokensDamaged("it has no tokens")
@@ -112,19 +112,19 @@ def written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
 
 
 def messages_of(file: Bytes, pack: Pack, index: int) -> list[Message]:
-    """Return the stored conversation of a member, with the times from its patch positions."""
+    """Return the stored messages of the member with this index; its patch positions give times that its texts lack."""
     positions = [_positions(file, pack, name) for name in pack.names[index]]
     return pack.flavor.messages((pack.members or [])[index], positions)
 
 
 def _positions(file: Bytes, pack: Pack, image: str) -> Any:
-    """Read the patch positions of an image; None: it has none."""
+    """Read the patch positions of an image; None if it has none."""
     part = pack.positions(image)
     return None if part is None else load_positions(file.read(part.offset, part.size), part.name)
 
 
 def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor) -> tuple[Pack, list[str]]:
-    """Return a pack, and the defects of its JSON."""
+    """Parse the JSON of a pack (None: it has no JSON); return the pack, and a phrase for each defect of the JSON."""
     parts = {part.name: part for part in files.parts}
     unread = Pack(files, parts, flavor=flavor)
     if raw is None:
@@ -174,7 +174,7 @@ def _unequal(pack: Pack) -> Iterator[str]:
 
 
 class Beside:
-    """The bytes of a shard up to the end of a pack, followed by the bytes of the media that the pack refers to."""
+    """Reads a pack whose media lie elsewhere as one file: its shard up to the pack's end, followed by these media."""
 
     def __init__(self, shard: Bytes, end: int, references: Sequence[Reference], media: DatasetMedia):
         self._shard, self._references, self._media = shard, references, media
@@ -184,7 +184,7 @@ class Beside:
         self._ahead = -1  # number of the last group of media that were read together
 
     def read(self, offset: int, size: int) -> bytes:
-        """Read bytes like a file; raises like `opened` if they are in a medium."""
+        """Read at most `size` bytes from an offset; inside a medium, errors are those of `DatasetMedia.opened`."""
         if offset < self._starts[0]:
             return self._shard.read(offset, size)
         index = bisect_right(self._starts, offset) - 1
@@ -199,5 +199,5 @@ class Beside:
 
 
 def starts_behind(end: int, references: Sequence[Reference]) -> list[int]:
-    """Return where each medium that a pack refers to begins behind the pack, and the end of the last one."""
+    """Return the offset of each medium if all follow the end of a pack in a row, and the end of the last one."""
     return list(accumulate((reference.size for reference in references), initial=end))

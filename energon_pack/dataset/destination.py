@@ -17,18 +17,18 @@ _INDEX_ENTRY = 8  # bytes: the place where a pack starts; the last entry is the 
 
 
 class PlanMissing(PackError):
-    """There is no plan from `stage=plan` that `stage=write` could write."""
+    """`stage=write` finds no plan that `stage=plan` left for its settings and its source."""
 
 
 def another_run(named: str) -> PackError:
-    """Return the error for two runs with the same output."""
+    """Return the error that says that another run writes the same dataset."""
     return PackError(f"another run is writing {named}")
 
 
 def published_report(place: str) -> dict[str, Any] | None:
-    """Return report.json of a whole dataset, whose shards and indexes have their written sizes; None: it is not whole.
+    """Return report.json of a published dataset; None if a file is missing, or a shard or index has another size.
 
-    An object store is asked once for the list of its objects; no shard is read.
+    An object store is asked once, for the list of its objects; no shard is read.
     """
     folder = DatasetFolder(place)
     if not all(map(folder.has, NEEDED)):
@@ -48,7 +48,7 @@ def published_report(place: str) -> dict[str, Any] | None:
 
 
 def refuse_changed(named: str, yamls: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise PackError if Energon would not read a dataset as it was packed."""
+    """Raise PackError if a YAML file of a dataset (`yamls`: written content by name) was changed or damaged."""
     folder = DatasetFolder(named)
     for name, written in yamls.items():
         try:
@@ -68,7 +68,7 @@ def _size(folder: DatasetFolder, name: str) -> int:
 
 
 def refuse_another(report: dict[str, Any], identity: str, named: str) -> None:
-    """Refuse to replace a dataset that a run with the same settings would write differently."""
+    """Raise PackError if the published dataset was made of another source or processor, or by another version."""
     if report["identity"] != identity:
         raise PackError(
             f"{named} exists, packed of another source or processor, or by another version:"
@@ -77,7 +77,7 @@ def refuse_another(report: dict[str, Any], identity: str, named: str) -> None:
 
 
 def refuse_unwritable_folder(knob: str, folder: Path) -> None:
-    """Write a file without a name into a folder, or into the first existing folder above it."""
+    """Raise PackError if no file can be written into a folder, or else into the first existing folder above it."""
     above = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
     try:
         with tempfile.TemporaryFile(dir=above) as file:

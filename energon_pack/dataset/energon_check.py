@@ -34,7 +34,7 @@ _NUM_PACKS = 16
 
 @dataclass(frozen=True)
 class CheckJob:
-    """A dataset, and the packs that it should have."""
+    """A written dataset that is to be checked, and how many packs each of its shards should have."""
 
     folder: str  # or the address, as Energon writes it
     dataset_yaml: str  # the YAML file in use, which says whether it is a crude dataset
@@ -45,13 +45,13 @@ class CheckJob:
 
 
 def claim_of(flavor: PackedFlavor, dataset_yaml: str) -> str:
-    """Return the name under which the user's cache keeps that Energon reads datasets of a form."""
+    """Return the key under which the user's cache records that Energon reads datasets of this form."""
     form = json.dumps([dataset_yamls(flavor, dataset_yaml), packages()])
     return f"{version_of('megatron-energon')}-{hashlib.sha256(form.encode()).hexdigest()[:16]}"
 
 
 def reconcile(shards: "list[WrittenShard]", num_packs: int, num_samples: int) -> None:
-    """Compare the written packs and samples with the plan."""
+    """Raise PackError if the shards have other numbers of packs or samples than were planned."""
     written = sum(shard.num_packs for shard in shards), sum(shard.num_samples for shard in shards)
     if written != (num_packs, num_samples):
         planned = f"{amount(num_packs, 'pack')} of {amount(num_samples, 'sample')}"
@@ -59,7 +59,7 @@ def reconcile(shards: "list[WrittenShard]", num_packs: int, num_samples: int) ->
 
 
 def job_of(folder: Path | str, flavor: PackedFlavor, shards: "list[WrittenShard]", root: str | None) -> CheckJob:
-    """Build the job for `check` from the shards that were written."""
+    """Return the job for `check`; `root` is the place of the source if packs refer to media in it."""
     num_packs: dict[str, dict[str, int]] = {}
     for shard in shards:
         num_packs.setdefault(shard.split, {})[shard.name] = shard.num_packs
@@ -71,8 +71,10 @@ def job_of(folder: Path | str, flavor: PackedFlavor, shards: "list[WrittenShard]
 
 
 def check(job: CheckJob) -> None:
-    """Read the first pack of each shard of a folder, and, unless a dataset of the same form was read so before, the
-    first packs of the dataset through Energon as training will, which imports torch; pixels are not decoded.
+    """Raise PackError if the index or the first pack of a shard can't be read, or Energon can't read the first packs.
+
+    Energon, which imports torch, is left out if the user's cache records that it reads datasets of this form. Pixels
+    are not decoded.
     """
     if job.claim:
         _check_shards(job)
@@ -118,7 +120,7 @@ def _is_kept(claim: str) -> bool:
 
 
 def get_ready(claim: str) -> None:
-    """Import the packages that `check` will need."""
+    """Import Energon ahead of `check`, unless the user's cache records that `check` won't need it."""
     if not _is_kept(claim):
         with importing():
             import megatron.energon  # noqa: F401

@@ -41,7 +41,7 @@ NEEDED = {
 
 @dataclass(slots=True)
 class PlanRow(MeasuredRow):
-    """One sample of a pack: a row of `PLAN_SCHEMA`."""
+    """One member of a pack, as a row of pack_plan.parquet describes it."""
 
     pack: str
     shard: str
@@ -53,24 +53,24 @@ class PlanRow(MeasuredRow):
 
     @property
     def num_shared_media(self) -> int:
-        """Return how many of its first media it shares with the member before it."""
+        """Return how many of its first images and videos the member shares with the member before it."""
         return self.num_shared_images + self.num_shared_videos
 
     @property
     def sample(self) -> str:
-        """Return `<shard>/<key>` for a sample of a tar, `<file>:<line>` for one of a JSONL file."""
+        """Return the name of its source sample: `<shard>/<key>` in a tar, `<file>:<line>` in a JSONL file."""
         mark = JsonlShard.mark if self.record_part == LINE else TarShard.mark
         return f"{self.shard}{mark}{self.key}"
 
     @property
     def sample_id(self) -> str:
-        """Return `sample`, with the number of a part; a whole sample whose name looks like a part's gets `#1of1`."""
+        """Return `sample`, followed for a cut one by its part: `#1of3`. A whole one named like a part has `#1of1`."""
         part = self.cut.part if self.cut else "1of1" if split_id(self.sample)[1] else None
         return f"{self.sample}#{part}" if part else self.sample
 
 
 def at(value: Any, *keys: str) -> Any:
-    """Return a value deep in JSON; None where it is not there."""
+    """Return the value below nested keys of a JSON object; None if a key is missing."""
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
@@ -96,7 +96,7 @@ def _readable() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class PlanFile:
-    """pack_plan.parquet of a folder. It is opened again for each question, so that a worker can get it."""
+    """The pack_plan.parquet of a folder. Each method opens the file anew, so the object can be pickled for a worker."""
 
     folder: DatasetFolder
 
@@ -110,29 +110,29 @@ class PlanFile:
             _refuse_other(file.schema_arrow)
 
     def columns(self, *names: str) -> Iterator[list[Any]]:
-        """Yield the same as `tables`, each column as a list."""
+        """Yield the values of these columns as lists, one row group at a time."""
         for table in self.tables(*names):
             yield [table[name].to_pylist() for name in names]
 
     def tables(self, *names: str) -> Iterator[pa.Table]:
-        """Yield columns of all rows, one row group at a time."""
+        """Yield a table with these columns for each row group."""
         with self.opened() as file:
             for number in range(file.num_row_groups):
                 yield file.read_row_group(number, list(names))
 
     def members(self, keys: set[str]) -> dict[str, list[PlanRow]]:
-        """See `PlanRows.members`."""
+        """Return the rows of the packs with these keys; see `PlanRows.members`."""
         return PlanRows(self).members(keys)
 
     @contextmanager
     def opened(self, metadata: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
-        """Open the file."""
+        """Open the Parquet file, with metadata that were read before; raises PackError if it is damaged."""
         with _readable(), self.folder.open(PLAN) as file, pq.ParquetFile(as_file(file), metadata=metadata) as parquet:
             yield parquet
 
 
 class PlanRows:
-    """The rows of packs, for a caller that asks in the order of the plan: no row group is read twice."""
+    """Looks up the rows of packs in a plan. A caller that asks in the plan's order reads no row group twice."""
 
     def __init__(self, plan: PlanFile):
         self._plan = plan
@@ -141,7 +141,7 @@ class PlanRows:
         self._table = PLAN_SCHEMA.empty_table()  # the rows of these row groups
 
     def members(self, keys: set[str]) -> dict[str, list[PlanRow]]:
-        """Return the members of some packs, without rows that make no sense; read only row groups that may hold any."""
+        """Return the rows of each pack by its key, without rows that a damaged plan has and no packing writes."""
         if not keys:
             return {}
         with _readable():
@@ -174,7 +174,7 @@ def _may_hold(group: Any, keys: set[str]) -> bool:
 
 
 def _makes_sense(member: PlanRow) -> bool:
-    """Say whether a row has all values it needs, and possible ones: a damaged plan may hold any of the right type."""
+    """Say whether a row has all its values, and possible ones: a damaged plan may hold any of the right type."""
     strings = (member.shard, member.key, member.record_part)
     numbers = (
         member.token_len,

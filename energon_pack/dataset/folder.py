@@ -25,7 +25,7 @@ _PIECE = 8 << 20
 
 
 class DatasetFolder:
-    """The files of a packed dataset, with its metadata, by their names in the folder: `.nv-meta/split.yaml`."""
+    """The folder of a packed dataset, and a list of its files, which go by names such as `.nv-meta/split.yaml`."""
 
     def __init__(self, place: str | os.PathLike[str], listed: Mapping[str, State | None] | None = None):
         self.path = tidy(str(place)) if is_address(place) else str(Path(place))
@@ -37,7 +37,7 @@ class DatasetFolder:
 
     @property
     def name(self) -> str:
-        """Return the name that a person would call it by."""
+        """Return the last part of its path."""
         return PurePosixPath(self.path).name
 
     @property
@@ -47,7 +47,7 @@ class DatasetFolder:
 
     @property
     def for_energon(self) -> str:
-        """Return its path or address as Energon writes it."""
+        """Return its path, or its address in the form that Energon knows: `msc://…`."""
         return energon_address(self.path) if self.is_stored else self.path
 
     @cached_property
@@ -56,26 +56,26 @@ class DatasetFolder:
 
     @property
     def is_there(self) -> bool:
-        """Say whether there is anything in it."""
+        """Say whether the folder exists and has files."""
         return bool(self._listed)
 
     @property
     def names(self) -> list[str]:
-        """Return all files, in the order of their names."""
+        """Return the names of all files, sorted."""
         return sorted(name for name in self._listed if not name.endswith("/"))
 
     @property
     def folders(self) -> list[str]:
-        """Return the folders in it that do not belong to a packed dataset."""
+        """Return the names of those subfolders that no packed dataset has, sorted."""
         return sorted(name.rstrip("/") for name in self._listed if name.endswith("/"))
 
     @cached_property
     def shards(self) -> list[str]:
-        """Return every tar, in the order of their names."""
+        """Return the names of all shards (the tars in the folder itself), sorted."""
         return [name for name in self.names if name.endswith(".tar") and "/" not in name and not name.startswith(".")]
 
     def only(self, *names: str) -> "DatasetFolder":
-        """Return the folder with only these files in its list, to be handed to a worker."""
+        """Return this folder with only these files in its list, which a worker unpickles sooner."""
         return DatasetFolder(self.path, {name: self._listed[name] for name in names if name in self._listed})
 
     def has(self, name: str) -> bool:
@@ -87,25 +87,25 @@ class DatasetFolder:
         return path_in(self.path, name)
 
     def open(self, name: str) -> File:
-        """Open a file for reading; raises as `open_file`."""
+        """Open a file for reading; raises FileNotFoundError if the list lacks it, and what `open_file` raises."""
         if name not in self._listed:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path_of(name))
         return open_file(self.path_of(name), self._listed[name])
 
     def state(self, name: str) -> State | None:
-        """Return size and version of a file; None if it can't be read."""
+        """Return the size and version of a file; None if it can't be read."""
         if name in self._listed and self._listed[name] is None:
             with suppress(OSError):
                 return state_of(self.path_of(name))
         return self._listed.get(name)
 
     def read(self, name: str) -> bytes:
-        """Return the bytes of a file; raises as `open`."""
+        """Return the bytes of a file; raises what `open` raises."""
         with self.open(name) as file:
             return file.read(0, file.size)
 
     def read_object(self, name: str) -> dict[str, Any]:
-        """Read a JSON file that holds an object."""
+        """Parse a JSON file; raises ValueError if it holds no object."""
         value = json_value(self.read(name))
         if not isinstance(value, dict):
             raise ValueError(f"a {type(value).__name__}, not an object")
@@ -113,7 +113,7 @@ class DatasetFolder:
 
     @contextmanager
     def on_this_machine(self, name: str) -> Iterator[Path]:
-        """Yield a path for code that takes only paths: the file, or an object's temporary copy; raises as `open`."""
+        """Yield a path of this machine, for code that takes only paths: the file's, or an object's temporary copy."""
         with self.open(name) as file:
             if not self.is_stored:
                 yield Path(self.path_of(name))
@@ -126,7 +126,7 @@ class DatasetFolder:
 
 
 def parts_of(folder: DatasetFolder) -> list[str]:
-    """Return the paths of the datasets in an order; empty: the folder is no order."""
+    """Return the paths of the datasets over which a folder is an order (`energon_pack.order`); [] if it is none."""
     if not folder.has(f"{META_FOLDER}/{ORDER}"):
         return []
     try:
@@ -136,7 +136,7 @@ def parts_of(folder: DatasetFolder) -> list[str]:
 
 
 def opened(place: str | Path) -> DatasetFolder:
-    """Open a folder of packs; raises PackError for an order over several, which holds none."""
+    """Return a dataset's folder; raises PackError for an order over several datasets, which holds no packs."""
     folder = DatasetFolder(place)
     if parts := parts_of(folder):
         raise PackError(f"{folder} is an order over datasets, and holds no packs: name {' or '.join(parts)}")
@@ -144,5 +144,5 @@ def opened(place: str | Path) -> DatasetFolder:
 
 
 def digest(folder: DatasetFolder) -> str:
-    """Return a hash of how a dataset was packed, which changes when it is packed again."""
+    """Return 16 hex digits of energon_pack.json's SHA-256, which change if the dataset is packed in another way."""
     return hashlib.sha256(folder.read(f"{META_FOLDER}/{MANIFEST}")).hexdigest()[:16]

@@ -42,7 +42,7 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # errors of cluster 
 
 
 class DatasetInFolder:
-    """A dataset in a folder, and the staging folder in which a run makes it; it appears at the end, complete.
+    """A dataset that a run makes in a staging folder, and that appears in its own folder at the end, complete.
 
     Args:
         final: the folder; of a dataset on an object store, a folder of this machine in its place. Pages and ledgers of
@@ -69,18 +69,18 @@ class DatasetInFolder:
             raise PackError(f"the source {around} lies in {self.final}: choose another output.dir or output.name")
 
     def refuse_unwritable(self) -> None:
-        """Try to write, now and not after hours of measuring."""
+        """Raise PackError if the folder can't be written, before hours of measuring."""
         refuse_unwritable_folder("output.dir", self.final.parent)
 
     def is_free(self) -> bool:
-        """Say whether a run would overwrite nothing."""
+        """Say whether nothing is there that a run would overwrite."""
         return not self.final.exists() or (self.final.is_dir() and not any(self.final.iterdir()))
 
     def has(self, name: str) -> bool:
         return (self.final / name).exists()
 
     def refuse_existing(self, overwrite: bool) -> None:
-        """Refuse to replace an existing dataset."""
+        """Raise PackError if anything is there, except a packed dataset if `overwrite` is true."""
         if self.is_free():
             return
         if not overwrite:
@@ -94,14 +94,14 @@ class DatasetInFolder:
 
     @contextmanager
     def staging(self, identity: str, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
-        """Open a folder for only this run, with the finished shards of an earlier run of the same identity.
+        """Open the staging folder for this run alone, with the finished shards of an earlier run of the same identity.
 
-        It is removed once the dataset is published, or when nothing in it is useful. After a kill or an error it stays,
-        for the next run of the same command.
+        The folder is removed once the dataset is published, or if it holds nothing useful. After a kill or an error it
+        stays for the next run of the same command.
 
         Args:
             identity: a hash of everything that the bytes of the shards depend on.
-            check: raises an error if a plan that is there may not be removed; no other run makes one meanwhile.
+            check: called while the run has the lock; raises an error if a plan in the folder must not be removed.
         """
         try:
             with self._locked(fcntl.LOCK_EX):
@@ -142,13 +142,13 @@ class DatasetInFolder:
                 (self._folder / _LOCK).unlink(missing_ok=True)
 
     def plan(self) -> Path | None:
-        """Return the staging folder with the whole plan that `stage=plan` left; None: there is none."""
+        """Return the staging folder in which `stage=plan` left a whole plan; None if there is none."""
         plans = (about.parents[1] for about in self._folder.glob(f"*/{JOBS}/{ABOUT}"))
         return next((staging for staging in plans if _identity_of(staging) == staging.stem), None)
 
     @contextmanager
     def planned(self) -> Iterator[Path]:
-        """Open the folder that `plan` returns, for one of several processes that write its shards."""
+        """Open the folder of `plan` to write shards, as other processes may at once; raises PlanMissing."""
         missing = PlanMissing(f"no plan for {self.named}: stage=plan with the same settings makes it")
         if self.plan() is None:
             raise missing
@@ -158,7 +158,7 @@ class DatasetInFolder:
             yield staging
 
     def begin(self, staging: Path, identity: str, num_bytes: int, overwrite: bool) -> None:
-        """Make room for the shards, about `num_bytes` (0: not known)."""
+        """Get ready to write about `num_bytes` of shards (0: not known); raises PackError if the disk has less room."""
         num_written = sum(path.stat().st_size for path in staging.glob("*.tar"))
         free = shutil.disk_usage(staging).free
         if num_bytes - num_written > free:
@@ -168,21 +168,21 @@ class DatasetInFolder:
             )
 
     def has_shard(self, job: ShardJob) -> bool:
-        """Say whether a process of the same run has finished a shard; its bytes are not read."""
+        """Say whether a process of the same run has finished this shard; the shard is not read."""
         return is_done(job.path, job.identity)
 
     def for_check(self, staging: Path, shards: Sequence[WrittenShard], flavor: Flavor) -> Path | str:
-        """Return the place from which Energon reads the dataset before it is published."""
+        """Return the path or address at which Energon can read the dataset before it is published."""
         return staging
 
     def discard(self, staging: Path, identity: str) -> None:
-        """Remove the indices of all shards, so that no run goes on from them."""
+        """Mark all finished shards as useless, so that the next run writes them anew."""
         for index in staging.glob("*.tar.idx"):
             index.unlink()
 
     @contextmanager
     def discarding(self, staging: Path, identity: str) -> Iterator[None]:
-        """Discard the shards if an error means that they are wrong; a store that does not answer is no such error."""
+        """Discard the shards if the block raises an error. A StoreError does not mean that they are wrong."""
         try:
             yield
         except StoreError:
@@ -192,6 +192,7 @@ class DatasetInFolder:
             raise
 
     def publish(self, staging: Path, identity: str, overwrite: bool) -> None:
+        """Sync the staging folder and rename it to the dataset; raises PackError if another run did so meanwhile."""
         self.refuse_existing(overwrite)
         try:
             sync_file_system(staging)  # may take long: after a kill the next run continues from these shards

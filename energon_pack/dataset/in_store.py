@@ -47,7 +47,7 @@ _DATASET, _MANIFEST = f"{META_FOLDER}/dataset.yaml", f"{META_FOLDER}/{MANIFEST}"
 
 
 class RunState(str, Enum):
-    """How far a run has come."""
+    """The state of a run that writes a dataset on a store."""
 
     writing = "writing"
     #: the shards belong to another run, or are wrong
@@ -57,9 +57,9 @@ class RunState(str, Enum):
 
 @dataclass(frozen=True)
 class Note:
-    """The content of a marker: which run writes a dataset, and how far it is.
+    """The content of a marker: which run writes a dataset, and the run's state.
 
-    No two notes are equal, so a run sees by equality whether the marker is still its own.
+    No two runs write equal notes, so a run compares notes to see whether the marker is still its own.
     """
 
     identity: str  # hash of everything that the bytes of the shards depend on
@@ -68,16 +68,16 @@ class Note:
 
     @classmethod
     def new(cls, identity: str, state: RunState) -> "Note":
-        """Make the first note of a run."""
+        """Return the first note of a run, with a random id of the run."""
         return cls(identity, uuid.uuid4().hex, state)
 
     def trusts(self, identity: str) -> bool:
-        """Say whether existing shards may be kept: they are of this identity, and were not discarded."""
+        """Say whether a run of this identity may keep the shards: they are of the same identity, and not discarded."""
         return self.identity == identity and self.state is not RunState.discarded
 
 
 class Marker:
-    """The marker of one dataset."""
+    """The object on a store that names the run that may write a dataset: only its owner changes the dataset."""
 
     def __init__(self, dataset: str):
         self._dataset = dataset
@@ -85,7 +85,7 @@ class Marker:
         self._address = f"{self.folder}/identity"
 
     def read(self) -> tuple[Note | None, str | None]:
-        """Return the note, and its version for `win`; None: no run is at work, and none was stopped."""
+        """Return the note and the object's version; None for both if no run is at work or was stopped."""
         try:
             data, version = stores.read_with_version(self._address)
         except FileNotFoundError:
@@ -97,41 +97,42 @@ class Marker:
             return Note("", "", RunState.discarded), version
 
     def win(self, note: Note, version: str | None) -> Note:
-        """Replace the note that was read by this one; raises PackError if another run was faster."""
+        """Write a note over that of this version (None: there is none); raises PackError if another run was faster."""
         if not stores.put_if(self._address, json.dumps(asdict(note)).encode(), version):
             raise another_run(self._dataset)
         return note
 
     def move(self, note: Note, state: RunState) -> Note:
-        """Win the next state of a run; raises PackError if another run took over."""
+        """Replace the run's note by one with another state; return it. Raises PackError if another run took over."""
         now, version = self.read()
         if now != note:
             raise another_run(self._dataset)
         return self.win(replace(note, state=state), version)
 
     def refuse_lost(self, note: Note) -> None:
-        """Raise PackError if another run took over from the run that wrote this note."""
+        """Raise PackError unless this note, which the run wrote last, is still in the marker."""
         if self.read()[0] != note:
             raise another_run(self._dataset)
 
     def refuse_other(self, identity: str | None) -> None:
-        """Raise PackError if no run of this identity is at work, or its shards were discarded."""
+        """Raise PackError unless the marker belongs to a run of this identity, whose shards were not discarded."""
         note, _ = self.read()
         if note is None or identity is None or not note.trusts(identity):
             raise another_run(self._dataset)
 
     def leave(self, note: Note) -> None:
-        """Remove the marker and everything beside it, unless the next run is already at work."""
+        """Remove the marker and all that lies beside it, unless another run has replaced the note."""
         names = stores.entries(self.folder)
         if self.read()[0] == note:
             stores.delete(names)
 
 
 class DatasetInStore(DatasetInFolder):
-    """A prefix of a bucket.
+    """A dataset on an object store: shards go there as they are written, its metadata at the end.
 
     Args:
-        final: a folder of this machine in its place: its staging folder holds everything but the shards.
+        address: the address of the dataset.
+        final: a folder of this machine; the staging folder beside it holds everything but the shards.
     """
 
     is_stored = True
@@ -225,7 +226,7 @@ class DatasetInStore(DatasetInFolder):
 
 
 def refuse_unwritable_address(knob: str, address: str) -> None:
-    """Write an object and remove it."""
+    """Raise PackError if no object can be written below an address and removed again."""
     probe = f"{address}/.staging/probe"
     try:
         stores.put(probe, b"energon_pack")
@@ -235,10 +236,14 @@ def refuse_unwritable_address(knob: str, address: str) -> None:
 
 
 def put_shard(folder: str, identity: str | None, job: ShardJob) -> WrittenShard:
-    """Do the same as `write_shard` on an object store: upload the shard in parts, then its index.
+    """Write one shard as `write_shard` does, but onto an object store: upload it in parts, then its index.
 
     The marker is read before each of the two. A process that is paused between reading it and the end of its request
     may still upload that one object when it resumes, over another run's.
+
+    Args:
+        folder: the address of the dataset.
+        identity: that of the run; None: the job has it.
     """
     marker = Marker(folder)
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
@@ -261,7 +266,7 @@ def put_shard(folder: str, identity: str | None, job: ShardJob) -> WrittenShard:
 
 
 def is_put(folder: str, job: ShardJob) -> bool:
-    """Say whether `put_shard` has uploaded this shard, so that a run of the same identity may trust it."""
+    """Say whether a run of the job's identity has uploaded this shard and its index."""
     note, _ = Marker(folder).read()
     if note is None or job.identity is None or not note.trusts(job.identity):
         return False
@@ -274,7 +279,7 @@ def _num_packs(table: pa.Table) -> int:
 
 
 def _size_there(address: str, num_packs: int) -> int | None:
-    """Return the size of a shard that an earlier run uploaded; a store has an object whole or not at all."""
+    """Return the size of a shard that is uploaded with its index; None if it is not, or of other packs."""
     try:
         ends, size = stores.read_whole(f"{address}.idx"), stores.find(address).size
     except FileNotFoundError:

@@ -24,15 +24,21 @@ from energon_pack.samples.tokens_part import TokensDamaged
 
 
 class OtherTokenizer(ValueError):
-    """A tokenizer makes other ids than those that a dataset holds."""
+    """A processor's tokenizer makes other token ids than a dataset holds."""
 
 
 def read_input_rules(dataset: str | Path, processor: str | None = None) -> InputRules:
-    """Read how a packed dataset's media become inputs of a model: of several datasets, by the one that keeps most
-    files of its processor.
+    """Read the rules that turn packs of a dataset into model inputs.
+
+    Several datasets have those of the one that keeps most files of its processor.
 
     Args:
-        processor: a folder or hub id, in place of the files that the dataset keeps.
+        processor: folder or hub id, in place of the processor's files in the dataset.
+
+    Raises:
+        PackError: its settings make other pixels than those of the packing; or it is needed, for it runs code of its
+            own.
+        ValueError: a file of the dataset is missing or damaged.
     """
     values_of = [(folder, _values(folder)) for folder in folders_of(dataset)]
     folder, values = max(values_of, key=lambda pair: len(pair[1]["files"]))
@@ -52,7 +58,7 @@ def read_input_rules(dataset: str | Path, processor: str | None = None) -> Input
 
 
 def _refuse_other_settings(folder: str | Path, processor: str, hashes: Mapping[str, str]) -> None:
-    """Refuse a processor that would make other pixels: a setting that both folders have differs."""
+    """Raise PackError if a setting that makes pixels differs from that of the processor that packed the dataset."""
     for name in hashes:
         if name.endswith("processor_config.json") and (path := Path(processor, name)).is_file():
             packed = _leaves(json_value(read_as_packed(folder, f"{PROCESSOR}/{name}", hashes[name])))
@@ -74,14 +80,14 @@ def _leaves(value: Any, name: str = "") -> dict[str, Any]:
 def refuse_other_ids(
     rules: InputRules, dataset: str | Path, processor: str, ids_of: Callable[[str], list[int]]
 ) -> None:
-    """Raise OtherTokenizer if a processor's tokenizer makes other ids of the dataset's texts than it holds."""
+    """Raise OtherTokenizer if a tokenizer (`ids_of`: text → ids) makes other ids of texts than the dataset holds."""
     for text, ids in rules.texts:
         if (ids_here := ids_of(text)) != list(ids):
             raise OtherTokenizer(f"{dataset}: {_other_ids(text, ids, ids_here, processor)}")
 
 
 def _other_ids(text: str, ids: Sequence[int], ids_here: Sequence[int], processor: str) -> str:
-    """Say that a processor's tokenizer is not the dataset's, by the ids of a text."""
+    """Return the message of OtherTokenizer: the first ids of a text in the dataset, and those that were made here."""
     in_dataset, here = (" ".join(map(str, numbers[:8])) for numbers in (ids, ids_here))
     return (
         f"its tokenizer is not that of {processor}: {text!r} begins with the ids {in_dataset} in the dataset,"

@@ -23,7 +23,7 @@ _KEY = re.compile(r"[0-9a-f]{8}_(\d{8,})")  # a key of this package's packs, wit
 
 @dataclass(frozen=True)
 class LocatedPack:
-    """A pack, and its place."""
+    """A pack, with its number, its shard, and the file from which its parts are read."""
 
     number: int  # its place in the order of the plan
     shard: str
@@ -33,7 +33,7 @@ class LocatedPack:
 
 
 class PackLookup(PackParts):
-    """The packs of a dataset in the order of its plan, whichever tool wrote it."""
+    """Finds any pack of a dataset by its number in the order of the plan, or by its key, whichever tool wrote it."""
 
     def __init__(self, folder: DatasetFolder, flavor: PackedFlavor, shards: DatasetFolder | None = None):
         """List the shards.
@@ -54,7 +54,7 @@ class PackLookup(PackParts):
         return next((place for place, own_key in enumerate(keys) if own_key == key), None)
 
     def __getitem__(self, number: int) -> LocatedPack:
-        """Read a pack."""
+        """Read the pack with this number; raises PackError if there is none, or its shard can't be read."""
         name, file, files = self._found(number)
         part = next((part for part in files.parts if part.name == "json" and part.size >= 0), None)
         raw = None if part is None else file.read(part.offset, part.size)
@@ -62,7 +62,7 @@ class PackLookup(PackParts):
         return LocatedPack(number, name, with_media(file, pack, self.media), pack, defects)
 
     def all(self) -> Iterator[LocatedPack]:
-        """Yield every pack, in order; skip shards that can't be read."""
+        """Yield packs in order; if one can't be read, the rest of its shard is left out."""
         number = 0
         for count in self.counts.values():
             with suppress(PackError):

@@ -13,7 +13,7 @@ from energon_pack.samples.skip import Reason
 
 
 def bad_data(figures: Report | Choices, max_skipped: float) -> str | None:
-    """Say why bad data cost too many samples; None: they did not."""
+    """Return why bad data cost too many samples (`max_skipped`: a share of all); None if they did not."""
     num_lost, num_samples = num_lost_to_bad_data(figures.skipped_by_reason), figures.samples_in
     if num_lost <= max_skipped * num_samples:
         return None
@@ -21,7 +21,7 @@ def bad_data(figures: Report | Choices, max_skipped: float) -> str | None:
 
 
 def lost_too_much(report: Report, max_skipped: float) -> str | None:
-    """Say why a dataset with these figures is not published; None: it is published."""
+    """Return why a dataset with these figures may not be published; None if it may."""
     if not report.samples_in:
         left_out = report.samples_excluded
         why_none = (
@@ -38,7 +38,10 @@ def lost_too_much(report: Report, max_skipped: float) -> str | None:
 
 
 def dropped(report: Report, packing: PackingConfig) -> str | None:
-    """Return why a run that was not told to drop any number of tokens loses too many as overlong; None: it does not."""
+    """Return why overlong samples lose more than `packing.max_dropped_tokens`; None if they do not.
+
+    `packing.overlong=drop` may lose any number, because the user asked for it.
+    """
     is_cut_off, most = packing.overlong == Overlong.truncate_text, packing.max_dropped_tokens
     share = report.dropped_share(Reason.OVERLONG.value) + is_cut_off * report.dropped_share(Reason.CUT_OFF.value)
     if packing.overlong not in (Overlong.auto, *CUTTING) or share <= most:
@@ -55,7 +58,7 @@ def dropped(report: Report, packing: PackingConfig) -> str | None:
 
 
 def keeps_more(overlong: Overlong) -> str:
-    """Name the other policies that keep all tokens of some samples that are too long."""
+    """Name the policies of `packing.overlong`, other than this one, that keep more tokens, and where each helps."""
     of_samples = {
         Overlong.split_turns: "where samples have several questions",
         Overlong.split_text: "where they are text without a chat",
@@ -64,13 +67,13 @@ def keeps_more(overlong: Overlong) -> str:
 
 
 def foresee(why: str | None, page: Path, figures: Report | Choices | None = None) -> None:
-    """End a run that writes no dataset in the same way as one that lost too much."""
+    """Raise SamplesLost, in a run that publishes nothing, if publishing would be refused; `why` is None if not."""
     if why is not None:
         raise SamplesLost(f"{why}: stage=all would publish nothing", str(page), figures.to_json() if figures else None)
 
 
 def refuse_losses(why: str, skipped: Path, final: Path, report: Report) -> NoReturn:
-    """Publish nothing, because too much was lost; keep the ledger next to where the dataset would be."""
+    """Move the ledger beside the place of the dataset, and raise SamplesLost: too much was lost to publish it."""
     kept, page = kept_ledger(final), page_beside(final, PAGE)
     shutil.move(skipped, kept)
     text = f"{why}: nothing is published; {kept} names each with its reason, {page} shows what there is"
@@ -78,10 +81,10 @@ def refuse_losses(why: str, skipped: Path, final: Path, report: Report) -> NoRet
 
 
 def kept_ledger(final: Path) -> Path:
-    """Return the path of the ledger that a run leaves if it publishes nothing."""
+    """Return where a run that publishes nothing leaves its ledger, beside the dataset's place."""
     return final.with_name(f"{final.name}.{LEDGER}")
 
 
 def page_beside(final: Path, name: str) -> Path:
-    """Return the path of the page of a run that publishes no dataset: a single stage, or a run that lost too much."""
+    """Return where a run that publishes nothing leaves its page, beside the dataset's place; `name` ends its name."""
     return final.with_name(f"{final.name}.{name}")

@@ -37,7 +37,7 @@ from energon_pack.samples.flavors import flavor_written
 
 @dataclass(frozen=True)
 class OrderedDataset:
-    """A packed dataset of an order."""
+    """A packed dataset whose packs an order reads, together with those of others."""
 
     name: str
     folder: DatasetFolder
@@ -45,7 +45,7 @@ class OrderedDataset:
     manifest: Mapping[str, Any]
 
     def split_parts(self) -> dict[str, list[str]]:
-        """Return its tars by split."""
+        """Return the names of its tars by split; raises PackError if split.yaml excludes packs."""
         split = yaml_value(self.folder.read(f"{META_FOLDER}/split.yaml"))
         if split.get("exclude"):
             raise PackError(f"{self.folder}: split.yaml excludes packs: an order has whole tars")
@@ -58,7 +58,11 @@ class OrderedDataset:
 
 
 def members_of_parts(parts: Sequence[OrderedDataset]) -> tuple[Items, Ints, Ints]:
-    """Read the members of all packs of the train splits."""
+    """Read the members of all packs in the train splits of several datasets.
+
+    Returns:
+        the members; int64[packs] the number of members of each pack; int64[packs] the index of its dataset in `parts`.
+    """
     tables, sizes, of_pack, of_member = [], list[Ints](), list[Ints](), list[Ints]()
     for number, part in enumerate(parts):
         plan = PlanFile(part.folder)
@@ -86,7 +90,12 @@ def members_of_parts(parts: Sequence[OrderedDataset]) -> tuple[Items, Ints, Ints
 def write_ordered(
     out: Path, parts: Sequence[OrderedDataset], order: Ints, topology: Mapping[str, int], num_turns: int
 ) -> None:
-    """Write the folder completely, or not at all."""
+    """Write the folder of an order, completely or not at all, in place of `out`.
+
+    Args:
+        order: int64, numbers of packs, counted over all datasets, in reading order.
+        num_turns: the number of passes over the datasets that the order is made of.
+    """
     staging = out.with_name(f".{out.name}.partial-{os.getpid()}")
     staging.mkdir(parents=True)
     try:

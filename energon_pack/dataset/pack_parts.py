@@ -23,10 +23,10 @@ _Here = TypeVar("_Here", bound="PackParts")
 
 
 class PackParts:
-    """The packs of a dataset in the order of its plan."""
+    """Reads the parts of any pack of a dataset by its number in the order of the plan."""
 
     def __init__(self, folder: DatasetFolder, shards: DatasetFolder | None = None):
-        """List the shards; they may lie in another folder than the metadata."""
+        """Take the dataset's folder, and that of its shards if they lie elsewhere."""
         self.folder, self._shards = folder, shards or folder
         self._opened: dict[str, File] = {}
         #: the media that packs refer to
@@ -34,7 +34,7 @@ class PackParts:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """Count the packs of each shard, in order: by `.info.json`, or the size of its `.tar.idx`, or its headers."""
+        """Return the number of packs of each shard, in order: from `.info.json`, else from the index or the tar."""
         stated: object = None
         with suppress(OSError, ValueError):
             stated = self.folder.read_object(f"{META_FOLDER}/.info.json").get("shard_counts")
@@ -49,7 +49,7 @@ class PackParts:
         return self._ends[-1] if self._ends else 0
 
     def parts(self, number: int) -> dict[str, Any]:
-        """Read the files of a pack as a sample loader gets them: each part by its name, and `__key__`."""
+        """Return the files of a pack as Energon's sample loaders get them: content by part name, and `__key__`."""
         name, file, files = self._found(number)
         try:
             parts = {part.name: file.read(part.offset, part.size) for part in files.parts if part.size >= 0}
@@ -58,7 +58,7 @@ class PackParts:
         return {"__key__": files.key, **parts}
 
     def _found(self, number: int) -> tuple[str, Bytes, PackFiles]:
-        """Find a pack: the name of its shard, the bytes in which its parts' places count, and its files."""
+        """Return the shard of a pack, the file in which the pack's parts lie at their offsets, and the pack's files."""
         if not 0 <= number < len(self):
             raise PackError(f"pack {number} of {self.folder}: there are {len(self):,}, from 0 on")
         index = int(np.searchsorted(self._ends, number, side="right"))
@@ -116,5 +116,5 @@ class PackParts:
 
 
 def _is_count(value: object) -> bool:
-    """Say whether a value may be a number of packs: the sum over all shards has to be one that `len` can return."""
+    """Say whether a value may be a number of packs: `len` must be able to return the sum over all shards."""
     return type(value) is int and 0 <= value < 1 << 40

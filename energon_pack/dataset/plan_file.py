@@ -32,9 +32,7 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")  # for the file of sorted r
 
 
 def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator[dict[str, Any]]:
-    """Yield one entry of `skipped.jsonl` for each sample in no pack, or in packs without some of its tokens, in the
-    order of the source.
-    """
+    """Yield the entries of skipped.jsonl in source order: samples in no pack, and samples that lost some tokens."""
     columns = ["key", *lengths.reads, "detail", "media_type", *caps.COLUMNS]
     refused = {row["sample"]: (row["reason"], row["detail"]) for row in lengths.refused.to_pylist()}
     for start, numbers, table in lengths.tables(columns, with_parts=False):
@@ -75,20 +73,20 @@ def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator
 
 
 def write_ledger(path: Path, lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> None:
-    """Write skipped.jsonl: a line for each entry."""
+    """Write skipped.jsonl: each entry of `ledger` as a line of JSON."""
     with open(path, "w", encoding="utf-8") as file:
         for entry in ledger(lengths, plan, packing):
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
 
 def entries_of(path: Path) -> Iterator[dict[str, Any]]:
-    """Read the entries that `write_ledger` wrote."""
+    """Yield the entries of a file that `write_ledger` wrote."""
     with open(path, encoding="utf-8") as file:
         yield from map(json.loads, file)
 
 
 def _lost(number: int, token_len: int, packing: PackingConfig) -> str:
-    """Word that tokens of a sample are in none of its parts."""
+    """Return the detail of a sample that lost `number` of its tokens because it was cut."""
     lost = f"{number:,} of its {amount(token_len, 'token')}"
     if packing.overlong == Overlong.truncate_text:
         return f"{lost}: packing.overlong=truncate_text keeps the beginning"
@@ -109,7 +107,7 @@ def _policy(row: dict[str, Any], reason: Reason | None, packing: PackingConfig) 
 
 
 def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, names: Sequence[str]) -> None:
-    """Write pack_plan.parquet: a row for each member in the order of writing, a row group for each output shard."""
+    """Write pack_plan.parquet: a row for each member, a row group for each output shard, whose names are `names`."""
     temporary, schema = path.with_suffix(".tmp"), with_cuts(WRITTEN_SCHEMA, lengths.cut_type)
     if lengths.shared is not None:
         schema = pa.unify_schemas([schema, SHARED_SCHEMA])
@@ -137,7 +135,7 @@ def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, 
 
 
 def _deal(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list[list[tuple[int, int]]]:
-    """Write the rows of all members to a file, in large pieces that are sorted by output shard."""
+    """Write all rows to a file in pieces sorted by output shard; return offset and size of each shard's pieces."""
     place = lengths.scratch.zeros(len(lengths.items), np.int64)  # index + 1 of each member in the plan; 0: in no pack
     for block in blocks(len(plan.items)):
         place[plan.items[block]] = np.arange(block.start, block.stop) + 1

@@ -17,7 +17,9 @@ _MOST_SHARDS = 32  # whose first media are looked for
 
 
 def refuse_lost(dataset: str, manifest: Mapping[str, Any], shards: Sequence[str]) -> None:
-    """Look at the size of each shard, and at media that the first packs refer to; a store has objects whole or not.
+    """Raise PackError if a shard is missing or cut, or media that the first packs refer to can't be opened.
+
+    On an object store nothing is checked: an object is there as a whole or not at all.
 
     Args:
         manifest: energon_pack.json; empty: another tool packed it.
@@ -33,7 +35,7 @@ def refuse_lost(dataset: str, manifest: Mapping[str, Any], shards: Sequence[str]
 
 
 def unread(path: str, error: Exception) -> PackError:
-    """Return the error for a shard that can't be read while training."""
+    """Return the error that says that a shard can't be read, for a loader in training."""
     why = getattr(error, "strerror", None) or (error.args[0] if error.args else type(error).__name__)
     return PackError(f"{path} can't be read: {why}: {_AGAIN}")
 
@@ -49,7 +51,7 @@ def _why_lost(path: str) -> str | None:
 
 
 def _open_media(dataset: str, shards: Sequence[str]) -> None:
-    """Open one medium of each file of the source that the first packs of the shards name."""
+    """Open one medium in each source file that the first packs of the shards refer to."""
     media, opened = DatasetMedia(dataset), set[str | int]()
     for path in (os.path.join(dataset, name) for name in shards):
         try:

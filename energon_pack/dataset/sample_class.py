@@ -34,7 +34,7 @@ class LoongForgeTurns(PackedMultiMixQA):
 
 
 class LlavaCaptions(PackedCaptioning):
-    """Packs for LLaVA-OneVision-2's PackedCaptioningSample."""
+    """Packs for LLaVA-OneVision-2's PackedCaptioningSample: prompts and captions of each member."""
 
     rules = (*PackedCaptioning.rules, "stacks")
     gives = ("images", "prompts", "captions", "patch_positions", "fps", "timestamp_decimal")
@@ -47,7 +47,15 @@ Taken = dict[str, bool]  # field → whether the class requires it
 
 
 def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] | None = None) -> PackedFlavor:
-    """Return a flavour in the form that a sample class accepts."""
+    """Return the flavour with this name, in the form that a sample class accepts.
+
+    Args:
+        sample_type: `module:Class` of another stack; None: the class of this package.
+        sample_fields: the fields of that class; None: the class is imported, and tells them.
+
+    Raises:
+        PackError: there is no such flavour, or the class has other fields than its forms fill.
+    """
     forms = [stack for stack in STACKS if stack.name == name]
     if sample_type is None or not forms:
         flavor = packed_flavor(name)
@@ -70,7 +78,7 @@ def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] 
 
 
 def _taken_by(taken: Taken, forms: Iterable[PackedFlavor]) -> PackedFlavor | None:
-    """Return the first flavour that gives all that a class needs, and nothing that it does not take."""
+    """Return the first flavour that fills all fields that a class requires, and none that it lacks; None if none."""
     needed = {field for field, is_needed in taken.items() if is_needed}
     return next((form for form in forms if needed <= {*form.gives} <= taken.keys()), None)
 

@@ -47,18 +47,18 @@ _AT_ONCE, _BYTES_AT_ONCE = 256, 32 << 20  # members, and bytes of their sources,
 
 
 def shard_name(prefix: str, number: int) -> str:
-    """Return the name of a shard: `packed-000000.tar`."""
+    """Return the file name of a shard: `packed-000000.tar` for the prefix `packed` and the number 0."""
     return f"{prefix}-{number:06d}.tar"
 
 
 def shard_names(prefix: str) -> re.Pattern[str]:
-    """Return what the names of all shards and of their indexes match."""
+    """Return a pattern that matches the file names of all shards with this prefix, and of their indexes."""
     return re.compile(re.escape(prefix) + r"-\d{6,}\.tar(\.idx)?")
 
 
 @dataclass(frozen=True)
 class ShardJob:
-    """One output shard, and its sources."""
+    """All that a worker needs to write one output shard: its rows of the plan, and the source shards they name."""
 
     path: Path
     plan: Path
@@ -81,6 +81,8 @@ class ShardJob:
 
 @dataclass(frozen=True)
 class WrittenShard:
+    """The figures of a finished shard."""
+
     name: str
     num_packs: int
     num_samples: int
@@ -91,7 +93,7 @@ class WrittenShard:
 
 
 def write_shard(job: ShardJob) -> WrittenShard:
-    """Write one shard, then its `.tar.idx`; if the index is there, a killed run finished the shard, and it is kept."""
+    """Write one shard, then its `.tar.idx`. A shard that a killed run finished is kept if it has the right bytes."""
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
     index = job.path.with_suffix(".tar.idx")
     was_there = is_done(job.path, job.identity) or _is_finished(job, table, index)
@@ -103,7 +105,7 @@ def write_shard(job: ShardJob) -> WrittenShard:
 
 
 def written_shard(job: ShardJob, table: pa.Table, num_packs: int, num_bytes: int, was_there: bool) -> WrittenShard:
-    """Describe a shard that is finished."""
+    """Return the figures of a finished shard; `was_there`: an earlier run wrote it."""
     sizes = pc.struct_field(pc.list_flatten(table["parts"]), "size")
     if job.root is not None:
         sizes = pc.min_element_wise(sizes, 2 * END)
@@ -133,7 +135,7 @@ def _put_in_place(temporary: Path, path: Path, is_synced: bool) -> None:
 
 
 def is_done(shard: Path, identity: str | None) -> bool:
-    """Say whether a process of the same run has written and synced a shard: it is trusted, and not read."""
+    """Say whether a process of the run with this identity wrote and synced a shard; the shard itself is not read."""
     try:
         return identity is not None and _done_file(shard).read_bytes() == _done(shard, identity)
     except FileNotFoundError:
@@ -152,12 +154,12 @@ def _done_file(shard: Path) -> Path:
 
 
 def parts_folder(staging: Path) -> Path:
-    """Return where files of a staging folder are written: two machines may write the same file, and one may be late."""
+    """Return the folder in which files are written before they move to the staging folder, with a name of their own."""
     return staging.with_name(f"{staging.name}.parts")
 
 
 def bytes_begun(staging: Path) -> int:
-    """Count the bytes of unfinished shards in a staging folder."""
+    """Return the number of bytes that are written of unfinished shards."""
     num_bytes = 0
     with suppress(OSError), os.scandir(parts_folder(staging)) as entries:
         for entry in entries:
@@ -167,10 +169,10 @@ def bytes_begun(staging: Path) -> int:
 
 
 def _is_finished(job: ShardJob, table: pa.Table, index: Path) -> bool:
-    """Say whether an earlier run wrote this shard, and it still equals the shard that would be written now.
+    """Say whether an earlier run wrote this shard, and each byte still equals what would be written now.
 
-    Every byte is compared with its source. Shards are synced only at the end, so after a power cut a file may hold
-    anything, and nothing else would notice a byte that changed between two runs.
+    Shards are synced only at the end, so after a power cut a file may hold anything, and nothing else would notice a
+    byte that changed between two runs.
     """
     if not (index.exists() and job.path.exists()):
         return False
@@ -184,7 +186,7 @@ def _is_finished(job: ShardJob, table: pa.Table, index: Path) -> bool:
 
 
 def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
-    """Write the packs; return Energon's index: the place of each pack's first header, and the end of the last pack."""
+    """Write all packs of a shard; return its `.tar.idx`: the offset of each pack, and the end of the last (uint64)."""
     starts: list[int] = []
     with Sources(job.source) as sources, KeptTokens(job.tokens_folder) as kept:
         places = iter(job.kept.tolist())
@@ -209,7 +211,7 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
 
 
 def _by_packs(rows: Iterable[tuple[PlanRow, int]]) -> Iterator[Members]:
-    """Yield the members of whole packs, some packs at once: a tokenizer is faster with many texts."""
+    """Yield members of whole packs, several packs at once: a tokenizer is faster with many texts."""
     together: Members = []
     bytes_left = _BYTES_AT_ONCE
     for _, pack in groupby(rows, key=lambda row: row[0].pack):
@@ -276,7 +278,7 @@ def _content(key: str, pack: Sequence[_Member], job: ShardJob) -> _Content:
 
 
 def _copied(tar: TarWriter, pack: _Content, sources: Sources, root: str | None) -> list[list[bytes]]:
-    """Write a pack with its media; return the bytes at the ends of the media."""
+    """Write a pack that holds its media; return the first and last bytes of each member's media."""
     _add_texts(tar, pack, pack.value)
     return [
         [
@@ -290,7 +292,7 @@ def _copied(tar: TarWriter, pack: _Content, sources: Sources, root: str | None) 
 
 
 def _referred(tar: TarWriter, pack: _Content, sources: Sources, root: str | None) -> list[list[bytes]]:
-    """Write a pack that says where its media lie; return the bytes at the ends of the media."""
+    """Write a pack that refers to its media in the source; return the first and last bytes of each member's media."""
     references = [
         [(name, *sources.refer(name, member.row, part, root or "")) for name, part in its]
         for member, its in zip(pack.members, pack.parts, strict=True)
@@ -307,7 +309,7 @@ def _add_texts(tar: TarWriter, pack: _Content, value: Fields) -> None:
 
 
 def conversation(sample: ReadSample, flavor: PackedFlavor, num_shared: int = 0) -> Conversation:
-    """Return the conversation of a sample, or of a part of one, from which the JSON of its pack is made."""
+    """Return a sample as the JSON of its pack stores it; its first `num_shared` media are the member's before it."""
     messages = sample.timed if flavor.times_in_text else sample.messages
     media = [(part.kind, part.extension) for part in sample.parts]
     has_positions = [] if flavor.times_in_text else [part is not None for part in sample.positions]
@@ -315,5 +317,5 @@ def conversation(sample: ReadSample, flavor: PackedFlavor, num_shared: int = 0) 
 
 
 def parts_beside(sample: ReadSample, content: Conversation) -> list[AnyPart]:
-    """Return the parts of a pack for a sample, without JSON: media, then patch positions if the flavour has them."""
+    """Return the parts of a sample that lie in a pack beside the JSON: media, then any patch positions."""
     return [*sample.parts, *(part for part in sample.positions if part is not None and content.has_positions)]

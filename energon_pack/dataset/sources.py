@@ -30,14 +30,17 @@ Members = list[tuple[PlanRow, int]]
 
 
 class Sources:
-    """The open source shards of a job."""
+    """Reads samples and their parts from the source shards of a job, and checks that they did not change.
+
+    Methods that read raise SourceChanged if a sample is not as it was measured.
+    """
 
     def __init__(self, shards: dict[str, Shard]):
         self._shards = shards
         self._reader = Reader()
 
     def ahead(self, packs: Iterable[Members], are_copied: bool) -> Iterator[Members]:
-        """Yield the same packs, while reading ahead as `Reader.ahead` does."""
+        """Yield the same packs, and read their sources ahead: whole media if they are copied, else only their ends."""
 
         def samples(pack: Members) -> Iterator[tuple[Shard, PlanRow]]:
             return ((self._shards[row.shard], row) for row, _ in pack)
@@ -45,7 +48,7 @@ class Sources:
         return self._reader.ahead(packs, samples, whole if are_copied else ends_within)
 
     def read(self, row: PlanRow, settings: ReadSettings, kept: Kept | None = None) -> ReadSample:
-        """Read a sample without its media; its conversation is parsed unless it is kept."""
+        """Read the record of a sample, without media. The conversation is parsed unless `kept` has it."""
         shard, lead = self._shards[row.shard], self._lead(row)
         raw = self._reader.raw(shard, row, lead)
         self._check_header(raw[:lead], row, row.record_part, row.record_size)
@@ -58,40 +61,40 @@ class Sources:
             raise self.changed(row) from skip
 
     def with_headers(self, row: PlanRow, sample: ReadSample) -> ReadSample:
-        """Return a sample that `read` returned with the headers of its media; raises as `read`."""
+        """Return a sample that `read` returned, with the headers of its media, which tokenizing needs."""
         try:
             return with_headers(self._reader, self._shards[row.shard], sample)
         except Skip as skip:  # it could be read when it was measured
             raise self.changed(row) from skip
 
     def member(self, row: PlanRow, *, settings: ReadSettings, checksum: int) -> MemberInput:
-        """Read a sample with its media, as training encodes it."""
+        """Read a sample with its media, in the form that training encodes."""
         sample = self.read(row, settings)
         media = [self.checked_file(row, part).read(part.offset, part.size) for part in sample.parts]
         self.refuse_changed(row, sample, (data[:END] + data[-END:] for data in media), checksum)
         return sample.member(row.sample_id, media, row.token_len)
 
     def copy(self, tar: TarWriter, name: str, row: PlanRow, part: AnyPart) -> bytes:
-        """Copy a part of a sample into a tar; return the bytes at both its ends."""
+        """Copy a part of a sample into a tar under this name; return its first and last `END` bytes."""
         header, ends = tar.copy(name, self._file(row, part), part.offset, part.size, self._lead(row), END)
         self._check_header(header, row, part.name, part.size)
         return ends
 
     def ends(self, row: PlanRow, part: AnyPart) -> bytes:
-        """Return the bytes at both ends of a part of a sample; raises as `copy`."""
+        """Return the first and last `END` bytes of a part."""
         ends = ends_of(self._file(row, part), part.offset, part.size, self._lead(row))
         self._check_header(ends.header, row, part.name, part.size)
         return ends.first + ends.last
 
     def refer(self, name: str, row: PlanRow, part: AnyPart, root: str) -> tuple[Reference, Ends]:
-        """Return where a part of a sample lies, and the bytes at both its ends; raises as `copy`."""
+        """Return the reference under which a pack finds a part below `root`, and the part's first and last bytes."""
         ends = ends_of(self._file(row, part), part.offset, part.size, self._lead(row))
         self._check_header(ends.header, row, part.name, part.size)
         place = self._shards[row.shard].place(part, root)
         return Reference(name, place, part.size, ends.checksum, row.sample_id), ends
 
     def checked_file(self, row: PlanRow, part: AnyPart) -> File:
-        """Return the file in which a part of a sample lies at its offset."""
+        """Return the file that holds a part, after comparing the tar header before the part."""
         file, lead = self._file(row, part), self._lead(row)
         self._check_header(file.read(part.offset - lead, lead), row, part.name, part.size)
         return file
@@ -104,7 +107,7 @@ class Sources:
         return self._shards[row.shard].lead
 
     def _check_header(self, header: bytes, row: PlanRow, part: str, size: int) -> None:
-        """Compare the header before a part with the one it had when it was measured."""
+        """Raise SourceChanged if the tar header before a part is not that of this name and size."""
         shard = self._shards[row.shard]
         if not shard.lead or is_header_of(header, f"{row.key}.{part}", size):
             return
@@ -112,7 +115,7 @@ class Sources:
             raise self.changed(row)
 
     def refuse_changed(self, row: PlanRow, sample: ReadSample, ends: Iterable[bytes], checksum: int) -> None:
-        """Raise SourceChanged if a sample is not what was measured."""
+        """Raise SourceChanged if the checksum of a sample's record and of its media's ends is not the measured one."""
         sum_here = crc32(sample.raw)
         for end in ends:
             sum_here = crc32(end, sum_here)  # see `Reader.checksum`
@@ -137,10 +140,14 @@ def tokens_of(
     template_folder: str,
     engine: str,
 ) -> list[MemberTokens]:
-    """Return the tokens of members of packs.
+    """Return the tokens of each member: those that measuring kept, or new ones.
 
     Args:
-        kept: the tokens that measuring made; None: they were not kept, and are made.
+        kept: what measuring kept of each member; None: nothing, so its tokens are made.
+
+    Raises:
+        SourceChanged: a sample is not as it was measured.
+        LengthsWrong: a sample has another number of tokens, or of trained tokens, than was measured.
     """
     tokens = [its and its.tokens for its in kept]
     missing = [number for number, its in enumerate(kept) if its is None]

@@ -14,7 +14,7 @@ _NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, er
 
 
 def tar_len(position: int) -> int:
-    """Return the bytes of a tar whose last member ends at `position`: two zero blocks, filled up to a record."""
+    """Return the bytes of a tar whose last file ends at `position`: two zero blocks, then zeros up to a full record."""
     end = position + 2 * BLOCK
     return end + -end % tarfile.RECORDSIZE
 
@@ -27,7 +27,7 @@ _TEMPLATE_SUM = sum(_TEMPLATE)
 
 
 def tar_header(name: str, size: int) -> bytes:
-    """Return the header of a regular file, byte for byte as tarfile writes it for mode 0644, no owner, time 0."""
+    """Return the header of a regular file with mode 0644, no owner and time 0, byte for byte as tarfile writes it."""
     encoded = name.encode()
     digits = b"%011o\0" % size
     if len(encoded) > 100 or len(digits) > 12:  # beyond USTAR
@@ -42,7 +42,7 @@ def tar_header(name: str, size: int) -> bytes:
 
 
 class TarWriter:
-    """Writes USTAR members with fixed metadata: mode 0644, no owner, time 0.
+    """Writes files into a USTAR tar with the same metadata for all: mode 0644, no owner, time 0.
 
     Data that do not fit into the buffer are copied from file to file, inside the kernel where it can.
     """
@@ -55,21 +55,21 @@ class TarWriter:
 
     @property
     def position(self) -> int:
-        """Return the bytes of the tar so far."""
+        """Return the number of bytes of the tar so far."""
         return self._num_written + self._used
 
     def add(self, name: str, data: bytes) -> None:
-        """Add a member from memory."""
+        """Add a file with this content."""
         self._put(tar_header(name, len(data)))
         self._put(data)
         self._put(bytes(-len(data) % BLOCK))
 
     def copy(self, name: str, source: File, offset: int, size: int, lead: int = 0, end: int = 0) -> tuple[bytes, bytes]:
-        """Add a member whose bytes are in another file.
+        """Add a file whose content is a range of another file; return the bytes before that range, and its ends.
 
         Args:
-            lead: bytes before `offset` to read with them, at most a tar header: one call reads both.
-            end: how many of its first bytes, and of its last, to return.
+            lead: how many bytes before `offset` to return, at most a tar header: one call reads them with the content.
+            end: how many of the first, and of the last, bytes of the content to return.
         """
         header = tar_header(name, size)
         padding = bytes(-size % BLOCK)
@@ -98,7 +98,7 @@ class TarWriter:
         return before, ends
 
     def end(self) -> None:
-        """Add two zero blocks, and fill up a record as tar programs do."""
+        """Finish the tar: two zero blocks, then zeros up to a full record."""
         self._put(bytes(tar_len(self.position) - self.position))
         self._flush()
 
@@ -124,11 +124,11 @@ class TarWriter:
 
 
 class TarDiffers(Exception):
-    """A tar differs from the one that would be written."""
+    """An existing tar has other bytes than those that would be written."""
 
 
 class TarComparer(TarWriter):
-    """Writes nothing: raises TarDiffers where the existing tar has other bytes."""
+    """Compares an existing tar with what would be written: writes nothing, raises TarDiffers at a difference."""
 
     def _write(self, view: memoryview) -> None:
         present = memoryview(bytearray(len(view)))

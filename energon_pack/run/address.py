@@ -16,7 +16,7 @@ _ADDRESS = re.compile(r"(s3|gs|msc)://([^/]+)/*(.*)", re.DOTALL | re.IGNORECASE)
 
 
 class Place(NamedTuple):
-    """The place where multi-storage-client finds an object."""
+    """An object as multi-storage-client finds it: by the profile of its configuration, and by a key."""
 
     profile: str  # a profile of its configuration, or one that it makes for a bucket: `_s3-bucket`
     key: str
@@ -28,12 +28,12 @@ def is_address(path: str | os.PathLike[str]) -> bool:
 
 
 def on_this_machine(paths: Iterable[str | None]) -> set[str]:
-    """Return those of the paths that are no addresses."""
+    """Return the paths of this machine: None and addresses of object stores are left out."""
     return {path for path in paths if path and not is_address(path)}
 
 
 def tidy(address: str) -> str:
-    """Return an address with its scheme in lower case, and without a slash at its end."""
+    """Return an address with its scheme in lower case, and without slashes at its end."""
     address = address.rstrip("/")
     scheme, mark, path = address.partition("://")
     return f"{scheme.lower()}{mark}{path}" if is_address(address) else address
@@ -46,13 +46,13 @@ def parent(address: str) -> str:
 
 
 def bucket_of(address: str) -> str:
-    """Return the address of the bucket or profile that an address lies in; for a path, an empty text."""
+    """Return the address of the bucket or profile in which an address lies; "" for a path."""
     matched = _ADDRESS.fullmatch(address)
     return f"{matched[1].lower()}://{matched[2]}" if matched else ""
 
 
 def joined(folder: str, name: str) -> str:
-    """Join a folder and a name as paths are joined: `..` is the folder above. An address remains an address."""
+    """Join an address and a relative name as paths are joined (`..` goes up); an address as the name is returned."""
     if is_address(name):
         return name
     scheme, _, path = tidy(folder).partition("://")
@@ -82,6 +82,6 @@ def place_of(address: str) -> Place:
 
 
 def energon_address(address: str) -> str:
-    """Return the same place as an address for Energon, which knows only `msc://` as a store."""
+    """Return the `msc://` address of the same object: Energon knows no other scheme."""
     place = place_of(address)
     return tidy(f"msc://{place.profile}/{place.key}")

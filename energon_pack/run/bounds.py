@@ -25,26 +25,27 @@ _hold: list[bool] = []
 
 
 def hold_here() -> None:
-    """Let bounds of memory hold in this process from now on: all its threads work for this package.
+    """Let `bounded` limit the memory of this process from now on: for a process whose threads all work for this
+    package.
 
-    A trainer's process has others, which may need memory at any time.
+    In a trainer's process other threads may need memory at any time, so nothing is limited there.
     """
     _hold[:] = [True]
 
 
 class Unbounded(Exception):
-    """Something takes more memory, or more time, than its input can need."""
+    """Something took more memory, or more time, than its input can need."""
 
 
 @contextmanager
 def bounded(num_bytes: int, seconds: float | None = None) -> Iterator[None]:
-    """Let the process use at most this many bytes more than now, and the thread this much time of the CPU.
+    """Limit the block to `num_bytes` of memory above what the process uses now, and to `seconds` of CPU time of its
+    thread.
 
-    Bounds may lie in each other. There is no bound of memory elsewhere than on Linux and after `hold_here`, and none of
-    time in other threads than the main one.
+    Blocks may be nested. Memory is limited only on Linux after `hold_here`, time only in the main thread.
 
     Raises:
-        Unbounded: it asked for more.
+        Unbounded: the block exceeded a limit.
     """
     with _seconds(seconds), _memory(num_bytes):
         yield

@@ -53,7 +53,12 @@ def parser(
     examples: Sequence[str] = (),
     codes: Mapping[int, str] | None = None,
 ) -> argparse.ArgumentParser:
-    """Make the parser of a tool, whose `--help` is a page."""
+    """Return the argument parser of a tool, whose `--help` ends with examples and exit codes.
+
+    Args:
+        takes: the arguments in the line of usage, as `DIR OUT`.
+        codes: exit codes that the tool has of its own, with their meanings.
+    """
     program = _typed(name)
     lines = ["examples:", *(f"  {program} {example}" for example in examples), ""] if examples else []
     all_codes = {code: meaning for code, meaning in EXIT_CODES.items() if code != SamplesLost.exit_code} | dict(
@@ -72,29 +77,29 @@ def parser(
 
 
 class _HelpPage(argparse.RawDescriptionHelpFormatter):
-    """Formats a page of help as wide as the terminal, but no wider than one reads."""
+    """Formats help as wide as the terminal, but at most `_WIDEST_HELP` characters wide."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=28, width=min(_WIDEST_HELP, shutil.get_terminal_size().columns - 2))
 
 
 def exit_code_lines(codes: Mapping[int, str]) -> list[str]:
-    """Return a line for each exit code."""
+    """Return a line of help for each exit code."""
     return [f"  {code:<4} {meaning.replace('`', '')}" for code, meaning in codes.items()]
 
 
 def tool_lines() -> list[str]:
-    """Return a line of help for each tool of the command line: how it is typed, and its purpose."""
+    """Return a line of help for each tool: its command, and its purpose."""
     return [f"  {_typed(name):<35} {purpose}" for name, purpose in TOOLS.items()]
 
 
 def _typed(name: str) -> str:
-    """Return how a tool is typed: no module has the name of a keyword."""
+    """Return the command of a tool: `try` is a keyword, and can't be a module."""
     return f"energon-pack {name}" if iskeyword(name) else f"python -m energon_pack.{name}"
 
 
 def count(text: str) -> int:
-    """Parse an argument that is a number from 1 on."""
+    """Parse a command-line argument that is a whole number, at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
@@ -104,14 +109,18 @@ _IN_STORE = " is on an object store, and this takes a folder of this machine: co
 
 
 def on_disk(text: str, why: str = _IN_STORE) -> Path:
-    """Return the path of a file or folder that a tool writes; raises PackError for an address."""
+    """Return a path on which a tool works; raises PackError for an address of an object store, with this reason."""
     if is_address(text):
         raise PackError(f"{text}{why}")
     return Path(text)
 
 
 def prepare_process() -> None:
-    """Keep names and messages from ending the work in an ASCII locale, and let SIGTERM interrupt it as Ctrl-C does."""
+    """Prepare the process of a command: bounds of memory, rare garbage collection, and SIGTERM that acts as Ctrl-C
+    does.
+
+    Characters that the locale lacks are replaced in what is printed.
+    """
     collect_rarely()
     hold_here()
     for stream in (sys.stdout, sys.stderr):
@@ -123,13 +132,13 @@ def prepare_process() -> None:
 
 
 def end_quietly() -> NoReturn:
-    """End without an error, because the reader of the output has seen enough, as `| head` has."""
+    """Exit with 1 and print nothing: the reader of the output has closed it, as `| head` does."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)
 
 
 def end(code: int) -> NoReturn:
-    """End the process after its exit handlers, but free none of its objects: that takes a tenth of a second."""
+    """Exit after the exit handlers, without freeing any object, which takes a tenth of a second."""
     try:
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -140,7 +149,7 @@ def end(code: int) -> NoReturn:
 
 
 def run(name: str, work: Callable[[], int]) -> NoReturn:
-    """Run a tool and exit: with its result, 1 after a user's error, 130 after an interrupt."""
+    """Run a tool and exit: with the code that `work` returns, 1 or 3 after a user's error, 130 after an interrupt."""
     prepare_process()
     try:
         try:

@@ -24,7 +24,7 @@ _KEPT = ("index", "lengths")
 
 @dataclass(frozen=True)
 class Mirror:
-    """The cache at an address, mirrored in a folder."""
+    """A cache on an object store, and the folder of this machine that mirrors it."""
 
     address: str
     folder: Path
@@ -32,7 +32,7 @@ class Mirror:
     _fetched: set[str] = field(default_factory=set)  # names of folders
 
     def fetch(self, *names: str) -> None:
-        """Fetch the store's files of one folder of the cache, once."""
+        """Download the missing files of a folder of the cache, once in a run; `names` are the parts of its path."""
         name = "/".join(names)
         if names[:1] and names[0] in _KEPT and name not in self._fetched:
             self._fetched.add(name)
@@ -44,7 +44,7 @@ class Mirror:
                     write_whole(self.folder / file, stores.read_whole(address), sync=False)
 
     def put_new(self) -> None:
-        """Upload the new files of the folders that were fetched."""
+        """Upload the files of fetched folders that the store does not have."""
         for name in sorted(self._fetched):
             for path in sorted((self.folder / name).rglob("*.parquet")):
                 file = path.relative_to(self.folder).as_posix()
@@ -55,7 +55,7 @@ class Mirror:
 
 @dataclass(frozen=True)
 class Run:
-    """The executor, the progress display, and the cache for the next run."""
+    """What every stage gets: the executor, the progress display, and the cache that later runs read, too."""
 
     executor: Executor
     progress: Progress
@@ -63,7 +63,7 @@ class Run:
     mirror: Mirror | None = None  # for a cache on an object store
 
     def cache(self, *names: str) -> Path:
-        """Return the cache folder, or a folder in it."""
+        """Return the cache's folder, or one in it, fetched from the cache's store; `names` are parts of its path."""
         assert self.cache_dir is not None, "a stage that keeps results needs a cache"
         if self.mirror is not None:
             self.mirror.fetch(*names)
@@ -71,7 +71,7 @@ class Run:
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Time a stage that writes into the cache only; name `cache_dir` where its disk is full."""
+        """Time a stage that writes only into the cache, then upload what is new; on a full disk name `cache_dir`."""
         with self.progress.timed(stage), naming_place("cache_dir", self.cache()):
             yield
             if self.mirror is not None:
@@ -79,9 +79,10 @@ class Run:
 
 
 def executor_of(settings: ExecutorConfig) -> AbstractContextManager[Executor]:
-    """Return the executor of a run, as a context that ends with the run.
+    """Return the executor of these settings, as a context that ends with the run.
 
-    An installed package's is made by the object of its entry point, from the settings.
+    `executor.kind` may name an entry point of an installed package, which makes it from the settings. Raises PackError
+    for Slurm.
     """
     if settings.kind == ExecutorKind.slurm:
         raise PackError("executor=slurm submits commands: it is for the command line alone")

@@ -26,7 +26,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def write_whole(path: Path, data: bytes, sync: bool = True) -> None:
-    """Write a temporary file, sync it, rename it into place: a kill or a power cut leaves the old file or the new."""
+    """Write a file through a temporary one, synced and renamed: a kill or a power cut leaves the old file or the new."""
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -40,7 +40,7 @@ def write_whole(path: Path, data: bytes, sync: bool = True) -> None:
 
 
 def make_once(folder: Path, make: Callable[[Path], None]) -> None:
-    """Make a folder, unless it is there and whole; if one of its files was cut or lost, make it again."""
+    """Make a folder by `make`, unless an earlier call did so and no file was lost or damaged since."""
     if is_as_made(folder):
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def is_as_made(folder: Path) -> bool:
-    """Say whether `make_once` made this folder, and each file still has the bytes it had then."""
+    """Say whether `make_once` made this folder, and each file still has the same bytes."""
     try:
         written = json.loads((folder / _SUMS).read_bytes())
     except (OSError, ValueError):
@@ -73,13 +73,13 @@ def _sums(folder: Path) -> dict[str, str]:
 
 
 def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes."""
+    """Return the SHA-256 of a file, in hex."""
     with open(path, "rb") as file:
         return digest_of_rest(file)
 
 
 def digest_of_rest(file: BinaryIO) -> str:
-    """Return the SHA-256 of an open file's bytes, from its present position on."""
+    """Return the SHA-256 of an open file from its present position on, in hex."""
     digest = hashlib.sha256()
     while block := file.read(1 << 20):
         digest.update(block)
@@ -87,7 +87,7 @@ def digest_of_rest(file: BinaryIO) -> str:
 
 
 def sync_file_system(path: Path) -> None:
-    """Sync the file system of a path, so that all files written to it outlast a power cut."""
+    """Sync the file system on which a path lies: all files written to it outlast a power cut."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "syncfs"):  # not Linux
         os.sync()
@@ -102,7 +102,7 @@ def sync_file_system(path: Path) -> None:
 
 @contextmanager
 def naming_place(knob: str, folder: Path) -> Iterator[None]:
-    """Name the place and its setting when a disk is full: the system's error names no file."""
+    """Turn a full disk's error in the block, which names no file, into a PackError with the folder and its setting."""
     try:
         yield
     except OSError as error:
@@ -116,10 +116,10 @@ def naming_place(knob: str, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def one_of_machine(folder: Path) -> Iterator[None]:
-    """Let one process of this machine at a time make the content of a folder; the others wait for it.
+    """Let only one process of this machine at a time run the block for this folder; others wait.
 
     The lock is a file on the machine's own disk, because a shared file system may have no locks. It is freed when its
-    process ends, however that happens, so nobody waits for ever. A process that comes alone, before the others, passes.
+    process ends, however that happens, so nobody waits for ever.
     """
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
     lock = os.open(own_temporary("locks") / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _OWN_FILE)
@@ -132,7 +132,7 @@ def one_of_machine(folder: Path) -> Iterator[None]:
 
 
 def own_temporary(name: str) -> Path:
-    """Return a folder for files of all this user's processes on this machine; no other user can list or write it."""
+    """Return a folder for temporary files, shared by this user's processes; no other user can list or write it."""
     above = Path(tempfile.gettempdir()) / f"energon_pack-{os.getuid()}"
     above.mkdir(_OWN_FOLDER, exist_ok=True)
     status = above.lstat()

@@ -32,20 +32,20 @@ _NEVER_OF_USE = 2 * 86_400.0  # seconds: a longer time left is given in days
 
 
 class Advance(Protocol):
-    """The function that a stage calls with the number of units just done."""
+    """The function by which a stage reports units of its work as done."""
 
     def __call__(self, count: int, cost: float | None = None, is_new: bool = True) -> None:
-        """Record one more result.
+        """Report `count` more units as done.
 
         Args:
-            cost: of these units, for a stage with costs of its own; None: the number of units.
-            is_new: the units were done in this run. Units found done took no time, so they do not count for the pace.
+            cost: the cost of these units, in a stage whose units differ in cost; None: 1 for each.
+            is_new: this run did them. Units from an earlier run took no time, so they do not count for the pace.
         """
 
 
 @dataclass
 class Done:
-    """Counts of a stage: the work it did in this run, and the work it found done."""
+    """What a stage has done: samples, bytes, samples from the cache, and skipped samples."""
 
     samples: int = 0
     bytes: int = 0  # read or written
@@ -72,18 +72,18 @@ class Work:
     cost: float = 0.0
 
     def counts(self) -> str:
-        """Return how many units are done, including those begun."""
+        """Return a text such as `3 of 10 packs`; units that are begun count by their cost."""
         begun, total = self.begun(), self.task.total
         seen = int(min(1.0, (self.cost + begun) / total) * self.total) if begun and total else 0
         return f"{max(self.done, seen):,} of {self.total:,} {self.unit}"
 
 
 class Progress:
-    """Shows stages on stderr, and keeps for each its counts, seconds and peak memory.
+    """Shows the stages of a run on stderr, and records counts, seconds and peak memory of each.
 
     Args:
-        stages: of a run, in their order; a terminal shows coming stages, and keeps a line of each finished one.
-        job: the number of this job in a sweep, where lines of several jobs come at once.
+        stages: names of the run's stages, in order: a terminal shows those to come, and a line for each finished one.
+        job: name of this job of a sweep, which begins each line, because several jobs print at once.
     """
 
     def __init__(self, stages: Sequence[str] = (), job: str = "", quiet: bool = False):
@@ -117,7 +117,7 @@ class Progress:
     def add(
         self, samples: int = 0, num_bytes: int = 0, cached: int = 0, skipped: Mapping[str, int] | None = None
     ) -> None:
-        """Add to the stage's counts: samples, bytes read or written, samples the cache knew, lost samples by reason."""
+        """Add to the counts of the running stage; `skipped` are numbers of lost samples by reason."""
         if self._stage is not None:
             done = self.done.setdefault(self._stage, Done())
             done.samples += samples
@@ -127,13 +127,13 @@ class Progress:
 
     @property
     def throughput(self) -> dict[str, dict[str, int]]:
-        """Return the counts of each stage as numbers."""
+        """Return for each stage its numbers of `samples`, `cached` samples and `bytes`."""
         names = ("samples", "cached", "bytes")
         return {stage: {name: getattr(done, name) for name in names} for stage, done in self.done.items()}
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Time a stage, watch its memory, and show that it is running."""
+        """Time a stage, record its peak memory, and show that it is running."""
         ended = Event()
         watcher = Thread(target=self._watch, args=(stage, ended), daemon=True)
         watcher.start()
@@ -161,7 +161,12 @@ class Progress:
         cost: float | None = None,
         begun: Callable[[], float] | None = None,
     ) -> Iterator[Advance]:
-        """Yield a function to call with the number of units just done."""
+        """Show a bar for work of `total` units; yield the function that reports units as done.
+
+        Args:
+            cost: cost of all units, in a stage whose units differ in cost; None: 1 for each.
+            begun: returns the cost of units that are begun, and not reported yet.
+        """
         if total == 0:
             yield _nothing
             return
@@ -193,7 +198,7 @@ class Progress:
 
     @property
     def line(self) -> str:
-        """Describe the progress in a line."""
+        """Return a line of text about the running stage; "" if none is running."""
         return self._stage or "" if self._work is None else self._log_line(self._work, time.monotonic())
 
     def _log_line(self, work: Work, now: float) -> str:
@@ -266,7 +271,7 @@ class Progress:
 
 
 def finished_line(name: str, seconds: float, done: Done) -> str:
-    """Describe a finished stage in a line."""
+    """Return a line of text about a finished stage."""
     samples = [amount(done.samples, "sample")] if done.samples else []
     took = f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=int(seconds)))
     words = [f"{name:<{_NAME}}", f"{took:>8}", *samples, *_rates(done, seconds), *_cached(done), *_skipped(done)]

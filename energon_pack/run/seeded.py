@@ -13,7 +13,7 @@ _STEP, _MIX_1, _MIX_2, _WORD = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049B
 
 
 def random_keys(num: int, seed: int, stream: int = 0, first: int = 0) -> npt.NDArray[np.uint64]:
-    """Return uint64[num] that look random and depend only on `seed` and `stream`, not on the machine or on NumPy.
+    """Return random uint64[num], from number `first` of a stream on; they depend only on `seed` and `stream`.
 
     Source: SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
     """
@@ -24,7 +24,7 @@ def random_keys(num: int, seed: int, stream: int = 0, first: int = 0) -> npt.NDA
 
 
 def mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Mix numbers, so that each bit of a result depends on all bits of its number; overwrites `z`."""
+    """Mix the bits of each number in place, so that each bit of a result depends on all bits; return the array."""
     z ^= z >> np.uint64(30)
     z *= np.uint64(_MIX_1)
     z ^= z >> np.uint64(27)
@@ -34,7 +34,7 @@ def mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def mixed_one(z: int) -> int:
-    """Mix one number; see `mixed`."""
+    """Mix the bits of one number as `mixed` does."""
     z &= _WORD
     z = ((z ^ (z >> 30)) * _MIX_1) & _WORD
     z = ((z ^ (z >> 27)) * _MIX_2) & _WORD
@@ -42,18 +42,18 @@ def mixed_one(z: int) -> int:
 
 
 def seed_of(seed: int, epoch: int) -> int:
-    """Return the seed for draws of an epoch; the first epoch's is the seed itself."""
+    """Return the seed for the draws of an epoch (from 0); for epoch 0 it is `seed` itself."""
     return seed + 1_000_003 * epoch
 
 
 class Chance:
-    """The generator of `random_keys`, one number at a time."""
+    """A generator that draws the numbers of `random_keys` one after another."""
 
     def __init__(self, seed: int, stream: int = 0):
         self._state = (seed * _MULTIPLY[0] + stream * _MULTIPLY[1]) & _WORD
 
     def below(self, bound: int) -> int:
-        """Return an integer in [0, bound)."""
+        """Draw an integer in [0, bound)."""
         self._state = (self._state + _STEP) & _WORD
         return mixed_one(self._state) % bound
 

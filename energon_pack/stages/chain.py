@@ -21,10 +21,13 @@ from energon_pack.stages.writing import num_planned, plan_settings, planned_jobs
 
 
 def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
-    """Submit the missing jobs of a run, and wait for them.
+    """Submit the missing stages of a run as Slurm jobs, and wait for them unless `executor.wait=false`.
+
+    Args:
+        command: the command of each job, without the stage.
 
     Returns:
-        The figures of report.json; empty if the run does not wait.
+        The figures of report.json; empty if the run does not wait, or only shows the jobs' scripts.
 
     Raises:
         PackError: refused input; there is no Slurm, or it refuses; or a job failed.
@@ -62,7 +65,7 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
 
 
 def _submitted(run: PackRun, chain: Chain) -> dict[str, str]:
-    """Return the jobs of a run by stage: those that do it already, or else the missing ones, submitted now."""
+    """Return the ids of a run's Slurm jobs by stage: jobs that do this run already, or jobs that are submitted now."""
     run_settings = json.dumps(plan_settings(run.config), sort_keys=True)
     if jobs := chain.submitted(run_settings):
         say(f"Slurm's jobs {', '.join(jobs.values())} do this run already; logs in {chain.folder}")
@@ -89,7 +92,7 @@ def _missing(run: PackRun) -> dict[str, Sequence[int] | None]:
 
 
 def _progress(destination: DatasetInFolder) -> str:
-    """Describe the progress of a run by its files."""
+    """Return a text about how far a run is, by its files."""
     staging = destination.final.parent / ".staging" / destination.final.name
     num_done, num_shards = len([*staging.glob("*/*.tar.done")]), num_planned(destination)
     return f"{num_done} of {num_shards} shards written" if num_shards else "no plan yet"

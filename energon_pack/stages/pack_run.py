@@ -28,7 +28,7 @@ _MOST_FOLDERS = 32  # folders of the source that each worker checks
 
 @dataclass(frozen=True, kw_only=True)
 class PackRun(Run):
-    """A run of the stages: what it is to do, the places that it reads and writes, and who does the work."""
+    """A run with its config, the places that it reads and writes, and the executor that does its work."""
 
     config: PackConfig
     source: Source
@@ -39,12 +39,12 @@ class PackRun(Run):
 
     @property
     def media_root(self) -> str | None:
-        """Return the folder of the source that packs refer to; None: packs hold copies of the media."""
+        """Return the place of the source, if packs refer to media in it; None if packs hold their media."""
         return self.source.root if self.config.output.media is MediaIn.reference else None
 
     @property
     def folders(self) -> list[Folder]:
-        """Return the folders that every machine working for the run has to see."""
+        """Return the folders that all machines of the run have to see: cache, output and source."""
         media = set(map(Path, on_this_machine(shard.media_root for shard in self.source.shards)))
         read = sorted(self.source.folders | self.source.beside | media)[:_MOST_FOLDERS]
         written = (("cache_dir", self.cache()), ("output.dir", self.destination.final.parent))
@@ -55,7 +55,7 @@ class PackRun(Run):
 
 
 def begin_run(config: PackConfig, executor: Executor, progress: Progress) -> PackRun:
-    """Find the places of a run; make the built-in demo where no source is given.
+    """Find the places that a run reads and writes, and check them; make the built-in demo if there is no source.
 
     Raises:
         PackError: something is missing, would be overwritten, or can't be written.
@@ -92,7 +92,7 @@ def begin_run(config: PackConfig, executor: Executor, progress: Progress) -> Pac
 
 
 def _equal_published(config: PackConfig, destination: DatasetInFolder) -> dict[str, Any] | None:
-    """Return report.json of a whole dataset with the same content settings; None: there is none."""
+    """Return report.json of the published dataset, if its content settings are those of this run; else None."""
     report = published_report(destination.named)
     try:
         is_equal = report and are_same(content_of(report["config"]), content_settings(config))
@@ -119,7 +119,7 @@ def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
 
 
 def _check_labels(config: PackConfig, source: Source) -> None:
-    """Raise PackError for labels of an entry of a mixture that make no sense: no sample of it could be trained."""
+    """Raise PackError if the labels of a mixture's entry make no sense: none of its samples could be trained."""
     for entry in source.mixture.entries if source.mixture else ():
         try:
             labels_of(config.labels, entry.own.get("labels") or {})
@@ -128,7 +128,7 @@ def _check_labels(config: PackConfig, source: Source) -> None:
 
 
 def _demo(config: PackConfig, cache_dir: Path) -> tuple[str, str]:
-    """Return the source and processor of the built-in demo; a processor that is given replaces the built-in one."""
+    """Make the built-in demo; return its source and processor, or the processor that the user gave."""
     processor_given = config.model.processor
     if processor_given is None and config.model.template != "qwen_vl":
         raise PackError(f"the built-in demo is for qwen2_5_vl; +model={config.model.name} needs source.path")

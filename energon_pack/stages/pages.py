@@ -23,7 +23,7 @@ from energon_pack.stages.pack_run import PackRun
 
 
 def try_pack_lens(run: PackRun, measured: Measured, page: RunReport) -> dict[str, Any]:
-    """Show what each pack length would drop: the end of `stage=lengths`."""
+    """Print and write what packs of each length would drop and fill: the end of `stage=lengths`; return the figures."""
     config = run.config
     with run.timed("plan"):
         lens = lengths_to_choose(config.report.lens, config.packing, measured.lengths.items, page.most_positions)
@@ -38,7 +38,7 @@ def try_pack_lens(run: PackRun, measured: Measured, page: RunReport) -> dict[str
 
 
 def write_page(run: PackRun, page: RunReport, skipped: Iterable[Mapping[str, Any]], why_not: str | None) -> None:
-    """Write the page of a stage that publishes no dataset."""
+    """Write the page of a stage that publishes no dataset; `why_not`: why none could be published, or None."""
     path = page_of(run.config)
     with naming_place("output.dir", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def write_page(run: PackRun, page: RunReport, skipped: Iterable[Mapping[str, Any
 
 
 def leave_page(run: PackRun, page: RunReport, why_not: str, report: Report, skipped: Path) -> NoReturn:
-    """End a run that publishes nothing; keep its page and ledger next to where the dataset would be."""
+    """Write the page of a run that publishes nothing, and keep its ledger (`skipped`); raises SamplesLost."""
     final = run.destination.final
     if not report.samples_in:
         raise SamplesLost(f"{why_not}: nothing is published")
@@ -57,13 +57,13 @@ def leave_page(run: PackRun, page: RunReport, why_not: str, report: Report, skip
 
 
 def say_wrong(wrong: Iterable[Remark]) -> None:
-    """Print a line for each thing that looks wrong."""
+    """Print a line for each remark about something that looks wrong."""
     for remark in wrong:
         say(f"wrong: {remark.what}: {remark.why}; {remark.knob}")
 
 
 def _say_seen(seen: Seen) -> None:
-    """Print the first sample of each reason, if no dataset has a ledger of them; then print what is wrong."""
+    """Print the first sample of each reason, if no dataset has a ledger with them; then print what looks wrong."""
     for reason, entries in seen.examples.items():
         say(f"first {reason}: {entries[0]['sample_id']}: {entries[0]['detail']}")
     say_wrong(seen.wrong)

@@ -30,7 +30,7 @@ from energon_pack.templates.processor import folder_of
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan: which samples go into which pack, and which packs into which shard."""
+    """A plan (which samples go into which pack and shard), with what it was made from."""
 
     lengths: Lengths
     method: Method
@@ -44,7 +44,7 @@ class Planned:
 
 
 def plan_source(run: PackRun, measured: Measured) -> Planned:
-    """Plan packs and shards; the same samples and settings give the same plan."""
+    """Plan the packs and shards of measured samples; the same samples and settings always give the same plan."""
     config, lengths, method = run.config, measured.lengths, measured.method
     packing, output = config.packing, config.output
     content = content_settings(replace(config, model=replace(config.model, template=method.choice.template)))
@@ -71,24 +71,27 @@ def plan_source(run: PackRun, measured: Measured) -> Planned:
 
 
 def why_unpublished(run: PackRun, report: Report) -> str | None:
-    """Return why nothing is published, or None; `stage=plan` and sweeps accept a plan that drops much."""
+    """Return why too much was lost to publish a dataset; None if it may be published.
+
+    A run that does not publish may drop any number of tokens.
+    """
     why = lost_too_much(report, run.config.max_skipped)
     return why or (dropped(report, run.config.packing) if publishes(run.config) else None)
 
 
 def check_media_of(run: PackRun, planned: Planned) -> None:
-    """Check media in separate files once more; raises PackError like `check_media`."""
+    """Check the media that lie in files of their own again; raises what `check_media` raises."""
     measured = planned.lengths.shards
     check_media([item.shard for item in measured], [item.pieces for item in measured], run)
 
 
 def _own_settings(lengths: Lengths) -> list[Any]:
-    """Return the settings that entries of a mixture have of their own, by file; empty: there are none."""
+    """Return the settings that entries of a mixture have of their own, by shard; [] if there are none."""
     identities = [(item.shard.name, item.shard.own.identity) for item in lengths.shards if item.shard.own.identity]
     return [identities] if identities else []
 
 
 def _state(item: MeasuredShard) -> tuple[str, int, str, str]:
-    """Return values that are equal if a killed run read the same; files of lengths change when media change."""
+    """Return values that change with a source shard, or with its files of lengths if its media lie outside of it."""
     files = json.dumps([Path(piece.path).name for piece in item.pieces]) if item.shard.media_root else ""
     return item.shard.path, item.shard.size, item.shard.version, files

@@ -39,7 +39,7 @@ _UNUSED = (".index.json", ".jinja", ".py", "chat_template.json", "generation_con
 
 
 def refuse_unwritten(run: PackRun, jobs: Iterable[ShardJob]) -> None:
-    """Raise PackError if `stage=write` has not written every shard of the plan."""
+    """Raise PackError if a shard of the plan is missing, which `stage=write` should have written."""
     are_there = {job.path.name: run.destination.has_shard(job) for job in jobs}
     if missing := [name for name, is_there in are_there.items() if not is_there]:
         raise PackError(
@@ -49,7 +49,7 @@ def refuse_unwritten(run: PackRun, jobs: Iterable[ShardJob]) -> None:
 
 
 def write_beside(run: PackRun, planned: Planned, written: list[WrittenShard], folder: Path) -> None:
-    """Write the metadata that Energon and training read."""
+    """Write `.nv-meta` of a dataset into its folder: what Energon and training read besides the shards."""
     output, method = run.config.output, planned.method
     mixture = planned.report.mixture
     manifest = manifest_of(planned.lengths, planned.plan, method.identity, planned.cost, planned.content, mixture)
@@ -63,7 +63,7 @@ def write_beside(run: PackRun, planned: Planned, written: list[WrittenShard], fo
 
 
 def check_written(run: PackRun, planned: Planned, written: list[WrittenShard], staging: Path) -> None:
-    """Compare the written shards with the plan and the source, and have Energon read them; raises PackError."""
+    """Compare the written shards with the plan and the source, and let Energon read them; raises PackError."""
     flavor, destination = planned.lengths.flavor, run.destination
     with run.progress.timed("check"), destination.discarding(staging, planned.identity):
         check_media_of(run, planned)
@@ -96,7 +96,7 @@ def publish(
 
 
 def there_already(run: PackRun, planned: Planned, page: RunReport, report: dict[str, Any]) -> dict[str, Any]:
-    """End a run whose dataset is published already, after the same checks of the source as in a run that writes."""
+    """End a run whose dataset is already published: check its source as a writing run does; return `report`."""
     named, output = run.destination.named, run.config.output
     refuse_changed(named, dataset_yamls(planned.lengths.flavor, output.dataset_yaml.value, output.sample_type))
     with forgetting_wrong(planned.lengths.shards, planned.method, run):
@@ -109,7 +109,7 @@ def there_already(run: PackRun, planned: Planned, page: RunReport, report: dict[
 
 
 def _facts_of(run: PackRun, planned: Planned, written: list[WrittenShard], audit: Audit) -> RunFacts:
-    """Return the facts about this run."""
+    """Return what report.json records of the run itself: settings, times, memory, bytes."""
     num_cached = sum(item.was_cached for item in planned.lengths.shards)
     return RunFacts(
         format=1,
@@ -132,7 +132,7 @@ def _facts_of(run: PackRun, planned: Planned, written: list[WrittenShard], audit
 
 
 def _write_inputs(folder: Path, template_folder: str) -> None:
-    """Write what `dataset.kept_inputs` reads: rules and trial, and the files of a processor that takes media."""
+    """Write the files that `dataset.kept_inputs` reads: rules, test samples, and the processor if it takes media."""
     rules = InputRules.load(Path(template_folder))
     meta, of_processor = folder / META_FOLDER, Path(rules.folder)
     every = [path for path in settings_files(of_processor) if path.parent == of_processor]

@@ -54,7 +54,7 @@ _MEASURED = np.dtype([("checksum", "<u4"), ("kept", "<u8")])
 
 
 def write_plan_file(run: PackRun, planned: Planned, staging: Path) -> None:
-    """Write pack_plan.parquet."""
+    """Write pack_plan.parquet into the staging folder."""
     names = [shard_name(run.config.output.shard_prefix, number) for number in range(len(planned.shards.splits))]
     part = staging / f"{PLAN}.part"
     write_plan(part, planned.lengths, planned.plan, planned.shards, names)
@@ -62,7 +62,7 @@ def write_plan_file(run: PackRun, planned: Planned, staging: Path) -> None:
 
 
 def shard_jobs(run: PackRun, planned: Planned, staging: Path, is_shared: bool) -> Iterator[ShardJob]:
-    """Return the jobs that write the shards, one after another."""
+    """Yield a job for each shard of a plan; `is_shared`: several processes write, so each shard is synced, marked."""
     lengths, method = planned.lengths, planned.method
     sources = [item.shard for item in lengths.shards]
     identity = planned.identity if is_shared else None
@@ -80,7 +80,7 @@ def _measured(lengths: Lengths, items: Ints) -> npt.NDArray[np.void]:
 
 
 def _members(planned: Planned) -> list[Ints]:
-    """Return the items of each shard."""
+    """Return the indexes of the items in each shard."""
     return np.split(planned.plan.items, planned.plan.starts[planned.shards.bounds[1:-1]])
 
 
@@ -118,7 +118,7 @@ def _job(
 
 
 class Amount(NamedTuple):
-    """The size of a write."""
+    """How much a run writes."""
 
     num_shards: int
     num_packs: int
@@ -126,7 +126,7 @@ class Amount(NamedTuple):
 
 
 def write_shards(run: PackRun, jobs: Iterable[ShardJob], staging: Path, total: Amount) -> list[WrittenShard]:
-    """Write shards; finished shards are only checked.
+    """Write shards in the executor, and show the progress; finished shards are only checked.
 
     Raises:
         SourceChanged: a source shard is not what was measured.
@@ -144,7 +144,7 @@ def write_shards(run: PackRun, jobs: Iterable[ShardJob], staging: Path, total: A
 
 
 def leave_jobs(run: PackRun, planned: Planned, staging: Path, why_not: str | None) -> None:
-    """Write the files that `stage=write` needs."""
+    """Write the files from which `stage=write` makes its jobs; `why_not`: why nothing could be published, or None."""
     folder, method = staging / JOBS, planned.method
     folder.mkdir(exist_ok=True)
     (folder / ABOUT).unlink(missing_ok=True)
@@ -168,13 +168,13 @@ def leave_jobs(run: PackRun, planned: Planned, staging: Path, why_not: str | Non
 
 
 def _state(source: Source) -> str:
-    """Return a text that changes when a file of the source changes."""
+    """Return a hash that changes when a file of the source changes."""
     files = sorted((absolute(shard.path), shard.size, shard.version) for shard in source.shards)
     return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
 def refuse_other_plan(run: PackRun) -> None:
-    """Raise PackError if a plan with other settings waits there for `stage=write`, and may not be replaced."""
+    """Raise PackError if a plan that `stage=plan` left has other settings, unless `output.overwrite` is true."""
     config, destination = run.config, run.destination
     about = _about(destination.plan())
     if about is not None and not config.output.overwrite and not are_same(about["settings"], plan_settings(config)):
@@ -185,13 +185,13 @@ def refuse_other_plan(run: PackRun) -> None:
 
 
 def num_planned(destination: DatasetInFolder) -> int | None:
-    """Return the number of shards of the plan that waits there for `stage=write`; None: there is no plan."""
+    """Return the number of shards in the plan that `stage=plan` left; None if there is no plan."""
     about = _about(destination.plan())
     return None if about is None else len(about["shards"])
 
 
 def planned_jobs(run: PackRun, num_parts: int) -> list[list[ShardJob]] | None:
-    """Return the jobs of each part of a plan for these settings and this source; None: there is no plan."""
+    """Return the jobs of a plan for these settings and this source, in `num_parts` parts; None: there is no plan."""
     try:
         with run.destination.planned() as staging:
             about = _read_about(run, staging)
@@ -203,7 +203,7 @@ def planned_jobs(run: PackRun, num_parts: int) -> list[list[ShardJob]] | None:
 
 
 def _about(staging: Path | None) -> dict[str, Any] | None:
-    """Return what `leave_jobs` wrote about a plan; None: there is none, or it was removed meanwhile."""
+    """Return what `leave_jobs` wrote about a plan; None if there is no plan, or it was removed meanwhile."""
     with suppress(FileNotFoundError):
         about: dict[str, Any] | None = json.loads((staging / JOBS / ABOUT).read_bytes()) if staging else None
         return about
@@ -211,7 +211,7 @@ def _about(staging: Path | None) -> dict[str, Any] | None:
 
 
 def _read_about(run: PackRun, staging: Path) -> dict[str, Any]:
-    """Read what `leave_jobs` wrote; raises like `write_share`."""
+    """Return what `leave_jobs` wrote about a plan; raises PlanMissing or SamplesLost as `write_share` does."""
     if (about := _about(staging)) is None:
         raise PlanMissing(f"the plan in {staging} was removed: stage=plan makes it anew")
     if not are_same(about["settings"], plan_settings(run.config)):
@@ -225,7 +225,7 @@ def _read_about(run: PackRun, staging: Path) -> dict[str, Any]:
 
 
 def plan_settings(config: PackConfig) -> dict[str, Any]:
-    """Return everything a plan depends on: the settings, and the places of the source."""
+    """Return all settings that a plan depends on: the content settings, and the places of the source."""
     path, root = config.source.path, config.source.media_root
     paths = path if isinstance(path, list) else [path]
     places: list[Any] = [absolute(each) if isinstance(each, str) else each for each in (*paths, root) if each]
@@ -233,7 +233,9 @@ def plan_settings(config: PackConfig) -> dict[str, Any]:
 
 
 def write_share(run: PackRun, part: Part) -> dict[str, Any]:
-    """Write one part of the shards that `stage=plan` planned; of the source, only the samples in them are read.
+    """Write one part of the shards that `stage=plan` planned; return the numbers of `shards` and `samples`.
+
+    Of the source, only the samples in these shards are read.
 
     Raises:
         PlanMissing: there is no plan, or it was made with other settings, of another source, or by other packages.
@@ -259,7 +261,7 @@ def write_share(run: PackRun, part: Part) -> dict[str, Any]:
 
 
 def _planned_jobs(run: PackRun, staging: Path, about: dict[str, Any], numbers: Iterable[int]) -> Iterator[ShardJob]:
-    """Return the jobs of these shards of a plan."""
+    """Yield the jobs of the shards with these numbers in the plan that `stage=plan` left."""
     shards = {shard.name: shard for shard in run.source.shards}
     folder = str(staging / JOBS / _TEMPLATE)
     write = partial(_job, run, staging, folder, about["lengths"][0], about["fingerprint"], about["identity"])
