@@ -81,7 +81,7 @@ def manifest_of(
 
 
 def made_of(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the part of energon_pack.json that depends on settings alone: all that encoding packs reads of it."""
+    """Return the part of energon_pack.json that depends on settings alone: all that is needed to encode packs."""
     packing = ("layout", "max_token_len", "pad_to_multiple_of", "topology")
     return {
         **{name: content["packing"][name] for name in packing},

@@ -80,7 +80,7 @@ class DatasetInFolder:
         return (self.final / name).exists()
 
     def refuse_existing(self, overwrite: bool) -> None:
-        """Raise PackError if anything is there, except a packed dataset if `overwrite` is true."""
+        """Raise PackError unless nothing is there, or a packed dataset that `overwrite` allows to replace."""
         if self.is_free():
             return
         if not overwrite:

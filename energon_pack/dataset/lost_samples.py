@@ -86,5 +86,5 @@ def kept_ledger(final: Path) -> Path:
 
 
 def page_beside(final: Path, name: str) -> Path:
-    """Return where a run that publishes nothing leaves its page, beside the dataset's place; `name` ends its name."""
+    """Return where a run that publishes nothing leaves its page, beside the dataset's place; `name` ends the path."""
     return final.with_name(f"{final.name}.{name}")

@@ -37,7 +37,7 @@ from energon_pack.samples.flavors import flavor_written
 
 @dataclass(frozen=True)
 class OrderedDataset:
-    """A packed dataset whose packs an order reads, together with those of others."""
+    """One of the packed datasets whose packs an order puts into one sequence."""
 
     name: str
     folder: DatasetFolder

@@ -26,7 +26,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def write_whole(path: Path, data: bytes, sync: bool = True) -> None:
-    """Write a file through a temporary one, synced and renamed: a kill or a power cut leaves the old file or the new."""
+    """Write a file through a temporary one, synced and renamed; a kill or power cut leaves the old or the new file."""
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with open(temporary, "wb") as file:
