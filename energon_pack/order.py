@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from energon_pack.dataset.folder import DatasetFolder, parts_of
+from energon_pack.dataset.folder import DatasetFolder, datasets_of_order
 from energon_pack.dataset.ordered import OrderedDataset, members_of_parts, write_ordered
 from energon_pack.errors import PackError, amount
 from energon_pack.metadataset import BlendEntry, read_entry, refuse_unlike, relative_path
@@ -141,7 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = tool.parse_args(arguments)
     on_disk(options.out, ": an order is a folder of this machine; the datasets may be on object stores")
     out = real_path(absolute(os.path.expanduser(options.out)))
-    is_order = os.path.isdir(out) and bool(parts_of(DatasetFolder(out)))
+    is_order = os.path.isdir(out) and bool(datasets_of_order(DatasetFolder(out)))
     if os.path.exists(out) and not (options.overwrite and is_order):
         hint = "--overwrite replaces it" if is_order else "it is no order over datasets: choose another name"
         raise PackError(f"{options.out} exists; {hint}")

@@ -15,11 +15,11 @@ from typing import Any
 
 from energon_pack.config import ExecutorKind, Format, PackConfig, Stage
 from energon_pack.config.output_dir import may_overwrite, page_of
-from energon_pack.dataset.destination import refuse_another
-from energon_pack.dataset.energon_check import claim_of, get_ready
+from energon_pack.dataset.destination import refuse_other_dataset
+from energon_pack.dataset.energon_check import cache_key_of, import_energon
 from energon_pack.dataset.files import LEDGER
-from energon_pack.dataset.lost_samples import foresee
-from energon_pack.dataset.plan_file import ledger, write_ledger
+from energon_pack.dataset.lost_samples import refuse_future_loss
+from energon_pack.dataset.plan_file import ledger_entries, write_ledger
 from energon_pack.lengths.audit import finish, start
 from energon_pack.lengths.measure import check_unchanged, forgetting_wrong
 from energon_pack.report.printed import print_plan, print_stages
@@ -92,7 +92,7 @@ def _pack(run: PackRun, is_found: bool) -> dict[str, Any]:
     print_plan(planned.report)
     page.add_plan(planned.lengths, planned.plan, planned.report)
     if run.published is not None:
-        refuse_another(run.published, planned.identity, run.destination.named)
+        refuse_other_dataset(run.published, planned.identity, run.destination.named)
         if planning.why_unpublished(run, planned.report) is None:
             return publishing.there_already(run, planned, page, run.published)
     return (_leave_plan if config.stage is Stage.plan else _write)(run, planned, page)
@@ -101,7 +101,7 @@ def _pack(run: PackRun, is_found: bool) -> dict[str, Any]:
 def _leave_plan(run: PackRun, planned: Planned, page: RunReport) -> dict[str, Any]:
     """End a run after its plan: write its page, and the files that `stage=write` needs."""
     why_not = planning.why_unpublished(run, planned.report)
-    pages.write_page(run, page, ledger(planned.lengths, planned.plan, run.config.packing), why_not)
+    pages.write_page(run, page, ledger_entries(planned.lengths, planned.plan, run.config.packing), why_not)
     if why_not is None and (may_overwrite(run.config) or run.destination.is_free()):  # else nothing could be published
         with _staging(run, planned) as staging:
             run.destination.begin(staging, planned.identity, 0, may_overwrite(run.config))
@@ -109,7 +109,7 @@ def _leave_plan(run: PackRun, planned: Planned, page: RunReport) -> dict[str, An
             publishes = replace(run, config=replace(run.config, stage=Stage.publish))
             writing.leave_jobs(run, planned, staging, planning.why_unpublished(publishes, planned.report))
     print_stages(run.progress)
-    foresee(why_not, page_of(run.config), planned.report)
+    refuse_future_loss(why_not, page_of(run.config), planned.report)
     return planned.report.to_json()
 
 
@@ -139,8 +139,8 @@ def _write(run: PackRun, planned: Planned, page: RunReport) -> dict[str, Any]:
         if config.stage is Stage.publish:
             publishing.refuse_unwritten(run, jobs())
         auditing = start(lengths.shards, method, config.measure.verify, config.seed, run)
-        claim = "" if destination.is_stored else claim_of(lengths.flavor, config.output.dataset_yaml.value)
-        run.executor.start(get_ready, claim)  # the imports of the check, while packs are written
+        claim = "" if destination.is_stored else cache_key_of(lengths.flavor, config.output.dataset_yaml.value)
+        run.executor.start(import_energon, claim)  # the imports of the check, while packs are written
         with run.progress.timed("write"):
             check_unchanged(lengths.shards, run)
             total = writing.Amount(len(planned.shards.sizes), planned.plan.num_packs, num_bytes)

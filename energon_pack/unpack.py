@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.files import PLAN, PlanFile, PlanRow, PlanRows, has_messages
-from energon_pack.dataset.folder import DatasetFolder, opened
+from energon_pack.dataset.folder import DatasetFolder, packed_folder
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.source_media import DatasetMedia
@@ -60,7 +60,7 @@ def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> i
         out: the folder to write, which must be new or empty.
         max_shard_samples: the most samples in a tar.
     """
-    folder = opened(dataset)
+    folder = packed_folder(dataset)
     plan, (flavor, messages_key) = PlanFile(folder), _settings(folder)
     out = out.absolute()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):

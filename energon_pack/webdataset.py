@@ -20,8 +20,8 @@ from webdataset.utils import pytorch_worker_info
 
 from energon_pack.dataset.encoder import pack_encoder
 from energon_pack.dataset.manifest import read_manifest
-from energon_pack.dataset.pack_files import members_in
-from energon_pack.dataset.readable import refuse_lost, unread
+from energon_pack.dataset.pack_files import members_of_pack
+from energon_pack.dataset.readable import refuse_damaged_shards, unreadable_shard
 from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
@@ -49,7 +49,7 @@ def shard_urls(path: str | Path, split: str = "train") -> list[str]:
     if not names:
         raise PackError(f"split={split}: {path} has no shard in it: output.splits.{split} of the packing fills it")
     if pytorch_worker_info()[0] == 0:
-        refuse_lost(prepared.folder, read_manifest(path), names)
+        refuse_damaged_shards(prepared.folder, read_manifest(path), names)
     return [os.path.join(prepared.folder, name) for name in names]
 
 
@@ -99,7 +99,7 @@ class Packs:
             seen[shard] += 1
             if key in self._excluded.get(shard, ()):
                 continue
-            pack = self.encoder.encode(key, members_in(_Parts(parts), self._flavor, self._media.read))
+            pack = self.encoder.encode(key, members_of_pack(_Parts(parts), self._flavor, self._media.read))
             if pack is not None:
                 yield pack
         for shard, count in seen.items():
@@ -148,7 +148,7 @@ def _readable(samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any
     try:
         yield from samples
     except (OSError, TarError) as error:
-        raise unread(str(getattr(error, "filename", None) or error.args[-1]), error) from None
+        raise unreadable_shard(str(getattr(error, "filename", None) or error.args[-1]), error) from None
 
 
 class _Parts(dict[str, Any]):

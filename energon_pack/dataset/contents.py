@@ -37,7 +37,9 @@ class Pack:
     fields: Fields = field(default_factory=dict)
     meta: Fields = field(default_factory=dict)
     flavor: PackedFlavor = DEFAULT
-    references: list[Reference] = field(default_factory=list)  # parts that lie in the source; `Beside` reads them
+    references: list[Reference] = field(
+        default_factory=list
+    )  # parts that lie in the source; `ShardWithMedia` reads them
 
     @cached_property
     def members(self) -> list[dict[str, Any]] | None:
@@ -100,7 +102,7 @@ class Pack:
 
 def with_media(file: Bytes, pack: Pack, media: DatasetMedia) -> Bytes:
     """Return a file in which all parts of a pack lie at their offsets: its shard, then the media that it refers to."""
-    return Beside(file, pack.files.end, pack.references, media) if pack.references else file
+    return ShardWithMedia(file, pack.files.end, pack.references, media) if pack.references else file
 
 
 def written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
@@ -123,7 +125,7 @@ def _positions(file: Bytes, pack: Pack, image: str) -> Any:
     return None if part is None else load_positions(file.read(part.offset, part.size), part.name)
 
 
-def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor) -> tuple[Pack, list[str]]:
+def parse_pack(files: PackFiles, raw: bytes | None, flavor: PackedFlavor) -> tuple[Pack, list[str]]:
     """Parse the JSON of a pack (None: it has no JSON); return the pack, and a phrase for each defect of the JSON."""
     parts = {part.name: part for part in files.parts}
     unread = Pack(files, parts, flavor=flavor)
@@ -140,24 +142,27 @@ def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor) -> tuple[Pa
         if wrong := list(defects_of(value)):
             return unread, wrong
         references = list({part.name: part for part in chain.from_iterable(references_of(value))}.values())
-        starts = starts_behind(files.end, references)
+        starts = media_offsets(files.end, references)
         beside = [Part(part.name, start, part.size) for part, start in zip(references, starts, strict=False)]
         files = files._replace(parts=[*files.parts, *beside])
         parts, value = {part.name: part for part in files.parts}, with_names(value, flavor)
     meta = value.get("_meta")
-    fields, good_meta = _good(value, flavor.schema), _good(meta, flavor.meta) if isinstance(meta, dict) else {}
+    fields, good_meta = (
+        _valid_fields(value, flavor.schema),
+        _valid_fields(meta, flavor.meta) if isinstance(meta, dict) else {},
+    )
     pack = Pack(files, parts, fields, good_meta, flavor, references)
     absent = set(flavor.optional) - value.keys()
     wrong = list(wrong_fields(value, "", {name: form for name, form in flavor.schema.items() if name not in absent}))
     wrong += wrong_fields(meta, "_meta.", flavor.meta)
-    return pack, [*wrong, *_unequal(pack), *flavor.defects(fields)]
+    return pack, [*wrong, *_contradictions(pack), *flavor.defects(fields)]
 
 
-def _good(value: dict[str, Any], schema: Schema) -> dict[str, Any]:
+def _valid_fields(value: dict[str, Any], schema: Schema) -> dict[str, Any]:
     return {name: value[name] for name, (_, is_it) in schema.items() if name in value and is_it(value[name])}
 
 
-def _unequal(pack: Pack) -> Iterator[str]:
+def _contradictions(pack: Pack) -> Iterator[str]:
     both = {**pack.fields, **pack.meta}
     lens = {name: len(items) for name, items in both.items() if isinstance(items, list)}
     if len(set(lens.values())) > 1:
@@ -173,12 +178,12 @@ def _unequal(pack: Pack) -> Iterator[str]:
             yield f"member {member} has {len(ours)} media and {len(in_source)} _meta.source_parts"
 
 
-class Beside:
+class ShardWithMedia:
     """Reads a pack whose media lie elsewhere as one file: its shard up to the pack's end, followed by these media."""
 
     def __init__(self, shard: Bytes, end: int, references: Sequence[Reference], media: DatasetMedia):
         self._shard, self._references, self._media = shard, references, media
-        self._starts = starts_behind(end, references)
+        self._starts = media_offsets(end, references)
         self.size = self._starts[-1]
         self._last: tuple[int, Bytes] = -1, shard
         self._ahead = -1  # number of the last group of media that were read together
@@ -198,6 +203,6 @@ class Beside:
         return self._last[1].read(offset - self._starts[index], size)
 
 
-def starts_behind(end: int, references: Sequence[Reference]) -> list[int]:
+def media_offsets(end: int, references: Sequence[Reference]) -> list[int]:
     """Return the offset of each medium if all follow the end of a pack in a row, and the end of the last one."""
     return list(accumulate((reference.size for reference in references), initial=end))

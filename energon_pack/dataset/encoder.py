@@ -39,7 +39,7 @@ def read_rules(dataset: str | Path, processor: str | None, trust_remote_code: bo
     """
     folder = None if processor is None else str(local_folder(processor))
     rules = read_input_rules(dataset, folder)
-    tokenize = partial(_tokenized, str(dataset), processor, trust_remote_code)
+    tokenize = partial(_tokenize_like_packs, str(dataset), processor, trust_remote_code)
     rules = replace(rules, kwargs={**rules.kwargs, "trust_remote_code": trust_remote_code}, tokenize=tokenize)
     if processor is not None:
         tokenizer_of(rules, dataset)
@@ -58,8 +58,10 @@ def tokenizer_of(rules: InputRules, dataset: str | Path) -> Any:
     return tokenizer
 
 
-def _tokenized(dataset: str, processor: str | None, trust_remote_code: bool, member: MemberInput) -> MemberTokens:
+def _tokenize_like_packs(
+    dataset: str, processor: str | None, trust_remote_code: bool, member: MemberInput
+) -> MemberTokens:
     """Tokenize a sample that is in no pack, in the same way as the packs of a dataset."""
-    from energon_pack.dataset.packed_with import tokenized
+    from energon_pack.dataset.packed_with import tokenize_like_packs
 
-    return tokenized(dataset, processor, trust_remote_code, member)
+    return tokenize_like_packs(dataset, processor, trust_remote_code, member)

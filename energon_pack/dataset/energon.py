@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from energon_pack.dataset.manifest import MANIFEST, TYPED
+from energon_pack.dataset.manifest import MANIFEST, TYPED_YAML
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import PackPlan, split_counts, turn_counts
@@ -45,7 +45,7 @@ def write_metadata(
         sample_type: `module:Class` of another stack, which sample_loader.py fills; None: the class of this package.
     """
     meta = folder / META_FOLDER
-    info = write_energon(folder, shards, flavor, dataset_yaml, sample_type)
+    info = write_energon_files(folder, shards, flavor, dataset_yaml, sample_type)
     if sample_type is not None:
         write_whole(meta / SAMPLE_LOADER, sample_loader_py(flavor))
     content = json.dumps({"format": FORMAT, **manifest}, indent=2, sort_keys=True)
@@ -69,7 +69,7 @@ def manifest_of(
         "flavor": lengths.flavor.name,
         "fingerprint": template.fingerprint,
         "fingerprints": template.fingerprints,
-        **made_of(content),
+        **manifest_settings(content),
         "num_packs": plan.num_packs,
         "num_samples": len(plan.items),
         "num_tokens": int(lengths.items.lens[plan.items].sum()),
@@ -80,7 +80,7 @@ def manifest_of(
     }
 
 
-def made_of(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def manifest_settings(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the part of energon_pack.json that depends on settings alone: all that is needed to encode packs."""
     packing = ("layout", "max_token_len", "pad_to_multiple_of", "topology")
     return {
@@ -90,7 +90,7 @@ def made_of(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def write_energon(
+def write_energon_files(
     folder: Path, shards: Sequence[WrittenShard], flavor: Flavor, dataset_yaml: str, sample_type: str | None = None
 ) -> dict[str, Any]:
     """Write the files that Energon reads, for packed and other datasets: YAMLs, .info; return .info.json's content."""
@@ -142,7 +142,7 @@ def dataset_yamls(flavor: Flavor, dataset_yaml: str, sample_type: str | None = N
     }
     if dataset_yaml == "typed":
         return {"dataset.yaml": typed, "crude.yaml": crude}
-    return {"dataset.yaml": crude, TYPED: typed}
+    return {"dataset.yaml": crude, TYPED_YAML: typed}
 
 
 def changed_keys(content: Any, written: Mapping[str, Any]) -> Iterator[str]:

@@ -29,7 +29,7 @@ from energon_pack.samples.tokens_part import TOKENS
 if TYPE_CHECKING:  # the process that checks needs none of the writing code
     from energon_pack.dataset.shards import WrittenShard
 
-_NUM_PACKS = 16
+_NUM_CHECKED_PACKS = 16
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,16 @@ class CheckJob:
     flavor: PackedFlavor
     num_packs: dict[str, dict[str, int]]  # of each shard, by split
     root: str | None  # the place of the source, if packs refer to media in it; None: they hold copies
-    claim: str  # see `claim_of`
+    claim: str  # see `cache_key_of`
 
 
-def claim_of(flavor: PackedFlavor, dataset_yaml: str) -> str:
+def cache_key_of(flavor: PackedFlavor, dataset_yaml: str) -> str:
     """Return the key under which the user's cache records that Energon reads datasets of this form."""
     form = json.dumps([dataset_yamls(flavor, dataset_yaml), packages()])
     return f"{version_of('megatron-energon')}-{hashlib.sha256(form.encode()).hexdigest()[:16]}"
 
 
-def reconcile(shards: "list[WrittenShard]", num_packs: int, num_samples: int) -> None:
+def refuse_other_counts(shards: "list[WrittenShard]", num_packs: int, num_samples: int) -> None:
     """Raise PackError if the shards have other numbers of packs or samples than were planned."""
     written = sum(shard.num_packs for shard in shards), sum(shard.num_samples for shard in shards)
     if written != (num_packs, num_samples):
@@ -58,7 +58,7 @@ def reconcile(shards: "list[WrittenShard]", num_packs: int, num_samples: int) ->
         raise PackError(f"{planned} were planned, {written} written: not published")
 
 
-def job_of(folder: Path | str, flavor: PackedFlavor, shards: "list[WrittenShard]", root: str | None) -> CheckJob:
+def check_job_of(folder: Path | str, flavor: PackedFlavor, shards: "list[WrittenShard]", root: str | None) -> CheckJob:
     """Return the job for `check`; `root` is the place of the source if packs refer to media in it."""
     num_packs: dict[str, dict[str, int]] = {}
     for shard in shards:
@@ -66,7 +66,7 @@ def job_of(folder: Path | str, flavor: PackedFlavor, shards: "list[WrittenShard]
     if isinstance(folder, str):
         return CheckJob(energon_address(folder), "crude.yaml", flavor, num_packs, root, "")
     has_crude = (folder / META_FOLDER / "crude.yaml").exists()
-    claim = claim_of(flavor, "typed" if has_crude else "crude")
+    claim = cache_key_of(flavor, "typed" if has_crude else "crude")
     return CheckJob(str(folder), "crude.yaml" if has_crude else "dataset.yaml", flavor, num_packs, root, claim)
 
 
@@ -81,9 +81,9 @@ def check(job: CheckJob) -> None:
     if not _is_kept(job.claim):
         for split, shards in job.num_packs.items():
             packs = _first_packs(job.folder, job.dataset_yaml, split)
-            if len(packs) != min(_NUM_PACKS, sum(shards.values())):
+            if len(packs) != min(_NUM_CHECKED_PACKS, sum(shards.values())):
                 raise PackError(
-                    f"Energon reads {len(packs)} of the first {_NUM_PACKS} packs of {job.folder}, {split}:"
+                    f"Energon reads {len(packs)} of the first {_NUM_CHECKED_PACKS} packs of {job.folder}, {split}:"
                     " not published"
                 )
             for pack in packs.values():
@@ -119,7 +119,7 @@ def _is_kept(claim: str) -> bool:
     return bool(claim) and read_kept("energon", claim, bool) is True
 
 
-def get_ready(claim: str) -> None:
+def import_energon(claim: str) -> None:
     """Import Energon ahead of `check`, unless the user's cache records that `check` won't need it."""
     if not _is_kept(claim):
         with importing():
@@ -150,7 +150,7 @@ def _first_packs(folder: str, dataset_yaml: str, split: str) -> dict[str, Any]:
         dataset_config=dataset_yaml,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=stop),
         batch_size=None,
-        limit=_NUM_PACKS,
+        limit=_NUM_CHECKED_PACKS,
         task_encoder=RawPack(),
     )
     with warnings.catch_warnings():

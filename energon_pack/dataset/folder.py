@@ -14,14 +14,14 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from energon_pack.dataset.manifest import MANIFEST, ORDER, PROCESSOR
+from energon_pack.dataset.manifest import MANIFEST, ORDER_FILE, PROCESSOR_FOLDER
 from energon_pack.errors import PackError
 from energon_pack.run.address import energon_address, is_address, tidy
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value
 from energon_pack.sources.storage import File, State, files_in, open_file, path_in, state_of
 
-_PIECE = 8 << 20
+_COPY_BYTES = 8 << 20
 
 
 class DatasetFolder:
@@ -52,7 +52,7 @@ class DatasetFolder:
 
     @cached_property
     def _listed(self) -> Mapping[str, State | None]:
-        return files_in(self.path, (META_FOLDER, f"{META_FOLDER}/{PROCESSOR}"))
+        return files_in(self.path, (META_FOLDER, f"{META_FOLDER}/{PROCESSOR_FOLDER}"))
 
     @property
     def is_there(self) -> bool:
@@ -119,15 +119,15 @@ class DatasetFolder:
                 yield Path(self.path_of(name))
                 return
             with tempfile.NamedTemporaryFile(prefix="energon_pack-") as copy:
-                for start in range(0, file.size, _PIECE):
-                    copy.write(file.read(start, _PIECE))
+                for start in range(0, file.size, _COPY_BYTES):
+                    copy.write(file.read(start, _COPY_BYTES))
                 copy.flush()
                 yield Path(copy.name)
 
 
-def parts_of(folder: DatasetFolder) -> list[str]:
+def datasets_of_order(folder: DatasetFolder) -> list[str]:
     """Return the paths of the datasets over which a folder is an order (`energon_pack.order`); [] if it is none."""
-    if not folder.has(f"{META_FOLDER}/{ORDER}"):
+    if not folder.has(f"{META_FOLDER}/{ORDER_FILE}"):
         return []
     try:
         return [str(part["path"]) for part in folder.read_object(f"{META_FOLDER}/{MANIFEST}")["parts"]]
@@ -135,14 +135,14 @@ def parts_of(folder: DatasetFolder) -> list[str]:
         return []
 
 
-def opened(place: str | Path) -> DatasetFolder:
+def packed_folder(place: str | Path) -> DatasetFolder:
     """Return a dataset's folder; raises PackError for an order over several datasets, which holds no packs."""
     folder = DatasetFolder(place)
-    if parts := parts_of(folder):
+    if parts := datasets_of_order(folder):
         raise PackError(f"{folder} is an order over datasets, and holds no packs: name {' or '.join(parts)}")
     return folder
 
 
-def digest(folder: DatasetFolder) -> str:
+def manifest_digest(folder: DatasetFolder) -> str:
     """Return 16 hex digits of energon_pack.json's SHA-256, which change if the dataset is packed in another way."""
     return hashlib.sha256(folder.read(f"{META_FOLDER}/{MANIFEST}")).hexdigest()[:16]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from energon_pack.dataset.contents import Pack, parse, with_media
+from energon_pack.dataset.contents import Pack, parse_pack, with_media
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_files import packs_in
 from energon_pack.dataset.pack_parts import PackParts
@@ -18,7 +18,7 @@ from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.tar import TarScan
 
-_KEY = re.compile(r"[0-9a-f]{8}_(\d{8,})")  # a key of this package's packs, with its number
+_PACK_KEY = re.compile(r"[0-9a-f]{8}_(\d{8,})")  # a key of this package's packs, with its number
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class PackLookup(PackParts):
 
     def number_of(self, key: str) -> int | None:
         """Return the number of the pack with this key; None: there is none. A key of another tool is searched for."""
-        match = _KEY.fullmatch(key)
+        match = _PACK_KEY.fullmatch(key)
         number = int(match[1]) if match else len(self)
         if number < len(self) and self[number].pack.files.key == key:  # else the key is another dataset's
             return number
@@ -58,7 +58,7 @@ class PackLookup(PackParts):
         name, file, files = self._found(number)
         part = next((part for part in files.parts if part.name == "json" and part.size >= 0), None)
         raw = None if part is None else file.read(part.offset, part.size)
-        pack, defects = parse(files, raw, self._flavor)
+        pack, defects = parse_pack(files, raw, self._flavor)
         return LocatedPack(number, name, with_media(file, pack, self.media), pack, defects)
 
     def all(self) -> Iterator[LocatedPack]:

@@ -12,7 +12,7 @@ from energon_pack.plan.settings import CUTTING, Overlong, PackingConfig
 from energon_pack.samples.skip import Reason
 
 
-def bad_data(figures: Report | Choices, max_skipped: float) -> str | None:
+def why_too_much_bad_data(figures: Report | Choices, max_skipped: float) -> str | None:
     """Return why bad data cost too many samples (`max_skipped`: a share of all); None if they did not."""
     num_lost, num_samples = num_lost_to_bad_data(figures.skipped_by_reason), figures.samples_in
     if num_lost <= max_skipped * num_samples:
@@ -20,7 +20,7 @@ def bad_data(figures: Report | Choices, max_skipped: float) -> str | None:
     return f"bad data cost {num_lost:,} of {amount(num_samples, 'sample')}, max_skipped={max_skipped:g} allows fewer"
 
 
-def lost_too_much(report: Report, max_skipped: float) -> str | None:
+def why_too_much_lost(report: Report, max_skipped: float) -> str | None:
     """Return why a dataset with these figures may not be published; None if it may."""
     if not report.samples_in:
         left_out = report.samples_excluded
@@ -30,14 +30,14 @@ def lost_too_much(report: Report, max_skipped: float) -> str | None:
             else "no file of source.path holds one"
         )
         return f"the source has no samples: {why_none}"
-    if why := bad_data(report, max_skipped):
+    if why := why_too_much_bad_data(report, max_skipped):
         return why
     if report.lost_modalities:
         return f"every {' and every '.join(report.lost_modalities)} sample was skipped"
     return None if report.samples_packed else "no sample is left to pack"
 
 
-def dropped(report: Report, packing: PackingConfig) -> str | None:
+def why_too_much_dropped(report: Report, packing: PackingConfig) -> str | None:
     """Return why overlong samples lose more than `packing.max_dropped_tokens`; None if they do not.
 
     `packing.overlong=drop` may lose any number, because the user asked for it.
@@ -66,7 +66,7 @@ def keeps_more(overlong: Overlong) -> str:
     return " or ".join(f"packing.overlong={one.value} {where}" for one, where in of_samples.items() if one != overlong)
 
 
-def foresee(why: str | None, page: Path, figures: Report | Choices | None = None) -> None:
+def refuse_future_loss(why: str | None, page: Path, figures: Report | Choices | None = None) -> None:
     """Raise SamplesLost, in a run that publishes nothing, if publishing would be refused; `why` is None if not."""
     if why is not None:
         raise SamplesLost(f"{why}: stage=all would publish nothing", str(page), figures.to_json() if figures else None)
@@ -74,13 +74,13 @@ def foresee(why: str | None, page: Path, figures: Report | Choices | None = None
 
 def refuse_losses(why: str, skipped: Path, final: Path, report: Report) -> NoReturn:
     """Move the ledger beside the place of the dataset, and raise SamplesLost: too much was lost to publish it."""
-    kept, page = kept_ledger(final), page_beside(final, PAGE)
+    kept, page = ledger_beside(final), page_beside(final, PAGE)
     shutil.move(skipped, kept)
     text = f"{why}: nothing is published; {kept} names each with its reason, {page} shows what there is"
     raise SamplesLost(text, str(page), report.to_json())
 
 
-def kept_ledger(final: Path) -> Path:
+def ledger_beside(final: Path) -> Path:
     """Return where a run that publishes nothing leaves its ledger, beside the dataset's place."""
     return final.with_name(f"{final.name}.{LEDGER}")
 

@@ -23,15 +23,15 @@ from energon_pack.samples.pack_reader import NAMES, why_other_format
 MANIFEST = "energon_pack.json"
 REPORT = "report.json"
 #: the folder with the processor's files: see `dataset.kept_inputs`
-PROCESSOR = "processor"
+PROCESSOR_FOLDER = "processor"
 #: sums over the members of each pack: see `PackSums`
-PACKS = "packs.npy"
+PACK_SUMS = "packs.npy"
 #: files whose hashes energon_pack.json holds; that of the processor's files are in inputs.json
-HASHED = (INPUTS, TRIAL, PACKS)
+HASHED_FILES = (INPUTS, TRIAL, PACK_SUMS)
 #: for an order over datasets: the numbers of their packs, in reading order
-ORDER = "order.npy"
+ORDER_FILE = "order.npy"
 #: beside a dataset.yaml for another tool, or for cookers: loads packs with this package's own classes
-TYPED = "typed.yaml"
+TYPED_YAML = "typed.yaml"
 
 
 def read_manifest(path: str | Path) -> dict[str, Any]:
@@ -90,12 +90,12 @@ def processor_folder(dataset: str | Path) -> str | None:
             named = report["config"]["model"]["processor"]
         except (ValueError, KeyError, TypeError):  # packed by an old version, or damaged: lengths do not need it
             continue
-        if isinstance(named, str) and os.path.isdir(path := when_packed(report, named)):
+        if isinstance(named, str) and os.path.isdir(path := path_when_packed(report, named)):
             return path
     return None
 
 
-def when_packed(report: Mapping[str, Any], path: str) -> str:
+def path_when_packed(report: Mapping[str, Any], path: str) -> str:
     """Return a path of report.json's config, resolved against the folder in which that run was started."""
     if is_address(path):
         return path
@@ -103,7 +103,7 @@ def when_packed(report: Mapping[str, Any], path: str) -> str:
     return os.path.join(cwd, os.path.expanduser(path)) if isinstance(cwd, str) else path
 
 
-def is_packed_here(dataset: str | Path) -> bool:
+def has_manifest(dataset: str | Path) -> bool:
     """Say whether a dataset, or one that a Metadataset's YAML names, has an energon_pack.json."""
     if is_metadataset(dataset):
         return any(packed_datasets(dataset))
@@ -139,7 +139,7 @@ def hash_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def read_as_packed(dataset: str | Path, name: str, written_hash: str | None = None) -> bytes:
+def read_unchanged(dataset: str | Path, name: str, written_hash: str | None = None) -> bytes:
     """Read a file in `.nv-meta`; raises ValueError if it is missing, or lacks the hash that packing wrote down."""
     data = read_meta(dataset, name)
     if data is None:

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from energon_pack.dataset.energon import write_energon
+from energon_pack.dataset.energon import write_energon_files
 from energon_pack.dataset.files import PlanFile
-from energon_pack.dataset.folder import DatasetFolder, digest
-from energon_pack.dataset.manifest import MANIFEST, ORDER
-from energon_pack.dataset.plan_counts import items_of, sizes_of, tables_with_counts
+from energon_pack.dataset.folder import DatasetFolder, manifest_digest
+from energon_pack.dataset.manifest import MANIFEST, ORDER_FILE
+from energon_pack.dataset.plan_counts import items_of, pack_sizes, tables_with_counts
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.errors import PackError
 from energon_pack.plan.items import Items
@@ -70,7 +70,7 @@ def members_of_parts(parts: Sequence[OrderedDataset]) -> tuple[Items, Ints, Ints
         counts = part.shard_counts()
         for shard in part.split_parts()["train"]:
             table = by_shard.get(shard)
-            its_sizes = np.zeros(0, np.int64) if table is None else sizes_of(table)
+            its_sizes = np.zeros(0, np.int64) if table is None else pack_sizes(table)
             if table is None or len(its_sizes) != counts.get(shard):
                 raise PackError(
                     f"{part.folder}: the plan has {len(its_sizes)} packs of {shard}, not {counts.get(shard)}"
@@ -118,7 +118,7 @@ def _write(
         for name in part.split_parts()[split]
     ]
     longest = max(parts, key=lambda part: int(part.manifest["max_token_len"])).manifest
-    write_energon(folder, shards, flavor_written(longest["flavor"]), "typed")
+    write_energon_files(folder, shards, flavor_written(longest["flavor"]), "typed")
     data = io.BytesIO()
     np.save(data, order)
     manifest = {key: value for key, value in longest.items() if key not in ("entries", "turns", "num_packs", "hashes")}
@@ -129,10 +129,10 @@ def _write(
         "num_packs": len(order),
         **{name: sum(part.manifest[name] for part in parts) for name in ("num_samples", "num_tokens")},
         **({"entries": [part.name for part in parts]} if len(parts) > 1 else {}),
-        "parts": [{"name": part.name, "path": part.path, "digest": digest(part.folder)} for part in parts],
+        "parts": [{"name": part.name, "path": part.path, "digest": manifest_digest(part.folder)} for part in parts],
         "order": hashlib.sha256(data.getvalue()).hexdigest()[:16],
     }
-    write_whole(folder / META_FOLDER / ORDER, data.getvalue())
+    write_whole(folder / META_FOLDER / ORDER_FILE, data.getvalue())
     write_whole(folder / META_FOLDER / MANIFEST, json.dumps(manifest, indent=2, sort_keys=True).encode())
 
 

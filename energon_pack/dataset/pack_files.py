@@ -43,7 +43,7 @@ def first_json(file: File) -> Any:
     return json_value(file.read(offset, size))
 
 
-def members_in(parts: Parts, flavor: str, read: ReadMedia) -> Iterator[MemberInput]:
+def members_of_pack(parts: Parts, flavor: str, read: ReadMedia) -> Iterator[MemberInput]:
     """Yield the members of a pack (`parts`: content by name); `read` reads media that the pack refers to."""
     if flavor in NAMES:
         yield from pack_members(parts, json_of(parts["json"]), read)

@@ -19,7 +19,7 @@ from energon_pack.samples.bytes import Bytes, Range
 from energon_pack.sources.storage import File, read_ahead
 from energon_pack.sources.tar import TarScan
 
-_Here = TypeVar("_Here", bound="PackParts")
+_Self = TypeVar("_Self", bound="PackParts")
 
 
 class PackParts:
@@ -107,7 +107,7 @@ class PackParts:
         """Pickle without open files."""
         return {**vars(self), "_opened": {}, "media": DatasetMedia(self.folder.path)}
 
-    def __enter__(self: _Here) -> _Here:
+    def __enter__(self: _Self) -> _Self:
         return self
 
     def __exit__(self, *_: object) -> None:

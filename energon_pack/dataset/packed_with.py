@@ -42,22 +42,24 @@ def load_template(path: str | Path, processor: str | None = None, trust_remote_c
         node_of(MediaConfig, content["media"]),
         node_of(Labels, content["labels"]),
     )
-    template = _built(settings)
+    template = _build_template(settings)
     refuse_other_ids(read_input_rules(path, processor), path, processor, template.ids_of)
     return template
 
 
-def tokenized(dataset: str, processor: str | None, trust_remote_code: bool, member: MemberInput) -> MemberTokens:
+def tokenize_like_packs(
+    dataset: str, processor: str | None, trust_remote_code: bool, member: MemberInput
+) -> MemberTokens:
     """Tokenize a sample that is in no pack, in the same way as the packs of a dataset."""
-    return tokens_of(_template(dataset, processor, trust_remote_code), member)
+    return tokens_of(_cached_template(dataset, processor, trust_remote_code), member)
 
 
 @lru_cache(maxsize=4)
-def _template(dataset: str, processor: str | None, trust_remote_code: bool) -> Template:
+def _cached_template(dataset: str, processor: str | None, trust_remote_code: bool) -> Template:
     return load_template(dataset, processor, trust_remote_code)
 
 
-def _built(settings: TemplateSettings) -> Template:
+def _build_template(settings: TemplateSettings) -> Template:
     """Build the template that packing chose; if that is not possible with this processor, choose one anew."""
     try:
         return load_model_template(settings)

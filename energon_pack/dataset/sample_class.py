@@ -41,9 +41,9 @@ class LlavaCaptions(PackedCaptioning):
 
 
 #: The first whose fields a class takes is for it.
-STACKS: tuple[PackedFlavor, ...] = (LoongForgeChats(), LoongForgeTurns(), LlavaCaptions())
+STACK_FLAVORS: tuple[PackedFlavor, ...] = (LoongForgeChats(), LoongForgeTurns(), LlavaCaptions())
 
-Taken = dict[str, bool]  # field → whether the class requires it
+ClassFields = dict[str, bool]  # field → whether the class requires it
 
 
 def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] | None = None) -> PackedFlavor:
@@ -56,7 +56,7 @@ def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] 
     Raises:
         PackError: there is no such flavour, or the class has other fields than its forms fill.
     """
-    forms = [stack for stack in STACKS if stack.name == name]
+    forms = [stack for stack in STACK_FLAVORS if stack.name == name]
     if sample_type is None or not forms:
         flavor = packed_flavor(name)
         if flavor is None:
@@ -65,10 +65,10 @@ def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] 
             raise PackError(f"output.sample_type={sample_type}: no sample_loader.py reads output.flavor={name}")
         return flavor
     taken = _fields_of(sample_type, forms) if sample_fields is None else dict.fromkeys(sample_fields, False)
-    if fitting := _taken_by(taken, forms):
+    if fitting := _first_fitting(taken, forms):
         return fitting
     fields_given = ", or ".join(", ".join(form.gives) for form in forms)
-    if other := _taken_by(taken, STACKS):
+    if other := _first_fitting(taken, STACK_FLAVORS):
         fields_given += f"; output.flavor={other.name} gives what it takes"
     elif "messages" in taken:
         fields_given += "; a class with one list of messages is one conversation, in which members would see each other"
@@ -77,13 +77,13 @@ def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] 
     raise PackError(f"{whose}: it takes {listed or 'no field'}; packs of output.flavor={name} give {fields_given}")
 
 
-def _taken_by(taken: Taken, forms: Iterable[PackedFlavor]) -> PackedFlavor | None:
+def _first_fitting(taken: ClassFields, forms: Iterable[PackedFlavor]) -> PackedFlavor | None:
     """Return the first flavour that fills all fields that a class requires, and none that it lacks; None if none."""
     needed = {field for field, is_needed in taken.items() if is_needed}
     return next((form for form in forms if needed <= {*form.gives} <= taken.keys()), None)
 
 
-def _fields_of(sample_type: str, forms: Iterable[PackedFlavor]) -> Taken:
+def _fields_of(sample_type: str, forms: Iterable[PackedFlavor]) -> ClassFields:
     """Return the fields of a class that not every Energon sample has (`__key__` … are left out)."""
     module, _, name = sample_type.partition(":")
     try:

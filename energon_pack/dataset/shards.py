@@ -24,8 +24,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from energon_pack.dataset.files import PlanRow
-from energon_pack.dataset.sources import Members, Sources, tokens_of
-from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter, tar_len
+from energon_pack.dataset.sources import RowsWithChecksums, Sources, tokens_of
+from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter, tar_size
 from energon_pack.lengths.kept_tokens import KeptTokens
 from energon_pack.run.files import write_whole
 from energon_pack.samples.conversation import ReadSample
@@ -42,8 +42,11 @@ from energon_pack.sources.rows import rows_of
 from energon_pack.sources.shard import Shard
 
 #: extension of the file that marks a finished shard
-DONE = ".done"
-_AT_ONCE, _BYTES_AT_ONCE = 256, 32 << 20  # members, and bytes of their sources, that are read and tokenized at once
+DONE_SUFFIX = ".done"
+_MEMBERS_AT_ONCE, _BYTES_AT_ONCE = (
+    256,
+    32 << 20,
+)  # members, and bytes of their sources, that are read and tokenized at once
 
 
 def shard_name(prefix: str, number: int) -> str:
@@ -51,7 +54,7 @@ def shard_name(prefix: str, number: int) -> str:
     return f"{prefix}-{number:06d}.tar"
 
 
-def shard_names(prefix: str) -> re.Pattern[str]:
+def shard_name_pattern(prefix: str) -> re.Pattern[str]:
     """Return a pattern that matches the file names of all shards with this prefix, and of their indexes."""
     return re.compile(re.escape(prefix) + r"-\d{6,}\.tar(\.idx)?")
 
@@ -100,7 +103,7 @@ def write_shard(job: ShardJob) -> WrittenShard:
     if not was_there:
         _write_tar(job, table, index)
     if job.identity is not None:
-        write_whole(_done_file(job.path), _done(job.path, job.identity))
+        write_whole(_done_file(job.path), _done_content(job.path, job.identity))
     return written_shard(job, table, index.stat().st_size // 8 - 1, job.path.stat().st_size, was_there)
 
 
@@ -114,7 +117,7 @@ def written_shard(job: ShardJob, table: pa.Table, num_packs: int, num_bytes: int
 
 
 def _write_tar(job: ShardJob, table: pa.Table, index: Path) -> None:
-    parts = parts_folder(job.path.parent)
+    parts = unfinished_folder(job.path.parent)
     parts.mkdir(exist_ok=True)
     temporary = parts / f"{job.path.name}.{uuid.uuid4().hex}"
     with open(temporary, "wb", buffering=0) as file:
@@ -137,12 +140,12 @@ def _put_in_place(temporary: Path, path: Path, is_synced: bool) -> None:
 def is_done(shard: Path, identity: str | None) -> bool:
     """Say whether a process of the run with this identity wrote and synced a shard; the shard itself is not read."""
     try:
-        return identity is not None and _done_file(shard).read_bytes() == _done(shard, identity)
+        return identity is not None and _done_file(shard).read_bytes() == _done_content(shard, identity)
     except FileNotFoundError:
         return False
 
 
-def _done(shard: Path, identity: str) -> bytes:
+def _done_content(shard: Path, identity: str) -> bytes:
     """Return the content of the file beside a finished shard: the run, the shard's size, and a checksum of its index,
     which names every pack."""
     index = crc32(shard.with_suffix(".tar.idx").read_bytes())
@@ -150,18 +153,18 @@ def _done(shard: Path, identity: str) -> bytes:
 
 
 def _done_file(shard: Path) -> Path:
-    return shard.with_suffix(f".tar{DONE}")
+    return shard.with_suffix(f".tar{DONE_SUFFIX}")
 
 
-def parts_folder(staging: Path) -> Path:
+def unfinished_folder(staging: Path) -> Path:
     """Return the folder in which files are written before they move to the staging folder, with a name of their own."""
     return staging.with_name(f"{staging.name}.parts")
 
 
-def bytes_begun(staging: Path) -> int:
+def num_bytes_begun(staging: Path) -> int:
     """Return the number of bytes that are written of unfinished shards."""
     num_bytes = 0
-    with suppress(OSError), os.scandir(parts_folder(staging)) as entries:
+    with suppress(OSError), os.scandir(unfinished_folder(staging)) as entries:
         for entry in entries:
             with suppress(OSError):  # it was finished meanwhile
                 num_bytes += entry.stat().st_size
@@ -181,7 +184,7 @@ def _is_finished(job: ShardJob, table: pa.Table, index: Path) -> bool:
             starts = write_packs(TarComparer(file.fileno()), job, table)
         except TarDiffers:
             return False
-    size = tar_len(int(np.frombuffer(starts, "<u8")[-1]))
+    size = tar_size(int(np.frombuffer(starts, "<u8")[-1]))
     return index.read_bytes() == starts and job.path.stat().st_size == size
 
 
@@ -191,7 +194,7 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
     with Sources(job.source) as sources, KeptTokens(job.tokens_folder) as kept:
         places = iter(job.kept.tolist())
         rows = zip(rows_of(table, PlanRow), job.checksums.tolist(), strict=True)
-        put = _copied if job.root is None else _referred
+        put = _write_with_media if job.root is None else _write_with_references
         for members in sources.ahead(_by_packs(rows), are_copied=job.root is None):
             of_each = zip(members, islice(places, len(members)), strict=True)
             known = [None if row.cut else kept.find(place, checksum) for (row, checksum), place in of_each]
@@ -200,7 +203,7 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
             each = zip(members, samples, tokens, strict=True)
             whole = (_Member(row, checksum, sample, its) for (row, checksum), sample, its in each)
             packs = groupby(whole, key=lambda member: member.row.pack)
-            for pack in [_content(key, list(rows), job) for key, rows in packs]:
+            for pack in [_content_of_pack(key, list(rows), job) for key, rows in packs]:
                 starts.append(tar.position)
                 for member, ends in zip(pack.members, put(tar, pack, sources, job.root), strict=True):
                     row = member.row
@@ -210,14 +213,14 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
     return np.array(starts, dtype="<u8").tobytes()
 
 
-def _by_packs(rows: Iterable[tuple[PlanRow, int]]) -> Iterator[Members]:
+def _by_packs(rows: Iterable[tuple[PlanRow, int]]) -> Iterator[RowsWithChecksums]:
     """Yield members of whole packs, several packs at once: a tokenizer is faster with many texts."""
-    together: Members = []
+    together: RowsWithChecksums = []
     bytes_left = _BYTES_AT_ONCE
     for _, pack in groupby(rows, key=lambda row: row[0].pack):
         members = list(pack)
         num_bytes = sum(row.record_size + sum(part.size for part in row.parts) for row, _ in members)
-        if together and (len(together) >= _AT_ONCE or num_bytes > bytes_left):
+        if together and (len(together) >= _MEMBERS_AT_ONCE or num_bytes > bytes_left):
             yield together
             together, bytes_left = [], _BYTES_AT_ONCE
         together, bytes_left = together + members, bytes_left - num_bytes
@@ -237,7 +240,7 @@ class _Member(NamedTuple):
     tokens: MemberTokens
 
 
-class _Content(NamedTuple):
+class _PackContent(NamedTuple):
     """The content of a pack."""
 
     key: str
@@ -248,7 +251,7 @@ class _Content(NamedTuple):
     parts: list[list[tuple[str, AnyPart]]]  # for each member, the name and place of each part
 
 
-def _content(key: str, pack: Sequence[_Member], job: ShardJob) -> _Content:
+def _content_of_pack(key: str, pack: Sequence[_Member], job: ShardJob) -> _PackContent:
     members, samples = [member.row for member in pack], [member.sample for member in pack]
     tokens = pack_tokens([member.tokens for member in pack]).to_bytes()
     conversations = [
@@ -272,14 +275,14 @@ def _content(key: str, pack: Sequence[_Member], job: ShardJob) -> _Content:
     value = job.flavor.write(conversations, meta)
     if not job.has_messages:
         del value[MESSAGES]
-    parts = map(parts_beside, samples, conversations)
+    parts = map(media_parts, samples, conversations)
     named = [list(zip(*both, strict=True)) for both in zip(job.flavor.parts(value), parts, strict=True)]
-    return _Content(key, job.flavor, value, tokens, pack, named)
+    return _PackContent(key, job.flavor, value, tokens, pack, named)
 
 
-def _copied(tar: TarWriter, pack: _Content, sources: Sources, root: str | None) -> list[list[bytes]]:
+def _write_with_media(tar: TarWriter, pack: _PackContent, sources: Sources, root: str | None) -> list[list[bytes]]:
     """Write a pack that holds its media; return the first and last bytes of each member's media."""
-    _add_texts(tar, pack, pack.value)
+    _add_json_and_tokens(tar, pack, pack.value)
     return [
         [
             sources.ends(member.row, part)
@@ -291,7 +294,7 @@ def _copied(tar: TarWriter, pack: _Content, sources: Sources, root: str | None) 
     ]
 
 
-def _referred(tar: TarWriter, pack: _Content, sources: Sources, root: str | None) -> list[list[bytes]]:
+def _write_with_references(tar: TarWriter, pack: _PackContent, sources: Sources, root: str | None) -> list[list[bytes]]:
     """Write a pack that refers to its media in the source; return the first and last bytes of each member's media."""
     references = [
         [(name, *sources.refer(name, member.row, part, root or "")) for name, part in its]
@@ -299,11 +302,11 @@ def _referred(tar: TarWriter, pack: _Content, sources: Sources, root: str | None
     ]
     first = {name: reference for its in reversed(references) for name, reference, _ in its}  # members may share media
     members = [[first[name] for name, _, _ in its] for its in references]
-    _add_texts(tar, pack, with_references(pack.value, pack.flavor, members))
+    _add_json_and_tokens(tar, pack, with_references(pack.value, pack.flavor, members))
     return [[ends.first + ends.last for _, _, ends in its] for its in references]
 
 
-def _add_texts(tar: TarWriter, pack: _Content, value: Fields) -> None:
+def _add_json_and_tokens(tar: TarWriter, pack: _PackContent, value: Fields) -> None:
     tar.add(f"{pack.key}.json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
     tar.add(f"{pack.key}.{TOKENS}", pack.tokens)
 
@@ -316,6 +319,6 @@ def conversation(sample: ReadSample, flavor: PackedFlavor, num_shared: int = 0) 
     return Conversation(messages, sample.tools, sample.fields, media, has_positions, sample.is_timed, num_shared)
 
 
-def parts_beside(sample: ReadSample, content: Conversation) -> list[AnyPart]:
+def media_parts(sample: ReadSample, content: Conversation) -> list[AnyPart]:
     """Return the parts of a sample that lie in a pack beside the JSON: media, then any patch positions."""
     return [*sample.parts, *(part for part in sample.positions if part is not None and content.has_positions)]

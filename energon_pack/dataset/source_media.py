@@ -19,7 +19,7 @@ from energon_pack.sources.storage import open_file, path_in
 if TYPE_CHECKING:
     from energon_pack.sources.referenced import SourceMedia
 
-SOURCE_ROOT = "ENERGON_PACK_SOURCE"
+SOURCE_ROOT_VARIABLE = "ENERGON_PACK_SOURCE"
 
 
 def source_root(dataset: str | os.PathLike[str]) -> str:
@@ -28,7 +28,7 @@ def source_root(dataset: str | os.PathLike[str]) -> str:
     Raises:
         PackError: neither names it.
     """
-    if root := os.environ.get(SOURCE_ROOT):
+    if root := os.environ.get(SOURCE_ROOT_VARIABLE):
         return root
     try:
         with open_file(path_in(os.fspath(dataset), REPORT)) as file:
@@ -38,7 +38,7 @@ def source_root(dataset: str | os.PathLike[str]) -> str:
     if not isinstance(root, str):
         raise PackError(
             f"{os.fspath(dataset)}: its media lie in its source, and no {REPORT} beside it says where that is:"
-            f" {SOURCE_ROOT}=FOLDER does"
+            f" {SOURCE_ROOT_VARIABLE}=FOLDER does"
         )
     return root
 

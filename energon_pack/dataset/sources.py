@@ -26,7 +26,7 @@ from energon_pack.templates.processor import load_saved
 from energon_pack.templates.sample import Sample
 
 #: The rows of one or more packs, each with the checksum of its sample as measured.
-Members = list[tuple[PlanRow, int]]
+RowsWithChecksums = list[tuple[PlanRow, int]]
 
 
 class Sources:
@@ -39,17 +39,17 @@ class Sources:
         self._shards = shards
         self._reader = Reader()
 
-    def ahead(self, packs: Iterable[Members], are_copied: bool) -> Iterator[Members]:
+    def ahead(self, packs: Iterable[RowsWithChecksums], are_copied: bool) -> Iterator[RowsWithChecksums]:
         """Yield the same packs, and read their sources ahead: whole media if they are copied, else only their ends."""
 
-        def samples(pack: Members) -> Iterator[tuple[Shard, PlanRow]]:
+        def samples(pack: RowsWithChecksums) -> Iterator[tuple[Shard, PlanRow]]:
             return ((self._shards[row.shard], row) for row, _ in pack)
 
         return self._reader.ahead(packs, samples, whole if are_copied else ends_within)
 
     def read(self, row: PlanRow, settings: ReadSettings, kept: Kept | None = None) -> ReadSample:
         """Read the record of a sample, without media. The conversation is parsed unless `kept` has it."""
-        shard, lead = self._shards[row.shard], self._lead(row)
+        shard, lead = self._shards[row.shard], self._header_size(row)
         raw = self._reader.raw(shard, row, lead)
         self._check_header(raw[:lead], row, row.record_part, row.record_size)
         if kept and kept.conversation:
@@ -76,33 +76,33 @@ class Sources:
 
     def copy(self, tar: TarWriter, name: str, row: PlanRow, part: AnyPart) -> bytes:
         """Copy a part of a sample into a tar under this name; return its first and last `END` bytes."""
-        header, ends = tar.copy(name, self._file(row, part), part.offset, part.size, self._lead(row), END)
+        header, ends = tar.copy(name, self._file(row, part), part.offset, part.size, self._header_size(row), END)
         self._check_header(header, row, part.name, part.size)
         return ends
 
     def ends(self, row: PlanRow, part: AnyPart) -> bytes:
         """Return the first and last `END` bytes of a part."""
-        ends = ends_of(self._file(row, part), part.offset, part.size, self._lead(row))
+        ends = ends_of(self._file(row, part), part.offset, part.size, self._header_size(row))
         self._check_header(ends.header, row, part.name, part.size)
         return ends.first + ends.last
 
     def refer(self, name: str, row: PlanRow, part: AnyPart, root: str) -> tuple[Reference, Ends]:
         """Return the reference under which a pack finds a part below `root`, and the part's first and last bytes."""
-        ends = ends_of(self._file(row, part), part.offset, part.size, self._lead(row))
+        ends = ends_of(self._file(row, part), part.offset, part.size, self._header_size(row))
         self._check_header(ends.header, row, part.name, part.size)
         place = self._shards[row.shard].place(part, root)
         return Reference(name, place, part.size, ends.checksum, row.sample_id), ends
 
     def checked_file(self, row: PlanRow, part: AnyPart) -> File:
         """Return the file that holds a part, after comparing the tar header before the part."""
-        file, lead = self._file(row, part), self._lead(row)
+        file, lead = self._file(row, part), self._header_size(row)
         self._check_header(file.read(part.offset - lead, lead), row, part.name, part.size)
         return file
 
     def _file(self, row: PlanRow, part: AnyPart) -> File:
         return self._reader.part_file(self._shards[row.shard], part)
 
-    def _lead(self, row: PlanRow) -> int:
+    def _header_size(self, row: PlanRow) -> int:
         """Return the size of the header before each part of a sample: a file of its own has none."""
         return self._shards[row.shard].lead
 
@@ -133,7 +133,7 @@ class Sources:
 
 
 def tokens_of(
-    members: Members,
+    members: RowsWithChecksums,
     samples: Sequence[ReadSample],
     kept: Sequence[Kept | None],
     sources: Sources,
@@ -154,13 +154,13 @@ def tokens_of(
     read = {number: sources.with_headers(members[number][0], samples[number]) for number in missing}
     as_seen = {number: Sample(its.timed, its.media, its.tools, its.options) for number, its in read.items()}
     with suppress(Skip):  # each alone, to name the one
-        for number, its in zip(missing, _made(template_folder, [*as_seen.values()], engine), strict=True):
+        for number, its in zip(missing, _tokenize(template_folder, [*as_seen.values()], engine), strict=True):
             tokens[number] = its
     for number, (member, checksum) in enumerate(members):
         known = tokens[number]
         if known is not None and (len(known), known.num_supervised) == (member.token_len, member.num_supervised):
             continue
-        ids = _counted(known) if known is not None else _alone(template_folder, as_seen[number], engine)
+        ids = _counts_text(known) if known is not None else _counts_alone(template_folder, as_seen[number], engine)
         if ids != f"{member.token_len} tokens, {member.num_supervised} of them trained":
             sample = samples[number]
             sources.refuse_changed(member, sample, (sources.ends(member, part) for part in sample.parts), checksum)
@@ -175,16 +175,16 @@ def tokens_of(
     ]
 
 
-def _made(template_folder: str, samples: Sequence[Sample], engine: str) -> list[MemberTokens]:
+def _tokenize(template_folder: str, samples: Sequence[Sample], engine: str) -> list[MemberTokens]:
     return load_saved(template_folder).member_tokens(samples, engine) if samples else []
 
 
-def _alone(template_folder: str, sample: Sample, engine: str) -> str:
+def _counts_alone(template_folder: str, sample: Sample, engine: str) -> str:
     try:
-        return _counted(_made(template_folder, [sample], engine)[0])
+        return _counts_text(_tokenize(template_folder, [sample], engine)[0])
     except Skip as skip:
         return f"no tokens ({skip})"
 
 
-def _counted(tokens: MemberTokens) -> str:
+def _counts_text(tokens: MemberTokens) -> str:
     return f"{len(tokens)} tokens, {tokens.num_supervised} of them trained"

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from energon_pack.config import PackConfig, Stage, plain
 from energon_pack.config.compose import compose_config, config_of
 from energon_pack.config.naming import content_settings
-from energon_pack.dataset.energon import made_of
+from energon_pack.dataset.energon import manifest_settings
 from energon_pack.errors import PackError
 from energon_pack.lengths.index import first_samples
 from energon_pack.online.given import Given, MapStyle
@@ -40,7 +40,7 @@ class Begun:
     @property
     def made(self) -> dict[str, Any]:
         """The part of energon_pack.json that PackEncoder needs."""
-        return made_of(content_settings(self.config))
+        return manifest_settings(content_settings(self.config))
 
     @property
     def fingerprint(self) -> str:

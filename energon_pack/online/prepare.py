@@ -26,7 +26,7 @@ from energon_pack.dataset.destination import refuse_unwritable_folder
 from energon_pack.dataset.energon import manifest_of
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.in_folder import DatasetInFolder
-from energon_pack.dataset.lost_samples import dropped, lost_too_much
+from energon_pack.dataset.lost_samples import why_too_much_dropped, why_too_much_lost
 from energon_pack.dataset.plan_file import write_ledger
 from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError, SamplesLost
@@ -221,7 +221,7 @@ def prepare(
         folder = run.cache("lazy", planned.identity[:24])
         with run.timed("rows"):
             make_once(folder / KEPT, lambda part: _write(part, planned, config))
-    if why := lost_too_much(planned.report, config.max_skipped) or dropped(planned.report, packing):
+    if why := why_too_much_lost(planned.report, config.max_skipped) or why_too_much_dropped(planned.report, packing):
         raise SamplesLost(f"{why}; {_where(folder / KEPT / LEDGER, samples_given is not None, known)}")
     sources = Sources({item.shard.name: item.shard for item in indexed})
     read: ReadMember = (

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError, amount
-from energon_pack.run.address import bucket_of, lies_in, on_this_machine
+from energon_pack.run.address import bucket_of, lies_in, local_paths
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.other_formats import COMPRESSED, PARQUET, compressed_error
 from energon_pack.sources.shard import Shard, TarShard
@@ -70,7 +70,7 @@ class Source:
     @cached_property
     def beside(self) -> frozenset[Path]:
         """Return the folders of this machine that contain its files."""
-        paths = on_this_machine(shard.real_path for shard in self.shards)
+        paths = local_paths(shard.real_path for shard in self.shards)
         return frozenset(map(Path, map(os.path.dirname, paths)))
 
     @cached_property
@@ -142,7 +142,7 @@ def find_files(form: Form, path: Sequence[str]) -> Source:
         shard_of(name, leaf.path, leaf.kind, leaf.fields)
         for name, leaf in zip(names_of(roots, [leaf.path for leaf in leaves]), leaves, strict=True)
     ]
-    local = on_this_machine(folders)
+    local = local_paths(folders)
     return Source(
         shards=sorted(form.finished(path, shards), key=lambda shard: shard.name),
         folders=frozenset(Path(folder).resolve() for folder in local),

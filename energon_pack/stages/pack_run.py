@@ -11,7 +11,7 @@ from energon_pack.dataset.destination import published_report, refuse_unwritable
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.in_store import refuse_unwritable_address
 from energon_pack.errors import PackError
-from energon_pack.run.address import on_this_machine
+from energon_pack.run.address import local_paths
 from energon_pack.run.console import say
 from energon_pack.run.context import Mirror, Run
 from energon_pack.run.executors import Executor, Folder
@@ -45,7 +45,7 @@ class PackRun(Run):
     @property
     def folders(self) -> list[Folder]:
         """Return the folders that all machines of the run have to see: cache, output and source."""
-        media = set(map(Path, on_this_machine(shard.media_root for shard in self.source.shards)))
+        media = set(map(Path, local_paths(shard.media_root for shard in self.source.shards)))
         read = sorted(self.source.folders | self.source.beside | media)[:_MOST_FOLDERS]
         written = (("cache_dir", self.cache()), ("output.dir", self.destination.final.parent))
         return [

@@ -6,8 +6,14 @@ from typing import Any, NoReturn
 
 from energon_pack.config.output_dir import page_of
 from energon_pack.dataset.files import PAGE
-from energon_pack.dataset.lost_samples import bad_data, foresee, kept_ledger, page_beside, refuse_losses
-from energon_pack.dataset.plan_file import entries_of, ledger
+from energon_pack.dataset.lost_samples import (
+    ledger_beside,
+    page_beside,
+    refuse_future_loss,
+    refuse_losses,
+    why_too_much_bad_data,
+)
+from energon_pack.dataset.plan_file import ledger_entries, read_ledger
 from energon_pack.errors import SamplesLost
 from energon_pack.plan.pack_lengths import try_lengths
 from energon_pack.plan.packs import no_plan
@@ -30,10 +36,10 @@ def try_pack_lens(run: PackRun, measured: Measured, page: RunReport) -> dict[str
         choices = try_lengths(measured.lengths, config.packing, lens, page.most_positions)
         page.add_choices(choices.lens)
     print_choices(choices, page.advice(choices.lens))
-    why_not = bad_data(choices, config.max_skipped)
-    skipped = ledger(measured.lengths, no_plan(measured.lengths.items), config.packing)
+    why_not = why_too_much_bad_data(choices, config.max_skipped)
+    skipped = ledger_entries(measured.lengths, no_plan(measured.lengths.items), config.packing)
     write_page(run, page, skipped, why_not)
-    foresee(why_not, page_of(config), choices)
+    refuse_future_loss(why_not, page_of(config), choices)
     return choices.to_json()
 
 
@@ -51,8 +57,8 @@ def leave_page(run: PackRun, page: RunReport, why_not: str, report: Report, skip
     final = run.destination.final
     if not report.samples_in:
         raise SamplesLost(f"{why_not}: nothing is published")
-    kept = kept_ledger(final)
-    _say_seen(page.write(page_beside(final, PAGE), entries_of(skipped), ledger_name=kept.name, failed=why_not))
+    kept = ledger_beside(final)
+    _say_seen(page.write(page_beside(final, PAGE), read_ledger(skipped), ledger_name=kept.name, failed=why_not))
     refuse_losses(why_not, skipped, final, report)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from energon_pack.config import plain
 from energon_pack.config.naming import content_settings, shards_identity
 from energon_pack.config.output_dir import publishes
-from energon_pack.dataset.lost_samples import dropped, lost_too_much
+from energon_pack.dataset.lost_samples import why_too_much_dropped, why_too_much_lost
 from energon_pack.lengths.changed_media import check_media
 from energon_pack.lengths.measure import MeasuredShard, forgetting_wrong
 from energon_pack.lengths.method import Method
@@ -75,8 +75,8 @@ def why_unpublished(run: PackRun, report: Report) -> str | None:
 
     A run that does not publish may drop any number of tokens.
     """
-    why = lost_too_much(report, run.config.max_skipped)
-    return why or (dropped(report, run.config.packing) if publishes(run.config) else None)
+    why = why_too_much_lost(report, run.config.max_skipped)
+    return why or (why_too_much_dropped(report, run.config.packing) if publishes(run.config) else None)
 
 
 def check_media_of(run: PackRun, planned: Planned) -> None:

@@ -10,15 +10,15 @@ from typing import Any
 
 from energon_pack.config import plain
 from energon_pack.config.output_dir import may_overwrite
-from energon_pack.dataset.destination import refuse_changed
+from energon_pack.dataset.destination import refuse_changed_yamls
 from energon_pack.dataset.energon import dataset_yamls, manifest_of, write_metadata
-from energon_pack.dataset.energon_check import check, reconcile
-from energon_pack.dataset.energon_check import job_of as check_job
+from energon_pack.dataset.energon_check import check, refuse_other_counts
+from energon_pack.dataset.energon_check import check_job_of as check_job
 from energon_pack.dataset.files import LEDGER, PAGE, PlanFile
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import HASHED, MANIFEST, PACKS, PROCESSOR, REPORT, hash_of
+from energon_pack.dataset.manifest import HASHED_FILES, MANIFEST, PACK_SUMS, PROCESSOR_FOLDER, REPORT, hash_of
 from energon_pack.dataset.plan_counts import pack_sums
-from energon_pack.dataset.plan_file import entries_of
+from energon_pack.dataset.plan_file import read_ledger
 from energon_pack.dataset.shards import ShardJob, WrittenShard
 from energon_pack.errors import PackError, amount
 from energon_pack.lengths.audit import Audit
@@ -57,8 +57,8 @@ def write_beside(run: PackRun, planned: Planned, written: list[WrittenShard], fo
     yaml, sqlite = output.dataset_yaml.value, output.sqlite
     _write_inputs(folder, method.template_folder)
     sums = pack_sums(PlanFile(DatasetFolder(folder)), planned.cost)
-    write_whole(folder / META_FOLDER / PACKS, sums.to_bytes())
-    manifest["hashes"] = {name: hash_of((folder / META_FOLDER / name).read_bytes()) for name in HASHED}
+    write_whole(folder / META_FOLDER / PACK_SUMS, sums.to_bytes())
+    manifest["hashes"] = {name: hash_of((folder / META_FOLDER / name).read_bytes()) for name in HASHED_FILES}
     write_metadata(folder, written, planned.lengths.flavor, yaml, sqlite, manifest, output.sample_type)
 
 
@@ -67,7 +67,7 @@ def check_written(run: PackRun, planned: Planned, written: list[WrittenShard], s
     flavor, destination = planned.lengths.flavor, run.destination
     with run.progress.timed("check"), destination.discarding(staging, planned.identity):
         check_media_of(run, planned)
-        reconcile(written, planned.plan.num_packs, len(planned.plan.items))
+        refuse_other_counts(written, planned.plan.num_packs, len(planned.plan.items))
         folder = destination.for_check(staging, written, flavor)
         run.executor.result(run.executor.start(check, check_job(folder, flavor, written, run.media_root)))
 
@@ -80,7 +80,7 @@ def publish(
     manifest_hash = hash_of((staging / META_FOLDER / MANIFEST).read_bytes())
     report = {**replace(planned.report, run=facts).to_json(), "manifest_hash": manifest_hash}
     write_whole(staging / REPORT, json.dumps(report, indent=2).encode())
-    skipped = entries_of(staging / LEDGER)
+    skipped = read_ledger(staging / LEDGER)
     named = DatasetFolder(destination.named).for_energon
     stored = destination.named if destination.is_stored else None
     seen = page.write(staging / PAGE, skipped, facts, named, LEDGER, None, staging, stored)
@@ -98,7 +98,7 @@ def publish(
 def there_already(run: PackRun, planned: Planned, page: RunReport, report: dict[str, Any]) -> dict[str, Any]:
     """End a run whose dataset is already published: check its source as a writing run does; return `report`."""
     named, output = run.destination.named, run.config.output
-    refuse_changed(named, dataset_yamls(planned.lengths.flavor, output.dataset_yaml.value, output.sample_type))
+    refuse_changed_yamls(named, dataset_yamls(planned.lengths.flavor, output.dataset_yaml.value, output.sample_type))
     with forgetting_wrong(planned.lengths.shards, planned.method, run):
         check_unchanged(planned.lengths.shards, run)
         check_media_of(run, planned)
@@ -137,9 +137,9 @@ def _write_inputs(folder: Path, template_folder: str) -> None:
     meta, of_processor = folder / META_FOLDER, Path(rules.folder)
     every = [path for path in settings_files(of_processor) if path.parent == of_processor]
     chosen = [path for path in every if rules.media_tokens and not path.name.endswith(_UNUSED)]
-    (meta / PROCESSOR).mkdir(parents=True, exist_ok=True)
+    (meta / PROCESSOR_FOLDER).mkdir(parents=True, exist_ok=True)
     for path in chosen:
-        write_whole(meta / PROCESSOR / path.name, path.read_bytes())
+        write_whole(meta / PROCESSOR_FOLDER / path.name, path.read_bytes())
     has_code = any(path.suffix == ".py" for path in every)
     values = {
         **rules.to_json(),

@@ -28,10 +28,10 @@ from energon_pack.config.naming import are_same, content_settings
 from energon_pack.config.output_dir import page_of
 from energon_pack.dataset.destination import PlanMissing
 from energon_pack.dataset.files import PLAN
-from energon_pack.dataset.in_folder import ABOUT, JOBS, DatasetInFolder
-from energon_pack.dataset.lost_samples import foresee
+from energon_pack.dataset.in_folder import ABOUT_FILE, JOBS_FOLDER, DatasetInFolder
+from energon_pack.dataset.lost_samples import refuse_future_loss
 from energon_pack.dataset.plan_file import write_plan
-from energon_pack.dataset.shards import ShardJob, WrittenShard, bytes_begun, shard_name
+from energon_pack.dataset.shards import ShardJob, WrittenShard, num_bytes_begun, shard_name
 from energon_pack.errors import PackError, amount
 from energon_pack.lengths.measure import LengthsWrong, cached_as, forget, how_measured
 from energon_pack.plan.items import Lengths
@@ -132,7 +132,7 @@ def write_shards(run: PackRun, jobs: Iterable[ShardJob], staging: Path, total: A
         SourceChanged: a source shard is not what was measured.
     """
     written = []
-    begun = None if total.num_bytes is None else partial(bytes_begun, staging)
+    begun = None if total.num_bytes is None else partial(num_bytes_begun, staging)
     unit = f"packs in {amount(total.num_shards, 'shard')}"
     with run.progress.stage("write", total.num_packs, unit, total.num_bytes, begun) as advance:
         for shard in run.executor.map(run.destination.write_shard, jobs):
@@ -145,9 +145,9 @@ def write_shards(run: PackRun, jobs: Iterable[ShardJob], staging: Path, total: A
 
 def leave_jobs(run: PackRun, planned: Planned, staging: Path, why_not: str | None) -> None:
     """Write the files from which `stage=write` makes its jobs; `why_not`: why nothing could be published, or None."""
-    folder, method = staging / JOBS, planned.method
+    folder, method = staging / JOBS_FOLDER, planned.method
     folder.mkdir(exist_ok=True)
-    (folder / ABOUT).unlink(missing_ok=True)
+    (folder / ABOUT_FILE).unlink(missing_ok=True)
     shutil.copytree(method.template_folder, folder / _TEMPLATE, dirs_exist_ok=True)
     with open(folder / _MEASURED_FILE, "wb") as file:
         for items in _members(planned):
@@ -164,7 +164,7 @@ def leave_jobs(run: PackRun, planned: Planned, staging: Path, why_not: str | Non
         "why_not": why_not,
         "shards": [*zip(splits, np.diff(shards.bounds).tolist(), shards.sizes.tolist(), strict=True)],
     }
-    write_whole(folder / ABOUT, json.dumps(about).encode())
+    write_whole(folder / ABOUT_FILE, json.dumps(about).encode())
 
 
 def _state(source: Source) -> str:
@@ -205,7 +205,9 @@ def planned_jobs(run: PackRun, num_parts: int) -> list[list[ShardJob]] | None:
 def _about(staging: Path | None) -> dict[str, Any] | None:
     """Return what `leave_jobs` wrote about a plan; None if there is no plan, or it was removed meanwhile."""
     with suppress(FileNotFoundError):
-        about: dict[str, Any] | None = json.loads((staging / JOBS / ABOUT).read_bytes()) if staging else None
+        about: dict[str, Any] | None = (
+            json.loads((staging / JOBS_FOLDER / ABOUT_FILE).read_bytes()) if staging else None
+        )
         return about
     return None
 
@@ -220,7 +222,7 @@ def _read_about(run: PackRun, staging: Path) -> dict[str, Any]:
         raise PlanMissing(f"the plan in {staging} was made before its source changed: stage=plan makes it anew")
     if why := why_other_packages(about["packages"]):
         raise PlanMissing(f"the plan in {staging} was made by other packages: {why}")
-    foresee(about["why_not"], page_of(replace(run.config, stage=Stage.plan)))
+    refuse_future_loss(about["why_not"], page_of(replace(run.config, stage=Stage.plan)))
     return about
 
 
@@ -252,7 +254,7 @@ def write_share(run: PackRun, part: Part) -> dict[str, Any]:
         try:
             written = write_shards(run, jobs, staging, total)
         except (SourceChanged, LengthsWrong) as error:
-            (staging / JOBS / ABOUT).unlink(missing_ok=True)
+            (staging / JOBS_FOLDER / ABOUT_FILE).unlink(missing_ok=True)
             if isinstance(error, LengthsWrong):
                 forget(about["lengths"], run)
             raise
@@ -263,7 +265,7 @@ def write_share(run: PackRun, part: Part) -> dict[str, Any]:
 def _planned_jobs(run: PackRun, staging: Path, about: dict[str, Any], numbers: Iterable[int]) -> Iterator[ShardJob]:
     """Yield the jobs of the shards with these numbers in the plan that `stage=plan` left."""
     shards = {shard.name: shard for shard in run.source.shards}
-    folder = str(staging / JOBS / _TEMPLATE)
+    folder = str(staging / JOBS_FOLDER / _TEMPLATE)
     write = partial(_job, run, staging, folder, about["lengths"][0], about["fingerprint"], about["identity"])
     with pq.ParquetFile(staging / PLAN) as plan:
         sizes = [plan.metadata.row_group(number).num_rows for number in range(plan.num_row_groups)]
@@ -271,5 +273,5 @@ def _planned_jobs(run: PackRun, staging: Path, about: dict[str, Any], numbers: I
         for number in numbers:
             names = plan.read_row_group(number, ["shard"])["shard"].unique().to_pylist()
             start = (ends[number] - sizes[number]) * _MEASURED.itemsize
-            measured = np.fromfile(staging / JOBS / _MEASURED_FILE, _MEASURED, sizes[number], offset=start)
+            measured = np.fromfile(staging / JOBS_FOLDER / _MEASURED_FILE, _MEASURED, sizes[number], offset=start)
             yield write(number, [shards[name] for name in names], about["shards"][number][0], measured)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.config import MediaIn
-from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, at, has_messages
-from energon_pack.dataset.folder import DatasetFolder, opened
+from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, has_messages, value_at
+from energon_pack.dataset.folder import DatasetFolder, packed_folder
 from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.errors import PackError, amount
@@ -71,7 +71,7 @@ _DEFAULTS = Options()
 @losing_no_fault()
 def verify(dataset: str | Path, options: Options = _DEFAULTS) -> Findings:
     """Return all that is wrong with a packed dataset; raises PackError if it is none, or its source is missing."""
-    folder = opened(dataset)
+    folder = packed_folder(dataset)
     if options.media_root is not None and options.source is None:
         raise PackError(f"--media-root {options.media_root} is for --source, which compares with the source")
     findings = Findings(options.max_errors)
@@ -144,9 +144,9 @@ def _plan(folder: DatasetFolder, findings: Findings) -> PlanFile | None:
 
 def _jobs(stated: Stated, source: Source | None, template_folder: str | None, options: Options) -> Iterator[VerifyJob]:
     shares, seed = _splits(stated.manifest)
-    packing = at(stated.manifest, "content", "packing")
+    packing = value_at(stated.manifest, "content", "packing")
     by_name = None if source is None else {shard.name: shard for shard in source.shards}
-    is_reference = at(stated.manifest, "content", "output", "media") == MediaIn.reference
+    is_reference = value_at(stated.manifest, "content", "output", "media") == MediaIn.reference
     root = source.root if source is not None and is_reference else None
     read = read_settings(stated.manifest)
     if source is not None:
@@ -177,9 +177,9 @@ def _splits(manifest: dict[str, Any]) -> tuple[tuple[float, ...], int]:
 
     They do not where the manifest is damaged, or samples with the same medium are in the same split.
     """
-    if at(manifest, "content", "packing", "share") not in (None, Share.none.value):
+    if value_at(manifest, "content", "packing", "share") not in (None, Share.none.value):
         return (), 0
-    splits, seed = at(manifest, "content", "output", "splits"), at(manifest, "content", "plan", "seed")
+    splits, seed = value_at(manifest, "content", "output", "splits"), value_at(manifest, "content", "plan", "seed")
     try:
         return split_shares(splits), int(seed)
     except (PackError, AttributeError, TypeError, ValueError):
@@ -188,7 +188,7 @@ def _splits(manifest: dict[str, Any]) -> tuple[tuple[float, ...], int]:
 
 def _check_dataset(stated: Stated, shards: list[VerifiedShard], ledger: Ledger, findings: Findings) -> None:
     folder, manifest = stated.folder, stated.manifest
-    prefix = at(manifest, "content", "output", "shard_prefix")
+    prefix = value_at(manifest, "content", "output", "shard_prefix")
     packed = checks.packed_samples(shards)
     name = folder.name
     findings.add(

@@ -8,7 +8,7 @@ from typing import Any
 
 from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.files import PlanRow
-from energon_pack.dataset.shards import conversation, parts_beside
+from energon_pack.dataset.shards import conversation, media_parts
 from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError, short
 from energon_pack.samples.bytes import Bytes
@@ -57,7 +57,7 @@ def compared(
         try:
             sample = sources.with_headers(member, sources.read(member, settings))
             content = conversation(sample, pack.flavor)
-            parts = parts_beside(sample, content)
+            parts = media_parts(sample, content)
         except (PackError, Skip, OSError, IndexError) as error:  # IndexError: it lacks the turn at which it is cut
             yield "source text", member.sample_id, [_why(error)]
             parts = [*member.parts]

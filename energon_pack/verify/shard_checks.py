@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.dataset.contents import Pack, parse, with_media, written_tokens
+from energon_pack.dataset.contents import Pack, parse_pack, with_media, written_tokens
 from energon_pack.dataset.files import PlanFile, PlanRow, PlanRows
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_files import PackFiles, packs_in
@@ -156,7 +156,7 @@ def _verify_pack(
     shard: VerifiedShard,
 ) -> None:
     findings, where = shard.findings, f"{job.name}: {files.key}"
-    pack, defects = parse(files, _json(file, files), job.flavor)
+    pack, defects = parse_pack(files, _json(file, files), job.flavor)
     findings.add("json", where, [*defects, *checks.messages(pack, job.has_messages)])
     parts = with_media(file, pack, job.media)
     members = rows.get(files.key) if rows is not None else None
@@ -207,7 +207,7 @@ def packs_of(
     media = DatasetMedia(folder.path)
     with folder.open(name) as file:
         for files in packs_in(TarScan(file)):
-            pack, defects = parse(files, _json(file, files), flavor)
+            pack, defects = parse_pack(files, _json(file, files), flavor)
             yield with_media(file, pack, media), pack, defects
 
 
