@@ -37,7 +37,7 @@ MASKS = {
 }
 
 
-def neat(batch: PackedBatch, lengths: Sequence[Sequence[int]], mask: str, metadata: bool) -> dict[str, Any]:
+def neat_inputs(batch: PackedBatch, lengths: Sequence[Sequence[int]], mask: str, metadata: bool) -> dict[str, Any]:
     """Return the text inputs of a `neat` batch, with shifted labels; `automodel.collate` lists them.
 
     Args:
@@ -75,14 +75,14 @@ def _metadata(documents: Tensor, lengths: Sequence[Sequence[int]]) -> dict[str, 
     }
 
 
-def thd(batch: PackedBatch) -> dict[str, Any]:
+def thd_inputs(batch: PackedBatch) -> dict[str, Any]:
     """Return the text inputs of a `thd` batch: Automodel makes one row, and its boundaries, from the lengths."""
     inputs = {name: batch[name] for name in ("input_ids", "labels", "position_ids")}
     lengths = {name: batch[name].long()[None] for name in ("seq_lens", "seq_lens_padded")}
     return {**inputs, **lengths, "qkv_format": "thd"}
 
 
-def media(batch: PackedBatch, pixels: str | None, num_rows: int) -> dict[str, Tensor]:
+def media_inputs(batch: PackedBatch, pixels: str | None, num_rows: int) -> dict[str, Tensor]:
     """Return the media inputs of a batch, pixels in this dtype, and the numbers of images and videos in each row."""
     inputs: dict[str, Tensor] = {name: batch[name] for name in batch["media_keys"]}
     if pixels is not None:
@@ -198,11 +198,11 @@ def collate(rows: Sequence[PackRow], processor: Any = None) -> dict[str, Any]:
     encoder = dataset.packs.encoder
     batch = encoder.batch([row.pack for row in rows])
     if dataset.mask is None:
-        text = thd(batch)
+        text = thd_inputs(batch)
     else:
         lengths = [[len(member.tokens) for member in row.pack.members] for row in rows]
-        text = neat(batch, lengths, dataset.mask, dataset.metadata)
-    return {**text, **media(batch, dataset.pixels, len(rows))}
+        text = neat_inputs(batch, lengths, dataset.mask, dataset.metadata)
+    return {**text, **media_inputs(batch, dataset.pixels, len(rows))}
 
 
 def check_automodel(recipe: Any) -> None:
@@ -212,10 +212,10 @@ def check_automodel(recipe: Any) -> None:
             raise PackError(f"distributed.{name}={size}: packs were not tried with it; set 1")
     for loader in filter(None, (recipe.dataloader, recipe.val_dataloader)):
         if isinstance(loader.dataset, PackRows):
-            check_rows(recipe.model_parts, loader.dataset)
+            check_mask(recipe.model_parts, loader.dataset)
 
 
-def check_rows(models: Sequence[Any], rows: PackRows) -> None:
+def check_mask(models: Sequence[Any], rows: PackRows) -> None:
     """Raise PackError if members of this dataset's packs would see each other in the model."""
     packing = import_module("nemo_automodel.components.models.common.packing")
     if not hasattr(packing, "configure_packing_for_models"):

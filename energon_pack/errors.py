@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
-_LONGEST = 80  # characters of a value
+_MAX_VALUE_CHARS = 80  # characters of a value
 _NAME_AND_PASSWORD = re.compile(r"(?<=://)[^\s/'\"]*:[^\s/'\"]*(?=@)")
 
 
@@ -49,9 +49,9 @@ def check_buffer_size(name: str, value: int) -> None:
 
 
 def short(value: Any) -> str:
-    """Return a value as text for an error message: about `_LONGEST` characters; of a list or dict only its size."""
+    """Return a value as text for an error, about `_MAX_VALUE_CHARS` characters; for a list or dict only its size."""
     text = repr(value) if not isinstance(value, (list, dict)) else f"{type(value).__name__} of {len(value)}"
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}…"
 
 
 def one_line(error: Exception, most: int = 200) -> str:
@@ -59,7 +59,7 @@ def one_line(error: Exception, most: int = 200) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:most]}"
 
 
-def sized(num_bytes: float) -> str:
+def format_bytes(num_bytes: float) -> str:
     """Return a number of bytes as text in a fitting unit: `12 bytes`, `3.4 kB`, `8.0 MB`, `1.5 GB`."""
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if num_bytes >= unit:

@@ -19,17 +19,17 @@ from energon_pack.plan.splits import SPLITS
 from energon_pack.report.pages.rows import Rows, print_table
 from energon_pack.run import stores
 from energon_pack.run.address import is_address, place_of
-from energon_pack.run.command import count, parser, run
+from energon_pack.run.command import positive_int, run_tool, tool_parser
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.run.plain_data import yaml_value
 from energon_pack.run.stores.requests import StoreError
 from energon_pack.sources.storage import absolute, folder_of, is_file, real_path
 
-_COUNTS = ("packs", "samples", "tokens")
+_COUNT_NAMES = ("packs", "samples", "tokens")
 _TEXT_TAG = "tag:yaml.org,2002:str"
 #: fields in which all packs of a training job must agree
-_ALIKE = ("fingerprint", "flavor")
+_EQUAL_FIELDS = ("fingerprint", "flavor")
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def refuse_unlike(entries: list[BlendEntry], weight_by: str) -> None:
             " do not compare; give DIR=WEIGHT for all or for none"
         )
     for entry in entries:
-        for name in _ALIKE:
+        for name in _EQUAL_FIELDS:
             if entry.manifest[name] != first.manifest[name]:
                 raise PackError(
                     f"{entry.folder} has the {name} {entry.manifest[name]}, {first.folder} {first.manifest[name]}:"
@@ -145,13 +145,13 @@ def refuse_unlike(entries: list[BlendEntry], weight_by: str) -> None:
 
 def relative_path(folder: DatasetFolder, start: str) -> str:
     """Return the path of a dataset relative to the folder or address `start`; raises PackError between two stores."""
-    (store, path), (other, beside) = map(_rooted, (folder.path, start))
+    (store, path), (other, beside) = map(_store_and_path, (folder.path, start))
     if store != other:
         raise PackError(f"--relative: from {start} there is no relative path to {folder}: leave it out")
     return Path(os.path.relpath(path, beside)).as_posix()
 
 
-def _rooted(path: str) -> tuple[str, str]:
+def _store_and_path(path: str) -> tuple[str, str]:
     """Return the store of an address ("" for a path), and its key as an absolute path."""
     profile, key = place_of(path) if is_address(path) else ("", path)
     return profile, f"/{key}"
@@ -208,7 +208,7 @@ def _cells(
     entry: BlendEntry, split: str, weight: float, in_all: float, batch_size: int, num_steps: int | None
 ) -> list[str]:
     counts, max_token_len = entry.counts[split], entry.manifest["max_token_len"]
-    packs, samples, tokens = (counts[name] for name in _COUNTS)
+    packs, samples, tokens = (counts[name] for name in _COUNT_NAMES)
     share = weight / in_all
     steps = packs / share / batch_size
     numbers = len(_shards(entry, split)), packs, samples, tokens, max_token_len
@@ -227,7 +227,7 @@ def _shards(entry: BlendEntry, split: str) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    tool = parser(
+    tool = tool_parser(
         "metadataset",
         "OUT.yaml DIR[=WEIGHT]...",
         "Write an Energon Metadataset that blends packed datasets, and say how often each comes in training.",
@@ -242,12 +242,14 @@ def main(arguments: list[str] | None = None) -> int:
     weights = tool.add_argument_group("how often each comes")
     weights.add_argument(
         "--weight",
-        choices=_COUNTS,
+        choices=_COUNT_NAMES,
         default="samples",
         help="what a dataset without WEIGHT weighs (samples); one pack is one draw, so equal epochs want packs",
     )
-    weights.add_argument("--batch-size", type=count, default=1, metavar="N", help="packs a step, of all ranks")
-    weights.add_argument("--steps", type=count, metavar="N", help="of the training: says how often each dataset comes")
+    weights.add_argument("--batch-size", type=positive_int, default=1, metavar="N", help="packs a step, of all ranks")
+    weights.add_argument(
+        "--steps", type=positive_int, metavar="N", help="of the training: says how often each dataset comes"
+    )
     written = tool.add_argument_group("what is written")
     written.add_argument(
         "--subflavors", nargs="+", default=[], metavar="KEY=VALUE", help="of all datasets; true, 3 and 0.5 are no text"
@@ -271,4 +273,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run("metadataset", main)
+    run_tool("metadataset", main)

@@ -24,7 +24,7 @@ from energon_pack.plan.mix import MANY_EPOCHS, EntryShare, shares_of
 from energon_pack.plan.packs import PackPlan, costs_of_packs
 from energon_pack.plan.report import STEP_COSTS
 from energon_pack.plan.settings import PackingConfig
-from energon_pack.run.command import count, on_disk, parser, run
+from energon_pack.run.command import local_path, positive_int, run_tool, tool_parser
 from energon_pack.run.console import say
 from energon_pack.run.seeded import Ints
 from energon_pack.sources.mixture import Entry as Asked
@@ -34,7 +34,7 @@ from energon_pack.steps.evenness import figures
 from energon_pack.steps.topology import Topology, stream
 
 #: fields that packs of one order must share, beside a blend's fields: training reads one manifest
-_ALIKE = ("flavor", "layout", "mask", "pad_to_multiple_of")
+_EQUAL_SETTINGS = ("flavor", "layout", "mask", "pad_to_multiple_of")
 
 
 def order_packs(
@@ -49,7 +49,7 @@ def order_packs(
         relative: write paths of datasets relative to `out`.
     """
     _refuse_unlike(entries)
-    parts = _parts(entries, out if relative else None)
+    parts = _named_datasets(entries, out if relative else None)
     items, sizes, entry_of = members_of_parts(parts)
     packs, cost = packs_of(sizes), CostModel.from_json(entries[0].manifest["cost"])
     trained = packs.per_pack(items.num_supervised)
@@ -62,9 +62,9 @@ def order_packs(
     counts = passes(times, entry_of, trained, topology.unit, seed, num_epochs)
     order = order_made(items, packs, counts, PackingConfig(topology=topology), seed, cost)
     write_ordered(Path(out), parts, order, asdict(topology), len(counts))
-    _say_shares(shares, np.bincount(entry_of[order], trained[order], len(parts)))
+    _print_shares(shares, np.bincount(entry_of[order], trained[order], len(parts)))
     if topology.has_steps:
-        _say_steps(items, packs, order, topology, cost)
+        _print_steps(items, packs, order, topology, cost)
     say(f"written: {out}, an order of {amount(len(order), 'pack')} of {amount(len(parts), 'dataset')}")
 
 
@@ -73,7 +73,9 @@ def _refuse_unlike(entries: list[BlendEntry]) -> None:
     if twice := next((path for path, times in Counter(e.folder.path for e in entries).items() if times > 1), None):
         raise PackError(f"{twice} is named twice: give it once, with a larger weight")
     manifests = [entry.manifest for entry in entries]
-    first, *further = ({**{name: m[name] for name in _ALIKE}, "labels": m["content"]["labels"]} for m in manifests)
+    first, *further = (
+        {**{name: m[name] for name in _EQUAL_SETTINGS}, "labels": m["content"]["labels"]} for m in manifests
+    )
     for entry, settings in zip(entries[1:], further, strict=True):
         if name := next((name for name in first if first[name] != settings[name]), None):
             raise PackError(
@@ -84,7 +86,7 @@ def _refuse_unlike(entries: list[BlendEntry]) -> None:
         raise PackError(f"{nested} is an order itself: name the datasets that it is of")
 
 
-def _parts(entries: list[BlendEntry], start: str | None) -> list[OrderedDataset]:
+def _named_datasets(entries: list[BlendEntry], start: str | None) -> list[OrderedDataset]:
     """Return the datasets with names: those of their folders, with a number if two folders have the same name."""
     times = Counter(entry.folder.name for entry in entries)
     parts = []
@@ -97,7 +99,7 @@ def _parts(entries: list[BlendEntry], start: str | None) -> list[OrderedDataset]
     return parts
 
 
-def _say_shares(shares: list[EntryShare], tokens: np.ndarray) -> None:
+def _print_shares(shares: list[EntryShare], tokens: np.ndarray) -> None:
     for share, number in zip(shares, tokens.tolist(), strict=True):
         asked = "" if share.asked is None else f" (asked: {share.asked:.2%})"
         often = ": its packs come often" if share.epochs > MANY_EPOCHS else ""
@@ -105,7 +107,7 @@ def _say_shares(shares: list[EntryShare], tokens: np.ndarray) -> None:
         say(f"{share.name}: {part}{asked}, each pack {share.epochs:.2f} times{often}")
 
 
-def _say_steps(items: Items, packs: PackPlan, order: Ints, topology: Topology, cost: CostModel) -> None:
+def _print_steps(items: Items, packs: PackPlan, order: Ints, topology: Topology, cost: CostModel) -> None:
     costs, trained = costs_of_packs(items, packs, cost), packs.per_pack(items.num_supervised)
     read = order[stream(len(order), topology)]
     spread = figures(costs, trained, topology.data_parallel, topology.micro_batches, read)
@@ -115,7 +117,7 @@ def _say_steps(items: Items, packs: PackPlan, order: Ints, topology: Topology, c
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    tool = parser(
+    tool = tool_parser(
         "order",
         "OUT DIR[=WEIGHT]...",
         "Write one order over the packs of several datasets, for training that reads them as if packed together.",
@@ -129,17 +131,21 @@ def main(arguments: list[str] | None = None) -> int:
         help="packed datasets; a WEIGHT is a share of the trained tokens, and without each pack comes once in an epoch",
     )
     steps = tool.add_argument_group("who trains: steps are even for them")
-    steps.add_argument("--ranks", type=count, default=1, metavar="N", help="data-parallel ranks (1)")
-    steps.add_argument("--workers", type=count, default=1, metavar="N", help="of the loader of each rank (1)")
-    steps.add_argument("--micro-batches", type=count, default=1, metavar="N", help="packs of each rank in a step (1)")
+    steps.add_argument("--ranks", type=positive_int, default=1, metavar="N", help="data-parallel ranks (1)")
+    steps.add_argument("--workers", type=positive_int, default=1, metavar="N", help="of the loader of each rank (1)")
+    steps.add_argument(
+        "--micro-batches", type=positive_int, default=1, metavar="N", help="packs of each rank in a step (1)"
+    )
     drawn = tool.add_argument_group("how packs come")
-    drawn.add_argument("--epochs", type=count, default=1, metavar="N", help="each draws anew, in another order (1)")
+    drawn.add_argument(
+        "--epochs", type=positive_int, default=1, metavar="N", help="each draws anew, in another order (1)"
+    )
     drawn.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws and of the order (0)")
     written = tool.add_argument_group("what is written")
     written.add_argument("--relative", action="store_true", help="paths of the datasets relative to OUT")
     written.add_argument("--overwrite", action="store_true", help="replace OUT, if it is an order")
     options = tool.parse_args(arguments)
-    on_disk(options.out, ": an order is a folder of this machine; the datasets may be on object stores")
+    local_path(options.out, ": an order is a folder of this machine; the datasets may be on object stores")
     out = real_path(absolute(os.path.expanduser(options.out)))
     is_order = os.path.isdir(out) and bool(datasets_of_order(DatasetFolder(out)))
     if os.path.exists(out) and not (options.overwrite and is_order):
@@ -153,4 +159,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run("order", main)
+    run_tool("order", main)

@@ -26,7 +26,7 @@ from energon_pack.report.printed import print_plan, print_stages
 from energon_pack.report.run_report import RunReport
 from energon_pack.run.console import say
 from energon_pack.run.context import executor_of
-from energon_pack.run.files import naming_place
+from energon_pack.run.files import naming_full_disk
 from energon_pack.run.part import Part
 from energon_pack.run.progress import Progress
 from energon_pack.sources.forms import format_of, read_as
@@ -34,15 +34,15 @@ from energon_pack.stages import measuring, pages, planning, publishing, writing
 from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.stages.planning import Planned
 
-_BEFORE_WRITING = "index", "processor", "lengths", "plan"
-_WHOLE = (*_BEFORE_WRITING, "write", "verify", "check", "report", "publish")
+_STAGES_BEFORE_WRITING = "index", "processor", "lengths", "plan"
+_ALL_STAGES = (*_STAGES_BEFORE_WRITING, "write", "verify", "check", "report", "publish")
 #: the stages that a run shows with their times, by its last stage
-STAGES = {
-    Stage.lengths: (*_BEFORE_WRITING, "report"),
-    Stage.plan: (*_BEFORE_WRITING, "report"),
+SHOWN_STAGES = {
+    Stage.lengths: (*_STAGES_BEFORE_WRITING, "report"),
+    Stage.plan: (*_STAGES_BEFORE_WRITING, "report"),
     Stage.write: ("write",),
-    Stage.publish: _WHOLE,
-    Stage.all: _WHOLE,
+    Stage.publish: _ALL_STAGES,
+    Stage.all: _ALL_STAGES,
 }
 
 
@@ -58,16 +58,16 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
     """
     part = Part.parse(config.part) if config.part else None
     with executor_of(config.executor) as executor:
-        run = begin_run(config, executor, Progress(STAGES[config.stage], job))
+        run = begin_run(config, executor, Progress(SHOWN_STAGES[config.stage], job))
         is_found = config.source.format == Format.auto and not config.source.is_demo
-        run = _as_found(run)
+        run = _with_found_format(run)
         executor.share(run.folders)
         if config.stage is Stage.write:
-            return writing.write_share(run, part or Part(0, 1))
-        return _pack(run, is_found) if part is None else measuring.measure_share(run, part)
+            return writing.write_part(run, part or Part(0, 1))
+        return _pack(run, is_found) if part is None else measuring.measure_part(run, part)
 
 
-def _as_found(run: PackRun) -> PackRun:
+def _with_found_format(run: PackRun) -> PackRun:
     """Return the run with the format that its source has in place of `source.format=auto`."""
     config = run.config
     if config.source.format != Format.auto:
@@ -94,7 +94,7 @@ def _pack(run: PackRun, is_found: bool) -> dict[str, Any]:
     if run.published is not None:
         refuse_other_dataset(run.published, planned.identity, run.destination.named)
         if planning.why_unpublished(run, planned.report) is None:
-            return publishing.there_already(run, planned, page, run.published)
+            return publishing.end_already_published(run, planned, page, run.published)
     return (_leave_plan if config.stage is Stage.plan else _write)(run, planned, page)
 
 
@@ -118,7 +118,7 @@ def _staging(run: PackRun, planned: Planned) -> Iterator[Path]:
     """Open the folder that the run writes into."""
     destination, check = run.destination, partial(writing.refuse_other_plan, run)
     with (
-        naming_place("output.dir", destination.final.parent),
+        naming_full_disk("output.dir", destination.final.parent),
         destination.staging(planned.identity, check) as staging,
     ):
         yield staging
@@ -143,9 +143,9 @@ def _write(run: PackRun, planned: Planned, page: RunReport) -> dict[str, Any]:
         run.executor.start(import_energon, claim)  # the imports of the check, while packs are written
         with run.progress.timed("write"):
             check_unchanged(lengths.shards, run)
-            total = writing.Amount(len(planned.shards.sizes), planned.plan.num_packs, num_bytes)
+            total = writing.WriteSize(len(planned.shards.sizes), planned.plan.num_packs, num_bytes)
             written = writing.write_shards(run, jobs(), staging, total)
-            publishing.write_beside(run, planned, written, staging)
+            publishing.write_nv_meta(run, planned, written, staging)
         with run.progress.timed("verify"):
             audit = finish(auditing, run)
         publishing.check_written(run, planned, written, staging)

@@ -27,7 +27,7 @@ from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import lies_in
-from energon_pack.run.command import count, on_disk, parser, run
+from energon_pack.run.command import local_path, positive_int, run_tool, tool_parser
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, sync_file_system
 from energon_pack.run.progress import Progress
@@ -44,9 +44,9 @@ from energon_pack.verify import pack_checks as checks
 from energon_pack.verify.shard_checks import packs_of
 from energon_pack.verify.source_checks import read_settings
 
-_ROWS = 50_000  # rows that are sorted at once
-_PACKS = 256  # packs whose rows of the plan are held at once
-_VERIFY = "python -m energon_pack.verify says more"
+_ROWS_AT_ONCE = 50_000  # rows that are sorted at once
+_PACKS_AT_ONCE = 256  # packs whose rows of the plan are held at once
+_VERIFY_HINT = "python -m energon_pack.verify says more"
 #: a member: `order`, the place of its JSON in the source; `key`; `part`, None for a whole sample; `offset` and `size`
 #: of its JSON in the spill file; `packed`, the packed shard that has its media; of each of its `media` name, offset,
 #: size and `reference`, None where it is in the packed shard
@@ -79,7 +79,9 @@ def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> i
                     advance(len(members))
             spill.deal()
         if spill.num_rows != plan.num_members():
-            raise PackError(f"{folder} has {spill.num_rows} of the {plan.num_members()} members in {PLAN}; {_VERIFY}")
+            raise PackError(
+                f"{folder} has {spill.num_rows} of the {plan.num_members()} members in {PLAN}; {_VERIFY_HINT}"
+            )
         tars = staging / "tars"
         taken = set(spill.places)
         packed = {name: shard_of(name, folder.path_of(name)) for name in folder.shards}
@@ -121,12 +123,12 @@ def _packs(
     folder: DatasetFolder, name: str, flavor: PackedFlavor, plan: PlanFile
 ) -> Iterator[tuple[Pack, list[PlanRow]]]:
     packs, plan_rows = packs_of(folder, name, flavor), PlanRows(plan)
-    while group := list(islice(packs, _PACKS)):
+    while group := list(islice(packs, _PACKS_AT_ONCE)):
         rows = plan_rows.members({pack.files.key for _, pack, _ in group})
         for _, pack, defects in group:
             members = rows.get(pack.files.key)
             for defect in chain(defects, checks.parts(pack), checks.placeholders(pack), checks.plan(pack, members)):
-                raise PackError(f"{folder.path_of(name)}: {pack.files.key}: {defect}; {_VERIFY}")
+                raise PackError(f"{folder.path_of(name)}: {pack.files.key}: {defect}; {_VERIFY_HINT}")
             yield pack, members or []
 
 
@@ -162,9 +164,9 @@ class _Spill:
                     for name, part in ((name, pack.parts[packed]) for name, packed in parts.items())
                 ],
             }
-            self._rows.setdefault(_safe(member.shard), []).append(row)
+            self._rows.setdefault(_safe_name(member.shard), []).append(row)
             self._num_waiting += 1
-        if self._num_waiting >= _ROWS:
+        if self._num_waiting >= _ROWS_AT_ONCE:
             self.deal()
 
     def deal(self) -> None:
@@ -203,7 +205,7 @@ def _new_names(member: PlanRow) -> list[tuple[str, str]]:
     return [(f"{number}.{part.extension}", part.kind) for number, part in enumerate(member.parts)]
 
 
-def _safe(shard: str) -> str:
+def _safe_name(shard: str) -> str:
     """Return the name of a source shard; raises PackError if no file below a folder can have it."""
     if not shard or shard.startswith("/") or ".." in shard.split("/") or "\0" in shard:
         raise PackError(f"{PLAN} has a source shard {shard!r}, which is no path below a folder")
@@ -243,7 +245,7 @@ def _write_tar(
 
 def main() -> int:
     """Run the command; return its exit code."""
-    tool = parser(
+    tool = tool_parser(
         "unpack",
         "DIR OUT",
         "Write the members of a packed dataset as samples of their own, in WebDataset tars.",
@@ -255,13 +257,13 @@ def main() -> int:
     tool.add_argument("dataset", metavar="DIR", help="a packed dataset: its folder, or its address on an object store")
     tool.add_argument("out", metavar="OUT", help="folder to write to: a new one, or empty")
     tool.add_argument(
-        "--max-shard-samples", type=count, default=10_000, metavar="N", help="samples in a tar (default: 10000)"
+        "--max-shard-samples", type=positive_int, default=10_000, metavar="N", help="samples in a tar (default: 10000)"
     )
     arguments = tool.parse_args()
-    number = unpack(arguments.dataset, on_disk(arguments.out), arguments.max_shard_samples)
+    number = unpack(arguments.dataset, local_path(arguments.out), arguments.max_shard_samples)
     say(f"{amount(number, 'sample')} unpacked into {arguments.out}")
     return 0
 
 
 if __name__ == "__main__":
-    run("unpack", main)
+    run_tool("unpack", main)

@@ -94,8 +94,8 @@ class Packs:
         After the last pack a warning names shards that lacked some of their packs.
         """
         seen: Counter[str] = Counter()
-        for parts in self._some(samples):
-            key, shard = parts["__key__"], self._shard(parts["__url__"])
+        for parts in self._all_samples(samples):
+            key, shard = parts["__key__"], self._shard_name(parts["__url__"])
             seen[shard] += 1
             if key in self._excluded.get(shard, ()):
                 continue
@@ -111,7 +111,7 @@ class Packs:
         """Make a batch: `collate_fn` of a DataLoader, `collation_fn` of `batched`; raises as `PackEncoder.batch`."""
         return self.encoder.batch(packs)
 
-    def _shard(self, url: str) -> str:
+    def _shard_name(self, url: str) -> str:
         """Return the shard's name in split.yaml by a URL, which ends with it if it is relative, remote or piped."""
         if url not in self._names:
             path = url.removeprefix(self._root)
@@ -119,7 +119,7 @@ class Packs:
             self._names[url] = max(named, key=len, default=path)
         return self._names[url]
 
-    def _some(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    def _all_samples(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         """Yield all samples; raise or log an error that names the shard, or the worker without shards."""
         stream = _readable(samples)
         try:
@@ -127,14 +127,14 @@ class Packs:
         except ValueError as error:
             if "No samples found" not in str(error):  # webdataset's `check_empty`
                 raise
-            raise PackError(self._no_shard()) from None
+            raise PackError(self._no_shard_message()) from None
         if first is None:
-            _log.warning("%s", self._no_shard())
+            _log.warning("%s", self._no_shard_message())
             return
         yield first
         yield from stream
 
-    def _no_shard(self) -> str:
+    def _no_shard_message(self) -> str:
         rank, ranks, worker, workers = pytorch_worker_info()
         return (
             f"{self._dataset}: no pack for worker {worker} of {workers} of rank {rank} of {ranks}. webdataset deals"

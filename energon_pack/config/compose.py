@@ -9,7 +9,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack.config import PackConfig, conf_dir
-from energon_pack.config.hydra_start import beside_an_application
+from energon_pack.config.hydra_start import hydra_set_aside
 from energon_pack.config.validate import nearest_key, nearest_name, to_config
 from energon_pack.errors import PackError
 from energon_pack.run.command import TOOLS
@@ -34,13 +34,13 @@ def compose_config(overrides: Sequence[str]) -> PackConfig:
     if isinstance(overrides, str):
         raise PackError(f"overrides={overrides!r}: a list of them, as ['+model=qwen2_5_vl', 'source.path=…']")
     try:
-        with beside_an_application(), initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        with hydra_set_aside(), initialize_config_dir(str(conf_dir()), version_base="1.3"):
             return to_config(compose("config", list(overrides)))
     except (HydraException, OmegaConfBaseException) as error:
-        raise PackError(one_line(error, overrides)) from None
+        raise PackError(hydra_error_line(error, overrides)) from None
 
 
-def meant_tool(word: str, arguments: Sequence[str]) -> str:
+def tool_hint(word: str, arguments: Sequence[str]) -> str:
     """Return `; did you mean energon-pack verify …?` for a word that is nearly the name of a tool; else ""."""
     near = difflib.get_close_matches(word, TOOLS, n=1)
     if not near:
@@ -49,7 +49,7 @@ def meant_tool(word: str, arguments: Sequence[str]) -> str:
     return f"; did you mean energon-pack {' '.join([near[0], *rest])}?"
 
 
-def one_line(error: Exception, arguments: Sequence[str]) -> str:
+def hydra_error_line(error: Exception, arguments: Sequence[str]) -> str:
     """Return Hydra's or OmegaConf's error as one line with the value and the fix; `arguments`: the command's words."""
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
@@ -60,7 +60,7 @@ def one_line(error: Exception, arguments: Sequence[str]) -> str:
             return f"{error.override}: a list of values has no blanks: {key}=1024,2048"
         if equals:
             return f"{error.override}: a value with special characters goes in quotes: '{key}=\"{value}\"'"
-        return f"{error.override}: not of the form KEY=VALUE{meant_tool(key, arguments)}"
+        return f"{error.override}: not of the form KEY=VALUE{tool_hint(key, arguments)}"
     text = "\n".join(dict.fromkeys(str(e) for e in (error, error.__cause__) if e is not None))
     if refused := re.search(r"Could not override '([\w.]+)'", text):
         key = refused[1]

@@ -27,13 +27,13 @@ def find_plugins(arguments: Sequence[str]) -> None:
         del sys.modules[_STORAGE_CLIENT]
 
 
-def arguments() -> Any:
+def parsed_arguments() -> Any:
     """Return the command's arguments as Hydra parses them: its options, and `overrides`."""
     return get_args_parser().parse_known_args()[0]
 
 
 @contextmanager
-def beside_an_application() -> Iterator[None]:
+def hydra_set_aside() -> Iterator[None]:
     """Let the block use Hydra inside another application of Hydra, such as a trainer, whose state comes back after."""
     hydra, version = GlobalHydra.instance().hydra, VersionBase.instance().version_base
     GlobalHydra.instance().clear()

@@ -15,17 +15,17 @@ from energon_pack.templates.settings import Expand
 from energon_pack.version import VERSION
 
 #: nodes of the config that the bytes of a dataset depend on
-_CONTENT = "model", "media", "labels", "packing", "source", "output"
+_CONTENT_NODES = "model", "media", "labels", "packing", "source", "output"
 #: Settings that change no byte of a dataset. `model.processor` is a place; the processor's content is in the
 #: fingerprint.
-_NOT_CONTENT = {
+_NON_CONTENT_KEYS = {
     "model": {"processor"},
     "source": {"path", "media_root", "remote_media", "on_damaged"},
     "packing": {"max_dropped_tokens"},
     "output": {"dir", "name", "overwrite"},
 }
-_PLACES = {"path", "media_root"}  # of an entry of a mixture
-_IN_NAME = {"packing.layout", "packing.max_token_len"}
+_PLACE_KEYS = {"path", "media_root"}  # of an entry of a mixture
+_KEYS_IN_NAME = {"packing.layout", "packing.max_token_len"}
 
 
 def content_settings(config: PackConfig) -> dict[str, dict[str, Any]]:
@@ -35,15 +35,15 @@ def content_settings(config: PackConfig) -> dict[str, dict[str, Any]]:
 
 def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the same as `content_settings` from the values of a config, as report.json has them."""
-    nodes = {node: values[node] for node in _CONTENT}
+    nodes = {node: values[node] for node in _CONTENT_NODES}
     nodes["plan"] = {"seed": values["seed"]}
     if nodes["packing"]["overlong"] == Overlong.auto.value:  # it writes the same bytes as overlong=drop
         nodes["packing"] = {**nodes["packing"], "overlong": Overlong.drop.value}
-    nodes["labels"] = _labels_of(nodes["labels"])
+    nodes["labels"] = _labels_content(nodes["labels"])
     # datasets that were packed before these existed, or with `source.slice`, keep their content
     nodes["source"] = {**without_unset(nodes["source"]), "slice": None}
     if isinstance(mixed := nodes["source"].get("path"), dict):
-        entries = {name: {key: item[key] for key in item if key not in _PLACES} for name, item in mixed.items()}
+        entries = {name: {key: item[key] for key in item if key not in _PLACE_KEYS} for name, item in mixed.items()}
         nodes["source"] = {**nodes["source"], "mixture": entries}
     if nodes["packing"].get("share") == Share.none:
         unshared = ("share", "share_min_tokens")
@@ -53,12 +53,12 @@ def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     if nodes["output"].get("messages", True):  # as above
         nodes["output"] = {key: value for key, value in nodes["output"].items() if key != "messages"}
     return {
-        node: {key: value for key, value in items.items() if key not in _NOT_CONTENT.get(node, ())}
+        node: {key: value for key, value in items.items() if key not in _NON_CONTENT_KEYS.get(node, ())}
         for node, items in nodes.items()
     }
 
 
-def _labels_of(labels: Mapping[str, Any]) -> dict[str, Any]:
+def _labels_content(labels: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out settings of `labels` that were added later and have their defaults: old datasets keep their names.
 
     A loader does not need these settings: members of packs are expanded already.
@@ -70,7 +70,7 @@ def _labels_of(labels: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in labels.items() if name not in unset}
 
 
-def are_same(before: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+def are_same_settings(before: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
     """Say whether two results of `content_settings` are equal; one may have been read from JSON.
 
     `source.format=auto` equals any format, because a run that has looked at its source replaces `auto`.
@@ -86,11 +86,11 @@ def shards_identity(settings: Mapping[str, Any], key_prefix: str, source: Sequen
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def is_named(key: str) -> bool:
+def is_in_name_hash(key: str) -> bool:
     """Say whether a setting changes the hash in `output_name`, as also a key in an entry of a mixture does."""
     node, _, name = key.partition(".")
-    is_content = node == "seed" or (node in _CONTENT and name not in _NOT_CONTENT.get(node, ()))
-    return is_content and key not in _IN_NAME
+    is_content = node == "seed" or (node in _CONTENT_NODES and name not in _NON_CONTENT_KEYS.get(node, ()))
+    return is_content and key not in _KEYS_IN_NAME
 
 
 def output_name(config: PackConfig, defaults: PackConfig, swept: Mapping[str, str] = MappingProxyType({})) -> str:
@@ -107,7 +107,7 @@ def output_name(config: PackConfig, defaults: PackConfig, swept: Mapping[str, st
         f"{node}.{key}": value
         for node, items in ours.items()
         for key, value in items.items()
-        if value != default_settings[node].get(key) and f"{node}.{key}" not in _IN_NAME
+        if value != default_settings[node].get(key) and f"{node}.{key}" not in _KEYS_IN_NAME
     }
     changed |= swept
     if changed:

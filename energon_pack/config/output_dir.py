@@ -10,7 +10,7 @@ from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.in_store import DatasetInStore
 from energon_pack.dataset.lost_samples import page_beside
 from energon_pack.errors import PackError
-from energon_pack.run.address import is_address, parent, tidy
+from energon_pack.run.address import is_address, parent, tidy_address
 from energon_pack.run.user_cache import user_folder
 from energon_pack.sources.storage import path_in
 
@@ -50,13 +50,13 @@ def cache_folder(cache_dir: str | None, output_dir: str) -> Path:
     address = cache_address(cache_dir, output_dir)
     if address is not None:
         return user_folder("mirrors", short_hash(address))
-    return Path(_place(cache_dir, output_dir)).expanduser()
+    return Path(_cache_place(cache_dir, output_dir)).expanduser()
 
 
 def cache_address(cache_dir: str | None, output_dir: str) -> str | None:
     """Return the address of a cache on an object store; None if the cache is a folder."""
-    place = _place(cache_dir, output_dir)
-    return tidy(place) if is_address(place) else None
+    place = _cache_place(cache_dir, output_dir)
+    return tidy_address(place) if is_address(place) else None
 
 
 def sweeps_folder(output_dir: str) -> str:
@@ -64,7 +64,7 @@ def sweeps_folder(output_dir: str) -> str:
     return str(user_folder("runs", "")) if is_address(output_dir) else f"{output_dir}/.runs"
 
 
-def _place(cache_dir: str | None, output_dir: str) -> str:
+def _cache_place(cache_dir: str | None, output_dir: str) -> str:
     return cache_dir or path_in(output_dir, ".cache")
 
 

@@ -21,7 +21,7 @@ from energon_pack.run.address import energon_address
 from energon_pack.run.executors.admission import packages
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.heavy_imports import importing
-from energon_pack.run.user_cache import keep, read_kept, version_of
+from energon_pack.run.user_cache import read_kept, version_of, write_kept
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.flavors.references import all_parts
 from energon_pack.samples.tokens_part import TOKENS
@@ -89,7 +89,7 @@ def check(job: CheckJob) -> None:
             for pack in packs.values():
                 _check_names(pack, job)
         if job.claim:
-            keep("energon", job.claim, True)
+            write_kept("energon", job.claim, True)
 
 
 def _check_shards(job: CheckJob) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from energon_pack.dataset.manifest import MANIFEST, ORDER_FILE, PROCESSOR_FOLDER
 from energon_pack.errors import PackError
-from energon_pack.run.address import energon_address, is_address, tidy
+from energon_pack.run.address import energon_address, is_address, tidy_address
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value
 from energon_pack.sources.storage import File, State, files_in, open_file, path_in, state_of
@@ -28,7 +28,7 @@ class DatasetFolder:
     """The folder of a packed dataset, and a list of its files, which go by names such as `.nv-meta/split.yaml`."""
 
     def __init__(self, place: str | os.PathLike[str], listed: Mapping[str, State | None] | None = None):
-        self.path = tidy(str(place)) if is_address(place) else str(Path(place))
+        self.path = tidy_address(str(place)) if is_address(place) else str(Path(place))
         if listed is not None:
             self._listed = listed
 

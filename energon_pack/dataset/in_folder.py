@@ -27,7 +27,7 @@ from energon_pack.dataset.files import PAGE, PLAN
 from energon_pack.dataset.lost_samples import ledger_beside, page_beside
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.shards import DONE_SUFFIX, ShardJob, WrittenShard, is_done, unfinished_folder, write_shard
-from energon_pack.errors import PackError, sized
+from energon_pack.errors import PackError, format_bytes
 from energon_pack.run.address import local_paths
 from energon_pack.run.files import META_FOLDER, sync_file_system, write_whole
 from energon_pack.run.stores.requests import StoreError
@@ -163,8 +163,8 @@ class DatasetInFolder:
         free = shutil.disk_usage(staging).free
         if num_bytes - num_written > free:
             raise PackError(
-                f"output.dir: the shards take about {sized(num_bytes - num_written)}, and {sized(free)} are free"
-                f" beside {staging}: nothing is written"
+                f"output.dir: the shards take about {format_bytes(num_bytes - num_written)},"
+                f" and {format_bytes(free)} are free beside {staging}: nothing is written"
             )
 
     def has_shard(self, job: ShardJob) -> bool:

@@ -37,7 +37,7 @@ from energon_pack.report.sheet import rows_at
 from energon_pack.report.views.screens import member_blocks, print_blocks, print_heading
 from energon_pack.report.views.text import Line
 from energon_pack.report.which_length import MOST_DROPPED, advice, lengths_to_choose, recommended
-from energon_pack.run.command import count, parser, run
+from energon_pack.run.command import positive_int, run_tool, tool_parser
 from energon_pack.run.console import say
 from energon_pack.run.context import executor_of
 from energon_pack.run.progress import Progress
@@ -303,13 +303,13 @@ def _named(path: str) -> str:
 
 def _arguments() -> argparse.Namespace:
     about = "See what a source holds, what would be lost of it, and which pack length fits, before anything is packed."
-    tool = parser("try", "PATH model.processor=FOLDER [OVERRIDES]", about, _EXAMPLES)
+    tool = tool_parser("try", "PATH model.processor=FOLDER [OVERRIDES]", about, _EXAMPLES)
     tool.add_argument("path", metavar="PATH", help="a folder, a file, a glob, or an address")
     tool.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as of `energon-pack`")
     most = f"samples that are measured (default {_MOST_SAMPLES:,})"
-    tool.add_argument("-n", "--num-samples", type=count, default=_MOST_SAMPLES, metavar="N", help=most)
+    tool.add_argument("-n", "--num-samples", type=positive_int, default=_MOST_SAMPLES, metavar="N", help=most)
     return tool.parse_intermixed_args()
 
 
 if __name__ == "__main__":
-    run("try", main)
+    run_tool("try", main)

@@ -16,7 +16,7 @@ from energon_pack.online.given import Given, MapStyle
 from energon_pack.online.prepare import in_memory
 from energon_pack.online.samples import IndexedInFiles, IndexedRow, Samples, StoredRows, write_index
 from energon_pack.run.executors.local import LocalExecutor
-from energon_pack.run.files import make_once, one_of_machine
+from energon_pack.run.files import make_once, one_process_at_a_time
 from energon_pack.run.progress import Progress
 from energon_pack.stages.measuring import index_source, prepare_method
 from energon_pack.stages.pack_run import PackRun, begin_run
@@ -101,7 +101,7 @@ def _begin(each: Sequence[tuple[PackConfig, Any]]) -> Begun:
     ]
     cache = runs[0].cache_dir
     runs = [replace(run, cache_dir=cache, mirror=None) for run in runs]
-    with one_of_machine(runs[0].cache()), executor:
+    with one_process_at_a_time(runs[0].cache()), executor:
         method = prepare_method(runs[0])
         config = replace(config, model=replace(config.model, template=method.choice.template))
         datasets = [

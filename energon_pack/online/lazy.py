@@ -30,7 +30,7 @@ from energon_pack.plan.packs import PackPlan, split_of_packs, taken
 from energon_pack.plan.report import Report
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import write_whole
-from energon_pack.run.recent import Recent
+from energon_pack.run.recent import LruCache
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.skip import Skip
@@ -142,7 +142,7 @@ class EpochPlans:
 
     def __init__(self, folder: Path, num_packs: int, config: PackConfig, first: Planned | None = None):
         self._folder, self._num_packs, self._config, self.first = folder, num_packs, config, first
-        self._mapped: Recent[int, Ints] = Recent(2)  # an epoch's last packs and the next one's first may mix
+        self._mapped: LruCache[int, Ints] = LruCache(2)  # an epoch's last packs and the next one's first may mix
 
     def items(self, epoch: int, pack: int) -> list[int]:
         """Return the numbers of a pack's items."""

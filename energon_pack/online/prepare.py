@@ -50,7 +50,7 @@ from energon_pack.plan.splits import split_shares
 from energon_pack.run.context import Run
 from energon_pack.run.executors import Executor
 from energon_pack.run.executors.local import LocalExecutor
-from energon_pack.run.files import make_once, one_of_machine
+from energon_pack.run.files import make_once, one_process_at_a_time
 from energon_pack.run.progress import Progress
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.conversation import ReadSample
@@ -205,7 +205,7 @@ def prepare(
     samples_given = (
         None if conversations is None else Given(conversations, source.reading, source.media_root, source.limit)
     )
-    with one_of_machine(run.cache()), executor:
+    with one_process_at_a_time(run.cache()), executor:
         indexed = index_source(run)
         method = prepare_method(run)
         if samples_given is None:

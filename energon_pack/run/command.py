@@ -15,9 +15,9 @@ from typing import NoReturn
 
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.run.address import is_address
-from energon_pack.run.bounds import hold_here
-from energon_pack.run.console import LogLine, complain
-from energon_pack.run.heavy_imports import collect_rarely
+from energon_pack.run.bounds import enable_memory_bounds
+from energon_pack.run.console import LogLine, print_error
+from energon_pack.run.heavy_imports import collect_garbage_rarely
 from energon_pack.run.stores.requests import losing_no_fault
 from energon_pack.version import VERSION
 
@@ -46,7 +46,7 @@ TOOLS: dict[str, str] = {
 _WIDEST_HELP = 110
 
 
-def parser(
+def tool_parser(
     name: str,
     takes: str,
     description: str,
@@ -98,17 +98,17 @@ def _typed(name: str) -> str:
     return f"energon-pack {name}" if iskeyword(name) else f"python -m energon_pack.{name}"
 
 
-def count(text: str) -> int:
+def positive_int(text: str) -> int:
     """Parse a command-line argument that is a whole number, at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
 
 
-_IN_STORE = " is on an object store, and this takes a folder of this machine: copy it, or mount the bucket"
+_NO_STORE_REASON = " is on an object store, and this takes a folder of this machine: copy it, or mount the bucket"
 
 
-def on_disk(text: str, why: str = _IN_STORE) -> Path:
+def local_path(text: str, why: str = _NO_STORE_REASON) -> Path:
     """Return a path on which a tool works; raises PackError for an address of an object store, with this reason."""
     if is_address(text):
         raise PackError(f"{text}{why}")
@@ -121,8 +121,8 @@ def prepare_process() -> None:
 
     Characters that the locale lacks are replaced in what is printed.
     """
-    collect_rarely()
-    hold_here()
+    collect_garbage_rarely()
+    enable_memory_bounds()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -137,7 +137,7 @@ def end_quietly() -> NoReturn:
     sys.exit(1)
 
 
-def end(code: int) -> NoReturn:
+def end_process(code: int) -> NoReturn:
     """Exit after the exit handlers, without freeing any object, which takes a tenth of a second."""
     try:
         atexit._run_exitfuncs()
@@ -148,7 +148,7 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def run(name: str, work: Callable[[], int]) -> NoReturn:
+def run_tool(name: str, work: Callable[[], int]) -> NoReturn:
     """Run a tool and exit: with the code that `work` returns, 1 or 3 after a user's error, 130 after an interrupt."""
     prepare_process()
     try:
@@ -157,7 +157,7 @@ def run(name: str, work: Callable[[], int]) -> NoReturn:
                 code = work()
         finally:
             sys.stdout.flush()
-        end(code)
+        end_process(code)
     except BrokenPipeError:
         end_quietly()
     except PackError as error:
@@ -166,8 +166,8 @@ def run(name: str, work: Callable[[], int]) -> NoReturn:
         text, code = f"{error.filename or 'reading or writing failed'}: {error.strerror or error}", 1
     except KeyboardInterrupt:
         text, code = "interrupted", EXIT_INTERRUPTED
-    complain(f"energon_pack.{name}", text)
-    end(code)
+    print_error(f"energon_pack.{name}", text)
+    end_process(code)
 
 
 def _interrupt() -> NoReturn:

@@ -35,13 +35,13 @@ def say(text: str) -> None:
     console().print(printable(text), soft_wrap=True)
 
 
-def complain(program: str, text: str) -> None:
+def print_error(program: str, text: str) -> None:
     """Print an error of a program to standard error as one line, with control characters escaped."""
     print(f"{program}: {printable(' '.join(text.splitlines()))}", file=sys.stderr)
 
 
 @contextmanager
-def in_one_piece(title: str) -> Iterator[None]:
+def printed_together(title: str) -> Iterator[None]:
     """Hold back what the block prints, then print all of it below a title: outputs of several processes do not mix."""
     out = io.StringIO()
     try:

@@ -15,11 +15,11 @@ from energon_pack.run.executors import Executor
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.executors.settings import ExecutorConfig, ExecutorKind
 from energon_pack.run.executors.workers import RAY_IS_QUIET, environment
-from energon_pack.run.files import naming_place, write_whole
+from energon_pack.run.files import naming_full_disk, write_whole
 from energon_pack.run.progress import Progress
 
 #: The folders of a cache that are worth keeping for other machines.
-_KEPT = ("index", "lengths")
+_MIRRORED_FOLDERS = ("index", "lengths")
 
 
 @dataclass(frozen=True)
@@ -28,29 +28,29 @@ class Mirror:
 
     address: str
     folder: Path
-    _there: set[str] = field(default_factory=set)  # names of files that the store has
+    _in_store: set[str] = field(default_factory=set)  # names of files that the store has
     _fetched: set[str] = field(default_factory=set)  # names of folders
 
     def fetch(self, *names: str) -> None:
         """Download the missing files of a folder of the cache, once in a run; `names` are the parts of its path."""
         name = "/".join(names)
-        if names[:1] and names[0] in _KEPT and name not in self._fetched:
+        if names[:1] and names[0] in _MIRRORED_FOLDERS and name not in self._fetched:
             self._fetched.add(name)
             for address in stores.entries(f"{self.address}/{name}"):
                 file = address[len(self.address) + 1 :]
-                self._there.add(file)
+                self._in_store.add(file)
                 if not (self.folder / file).exists():
                     (self.folder / file).parent.mkdir(parents=True, exist_ok=True)
                     write_whole(self.folder / file, stores.read_whole(address), sync=False)
 
-    def put_new(self) -> None:
+    def upload_new(self) -> None:
         """Upload the files of fetched folders that the store does not have."""
         for name in sorted(self._fetched):
             for path in sorted((self.folder / name).rglob("*.parquet")):
                 file = path.relative_to(self.folder).as_posix()
-                if file not in self._there:
+                if file not in self._in_store:
                     stores.put_file(f"{self.address}/{file}", path)
-                    self._there.add(file)
+                    self._in_store.add(file)
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ class Run:
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
         """Time a stage that writes only into the cache, then upload what is new; on a full disk name `cache_dir`."""
-        with self.progress.timed(stage), naming_place("cache_dir", self.cache()):
+        with self.progress.timed(stage), naming_full_disk("cache_dir", self.cache()):
             yield
             if self.mirror is not None:
-                self.mirror.put_new()
+                self.mirror.upload_new()
 
 
 def executor_of(settings: ExecutorConfig) -> AbstractContextManager[Executor]:

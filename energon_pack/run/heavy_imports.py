@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-def collect_rarely() -> None:
+def collect_garbage_rarely() -> None:
     """Let Python collect garbage after 50,000 new objects, not 700: samples have no cycles, collecting costs 8 %."""
     gc.set_threshold(50_000, 20, 20)
 

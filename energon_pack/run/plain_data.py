@@ -11,7 +11,7 @@ import yaml
 Node = TypeVar("Node")
 
 
-_MOST_VALUES = 10_000_000  # of a YAML file, where each alias counts as what it stands for
+_MAX_YAML_VALUES = 10_000_000  # of a YAML file, where each alias counts as what it stands for
 
 
 class NotPlain(ValueError):
@@ -30,14 +30,14 @@ def yaml_value(data: str | bytes, tags: type[yaml.SafeLoader] = yaml.SafeLoader)
     """Parse the first document of a YAML file; return None if there is none.
 
     Raises:
-        NotPlain: it is no YAML, or aliases of lists of aliases would stand for more than `_MOST_VALUES` values.
+        NotPlain: it is no YAML, or aliases of lists of aliases would stand for more than `_MAX_YAML_VALUES` values.
     """
     try:
         loader = tags(data)
         node = loader.get_single_node()
         if node is None:
             return None
-        _refuse_many(node, {})
+        _count_values(node, {})
         return loader.construct_document(node)
     except RecursionError:
         raise NotPlain("nested too deeply, or within itself") from None
@@ -45,14 +45,14 @@ def yaml_value(data: str | bytes, tags: type[yaml.SafeLoader] = yaml.SafeLoader)
         raise NotPlain(" ".join(str(error).split())) from None
 
 
-def _refuse_many(node: yaml.Node, known: dict[int, int]) -> int:
-    """Return how many values a node stands for, with its aliases; raises NotPlain above `_MOST_VALUES`."""
+def _count_values(node: yaml.Node, known: dict[int, int]) -> int:
+    """Return how many values a node stands for, with its aliases; raises NotPlain above `_MAX_YAML_VALUES`."""
     if id(node) not in known:
         inner = node.value if isinstance(node, yaml.CollectionNode) else ()
         each = (one for item in inner for one in (item if isinstance(item, tuple) else (item,)))
-        known[id(node)] = 1 + sum(_refuse_many(one, known) for one in each)
-        if known[id(node)] > _MOST_VALUES:
-            raise NotPlain(f"its aliases stand for more than {_MOST_VALUES:,} values")
+        known[id(node)] = 1 + sum(_count_values(one, known) for one in each)
+        if known[id(node)] > _MAX_YAML_VALUES:
+            raise NotPlain(f"its aliases stand for more than {_MAX_YAML_VALUES:,} values")
     return known[id(node)]
 
 

@@ -22,13 +22,13 @@ from rich.text import Text
 from energon_pack.errors import amount
 from energon_pack.run.console import SafeConsole
 
-_SECONDS_BEFORE_LINES = 30.0
-_MOST_SECONDS_BETWEEN_LINES = 600.0
-_DRAWN_A_SECOND = 8
-_NAME = 9  # characters of the longest name of a stage
-_SHORTEST_FOR_RATES = 0.1  # seconds: a rate over less time says nothing
-_SECONDS_OF_PACE = 3600.0  # the last hour's rate gives the time left
-_NEVER_OF_USE = 2 * 86_400.0  # seconds: a longer time left is given in days
+_MIN_SECONDS_BEFORE_LINES = 30.0
+_MAX_SECONDS_BETWEEN_LINES = 600.0
+_REDRAWS_PER_SECOND = 8
+_NAME_WIDTH = 9  # characters of the longest name of a stage
+_MIN_SECONDS_FOR_RATES = 0.1  # seconds: a rate over less time says nothing
+_PACE_WINDOW_SECONDS = 3600.0  # the last hour's rate gives the time left
+_MIN_SECONDS_SHOWN_AS_DAYS = 2 * 86_400.0  # seconds: a longer time left is given in days
 
 
 class Advance(Protocol):
@@ -44,7 +44,7 @@ class Advance(Protocol):
 
 
 @dataclass
-class Done:
+class StageCounts:
     """What a stage has done: samples, bytes, samples from the cache, and skipped samples."""
 
     samples: int = 0
@@ -93,14 +93,14 @@ class Progress:
         self.is_live = not quiet and _can_draw()
         self._bars = bars.Progress(
             bars.SpinnerColumn("line"),
-            f"{{task.description:<{_NAME}}}",
+            f"{{task.description:<{_NAME_WIDTH}}}",
             bars.BarColumn(),
             bars.TaskProgressColumn(),
             bars.TimeElapsedColumn(),
             bars.TimeRemainingColumn(),
             console=self._console,
             auto_refresh=False,
-            speed_estimate_period=_SECONDS_OF_PACE,
+            speed_estimate_period=_PACE_WINDOW_SECONDS,
             get_time=time.monotonic,
         )
         self._stage: str | None = None
@@ -108,7 +108,7 @@ class Progress:
         self._work: Work | None = None
         self._next_line = 0.0
         #: counts by stage
-        self.done: dict[str, Done] = {}
+        self.done: dict[str, StageCounts] = {}
         #: wall seconds by stage
         self.seconds: dict[str, float] = {}
         #: peak resident memory by stage, of this process and its workers together, in bytes
@@ -119,7 +119,7 @@ class Progress:
     ) -> None:
         """Add to the counts of the running stage; `skipped` are numbers of lost samples by reason."""
         if self._stage is not None:
-            done = self.done.setdefault(self._stage, Done())
+            done = self.done.setdefault(self._stage, StageCounts())
             done.samples += samples
             done.bytes += num_bytes
             done.cached += cached
@@ -148,7 +148,7 @@ class Progress:
             self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - start, 3)
             if self.is_live and self._stages:
                 sign = ("✓ ", "green") if is_done else ("✗ ", "red")
-                line = finished_line(stage, self.seconds[stage], self.done.get(stage, Done()))
+                line = finished_line(stage, self.seconds[stage], self.done.get(stage, StageCounts()))
                 self._console.print(Text.assemble(sign, line))
             watcher.join()
 
@@ -168,10 +168,10 @@ class Progress:
             begun: returns the cost of units that are begun, and not reported yet.
         """
         if total == 0:
-            yield _nothing
+            yield _ignore_units
             return
         start = time.monotonic()
-        self._next_line = start + _SECONDS_BEFORE_LINES
+        self._next_line = start + _MIN_SECONDS_BEFORE_LINES
         with self._shown(name), self._task(total if cost is None else cost) as task:
             work = self._work = Work(name, total, unit, task, begun or _nothing_begun)
 
@@ -192,7 +192,7 @@ class Progress:
         elif work.task.total is not None:
             work.task.total -= cost
         if not self.is_live and now >= self._next_line:
-            self._next_line = now + min(now - start, _MOST_SECONDS_BETWEEN_LINES)
+            self._next_line = now + min(now - start, _MAX_SECONDS_BETWEEN_LINES)
             job = f"{self._job}: " if self._job else ""
             self._console.print(job + self._log_line(work, now), soft_wrap=True)
 
@@ -203,11 +203,11 @@ class Progress:
 
     def _log_line(self, work: Work, now: float) -> str:
         seconds = work.task.time_remaining
-        words = [*self._counts(work, now), *([] if seconds is None else [_left(seconds)])]
+        words = [*self._counts(work, now), *([] if seconds is None else [_time_left_text(seconds)])]
         return f"{work.name}: {', '.join(words)}"
 
     def _counts(self, work: Work, now: float) -> list[str]:
-        done = self.done.get(self._stage or "", Done())
+        done = self.done.get(self._stage or "", StageCounts())
         return [work.counts(), *_rates(done, now - self._start), *_cached(done), *_skipped(done)]
 
     @contextmanager
@@ -229,7 +229,7 @@ class Progress:
         live = Live(
             get_renderable=self._drawn,
             console=self._console,
-            refresh_per_second=_DRAWN_A_SECOND,
+            refresh_per_second=_REDRAWS_PER_SECOND,
             transient=True,
             redirect_stdout=sys.stdout.isatty(),  # else text meant for a file would go to the terminal
             vertical_overflow="crop",
@@ -270,46 +270,46 @@ class Progress:
                 return
 
 
-def finished_line(name: str, seconds: float, done: Done) -> str:
+def finished_line(name: str, seconds: float, done: StageCounts) -> str:
     """Return a line of text about a finished stage."""
     samples = [amount(done.samples, "sample")] if done.samples else []
     took = f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=int(seconds)))
-    words = [f"{name:<{_NAME}}", f"{took:>8}", *samples, *_rates(done, seconds), *_cached(done), *_skipped(done)]
+    words = [f"{name:<{_NAME_WIDTH}}", f"{took:>8}", *samples, *_rates(done, seconds), *_cached(done), *_skipped(done)]
     return "  ".join(words).rstrip()
 
 
-def _rates(done: Done, seconds: float) -> Iterator[str]:
-    if seconds < _SHORTEST_FOR_RATES:
+def _rates(done: StageCounts, seconds: float) -> Iterator[str]:
+    if seconds < _MIN_SECONDS_FOR_RATES:
         return
     if done.samples:
-        yield f"{_figure(done.samples / seconds)} samples/s"
+        yield f"{_two_digits(done.samples / seconds)} samples/s"
     if done.bytes:
-        yield f"{_figure(done.bytes / 1e6 / seconds)} MB/s"
+        yield f"{_two_digits(done.bytes / 1e6 / seconds)} MB/s"
 
 
-def _figure(value: float) -> str:
+def _two_digits(value: float) -> str:
     """Write a number with at least two digits."""
     return f"{value:,.0f}" if value >= 10 else f"{value:,.1f}" if value >= 1 else f"{value:.2g}"
 
 
-def _cached(done: Done) -> Iterator[str]:
+def _cached(done: StageCounts) -> Iterator[str]:
     if done.cached:
         yield f"{done.cached:,} {'' if done.samples else 'samples '}from the cache"
 
 
-def _skipped(done: Done) -> Iterator[str]:
+def _skipped(done: StageCounts) -> Iterator[str]:
     if done.skipped:
         [(reason, number)] = done.skipped.most_common(1)
         yield f"{done.skipped.total():,} skipped ({f'{number:,} ' if len(done.skipped) > 1 else ''}{reason})"
 
 
-def _left(seconds: float) -> str:
-    if seconds > _NEVER_OF_USE:
+def _time_left_text(seconds: float) -> str:
+    if seconds > _MIN_SECONDS_SHOWN_AS_DAYS:
         return f"about {seconds / 86_400:,.0f} days left"
     return f"about {timedelta(seconds=round(seconds))} left"
 
 
-def _nothing(count: int, cost: float | None = None, is_new: bool = True) -> None:
+def _ignore_units(count: int, cost: float | None = None, is_new: bool = True) -> None:
     """Do nothing: for stages without work."""
 
 

@@ -7,7 +7,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Recent(Generic[K, V]):
+class LruCache(Generic[K, V]):
     """A mapping of limited size: to make room, it forgets what was not used for the longest time.
 
     Args:
@@ -19,7 +19,7 @@ class Recent(Generic[K, V]):
     def __init__(
         self, most: int, size_of: Callable[[V], int] | None = None, close: Callable[[V], object] | None = None
     ):
-        self._most, self._size_of, self._close = most, size_of or _one, close
+        self._most, self._size_of, self._close = most, size_of or _size_one, close
         self._values: dict[K, tuple[V, int]] = {}
         self._size = 0
 
@@ -58,5 +58,5 @@ class Recent(Generic[K, V]):
                 self._close(entry[0])
 
 
-def _one(value: object) -> int:
+def _size_one(value: object) -> int:
     return 1

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-AT_WORK = 1 << 20  # numbers of a block; results computed in blocks do not depend on it
+BLOCK_NUMBERS = 1 << 20  # numbers of a block; results computed in blocks do not depend on it
 
 
 def blocks(num: int, each: float = 1.0) -> Iterator[slice]:
-    """Yield slices that divide `num` items into blocks of about `AT_WORK` numbers, if an item has `each` numbers."""
-    size = max(1, int(AT_WORK / max(1.0, each)))
+    """Yield slices that divide `num` items into blocks of `BLOCK_NUMBERS` numbers, if an item has `each`."""
+    size = max(1, int(BLOCK_NUMBERS / max(1.0, each)))
     for start in range(0, num, size):
         yield slice(start, min(start + size, num))
 

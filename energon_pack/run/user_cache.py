@@ -13,11 +13,11 @@ from energon_pack.run.files import write_whole
 
 _log = logging.getLogger(__name__)
 
-Kept = TypeVar("Kept")
+Value = TypeVar("Kept")
 
 
-def read_kept(kind: str, key: str, parse: Callable[[Any], Kept]) -> Kept | None:
-    """Read a value that `keep` wrote; None if there is none, or it can't be read.
+def read_kept(kind: str, key: str, parse: Callable[[Any], Value]) -> Value | None:
+    """Read a value that `write_kept` wrote; None if there is none, or it can't be read.
 
     Args:
         kind: the cache's folder of such values.
@@ -33,7 +33,7 @@ def read_kept(kind: str, key: str, parse: Callable[[Any], Kept]) -> Kept | None:
         return None
 
 
-def keep(kind: str, key: str, value: Any) -> None:
+def write_kept(kind: str, key: str, value: Any) -> None:
     """Write a value as JSON for `read_kept` of later processes; if that fails, a warning is logged."""
     path = _path(kind, key)
     try:

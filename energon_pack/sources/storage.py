@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from energon_pack.errors import PackError, near_path
-from energon_pack.run.address import is_address, joined, parent, tidy
+from energon_pack.run.address import is_address, joined, parent, tidy_address
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -190,7 +190,7 @@ def is_file(path: str) -> bool:
 
 def absolute(path: str) -> str:
     """Do `os.path.abspath`; an address is unchanged."""
-    return tidy(path) if is_address(path) else os.path.abspath(path)
+    return tidy_address(path) if is_address(path) else os.path.abspath(path)
 
 
 def path_in(folder: str, name: str) -> str:

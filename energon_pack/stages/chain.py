@@ -14,10 +14,10 @@ from energon_pack.run.console import say
 from energon_pack.run.executors.admission import terms_of
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.executors.slurm import LENGTHS, PLAN, PUBLISH, WRITE, Chain
-from energon_pack.run.files import one_of_machine
+from energon_pack.run.files import one_process_at_a_time
 from energon_pack.run.progress import Progress
 from energon_pack.stages.pack_run import PackRun, begin_run
-from energon_pack.stages.writing import num_planned, plan_settings, planned_jobs, refuse_other_plan
+from energon_pack.stages.writing import num_planned_shards, plan_settings, planned_jobs, refuse_other_plan
 
 
 def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
             for line in (f"# {folder / stage}.sh", *script.split("\n")):
                 say(line)
         return {}
-    with one_of_machine(folder):
+    with one_process_at_a_time(folder):
         jobs = _submitted(run, chain)
     if not config.executor.wait:
         say("not waited for: the same command without executor.wait=false shows how far they are")
@@ -94,5 +94,5 @@ def _missing(run: PackRun) -> dict[str, Sequence[int] | None]:
 def _progress(destination: DatasetInFolder) -> str:
     """Return a text about how far a run is, by its files."""
     staging = destination.final.parent / ".staging" / destination.final.name
-    num_done, num_shards = len([*staging.glob("*/*.tar.done")]), num_planned(destination)
+    num_done, num_shards = len([*staging.glob("*/*.tar.done")]), num_planned_shards(destination)
     return f"{num_done} of {num_shards} shards written" if num_shards else "no plan yet"

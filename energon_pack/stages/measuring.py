@@ -70,7 +70,7 @@ def measure_source(run: PackRun, indexed: list[IndexedShard], method: Method) ->
         return Measured(lengths, method, num_found, num_repeated, source.mixture)
 
 
-def measure_share(run: PackRun, part: Part) -> dict[str, int]:
+def measure_part(run: PackRun, part: Part) -> dict[str, int]:
     """Measure one part of the source into the cache; return as `samples` how many of the part it holds now.
 
     All processes cut the bytes of the source into the same equal spans, so a part reads nothing of the others.

@@ -23,7 +23,7 @@ from energon_pack.report.remark import Remark
 from energon_pack.report.run_report import RunReport, Seen
 from energon_pack.report.which_length import lengths_to_choose
 from energon_pack.run.console import say
-from energon_pack.run.files import naming_place
+from energon_pack.run.files import naming_full_disk
 from energon_pack.stages.measuring import Measured
 from energon_pack.stages.pack_run import PackRun
 
@@ -46,9 +46,9 @@ def try_pack_lens(run: PackRun, measured: Measured, page: RunReport) -> dict[str
 def write_page(run: PackRun, page: RunReport, skipped: Iterable[Mapping[str, Any]], why_not: str | None) -> None:
     """Write the page of a stage that publishes no dataset; `why_not`: why none could be published, or None."""
     path = page_of(run.config)
-    with naming_place("output.dir", path.parent):
+    with naming_full_disk("output.dir", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _say_seen(page.write(path, skipped, failed=why_not))
+        _print_seen(page.write(path, skipped, failed=why_not))
     say(f"see it: {path}")
 
 
@@ -58,18 +58,18 @@ def leave_page(run: PackRun, page: RunReport, why_not: str, report: Report, skip
     if not report.samples_in:
         raise SamplesLost(f"{why_not}: nothing is published")
     kept = ledger_beside(final)
-    _say_seen(page.write(page_beside(final, PAGE), read_ledger(skipped), ledger_name=kept.name, failed=why_not))
+    _print_seen(page.write(page_beside(final, PAGE), read_ledger(skipped), ledger_name=kept.name, failed=why_not))
     refuse_losses(why_not, skipped, final, report)
 
 
-def say_wrong(wrong: Iterable[Remark]) -> None:
+def print_remarks(wrong: Iterable[Remark]) -> None:
     """Print a line for each remark about something that looks wrong."""
     for remark in wrong:
         say(f"wrong: {remark.what}: {remark.why}; {remark.knob}")
 
 
-def _say_seen(seen: Seen) -> None:
+def _print_seen(seen: Seen) -> None:
     """Print the first sample of each reason, if no dataset has a ledger with them; then print what looks wrong."""
     for reason, entries in seen.examples.items():
         say(f"first {reason}: {entries[0]['sample_id']}: {entries[0]['detail']}")
-    say_wrong(seen.wrong)
+    print_remarks(seen.wrong)

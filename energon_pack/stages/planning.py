@@ -64,9 +64,9 @@ def plan_source(run: PackRun, measured: Measured) -> Planned:
         run.progress.add(len(lengths.items))
         numbers = measured.num_found, num_repeated
         report = summarize(lengths, plan, packing, cost, *numbers, expansion, entry_shares)
-        by = (config.seed, None, method.identity.fingerprint, *_own_settings(lengths))
+        by = (config.seed, None, method.identity.fingerprint, *_entry_settings(lengths))
         shards = plan_shards(lengths, plan, output.max_shard_packs, output.max_shard_bytes, by)
-        identity = shards_identity(content, shards.key_prefix, [_state(item) for item in lengths.shards])
+        identity = shards_identity(content, shards.key_prefix, [_shard_state(item) for item in lengths.shards])
     return Planned(lengths, method, plan, cost, shards, content, identity, report)
 
 
@@ -85,13 +85,13 @@ def check_media_of(run: PackRun, planned: Planned) -> None:
     check_media([item.shard for item in measured], [item.pieces for item in measured], run)
 
 
-def _own_settings(lengths: Lengths) -> list[Any]:
+def _entry_settings(lengths: Lengths) -> list[Any]:
     """Return the settings that entries of a mixture have of their own, by shard; [] if there are none."""
     identities = [(item.shard.name, item.shard.own.identity) for item in lengths.shards if item.shard.own.identity]
     return [identities] if identities else []
 
 
-def _state(item: MeasuredShard) -> tuple[str, int, str, str]:
+def _shard_state(item: MeasuredShard) -> tuple[str, int, str, str]:
     """Return values that change with a source shard, or with its files of lengths if its media lie outside of it."""
     files = json.dumps([Path(piece.path).name for piece in item.pieces]) if item.shard.media_root else ""
     return item.shard.path, item.shard.size, item.shard.version, files

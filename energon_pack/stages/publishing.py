@@ -30,12 +30,12 @@ from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.samples.input_rules import INPUTS, TRIAL, InputRules
 from energon_pack.stages.pack_run import PackRun
-from energon_pack.stages.pages import say_wrong
+from energon_pack.stages.pages import print_remarks
 from energon_pack.stages.planning import Planned, check_media_of
 from energon_pack.templates.folder import settings_files
 
 #: ends of the names of files that only weights, chats or code need
-_UNUSED = (".index.json", ".jinja", ".py", "chat_template.json", "generation_config.json")
+_UNUSED_FILE_ENDS = (".index.json", ".jinja", ".py", "chat_template.json", "generation_config.json")
 
 
 def refuse_unwritten(run: PackRun, jobs: Iterable[ShardJob]) -> None:
@@ -48,7 +48,7 @@ def refuse_unwritten(run: PackRun, jobs: Iterable[ShardJob]) -> None:
         )
 
 
-def write_beside(run: PackRun, planned: Planned, written: list[WrittenShard], folder: Path) -> None:
+def write_nv_meta(run: PackRun, planned: Planned, written: list[WrittenShard], folder: Path) -> None:
     """Write `.nv-meta` of a dataset into its folder: what Energon and training read besides the shards."""
     output, method = run.config.output, planned.method
     mixture = planned.report.mixture
@@ -87,7 +87,7 @@ def publish(
     with run.progress.timed("publish"):
         destination.publish(staging, planned.identity, may_overwrite(run.config))
     print_stages(run.progress)
-    say_wrong(seen.wrong)
+    print_remarks(seen.wrong)
     load = f'load it with megatron.energon.get_train_dataset("{named}", ...)'
     packed = f"packed into {destination.named}"
     for line in (*audit.lines(), packed, f"see it: {destination.named}/{PAGE}", load):
@@ -95,14 +95,14 @@ def publish(
     return report
 
 
-def there_already(run: PackRun, planned: Planned, page: RunReport, report: dict[str, Any]) -> dict[str, Any]:
+def end_already_published(run: PackRun, planned: Planned, page: RunReport, report: dict[str, Any]) -> dict[str, Any]:
     """End a run whose dataset is already published: check its source as a writing run does; return `report`."""
     named, output = run.destination.named, run.config.output
     refuse_changed_yamls(named, dataset_yamls(planned.lengths.flavor, output.dataset_yaml.value, output.sample_type))
     with forgetting_wrong(planned.lengths.shards, planned.method, run):
         check_unchanged(planned.lengths.shards, run)
         check_media_of(run, planned)
-    say_wrong(page.wrong())
+    print_remarks(page.wrong())
     say(f"there already: {named}, packed of the same source with the same settings; nothing is written")
     say(f"see it: {named}/{PAGE}")
     return report
@@ -136,7 +136,7 @@ def _write_inputs(folder: Path, template_folder: str) -> None:
     rules = InputRules.load(Path(template_folder))
     meta, of_processor = folder / META_FOLDER, Path(rules.folder)
     every = [path for path in settings_files(of_processor) if path.parent == of_processor]
-    chosen = [path for path in every if rules.media_tokens and not path.name.endswith(_UNUSED)]
+    chosen = [path for path in every if rules.media_tokens and not path.name.endswith(_UNUSED_FILE_ENDS)]
     (meta / PROCESSOR_FOLDER).mkdir(parents=True, exist_ok=True)
     for path in chosen:
         write_whole(meta / PROCESSOR_FOLDER / path.name, path.read_bytes())

@@ -3,7 +3,7 @@
 `stage=plan` leaves what a job has beside the settings, the source and the plan, so that any process can write any share
 of the shards by `stage=write`:
 
-    <staging folder>/.jobs/measured      of each sample, in the order of the plan's rows: `_MEASURED`
+    <staging folder>/.jobs/measured      of each sample, in the order of the plan's rows: `_MEASURED_DTYPE`
                      .jobs/template/     the template, as `Template.save` wrote it
                      .jobs/about.json    written last: the run, its packages, the shards and their sizes
 """
@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from energon_pack.config import PackConfig, Stage
-from energon_pack.config.naming import are_same, content_settings
+from energon_pack.config.naming import are_same_settings, content_settings
 from energon_pack.config.output_dir import page_of
 from energon_pack.dataset.destination import PlanMissing
 from energon_pack.dataset.files import PLAN
@@ -48,9 +48,9 @@ from energon_pack.sources.storage import absolute
 from energon_pack.stages.pack_run import PackRun
 from energon_pack.stages.planning import Planned
 
-_MEASURED_FILE, _TEMPLATE = "measured", "template"
+_MEASURED_FILE, _TEMPLATE_FOLDER = "measured", "template"
 #: its checksum as measured, and where its tokens are kept
-_MEASURED = np.dtype([("checksum", "<u4"), ("kept", "<u8")])
+_MEASURED_DTYPE = np.dtype([("checksum", "<u4"), ("kept", "<u8")])
 
 
 def write_plan_file(run: PackRun, planned: Planned, staging: Path) -> None:
@@ -68,18 +68,20 @@ def shard_jobs(run: PackRun, planned: Planned, staging: Path, is_shared: bool) -
     identity = planned.identity if is_shared else None
     kept_in, fingerprint = how_measured(method), method.identity.fingerprint
     write = partial(_job, run, staging, method.template_folder, kept_in, fingerprint, identity)
-    for number, (items, split) in enumerate(zip(_members(planned), planned.shards.splits.tolist(), strict=True)):
+    for number, (items, split) in enumerate(
+        zip(_items_of_shards(planned), planned.shards.splits.tolist(), strict=True)
+    ):
         shards = [sources[n] for n in np.unique(lengths.items.shard[items]).tolist()]
         yield write(number, shards, SPLITS[split], _measured(lengths, items))
 
 
 def _measured(lengths: Lengths, items: Ints) -> npt.NDArray[np.void]:
-    measured = np.empty(len(items), _MEASURED)
+    measured = np.empty(len(items), _MEASURED_DTYPE)
     measured["checksum"], measured["kept"] = lengths.checksums[items], lengths.kept[items]
     return measured
 
 
-def _members(planned: Planned) -> list[Ints]:
+def _items_of_shards(planned: Planned) -> list[Ints]:
     """Return the indexes of the items in each shard."""
     return np.split(planned.plan.items, planned.plan.starts[planned.shards.bounds[1:-1]])
 
@@ -117,7 +119,7 @@ def _job(
     )
 
 
-class Amount(NamedTuple):
+class WriteSize(NamedTuple):
     """How much a run writes."""
 
     num_shards: int
@@ -125,7 +127,7 @@ class Amount(NamedTuple):
     num_bytes: int | None  # approximate; None: not known
 
 
-def write_shards(run: PackRun, jobs: Iterable[ShardJob], staging: Path, total: Amount) -> list[WrittenShard]:
+def write_shards(run: PackRun, jobs: Iterable[ShardJob], staging: Path, total: WriteSize) -> list[WrittenShard]:
     """Write shards in the executor, and show the progress; finished shards are only checked.
 
     Raises:
@@ -148,9 +150,9 @@ def leave_jobs(run: PackRun, planned: Planned, staging: Path, why_not: str | Non
     folder, method = staging / JOBS_FOLDER, planned.method
     folder.mkdir(exist_ok=True)
     (folder / ABOUT_FILE).unlink(missing_ok=True)
-    shutil.copytree(method.template_folder, folder / _TEMPLATE, dirs_exist_ok=True)
+    shutil.copytree(method.template_folder, folder / _TEMPLATE_FOLDER, dirs_exist_ok=True)
     with open(folder / _MEASURED_FILE, "wb") as file:
-        for items in _members(planned):
+        for items in _items_of_shards(planned):
             file.write(_measured(planned.lengths, items).tobytes())
     shards = planned.shards
     splits = [SPLITS[split] for split in shards.splits.tolist()]
@@ -159,7 +161,7 @@ def leave_jobs(run: PackRun, planned: Planned, staging: Path, why_not: str | Non
         "fingerprint": method.identity.fingerprint,
         "settings": plan_settings(run.config),
         "packages": packages(),
-        "source": _state(run.source),
+        "source": _source_hash(run.source),
         "lengths": cached_as(planned.lengths.shards, method),
         "why_not": why_not,
         "shards": [*zip(splits, np.diff(shards.bounds).tolist(), shards.sizes.tolist(), strict=True)],
@@ -167,7 +169,7 @@ def leave_jobs(run: PackRun, planned: Planned, staging: Path, why_not: str | Non
     write_whole(folder / ABOUT_FILE, json.dumps(about).encode())
 
 
-def _state(source: Source) -> str:
+def _source_hash(source: Source) -> str:
     """Return a hash that changes when a file of the source changes."""
     files = sorted((absolute(shard.path), shard.size, shard.version) for shard in source.shards)
     return hashlib.sha256(json.dumps(files).encode()).hexdigest()
@@ -176,17 +178,21 @@ def _state(source: Source) -> str:
 def refuse_other_plan(run: PackRun) -> None:
     """Raise PackError if a plan that `stage=plan` left has other settings, unless `output.overwrite` is true."""
     config, destination = run.config, run.destination
-    about = _about(destination.plan())
-    if about is not None and not config.output.overwrite and not are_same(about["settings"], plan_settings(config)):
+    about = _plan_record(destination.plan())
+    if (
+        about is not None
+        and not config.output.overwrite
+        and not are_same_settings(about["settings"], plan_settings(config))
+    ):
         raise PackError(
             f"{destination.named} has a plan of another run, with other settings, whose shards are being written:"
             " output.overwrite=true removes it, output.name=NAME writes beside it"
         )
 
 
-def num_planned(destination: DatasetInFolder) -> int | None:
+def num_planned_shards(destination: DatasetInFolder) -> int | None:
     """Return the number of shards in the plan that `stage=plan` left; None if there is no plan."""
-    about = _about(destination.plan())
+    about = _plan_record(destination.plan())
     return None if about is None else len(about["shards"])
 
 
@@ -194,7 +200,7 @@ def planned_jobs(run: PackRun, num_parts: int) -> list[list[ShardJob]] | None:
     """Return the jobs of a plan for these settings and this source, in `num_parts` parts; None: there is no plan."""
     try:
         with run.destination.planned() as staging:
-            about = _read_about(run, staging)
+            about = _checked_plan_record(run, staging)
             spans = EqualSpans([size for *_, size in about["shards"]])
             parts = (spans.within(Part(number, num_parts)) for number in range(num_parts))
             return [[*_planned_jobs(run, staging, about, chosen)] for chosen in parts]
@@ -202,7 +208,7 @@ def planned_jobs(run: PackRun, num_parts: int) -> list[list[ShardJob]] | None:
         return None
 
 
-def _about(staging: Path | None) -> dict[str, Any] | None:
+def _plan_record(staging: Path | None) -> dict[str, Any] | None:
     """Return what `leave_jobs` wrote about a plan; None if there is no plan, or it was removed meanwhile."""
     with suppress(FileNotFoundError):
         about: dict[str, Any] | None = (
@@ -212,13 +218,13 @@ def _about(staging: Path | None) -> dict[str, Any] | None:
     return None
 
 
-def _read_about(run: PackRun, staging: Path) -> dict[str, Any]:
-    """Return what `leave_jobs` wrote about a plan; raises PlanMissing or SamplesLost as `write_share` does."""
-    if (about := _about(staging)) is None:
+def _checked_plan_record(run: PackRun, staging: Path) -> dict[str, Any]:
+    """Return what `leave_jobs` wrote about a plan; raises PlanMissing or SamplesLost as `write_part` does."""
+    if (about := _plan_record(staging)) is None:
         raise PlanMissing(f"the plan in {staging} was removed: stage=plan makes it anew")
-    if not are_same(about["settings"], plan_settings(run.config)):
+    if not are_same_settings(about["settings"], plan_settings(run.config)):
         raise PlanMissing(f"the plan in {staging} was made with other settings: stage=plan makes it anew")
-    if about["source"] != _state(run.source):
+    if about["source"] != _source_hash(run.source):
         raise PlanMissing(f"the plan in {staging} was made before its source changed: stage=plan makes it anew")
     if why := why_other_packages(about["packages"]):
         raise PlanMissing(f"the plan in {staging} was made by other packages: {why}")
@@ -234,7 +240,7 @@ def plan_settings(config: PackConfig) -> dict[str, Any]:
     return {**content_settings(config), "places": places}
 
 
-def write_share(run: PackRun, part: Part) -> dict[str, Any]:
+def write_part(run: PackRun, part: Part) -> dict[str, Any]:
     """Write one part of the shards that `stage=plan` planned; return the numbers of `shards` and `samples`.
 
     Of the source, only the samples in these shards are read.
@@ -246,11 +252,11 @@ def write_share(run: PackRun, part: Part) -> dict[str, Any]:
         LengthsWrong: a sample has not so many tokens as were measured; the plan and the lengths are then removed.
     """
     with run.destination.planned() as staging, run.progress.timed("write"):
-        about = _read_about(run, staging)
+        about = _checked_plan_record(run, staging)
         _, num_packs, sizes = zip(*about["shards"], strict=True) if about["shards"] else ((), (), ())
         chosen = EqualSpans(sizes).within(part)
         jobs = _planned_jobs(run, staging, about, chosen)
-        total = Amount(len(chosen), sum(num_packs[n] for n in chosen), sum(sizes[n] for n in chosen))
+        total = WriteSize(len(chosen), sum(num_packs[n] for n in chosen), sum(sizes[n] for n in chosen))
         try:
             written = write_shards(run, jobs, staging, total)
         except (SourceChanged, LengthsWrong) as error:
@@ -265,13 +271,13 @@ def write_share(run: PackRun, part: Part) -> dict[str, Any]:
 def _planned_jobs(run: PackRun, staging: Path, about: dict[str, Any], numbers: Iterable[int]) -> Iterator[ShardJob]:
     """Yield the jobs of the shards with these numbers in the plan that `stage=plan` left."""
     shards = {shard.name: shard for shard in run.source.shards}
-    folder = str(staging / JOBS_FOLDER / _TEMPLATE)
+    folder = str(staging / JOBS_FOLDER / _TEMPLATE_FOLDER)
     write = partial(_job, run, staging, folder, about["lengths"][0], about["fingerprint"], about["identity"])
     with pq.ParquetFile(staging / PLAN) as plan:
         sizes = [plan.metadata.row_group(number).num_rows for number in range(plan.num_row_groups)]
         ends = np.cumsum(sizes)
         for number in numbers:
             names = plan.read_row_group(number, ["shard"])["shard"].unique().to_pylist()
-            start = (ends[number] - sizes[number]) * _MEASURED.itemsize
-            measured = np.fromfile(staging / JOBS_FOLDER / _MEASURED_FILE, _MEASURED, sizes[number], offset=start)
+            start = (ends[number] - sizes[number]) * _MEASURED_DTYPE.itemsize
+            measured = np.fromfile(staging / JOBS_FOLDER / _MEASURED_FILE, _MEASURED_DTYPE, sizes[number], offset=start)
             yield write(number, [shards[name] for name in names], about["shards"][number][0], measured)

@@ -24,7 +24,7 @@ from energon_pack.errors import PackError, amount
 from energon_pack.plan.settings import Share
 from energon_pack.plan.splits import split_shares
 from energon_pack.report.pages.rows import Rows, print_table
-from energon_pack.run.command import count, parser
+from energon_pack.run.command import positive_int, tool_parser
 from energon_pack.run.console import say
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
@@ -241,7 +241,7 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    tool = parser(
+    tool = tool_parser(
         "verify",
         "DIR",
         "Check a packed dataset.",
@@ -261,6 +261,6 @@ def _arguments() -> argparse.Namespace:
     processor.add_argument("--processor", metavar="FOLDER", help="another than when it was packed")
     processor.add_argument("--trust-remote-code", action="store_true", help="run the processor's own code")
     how = tool.add_argument_group("how")
-    how.add_argument("--max-errors", type=count, default=20, metavar="N", help="defects to show (default: 20)")
-    how.add_argument("--num-workers", type=count, metavar="N", help="processes (default: all cores)")
+    how.add_argument("--max-errors", type=positive_int, default=20, metavar="N", help="defects to show (default: 20)")
+    how.add_argument("--num-workers", type=positive_int, metavar="N", help="processes (default: all cores)")
     return tool.parse_args()

@@ -19,7 +19,7 @@ from energon_pack.dataset.packed_with import load_template
 from energon_pack.dataset.source_media import source_root
 from energon_pack.errors import PackError, one_line, short
 from energon_pack.plan.settings import MOST_EPOCHS
-from energon_pack.run.address import lies_in, tidy
+from energon_pack.run.address import lies_in, tidy_address
 from energon_pack.run.context import Run
 from energon_pack.run.plain_data import node_of
 from energon_pack.run.stores.requests import losing_no_fault
@@ -92,7 +92,7 @@ def _now(folder: DatasetFolder, report: Mapping[str, Any], path: str) -> str:
     path, root = path_when_packed(report, path), report.get("source_root")
     if not isinstance(root, str) or not lies_in(path, root):
         return path
-    return tidy(path_in(source_root(folder.path), path[len(root) :].lstrip("/")))
+    return tidy_address(path_in(source_root(folder.path), path[len(root) :].lstrip("/")))
 
 
 @contextmanager
