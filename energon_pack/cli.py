@@ -69,7 +69,7 @@ class _Refusals:
         self._errors.append(error)
 
     @property
-    def are_here(self) -> bool:
+    def is_first_process(self) -> bool:
         """Say whether this is the process that the user started, which returns the exit code."""
         return os.getpid() == self._process
 
@@ -78,7 +78,7 @@ class _Refusals:
         return max((error.exit_code for error in self._errors), default=0)
 
 
-def _run(composed: DictConfig, refusals: _Refusals) -> float:
+def _run_job(composed: DictConfig, refusals: _Refusals) -> float:
     """Run one job: a single run, or one of a sweep; return `report.objective`, for a sweeper that optimises."""
     sweep = _sweep_job()
     try:
@@ -89,7 +89,7 @@ def _run(composed: DictConfig, refusals: _Refusals) -> float:
         if sweep and (first := sweep.same_as(*_place_and_settings(config))) is not None:
             say(f"job {HydraConfig.get().job.num}: the same as job {first}")
             return _objective(config, sweep.figures_of(first))
-        figures = _pack(config, sweep, refusals.are_here)
+        figures = _pack(config, sweep, refusals.is_first_process)
         return _objective(config, figures) if sweep else math.nan
     except BrokenPipeError:
         raise
@@ -97,7 +97,7 @@ def _run(composed: DictConfig, refusals: _Refusals) -> float:
         refusals.add(refused := error if isinstance(error, PackError) else _system_error(error))
         if sweep:
             sweep.failed(refused, composed.packing.max_dropped_tokens)
-        if not refusals.are_here:
+        if not refusals.is_first_process:
             raise refused from None  # Hydra carries it to the process that called the launcher
         if HydraConfig.get().mode is not RunMode.MULTIRUN:
             sys.exit(refused.exit_code)
@@ -117,7 +117,7 @@ def _pack(config: PackConfig, sweep: SweepJob | None, is_here: bool) -> Mapping[
     from energon_pack.pack import pack
 
     if config.executor.kind == ExecutorKind.slurm:
-        figures = _submit(config)
+        figures = _submit_to_slurm(config)
         if not figures:
             return figures
         say(f"see it: {page_of(config)}")
@@ -140,7 +140,7 @@ def _place_and_settings(config: PackConfig) -> tuple[str, str]:
     return os.path.abspath(page_of(config)), json.dumps(settings, sort_keys=True)
 
 
-def _submit(config: PackConfig) -> dict[str, Any]:
+def _submit_to_slurm(config: PackConfig) -> dict[str, Any]:
     """Have Slurm do the run; return its results."""
     from energon_pack.stages.chain import run_chain
 
@@ -166,7 +166,7 @@ def main() -> NoReturn:
 
     @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
     def run(composed: DictConfig) -> float:
-        return _run(composed, refusals)
+        return _run_job(composed, refusals)
 
     OmegaConf.register_new_resolver("energon_pack_help", _end_of_help, replace=True)
     OmegaConf.register_new_resolver("energon_pack_runs", _sweeps_folder, replace=True)

@@ -39,19 +39,19 @@ class BlendEntry:
     folder: DatasetFolder
     manifest: dict[str, Any]
     counts: dict[str, dict[str, int]]  # packs, samples and tokens by split
-    given: float | None  # the weight on the command line; None: no weight
+    given_weight: float | None  # the weight on the command line; None: no weight
 
     def weight(self, split: str, weight_by: str) -> float:
         """Return its weight in the blend of a split: the given one, or its count of `weight_by`; 0 without packs."""
         if split not in self.counts:
             return 0.0
-        return float(self.counts[split][weight_by]) if self.given is None else self.given
+        return float(self.counts[split][weight_by]) if self.given_weight is None else self.given_weight
 
 
 def read_entry(text: str) -> BlendEntry:
     """Parse `DIR` or `DIR=WEIGHT`, and read that dataset's metadata; DIR is a folder or an address."""
     path, equals, weight_text = text.rpartition("=")
-    if not equals or DatasetFolder(text).is_there:
+    if not equals or DatasetFolder(text).has_files:
         path, weight_text = text, ""
     folder = DatasetFolder(real_path(absolute(os.path.expanduser(path))))
     if is_file(folder.path):
@@ -100,7 +100,7 @@ def blend(
         config: the YAML of each dataset that is used; None: dataset.yaml.
         relative: write paths relative to the folder of `out`.
     """
-    refuse_unlike(entries, weight_by)
+    refuse_incompatible(entries, weight_by)
     for entry in entries:
         if config is not None and not entry.folder.has(f"{META_FOLDER}/{config}"):
             raise PackError(f"--config {config}: {entry.folder}/{META_FOLDER} has none")
@@ -112,7 +112,7 @@ def blend(
         references = [
             {
                 "weight": entry.weight(part, weight_by),
-                "path": relative_path(entry.folder, start) if relative else entry.folder.for_energon,
+                "path": relative_path(entry.folder, start) if relative else entry.folder.energon_path,
                 "split_part": part,
                 **({"dataset_config": config} if config else {}),
                 **({"subflavors": subflavors} if subflavors else {}),
@@ -125,10 +125,10 @@ def blend(
     return {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits}
 
 
-def refuse_unlike(entries: list[BlendEntry], weight_by: str) -> None:
+def refuse_incompatible(entries: list[BlendEntry], weight_by: str) -> None:
     """Raise PackError if datasets are not for one model and of one flavour, or if only some have a given weight."""
     first = entries[0]
-    without = [entry.folder.path for entry in entries if entry.given is None]
+    without = [entry.folder.path for entry in entries if entry.given_weight is None]
     if 0 < len(without) < len(entries):
         raise PackError(
             f"{', '.join(without)}: no weight, beside others that have one: a number of {weight_by} and a given weight"
@@ -195,7 +195,7 @@ def print_entries(entries: list[BlendEntry], weight_by: str, batch_size: int, nu
     for split in SPLITS:
         in_all = sum(entry.weight(split, weight_by) for entry in entries)
         rows += [
-            _cells(entry, split, entry.weight(split, weight_by), in_all, batch_size, num_steps)
+            _table_row(entry, split, entry.weight(split, weight_by), in_all, batch_size, num_steps)
             for entry in entries
             if split in entry.counts
         ]
@@ -204,14 +204,14 @@ def print_entries(entries: list[BlendEntry], weight_by: str, batch_size: int, nu
         say("packs differ in max_token_len: training needs room for the longest")
 
 
-def _cells(
+def _table_row(
     entry: BlendEntry, split: str, weight: float, in_all: float, batch_size: int, num_steps: int | None
 ) -> list[str]:
     counts, max_token_len = entry.counts[split], entry.manifest["max_token_len"]
     packs, samples, tokens = (counts[name] for name in _COUNT_NAMES)
     share = weight / in_all
     steps = packs / share / batch_size
-    numbers = len(_shards(entry, split)), packs, samples, tokens, max_token_len
+    numbers = len(_shards_of_split(entry, split)), packs, samples, tokens, max_token_len
     fill = tokens / (packs * max_token_len)
     cells = [f"{fill:.2%}", f"{weight:,g}", f"{share:.2%}", f"{steps:,.1f}"]
     return [entry.folder.name, split, *(f"{n:,}" for n in numbers), *cells] + (
@@ -219,7 +219,7 @@ def _cells(
     )
 
 
-def _shards(entry: BlendEntry, split: str) -> list[str]:
+def _shards_of_split(entry: BlendEntry, split: str) -> list[str]:
     parts = yaml_value(entry.folder.read(f"{META_FOLDER}/split.yaml"))["split_parts"]
     shards: list[str] = parts[split]
     return shards

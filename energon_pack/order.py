@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from energon_pack.dataset.folder import DatasetFolder, datasets_of_order
-from energon_pack.dataset.ordered import OrderedDataset, members_of_parts, write_ordered
+from energon_pack.dataset.ordered import OrderedDataset, train_members, write_order_folder
 from energon_pack.errors import PackError, amount
-from energon_pack.metadataset import BlendEntry, read_entry, refuse_unlike, relative_path
+from energon_pack.metadataset import BlendEntry, read_entry, refuse_incompatible, relative_path
 from energon_pack.plan.items import Items
 from energon_pack.plan.made import order_made, packs_of, passes
 from energon_pack.plan.mix import MANY_EPOCHS, EntryShare, shares_of
@@ -48,28 +48,28 @@ def order_packs(
         num_epochs: each epoch has an order of its own.
         relative: write paths of datasets relative to `out`.
     """
-    _refuse_unlike(entries)
+    _refuse_incompatible(entries)
     parts = _named_datasets(entries, out if relative else None)
-    items, sizes, entry_of = members_of_parts(parts)
+    items, sizes, entry_of = train_members(parts)
     packs, cost = packs_of(sizes), CostModel.from_json(entries[0].manifest["cost"])
     trained = packs.per_pack(items.num_supervised)
     asked = [
-        Asked(part.name, part.path, entry.given, 1.0 if entry.given is None else None)
+        Asked(part.name, part.path, entry.given_weight, 1.0 if entry.given_weight is None else None)
         for part, entry in zip(parts, entries, strict=True)
     ]
     shares = shares_of(asked, entry_of, trained)
     times = [share.epochs for share in shares]
     counts = passes(times, entry_of, trained, topology.unit, seed, num_epochs)
     order = order_made(items, packs, counts, PackingConfig(topology=topology), seed, cost)
-    write_ordered(Path(out), parts, order, asdict(topology), len(counts))
+    write_order_folder(Path(out), parts, order, asdict(topology), len(counts))
     _print_shares(shares, np.bincount(entry_of[order], trained[order], len(parts)))
     if topology.has_steps:
         _print_steps(items, packs, order, topology, cost)
     say(f"written: {out}, an order of {amount(len(order), 'pack')} of {amount(len(parts), 'dataset')}")
 
 
-def _refuse_unlike(entries: list[BlendEntry]) -> None:
-    refuse_unlike(entries, "samples")
+def _refuse_incompatible(entries: list[BlendEntry]) -> None:
+    refuse_incompatible(entries, "samples")
     if twice := next((path for path, times in Counter(e.folder.path for e in entries).items() if times > 1), None):
         raise PackError(f"{twice} is named twice: give it once, with a larger weight")
     manifests = [entry.manifest for entry in entries]
@@ -92,7 +92,7 @@ def _named_datasets(entries: list[BlendEntry], start: str | None) -> list[Ordere
     parts = []
     for number, entry in enumerate(entries, 1):
         name = entry.folder.name
-        path = entry.folder.for_energon if start is None else relative_path(entry.folder, start)
+        path = entry.folder.energon_path if start is None else relative_path(entry.folder, start)
         parts.append(
             OrderedDataset(name if times[name] == 1 else f"{name}-{number}", entry.folder, path, entry.manifest)
         )

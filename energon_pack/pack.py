@@ -61,7 +61,7 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
         run = begin_run(config, executor, Progress(SHOWN_STAGES[config.stage], job))
         is_found = config.source.format == Format.auto and not config.source.is_demo
         run = _with_found_format(run)
-        executor.share(run.folders)
+        executor.share(run.shared_folders)
         if config.stage is Stage.write:
             return writing.write_part(run, part or Part(0, 1))
         return _pack(run, is_found) if part is None else measuring.measure_part(run, part)
@@ -92,13 +92,13 @@ def _pack(run: PackRun, is_found: bool) -> dict[str, Any]:
     print_plan(planned.report)
     page.add_plan(planned.lengths, planned.plan, planned.report)
     if run.published is not None:
-        refuse_other_dataset(run.published, planned.identity, run.destination.named)
+        refuse_other_dataset(run.published, planned.identity, run.destination.place)
         if planning.why_unpublished(run, planned.report) is None:
             return publishing.end_already_published(run, planned, page, run.published)
-    return (_leave_plan if config.stage is Stage.plan else _write)(run, planned, page)
+    return (_end_with_plan if config.stage is Stage.plan else _write_and_publish)(run, planned, page)
 
 
-def _leave_plan(run: PackRun, planned: Planned, page: RunReport) -> dict[str, Any]:
+def _end_with_plan(run: PackRun, planned: Planned, page: RunReport) -> dict[str, Any]:
     """End a run after its plan: write its page, and the files that `stage=write` needs."""
     why_not = planning.why_unpublished(run, planned.report)
     pages.write_page(run, page, ledger_entries(planned.lengths, planned.plan, run.config.packing), why_not)
@@ -107,7 +107,7 @@ def _leave_plan(run: PackRun, planned: Planned, page: RunReport) -> dict[str, An
             run.destination.begin(staging, planned.identity, 0, may_overwrite(run.config))
             writing.write_plan_file(run, planned, staging)
             publishes = replace(run, config=replace(run.config, stage=Stage.publish))
-            writing.leave_jobs(run, planned, staging, planning.why_unpublished(publishes, planned.report))
+            writing.write_job_files(run, planned, staging, planning.why_unpublished(publishes, planned.report))
     print_stages(run.progress)
     refuse_future_loss(why_not, page_of(run.config), planned.report)
     return planned.report.to_json()
@@ -124,7 +124,7 @@ def _staging(run: PackRun, planned: Planned) -> Iterator[Path]:
         yield staging
 
 
-def _write(run: PackRun, planned: Planned, page: RunReport) -> dict[str, Any]:
+def _write_and_publish(run: PackRun, planned: Planned, page: RunReport) -> dict[str, Any]:
     """Write shards, check and publish them; for `stage=publish`, other processes have written them."""
     config, destination, lengths, method = run.config, run.destination, planned.lengths, planned.method
     num_bytes = None if run.media_root else planned.shards.num_bytes  # without media, packs are small
@@ -137,10 +137,10 @@ def _write(run: PackRun, planned: Planned, page: RunReport) -> dict[str, Any]:
         jobs = partial(writing.shard_jobs, run, planned, staging, is_shared)
         writing.write_plan_file(run, planned, staging)
         if config.stage is Stage.publish:
-            publishing.refuse_unwritten(run, jobs())
+            publishing.refuse_missing_shards(run, jobs())
         auditing = start(lengths.shards, method, config.measure.verify, config.seed, run)
-        claim = "" if destination.is_stored else cache_key_of(lengths.flavor, config.output.dataset_yaml.value)
-        run.executor.start(import_energon, claim)  # the imports of the check, while packs are written
+        cache_key = "" if destination.is_stored else cache_key_of(lengths.flavor, config.output.dataset_yaml.value)
+        run.executor.start(import_energon, cache_key)  # the imports of the check, while packs are written
         with run.progress.timed("write"):
             check_unchanged(lengths.shards, run)
             total = writing.WriteSize(len(planned.shards.sizes), planned.plan.num_packs, num_bytes)

@@ -61,7 +61,7 @@ def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> i
         max_shard_samples: the most samples in a tar.
     """
     folder = packed_folder(dataset)
-    plan, (flavor, messages_key) = PlanFile(folder), _settings(folder)
+    plan, (flavor, messages_key) = PlanFile(folder), _flavor_and_messages_key(folder)
     out = out.absolute()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise PackError(f"{out} exists and is not empty: choose another folder")
@@ -100,7 +100,7 @@ def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> i
     return spill.num_rows
 
 
-def _settings(folder: DatasetFolder) -> tuple[PackedFlavor, str | None]:
+def _flavor_and_messages_key(folder: DatasetFolder) -> tuple[PackedFlavor, str | None]:
     path = f"{META_FOLDER}/{MANIFEST}"
     if not folder.has(path):
         raise PackError(f"{folder} is no packed dataset: it has no {path}")

@@ -382,7 +382,7 @@ def test_energon_opens_the_first_dataset_of_a_form_and_each_shard_is_read(
     checking.check(job)
     checking.check(job)
     assert opened == [str(folder)]
-    checking.check(replace(job, claim="another version"))
+    checking.check(replace(job, cache_key="another version"))
     assert len(opened) == 2
 
     last = folder / list(counts)[-1]

@@ -49,45 +49,47 @@ class Pack:
         return None
 
     @cached_property
-    def named(self) -> list[list[str]] | None:
+    def part_names(self) -> list[list[str]] | None:
         """Return the names of each member's parts, in the order of writing; None if the JSON of them is damaged."""
         with suppress(KeyError):
             return self.flavor.parts(self.fields)
         return None
 
     @cached_property
-    def names(self) -> list[list[str]]:
+    def media_names(self) -> list[list[str]]:
         """Return the names of each member's media; [] if the JSON is damaged."""
-        return [[name for name in names if not name.endswith(".npy")] for names in self.named or ()]
+        return [[name for name in names if not name.endswith(".npy")] for names in self.part_names or ()]
 
     @property
     def shared_lens(self) -> list[int]:
         """Return how many first tokens each member shares with the member before it: 0 without `packing.share`."""
-        return list(self.meta.get("shared_lens", ())) or [0] * len(self.meta.get("token_lens", self.names))
+        return list(self.meta.get("shared_lens", ())) or [0] * len(self.meta.get("token_lens", self.media_names))
 
     @cached_property
-    def num_shared(self) -> list[int]:
+    def num_shared_media(self) -> list[int]:
         """Return how many of its first media each member shares with the member before it."""
         lens = self.shared_lens
-        return list(num_shared(self.names, lens if len(lens) == len(self.names) else [0] * len(self.names)))
+        return list(
+            num_shared(self.media_names, lens if len(lens) == len(self.media_names) else [0] * len(self.media_names))
+        )
 
     @cached_property
     def kinds(self) -> list[list[str | None]]:
-        """Return the kind of each medium in `names`, such as `image`; None for a name that is no medium's."""
-        return [[self.flavor.kind(name) for name in names] for names in self.names]
+        """Return the kind of each medium in `media_names`, such as `image`; None for a name that is no medium's."""
+        return [[self.flavor.kind(name) for name in names] for names in self.media_names]
 
-    def positions(self, image: str) -> Part | None:
+    def positions_part(self, image: str) -> Part | None:
         """Return the part that holds the patch positions of an image; None if the image has none."""
         name = self.flavor.positions_part(image)
         return None if name is None else self.parts.get(name)
 
-    def origin(self, name: str) -> str | None:
+    def sample_of_medium(self, name: str) -> str | None:
         """Return the id of the sample that a medium belongs to; None if the JSON does not tell."""
-        samples = zip({**self.fields, **self.meta}.get("sample_ids", ()), self.named or (), strict=False)
+        samples = zip({**self.fields, **self.meta}.get("sample_ids", ()), self.part_names or (), strict=False)
         return next((str(sample) for sample, names in samples if name in names), None)
 
     @cached_property
-    def ids(self) -> list[str]:
+    def sample_ids(self) -> list[str]:
         """Return the sample id of each member; [] if the JSON is damaged."""
         ids: list[str] = self.meta.get("sample_ids", [])
         return ids
@@ -100,7 +102,7 @@ class Pack:
         return media_type([kind for kinds in self.kinds for kind in kinds if kind])
 
 
-def with_media(file: Bytes, pack: Pack, media: DatasetMedia) -> Bytes:
+def file_with_media(file: Bytes, pack: Pack, media: DatasetMedia) -> Bytes:
     """Return a file in which all parts of a pack lie at their offsets: its shard, then the media that it refers to."""
     return ShardWithMedia(file, pack.files.end, pack.references, media) if pack.references else file
 
@@ -115,13 +117,13 @@ def written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
 
 def messages_of(file: Bytes, pack: Pack, index: int) -> list[Message]:
     """Return the stored messages of the member with this index; its patch positions give times that its texts lack."""
-    positions = [_positions(file, pack, name) for name in pack.names[index]]
+    positions = [_positions(file, pack, name) for name in pack.media_names[index]]
     return pack.flavor.messages((pack.members or [])[index], positions)
 
 
 def _positions(file: Bytes, pack: Pack, image: str) -> Any:
     """Read the patch positions of an image; None if it has none."""
-    part = pack.positions(image)
+    part = pack.positions_part(image)
     return None if part is None else load_positions(file.read(part.offset, part.size), part.name)
 
 
@@ -173,7 +175,7 @@ def _contradictions(pack: Pack) -> Iterator[str]:
         yield f"_meta.pack_id is {short(pack.meta['pack_id'])}"
     if 0 in pack.meta.get("token_lens", ()):
         yield "_meta.token_lens has a 0"
-    for member, (ours, in_source) in enumerate(zip(pack.names, pack.meta.get("source_parts", ()), strict=False)):
+    for member, (ours, in_source) in enumerate(zip(pack.media_names, pack.meta.get("source_parts", ()), strict=False)):
         if len(ours) != len(in_source):
             yield f"member {member} has {len(ours)} media and {len(in_source)} _meta.source_parts"
 

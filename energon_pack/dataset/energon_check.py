@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from energon_pack.dataset.energon import dataset_yamls
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_parts import PackParts
-from energon_pack.dataset.source_media import LoadedMedia
+from energon_pack.dataset.source_media import EnergonMedia
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import energon_address
 from energon_pack.run.executors.admission import packages
@@ -40,8 +40,8 @@ class CheckJob:
     dataset_yaml: str  # the YAML file in use, which says whether it is a crude dataset
     flavor: PackedFlavor
     num_packs: dict[str, dict[str, int]]  # of each shard, by split
-    root: str | None  # the place of the source, if packs refer to media in it; None: they hold copies
-    claim: str  # see `cache_key_of`
+    source_root: str | None  # the place of the source, if packs refer to media in it; None: they hold copies
+    cache_key: str  # see `cache_key_of`
 
 
 def cache_key_of(flavor: PackedFlavor, dataset_yaml: str) -> str:
@@ -66,8 +66,8 @@ def check_job_of(folder: Path | str, flavor: PackedFlavor, shards: "list[Written
     if isinstance(folder, str):
         return CheckJob(energon_address(folder), "crude.yaml", flavor, num_packs, root, "")
     has_crude = (folder / META_FOLDER / "crude.yaml").exists()
-    claim = cache_key_of(flavor, "typed" if has_crude else "crude")
-    return CheckJob(str(folder), "crude.yaml" if has_crude else "dataset.yaml", flavor, num_packs, root, claim)
+    cache_key = cache_key_of(flavor, "typed" if has_crude else "crude")
+    return CheckJob(str(folder), "crude.yaml" if has_crude else "dataset.yaml", flavor, num_packs, root, cache_key)
 
 
 def check(job: CheckJob) -> None:
@@ -76,9 +76,9 @@ def check(job: CheckJob) -> None:
     Energon, which imports torch, is left out if the user's cache records that it reads datasets of this form. Pixels
     are not decoded.
     """
-    if job.claim:
+    if job.cache_key:
         _check_shards(job)
-    if not _is_kept(job.claim):
+    if not _is_recorded(job.cache_key):
         for split, shards in job.num_packs.items():
             packs = _first_packs(job.folder, job.dataset_yaml, split)
             if len(packs) != min(_NUM_CHECKED_PACKS, sum(shards.values())):
@@ -88,8 +88,8 @@ def check(job: CheckJob) -> None:
                 )
             for pack in packs.values():
                 _check_names(pack, job)
-        if job.claim:
-            write_kept("energon", job.claim, True)
+        if job.cache_key:
+            write_kept("energon", job.cache_key, True)
 
 
 def _check_shards(job: CheckJob) -> None:
@@ -97,10 +97,10 @@ def _check_shards(job: CheckJob) -> None:
     num_packs = {name: number for shards in job.num_packs.values() for name, number in shards.items()}
     folder = DatasetFolder(job.folder)
     with PackParts(folder) as packs:
-        if packs.counts != num_packs:
+        if packs.shard_counts != num_packs:
             raise PackError(f"the packs of {folder} are not as many as its metadata say: not published")
         number = 0
-        for name, in_shard in packs.counts.items():
+        for name, in_shard in packs.shard_counts.items():
             index = folder.state(f"{name}.idx")
             if index is None or index.size != 8 * (in_shard + 1):
                 raise PackError(f"{folder.path_of(name)} has no index of its {in_shard:,} packs: not published")
@@ -109,19 +109,19 @@ def _check_shards(job: CheckJob) -> None:
 
 
 def _check_names(pack: dict[str, Any], job: CheckJob) -> None:
-    parts, value = all_parts(pack, json.loads(pack["json"]), job.flavor, LoadedMedia(job.root))
+    parts, value = all_parts(pack, json.loads(pack["json"]), job.flavor, EnergonMedia(job.source_root))
     named = {"json", TOKENS, *chain.from_iterable(job.flavor.parts(value))}
     if named != {part for part in parts if not part.startswith("__")}:
         raise PackError(f"the parts of {pack['__key__']} are not those its JSON names: not published")
 
 
-def _is_kept(claim: str) -> bool:
-    return bool(claim) and read_kept("energon", claim, bool) is True
+def _is_recorded(cache_key: str) -> bool:
+    return bool(cache_key) and read_kept("energon", cache_key, bool) is True
 
 
-def import_energon(claim: str) -> None:
+def import_energon(cache_key: str) -> None:
     """Import Energon ahead of `check`, unless the user's cache records that `check` won't need it."""
-    if not _is_kept(claim):
+    if not _is_recorded(cache_key):
         with importing():
             import megatron.energon  # noqa: F401
 

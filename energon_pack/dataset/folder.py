@@ -46,7 +46,7 @@ class DatasetFolder:
         return is_address(self.path)
 
     @property
-    def for_energon(self) -> str:
+    def energon_path(self) -> str:
         """Return its path, or its address in the form that Energon knows: `msc://…`."""
         return energon_address(self.path) if self.is_stored else self.path
 
@@ -55,7 +55,7 @@ class DatasetFolder:
         return files_in(self.path, (META_FOLDER, f"{META_FOLDER}/{PROCESSOR_FOLDER}"))
 
     @property
-    def is_there(self) -> bool:
+    def has_files(self) -> bool:
         """Say whether the folder exists and has files."""
         return bool(self._listed)
 
@@ -65,7 +65,7 @@ class DatasetFolder:
         return sorted(name for name in self._listed if not name.endswith("/"))
 
     @property
-    def folders(self) -> list[str]:
+    def other_folders(self) -> list[str]:
         """Return the names of those subfolders that no packed dataset has, sorted."""
         return sorted(name.rstrip("/") for name in self._listed if name.endswith("/"))
 
@@ -74,7 +74,7 @@ class DatasetFolder:
         """Return the names of all shards (the tars in the folder itself), sorted."""
         return [name for name in self.names if name.endswith(".tar") and "/" not in name and not name.startswith(".")]
 
-    def only(self, *names: str) -> "DatasetFolder":
+    def with_only(self, *names: str) -> "DatasetFolder":
         """Return this folder with only these files in its list, which a worker unpickles sooner."""
         return DatasetFolder(self.path, {name: self._listed[name] for name in names if name in self._listed})
 
@@ -112,7 +112,7 @@ class DatasetFolder:
         return value
 
     @contextmanager
-    def on_this_machine(self, name: str) -> Iterator[Path]:
+    def local_copy(self, name: str) -> Iterator[Path]:
         """Yield a path of this machine, for code that takes only paths: the file's, or an object's temporary copy."""
         with self.open(name) as file:
             if not self.is_stored:

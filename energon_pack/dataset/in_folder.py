@@ -55,7 +55,7 @@ class DatasetInFolder:
     def __init__(self, final: Path):
         self.final = final
         #: the dataset as the user named it: a folder, or an address
-        self.named = str(final)
+        self.place = str(final)
         #: the job that writes a shard
         self.write_shard: Callable[[ShardJob], WrittenShard] = write_shard
         self._folder = final.parent / ".staging" / final.name
@@ -85,11 +85,11 @@ class DatasetInFolder:
             return
         if not overwrite:
             raise PackError(
-                f"{self.named} exists; output.overwrite=true replaces it, output.name=NAME writes beside it"
+                f"{self.place} exists; output.overwrite=true replaces it, output.name=NAME writes beside it"
             )
         if not self.has(f"{META_FOLDER}/{MANIFEST}"):
             raise PackError(
-                f"{self.named} is not a packed dataset, output.overwrite does not replace it: choose another name"
+                f"{self.place} is not a packed dataset, output.overwrite does not replace it: choose another name"
             )
 
     @contextmanager
@@ -133,7 +133,7 @@ class DatasetInFolder:
         except FileNotFoundError:
             if staging.exists():
                 raise
-            raise another_run_error(self.named) from None  # another run took it over or removed it: the lock was lost
+            raise another_run_error(self.place) from None  # another run took it over or removed it: the lock was lost
         finally:
             if not (any(staging.glob("*.tar.idx")) or (staging / JOBS_FOLDER).exists()):
                 _remove(staging)
@@ -141,19 +141,19 @@ class DatasetInFolder:
             if not staging.exists():
                 (self._folder / _LOCK_FILE).unlink(missing_ok=True)
 
-    def plan(self) -> Path | None:
+    def plan_folder(self) -> Path | None:
         """Return the staging folder in which `stage=plan` left a whole plan; None if there is none."""
         plans = (about.parents[1] for about in self._folder.glob(f"*/{JOBS_FOLDER}/{ABOUT_FILE}"))
         return next((staging for staging in plans if _identity_of(staging) == staging.stem), None)
 
     @contextmanager
-    def planned(self) -> Iterator[Path]:
-        """Open the folder of `plan` to write shards, as other processes may at once; raises PlanMissing."""
-        missing = PlanMissing(f"no plan for {self.named}: stage=plan with the same settings makes it")
-        if self.plan() is None:
+    def open_plan(self) -> Iterator[Path]:
+        """Open the folder of `plan_folder` to write shards, as other processes may at once; raises PlanMissing."""
+        missing = PlanMissing(f"no plan for {self.place}: stage=plan with the same settings makes it")
+        if self.plan_folder() is None:
             raise missing
         with self._locked(fcntl.LOCK_SH):
-            if (staging := self.plan()) is None:
+            if (staging := self.plan_folder()) is None:
                 raise missing
             yield staging
 
@@ -171,24 +171,24 @@ class DatasetInFolder:
         """Say whether a process of the same run has finished this shard; the shard is not read."""
         return is_done(job.path, job.identity)
 
-    def for_check(self, staging: Path, shards: Sequence[WrittenShard], flavor: Flavor) -> Path | str:
+    def place_for_check(self, staging: Path, shards: Sequence[WrittenShard], flavor: Flavor) -> Path | str:
         """Return the path or address at which Energon can read the dataset before it is published."""
         return staging
 
-    def discard(self, staging: Path, identity: str) -> None:
+    def discard_shards(self, staging: Path, identity: str) -> None:
         """Mark all finished shards as useless, so that the next run writes them anew."""
         for index in staging.glob("*.tar.idx"):
             index.unlink()
 
     @contextmanager
-    def discarding(self, staging: Path, identity: str) -> Iterator[None]:
+    def discarding_wrong_shards(self, staging: Path, identity: str) -> Iterator[None]:
         """Discard the shards if the block raises an error. A StoreError does not mean that they are wrong."""
         try:
             yield
         except StoreError:
             raise
         except Exception:
-            self.discard(staging, identity)
+            self.discard_shards(staging, identity)
             raise
 
     def publish(self, staging: Path, identity: str, overwrite: bool) -> None:
@@ -201,7 +201,7 @@ class DatasetInFolder:
             raise
         inode = _inode(staging)
         if inode is None or _identity_of(staging) != identity:
-            raise another_run_error(self.named)
+            raise another_run_error(self.place)
         shutil.rmtree(staging / JOBS_FOLDER, ignore_errors=True)
         for path in (staging / _IDENTITY_FILE, *staging.glob(f"*{DONE_SUFFIX}")):
             path.unlink()
@@ -213,7 +213,7 @@ class DatasetInFolder:
             self._restore_old()
             if error.errno not in (*_NAME_TAKEN_ERRORS, errno.ENOENT):
                 raise
-            raise another_run_error(self.named) from None
+            raise another_run_error(self.place) from None
         _remove(old)
         for path in (ledger_beside(self.final), page_beside(self.final, PAGE)):  # left by a run that published nothing
             path.unlink(missing_ok=True)
@@ -229,7 +229,7 @@ class DatasetInFolder:
             if _inode(old) in (inode, None):
                 return
             self._restore_old()
-        raise another_run_error(self.named)
+        raise another_run_error(self.place)
 
     def _restore_old(self) -> None:
         """Give an old dataset its name back if its successor never came; else remove it."""
@@ -260,7 +260,7 @@ class DatasetInFolder:
                 try:
                     fcntl.flock(lock, how | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    raise another_run_error(self.named) from None
+                    raise another_run_error(self.place) from None
                 except OSError as error:
                     if error.errno not in _NO_LOCK_ERRORS:
                         raise

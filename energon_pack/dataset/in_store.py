@@ -32,7 +32,7 @@ from energon_pack.dataset.destination import another_run_error
 from energon_pack.dataset.energon import write_energon_files
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.manifest import MANIFEST
-from energon_pack.dataset.shards import ShardJob, WrittenShard, write_packs, written_shard
+from energon_pack.dataset.shards import ShardJob, WrittenShard, shard_figures, write_packs
 from energon_pack.dataset.tar_writer import TarWriter, tar_size
 from energon_pack.errors import PackError
 from energon_pack.run import stores
@@ -71,7 +71,7 @@ class RunNote:
         """Return the first note of a run, with a random id of the run."""
         return cls(identity, uuid.uuid4().hex, state)
 
-    def trusts(self, identity: str) -> bool:
+    def may_keep_shards(self, identity: str) -> bool:
         """Say whether a run of this identity may keep the shards: they are of the same identity, and not discarded."""
         return self.identity == identity and self.state is not RunState.discarded
 
@@ -96,31 +96,31 @@ class Marker:
         except (ValueError, KeyError, TypeError):  # written by another version of this package
             return RunNote("", "", RunState.discarded), version
 
-    def win(self, note: RunNote, version: str | None) -> RunNote:
+    def replace_note(self, note: RunNote, version: str | None) -> RunNote:
         """Write a note over that of this version (None: there is none); raises PackError if another run was faster."""
         if not stores.put_if(self._address, json.dumps(asdict(note)).encode(), version):
             raise another_run_error(self._dataset)
         return note
 
-    def move(self, note: RunNote, state: RunState) -> RunNote:
+    def change_state(self, note: RunNote, state: RunState) -> RunNote:
         """Replace the run's note by one with another state; return it. Raises PackError if another run took over."""
         now, version = self.read()
         if now != note:
             raise another_run_error(self._dataset)
-        return self.win(replace(note, state=state), version)
+        return self.replace_note(replace(note, state=state), version)
 
-    def refuse_lost(self, note: RunNote) -> None:
+    def refuse_if_taken_over(self, note: RunNote) -> None:
         """Raise PackError unless this note, which the run wrote last, is still in the marker."""
         if self.read()[0] != note:
             raise another_run_error(self._dataset)
 
-    def refuse_other(self, identity: str | None) -> None:
+    def refuse_other_identity(self, identity: str | None) -> None:
         """Raise PackError unless the marker belongs to a run of this identity, whose shards were not discarded."""
         note, _ = self.read()
-        if note is None or identity is None or not note.trusts(identity):
+        if note is None or identity is None or not note.may_keep_shards(identity):
             raise another_run_error(self._dataset)
 
-    def leave(self, note: RunNote) -> None:
+    def remove_if_own(self, note: RunNote) -> None:
         """Remove the marker and all that lies beside it, unless another run has replaced the note."""
         names = stores.entries(self.folder)
         if self.read()[0] == note:
@@ -140,16 +140,16 @@ class DatasetInStore(DatasetInFolder):
 
     def __init__(self, address: str, final: Path):
         super().__init__(final)
-        self.named = address
+        self.place = address
         self.write_shard = partial(upload_shard, address, None)
         self._marker = Marker(address)
 
     def refuse_source(self, source: Source) -> None:
-        if inside := next((shard.path for shard in source.shards if lies_in(shard.path, self.named)), None):
-            raise PackError(f"the source {inside} lies in {self.named}: choose another output.dir or output.name")
+        if inside := next((shard.path for shard in source.shards if lies_in(shard.path, self.place)), None):
+            raise PackError(f"the source {inside} lies in {self.place}: choose another output.dir or output.name")
 
     def refuse_unwritable(self) -> None:
-        refuse_unwritable_address("output.dir", parent(self.named))
+        refuse_unwritable_address("output.dir", parent(self.place))
 
     def is_free(self) -> bool:
         names = self._names()
@@ -163,56 +163,56 @@ class DatasetInStore(DatasetInFolder):
     def begin(self, staging: Path, identity: str, num_bytes: int, overwrite: bool) -> None:
         note, version = self._marker.read()
         self.refuse_existing(overwrite)
-        is_continued = note is not None and note.trusts(identity) and not self.has(_DATASET_YAML)
+        is_continued = note is not None and note.may_keep_shards(identity) and not self.has(_DATASET_YAML)
         if note is not None and not (is_continued or overwrite) and note.state is not RunState.discarded:
             self._refuse_shards()
-        note_of_run = self._marker.win(
+        note_of_run = self._marker.replace_note(
             RunNote.new(identity, RunState.writing if is_continued else RunState.discarded), version
         )
         if not overwrite and self.has(_DATASET_YAML):  # another run published it before this run won the marker
-            self._marker.leave(note_of_run)
+            self._marker.remove_if_own(note_of_run)
             self.refuse_existing(overwrite)
         if not is_continued:  # a dataset to be replaced is removed now
             self._clear(note_of_run)
-            note_of_run = self._marker.move(note_of_run, RunState.writing)
+            note_of_run = self._marker.change_state(note_of_run, RunState.writing)
         self._note = note_of_run
-        self.write_shard = partial(upload_shard, self.named, identity)
+        self.write_shard = partial(upload_shard, self.place, identity)
 
     def _refuse_shards(self) -> None:
         """Raise PackError if there are shards of another identity: their run may be at work."""
         if any(name.endswith(".tar.idx") for name in self._names()):
             raise PackError(
-                f"{self.named} has shards of another run, which is at work or was stopped: output.overwrite=true"
+                f"{self.place} has shards of another run, which is at work or was stopped: output.overwrite=true"
                 " removes them, output.name=NAME writes beside them"
             )
 
     def has_shard(self, job: ShardJob) -> bool:
-        return is_uploaded(self.named, job)
+        return is_uploaded(self.place, job)
 
-    def for_check(self, staging: Path, shards: Sequence[WrittenShard], flavor: Flavor) -> str:
-        where = f"../../{self.named.rpartition('/')[2]}"
+    def place_for_check(self, staging: Path, shards: Sequence[WrittenShard], flavor: Flavor) -> str:
+        where = f"../../{self.place.rpartition('/')[2]}"
         with TemporaryDirectory() as temporary:
             named = [replace(shard, name=f"{where}/{shard.name}") for shard in shards]
             write_energon_files(Path(temporary), named, flavor, "typed")
             for path in sorted(Path(temporary, META_FOLDER).iterdir()):
-                self._marker.refuse_lost(self._note)
+                self._marker.refuse_if_taken_over(self._note)
                 stores.put(f"{self._marker.folder}/{META_FOLDER}/{path.name}", path.read_bytes())
         return self._marker.folder
 
-    def discard(self, staging: Path, identity: str) -> None:
-        self._note = self._marker.move(self._note, RunState.discarded)  # the next run removes them
+    def discard_shards(self, staging: Path, identity: str) -> None:
+        self._note = self._marker.change_state(self._note, RunState.discarded)  # the next run removes them
 
     def publish(self, staging: Path, identity: str, overwrite: bool) -> None:
-        note_of_run = self._marker.move(self._note, RunState.publishing)
+        note_of_run = self._marker.change_state(self._note, RunState.publishing)
         files = {path.relative_to(staging).as_posix(): path for path in staging.rglob("*") if path.is_file()}
         last = (_MANIFEST, _DATASET_YAML)
         for name in sorted(
             files, key=lambda name: (name in last, name == last[-1], name.startswith(META_FOLDER), name)
         ):
             if name.rpartition("/")[2] != ".identity":
-                self._marker.refuse_lost(note_of_run)
-                stores.put_file(f"{self.named}/{name}", files[name])
-        self._marker.leave(note_of_run)
+                self._marker.refuse_if_taken_over(note_of_run)
+                stores.put_file(f"{self.place}/{name}", files[name])
+        self._marker.remove_if_own(note_of_run)
 
     def _clear(self, note_of_run: RunNote) -> None:
         """Remove everything, first the files that make it a dataset: nobody may read half of one."""
@@ -220,11 +220,11 @@ class DatasetInStore(DatasetInFolder):
         first = [name for name in (_DATASET_YAML, _MANIFEST) if name in names]
         rest = [name for name in names if name not in first]
         for names_at_once in [*([name] for name in first), rest]:
-            self._marker.refuse_lost(note_of_run)
-            stores.delete(f"{self.named}/{name}" for name in names_at_once)
+            self._marker.refuse_if_taken_over(note_of_run)
+            stores.delete(f"{self.place}/{name}" for name in names_at_once)
 
     def _names(self) -> list[str]:
-        return [name[len(self.named) + 1 :] for name in stores.entries(self.named)]
+        return [name[len(self.place) + 1 :] for name in stores.entries(self.place)]
 
 
 def refuse_unwritable_address(knob: str, address: str) -> None:
@@ -251,26 +251,26 @@ def upload_shard(folder: str, identity: str | None, job: ShardJob) -> WrittenSha
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
     address = f"{folder}/{job.path.name}"
     num_packs = _num_packs(table)
-    marker.refuse_other(identity or job.identity)
+    marker.refuse_other_identity(identity or job.identity)
     size = _uploaded_size(address, num_packs)
     if size is not None:
-        return written_shard(job, table, num_packs, size, was_there=True)
+        return shard_figures(job, table, num_packs, size, was_there=True)
     with TemporaryDirectory(prefix="energon_pack-") as temporary:
         path = Path(temporary, job.path.name)
         with open(path, "wb", buffering=0) as file:
             starts = write_packs(TarWriter(file.fileno()), job, table)
-        marker.refuse_other(identity or job.identity)
+        marker.refuse_other_identity(identity or job.identity)
         stores.put_file(address, path)
         size = path.stat().st_size
-    marker.refuse_other(identity or job.identity)
+    marker.refuse_other_identity(identity or job.identity)
     stores.put(f"{address}.idx", starts)
-    return written_shard(job, table, num_packs, size, was_there=False)
+    return shard_figures(job, table, num_packs, size, was_there=False)
 
 
 def is_uploaded(folder: str, job: ShardJob) -> bool:
     """Say whether a run of the job's identity has uploaded this shard and its index."""
     note, _ = Marker(folder).read()
-    if note is None or job.identity is None or not note.trusts(job.identity):
+    if note is None or job.identity is None or not note.may_keep_shards(job.identity):
         return False
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
     return _uploaded_size(f"{folder}/{job.path.name}", _num_packs(table)) is not None

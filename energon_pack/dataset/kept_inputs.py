@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from energon_pack.dataset.manifest import PROCESSOR_FOLDER, folders_of, processor_folder, read_unchanged
+from energon_pack.dataset.manifest import PROCESSOR_FOLDER, pack_folders_of, processor_folder, read_unchanged
 from energon_pack.errors import PackError
 from energon_pack.run.address import bucket_of
 from energon_pack.run.files import META_FOLDER, write_whole
@@ -40,7 +40,7 @@ def read_input_rules(dataset: str | Path, processor: str | None = None) -> Input
             own.
         ValueError: a file of the dataset is missing or damaged.
     """
-    values_of = [(folder, _read_values(folder)) for folder in folders_of(dataset)]
+    values_of = [(folder, _read_values(folder)) for folder in pack_folders_of(dataset)]
     folder, values = max(values_of, key=lambda pair: len(pair[1]["files"]))
     hashes, has_code = values.pop("files"), values.pop("has_code")
     trial = read_unchanged(folder, TRIAL)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from energon_pack.dataset.contents import Pack, parse_pack, with_media
+from energon_pack.dataset.contents import Pack, file_with_media, parse_pack
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_files import packs_in
 from energon_pack.dataset.pack_parts import PackParts
@@ -50,21 +50,21 @@ class PackLookup(PackParts):
         number = int(match[1]) if match else len(self)
         if number < len(self) and self[number].pack.files.key == key:  # else the key is another dataset's
             return number
-        keys = (files.key for name in self.counts for files in packs_in(TarScan(self._file(name))))
+        keys = (files.key for name in self.shard_counts for files in packs_in(TarScan(self._open_shard(name))))
         return next((place for place, own_key in enumerate(keys) if own_key == key), None)
 
     def __getitem__(self, number: int) -> LocatedPack:
         """Read the pack with this number; raises PackError if there is none, or its shard can't be read."""
-        name, file, files = self._found(number)
+        name, file, files = self._find(number)
         part = next((part for part in files.parts if part.name == "json" and part.size >= 0), None)
         raw = None if part is None else file.read(part.offset, part.size)
         pack, defects = parse_pack(files, raw, self._flavor)
-        return LocatedPack(number, name, with_media(file, pack, self.media), pack, defects)
+        return LocatedPack(number, name, file_with_media(file, pack, self.media), pack, defects)
 
     def all(self) -> Iterator[LocatedPack]:
         """Yield packs in order; if one can't be read, the rest of its shard is left out."""
         number = 0
-        for count in self.counts.values():
+        for count in self.shard_counts.values():
             with suppress(PackError):
                 yield from (self[i] for i in range(number, number + count))
             number += count

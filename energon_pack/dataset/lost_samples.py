@@ -53,11 +53,12 @@ def why_too_much_dropped(report: Report, packing: PackingConfig) -> str | None:
     return (
         f"{amount(number, 'overlong sample')} {one if number == 1 else several} {share:.0%} of all tokens,"
         f" packing.max_dropped_tokens={most:g} allows less ({knob};"
-        f" a larger packing.max_token_len, fewer pixels and frames, or {keeps_more(packing.overlong)} keep more)"
+        f" a larger packing.max_token_len, fewer pixels and frames, or {policies_that_keep_more(packing.overlong)}"
+        " keep more)"
     )
 
 
-def keeps_more(overlong: Overlong) -> str:
+def policies_that_keep_more(overlong: Overlong) -> str:
     """Name the policies of `packing.overlong`, other than this one, that keep more tokens, and where each helps."""
     of_samples = {
         Overlong.split_turns: "where samples have several questions",

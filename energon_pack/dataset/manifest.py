@@ -74,7 +74,7 @@ def _why_unknown(manifest: Mapping[str, Any]) -> str | None:
     return why_unknown(manifest)
 
 
-def folders_of(dataset: str | Path) -> list[str | Path]:
+def pack_folders_of(dataset: str | Path) -> list[str | Path]:
     """Return the folders in which packs of a dataset lie: its own, or those that a Metadataset or an order names."""
     if is_metadataset(dataset):
         return [*dict.fromkeys(packed_datasets(dataset))]
@@ -84,7 +84,7 @@ def folders_of(dataset: str | Path) -> list[str | Path]:
 
 def processor_folder(dataset: str | Path) -> str | None:
     """Return the processor's folder as report.json of a dataset names it; None if it is not on this machine."""
-    for folder in folders_of(dataset):
+    for folder in pack_folders_of(dataset):
         try:
             report = json_value(_read(_joined(folder, REPORT)) or b"{}")
             named = report["config"]["model"]["processor"]
@@ -179,10 +179,10 @@ class PackSums(NamedTuple):
     packs.npy holds them as float64[num_packs, 4].
     """
 
-    lm: npt.NDArray[Any]  # cost in the language model
-    vision: npt.NDArray[Any]  # in the vision encoder
+    lm_cost: npt.NDArray[Any]  # cost in the language model
+    vision_cost: npt.NDArray[Any]  # in the vision encoder
     tokens: npt.NDArray[Any]
-    trained: npt.NDArray[Any]  # of the tokens
+    trained_tokens: npt.NDArray[Any]  # of the tokens
 
     @classmethod
     def read(cls, data: bytes) -> "PackSums":

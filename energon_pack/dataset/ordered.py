@@ -57,7 +57,7 @@ class OrderedDataset:
         return counts
 
 
-def members_of_parts(parts: Sequence[OrderedDataset]) -> tuple[Items, Ints, Ints]:
+def train_members(parts: Sequence[OrderedDataset]) -> tuple[Items, Ints, Ints]:
     """Read the members of all packs in the train splits of several datasets.
 
     Returns:
@@ -87,7 +87,7 @@ def members_of_parts(parts: Sequence[OrderedDataset]) -> tuple[Items, Ints, Ints
     return items, np.concatenate(sizes), np.concatenate(of_pack)
 
 
-def write_ordered(
+def write_order_folder(
     out: Path, parts: Sequence[OrderedDataset], order: Ints, topology: Mapping[str, int], num_turns: int
 ) -> None:
     """Write the folder of an order, completely or not at all, in place of `out`.

@@ -33,47 +33,49 @@ class PackParts:
         self.media = DatasetMedia(folder.path)
 
     @cached_property
-    def counts(self) -> dict[str, int]:
+    def shard_counts(self) -> dict[str, int]:
         """Return the number of packs of each shard, in order: from `.info.json`, else from the index or the tar."""
         stated: object = None
         with suppress(OSError, ValueError):
             stated = self.folder.read_object(f"{META_FOLDER}/.info.json").get("shard_counts")
         known = stated if isinstance(stated, dict) else {}
-        return {name: known[name] if _is_count(known.get(name)) else self._count(name) for name in self._shards.shards}
+        return {
+            name: known[name] if _is_count(known.get(name)) else self._count_packs(name) for name in self._shards.shards
+        }
 
     @cached_property
-    def _ends(self) -> list[int]:
-        return list(accumulate(self.counts.values()))
+    def _pack_ends(self) -> list[int]:
+        return list(accumulate(self.shard_counts.values()))
 
     def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return self._pack_ends[-1] if self._pack_ends else 0
 
     def parts(self, number: int) -> dict[str, Any]:
         """Return the files of a pack as Energon's sample loaders get them: content by part name, and `__key__`."""
-        name, file, files = self._found(number)
+        name, file, files = self._find(number)
         try:
             parts = {part.name: file.read(part.offset, part.size) for part in files.parts if part.size >= 0}
         except OSError as error:
-            raise self._unread(name, error) from None
+            raise self._read_error(name, error) from None
         return {"__key__": files.key, **parts}
 
-    def _found(self, number: int) -> tuple[str, Bytes, PackFiles]:
+    def _find(self, number: int) -> tuple[str, Bytes, PackFiles]:
         """Return the shard of a pack, the file in which the pack's parts lie at their offsets, and the pack's files."""
         if not 0 <= number < len(self):
             raise PackError(f"pack {number} of {self.folder}: there are {len(self):,}, from 0 on")
-        index = int(np.searchsorted(self._ends, number, side="right"))
-        name = list(self.counts)[index]
+        index = int(np.searchsorted(self._pack_ends, number, side="right"))
+        name = list(self.shard_counts)[index]
         try:
-            return name, *self._files(name, number - (self._ends[index] - self.counts[name]))
+            return name, *self._files_of_pack(name, number - (self._pack_ends[index] - self.shard_counts[name]))
         except OSError as error:
-            raise self._unread(name, error) from None
+            raise self._read_error(name, error) from None
 
-    def _unread(self, name: str, error: OSError) -> PackError:
+    def _read_error(self, name: str, error: OSError) -> PackError:
         return PackError(f"{self._shards.path_of(name)} can't be read: {error.strerror or error}")
 
-    def _files(self, name: str, place: int) -> tuple[Bytes, PackFiles]:
+    def _files_of_pack(self, name: str, place: int) -> tuple[Bytes, PackFiles]:
         """Return the files of a pack by its shard's index; if that is wrong or missing, by the shard itself."""
-        file = self._file(name)
+        file = self._open_shard(name)
         with suppress(OSError), self._shards.open(f"{name}.idx") as index:
             data = index.read(8 * place, 16)
             ends = np.frombuffer(data[: len(data) // 8 * 8], "<u8")
@@ -90,17 +92,17 @@ class PackParts:
             f"{self._shards.path_of(name)} has no pack {place}: python -m energon_pack.verify says what is wrong"
         )
 
-    def _file(self, name: str) -> File:
+    def _open_shard(self, name: str) -> File:
         if name not in self._opened:
             self._opened[name] = self._shards.open(name)
         return self._opened[name]
 
-    def _count(self, name: str) -> int:
+    def _count_packs(self, name: str) -> int:
         index = self._shards.state(f"{name}.idx")
         if index is not None:
             return max(0, index.size // 8 - 1)
         with suppress(OSError):
-            return sum(1 for _ in packs_in(TarScan(self._file(name))))
+            return sum(1 for _ in packs_in(TarScan(self._open_shard(name))))
         return 0
 
     def __getstate__(self) -> dict[str, Any]:

@@ -31,11 +31,11 @@ def tables_with_counts(plan: PlanFile, *more: str) -> Iterator[pa.Table]:
 
 def pack_sums(plan: PlanFile, cost: CostModel) -> PackSums:
     """Return the costs and tokens of each pack in a written plan."""
-    sums = [sums_of(items_of(table), packs_of(pack_sizes(table)), cost) for table in tables_with_counts(plan)]
+    sums = [sums_of_plan(items_of(table), packs_of(pack_sizes(table)), cost) for table in tables_with_counts(plan)]
     return PackSums(*map(np.concatenate, zip(*sums, strict=True)))
 
 
-def sums_of(items: Items, packs: PackPlan, cost: CostModel) -> PackSums:
+def sums_of_plan(items: Items, packs: PackPlan, cost: CostModel) -> PackSums:
     """Return the costs and tokens of each pack in a plan that is not written yet."""
     lm, vision = costs_of_packs(items, packs, cost)
     return PackSums(lm, vision, packs.per_pack(items.lens), packs.per_pack(items.num_supervised))

@@ -74,9 +74,9 @@ class ShardJob:
     flavor: PackedFlavor
     split: str
     checksums: npt.NDArray[np.uint32]  # for each row of the row group, the checksum of its sample as measured
-    kept: npt.NDArray[np.uint64]  # for each row, where its tokens are kept in `tokens_folder`
+    token_places: npt.NDArray[np.uint64]  # for each row, where its tokens are kept in `tokens_folder`
     tokens_folder: Path
-    root: str | None = None  # the place of the source: packs refer to media in it; None: media are copied
+    source_root: str | None = None  # the place of the source: packs refer to media in it; None: media are copied
     #: the identity of a run that syncs and marks each shard by itself; None: all shards are synced at the end
     identity: str | None = None
     has_messages: bool = True  # the JSON of packs holds the conversations
@@ -104,13 +104,13 @@ def write_shard(job: ShardJob) -> WrittenShard:
         _write_tar(job, table, index)
     if job.identity is not None:
         write_whole(_done_file(job.path), _done_content(job.path, job.identity))
-    return written_shard(job, table, index.stat().st_size // 8 - 1, job.path.stat().st_size, was_there)
+    return shard_figures(job, table, index.stat().st_size // 8 - 1, job.path.stat().st_size, was_there)
 
 
-def written_shard(job: ShardJob, table: pa.Table, num_packs: int, num_bytes: int, was_there: bool) -> WrittenShard:
+def shard_figures(job: ShardJob, table: pa.Table, num_packs: int, num_bytes: int, was_there: bool) -> WrittenShard:
     """Return the figures of a finished shard; `was_there`: an earlier run wrote it."""
     sizes = pc.struct_field(pc.list_flatten(table["parts"]), "size")
-    if job.root is not None:
+    if job.source_root is not None:
         sizes = pc.min_element_wise(sizes, 2 * END)
     num_bytes_read = sum(pc.sum(column, min_count=0).as_py() for column in (table["record_size"], sizes))
     return WrittenShard(job.path.name, num_packs, table.num_rows, num_bytes, num_bytes_read, job.split, was_there)
@@ -192,10 +192,10 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
     """Write all packs of a shard; return its `.tar.idx`: the offset of each pack, and the end of the last (uint64)."""
     starts: list[int] = []
     with Sources(job.source) as sources, KeptTokens(job.tokens_folder) as kept:
-        places = iter(job.kept.tolist())
+        places = iter(job.token_places.tolist())
         rows = zip(rows_of(table, PlanRow), job.checksums.tolist(), strict=True)
-        put = _write_with_media if job.root is None else _write_with_references
-        for members in sources.ahead(_by_packs(rows), are_copied=job.root is None):
+        put = _write_with_media if job.source_root is None else _write_with_references
+        for members in sources.read_ahead(_by_packs(rows), are_copied=job.source_root is None):
             of_each = zip(members, islice(places, len(members)), strict=True)
             known = [None if row.cut else kept.find(place, checksum) for (row, checksum), place in of_each]
             samples = [sources.read(row, job.settings, its) for (row, _), its in zip(members, known, strict=True)]
@@ -205,7 +205,7 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
             packs = groupby(whole, key=lambda member: member.row.pack)
             for pack in [_content_of_pack(key, list(rows), job) for key, rows in packs]:
                 starts.append(tar.position)
-                for member, ends in zip(pack.members, put(tar, pack, sources, job.root), strict=True):
+                for member, ends in zip(pack.members, put(tar, pack, sources, job.source_root), strict=True):
                     row = member.row
                     sources.refuse_changed(row, member.sample, ends[: len(row.parts)], member.checksum)
         starts.append(tar.position)
@@ -297,7 +297,7 @@ def _write_with_media(tar: TarWriter, pack: _PackContent, sources: Sources, root
 def _write_with_references(tar: TarWriter, pack: _PackContent, sources: Sources, root: str | None) -> list[list[bytes]]:
     """Write a pack that refers to its media in the source; return the first and last bytes of each member's media."""
     references = [
-        [(name, *sources.refer(name, member.row, part, root or "")) for name, part in its]
+        [(name, *sources.reference_to(name, member.row, part, root or "")) for name, part in its]
         for member, its in zip(pack.members, pack.parts, strict=True)
     ]
     first = {name: reference for its in reversed(references) for name, reference, _ in its}  # members may share media

@@ -73,7 +73,7 @@ class DatasetMedia:
         return self._source.read(references) if references else []
 
 
-class LoadedMedia:
+class EnergonMedia:
     """Reads media that packs refer to, for Energon's loaders: each pack tells its dataset. Workers can unpickle it."""
 
     def __init__(self, root: str | None = None):

@@ -39,7 +39,7 @@ class Sources:
         self._shards = shards
         self._reader = Reader()
 
-    def ahead(self, packs: Iterable[RowsWithChecksums], are_copied: bool) -> Iterator[RowsWithChecksums]:
+    def read_ahead(self, packs: Iterable[RowsWithChecksums], are_copied: bool) -> Iterator[RowsWithChecksums]:
         """Yield the same packs, and read their sources ahead: whole media if they are copied, else only their ends."""
 
         def samples(pack: RowsWithChecksums) -> Iterator[tuple[Shard, PlanRow]]:
@@ -58,14 +58,14 @@ class Sources:
         try:
             return read_but_media(self._reader, shard, row, settings, raw[lead:])
         except Skip as skip:  # it could be read when it was measured
-            raise self.changed(row) from skip
+            raise self.changed_error(row) from skip
 
     def with_headers(self, row: PlanRow, sample: ReadSample) -> ReadSample:
         """Return a sample that `read` returned, with the headers of its media, which tokenizing needs."""
         try:
             return with_headers(self._reader, self._shards[row.shard], sample)
         except Skip as skip:  # it could be read when it was measured
-            raise self.changed(row) from skip
+            raise self.changed_error(row) from skip
 
     def member(self, row: PlanRow, *, settings: ReadSettings, checksum: int) -> MemberInput:
         """Read a sample with its media, in the form that training encodes."""
@@ -86,7 +86,7 @@ class Sources:
         self._check_header(ends.header, row, part.name, part.size)
         return ends.first + ends.last
 
-    def refer(self, name: str, row: PlanRow, part: AnyPart, root: str) -> tuple[Reference, Ends]:
+    def reference_to(self, name: str, row: PlanRow, part: AnyPart, root: str) -> tuple[Reference, Ends]:
         """Return the reference under which a pack finds a part below `root`, and the part's first and last bytes."""
         ends = ends_of(self._file(row, part), part.offset, part.size, self._header_size(row))
         self._check_header(ends.header, row, part.name, part.size)
@@ -112,7 +112,7 @@ class Sources:
         if not shard.lead or is_header_of(header, f"{row.key}.{part}", size):
             return
         if not is_header_of(header, f"{shard.key_in_tar(row.key)}.{part}", size):
-            raise self.changed(row)
+            raise self.changed_error(row)
 
     def refuse_changed(self, row: PlanRow, sample: ReadSample, ends: Iterable[bytes], checksum: int) -> None:
         """Raise SourceChanged if the checksum of a sample's record and of its media's ends is not the measured one."""
@@ -120,9 +120,9 @@ class Sources:
         for end in ends:
             sum_here = crc32(end, sum_here)  # see `Reader.checksum`
         if sum_here != checksum:
-            raise self.changed(row)
+            raise self.changed_error(row)
 
-    def changed(self, row: PlanRow) -> SourceChanged:
+    def changed_error(self, row: PlanRow) -> SourceChanged:
         return SourceChanged(self._shards[row.shard].path, row.sample_id)
 
     def __enter__(self) -> "Sources":

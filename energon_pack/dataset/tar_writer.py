@@ -149,11 +149,11 @@ def _read_into(source: File, offset: int, view: memoryview, name: str) -> None:
     while view:
         num_read = source.read_into(offset, view)
         if num_read == 0:
-            raise _ends_early(name)
+            raise _early_end_error(name)
         view, offset = view[num_read:], offset + num_read
 
 
-def _ends_early(name: str) -> PackError:
+def _early_end_error(name: str) -> PackError:
     return PackError(f"the source of {name} ends early: it changed since it was measured")
 
 
@@ -172,5 +172,5 @@ def _copy(source: File, offset: int, fd: int, size: int, name: str) -> None:
         else:
             copied = os.write(fd, source.read(offset, min(end - offset, _CHUNK_BYTES)))
         if copied == 0:
-            raise _ends_early(name)
+            raise _early_end_error(name)
         offset += copied

@@ -92,7 +92,7 @@ class Opened:
 def open_dataset(dataset: str | Path) -> Opened:
     """Open a packed dataset."""
     folder = packed_folder(dataset)
-    if not folder.is_there:
+    if not folder.has_files:
         raise PackError(
             f"{folder} is no packed dataset: nothing is in it, or it is a file: give a folder (Metadatasets name some);"
             f" of a source: --source {shlex.quote(folder.path)}"
@@ -102,7 +102,7 @@ def open_dataset(dataset: str | Path) -> Opened:
     report = _read(folder, REPORT, notes)
     packs = PackLookup(folder, flavor_written(manifest.get("flavor")))
     if not folder.shards:
-        below = list(islice(filter(has_manifest, map(folder.path_of, folder.folders)), 4))
+        below = list(islice(filter(has_manifest, map(folder.path_of, folder.other_folders)), 4))
         beside = f"; packed datasets in it: {', '.join(below)}" if below else ""
         raise PackError(f"{folder} is no packed dataset: no *.tar there{beside}")
     if not (manifest or folder.has(PLAN)):
@@ -133,7 +133,7 @@ def about(opened: Opened) -> Iterator[str]:
     flavor, model = manifest.get("flavor") or packs[0].pack.flavor.name, value_at(manifest, "content", "model", "name")
     for_model = model or "no model that it names"
     yield f"{opened.folder}: {flavor}, for {for_model}, layout {manifest.get('layout', '?')}"
-    facts = [f"{amount(len(packs), 'pack')} in {amount(len(packs.counts), 'shard')}"]
+    facts = [f"{amount(len(packs), 'pack')} in {amount(len(packs.shard_counts), 'shard')}"]
     facts[0] += f", {_number(manifest.get('num_samples'))} samples"
     facts.append(f"{_number(manifest.get('num_tokens'))} tokens")
     if isinstance(fill := report.get("fill"), (int, float)):

@@ -15,7 +15,7 @@ from energon_pack.dataset.manifest import (
     is_metadataset,
     read_manifest,
 )
-from energon_pack.dataset.source_media import LoadedMedia
+from energon_pack.dataset.source_media import EnergonMedia
 from energon_pack.errors import PackError
 from energon_pack.samples.conversation import place
 from energon_pack.samples.documents import document_of
@@ -70,7 +70,7 @@ def make_sample_loader(
             ENERGON_PACK_SOURCE, else the one at packing.
     """
     if flavor != UNPACKED.name:
-        return partial(_load_pack, flavor=flavor_written(flavor), read=LoadedMedia(source_root))
+        return partial(_load_pack, flavor=flavor_written(flavor), read=EnergonMedia(source_root))
     settings = ReadSettings(
         messages_key,
         SampleType(sample_type),

@@ -21,7 +21,7 @@ from energon_pack.config import PackConfig
 from energon_pack.config.compose import config_of
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.manifest import PackSums
-from energon_pack.dataset.plan_counts import sums_of
+from energon_pack.dataset.plan_counts import sums_of_plan
 from energon_pack.errors import PackError
 from energon_pack.online.given import MapStyle
 from energon_pack.online.prepare import KEPT, prepare
@@ -169,7 +169,7 @@ class EpochPlans:
     def sums(self, epoch: int) -> PackSums:
         """Return sums over the members of each pack of an epoch; raises like `plan`."""
         first = self._known(epoch)
-        return sums_of(first.lengths.items, self.plan(epoch), first.cost)
+        return sums_of_plan(first.lengths.items, self.plan(epoch), first.cost)
 
     def _known(self, epoch: int) -> Planned:
         if self.first is None:

@@ -59,7 +59,7 @@ def tool_parser(
         takes: the arguments in the line of usage, as `DIR OUT`.
         codes: exit codes that the tool has of its own, with their meanings.
     """
-    program = _typed(name)
+    program = _command_of(name)
     lines = ["examples:", *(f"  {program} {example}" for example in examples), ""] if examples else []
     all_codes = {code: meaning for code, meaning in EXIT_CODES.items() if code != SamplesLost.exit_code} | dict(
         codes or {}
@@ -90,10 +90,10 @@ def exit_code_lines(codes: Mapping[int, str]) -> list[str]:
 
 def tool_lines() -> list[str]:
     """Return a line of help for each tool: its command, and its purpose."""
-    return [f"  {_typed(name):<35} {purpose}" for name, purpose in TOOLS.items()]
+    return [f"  {_command_of(name):<35} {purpose}" for name, purpose in TOOLS.items()]
 
 
-def _typed(name: str) -> str:
+def _command_of(name: str) -> str:
     """Return the command of a tool: `try` is a keyword, and can't be a module."""
     return f"energon-pack {name}" if iskeyword(name) else f"python -m energon_pack.{name}"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from energon_pack.errors import PackError
 from energon_pack.run import stores
-from energon_pack.run.by_name import entry_point
+from energon_pack.run.by_name import load_entry_point
 from energon_pack.run.executors import Executor
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.executors.settings import ExecutorConfig, ExecutorKind
@@ -90,7 +90,9 @@ def executor_of(settings: ExecutorConfig) -> AbstractContextManager[Executor]:
         return LocalExecutor(settings.num_workers)
     if settings.kind != ExecutorKind.ray:
         settings.check()
-        foreign: AbstractContextManager[Executor] = entry_point("executors", "executor.kind", settings.kind)(settings)
+        foreign: AbstractContextManager[Executor] = load_entry_point("executors", "executor.kind", settings.kind)(
+            settings
+        )
         return foreign
     try:
         with environment(RAY_IS_QUIET):

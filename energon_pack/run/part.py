@@ -38,16 +38,16 @@ class EqualSpans:
         self._ends = np.cumsum(np.array(sizes, np.int64))
         self._sizes = np.array(sizes, np.int64)
 
-    def overlapping(self, part: Part) -> list[int]:
+    def overlapping_items(self, part: Part) -> list[int]:
         """Return the indexes of the items that a part overlaps; an item of size 0 belongs to one part, too."""
         first, last = self._part_of(self._ends - self._sizes, part), self._part_of(self._ends - 1, part)
         return np.flatnonzero((first <= part.number) & (np.maximum(first, last) >= part.number)).tolist()
 
-    def within(self, part: Part) -> list[int]:
+    def items_in(self, part: Part) -> list[int]:
         """Return the indexes of the items whose middle lies in a part: each item is in exactly one part."""
         return np.flatnonzero(self._part_of(self._ends - self._sizes // 2 - 1, part) == part.number).tolist()
 
-    def rows(self, part: Part, number: int, num_rows: int) -> Ints:
+    def rows_in(self, part: Part, number: int, num_rows: int) -> Ints:
         """Return which of an item's rows, all of one size, lie in a part: each row is in exactly one part."""
         size = int(self._sizes[number])
         places = self._ends[number] - size + (2 * np.arange(num_rows) + 1) * size // (2 * max(1, num_rows))

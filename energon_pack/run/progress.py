@@ -108,7 +108,7 @@ class Progress:
         self._work: Work | None = None
         self._next_line = 0.0
         #: counts by stage
-        self.done: dict[str, StageCounts] = {}
+        self.counts: dict[str, StageCounts] = {}
         #: wall seconds by stage
         self.seconds: dict[str, float] = {}
         #: peak resident memory by stage, of this process and its workers together, in bytes
@@ -119,7 +119,7 @@ class Progress:
     ) -> None:
         """Add to the counts of the running stage; `skipped` are numbers of lost samples by reason."""
         if self._stage is not None:
-            done = self.done.setdefault(self._stage, StageCounts())
+            done = self.counts.setdefault(self._stage, StageCounts())
             done.samples += samples
             done.bytes += num_bytes
             done.cached += cached
@@ -129,7 +129,7 @@ class Progress:
     def throughput(self) -> dict[str, dict[str, int]]:
         """Return for each stage its numbers of `samples`, `cached` samples and `bytes`."""
         names = ("samples", "cached", "bytes")
-        return {stage: {name: getattr(done, name) for name in names} for stage, done in self.done.items()}
+        return {stage: {name: getattr(done, name) for name in names} for stage, done in self.counts.items()}
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -148,7 +148,7 @@ class Progress:
             self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - start, 3)
             if self.is_live and self._stages:
                 sign = ("✓ ", "green") if is_done else ("✗ ", "red")
-                line = finished_line(stage, self.seconds[stage], self.done.get(stage, StageCounts()))
+                line = finished_line(stage, self.seconds[stage], self.counts.get(stage, StageCounts()))
                 self._console.print(Text.assemble(sign, line))
             watcher.join()
 
@@ -207,7 +207,7 @@ class Progress:
         return f"{work.name}: {', '.join(words)}"
 
     def _counts(self, work: Work, now: float) -> list[str]:
-        done = self.done.get(self._stage or "", StageCounts())
+        done = self.counts.get(self._stage or "", StageCounts())
         return [work.counts(), *_rates(done, now - self._start), *_cached(done), *_skipped(done)]
 
     @contextmanager

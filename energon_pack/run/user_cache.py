@@ -13,7 +13,7 @@ from energon_pack.run.files import write_whole
 
 _log = logging.getLogger(__name__)
 
-Value = TypeVar("Kept")
+Value = TypeVar("Value")
 
 
 def read_kept(kind: str, key: str, parse: Callable[[Any], Value]) -> Value | None:

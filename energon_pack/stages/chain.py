@@ -42,7 +42,7 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
     with LocalExecutor(1) as executor:
         run = begin_run(config, executor, Progress())
     destination = run.destination
-    name = f"{destination.final.name}-{hashlib.sha256(destination.named.encode()).hexdigest()[:8]}"
+    name = f"{destination.final.name}-{hashlib.sha256(destination.place.encode()).hexdigest()[:8]}"
     folder = cache_folder(config.cache_dir, config.output.dir).absolute() / "slurm" / name
     chain = Chain(config.executor, folder, command)
     if config.executor.show:
@@ -60,8 +60,8 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
     except KeyboardInterrupt:
         say(f"not waited for any more; the jobs go on. To end them: scancel {' '.join(jobs.values())}")
         raise
-    say(f"{'there already:' if run.published is not None else 'packed into'} {destination.named}")
-    return published_report(destination.named) or {}
+    say(f"{'there already:' if run.published is not None else 'packed into'} {destination.place}")
+    return published_report(destination.place) or {}
 
 
 def _submitted(run: PackRun, chain: Chain) -> dict[str, str]:
@@ -73,7 +73,7 @@ def _submitted(run: PackRun, chain: Chain) -> dict[str, str]:
     refuse_other_plan(run)
     stages = _missing(run)
     chain.folder.mkdir(parents=True, exist_ok=True)
-    with terms_of(run.folders, kept_as=chain.folder.name) as terms:
+    with terms_of(run.shared_folders, kept_as=chain.folder.name) as terms:
         jobs = chain.submit(stages, terms, run_settings)
     say(f"submitted as Slurm's jobs {', '.join(jobs.values())}; logs in {chain.folder}")
     return jobs

@@ -78,12 +78,12 @@ def measure_part(run: PackRun, part: Part) -> dict[str, int]:
     source, shards = run.config.source, run.source.shards
     spans = EqualSpans([shard.size for shard in shards])
     is_counted = source.limit is not None  # it counts the samples of all shards
-    chosen = range(len(shards)) if is_counted else spans.overlapping(part)
+    chosen = range(len(shards)) if is_counted else spans.overlapping_items(part)
     indexed = index_source(run, [shards[number] for number in chosen])
     method = prepare_method(run)
     with run.timed("lengths"):
         first = first_samples(indexed, source.limit)
-        rows = [spans.rows(part, number, item.num_samples) for number, item in zip(chosen, first, strict=False)]
+        rows = [spans.rows_in(part, number, item.num_samples) for number, item in zip(chosen, first, strict=False)]
         number = measure_some(first, rows, method, run)
     say(f"the lengths of {amount(number, 'sample')} are in {run.cache()}: part {part} of the source")
     return {"samples": number}

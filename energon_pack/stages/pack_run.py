@@ -43,7 +43,7 @@ class PackRun(Run):
         return self.source.root if self.config.output.media is MediaIn.reference else None
 
     @property
-    def folders(self) -> list[Folder]:
+    def shared_folders(self) -> list[Folder]:
         """Return the folders that all machines of the run have to see: cache, output and source."""
         media = set(map(Path, local_paths(shard.media_root for shard in self.source.shards)))
         read = sorted(self.source.folders | self.source.beside | media)[:_MAX_CHECKED_FOLDERS]
@@ -69,7 +69,7 @@ def begin_run(config: PackConfig, executor: Executor, progress: Progress) -> Pac
         destination.refuse_existing(may_overwrite(config))
     source, processor = _find_source(config, cache_dir)
     destination.refuse_source(source)
-    for knob, path in (("output.dir", destination.named), ("cache_dir", address or str(cache_dir))):
+    for knob, path in (("output.dir", destination.place), ("cache_dir", address or str(cache_dir))):
         if inside := source.around(path):
             raise PackError(f"{knob}: {path} lies in the source {inside}, which is never written to: choose another")
     knob = "cache_dir" if config.cache_dir else "output.dir"
@@ -95,7 +95,7 @@ def begin_run(config: PackConfig, executor: Executor, progress: Progress) -> Pac
 
 def _published_with_these_settings(config: PackConfig, destination: DatasetInFolder) -> dict[str, Any] | None:
     """Return report.json of the published dataset, if its content settings are those of this run; else None."""
-    report = published_report(destination.named)
+    report = published_report(destination.place)
     try:
         is_equal = report and are_same_settings(content_of(report["config"]), content_settings(config))
         return report if is_equal else None

@@ -79,7 +79,7 @@ def why_unpublished(run: PackRun, report: Report) -> str | None:
     return why or (why_too_much_dropped(report, run.config.packing) if publishes(run.config) else None)
 
 
-def check_media_of(run: PackRun, planned: Planned) -> None:
+def check_separate_media(run: PackRun, planned: Planned) -> None:
     """Check the media that lie in files of their own again; raises what `check_media` raises."""
     measured = planned.lengths.shards
     check_media([item.shard for item in measured], [item.pieces for item in measured], run)

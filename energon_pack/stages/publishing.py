@@ -31,19 +31,19 @@ from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.samples.input_rules import INPUTS, TRIAL, InputRules
 from energon_pack.stages.pack_run import PackRun
 from energon_pack.stages.pages import print_remarks
-from energon_pack.stages.planning import Planned, check_media_of
+from energon_pack.stages.planning import Planned, check_separate_media
 from energon_pack.templates.folder import settings_files
 
 #: ends of the names of files that only weights, chats or code need
 _UNUSED_FILE_ENDS = (".index.json", ".jinja", ".py", "chat_template.json", "generation_config.json")
 
 
-def refuse_unwritten(run: PackRun, jobs: Iterable[ShardJob]) -> None:
+def refuse_missing_shards(run: PackRun, jobs: Iterable[ShardJob]) -> None:
     """Raise PackError if a shard of the plan is missing, which `stage=write` should have written."""
     are_there = {job.path.name: run.destination.has_shard(job) for job in jobs}
     if missing := [name for name, is_there in are_there.items() if not is_there]:
         raise PackError(
-            f"{run.destination.named}: {len(missing):,} of {amount(len(are_there), 'shard')} are not written, as"
+            f"{run.destination.place}: {len(missing):,} of {amount(len(are_there), 'shard')} are not written, as"
             f" {missing[0]}: stage=write writes them, stage=all does everything"
         )
 
@@ -65,10 +65,10 @@ def write_nv_meta(run: PackRun, planned: Planned, written: list[WrittenShard], f
 def check_written(run: PackRun, planned: Planned, written: list[WrittenShard], staging: Path) -> None:
     """Compare the written shards with the plan and the source, and let Energon read them; raises PackError."""
     flavor, destination = planned.lengths.flavor, run.destination
-    with run.progress.timed("check"), destination.discarding(staging, planned.identity):
-        check_media_of(run, planned)
+    with run.progress.timed("check"), destination.discarding_wrong_shards(staging, planned.identity):
+        check_separate_media(run, planned)
         refuse_other_counts(written, planned.plan.num_packs, len(planned.plan.items))
-        folder = destination.for_check(staging, written, flavor)
+        folder = destination.place_for_check(staging, written, flavor)
         run.executor.result(run.executor.start(check, check_job(folder, flavor, written, run.media_root)))
 
 
@@ -76,39 +76,39 @@ def publish(
     run: PackRun, planned: Planned, page: RunReport, written: list[WrittenShard], audit: Audit, staging: Path
 ) -> dict[str, Any]:
     """Write the report and its page, publish the dataset, and print where it is; return the figures of report.json."""
-    destination, facts = run.destination, _facts_of(run, planned, written, audit)
+    destination, facts = run.destination, _run_facts(run, planned, written, audit)
     manifest_hash = hash_of((staging / META_FOLDER / MANIFEST).read_bytes())
     report = {**replace(planned.report, run=facts).to_json(), "manifest_hash": manifest_hash}
     write_whole(staging / REPORT, json.dumps(report, indent=2).encode())
     skipped = read_ledger(staging / LEDGER)
-    named = DatasetFolder(destination.named).for_energon
-    stored = destination.named if destination.is_stored else None
+    named = DatasetFolder(destination.place).energon_path
+    stored = destination.place if destination.is_stored else None
     seen = page.write(staging / PAGE, skipped, facts, named, LEDGER, None, staging, stored)
     with run.progress.timed("publish"):
         destination.publish(staging, planned.identity, may_overwrite(run.config))
     print_stages(run.progress)
     print_remarks(seen.wrong)
     load = f'load it with megatron.energon.get_train_dataset("{named}", ...)'
-    packed = f"packed into {destination.named}"
-    for line in (*audit.lines(), packed, f"see it: {destination.named}/{PAGE}", load):
+    packed = f"packed into {destination.place}"
+    for line in (*audit.lines(), packed, f"see it: {destination.place}/{PAGE}", load):
         say(line)
     return report
 
 
 def end_already_published(run: PackRun, planned: Planned, page: RunReport, report: dict[str, Any]) -> dict[str, Any]:
     """End a run whose dataset is already published: check its source as a writing run does; return `report`."""
-    named, output = run.destination.named, run.config.output
+    named, output = run.destination.place, run.config.output
     refuse_changed_yamls(named, dataset_yamls(planned.lengths.flavor, output.dataset_yaml.value, output.sample_type))
     with forgetting_wrong(planned.lengths.shards, planned.method, run):
         check_unchanged(planned.lengths.shards, run)
-        check_media_of(run, planned)
+        check_separate_media(run, planned)
     print_remarks(page.wrong())
     say(f"there already: {named}, packed of the same source with the same settings; nothing is written")
     say(f"see it: {named}/{PAGE}")
     return report
 
 
-def _facts_of(run: PackRun, planned: Planned, written: list[WrittenShard], audit: Audit) -> RunFacts:
+def _run_facts(run: PackRun, planned: Planned, written: list[WrittenShard], audit: Audit) -> RunFacts:
     """Return what report.json records of the run itself: settings, times, memory, bytes."""
     num_cached = sum(item.was_cached for item in planned.lengths.shards)
     return RunFacts(

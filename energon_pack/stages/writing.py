@@ -72,10 +72,10 @@ def shard_jobs(run: PackRun, planned: Planned, staging: Path, is_shared: bool) -
         zip(_items_of_shards(planned), planned.shards.splits.tolist(), strict=True)
     ):
         shards = [sources[n] for n in np.unique(lengths.items.shard[items]).tolist()]
-        yield write(number, shards, SPLITS[split], _measured(lengths, items))
+        yield write(number, shards, SPLITS[split], _measured_rows(lengths, items))
 
 
-def _measured(lengths: Lengths, items: Ints) -> npt.NDArray[np.void]:
+def _measured_rows(lengths: Lengths, items: Ints) -> npt.NDArray[np.void]:
     measured = np.empty(len(items), _MEASURED_DTYPE)
     measured["checksum"], measured["kept"] = lengths.checksums[items], lengths.kept[items]
     return measured
@@ -111,9 +111,9 @@ def _job(
         flavor=config.flavor(),
         split=split,
         checksums=measured["checksum"],
-        kept=measured["kept"],
+        token_places=measured["kept"],
         tokens_folder=run.cache("lengths", kept_in),
-        root=run.media_root,
+        source_root=run.media_root,
         identity=identity,
         has_messages=config.output.messages,
     )
@@ -145,7 +145,7 @@ def write_shards(run: PackRun, jobs: Iterable[ShardJob], staging: Path, total: W
     return written
 
 
-def leave_jobs(run: PackRun, planned: Planned, staging: Path, why_not: str | None) -> None:
+def write_job_files(run: PackRun, planned: Planned, staging: Path, why_not: str | None) -> None:
     """Write the files from which `stage=write` makes its jobs; `why_not`: why nothing could be published, or None."""
     folder, method = staging / JOBS_FOLDER, planned.method
     folder.mkdir(exist_ok=True)
@@ -153,7 +153,7 @@ def leave_jobs(run: PackRun, planned: Planned, staging: Path, why_not: str | Non
     shutil.copytree(method.template_folder, folder / _TEMPLATE_FOLDER, dirs_exist_ok=True)
     with open(folder / _MEASURED_FILE, "wb") as file:
         for items in _items_of_shards(planned):
-            file.write(_measured(planned.lengths, items).tobytes())
+            file.write(_measured_rows(planned.lengths, items).tobytes())
     shards = planned.shards
     splits = [SPLITS[split] for split in shards.splits.tolist()]
     about = {
@@ -178,38 +178,38 @@ def _source_hash(source: Source) -> str:
 def refuse_other_plan(run: PackRun) -> None:
     """Raise PackError if a plan that `stage=plan` left has other settings, unless `output.overwrite` is true."""
     config, destination = run.config, run.destination
-    about = _plan_record(destination.plan())
+    about = _plan_record(destination.plan_folder())
     if (
         about is not None
         and not config.output.overwrite
         and not are_same_settings(about["settings"], plan_settings(config))
     ):
         raise PackError(
-            f"{destination.named} has a plan of another run, with other settings, whose shards are being written:"
+            f"{destination.place} has a plan of another run, with other settings, whose shards are being written:"
             " output.overwrite=true removes it, output.name=NAME writes beside it"
         )
 
 
 def num_planned_shards(destination: DatasetInFolder) -> int | None:
     """Return the number of shards in the plan that `stage=plan` left; None if there is no plan."""
-    about = _plan_record(destination.plan())
+    about = _plan_record(destination.plan_folder())
     return None if about is None else len(about["shards"])
 
 
 def planned_jobs(run: PackRun, num_parts: int) -> list[list[ShardJob]] | None:
     """Return the jobs of a plan for these settings and this source, in `num_parts` parts; None: there is no plan."""
     try:
-        with run.destination.planned() as staging:
+        with run.destination.open_plan() as staging:
             about = _checked_plan_record(run, staging)
             spans = EqualSpans([size for *_, size in about["shards"]])
-            parts = (spans.within(Part(number, num_parts)) for number in range(num_parts))
+            parts = (spans.items_in(Part(number, num_parts)) for number in range(num_parts))
             return [[*_planned_jobs(run, staging, about, chosen)] for chosen in parts]
     except PlanMissing:
         return None
 
 
 def _plan_record(staging: Path | None) -> dict[str, Any] | None:
-    """Return what `leave_jobs` wrote about a plan; None if there is no plan, or it was removed meanwhile."""
+    """Return what `write_job_files` wrote about a plan; None if there is no plan, or it was removed meanwhile."""
     with suppress(FileNotFoundError):
         about: dict[str, Any] | None = (
             json.loads((staging / JOBS_FOLDER / ABOUT_FILE).read_bytes()) if staging else None
@@ -219,7 +219,7 @@ def _plan_record(staging: Path | None) -> dict[str, Any] | None:
 
 
 def _checked_plan_record(run: PackRun, staging: Path) -> dict[str, Any]:
-    """Return what `leave_jobs` wrote about a plan; raises PlanMissing or SamplesLost as `write_part` does."""
+    """Return what `write_job_files` wrote about a plan; raises PlanMissing or SamplesLost as `write_part` does."""
     if (about := _plan_record(staging)) is None:
         raise PlanMissing(f"the plan in {staging} was removed: stage=plan makes it anew")
     if not are_same_settings(about["settings"], plan_settings(run.config)):
@@ -251,10 +251,10 @@ def write_part(run: PackRun, part: Part) -> dict[str, Any]:
         SourceChanged: the source changed since it was measured; the plan is then useless, and is removed.
         LengthsWrong: a sample has not so many tokens as were measured; the plan and the lengths are then removed.
     """
-    with run.destination.planned() as staging, run.progress.timed("write"):
+    with run.destination.open_plan() as staging, run.progress.timed("write"):
         about = _checked_plan_record(run, staging)
         _, num_packs, sizes = zip(*about["shards"], strict=True) if about["shards"] else ((), (), ())
-        chosen = EqualSpans(sizes).within(part)
+        chosen = EqualSpans(sizes).items_in(part)
         jobs = _planned_jobs(run, staging, about, chosen)
         total = WriteSize(len(chosen), sum(num_packs[n] for n in chosen), sum(sizes[n] for n in chosen))
         try:
@@ -264,7 +264,7 @@ def write_part(run: PackRun, part: Part) -> dict[str, Any]:
             if isinstance(error, LengthsWrong):
                 forget(about["lengths"], run)
             raise
-    say(f"{amount(len(written), 'shard')} of {len(sizes)} written: part {part} of the plan of {run.destination.named}")
+    say(f"{amount(len(written), 'shard')} of {len(sizes)} written: part {part} of the plan of {run.destination.place}")
     return {"shards": len(written), "samples": sum(shard.num_samples for shard in written)}
 
 

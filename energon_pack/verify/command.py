@@ -133,7 +133,7 @@ def _read(folder: DatasetFolder, name: str, check: str, findings: Findings) -> d
 
 
 def _plan(folder: DatasetFolder, findings: Findings) -> PlanFile | None:
-    plan = PlanFile(folder.only(PLAN))
+    plan = PlanFile(folder.with_only(PLAN))
     try:
         plan.check()
     except PackError as error:
@@ -155,7 +155,7 @@ def _jobs(stated: Stated, source: Source | None, template_folder: str | None, op
     for name in stated.folder.shards:
         yield VerifyJob(
             name=name,
-            folder=stated.folder.only(name, f"{name}.idx"),
+            folder=stated.folder.with_only(name, f"{name}.idx"),
             flavor=stated.flavor,
             plan=stated.plan,
             packing=packing if isinstance(packing, dict) else {},

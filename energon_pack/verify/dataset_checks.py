@@ -54,7 +54,7 @@ def files(folder: DatasetFolder, prefix: str) -> Iterator[str]:
             yield f"{name} is none of a packed dataset's files"
         elif name.endswith(".idx") and name.removesuffix(".idx") not in names:
             yield f"{name} is there without its shard"
-    yield from (f"{name} is a folder" for name in folder.folders)
+    yield from (f"{name} is a folder" for name in folder.other_folders)
 
 
 def _of_processor(folder: DatasetFolder) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def sqlite(folder: DatasetFolder, shards: Sequence[str]) -> Iterator[str]:
     """Yield what is wrong with an index of these shards."""
     try:
         with (
-            folder.on_this_machine(f"{META_FOLDER}/{INDEX}") as path,
+            folder.local_copy(f"{META_FOLDER}/{INDEX}") as path,
             closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as index,
         ):
             for number, shard in enumerate(shards):

@@ -69,7 +69,7 @@ def compared(
             if again is not None:
                 seen = Sample(sample.timed, sample.media, sample.tools, sample.options)
                 yield "source tokens", member.sample_id, made_otherwise(again[0][index], again[1], seen)
-        for name, part in zip(next(iter((pack.named or [])[index : index + 1]), []), parts, strict=False):
+        for name, part in zip(next(iter((pack.part_names or [])[index : index + 1]), []), parts, strict=False):
             try:
                 yield "source media", member.sample_id, [*_media_differ(file, pack, name, member, part, sources)]
             except (PackError, OSError) as error:

@@ -90,7 +90,7 @@ def run(destination: DatasetInFolder, wish: Wish, write: Callable[[Path], None])
     with destination.staging(wish.identity) as staging:
         destination.begin(staging, wish.identity, 0, wish.overwrite)
         write(staging)
-        with destination.discarding(staging, wish.identity):
+        with destination.discarding_wrong_shards(staging, wish.identity):
             if wish.fails:
                 raise PackError("wrong")
         destination.publish(staging, wish.identity, wish.overwrite)
@@ -340,7 +340,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setattr(in_store, "pq", SimpleNamespace(ParquetFile=lambda _: one_pack))
     monkeypatch.setattr(in_store, "TarWriter", lambda fileno: SimpleNamespace(fileno=fileno))
     monkeypatch.setattr(in_store, "write_packs", write_packs)
-    monkeypatch.setattr(in_store, "written_shard", lambda *_, was_there: None)
+    monkeypatch.setattr(in_store, "shard_figures", lambda *_, was_there: None)
     monkeypatch.setattr(uuid, "uuid4", lambda: SimpleNamespace(hex=STEPPER.name()))
     return made
 

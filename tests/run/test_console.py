@@ -205,7 +205,7 @@ def test_a_stage_that_is_done() -> None:
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     """Lines that a terminal wraps can't be redrawn: each update would leave a line behind."""
     progress = Progress(("lengths", "plan", "write", "verify", "check", "publish"), quiet=True)
-    progress.done["lengths"] = DONE
+    progress.counts["lengths"] = DONE
     with progress._shown("lengths"), progress.stage("measure", 1_000_000, "samples") as advance:
         advance(500_000)
         lines = drawn(progress, width)

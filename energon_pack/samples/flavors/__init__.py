@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.run.by_name import entry_point
+from energon_pack.run.by_name import load_entry_point
 from energon_pack.samples.flavors.base import Flavor, PackedFlavor
 from energon_pack.samples.flavors.captioning import PackedCaptioning
 from energon_pack.samples.flavors.fit import RULES
@@ -32,7 +32,7 @@ def packed_flavor(name: str) -> PackedFlavor | None:
     """Return the packs' flavour of this name from this package or an installed one; None: there is none."""
     if name in PACKED or name == TREES.name:
         return PACKED.get(name, TREES)
-    flavor = entry_point("flavors", "output.flavor", name)
+    flavor = load_entry_point("flavors", "output.flavor", name)
     if flavor is None:
         return None
     if not (isinstance(flavor, type) and issubclass(flavor, PackedMultiMixQA | PackedCaptioning)):
