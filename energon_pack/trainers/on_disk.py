@@ -96,7 +96,7 @@ class PackedDataset(PacksByNumber):
         shard_names = (prepared.shards or frozenset()) - prepared.excluded_shards
         if ranks_here()[0] == 0:
             refuse_damaged_shards(folder.path, manifest, sorted(shard_names))
-        shards = np.repeat([*self._files.counts], [*self._files.counts.values()])
+        shards = np.repeat([*self._files.shard_counts], [*self._files.shard_counts.values()])
         prefix, excluded = manifest.get("key_prefix"), prepared.excluded_keys
         taken = [
             number
