@@ -183,12 +183,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def print_entries(entries: list[BlendEntry], weight_by: str, batch_size: int, num_steps: int | None) -> None:
-    """Print a table of the datasets in each split: counts, weights, and how often training reads each.
-
-    Args:
-        batch_size: packs in a step of all ranks.
-        num_steps: steps of the training; None: epochs are not shown.
-    """
+    """Print a table of the datasets in each split: counts, weights, epochs in `num_steps` steps (None: no epochs)."""
     columns = ["dataset", "split", "shards", "packs", "samples", "tokens", "max len", "fill", "weight", "share"]
     columns += ["steps an epoch", *(["epochs"] if num_steps else [])]
     rows = []

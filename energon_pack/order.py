@@ -40,13 +40,11 @@ _EQUAL_SETTINGS = ("flavor", "layout", "mask", "pad_to_multiple_of")
 def order_packs(
     entries: list[BlendEntry], out: str, topology: Topology, num_epochs: int = 1, seed: int = 0, relative: bool = False
 ) -> None:
-    """Write one order over the packs of these datasets, and print what it comes to.
+    """Write one order over the packs of these datasets into the folder `out`, and print what it comes to.
 
     Args:
-        out: the folder to write.
         topology: the ranks and workers that will read it.
         num_epochs: each epoch has an order of its own.
-        relative: write paths of datasets relative to `out`.
     """
     _refuse_incompatible(entries)
     parts = _named_datasets(entries, out if relative else None)

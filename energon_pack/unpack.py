@@ -54,12 +54,7 @@ _Row = dict[str, Any]
 
 
 def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> int:
-    """Write the members of a packed dataset as single samples in tars; return their number.
-
-    Args:
-        out: the folder to write, which must be new or empty.
-        max_shard_samples: the most samples in a tar.
-    """
+    """Write the members of a packed dataset as single samples into a new or empty folder; return their number."""
     folder = packed_folder(dataset)
     plan, (flavor, messages_key) = PlanFile(folder), _flavor_and_messages_key(folder)
     out = out.absolute()

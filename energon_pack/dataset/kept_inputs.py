@@ -28,15 +28,14 @@ class OtherTokenizer(ValueError):
 
 
 def read_input_rules(dataset: str | Path, processor: str | None = None) -> InputRules:
-    """Read the rules that turn packs of a dataset into model inputs.
-
-    Several datasets have those of the one that keeps most files of its processor.
+    """Read the rules that turn packs into model inputs: of several datasets, those of the one with most processor
+    files.
 
     Args:
         processor: folder or hub id, in place of the processor's files in the dataset.
 
     Raises:
-        PackError: its settings make other pixels than those of the packing; or it is needed, for it runs code of its
+        PackError: this processor makes other pixels than that of the packing; or one is needed, for it has code of its
             own.
         ValueError: a file of the dataset is missing or damaged.
     """

@@ -47,14 +47,11 @@ ClassFields = dict[str, bool]  # field → whether the class requires it
 
 
 def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] | None = None) -> PackedFlavor:
-    """Return the flavour with this name, in the form that a sample class accepts.
+    """Return the flavour with this name, in the form that a sample class accepts; raises PackError if there is none.
 
     Args:
         sample_type: `module:Class` of another stack; None: the class of this package.
         sample_fields: the fields of that class; None: the class is imported, and tells them.
-
-    Raises:
-        PackError: there is no such flavour, or the class has other fields than its forms fill.
     """
     forms = [stack for stack in STACK_FLAVORS if stack.name == name]
     if sample_type is None or not forms:

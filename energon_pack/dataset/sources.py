@@ -30,10 +30,7 @@ RowsWithChecksums = list[tuple[PlanRow, int]]
 
 
 class Sources:
-    """Reads samples and their parts from the source shards of a job, and checks that they did not change.
-
-    Methods that read raise SourceChanged if a sample is not as it was measured.
-    """
+    """Reads samples of a job's source shards; raises SourceChanged if one is not as it was measured."""
 
     def __init__(self, shards: dict[str, Shard]):
         self._shards = shards

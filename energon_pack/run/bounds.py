@@ -45,7 +45,7 @@ def bounded(num_bytes: int, seconds: float | None = None) -> Iterator[None]:
     Blocks may be nested. Memory is limited only on Linux after `enable_memory_bounds`, time only in the main thread.
 
     Raises:
-        Unbounded: the block exceeded a limit.
+        BoundExceeded: the block exceeded a limit.
     """
     with _bounded_seconds(seconds), _bounded_memory(num_bytes):
         yield

@@ -116,11 +116,7 @@ def local_path(text: str, why: str = _NO_STORE_REASON) -> Path:
 
 
 def prepare_process() -> None:
-    """Prepare the process of a command: bounds of memory, rare garbage collection, and SIGTERM that acts as Ctrl-C
-    does.
-
-    Characters that the locale lacks are replaced in what is printed.
-    """
+    """Bound the process's memory, collect garbage rarely, replace what a locale can't print, let SIGTERM interrupt."""
     collect_garbage_rarely()
     enable_memory_bounds()
     for stream in (sys.stdout, sys.stderr):

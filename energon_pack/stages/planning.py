@@ -71,10 +71,7 @@ def plan_source(run: PackRun, measured: Measured) -> Planned:
 
 
 def why_unpublished(run: PackRun, report: Report) -> str | None:
-    """Return why too much was lost to publish a dataset; None if it may be published.
-
-    A run that does not publish may drop any number of tokens.
-    """
+    """Return why too much was lost to publish a dataset; None if it may be. Only runs that publish limit drops."""
     why = why_too_much_lost(report, run.config.max_skipped)
     return why or (why_too_much_dropped(report, run.config.packing) if publishes(run.config) else None)
 

@@ -217,7 +217,7 @@ def is_watched() -> "Iterator[None]":
 
 
 def _filled(template: jinja2.Template, messages: list[Message], **variables: Any) -> str:
-    """Render a template, a program that may raise anything; raises Unbounded above what these messages can need."""
+    """Render a template, a program that may raise anything; raises BoundExceeded above what these messages can need."""
     contents = (message.get("content") for message in messages)
     num = sum(len(c) if isinstance(c, str) else sum(len(part.get("text", "")) for part in c or ()) for c in contents)
     num += _TURN * len(messages)
