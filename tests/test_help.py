@@ -40,7 +40,7 @@ def test_unpack_refuses_an_address_where_it_writes_a_folder(tmp_path: Path) -> N
 
 def test_every_tool_is_named() -> None:
     """One that `energon-pack --help` does not name is found by nobody."""
-    calls = re.compile(r"\brun\(\"(\w+)\"")
+    calls = re.compile(r"\brun_tool\(\"(\w+)\"")
     files = [path.read_text() for path in (ROOT / "energon_pack").rglob("*.py")]
     assert {name for text in files for name in calls.findall(text)} == TOOLS.keys()
 
