@@ -27,7 +27,7 @@ from rich.table import Table
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import read_manifest
-from energon_pack.dataset.ordered import OrderedDataset, members_of_parts
+from energon_pack.dataset.ordered import OrderedDataset, train_members
 from energon_pack.loading import train_arguments
 from energon_pack.loading.in_order import PacksInOrder
 from energon_pack.order import main as order
@@ -103,7 +103,7 @@ class Packs:
         manifests = [read_manifest(path) for path in parts.values()]
         pairs = zip(parts.items(), manifests, strict=True)
         found = [OrderedDataset(name, DatasetFolder(path), str(path), manifest) for (name, path), manifest in pairs]
-        items, sizes, of_pack = members_of_parts(found)
+        items, sizes, of_pack = train_members(found)
         packs = packs_of(sizes)
         costs = costs_of_packs(items, packs, CostModel.from_json(manifests[0]["cost"]))
         self.costs = costs, packs.per_pack(items.num_supervised)

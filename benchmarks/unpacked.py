@@ -15,7 +15,7 @@ from rich.table import Table
 from timing import cpu_seconds
 
 from energon_pack.plan.bins import pack_bins
-from energon_pack.run.seeded import Ints, seed_of
+from energon_pack.run.seeded import Ints, epoch_seed
 from energon_pack.trainers.length_groups import LengthGroups, group_by_length
 
 NUM, RANKS = 100_000, 8
@@ -41,7 +41,7 @@ Limits = tuple[int | None, int | None]
 def grouped(lens: Ints, limits: Limits, window: int, epoch: int = 0) -> LengthGroups:
     size, tokens = limits
     return group_by_length(
-        lens, RANKS, *limits, window * (size or (tokens or 1) / float(lens.mean())), seed_of(0, epoch)
+        lens, RANKS, *limits, window * (size or (tokens or 1) / float(lens.mean())), epoch_seed(0, epoch)
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import energon_pack
-from energon_pack.config.reference import Setting, settings
+from energon_pack.config.reference import Setting, all_settings
 
 _PACKAGE = Path(energon_pack.__file__).parent
 _SECTION = re.compile(r"^(Args|Raises|Returns|Yields):$")
@@ -26,7 +26,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def table(nodes: Sequence[str]) -> str:
     """The settings of these keys, or below these nodes, as a table."""
-    rows = [one for node in nodes for one in settings() if f"{one.key}.".startswith(f"{node}.")]
+    rows = [one for node in nodes for one in all_settings() if f"{one.key}.".startswith(f"{node}.")]
     lines = [f"| `{one.key}` | `{one.default}` | {_cell(one)} |" for one in rows]
     return "\n".join(["| key | default | meaning |", "|---|---|---|", *lines])
 
@@ -45,7 +45,7 @@ def entries(names: Sequence[str]) -> str:
 
 def entry(name: str) -> str:
     """The part of the page about a public name."""
-    home = _PACKAGE.parent / energon_pack._HOME_OF[name].replace(".", "/")
+    home = _PACKAGE.parent / energon_pack._MODULE_OF[name].replace(".", "/")
     file = home / "__init__.py" if home.is_dir() else home.with_suffix(".py")
     tree = ast.parse(file.read_text(encoding="utf-8"))
     node = next(node for node in tree.body if getattr(node, "name", None) == name)

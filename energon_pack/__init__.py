@@ -19,19 +19,19 @@ from energon_pack.version import VERSION
 __version__ = VERSION
 
 #: by public name: the module that defines it
-_HOME_OF = {
+_MODULE_OF = {
     name: home
     for home, name in re.findall(
         r"^from (\S+) import (\S+) as \2$", Path(__file__).with_suffix(".pyi").read_text(), re.MULTILINE
     )
 }
 
-__all__ = sorted(_HOME_OF)
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for."""
-    home = _HOME_OF.get(name)
+    home = _MODULE_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'energon_pack' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(home), name)
@@ -42,12 +42,12 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-class _Door(ModuleType):
+class _Package(ModuleType):
     """The package, in which a public name wins over the file of that name: `pack` is the function, not pack.py."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name not in _HOME_OF or not isinstance(value, ModuleType):  # the import of pack.py would set the module
+        if name not in _MODULE_OF or not isinstance(value, ModuleType):  # the import of pack.py would set the module
             super().__setattr__(name, value)
 
 
-sys.modules[__name__].__class__ = _Door
+sys.modules[__name__].__class__ = _Package

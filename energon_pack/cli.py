@@ -25,9 +25,9 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack.config import ExecutorKind, ModelConfig, PackConfig, conf_dir, plain
-from energon_pack.config.compose import one_line
-from energon_pack.config.hydra_start import arguments, find_plugins
-from energon_pack.config.naming import is_named, output_name
+from energon_pack.config.compose import hydra_error_line
+from energon_pack.config.hydra_start import find_plugins, parsed_arguments
+from energon_pack.config.naming import is_in_name_hash, output_name
 from energon_pack.config.validate import to_config
 from energon_pack.errors import PackError, refuse_password
 from energon_pack.report.sweep_folder import SweepJob, forget_sweep, sweep_folder
@@ -35,22 +35,24 @@ from energon_pack.run.command import (
     EXIT_CODES,
     EXIT_INTERRUPTED,
     TOOLS,
-    end,
+    end_process,
     end_quietly,
     exit_code_lines,
     prepare_process,
     tool_lines,
 )
-from energon_pack.run.console import complain, in_one_piece, say
+from energon_pack.run.console import print_error, printed_together, say
 from energon_pack.templates.models import packaged_models, read_model
 from energon_pack.version import VERSION
 
 #: the environment variable with the keys of a sweep, for its jobs, wherever a launcher runs them
-_SWEPT = "ENERGON_PACK_SWEPT"
+_SWEPT_KEYS_VARIABLE = "ENERGON_PACK_SWEPT"
 
 
 _MULTIRUN = ("-m", "--multirun")
-_OF_EXECUTOR = re.compile(r"\+{0,2}(executor|stage|output\.name)[.=]")  # settings that each job of Slurm gets by itself
+_NOT_FOR_SLURM_JOBS = re.compile(
+    r"\+{0,2}(executor|stage|output\.name)[.=]"
+)  # settings that each job of Slurm gets by itself
 
 
 class _Refusals:
@@ -63,11 +65,11 @@ class _Refusals:
     def add(self, error: PackError) -> None:
         """Print an error as one line on stderr; once, if all jobs of a sweep have the same error."""
         if str(error) not in map(str, self._errors):
-            complain("energon-pack: error", str(error))
+            print_error("energon-pack: error", str(error))
         self._errors.append(error)
 
     @property
-    def are_here(self) -> bool:
+    def is_first_process(self) -> bool:
         """Say whether this is the process that the user started, which returns the exit code."""
         return os.getpid() == self._process
 
@@ -76,26 +78,26 @@ class _Refusals:
         return max((error.exit_code for error in self._errors), default=0)
 
 
-def _run(composed: DictConfig, refusals: _Refusals) -> float:
+def _run_job(composed: DictConfig, refusals: _Refusals) -> float:
     """Run one job: a single run, or one of a sweep; return `report.objective`, for a sweeper that optimises."""
     sweep = _sweep_job()
     try:
         if any(override.startswith("+model=[") for override in HydraConfig.get().overrides.task):
             raise PackError("+model takes one model; sweep over several with -m +model=A,B")
         config = to_config(composed)
-        config.output.name = config.output.name or output_name(config, _defaults(composed), _swept(config))
-        if sweep and (first := sweep.same_as(*_written_by(config))) is not None:
+        config.output.name = config.output.name or output_name(config, _default_config(composed), _swept_places(config))
+        if sweep and (first := sweep.same_as(*_place_and_settings(config))) is not None:
             say(f"job {HydraConfig.get().job.num}: the same as job {first}")
             return _objective(config, sweep.figures_of(first))
-        figures = _pack(config, sweep, refusals.are_here)
+        figures = _pack(config, sweep, refusals.is_first_process)
         return _objective(config, figures) if sweep else math.nan
     except BrokenPipeError:
         raise
     except (PackError, OSError) as error:
-        refusals.add(refused := error if isinstance(error, PackError) else _of_system(error))
+        refusals.add(refused := error if isinstance(error, PackError) else _system_error(error))
         if sweep:
             sweep.failed(refused, composed.packing.max_dropped_tokens)
-        if not refusals.are_here:
+        if not refusals.is_first_process:
             raise refused from None  # Hydra carries it to the process that called the launcher
         if HydraConfig.get().mode is not RunMode.MULTIRUN:
             sys.exit(refused.exit_code)
@@ -115,21 +117,21 @@ def _pack(config: PackConfig, sweep: SweepJob | None, is_here: bool) -> Mapping[
     from energon_pack.pack import pack
 
     if config.executor.kind == ExecutorKind.slurm:
-        figures = _submit(config)
+        figures = _submit_to_slurm(config)
         if not figures:
             return figures
         say(f"see it: {page_of(config)}")
     elif is_here:
         figures = pack(config)
     else:
-        with in_one_piece(job := _job()):
+        with printed_together(job := _job_name()):
             figures = pack(config, job)
     if sweep:
         sweep.done(page_of(config), figures, config.packing.max_dropped_tokens)
     return figures
 
 
-def _written_by(config: PackConfig) -> tuple[str, str]:
+def _place_and_settings(config: PackConfig) -> tuple[str, str]:
     """Return the place that a job of a sweep writes to, and all settings that the written bytes may depend on."""
     from energon_pack.config.output_dir import page_of
 
@@ -138,18 +140,18 @@ def _written_by(config: PackConfig) -> tuple[str, str]:
     return os.path.abspath(page_of(config)), json.dumps(settings, sort_keys=True)
 
 
-def _submit(config: PackConfig) -> dict[str, Any]:
+def _submit_to_slurm(config: PackConfig) -> dict[str, Any]:
     """Have Slurm do the run; return its results."""
     from energon_pack.stages.chain import run_chain
 
-    options = arguments()
+    options = parsed_arguments()
     command = [sys.executable, "-m", "energon_pack"]
     for name in ("config_path", "config_dir", "config_name"):
         if value := getattr(options, name):
             command += [f"--{name.replace('_', '-')}", value]
     overrides = HydraConfig.get().overrides
     command += [word for word in overrides.hydra if word.lstrip("+").startswith("hydra.searchpath=")]
-    command += [word for word in overrides.task if not _OF_EXECUTOR.match(word)]
+    command += [word for word in overrides.task if not _NOT_FOR_SLURM_JOBS.match(word)]
     command.append(f"output.name={config.output.name}")  # a sweep's job has a longer name than its settings give
     for name, value in config.executor.of_a_task().items():
         command.append(f"executor.{name}={getattr(value, 'value', json.dumps(value))}")
@@ -164,7 +166,7 @@ def main() -> NoReturn:
 
     @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
     def run(composed: DictConfig) -> float:
-        return _run(composed, refusals)
+        return _run_job(composed, refusals)
 
     OmegaConf.register_new_resolver("energon_pack_help", _end_of_help, replace=True)
     OmegaConf.register_new_resolver("energon_pack_runs", _sweeps_folder, replace=True)
@@ -183,24 +185,24 @@ def main() -> NoReturn:
         _refuse_dashes(sys.argv[1:])
         for word in sys.argv[1:]:
             refuse_password("", word)  # Hydra writes its arguments into the folder of a sweep
-        os.environ[_SWEPT] = " ".join(_swept_keys(arguments().overrides))
+        os.environ[_SWEPT_KEYS_VARIABLE] = " ".join(_swept_keys(parsed_arguments().overrides))
         run()
     except PackError as error:  # a job in another process raised it
         refusals.add(error)
     except (HydraException, OmegaConfBaseException) as error:
-        refusals.add(PackError(one_line(error, sys.argv)))
+        refusals.add(PackError(hydra_error_line(error, sys.argv)))
     except BrokenPipeError:
         end_quietly()
     except OSError as error:
-        refusals.add(_of_system(error))
+        refusals.add(_system_error(error))
     except KeyboardInterrupt:
         print("energon-pack: interrupted; the same command goes on from the lengths it has", file=sys.stderr)
         is_interrupted = True
     try:
         _end_sweep()
     except OSError as error:
-        refusals.add(_of_system(error))
-    end(EXIT_INTERRUPTED if is_interrupted else refusals.exit_code)
+        refusals.add(_system_error(error))
+    end_process(EXIT_INTERRUPTED if is_interrupted else refusals.exit_code)
 
 
 def _run_tool(name: str) -> NoReturn:
@@ -217,7 +219,7 @@ def _show_settings(keys: Sequence[str]) -> NoReturn:
     try:
         print("\n".join(line for key in keys for line in help_lines(key)))
     except PackError as error:
-        complain("energon-pack: error", str(error))
+        print_error("energon-pack: error", str(error))
         sys.exit(error.exit_code)
     sys.exit(0)
 
@@ -261,12 +263,12 @@ def _refuse_dashes(words: Sequence[str]) -> None:
             raise PackError(f"{word}: settings have no dashes: {plus}{key}={value if equals else '…'}")
 
 
-def _of_system(error: OSError) -> PackError:
+def _system_error(error: OSError) -> PackError:
     """Turn a refusal of the system into a PackError: a folder that can't be written, a full disk."""
     return PackError(f"{error.filename or 'writing failed'}: {error.strerror or error}")
 
 
-def _defaults(ours: DictConfig) -> PackConfig:
+def _default_config(ours: DictConfig) -> PackConfig:
     """Return the config with this run's choice of groups and no other override; a model's values go by its name.
 
     It is composed only if an override changes the name: composing takes a tenth of a start.
@@ -289,7 +291,9 @@ def _keeps_the_name(override: Override) -> bool:
     key, is_mapping = override.key_or_group, isinstance(override.value(), dict)
     if key in HydraConfig.get().runtime.choices and not is_mapping:
         return key.startswith("hydra/") or not ("/" in key or override.package)
-    return not (is_mapping or is_named(key))  # what a mapping holds is not asked, such as the entries of a mixture
+    return not (
+        is_mapping or is_in_name_hash(key)
+    )  # what a mapping holds is not asked, such as the entries of a mixture
 
 
 def _composed_defaults() -> DictConfig:
@@ -306,9 +310,9 @@ def _swept_keys(arguments: list[str]) -> list[str]:
     return [override.key_or_group for override in overrides if override.is_sweep_override()]
 
 
-def _job() -> str:
+def _job_name() -> str:
     """Return the name of this job of a sweep."""
-    config, swept = HydraConfig.get(), os.environ.get(_SWEPT, "").split()
+    config, swept = HydraConfig.get(), os.environ.get(_SWEPT_KEYS_VARIABLE, "").split()
     of_sweep = [item for item in config.overrides.task if item.lstrip("+").partition("=")[0] in swept]
     return " ".join([f"job {config.job.num}", *of_sweep])
 
@@ -318,7 +322,7 @@ def _groups_of(entry: Any) -> list[str]:
     return [str(group) for group in entry] if isinstance(entry, DictConfig) else []
 
 
-def _swept(config: PackConfig) -> dict[str, str]:
+def _swept_places(config: PackConfig) -> dict[str, str]:
     """Return the sources and processors that this sweep is over: no content settings, and yet they change the data."""
     values = {"source.path": str(config.source.path), "model.processor": str(config.model.processor)}
-    return {key: values[key] for key in os.environ.get(_SWEPT, "").split() if key in values}
+    return {key: values[key] for key in os.environ.get(_SWEPT_KEYS_VARIABLE, "").split() if key in values}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
-_LONGEST = 80  # characters of a value
+_MAX_VALUE_CHARS = 80  # characters of a value
 _NAME_AND_PASSWORD = re.compile(r"(?<=://)[^\s/'\"]*:[^\s/'\"]*(?=@)")
 
 
@@ -21,11 +21,11 @@ class PackError(ValueError):
 
 
 class SamplesLost(PackError):
-    """More samples are lost to bad data than `max_skipped` allows, or all samples of a media type are lost.
+    """More samples are lost than the settings allow, or all samples of a media type are lost.
 
     Args:
-        page: the report that shows the samples.
-        figures: of report.json, where the run got so far.
+        page: path of the page that shows the samples; None: it is not written.
+        figures: those of report.json, or None if the run did not get so far.
     """
 
     exit_code = 3
@@ -36,7 +36,7 @@ class SamplesLost(PackError):
 
 
 def check_buffer_size(name: str, value: int) -> None:
-    """Check a number of samples.
+    """Raise ValueError unless a number of samples is whole and at least 1; `name` is that of the caller's argument.
 
     Args:
         name: the name of the caller's argument.
@@ -49,9 +49,9 @@ def check_buffer_size(name: str, value: int) -> None:
 
 
 def short(value: Any) -> str:
-    """Shorten a value for an error message: one line, about `_LONGEST` characters."""
+    """Return a value as text for an error, about `_MAX_VALUE_CHARS` characters; for a list or dict only its size."""
     text = repr(value) if not isinstance(value, (list, dict)) else f"{type(value).__name__} of {len(value)}"
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}…"
 
 
 def one_line(error: Exception, most: int = 200) -> str:
@@ -59,8 +59,8 @@ def one_line(error: Exception, most: int = 200) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:most]}"
 
 
-def sized(num_bytes: float) -> str:
-    """Format a number of bytes in a fitting unit: `12 bytes`, `3.4 kB`, `8.0 MB`, `1.5 GB`."""
+def format_bytes(num_bytes: float) -> str:
+    """Return a number of bytes as text in a fitting unit: `12 bytes`, `3.4 kB`, `8.0 MB`, `1.5 GB`."""
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if num_bytes >= unit:
             return f"{num_bytes / unit:,.1f} {name}"
@@ -73,20 +73,17 @@ def without_passwords(text: str) -> str:
 
 
 def refuse_password(name: str, value: str) -> None:
-    """Refuse an address with a user name and password, which would get into reports, dataset names and logs.
+    """Raise PackError for an address with user name and password, which would get into reports, names and logs.
 
     Args:
         name: the setting, for example `source.path=`; empty: the value already includes it.
-
-    Raises:
-        PackError: the value has such an address.
     """
     if _NAME_AND_PASSWORD.search(value):
         raise PackError(f"{name}{value}: an address with a password in it is not taken; keys belong in the environment")
 
 
 def near_path(path: str) -> str:
-    """Suggest a path for one that is not there: `; did you mean /data/llava?`; empty: none is spelled alike."""
+    """Return a hint for a path that is not there: `; did you mean /data/llava?`; "" if none is spelled alike."""
     folder, name = os.path.split(path.rstrip("/"))
     try:
         near = difflib.get_close_matches(name, os.listdir(os.path.expanduser(folder) or "."), 1)
@@ -96,12 +93,12 @@ def near_path(path: str) -> str:
 
 
 def amount(number: int, noun: str) -> str:
-    """Format a number of things: `1 sample` or `1,009 samples`."""
+    """Return a number of things as text: `1 sample` or `1,009 samples`."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def printable(text: str, but: str = "") -> str:
-    """Escape characters that a terminal would obey, or not show as they are; those in `but` stay."""
+    """Escape the characters that a terminal would obey, or not show as they are, except those in `but`."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in but else c.encode("unicode_escape").decode() for c in text)

@@ -69,7 +69,7 @@ class PackedMultiMixQASample(Sample):
 
 @edataclass
 class PackedTreesSample(PackedMultiMixQASample):
-    """One pack whose members may begin as the member before them (`packing.share`)."""
+    """One pack whose members may share their first tokens and media with the member before them (`packing.share`)."""
 
     #: for each member, how many first tokens it shares with the member before it
     shared_lens: Optional[list[int]] = None

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 
 class EnergonPackSearchPath(SearchPathPlugin):
-    """A plugin that Hydra loads in every application of the environment, so it imports nothing heavy."""
+    """The plugin that offers these groups. Hydra loads it in every application, so it imports nothing heavy."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         from energon_pack.templates.models import conf_dir

@@ -19,7 +19,7 @@ from energon_pack.plan.splits import SPLITS
 from energon_pack.report.pages.rows import Rows, print_table
 from energon_pack.run import stores
 from energon_pack.run.address import is_address, place_of
-from energon_pack.run.command import count, parser, run
+from energon_pack.run.command import positive_int, run_tool, tool_parser
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.run.plain_data import yaml_value
@@ -52,9 +52,9 @@ class BlendEntry:
 
 
 def read_entry(text: str) -> BlendEntry:
-    """Read a `DIR` or `DIR=WEIGHT` of the command line; DIR is a folder or an address."""
+    """Parse `DIR` or `DIR=WEIGHT`, and read that dataset's metadata; DIR is a folder or an address."""
     path, equals, weight_text = text.rpartition("=")
-    if not equals or DatasetFolder(text).is_there:
+    if not equals or DatasetFolder(text).has_files:
         path, weight_text = text, ""
     folder = DatasetFolder(real_path(absolute(os.path.expanduser(path))))
     if is_file(folder.path):
@@ -76,7 +76,7 @@ def read_entry(text: str) -> BlendEntry:
 
 
 def read_subflavor(text: str) -> tuple[str, Any]:
-    """Read a `KEY=VALUE` of the command line.
+    """Parse `KEY=VALUE` of the command line; return the key and the value.
 
     true, false, null and numbers mean the same as in JSON and YAML 1.2. Quotes make text of them. Any other value is
     text.
@@ -116,7 +116,7 @@ def blend(
         references = [
             {
                 "weight": entry.weight(part, weight_by),
-                "path": relative_path(entry.folder, start) if relative else entry.folder.for_energon,
+                "path": relative_path(entry.folder, start) if relative else entry.folder.energon_path,
                 "split_part": part,
                 **({"dataset_config": config} if config else {}),
                 **({"subflavors": subflavors} if subflavors else {}),
@@ -229,7 +229,7 @@ def _shard_names(entry: BlendEntry, split: str) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    tool = parser(
+    tool = tool_parser(
         "metadataset",
         "OUT.yaml DIR[=WEIGHT]...",
         "Write an Energon Metadataset that blends packed datasets, and say how often each comes in training.",
@@ -248,8 +248,10 @@ def main(arguments: list[str] | None = None) -> int:
         default="samples",
         help="what a dataset without WEIGHT weighs (samples); one pack is one draw, so equal epochs want packs",
     )
-    weights.add_argument("--batch-size", type=count, default=1, metavar="N", help="packs a step, of all ranks")
-    weights.add_argument("--steps", type=count, metavar="N", help="of the training: says how often each dataset comes")
+    weights.add_argument("--batch-size", type=positive_int, default=1, metavar="N", help="packs a step, of all ranks")
+    weights.add_argument(
+        "--steps", type=positive_int, metavar="N", help="of the training: says how often each dataset comes"
+    )
     written = tool.add_argument_group("what is written")
     written.add_argument(
         "--subflavors", nargs="+", default=[], metavar="KEY=VALUE", help="of all datasets; true, 3 and 0.5 are no text"
@@ -273,4 +275,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run("metadataset", main)
+    run_tool("metadataset", main)

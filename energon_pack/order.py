@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from energon_pack.dataset.folder import DatasetFolder, parts_of
-from energon_pack.dataset.ordered import OrderedDataset, members_of_parts, write_ordered
+from energon_pack.dataset.folder import DatasetFolder, datasets_of_order
+from energon_pack.dataset.ordered import OrderedDataset, train_members, write_order_folder
 from energon_pack.errors import PackError, amount
 from energon_pack.metadataset import BlendEntry, read_entry, refuse_incompatible, relative_path
 from energon_pack.plan.items import Items
@@ -24,7 +24,7 @@ from energon_pack.plan.mix import MANY_EPOCHS, EntryShare, shares_of
 from energon_pack.plan.packs import PackPlan, costs_of_packs
 from energon_pack.plan.report import STEP_COSTS
 from energon_pack.plan.settings import PackingConfig
-from energon_pack.run.command import count, on_disk, parser, run
+from energon_pack.run.command import local_path, positive_int, run_tool, tool_parser
 from energon_pack.run.console import say
 from energon_pack.run.seeded import Ints
 from energon_pack.sources.mixture import Entry as Asked
@@ -50,7 +50,7 @@ def order_packs(
     """
     _refuse_incompatible(entries)
     parts = _ordered_datasets(entries, out if relative else None)
-    items, sizes, entry_of = members_of_parts(parts)
+    items, sizes, entry_of = train_members(parts)
     packs, cost = packs_of(sizes), CostModel.from_json(entries[0].manifest["cost"])
     trained = packs.per_pack(items.num_supervised)
     asked = [
@@ -61,7 +61,7 @@ def order_packs(
     times = [share.epochs for share in shares]
     counts = passes(times, entry_of, trained, topology.unit, seed, num_epochs)
     order = order_made(items, packs, counts, PackingConfig(topology=topology), seed, cost)
-    write_ordered(Path(out), parts, order, asdict(topology), len(counts))
+    write_order_folder(Path(out), parts, order, asdict(topology), len(counts))
     _print_shares(shares, np.bincount(entry_of[order], trained[order], len(parts)))
     if topology.has_steps:
         _print_steps(items, packs, order, topology, cost)
@@ -95,7 +95,7 @@ def _ordered_datasets(entries: list[BlendEntry], start: str | None) -> list[Orde
     parts = []
     for number, entry in enumerate(entries, 1):
         name = entry.folder.name
-        path = entry.folder.for_energon if start is None else relative_path(entry.folder, start)
+        path = entry.folder.energon_path if start is None else relative_path(entry.folder, start)
         parts.append(
             OrderedDataset(name if times[name] == 1 else f"{name}-{number}", entry.folder, path, entry.manifest)
         )
@@ -120,7 +120,7 @@ def _print_steps(items: Items, packs: PackPlan, order: Ints, topology: Topology,
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    tool = parser(
+    tool = tool_parser(
         "order",
         "OUT DIR[=WEIGHT]...",
         "Write one order over the packs of several datasets, for training that reads them as if packed together.",
@@ -134,19 +134,23 @@ def main(arguments: list[str] | None = None) -> int:
         help="packed datasets; a WEIGHT is a share of the trained tokens, and without each pack comes once in an epoch",
     )
     steps = tool.add_argument_group("who trains: steps are even for them")
-    steps.add_argument("--ranks", type=count, default=1, metavar="N", help="data-parallel ranks (1)")
-    steps.add_argument("--workers", type=count, default=1, metavar="N", help="of the loader of each rank (1)")
-    steps.add_argument("--micro-batches", type=count, default=1, metavar="N", help="packs of each rank in a step (1)")
+    steps.add_argument("--ranks", type=positive_int, default=1, metavar="N", help="data-parallel ranks (1)")
+    steps.add_argument("--workers", type=positive_int, default=1, metavar="N", help="of the loader of each rank (1)")
+    steps.add_argument(
+        "--micro-batches", type=positive_int, default=1, metavar="N", help="packs of each rank in a step (1)"
+    )
     drawn = tool.add_argument_group("how packs come")
-    drawn.add_argument("--epochs", type=count, default=1, metavar="N", help="each draws anew, in another order (1)")
+    drawn.add_argument(
+        "--epochs", type=positive_int, default=1, metavar="N", help="each draws anew, in another order (1)"
+    )
     drawn.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws and of the order (0)")
     written = tool.add_argument_group("what is written")
     written.add_argument("--relative", action="store_true", help="paths of the datasets relative to OUT")
     written.add_argument("--overwrite", action="store_true", help="replace OUT, if it is an order")
     options = tool.parse_args(arguments)
-    on_disk(options.out, ": an order is a folder of this machine; the datasets may be on object stores")
+    local_path(options.out, ": an order is a folder of this machine; the datasets may be on object stores")
     out = real_path(absolute(os.path.expanduser(options.out)))
-    is_order = os.path.isdir(out) and bool(parts_of(DatasetFolder(out)))
+    is_order = os.path.isdir(out) and bool(datasets_of_order(DatasetFolder(out)))
     if os.path.exists(out) and not (options.overwrite and is_order):
         hint = "--overwrite replaces it" if is_order else "it is no order over datasets: choose another name"
         raise PackError(f"{options.out} exists; {hint}")
@@ -158,4 +162,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run("order", main)
+    run_tool("order", main)

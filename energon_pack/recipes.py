@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from energon_pack.errors import PackError
-from energon_pack.run.command import on_disk, parser, run
+from energon_pack.run.command import local_path, run_tool, tool_parser
 from energon_pack.run.console import say
 
 _PACKAGE = Path(__file__).parent
@@ -21,25 +21,25 @@ _RECIPES, _CONSTRAINTS = "recipes", "constraints.txt"
 _EXTENSIONS = (".py", ".yaml", ".toml", ".txt")  # other files, as Python's caches, are not copied
 
 
-def shipped() -> Path:
-    """Return the folder with the files to copy: in a wheel, or in the checkout."""
+def shipped_folder() -> Path:
+    """Return the folder that holds the files to copy: in an installed wheel or in a checkout."""
     inside = _PACKAGE / "shipped"
     return inside if inside.is_dir() else _PACKAGE.parent
 
 
-def files() -> Iterator[Path]:
-    """Yield the files to copy, relative to `shipped()`."""
+def recipe_files() -> Iterator[Path]:
+    """Yield the paths of the files to copy, relative to `shipped_folder()`."""
     yield Path(_CONSTRAINTS)
-    for path in sorted((shipped() / _RECIPES).rglob("*")):
+    for path in sorted((shipped_folder() / _RECIPES).rglob("*")):
         if path.is_file() and path.suffix in _EXTENSIONS:
-            yield path.relative_to(shipped())
+            yield path.relative_to(shipped_folder())
 
 
 def write_recipes(folder: Path) -> int:
-    """Copy the files into a folder; return how many were not there yet."""
+    """Copy the files into a folder; return how many were new. Raises PackError if one is there with other content."""
     new = []
-    for name in files():
-        content, path = (shipped() / name).read_bytes(), folder / name
+    for name in recipe_files():
+        content, path = (shipped_folder() / name).read_bytes(), folder / name
         if not path.is_file():
             new.append((path, content))
         elif path.read_bytes() != content:
@@ -50,7 +50,7 @@ def write_recipes(folder: Path) -> int:
     return len(new)
 
 
-def _about(path: Path) -> str:
+def _first_doc_line(path: Path) -> str:
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return text.partition("\n")[0]
 
@@ -59,23 +59,25 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
     if words[:1] == ["tiny"]:
-        runpy.run_path(str(shipped() / _RECIPES / "tiny_folder.py"))["main"](words[1:])
+        runpy.run_path(str(shipped_folder() / _RECIPES / "tiny_folder.py"))["main"](words[1:])
         return 0
     about = "List the recipes (whole trainings to read and adapt), or copy them and constraints.txt into a folder."
-    tool = parser("recipes", "[FOLDER | tiny PROCESSOR FOLDER]", about, examples=("", ".", "tiny PROCESSOR FOLDER"))
+    tool = tool_parser(
+        "recipes", "[FOLDER | tiny PROCESSOR FOLDER]", about, examples=("", ".", "tiny PROCESSOR FOLDER")
+    )
     tool.add_argument("folder", nargs="?", metavar="FOLDER", help="where recipes/ and constraints.txt are to be")
     options = tool.parse_args(arguments)
     if options.folder is None:
-        for name in files():
+        for name in recipe_files():
             if name.suffix == ".py":
-                say(f"{name!s:34}{_about(shipped() / name)}")
+                say(f"{name!s:34}{_first_doc_line(shipped_folder() / name)}")
         say("python -m energon_pack.recipes . writes them here, and constraints.txt: the versions that were tested")
         return 0
-    folder = on_disk(options.folder)
+    folder = local_path(options.folder)
     number = write_recipes(folder)
     say(f"{number} files written: {folder / _RECIPES}, {folder / _CONSTRAINTS}" if number else "all of them are there")
     return 0
 
 
 if __name__ == "__main__":
-    run("recipes", main)
+    run_tool("recipes", main)

@@ -20,14 +20,14 @@ from typing import Any, BinaryIO
 
 from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.files import PLAN, PlanFile, PlanRow, PlanRows, has_messages
-from energon_pack.dataset.folder import DatasetFolder, opened
+from energon_pack.dataset.folder import DatasetFolder, packed_folder
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import lies_in
-from energon_pack.run.command import count, on_disk, parser, run
+from energon_pack.run.command import local_path, positive_int, run_tool, tool_parser
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, sync_file_system
 from energon_pack.run.progress import Progress
@@ -61,7 +61,7 @@ def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> i
     Raises:
         PackError: `out` is not empty, packs are damaged or hold no conversations, or a member is missing.
     """
-    folder = opened(dataset)
+    folder = packed_folder(dataset)
     plan, (flavor, messages_key) = PlanFile(folder), _flavor_and_messages_key(folder)
     out = out.absolute()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
@@ -246,7 +246,7 @@ def _write_tar(
 
 def main() -> int:
     """Run the command; return its exit code."""
-    tool = parser(
+    tool = tool_parser(
         "unpack",
         "DIR OUT",
         "Write the members of a packed dataset as samples of their own, in WebDataset tars.",
@@ -258,13 +258,13 @@ def main() -> int:
     tool.add_argument("dataset", metavar="DIR", help="a packed dataset: its folder, or its address on an object store")
     tool.add_argument("out", metavar="OUT", help="folder to write to: a new one, or empty")
     tool.add_argument(
-        "--max-shard-samples", type=count, default=10_000, metavar="N", help="samples in a tar (default: 10000)"
+        "--max-shard-samples", type=positive_int, default=10_000, metavar="N", help="samples in a tar (default: 10000)"
     )
     arguments = tool.parse_args()
-    number = unpack(arguments.dataset, on_disk(arguments.out), arguments.max_shard_samples)
+    number = unpack(arguments.dataset, local_path(arguments.out), arguments.max_shard_samples)
     say(f"{amount(number, 'sample')} unpacked into {arguments.out}")
     return 0
 
 
 if __name__ == "__main__":
-    run("unpack", main)
+    run_tool("unpack", main)

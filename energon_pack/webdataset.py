@@ -20,8 +20,8 @@ from webdataset.utils import pytorch_worker_info
 
 from energon_pack.dataset.encoder import pack_encoder
 from energon_pack.dataset.manifest import read_manifest
-from energon_pack.dataset.pack_files import members_in
-from energon_pack.dataset.readable import refuse_lost, unread
+from energon_pack.dataset.pack_files import members_of_pack
+from energon_pack.dataset.readable import refuse_damaged_shards, unreadable_shard
 from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
@@ -49,7 +49,7 @@ def shard_urls(path: str | Path, split: str = "train") -> list[str]:
     if not names:
         raise PackError(f"split={split}: {path} has no shard in it: output.splits.{split} of the packing fills it")
     if pytorch_worker_info()[0] == 0:
-        refuse_lost(prepared.folder, read_manifest(path), names)
+        refuse_damaged_shards(prepared.folder, read_manifest(path), names)
     return [os.path.join(prepared.folder, name) for name in names]
 
 
@@ -88,7 +88,8 @@ class Packs:
         self._flavor: str = encoder.made["flavor"]
 
     def __call__(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Pack]:
-        """Encode each pack; packs that split.yaml excludes, and packs that lost all members, are left out.
+        """Yield each sample of webdataset as an encoded pack, without those that split.yaml excludes or that lost all
+        members.
 
         After the last pack a warning names shards that lacked some of their packs.
         """
@@ -98,7 +99,7 @@ class Packs:
             seen[shard] += 1
             if key in self._excluded.get(shard, ()):
                 continue
-            pack = self.encoder.encode(key, members_in(_PartsByName(parts), self._flavor, self._media.read))
+            pack = self.encoder.encode(key, members_of_pack(_PartsByName(parts), self._flavor, self._media.read))
             if pack is not None:
                 yield pack
         for shard, count in seen.items():
@@ -150,7 +151,7 @@ def _naming_damaged_shards(samples: Iterable[Mapping[str, Any]]) -> Iterator[Map
     try:
         yield from samples
     except (OSError, TarError) as error:
-        raise unread(str(getattr(error, "filename", None) or error.args[-1]), error) from None
+        raise unreadable_shard(str(getattr(error, "filename", None) or error.args[-1]), error) from None
 
 
 class _PartsByName(dict[str, Any]):

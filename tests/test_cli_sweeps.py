@@ -70,13 +70,13 @@ def test_a_damaged_dataset_is_not_there_already(tmp_path: Path, told: list[str])
 
 def test_a_sweeper_gets_a_number_of_each_job(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Optuna ended with "Return value must be float-castable"; a job that drops too much is no candidate."""
-    values, task = list[float](), cli._run
+    values, task = list[float](), cli._run_job
 
     def run_one(*arguments: Any) -> float:
         values.append(task(*arguments))
         return values[-1]
 
-    monkeypatch.setattr(cli, "_run", run_one)
+    monkeypatch.setattr(cli, "_run_job", run_one)
     swept = ["-m", "stage=plan", "packing.max_token_len=512,4096,4096", "report.objective=fill,cost"]
     assert run_here(*told, *swept, cwd=tmp_path)[0] == 0
     few, few_cost, fill, cost, *again = values

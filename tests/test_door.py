@@ -58,7 +58,7 @@ def test_every_public_name_says_what_it_is() -> None:
     assert [name for name in energon_pack.__all__ if not getattr(energon_pack, name).__doc__] == []
     assert set(energon_pack.__all__) <= set(dir(energon_pack))
     homes = {name: getattr(energon_pack, name).__module__ for name in energon_pack.__all__}
-    assert vars(energon_pack)["_HOME_OF"] == homes  # where its page is read
+    assert vars(energon_pack)["_MODULE_OF"] == homes  # where its page is read
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         attrgetter("nothing")(energon_pack)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from energon_pack.config import PackConfig
-from energon_pack.config.reference import help_lines, settings
+from energon_pack.config.reference import all_settings, help_lines
 from energon_pack.config.validate import keys_of
 from energon_pack.errors import PackError
 from energon_pack.run.command import EXIT_CODES, TOOLS
@@ -40,7 +40,7 @@ def test_unpack_refuses_an_address_where_it_writes_a_folder(tmp_path: Path) -> N
 
 def test_every_tool_is_named() -> None:
     """One that `energon-pack --help` does not name is found by nobody."""
-    calls = re.compile(r"\brun\(\"(\w+)\"")
+    calls = re.compile(r"\brun_tool\(\"(\w+)\"")
     files = [path.read_text() for path in (ROOT / "energon_pack").rglob("*.py")]
     assert {name for text in files for name in calls.findall(text)} == TOOLS.keys()
 
@@ -103,11 +103,11 @@ def test_how_to_complete_stands_in_the_help(tmp_path: Path) -> None:
 
 def test_each_setting_says_what_it_means() -> None:
     """`--cfg job` prints keys alone; the page and `--help KEY` have nothing but these lines."""
-    assert [one.key for one in settings() if not one.meaning] == []
-    assert [one.key for one in settings()] == list(keys_of(PackConfig))
+    assert [one.key for one in all_settings() if not one.meaning] == []
+    assert [one.key for one in all_settings()] == list(keys_of(PackConfig))
     page = (ROOT / "docs/settings.md").read_text()
     nodes = " ".join(re.findall(r"^::: (.+)$", page, re.MULTILINE)).split()
-    assert sorted(nodes) == sorted({one.key.partition(".")[0] for one in settings()})
+    assert sorted(nodes) == sorted({one.key.partition(".")[0] for one in all_settings()})
 
 
 def test_help_of_a_key_or_a_node() -> None:

@@ -378,11 +378,11 @@ def test_energon_opens_the_first_dataset_of_a_form_and_each_shard_is_read(
     folder = output(run)
     counts = json.loads((folder / ".nv-meta/.info.json").read_bytes())["shard_counts"]
     written = [shards.WrittenShard(name, number, 0, 0, 0) for name, number in counts.items()]
-    job = checking.job_of(folder, PACKED_FLAVORS["packed_multi_mix_qa"], written, None)
+    job = checking.check_job_of(folder, PACKED_FLAVORS["packed_multi_mix_qa"], written, None)
     checking.check(job)
     checking.check(job)
     assert opened == [str(folder)]
-    checking.check(replace(job, claim="another version"))
+    checking.check(replace(job, cache_key="another version"))
     assert len(opened) == 2
 
     last = folder / list(counts)[-1]

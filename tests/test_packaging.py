@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from energon_pack.errors import PackError
-from energon_pack.recipes import files, main, write_recipes
+from energon_pack.recipes import main, recipe_files, write_recipes
 from support.running import ROOT, environment, run
 
 PACKAGE = ROOT / "energon_pack"
@@ -75,7 +75,7 @@ def test_the_wheel_is_the_same_with_and_without_the_source_distribution(
     assert held == contents(build(clone, tmp_path, "--wheel"))
     modules = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")}
     settings = {f"energon_pack/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")}
-    recipes = {f"energon_pack/shipped/{name}" for name in files()}
+    recipes = {f"energon_pack/shipped/{name}" for name in recipe_files()}
     beside = {"energon_pack/__init__.pyi", "energon_pack/py.typed", "energon_pack/report/pages/style.css"}
     assert {name for name in held if name.startswith("energon_pack/")} == modules | settings | recipes | beside
 
@@ -97,8 +97,8 @@ def test_a_wheel_brings_the_recipes(python: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     run(python, "-m", "energon_pack.recipes", ".", cwd=tmp_path)
     written = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert written == {str(name) for name in files()}
-    for name in files():
+    assert written == {str(name) for name in recipe_files()}
+    for name in recipe_files():
         assert (tmp_path / name).read_bytes() == (ROOT / name).read_bytes()
     assert "usage: read_packs.py" in run(python, "recipes/read_packs.py", "--help", cwd=tmp_path)
 
@@ -253,5 +253,5 @@ def test_what_was_adapted_stays(tmp_path: Path) -> None:
 def test_each_is_listed_with_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     main([])
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 + sum(name.suffix == ".py" for name in files())
+    assert len(lines) == 1 + sum(name.suffix == ".py" for name in recipe_files())
     assert all(len(line.split(maxsplit=1)) == 2 for line in lines)

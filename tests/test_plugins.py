@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from energon_pack.errors import PackError
-from energon_pack.run.by_name import entry_point
+from energon_pack.run.by_name import load_entry_point
 from energon_pack.run.executors.settings import ExecutorConfig
 from energon_pack.samples.flavors import packed_flavor
 from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
@@ -101,10 +101,10 @@ def test_a_flavor_that_can_not_be_right_is_refused(body: str, said: str, monkeyp
     """Packs would be read by another name, or samples left out by another's answers."""
     made: dict[str, Any] = {}
     exec(f"class Mine(PackedMultiMixQA): {body}", {"PackedMultiMixQA": PackedMultiMixQA}, made)
-    monkeypatch.setattr("energon_pack.samples.flavors.entry_point", lambda *named: made["Mine"])
+    monkeypatch.setattr("energon_pack.samples.flavors.load_entry_point", lambda *named: made["Mine"])
     with pytest.raises(PackError, match=said):
         packed_flavor("mine")
-    monkeypatch.setattr("energon_pack.samples.flavors.entry_point", lambda *named: dict)
+    monkeypatch.setattr("energon_pack.samples.flavors.load_entry_point", lambda *named: dict)
     with pytest.raises(PackError, match="derives from PackedMultiMixQA"):
         packed_flavor("mine")
 
@@ -125,7 +125,7 @@ def test_an_executor_of_another_package(demo: tuple[Path, Path], tmp_path: Path)
 
 def test_a_name_that_no_package_has_is_refused() -> None:
     """With the names that there are; and what is ours is never looked up, for that reads every package's metadata."""
-    assert entry_point("sources", "source.format", "nothing") is None
+    assert load_entry_point("sources", "source.format", "nothing") is None
     with pytest.raises(
         PackError, match=r"^source\.format=parquet: there are auto, wds, jsonl, table, and what installed"
     ):

@@ -9,7 +9,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack.config import PackConfig, conf_dir
-from energon_pack.config.hydra_start import beside_an_application
+from energon_pack.config.hydra_start import hydra_set_aside
 from energon_pack.config.validate import nearest_key, nearest_name, to_config
 from energon_pack.errors import PackError
 from energon_pack.run.command import TOOLS
@@ -18,12 +18,12 @@ _LISTS = ("source.path", "report.lens")  # settings that are lists, and may be g
 
 
 def config_of(run: PackConfig | Sequence[str]) -> PackConfig:
-    """Return a given config, or compose one from overrides; raises as `compose_config`."""
+    """Return the config itself, or the config that these overrides give; raises what `compose_config` raises."""
     return run if isinstance(run, PackConfig) else compose_config(run)
 
 
 def compose_config(overrides: Sequence[str]) -> PackConfig:
-    """Compose the config of a run.
+    """Compose and check the config of a run.
 
     Args:
         overrides: as on the command line: `["+model=qwen2_5_vl", "source.path=…"]`.
@@ -34,14 +34,14 @@ def compose_config(overrides: Sequence[str]) -> PackConfig:
     if isinstance(overrides, str):
         raise PackError(f"overrides={overrides!r}: a list of them, as ['+model=qwen2_5_vl', 'source.path=…']")
     try:
-        with beside_an_application(), initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        with hydra_set_aside(), initialize_config_dir(str(conf_dir()), version_base="1.3"):
             return to_config(compose("config", list(overrides)))
     except (HydraException, OmegaConfBaseException) as error:
-        raise PackError(one_line(error, overrides)) from None
+        raise PackError(hydra_error_line(error, overrides)) from None
 
 
-def meant_tool(word: str, arguments: Sequence[str]) -> str:
-    """Say what to type if the name of a tool was misspelled, or is not the first word."""
+def tool_hint(word: str, arguments: Sequence[str]) -> str:
+    """Return `; did you mean energon-pack verify …?` for a word that is nearly the name of a tool; else ""."""
     near = difflib.get_close_matches(word, TOOLS, n=1)
     if not near:
         return ""
@@ -49,8 +49,8 @@ def meant_tool(word: str, arguments: Sequence[str]) -> str:
     return f"; did you mean energon-pack {' '.join([near[0], *rest])}?"
 
 
-def one_line(error: Exception, arguments: Sequence[str]) -> str:
-    """Write the error of Hydra or OmegaConf in one line that names the value and the fix."""
+def hydra_error_line(error: Exception, arguments: Sequence[str]) -> str:
+    """Return Hydra's or OmegaConf's error as one line with the value and the fix; `arguments`: the command's words."""
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"no {group} '{name}'; {nearest_name(name, error.options)}"
@@ -60,7 +60,7 @@ def one_line(error: Exception, arguments: Sequence[str]) -> str:
             return f"{error.override}: a list of values has no blanks: {key}=1024,2048"
         if equals:
             return f"{error.override}: a value with special characters goes in quotes: '{key}=\"{value}\"'"
-        return f"{error.override}: not of the form KEY=VALUE{meant_tool(key, arguments)}"
+        return f"{error.override}: not of the form KEY=VALUE{tool_hint(key, arguments)}"
     text = "\n".join(dict.fromkeys(str(e) for e in (error, error.__cause__) if e is not None))
     if refused := re.search(r"Could not override '([\w.]+)'", text):
         key = refused[1]

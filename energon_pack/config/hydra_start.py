@@ -14,9 +14,9 @@ _STORAGE_CLIENT = "multistorageclient"
 
 
 def find_plugins(arguments: Sequence[str]) -> None:
-    """Find Hydra's plugins, except the one of Energon's storage client, which reads configs from `msc://`.
+    """Load Hydra's plugins; that of Energon's storage client only if an argument has an address `msc://`.
 
-    Importing it takes a quarter of a second, and it prints a traceback for each other address it is shown.
+    Importing that one takes a quarter of a second, and it prints a traceback for each other address it is shown.
     """
     if any("msc://" in word for word in arguments) or _STORAGE_CLIENT in sys.modules:
         return
@@ -27,14 +27,14 @@ def find_plugins(arguments: Sequence[str]) -> None:
         del sys.modules[_STORAGE_CLIENT]
 
 
-def arguments() -> Any:
-    """Return the arguments of the command as Hydra reads them: its options, and `overrides`."""
+def parsed_arguments() -> Any:
+    """Return the command's arguments as Hydra parses them: its options, and `overrides`."""
     return get_args_parser().parse_known_args()[0]
 
 
 @contextmanager
-def beside_an_application() -> Iterator[None]:
-    """Put Hydra aside where an application of Hydra's runs, such as a trainer, and put it back."""
+def hydra_set_aside() -> Iterator[None]:
+    """Let the block use Hydra inside another application of Hydra, such as a trainer, whose state comes back after."""
     hydra, version = GlobalHydra.instance().hydra, VersionBase.instance().version_base
     GlobalHydra.instance().clear()
     try:

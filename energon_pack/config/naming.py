@@ -15,35 +15,35 @@ from energon_pack.templates.settings import Expand
 from energon_pack.version import VERSION
 
 #: nodes of the config that the bytes of a dataset depend on
-_CONTENT = "model", "media", "labels", "packing", "source", "output"
+_CONTENT_NODES = "model", "media", "labels", "packing", "source", "output"
 #: Settings that change no byte of a dataset. `model.processor` is a place; the processor's content is in the
 #: fingerprint.
-_NOT_CONTENT = {
+_NON_CONTENT_KEYS = {
     "model": {"processor"},
     "source": {"path", "media_root", "remote_media", "on_damaged"},
     "packing": {"max_dropped_tokens"},
     "output": {"dir", "name", "overwrite"},
 }
-_PLACES = {"path", "media_root"}  # of an entry of a mixture
-_IN_NAME = {"packing.layout", "packing.max_token_len"}
+_PLACE_KEYS = {"path", "media_root"}  # of an entry of a mixture
+_KEYS_IN_NAME = {"packing.layout", "packing.max_token_len"}
 
 
 def content_settings(config: PackConfig) -> dict[str, dict[str, Any]]:
-    """Return the settings that a dataset's bytes depend on, except source and processor: no path, worker or machine."""
+    """Return the settings that a dataset's bytes depend on, by node: no path, no number of workers, no processor."""
     return content_of(plain(config))
 
 
 def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the content settings of a config as report.json has it; see `content_settings`."""
-    nodes = {node: values[node] for node in _CONTENT}
+    """Return the same as `content_settings` from the values of a config, as report.json has them."""
+    nodes = {node: values[node] for node in _CONTENT_NODES}
     nodes["plan"] = {"seed": values["seed"]}
     if nodes["packing"]["overlong"] == Overlong.auto.value:  # it writes the same bytes as overlong=drop
         nodes["packing"] = {**nodes["packing"], "overlong": Overlong.drop.value}
-    nodes["labels"] = _labels_of(nodes["labels"])
+    nodes["labels"] = _labels_content(nodes["labels"])
     # datasets that were packed before these existed, or with `source.slice`, keep their content
     nodes["source"] = {**without_unset(nodes["source"]), "slice": None}
     if isinstance(mixed := nodes["source"].get("path"), dict):
-        entries = {name: {key: item[key] for key in item if key not in _PLACES} for name, item in mixed.items()}
+        entries = {name: {key: item[key] for key in item if key not in _PLACE_KEYS} for name, item in mixed.items()}
         nodes["source"] = {**nodes["source"], "mixture": entries}
     if nodes["packing"].get("share") == Share.none:
         unshared = ("share", "share_min_tokens")
@@ -53,13 +53,13 @@ def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     if nodes["output"].get("messages", True):  # as above
         nodes["output"] = {key: value for key, value in nodes["output"].items() if key != "messages"}
     return {
-        node: {key: value for key, value in items.items() if key not in _NOT_CONTENT.get(node, ())}
+        node: {key: value for key, value in items.items() if key not in _NON_CONTENT_KEYS.get(node, ())}
         for node, items in nodes.items()
     }
 
 
-def _labels_of(labels: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop settings of a node `labels` that were added later and have their defaults: old datasets keep their names.
+def _labels_content(labels: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out settings of `labels` that were added later and have their defaults: old datasets keep their names.
 
     A loader does not need these settings: members of packs are expanded already.
     """
@@ -70,10 +70,10 @@ def _labels_of(labels: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in labels.items() if name not in unset}
 
 
-def are_same(before: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
-    """Tell whether two sets of content settings are the same, as JSON has them.
+def are_same_settings(before: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+    """Say whether two results of `content_settings` are equal; one may have been read from JSON.
 
-    A run that has looked at its source says which format it found: that is equal to `source.format=auto`.
+    `source.format=auto` equals any format, because a run that has looked at its source replaces `auto`.
     """
     both = [json.loads(json.dumps(settings)) for settings in (before, ours)]
     formats = [settings["source"].pop("format", None) for settings in both]
@@ -81,16 +81,16 @@ def are_same(before: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
 
 
 def shards_identity(settings: Mapping[str, Any], key_prefix: str, source: Sequence[tuple[str | int, ...]]) -> str:
-    """Hash everything that the bytes of the shards depend on, to decide whether a killed run's can be used again."""
+    """Return a SHA-256 of all that the shards' bytes depend on: a killed run's shards are reused if it is equal."""
     content = json.dumps([VERSION, settings, key_prefix, source], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def is_named(key: str) -> bool:
-    """Say whether a setting changes the hash in `output_name`; one below a place does, as an entry of a mixture."""
+def is_in_name_hash(key: str) -> bool:
+    """Say whether a setting changes the hash in `output_name`, as also a key in an entry of a mixture does."""
     node, _, name = key.partition(".")
-    is_content = node == "seed" or (node in _CONTENT and name not in _NOT_CONTENT.get(node, ()))
-    return is_content and key not in _IN_NAME
+    is_content = node == "seed" or (node in _CONTENT_NODES and name not in _NON_CONTENT_KEYS.get(node, ()))
+    return is_content and key not in _KEYS_IN_NAME
 
 
 def output_name(config: PackConfig, defaults: PackConfig, swept: Mapping[str, str] = MappingProxyType({})) -> str:
@@ -98,7 +98,7 @@ def output_name(config: PackConfig, defaults: PackConfig, swept: Mapping[str, st
 
     Args:
         defaults: the config with the same choice of groups and no override.
-        swept: values that tell the jobs of a sweep apart, beside content settings: sources, processors.
+        swept: values of settings that are no content settings, but differ between jobs of a sweep: source, processor.
     """
     name = f"{_source_name(config.source.path)}-{config.model.name}"
     name += f"-{config.packing.layout.value}-{config.packing.max_token_len}"
@@ -107,7 +107,7 @@ def output_name(config: PackConfig, defaults: PackConfig, swept: Mapping[str, st
         f"{node}.{key}": value
         for node, items in ours.items()
         for key, value in items.items()
-        if value != default_settings[node].get(key) and f"{node}.{key}" not in _IN_NAME
+        if value != default_settings[node].get(key) and f"{node}.{key}" not in _KEYS_IN_NAME
     }
     changed |= swept
     if changed:

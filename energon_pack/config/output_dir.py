@@ -10,13 +10,13 @@ from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.in_store import DatasetInStore
 from energon_pack.dataset.lost_samples import page_beside
 from energon_pack.errors import PackError
-from energon_pack.run.address import is_address, parent, tidy
+from energon_pack.run.address import is_address, parent, tidy_address
 from energon_pack.run.user_cache import user_folder
 from energon_pack.sources.storage import path_in
 
 
 def destination_of(config: PackConfig) -> DatasetInFolder:
-    """Return where the dataset of a run will be."""
+    """Return the dataset that a run writes, in a folder or on an object store; raises PackError without a name."""
     output = config.output
     if output.name is None:
         raise PackError("output.name must be set")
@@ -30,41 +30,41 @@ def destination_of(config: PackConfig) -> DatasetInFolder:
 
 
 def page_of(config: PackConfig) -> Path:
-    """Return the path of a run's page: in the dataset, or, for a single stage, next to where the dataset would be."""
+    """Return the path of a run's page: in the dataset, or beside its place if the run does not publish it."""
     final = destination_of(config).final
     return final / PAGE if publishes(config) else page_beside(final, f"{config.stage.value}.html")
 
 
 def may_overwrite(config: PackConfig) -> bool:
-    """Say whether an existing dataset may be replaced; the demo may run again and again."""
+    """Say whether a run may replace a dataset: by `output.overwrite`, or because it packs the demo."""
     return config.output.overwrite or config.source.is_demo
 
 
 def publishes(config: PackConfig) -> bool:
-    """Say whether a run ends with a dataset under its name."""
+    """Say whether a run ends by publishing its dataset: `stage=all` or `publish`."""
     return config.stage in (Stage.all, Stage.publish)
 
 
 def cache_folder(cache_dir: str | None, output_dir: str) -> Path:
-    """Return the folder of the cache; for a cache on an object store, its copy on this machine."""
+    """Return the folder of the cache on this machine; for a cache on an object store, the folder that mirrors it."""
     address = cache_address(cache_dir, output_dir)
     if address is not None:
         return user_folder("mirrors", short_hash(address))
-    return Path(_place(cache_dir, output_dir)).expanduser()
+    return Path(_cache_place(cache_dir, output_dir)).expanduser()
 
 
 def cache_address(cache_dir: str | None, output_dir: str) -> str | None:
-    """Return the address of the cache; None: it is not on an object store."""
-    place = _place(cache_dir, output_dir)
-    return tidy(place) if is_address(place) else None
+    """Return the address of a cache on an object store; None if the cache is a folder."""
+    place = _cache_place(cache_dir, output_dir)
+    return tidy_address(place) if is_address(place) else None
 
 
 def sweeps_folder(output_dir: str) -> str:
-    """Return the folder of sweeps: beside the datasets, or on this machine if those are on an object store."""
+    """Return the folder of sweeps: beside the datasets, or in the user's cache if those are on an object store."""
     return str(user_folder("runs", "")) if is_address(output_dir) else f"{output_dir}/.runs"
 
 
-def _place(cache_dir: str | None, output_dir: str) -> str:
+def _cache_place(cache_dir: str | None, output_dir: str) -> str:
     return cache_dir or path_in(output_dir, ".cache")
 
 

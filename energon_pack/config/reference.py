@@ -16,7 +16,7 @@ from energon_pack.errors import PackError
 
 @dataclass(frozen=True)
 class Setting:
-    """One key of the config."""
+    """A setting of the config, as `--help KEY` explains it."""
 
     key: str
     #: its values, or their type in plain words
@@ -32,14 +32,14 @@ class Setting:
         return [f"{self.key}={self.default}   ({self.kind})", f"  {self.meaning}", *values]
 
 
-def settings() -> list[Setting]:
+def all_settings() -> list[Setting]:
     """Return all settings, in the order of the config."""
     return list(_settings_of(PackConfig, ""))
 
 
 def help_lines(key: str) -> list[str]:
-    """Return what `--help KEY` prints of a key, or of all keys below it; raises PackError for an unknown key."""
-    chosen = [one for one in settings() if f"{one.key}.".startswith(f"{key}.")]
+    """Return what `--help KEY` prints for a setting, or for all below a node; raises PackError for an unknown key."""
+    chosen = [one for one in all_settings() if f"{one.key}.".startswith(f"{key}.")]
     if not chosen:
         raise PackError(f"--help {key}: unknown key {key}; {nearest_key(key)}")
     return [line for one in chosen for line in one.lines()]
@@ -53,16 +53,16 @@ def _settings_of(owner: type, prefix: str) -> Iterator[Setting]:
             yield from _settings_of(hint, f"{key}.")
         else:
             default = one.default if one.default_factory is MISSING else one.default_factory()
-            yield Setting(key, _kind(hint), as_typed(default), meanings.get(one.name, ""), _values(hint))
+            yield Setting(key, _kind(hint), command_line_text(default), meanings.get(one.name, ""), _values(hint))
 
 
 def _without_none(hint: Any) -> Any:
-    """Return the type that a hint allows beside None."""
+    """Return the type of a hint without None."""
     return next((one for one in get_args(hint) if one is not NoneType), hint) if NoneType in get_args(hint) else hint
 
 
 def _kind(hint: Any) -> str:
-    """Name a type as a person does who sets it."""
+    """Return a type in a user's words."""
     if isinstance(hint, type) and issubclass(hint, Enum):
         return " · ".join(str(one.value) for one in hint)
     words = {str: "text", bool: "true · false", int: "integer", float: "number", dict: "mapping", list: "list"}
@@ -76,17 +76,17 @@ def _values(hint: Any) -> dict[str, str]:
     return {str(one.value): meanings[name] for name, one in hint.__members__.items() if name in meanings}
 
 
-def as_typed(value: object) -> str:
-    """Write a value as the command line takes it."""
+def command_line_text(value: object) -> str:
+    """Return a value as one types it on the command line."""
     if isinstance(value, list):
-        return f"[{','.join(map(as_typed, value))}]"
+        return f"[{','.join(map(command_line_text, value))}]"
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return f"{value:g}" if isinstance(value, float) else str(value.value if isinstance(value, Enum) else value)
 
 
 def _meanings(owner: type) -> dict[str, str]:
-    """Read the `#:` lines above each field of a class and of the classes that it extends."""
+    """Return the text of the `#:` lines above each field of a class, and of the classes it extends, by field."""
     meanings: dict[str, str] = {}
     for one in owner.__mro__[:-1]:
         waiting: list[str] = []

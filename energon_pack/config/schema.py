@@ -19,28 +19,28 @@ if TYPE_CHECKING:  # a config is made sooner without these imports
 
 
 class Flavor(str, Enum):
-    """The form of the packs' JSON; installed packages add others."""
+    """The form of the JSON in packs; installed packages add others."""
 
     packed_multi_mix_qa = "packed_multi_mix_qa"
     packed_captioning = "packed_captioning"
 
 
 class DatasetYaml(str, Enum):
-    """How Energon reads the packs."""
+    """How dataset.yaml has Energon read packs: as a sample class (typed), or as dicts for cookers (crude)."""
 
     typed = "typed"
     crude = "crude"
 
 
 class MediaIn(str, Enum):
-    """Where the media of packs lie."""
+    """Where the media of packs lie: copied into the packs, or in the source, to which packs refer."""
 
     copy = "copy"
     reference = "reference"
 
 
 class Stage(str, Enum):
-    """How far a run goes."""
+    """The part of the work that a run does; `all` is all of it."""
 
     lengths = "lengths"
     plan = "plan"
@@ -50,7 +50,7 @@ class Stage(str, Enum):
 
 
 class Engine(str, Enum):
-    """The library that counts tokens."""
+    """The library that tokenizes texts to measure their lengths."""
 
     auto = "auto"
     words = "words"
@@ -60,7 +60,7 @@ class Engine(str, Enum):
 
 @dataclass
 class MeasureConfig:
-    """How lengths are measured; each choice gives the same lengths."""
+    """How lengths are measured; all choices give the same lengths."""
 
     #: auto: the fastest engine that is installed and exact for the tokenizer
     engine: Engine = Engine.auto
@@ -70,7 +70,7 @@ class MeasureConfig:
 
 @dataclass
 class SplitsConfig:
-    """Shares of the samples by split, drawn by id and seed."""
+    """The share of the samples in each split; a sample's id and the seed decide its split."""
 
     #: share of train; None: everything that val and test leave
     train: float | None = None
@@ -82,7 +82,7 @@ class SplitsConfig:
 
 @dataclass
 class OutputConfig:
-    """Where packs are written, and how."""
+    """Where the dataset is written, and in which form."""
 
     #: the folder of all datasets and of the cache
     dir: str = "packed"
@@ -116,7 +116,7 @@ class OutputConfig:
     overwrite: bool = False
 
     def check(self) -> None:
-        """Raise PackError for settings with which nothing could be written."""
+        """Raise PackError for settings that contradict each other, or with which nothing could be written."""
         if not self.dir:
             raise PackError("output.dir is empty: output.dir=. is this folder")
         for key, text in (("output.name", self.name), ("output.shard_prefix", self.shard_prefix)):
@@ -152,14 +152,14 @@ class OutputConfig:
             self.packed_flavor()
 
     def packed_flavor(self) -> "PackedFlavor":
-        """Return the flavour of the packs, in the form that a stack's class takes; raises PackError as `flavor_for`."""
+        """Return the flavour of the packs, in the form for `sample_type`, if it is set; raises as `flavor_for` does."""
         from energon_pack.dataset.sample_class import flavor_for
 
         return flavor_for(self.flavor, self.sample_type, self.sample_fields)
 
 
 class Objective(str, Enum):
-    """What a sweeper that optimises gets for each job."""
+    """The figure of each job that a sweeper optimises."""
 
     #: tokens in packs, by the room in them
     fill = "fill"
@@ -171,7 +171,7 @@ class Objective(str, Enum):
 
 @dataclass
 class ReportConfig:
-    """The settings of what a run comes to."""
+    """Which pack lengths a run tries, and which figure it gives a sweeper."""
 
     #: the pack lengths that stage=lengths tries, in tokens
     lens: list[int] = field(default_factory=lambda: [2048, 4096, 8192, 16384, 32768, 65536])
@@ -205,7 +205,7 @@ class PackConfig:
     max_skipped: float = 0.01
 
     def flavor(self) -> "PackedFlavor":
-        """Return the flavour of the packs; raises PackError as `OutputConfig.packed_flavor`."""
+        """Return the flavour of the packs, as `output` and `packing.share` choose it; raises as `packed_flavor`."""
         from energon_pack.samples.flavors import TREES_FLAVOR
 
         return self.output.packed_flavor() if self.packing.share is Share.none else TREES_FLAVOR

@@ -18,7 +18,7 @@ from energon_pack.templates.models import read_model
 from energon_pack.templates.settings import Expand, Mask, MediaConfig, Think, TrainOn
 
 #: names of settings in other tools
-_ELSEWHERE = {
+_NAMES_IN_OTHER_TOOLS = {
     "packing.max_token_len": "max_seq_len max_seq_length seq_len seq_length max_length sequence_len cutoff_len",
     "model.processor": "model_path model_name_or_path processor_path tokenizer tokenizer_path",
     "model.max_pixels": "max_pixels image_max_pixels",
@@ -26,11 +26,11 @@ _ELSEWHERE = {
     "output.dir": "output_dir output_path save_dir out",
     "executor.num_workers": "num_proc dataset_num_proc preprocessing_num_workers",
 }
-_GUESSES = 3  # names to suggest if none is spelled alike
+_MAX_GUESSES = 3  # names to suggest if none is spelled alike
 
 
 def to_config(composed: DictConfig) -> PackConfig:
-    """Return the typed form of a composed config.
+    """Check a composed config, and return it as a `PackConfig`.
 
     Raises:
         PackError: neither a model nor a processor, an unknown key (which `+` lets into a config), or a value that
@@ -38,7 +38,7 @@ def to_config(composed: DictConfig) -> PackConfig:
     """
     _reject_unknown(composed, PackConfig, "")
     if OmegaConf.is_missing(composed.model, "name"):
-        _add_model(composed)
+        _add_auto_model(composed)
     missing = sorted(OmegaConf.missing_keys(composed))
     if missing:
         raise PackError(f"{', '.join(missing)} must be set, in the model's YAML or on the command line")
@@ -50,8 +50,8 @@ def to_config(composed: DictConfig) -> PackConfig:
     return config
 
 
-def _add_model(composed: DictConfig) -> None:
-    """Complete a model of which only the processor is named, as `+model=auto` does: its class says the rest."""
+def _add_auto_model(composed: DictConfig) -> None:
+    """Fill in the model's settings as `model=auto` does, if only a processor is given: its class decides the rest."""
     if not composed.model.processor:
         raise PackError(
             "no model: model.processor=FOLDER (or its hub id) is enough, or +model=NAME, as --help lists them; for the"
@@ -65,9 +65,9 @@ def _add_model(composed: DictConfig) -> None:
 
 
 def nearest_key(key: str) -> str:
-    """Suggest what a user may have meant by a key that does not exist."""
+    """Return a hint for a key that does not exist: `did you mean packing.max_token_len?`, or a list of keys."""
     node, _, name = key.rpartition(".")
-    if meant := next((ours for ours, names in _ELSEWHERE.items() if name in names.split()), None):
+    if meant := next((ours for ours, names in _NAMES_IN_OTHER_TOOLS.items() if name in names.split()), None):
         return f"did you mean {meant}?"
     of_that_name = [ours for ours in keys_of(PackConfig) if ours.rpartition(".")[2] == name]
     schema: Any = PackConfig
@@ -86,19 +86,19 @@ def nearest_key(key: str) -> str:
     dot = f"{node}." if node else ""
     deeper = {key.rpartition(".")[2]: key for key in keys_of(schema)}
     for keys in ({key: key for key in names}, deeper):
-        close = difflib.get_close_matches(name, keys, n=_GUESSES)
-        if near := next((one for one in close if _means(name, one)), None):
+        close = difflib.get_close_matches(name, keys, n=_MAX_GUESSES)
+        if near := next((one for one in close if _spells(name, one)), None):
             return f"did you mean {dot}{keys[near]}?"
-    if len(names) > _GUESSES and node:
-        nearest = difflib.get_close_matches(name, names, n=_GUESSES, cutoff=0.0)
+    if len(names) > _MAX_GUESSES and node:
+        nearest = difflib.get_close_matches(name, names, n=_MAX_GUESSES, cutoff=0.0)
         return f"near it: {', '.join(dot + one for one in nearest)}; all of them: energon-pack --help {node}"
     return f"there are: {', '.join(dot + name for name in names)}"
 
 
-def _means(name: str, known: str) -> bool:
-    """Say whether a key is another spelling of a known one, word by word: `max_tokens` of `max_token_len`.
+def _spells(name: str, known: str) -> bool:
+    """Say whether a key spells a known one in another way, word by word: `max_tokens` for `max_token_len`.
 
-    What is spelled alike may mean another thing: `max_packed_tokens` and `max_dropped_tokens`.
+    Keys that are spelled alike may mean other things: `max_packed_tokens` and `max_dropped_tokens`.
     """
     words, known_words = name.lower().split("_"), known.split("_")
     return _are_like(words, known_words) or (len(known_words) > 1 and _are_like(known_words, words))
@@ -113,17 +113,17 @@ def _is_like(word: str, other: str) -> bool:
 
 
 def nearest_name(name: str, names: Sequence[str]) -> str:
-    """Guess which name a user meant, whatever its dots, dashes and capitals; if none is alike, list all."""
+    """Return a hint for an unknown name: `did you mean …?`, whatever dots, dashes and capitals, or a list of all."""
     plain = {re.sub(r"[\W_]", "", known).lower(): known for known in names}
     spelled = re.sub(r"[\W_]", "", name).lower()
-    near = [spelled] if spelled in plain else difflib.get_close_matches(spelled, plain, n=_GUESSES, cutoff=0.7)
+    near = [spelled] if spelled in plain else difflib.get_close_matches(spelled, plain, n=_MAX_GUESSES, cutoff=0.7)
     if near:
         return f"did you mean {' or '.join(plain[guess] for guess in near)}?"
     return f"there are: {', '.join(names)}"
 
 
 def keys_of(schema: Any) -> Iterator[str]:
-    """Yield all keys below a node, with dots."""
+    """Yield the dotted keys of all settings in a config class: `packing.max_token_len`."""
     for name, kind in get_type_hints(schema).items():
         yield from (f"{name}.{key}" for key in keys_of(kind)) if is_dataclass(kind) else (name,)
 
@@ -154,7 +154,7 @@ def _check_values(config: PackConfig) -> None:
     for name, share in (("max_skipped", config.max_skipped), ("measure.verify", config.measure.verify)):
         if not 0 <= share <= 1:
             raise PackError(f"{name}={share}: a share of the samples, 0 to 1")
-    for name, text in _texts(plain(config)):
+    for name, text in _text_settings(plain(config)):
         refuse_password(f"{name}=", text)
     for node in (config.media, config.model, config.labels, packing, config.source, config.output, config.executor):
         node.check()
@@ -172,7 +172,7 @@ def _check_values(config: PackConfig) -> None:
 
 
 def _check_parts(config: PackConfig) -> None:
-    """Refuse label settings that need the last turn of a whole sample, if samples are cut into parts."""
+    """Raise PackError for label settings that need a sample's last turn, if samples are cut into parts."""
     is_split, are_pairs = config.packing.overlong is Overlong.split_turns, config.labels.expand is Expand.pairs
     asked = [
         f"labels.train_on={TrainOn.last.value}" if config.labels.train_on is TrainOn.last else "",
@@ -186,7 +186,7 @@ def _check_parts(config: PackConfig) -> None:
 
 
 def _check_share(config: PackConfig) -> None:
-    """Refuse settings that do not work with `packing.share`."""
+    """Raise PackError for settings that do not work with `packing.share`."""
     share, output, mask = config.packing.share, config.output, config.model.mask
     if share is Share.none:
         return
@@ -206,25 +206,25 @@ def _check_share(config: PackConfig) -> None:
 
 
 def _whole_numbers(config: PackConfig) -> Iterator[tuple[str, int]]:
-    """Yield each whole number among the settings of a node, by its key: all of them are sizes or counts."""
+    """Yield the key and value of each whole number in a node of the config: all of them are sizes or counts."""
     for node, settings in plain(config).items():
         for name, value in settings.items() if isinstance(settings, dict) else ():
             if isinstance(value, int) and not isinstance(value, bool):
                 yield f"{node}.{name}", value
 
 
-def _texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each text among the settings, by its key."""
+def _text_settings(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the key and value of each text in the config."""
     if isinstance(value, str):
         yield name, value
     elif isinstance(value, dict | list):
         items = value.items() if isinstance(value, dict) else ((None, item) for item in value)
         for key, item in items:
-            yield from _texts(item, ".".join(filter(None, (name, key))))
+            yield from _text_settings(item, ".".join(filter(None, (name, key))))
 
 
 def _may_be_name(text: str) -> bool:
-    """Say whether a text may be the name of one of a processor's chat templates; else it is a file."""
+    """Say whether a text may name one of a processor's chat templates; otherwise it is a file."""
     return re.fullmatch(r"[\w-]+", text) is not None and not Path(text).is_file()
 
 

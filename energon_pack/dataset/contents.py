@@ -30,81 +30,84 @@ from energon_pack.sources.referenced import MEDIA_AT_ONCE
 
 @dataclass(frozen=True)
 class Pack:
-    """A pack as it was read: its files, and those fields of its JSON that have the right type."""
+    """A pack read from a shard: its files, and the fields of its JSON that have the right type (it may be damaged)."""
 
     files: PackFiles
     parts: dict[str, Part]
     fields: Fields = field(default_factory=dict)
     meta: Fields = field(default_factory=dict)
     flavor: PackedFlavor = DEFAULT_FLAVOR
-    references: list[Reference] = field(default_factory=list)  # parts that lie in the source; `Beside` reads them
+    references: list[Reference] = field(
+        default_factory=list
+    )  # parts that lie in the source; `ShardWithMedia` reads them
 
     @cached_property
     def members(self) -> list[dict[str, Any]] | None:
-        """Return the JSON of each member; None where it can't be told."""
+        """Return the JSON of each member; None if a field that it needs is missing or damaged."""
         with suppress(KeyError):
             return self.flavor.members(self.fields)
         return None
 
     @cached_property
-    def named(self) -> list[list[str]] | None:
-        """Return the names of each member's parts, in the order of writing; None where they can't be told."""
+    def part_names(self) -> list[list[str]] | None:
+        """Return the names of each member's parts, in the order of writing; None if the JSON of them is damaged."""
         with suppress(KeyError):
             return self.flavor.parts(self.fields)
         return None
 
     @cached_property
-    def names(self) -> list[list[str]]:
-        """Return the names of each member's media; [] where they can't be told."""
-        return [[name for name in names if not name.endswith(".npy")] for names in self.named or ()]
+    def media_names(self) -> list[list[str]]:
+        """Return the names of each member's media; [] if the JSON is damaged."""
+        return [[name for name in names if not name.endswith(".npy")] for names in self.part_names or ()]
 
     @property
     def shared_lens(self) -> list[int]:
-        """Return how many of its first tokens each member shares with the member before it."""
-        return list(self.meta.get("shared_lens", ())) or [0] * len(self.meta.get("token_lens", self.names))
+        """Return how many first tokens each member shares with the member before it: 0 without `packing.share`."""
+        return list(self.meta.get("shared_lens", ())) or [0] * len(self.meta.get("token_lens", self.media_names))
 
     @cached_property
-    def num_shared(self) -> list[int]:
+    def num_shared_media(self) -> list[int]:
         """Return how many of its first media each member shares with the member before it."""
         lens = self.shared_lens
-        return list(num_shared_media(self.names, lens if len(lens) == len(self.names) else [0] * len(self.names)))
+        lens_match = len(lens) == len(self.media_names)
+        return list(num_shared_media(self.media_names, lens if lens_match else [0] * len(self.media_names)))
 
     @cached_property
     def kinds(self) -> list[list[str | None]]:
-        """Return the kind of each medium in `names`: image or video."""
-        return [[self.flavor.kind(name) for name in names] for names in self.names]
+        """Return the kind of each medium in `media_names`, such as `image`; None for a name that is no medium's."""
+        return [[self.flavor.kind(name) for name in names] for names in self.media_names]
 
-    def positions(self, image: str) -> Part | None:
-        """Return the part with the patch positions of an image; None: it has none."""
+    def positions_part(self, image: str) -> Part | None:
+        """Return the part that holds the patch positions of an image; None if the image has none."""
         name = self.flavor.positions_part(image)
         return None if name is None else self.parts.get(name)
 
-    def origin(self, name: str) -> str | None:
-        """Return the sample that a medium belongs to; None where the JSON does not tell."""
-        samples = zip({**self.fields, **self.meta}.get("sample_ids", ()), self.named or (), strict=False)
+    def sample_of_medium(self, name: str) -> str | None:
+        """Return the id of the sample that a medium belongs to; None if the JSON does not tell."""
+        samples = zip({**self.fields, **self.meta}.get("sample_ids", ()), self.part_names or (), strict=False)
         return next((str(sample) for sample, names in samples if name in names), None)
 
     @cached_property
-    def ids(self) -> list[str]:
-        """Return the sample id of each member; [] where they can't be told."""
+    def sample_ids(self) -> list[str]:
+        """Return the sample id of each member; [] if the JSON is damaged."""
         ids: list[str] = self.meta.get("sample_ids", [])
         return ids
 
     @property
     def media_type(self) -> str:
-        """Return the media type that the JSON states, or else the type of its media."""
+        """Return the pack's media type, such as `image` or `mix`: from its JSON, else from the kinds of its media."""
         if "media_type" in self.flavor.schema:
             return str(self.fields.get("media_type", "unknown"))
         return media_type([kind for kinds in self.kinds for kind in kinds if kind])
 
 
-def with_media(file: Bytes, pack: Pack, media: DatasetMedia) -> Bytes:
-    """Return bytes that hold all parts of a pack at their places: its shard, followed by the media it refers to."""
-    return Beside(file, pack.files.end, pack.references, media) if pack.references else file
+def file_with_media(file: Bytes, pack: Pack, media: DatasetMedia) -> Bytes:
+    """Return a file in which all parts of a pack lie at their offsets: its shard, then the media that it refers to."""
+    return ShardWithMedia(file, pack.files.end, pack.references, media) if pack.references else file
 
 
 def written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
-    """Return what a model is fed of each member of a pack."""
+    """Read the token ids, trained ranges and media of each member of a pack; raises TokensDamaged if there are none."""
     part = pack.parts.get(TOKENS_PART)
     if part is None or part.size < 0:
         raise TokensDamaged("it has no tokens")
@@ -112,19 +115,19 @@ def written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
 
 
 def messages_of(file: Bytes, pack: Pack, index: int) -> list[Message]:
-    """Return the stored conversation of a member, with the times from its patch positions."""
-    positions = [_positions(file, pack, name) for name in pack.names[index]]
+    """Return the stored messages of the member with this index; its patch positions give times that its texts lack."""
+    positions = [_positions(file, pack, name) for name in pack.media_names[index]]
     return pack.flavor.messages((pack.members or [])[index], positions)
 
 
 def _positions(file: Bytes, pack: Pack, image: str) -> Any:
-    """Read the patch positions of an image; None: it has none."""
-    part = pack.positions(image)
+    """Read the patch positions of an image; None if it has none."""
+    part = pack.positions_part(image)
     return None if part is None else load_patch_positions(file.read(part.offset, part.size), part.name)
 
 
-def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor) -> tuple[Pack, list[str]]:
-    """Return a pack, and the defects of its JSON."""
+def parse_pack(files: PackFiles, raw: bytes | None, flavor: PackedFlavor) -> tuple[Pack, list[str]]:
+    """Parse the JSON of a pack (None: it has no JSON); return the pack, and a phrase for each defect of the JSON."""
     parts = {part.name: part for part in files.parts}
     unread = Pack(files, parts, flavor=flavor)
     if raw is None:
@@ -140,24 +143,27 @@ def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor) -> tuple[Pa
         if wrong := list(reference_defects(value)):
             return unread, wrong
         references = list({part.name: part for part in chain.from_iterable(references_of(value))}.values())
-        starts = starts_behind(files.end, references)
+        starts = media_offsets(files.end, references)
         beside = [Part(part.name, start, part.size) for part, start in zip(references, starts, strict=False)]
         files = files._replace(parts=[*files.parts, *beside])
         parts, value = {part.name: part for part in files.parts}, without_references(value, flavor)
     meta = value.get("_meta")
-    fields, good_meta = _good(value, flavor.schema), _good(meta, flavor.meta) if isinstance(meta, dict) else {}
+    fields, good_meta = (
+        _valid_fields(value, flavor.schema),
+        _valid_fields(meta, flavor.meta) if isinstance(meta, dict) else {},
+    )
     pack = Pack(files, parts, fields, good_meta, flavor, references)
     absent = set(flavor.optional) - value.keys()
     wrong = list(wrong_fields(value, "", {name: form for name, form in flavor.schema.items() if name not in absent}))
     wrong += wrong_fields(meta, "_meta.", flavor.meta)
-    return pack, [*wrong, *_unequal(pack), *flavor.defects(fields)]
+    return pack, [*wrong, *_contradictions(pack), *flavor.defects(fields)]
 
 
-def _good(value: dict[str, Any], schema: Schema) -> dict[str, Any]:
+def _valid_fields(value: dict[str, Any], schema: Schema) -> dict[str, Any]:
     return {name: value[name] for name, (_, is_it) in schema.items() if name in value and is_it(value[name])}
 
 
-def _unequal(pack: Pack) -> Iterator[str]:
+def _contradictions(pack: Pack) -> Iterator[str]:
     both = {**pack.fields, **pack.meta}
     lens = {name: len(items) for name, items in both.items() if isinstance(items, list)}
     if len(set(lens.values())) > 1:
@@ -168,23 +174,23 @@ def _unequal(pack: Pack) -> Iterator[str]:
         yield f"_meta.pack_id is {short(pack.meta['pack_id'])}"
     if 0 in pack.meta.get("token_lens", ()):
         yield "_meta.token_lens has a 0"
-    for member, (ours, in_source) in enumerate(zip(pack.names, pack.meta.get("source_parts", ()), strict=False)):
+    for member, (ours, in_source) in enumerate(zip(pack.media_names, pack.meta.get("source_parts", ()), strict=False)):
         if len(ours) != len(in_source):
             yield f"member {member} has {len(ours)} media and {len(in_source)} _meta.source_parts"
 
 
-class Beside:
-    """The bytes of a shard up to the end of a pack, followed by the bytes of the media that the pack refers to."""
+class ShardWithMedia:
+    """Reads a pack whose media lie elsewhere as one file: its shard up to the pack's end, followed by these media."""
 
     def __init__(self, shard: Bytes, end: int, references: Sequence[Reference], media: DatasetMedia):
         self._shard, self._references, self._media = shard, references, media
-        self._starts = starts_behind(end, references)
+        self._starts = media_offsets(end, references)
         self.size = self._starts[-1]
         self._last: tuple[int, Bytes] = -1, shard
         self._ahead = -1  # number of the last group of media that were read together
 
     def read(self, offset: int, size: int) -> bytes:
-        """Read bytes like a file; raises like `opened` if they are in a medium."""
+        """Read at most `size` bytes from an offset; inside a medium, errors are those of `DatasetMedia.opened`."""
         if offset < self._starts[0]:
             return self._shard.read(offset, size)
         index = bisect_right(self._starts, offset) - 1
@@ -198,6 +204,6 @@ class Beside:
         return self._last[1].read(offset - self._starts[index], size)
 
 
-def starts_behind(end: int, references: Sequence[Reference]) -> list[int]:
-    """Return where each medium that a pack refers to begins behind the pack, and the end of the last one."""
+def media_offsets(end: int, references: Sequence[Reference]) -> list[int]:
+    """Return the offset of each medium if all follow the end of a pack in a row, and the end of the last one."""
     return list(accumulate((reference.size for reference in references), initial=end))

@@ -6,49 +6,49 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.dataset.energon import changed_keys
-from energon_pack.dataset.files import NEEDED, PlanFile, at
+from energon_pack.dataset.files import REQUIRED_FILES, PlanFile, value_at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import yaml_value
 
-_INDEX_ENTRY = 8  # bytes: the place where a pack starts; the last entry is the end of the shard
+_INDEX_ENTRY_BYTES = 8  # the place where a pack starts; the last entry is the end of the shard
 
 
 class PlanMissing(PackError):
-    """There is no plan from `stage=plan` that `stage=write` could write."""
+    """`stage=write` finds no plan that `stage=plan` left for its settings and its source."""
 
 
-def another_run(named: str) -> PackError:
-    """Return the error for two runs with the same output."""
+def another_run_error(named: str) -> PackError:
+    """Return the error that says that another run writes the same dataset."""
     return PackError(f"another run is writing {named}")
 
 
 def published_report(place: str) -> dict[str, Any] | None:
-    """Return report.json of a whole dataset, whose shards and indexes have their written sizes; None: it is not whole.
+    """Return report.json of a published dataset; None if a file is missing, or a shard or index has another size.
 
-    An object store is asked once for the list of its objects; no shard is read.
+    An object store is asked once, for the list of its objects; no shard is read.
     """
     folder = DatasetFolder(place)
-    if not all(map(folder.has, NEEDED)):
+    if not all(map(folder.has, REQUIRED_FILES)):
         return None
     try:
         report = folder.read_object(REPORT)
-        counts = at(folder.read_object(f"{META_FOLDER}/.info.json"), "shard_counts")
+        counts = value_at(folder.read_object(f"{META_FOLDER}/.info.json"), "shard_counts")
         folder.read_object(f"{META_FOLDER}/{MANIFEST}")
         PlanFile(folder).check()
     except (OSError, ValueError):  # somebody else changed a file
         return None
     if "identity" not in report or not isinstance(counts, dict) or sorted(counts) != folder.shards:
         return None
-    if any(_size(folder, f"{name}.idx") != (packs + 1) * _INDEX_ENTRY for name, packs in counts.items()):
+    if any(_size(folder, f"{name}.idx") != (packs + 1) * _INDEX_ENTRY_BYTES for name, packs in counts.items()):
         return None
     return report if sum(_size(folder, name) for name in counts) == report.get("bytes_written") else None
 
 
-def refuse_changed(named: str, yamls: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise PackError if Energon would not read a dataset as it was packed."""
+def refuse_changed_yamls(named: str, yamls: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise PackError if a YAML file of a dataset (`yamls`: written content by name) was changed or damaged."""
     folder = DatasetFolder(named)
     for name, written in yamls.items():
         try:
@@ -67,8 +67,8 @@ def _size(folder: DatasetFolder, name: str) -> int:
     return -1 if state is None else state.size
 
 
-def refuse_another(report: dict[str, Any], identity: str, named: str) -> None:
-    """Refuse to replace a dataset that a run with the same settings would write differently."""
+def refuse_other_dataset(report: dict[str, Any], identity: str, named: str) -> None:
+    """Raise PackError if the published dataset was made of another source or processor, or by another version."""
     if report["identity"] != identity:
         raise PackError(
             f"{named} exists, packed of another source or processor, or by another version:"
@@ -77,7 +77,7 @@ def refuse_another(report: dict[str, Any], identity: str, named: str) -> None:
 
 
 def refuse_unwritable_folder(knob: str, folder: Path) -> None:
-    """Write a file without a name into a folder, or into the first existing folder above it."""
+    """Raise PackError if no file can be written into a folder, or else into the first existing folder above it."""
     above = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
     try:
         with tempfile.TemporaryFile(dir=above) as file:

@@ -18,15 +18,23 @@ from energon_pack.training.pack_encoder import PackEncoder
 def pack_encoder(
     path: str | Path, processor: str | None = None, trust_remote_code: bool = False, **options: Any
 ) -> PackEncoder:
-    """Return the encoder for the packs of a dataset; see `read_rules` for arguments and errors, else `PackEncoder`."""
+    """Return the encoder that turns packs of a dataset into model inputs; `options` are those of `PackEncoder`."""
     return PackEncoder(read_manifest(path), read_rules(path, processor, trust_remote_code), **options)
 
 
 def read_rules(dataset: str | Path, processor: str | None, trust_remote_code: bool) -> InputRules:
-    """Return the rules by which a packed dataset becomes a model's inputs."""
+    """Return the rules that turn packs of a dataset into model inputs.
+
+    Args:
+        processor: folder or hub id, in place of the processor's files in the dataset; None: these files.
+        trust_remote_code: run the processor's own code.
+
+    Raises:
+        OtherTokenizer: this processor's tokenizer makes other ids than the dataset holds.
+    """
     folder = None if processor is None else str(local_folder(processor))
     rules = read_input_rules(dataset, folder)
-    tokenize = partial(_tokenized, str(dataset), processor, trust_remote_code)
+    tokenize = partial(_tokenize_like_packs, str(dataset), processor, trust_remote_code)
     rules = replace(rules, kwargs={**rules.kwargs, "trust_remote_code": trust_remote_code}, tokenize=tokenize)
     if processor is not None:
         tokenizer_of(rules, dataset)
@@ -34,7 +42,7 @@ def read_rules(dataset: str | Path, processor: str | None, trust_remote_code: bo
 
 
 def tokenizer_of(rules: InputRules, dataset: str | Path) -> Any:
-    """Load the tokenizer in the rules' folder; raises ValueError if it makes other ids than the dataset holds."""
+    """Load the tokenizer of the rules' processor; raises OtherTokenizer if its ids are not those of the dataset."""
     with quiet_transformers():
         from transformers import AutoTokenizer
 
@@ -45,8 +53,10 @@ def tokenizer_of(rules: InputRules, dataset: str | Path) -> Any:
     return tokenizer
 
 
-def _tokenized(dataset: str, processor: str | None, trust_remote_code: bool, member: MemberInput) -> MemberTokens:
-    """Tokenize a sample that is in no pack, as the packs of a dataset were."""
-    from energon_pack.dataset.packed_with import tokenized
+def _tokenize_like_packs(
+    dataset: str, processor: str | None, trust_remote_code: bool, member: MemberInput
+) -> MemberTokens:
+    """Tokenize a sample that is in no pack, in the same way as the packs of a dataset."""
+    from energon_pack.dataset.packed_with import tokenize_like_packs
 
-    return tokenized(dataset, processor, trust_remote_code, member)
+    return tokenize_like_packs(dataset, processor, trust_remote_code, member)

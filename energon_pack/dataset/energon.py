@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from energon_pack.dataset.manifest import MANIFEST, TYPED
+from energon_pack.dataset.manifest import MANIFEST, TYPED_YAML
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import PackPlan, split_counts, turn_counts
@@ -37,14 +37,15 @@ def write_metadata(
     manifest: Mapping[str, Any],
     sample_type: str | None = None,
 ) -> None:
-    """Write `.nv-meta` for the shards of a finished folder.
+    """Write the files of `.nv-meta` that depend on the finished shards: Energon's own, and energon_pack.json.
 
     Args:
-        dataset_yaml: `typed` or `crude`: the form of `dataset.yaml`; a second file beside it has the other form.
-        sample_type: `module:Class` of another stack, which a sample_loader.py fills; None: the class of this package.
+        dataset_yaml: how dataset.yaml has packs read: `typed`, as a sample class, or `crude`, as dicts; a second YAML
+            has the other form.
+        sample_type: `module:Class` of another stack, which sample_loader.py fills; None: the class of this package.
     """
     meta = folder / META_FOLDER
-    info = write_energon(folder, shards, flavor, dataset_yaml, sample_type)
+    info = write_energon_files(folder, shards, flavor, dataset_yaml, sample_type)
     if sample_type is not None:
         write_whole(meta / SAMPLE_LOADER, sample_loader_py(flavor))
     content = json.dumps({"format": FORMAT, **manifest}, indent=2, sort_keys=True)
@@ -63,12 +64,12 @@ def manifest_of(
     content: Mapping[str, Mapping[str, Any]],
     mixture: Sequence[Mapping[str, Any]] | None,
 ) -> dict[str, Any]:
-    """Return the content of energon_pack.json, except its format; `mixture` has the figures of each entry."""
+    """Return the content of energon_pack.json without its format number; `mixture` has the figures of each entry."""
     return {
         "flavor": lengths.flavor.name,
         "fingerprint": template.fingerprint,
         "fingerprints": template.fingerprints,
-        **made_of(content),
+        **manifest_settings(content),
         "num_packs": plan.num_packs,
         "num_samples": len(plan.items),
         "num_tokens": int(lengths.items.lens[plan.items].sum()),
@@ -79,8 +80,8 @@ def manifest_of(
     }
 
 
-def made_of(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the part of energon_pack.json that depends only on settings; encoding packs needs no other part."""
+def manifest_settings(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the part of energon_pack.json that depends on settings alone: all that is needed to encode packs."""
     packing = ("layout", "max_token_len", "pad_to_multiple_of", "topology")
     return {
         **{name: content["packing"][name] for name in packing},
@@ -89,10 +90,10 @@ def made_of(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def write_energon(
+def write_energon_files(
     folder: Path, shards: Sequence[WrittenShard], flavor: Flavor, dataset_yaml: str, sample_type: str | None = None
 ) -> dict[str, Any]:
-    """Write the files that Energon itself reads, for packed and other datasets; return the content of .info.json."""
+    """Write the files that Energon reads, for packed and other datasets: YAMLs, .info; return .info.json's content."""
     meta = folder / META_FOLDER
     meta.mkdir(exist_ok=True)
     for name, value in dataset_yamls(flavor, dataset_yaml, sample_type).items():
@@ -109,12 +110,12 @@ def write_energon(
 
 
 def sample_loader_py(flavor: PackedFlavor) -> bytes:
-    """Return the content of `.nv-meta/sample_loader.py`, from which another stack's class is filled."""
+    """Return the source code of `.nv-meta/sample_loader.py`, which fills another stack's sample class."""
     return (Path(__file__).parent / "sample_loaders" / f"{flavor.name}.py").read_bytes()
 
 
 def dataset_yamls(flavor: Flavor, dataset_yaml: str, sample_type: str | None = None) -> dict[str, dict[str, Any]]:
-    """Return the two files that say how Energon reads a dataset: name → content."""
+    """Return the content of dataset.yaml, and of its typed or crude alternative, by name: how Energon reads packs."""
     typed: dict[str, Any] = {
         "sample_type": {"__module__": "energon_pack.flavors", "__class__": flavor.sample_class},
         "sample_loader": {
@@ -141,11 +142,11 @@ def dataset_yamls(flavor: Flavor, dataset_yaml: str, sample_type: str | None = N
     }
     if dataset_yaml == "typed":
         return {"dataset.yaml": typed, "crude.yaml": crude}
-    return {"dataset.yaml": crude, TYPED: typed}
+    return {"dataset.yaml": crude, TYPED_YAML: typed}
 
 
 def changed_keys(content: Any, written: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the changed keys of one of `dataset_yamls`; a user may add subflavors, and set `source_root`."""
+    """Yield the keys of a YAML that differ from those of `dataset_yamls`; users may add subflavors and source_root."""
     present = content if isinstance(content, dict) else {}
     for key in sorted(written):
         value = present.get(key)

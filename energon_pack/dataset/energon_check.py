@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from energon_pack.dataset.energon import dataset_yamls
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_parts import PackParts
-from energon_pack.dataset.source_media import LoadedMedia
+from energon_pack.dataset.source_media import EnergonMedia
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import energon_address
 from energon_pack.run.executors.admission import packages
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.heavy_imports import importing
-from energon_pack.run.user_cache import keep, read_kept, version_of
+from energon_pack.run.user_cache import read_kept, version_of, write_kept
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.flavors.references import with_referenced_parts
 from energon_pack.samples.tokens_part import TOKENS_PART
@@ -29,65 +29,67 @@ from energon_pack.samples.tokens_part import TOKENS_PART
 if TYPE_CHECKING:  # the process that checks needs none of the writing code
     from energon_pack.dataset.shards import WrittenShard
 
-_NUM_PACKS = 16
+_NUM_CHECKED_PACKS = 16
 
 
 @dataclass(frozen=True)
 class CheckJob:
-    """A dataset, and the packs that it should have."""
+    """A written dataset that is to be checked, and how many packs each of its shards should have."""
 
     folder: str  # or the address, as Energon writes it
     dataset_yaml: str  # the YAML file in use, which says whether it is a crude dataset
     flavor: PackedFlavor
     num_packs: dict[str, dict[str, int]]  # of each shard, by split
-    root: str | None  # the place of the source, if packs refer to media in it; None: they hold copies
-    claim: str  # see `claim_of`
+    source_root: str | None  # the place of the source, if packs refer to media in it; None: they hold copies
+    cache_key: str  # see `cache_key_of`
 
 
-def claim_of(flavor: PackedFlavor, dataset_yaml: str) -> str:
-    """Return the name under which the user's cache keeps that Energon reads datasets of a form."""
+def cache_key_of(flavor: PackedFlavor, dataset_yaml: str) -> str:
+    """Return the key under which the user's cache records that Energon reads datasets of this form."""
     form = json.dumps([dataset_yamls(flavor, dataset_yaml), packages()])
     return f"{version_of('megatron-energon')}-{hashlib.sha256(form.encode()).hexdigest()[:16]}"
 
 
-def reconcile(shards: "list[WrittenShard]", num_packs: int, num_samples: int) -> None:
-    """Compare the written packs and samples with the plan."""
+def refuse_other_counts(shards: "list[WrittenShard]", num_packs: int, num_samples: int) -> None:
+    """Raise PackError if the shards have other numbers of packs or samples than were planned."""
     written = sum(shard.num_packs for shard in shards), sum(shard.num_samples for shard in shards)
     if written != (num_packs, num_samples):
         planned = f"{amount(num_packs, 'pack')} of {amount(num_samples, 'sample')}"
         raise PackError(f"{planned} were planned, {written} written: not published")
 
 
-def job_of(folder: Path | str, flavor: PackedFlavor, shards: "list[WrittenShard]", root: str | None) -> CheckJob:
-    """Build the job for `check` from the shards that were written."""
+def check_job_of(folder: Path | str, flavor: PackedFlavor, shards: "list[WrittenShard]", root: str | None) -> CheckJob:
+    """Return the job for `check`; `root` is the place of the source if packs refer to media in it."""
     num_packs: dict[str, dict[str, int]] = {}
     for shard in shards:
         num_packs.setdefault(shard.split, {})[shard.name] = shard.num_packs
     if isinstance(folder, str):
         return CheckJob(energon_address(folder), "crude.yaml", flavor, num_packs, root, "")
     has_crude = (folder / META_FOLDER / "crude.yaml").exists()
-    claim = claim_of(flavor, "typed" if has_crude else "crude")
-    return CheckJob(str(folder), "crude.yaml" if has_crude else "dataset.yaml", flavor, num_packs, root, claim)
+    cache_key = cache_key_of(flavor, "typed" if has_crude else "crude")
+    return CheckJob(str(folder), "crude.yaml" if has_crude else "dataset.yaml", flavor, num_packs, root, cache_key)
 
 
 def check(job: CheckJob) -> None:
-    """Read the first pack of each shard of a folder, and, unless a dataset of the same form was read so before, the
-    first packs of the dataset through Energon as training will, which imports torch; pixels are not decoded.
+    """Raise PackError if the index or the first pack of a shard can't be read, or Energon can't read the first packs.
+
+    Energon, which imports torch, is left out if the user's cache records that it reads datasets of this form. Pixels
+    are not decoded.
     """
-    if job.claim:
+    if job.cache_key:
         _check_shards(job)
-    if not _is_kept(job.claim):
+    if not _is_recorded(job.cache_key):
         for split, shards in job.num_packs.items():
             packs = _first_packs(job.folder, job.dataset_yaml, split)
-            if len(packs) != min(_NUM_PACKS, sum(shards.values())):
+            if len(packs) != min(_NUM_CHECKED_PACKS, sum(shards.values())):
                 raise PackError(
-                    f"Energon reads {len(packs)} of the first {_NUM_PACKS} packs of {job.folder}, {split}:"
+                    f"Energon reads {len(packs)} of the first {_NUM_CHECKED_PACKS} packs of {job.folder}, {split}:"
                     " not published"
                 )
             for pack in packs.values():
                 _check_names(pack, job)
-        if job.claim:
-            keep("energon", job.claim, True)
+        if job.cache_key:
+            write_kept("energon", job.cache_key, True)
 
 
 def _check_shards(job: CheckJob) -> None:
@@ -95,10 +97,10 @@ def _check_shards(job: CheckJob) -> None:
     num_packs = {name: number for shards in job.num_packs.values() for name, number in shards.items()}
     folder = DatasetFolder(job.folder)
     with PackParts(folder) as packs:
-        if packs.counts != num_packs:
+        if packs.shard_counts != num_packs:
             raise PackError(f"the packs of {folder} are not as many as its metadata say: not published")
         number = 0
-        for name, in_shard in packs.counts.items():
+        for name, in_shard in packs.shard_counts.items():
             index = folder.state(f"{name}.idx")
             if index is None or index.size != 8 * (in_shard + 1):
                 raise PackError(f"{folder.path_of(name)} has no index of its {in_shard:,} packs: not published")
@@ -107,19 +109,19 @@ def _check_shards(job: CheckJob) -> None:
 
 
 def _check_names(pack: dict[str, Any], job: CheckJob) -> None:
-    parts, value = with_referenced_parts(pack, json.loads(pack["json"]), job.flavor, LoadedMedia(job.root))
+    parts, value = with_referenced_parts(pack, json.loads(pack["json"]), job.flavor, EnergonMedia(job.source_root))
     named = {"json", TOKENS_PART, *chain.from_iterable(job.flavor.parts(value))}
     if named != {part for part in parts if not part.startswith("__")}:
         raise PackError(f"the parts of {pack['__key__']} are not those its JSON names: not published")
 
 
-def _is_kept(claim: str) -> bool:
-    return bool(claim) and read_kept("energon", claim, bool) is True
+def _is_recorded(cache_key: str) -> bool:
+    return bool(cache_key) and read_kept("energon", cache_key, bool) is True
 
 
-def get_ready(claim: str) -> None:
-    """Import the packages that `check` will need."""
-    if not _is_kept(claim):
+def import_energon(cache_key: str) -> None:
+    """Import Energon ahead of `check`, unless the user's cache records that `check` won't need it."""
+    if not _is_recorded(cache_key):
         with importing():
             import megatron.energon  # noqa: F401
 
@@ -148,7 +150,7 @@ def _first_packs(folder: str, dataset_yaml: str, split: str) -> dict[str, Any]:
         dataset_config=dataset_yaml,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=stop),
         batch_size=None,
-        limit=_NUM_PACKS,
+        limit=_NUM_CHECKED_PACKS,
         task_encoder=RawPack(),
     )
     with warnings.catch_warnings():

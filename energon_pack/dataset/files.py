@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import MANIFEST, PACKS, REPORT
-from energon_pack.dataset.plan_schema import OPTIONAL, OTHER_TYPES, PLAN_SCHEMA
+from energon_pack.dataset.manifest import MANIFEST, PACK_SUMS, REPORT
+from energon_pack.dataset.plan_schema import ALTERNATIVE_TYPES, OPTIONAL_COLUMNS, PLAN_SCHEMA
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
@@ -32,16 +32,16 @@ PLAN = "pack_plan.parquet"
 LEDGER = "skipped.jsonl"
 PAGE = "report.html"
 #: files that every whole packed dataset has; besides, each shard has its index
-NEEDED = {
+REQUIRED_FILES = {
     *(PLAN, LEDGER, REPORT),
     *(f"{META_FOLDER}/{name}" for name in ("dataset.yaml", "split.yaml", ".info.json", ".info.yaml")),
-    *(f"{META_FOLDER}/{name}" for name in (MANIFEST, INPUTS_FILE, TRIAL_FILE, PACKS)),
+    *(f"{META_FOLDER}/{name}" for name in (MANIFEST, INPUTS_FILE, TRIAL_FILE, PACK_SUMS)),
 }
 
 
 @dataclass(slots=True)
 class PlanRow(MeasuredRow):
-    """One sample of a pack: a row of `PLAN_SCHEMA`."""
+    """One member of a pack, as a row of pack_plan.parquet describes it."""
 
     pack: str
     shard: str
@@ -53,24 +53,24 @@ class PlanRow(MeasuredRow):
 
     @property
     def num_shared_media(self) -> int:
-        """Return how many of its first media it shares with the member before it."""
+        """Return how many of its first images and videos the member shares with the member before it."""
         return self.num_shared_images + self.num_shared_videos
 
     @property
     def sample(self) -> str:
-        """Return `<shard>/<key>` for a sample of a tar, `<file>:<line>` for one of a JSONL file."""
+        """Return the name of its source sample: `<shard>/<key>` in a tar, `<file>:<line>` in a JSONL file."""
         mark = JsonlShard.key_separator if self.record_part == LINE_PART else TarShard.key_separator
         return f"{self.shard}{mark}{self.key}"
 
     @property
     def sample_id(self) -> str:
-        """Return `sample`, with the number of a part; a whole sample whose name looks like a part's gets `#1of1`."""
+        """Return `sample`, followed for a cut one by its part: `#1of3`. A whole one named like a part has `#1of1`."""
         part = self.cut.part if self.cut else "1of1" if split_id(self.sample)[1] else None
         return f"{self.sample}#{part}" if part else self.sample
 
 
-def at(value: Any, *keys: str) -> Any:
-    """Return a value deep in JSON; None where it is not there."""
+def value_at(value: Any, *keys: str) -> Any:
+    """Return the value below nested keys of a JSON object; None if a key is missing."""
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
@@ -78,7 +78,7 @@ def at(value: Any, *keys: str) -> Any:
 
 def has_messages(manifest: Any) -> bool:
     """Say whether the JSON of a dataset's packs holds conversations: `output.messages=false` leaves them out."""
-    return at(manifest, "content", "output", MESSAGES_FIELD) is not False
+    return value_at(manifest, "content", "output", MESSAGES_FIELD) is not False
 
 
 # -------------------------------------------------------------------------------------------------------- the plan
@@ -96,7 +96,7 @@ def _readable() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class PlanFile:
-    """pack_plan.parquet of a folder. It is opened again for each question, so that a worker can get it."""
+    """The pack_plan.parquet of a folder. Each method opens the file anew, so the object can be pickled for a worker."""
 
     folder: DatasetFolder
 
@@ -107,32 +107,32 @@ class PlanFile:
     def check(self) -> None:
         """Raise PackError if the plan can't be read, or lacks a column."""
         with self.opened() as file:
-            _refuse_other(file.schema_arrow)
+            _refuse_other_columns(file.schema_arrow)
 
     def columns(self, *names: str) -> Iterator[list[Any]]:
-        """Yield the same as `tables`, each column as a list."""
+        """Yield the values of these columns as lists, one row group at a time."""
         for table in self.tables(*names):
             yield [table[name].to_pylist() for name in names]
 
     def tables(self, *names: str) -> Iterator[pa.Table]:
-        """Yield columns of all rows, one row group at a time."""
+        """Yield a table with these columns for each row group."""
         with self.opened() as file:
             for number in range(file.num_row_groups):
                 yield file.read_row_group(number, list(names))
 
     def members(self, keys: set[str]) -> dict[str, list[PlanRow]]:
-        """See `PlanRows.members`."""
+        """Return the rows of the packs with these keys; see `PlanRows.members`."""
         return PlanRows(self).members(keys)
 
     @contextmanager
     def opened(self, metadata: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
-        """Open the file."""
+        """Open the Parquet file, with metadata that were read before; raises PackError if it is damaged."""
         with _readable(), self.folder.open(PLAN) as file, pq.ParquetFile(as_file(file), metadata=metadata) as parquet:
             yield parquet
 
 
 class PlanRows:
-    """The rows of packs, for a caller that asks in the order of the plan: no row group is read twice."""
+    """Looks up the rows of packs in a plan. A caller that asks in the plan's order reads no row group twice."""
 
     def __init__(self, plan: PlanFile):
         self._plan = plan
@@ -141,40 +141,45 @@ class PlanRows:
         self._table = PLAN_SCHEMA.empty_table()  # the rows of these row groups
 
     def members(self, keys: set[str]) -> dict[str, list[PlanRow]]:
-        """Return the members of some packs, without rows that make no sense; read only row groups that may hold any."""
+        """Return the rows of each pack by its key, without rows that a damaged plan has and no packing writes."""
         if not keys:
             return {}
         with _readable():
             if self._metadata is None:
                 with self._plan.opened() as file:
-                    _refuse_other(file.schema_arrow)
+                    _refuse_other_columns(file.schema_arrow)
                     self._metadata = file.metadata
-            groups = [n for n in range(self._metadata.num_row_groups) if _may_hold(self._metadata.row_group(n), keys)]
+            groups = [
+                n for n in range(self._metadata.num_row_groups) if _may_hold_packs(self._metadata.row_group(n), keys)
+            ]
             if groups != self._groups:
                 with self._plan.opened(self._metadata) as file:
-                    names = [*PLAN_SCHEMA.names, *(name for name in OPTIONAL if name in file.schema_arrow.names)]
+                    names = [
+                        *PLAN_SCHEMA.names,
+                        *(name for name in OPTIONAL_COLUMNS if name in file.schema_arrow.names),
+                    ]
                     self._table, self._groups = file.read_row_groups(groups, names), groups
             table = self._table.filter(pc.is_in(self._table["pack"], pa.array(keys, pa.string())))
             rows = sorted(rows_of(table, PlanRow), key=attrgetter("pack"))  # stable: rows are sorted, unless damaged
         by_pack = groupby(rows, key=attrgetter("pack"))
-        return {key: [member for member in group if _makes_sense(member)] for key, group in by_pack}
+        return {key: [member for member in group if _is_possible_row(member)] for key, group in by_pack}
 
 
-def _refuse_other(schema: pa.Schema) -> None:
+def _refuse_other_columns(schema: pa.Schema) -> None:
     for column in PLAN_SCHEMA:
-        types = (column.type, *OTHER_TYPES.get(column.name, ()))
+        types = (column.type, *ALTERNATIVE_TYPES.get(column.name, ()))
         if column.name not in schema.names or schema.field(column.name).type not in types:
             raise PackError(f"{PLAN} has no column {column.name} of type {column.type}")
 
 
-def _may_hold(group: Any, keys: set[str]) -> bool:
+def _may_hold_packs(group: Any, keys: set[str]) -> bool:
     """Say whether a row group may have rows of some packs, by its statistics."""
     statistics = group.column(PLAN_SCHEMA.get_field_index("pack")).statistics
     return statistics is None or (statistics.min <= max(keys) and statistics.max >= min(keys))
 
 
-def _makes_sense(member: PlanRow) -> bool:
-    """Say whether a row has all values it needs, and possible ones: a damaged plan may hold any of the right type."""
+def _is_possible_row(member: PlanRow) -> bool:
+    """Say whether a row has all its values, and possible ones: a damaged plan may hold any of the right type."""
     strings = (member.shard, member.key, member.record_part)
     numbers = (
         member.token_len,
@@ -189,11 +194,11 @@ def _makes_sense(member: PlanRow) -> bool:
         and all(isinstance(value, int) for value in numbers)
         and all(None not in part and part.kind in KINDS for part in member.parts)
         and all(None not in part for part in member.positions)
-        and (member.cut is None or _is_possible(member.cut))
+        and (member.cut is None or _is_possible_cut(member.cut))
     )
 
 
-def _is_possible(cut: Cut) -> bool:
+def _is_possible_cut(cut: Cut) -> bool:
     turns, kinds = (cut.first_turn, cut.end_turn, cut.trained_turn or 0, cut.first_image or 0), cut.kinds
     of_text = (cut.num_characters, cut.first_character, cut.first_token, cut.end_token)
     return (

@@ -14,21 +14,21 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from energon_pack.dataset.manifest import MANIFEST, ORDER, PROCESSOR
+from energon_pack.dataset.manifest import MANIFEST, ORDER_FILE, PROCESSOR_FOLDER
 from energon_pack.errors import PackError
-from energon_pack.run.address import energon_address, is_address, tidy
+from energon_pack.run.address import energon_address, is_address, tidy_address
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value
 from energon_pack.sources.storage import File, State, files_in, open_file, path_in, state_of
 
-_PIECE = 8 << 20
+_COPY_BYTES = 8 << 20
 
 
 class DatasetFolder:
-    """The files of a packed dataset, with its metadata, by their names in the folder: `.nv-meta/split.yaml`."""
+    """The folder of a packed dataset, and a list of its files, which go by names such as `.nv-meta/split.yaml`."""
 
     def __init__(self, place: str | os.PathLike[str], listed: Mapping[str, State | None] | None = None):
-        self.path = tidy(str(place)) if is_address(place) else str(Path(place))
+        self.path = tidy_address(str(place)) if is_address(place) else str(Path(place))
         if listed is not None:
             self._listed = listed
 
@@ -37,7 +37,7 @@ class DatasetFolder:
 
     @property
     def name(self) -> str:
-        """Return the name that a person would call it by."""
+        """Return the last part of its path."""
         return PurePosixPath(self.path).name
 
     @property
@@ -46,36 +46,36 @@ class DatasetFolder:
         return is_address(self.path)
 
     @property
-    def for_energon(self) -> str:
-        """Return its path or address as Energon writes it."""
+    def energon_path(self) -> str:
+        """Return its path, or its address in the form that Energon knows: `msc://…`."""
         return energon_address(self.path) if self.is_stored else self.path
 
     @cached_property
     def _listed(self) -> Mapping[str, State | None]:
-        return files_in(self.path, (META_FOLDER, f"{META_FOLDER}/{PROCESSOR}"))
+        return files_in(self.path, (META_FOLDER, f"{META_FOLDER}/{PROCESSOR_FOLDER}"))
 
     @property
-    def is_there(self) -> bool:
-        """Say whether there is anything in it."""
+    def has_files(self) -> bool:
+        """Say whether the folder exists and has files."""
         return bool(self._listed)
 
     @property
     def names(self) -> list[str]:
-        """Return all files, in the order of their names."""
+        """Return the names of all files, sorted."""
         return sorted(name for name in self._listed if not name.endswith("/"))
 
     @property
-    def folders(self) -> list[str]:
-        """Return the folders in it that do not belong to a packed dataset."""
+    def other_folders(self) -> list[str]:
+        """Return the names of those subfolders that no packed dataset has, sorted."""
         return sorted(name.rstrip("/") for name in self._listed if name.endswith("/"))
 
     @cached_property
     def shards(self) -> list[str]:
-        """Return every tar, in the order of their names."""
+        """Return the names of all shards (the tars in the folder itself), sorted."""
         return [name for name in self.names if name.endswith(".tar") and "/" not in name and not name.startswith(".")]
 
-    def only(self, *names: str) -> "DatasetFolder":
-        """Return the folder with only these files in its list, to be handed to a worker."""
+    def with_only(self, *names: str) -> "DatasetFolder":
+        """Return this folder with only these files in its list, which a worker unpickles sooner."""
         return DatasetFolder(self.path, {name: self._listed[name] for name in names if name in self._listed})
 
     def has(self, name: str) -> bool:
@@ -87,47 +87,47 @@ class DatasetFolder:
         return path_in(self.path, name)
 
     def open(self, name: str) -> File:
-        """Open a file for reading; raises as `open_file`."""
+        """Open a file for reading; raises FileNotFoundError if the list lacks it, and what `open_file` raises."""
         if name not in self._listed:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path_of(name))
         return open_file(self.path_of(name), self._listed[name])
 
     def state(self, name: str) -> State | None:
-        """Return size and version of a file; None if it can't be read."""
+        """Return the size and version of a file; None if it can't be read."""
         if name in self._listed and self._listed[name] is None:
             with suppress(OSError):
                 return state_of(self.path_of(name))
         return self._listed.get(name)
 
     def read(self, name: str) -> bytes:
-        """Return the bytes of a file; raises as `open`."""
+        """Return the bytes of a file; raises what `open` raises."""
         with self.open(name) as file:
             return file.read(0, file.size)
 
     def read_object(self, name: str) -> dict[str, Any]:
-        """Read a JSON file that holds an object."""
+        """Parse a JSON file; raises ValueError if it holds no object."""
         value = json_value(self.read(name))
         if not isinstance(value, dict):
             raise ValueError(f"a {type(value).__name__}, not an object")
         return value
 
     @contextmanager
-    def on_this_machine(self, name: str) -> Iterator[Path]:
-        """Yield a path for code that takes only paths: the file, or an object's temporary copy; raises as `open`."""
+    def local_copy(self, name: str) -> Iterator[Path]:
+        """Yield a path of this machine, for code that takes only paths: the file's, or an object's temporary copy."""
         with self.open(name) as file:
             if not self.is_stored:
                 yield Path(self.path_of(name))
                 return
             with tempfile.NamedTemporaryFile(prefix="energon_pack-") as copy:
-                for start in range(0, file.size, _PIECE):
-                    copy.write(file.read(start, _PIECE))
+                for start in range(0, file.size, _COPY_BYTES):
+                    copy.write(file.read(start, _COPY_BYTES))
                 copy.flush()
                 yield Path(copy.name)
 
 
-def parts_of(folder: DatasetFolder) -> list[str]:
-    """Return the paths of the datasets in an order; empty: the folder is no order."""
-    if not folder.has(f"{META_FOLDER}/{ORDER}"):
+def datasets_of_order(folder: DatasetFolder) -> list[str]:
+    """Return the paths of the datasets over which a folder is an order (`energon_pack.order`); [] if it is none."""
+    if not folder.has(f"{META_FOLDER}/{ORDER_FILE}"):
         return []
     try:
         return [str(part["path"]) for part in folder.read_object(f"{META_FOLDER}/{MANIFEST}")["parts"]]
@@ -135,14 +135,14 @@ def parts_of(folder: DatasetFolder) -> list[str]:
         return []
 
 
-def opened(place: str | Path) -> DatasetFolder:
-    """Open a folder of packs; raises PackError for an order over several, which holds none."""
+def packed_folder(place: str | Path) -> DatasetFolder:
+    """Return a dataset's folder; raises PackError for an order over several datasets, which holds no packs."""
     folder = DatasetFolder(place)
-    if parts := parts_of(folder):
+    if parts := datasets_of_order(folder):
         raise PackError(f"{folder} is an order over datasets, and holds no packs: name {' or '.join(parts)}")
     return folder
 
 
-def digest(folder: DatasetFolder) -> str:
-    """Return a hash of how a dataset was packed, which changes when it is packed again."""
+def manifest_digest(folder: DatasetFolder) -> str:
+    """Return 16 hex digits of energon_pack.json's SHA-256, which change if the dataset is packed in another way."""
     return hashlib.sha256(folder.read(f"{META_FOLDER}/{MANIFEST}")).hexdigest()[:16]

@@ -22,27 +22,27 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from energon_pack.dataset.destination import PlanMissing, another_run, refuse_unwritable_folder
+from energon_pack.dataset.destination import PlanMissing, another_run_error, refuse_unwritable_folder
 from energon_pack.dataset.files import PAGE, PLAN
-from energon_pack.dataset.lost_samples import kept_ledger, page_beside
+from energon_pack.dataset.lost_samples import ledger_beside, page_beside
 from energon_pack.dataset.manifest import MANIFEST
-from energon_pack.dataset.shards import DONE, ShardJob, WrittenShard, is_done, parts_folder, write_shard
-from energon_pack.errors import PackError, sized
-from energon_pack.run.address import on_this_machine
+from energon_pack.dataset.shards import DONE_SUFFIX, ShardJob, WrittenShard, is_done, unfinished_folder, write_shard
+from energon_pack.errors import PackError, format_bytes
+from energon_pack.run.address import local_paths
 from energon_pack.run.files import META_FOLDER, sync_file_system, write_whole
 from energon_pack.run.stores.requests import StoreError
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.sources.find import Source
 
 #: folder of a staging folder with what `stage=write` reads beside the plan, and its file that is written last
-JOBS, ABOUT = ".jobs", "about.json"
-_IDENTITY, _LOCK, _OLD, _GONE = ".identity", "lock", ".old", ".gone"
-_TAKEN = {errno.ENOTEMPTY, errno.EEXIST}  # errors of a rename to a name that exists
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # errors of cluster file systems without locks
+JOBS_FOLDER, ABOUT_FILE = ".jobs", "about.json"
+_IDENTITY_FILE, _LOCK_FILE, _OLD_SUFFIX, _GONE_SUFFIX = ".identity", "lock", ".old", ".gone"
+_NAME_TAKEN_ERRORS = {errno.ENOTEMPTY, errno.EEXIST}  # errors of a rename to a name that exists
+_NO_LOCK_ERRORS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # errors of cluster file systems without locks
 
 
 class DatasetInFolder:
-    """A dataset in a folder, and the staging folder in which a run makes it; it appears at the end, complete.
+    """A dataset that a run makes in a staging folder, and that appears in its own folder at the end, complete.
 
     Args:
         final: the folder; of a dataset on an object store, a folder of this machine in its place. Pages and ledgers of
@@ -55,58 +55,58 @@ class DatasetInFolder:
     def __init__(self, final: Path):
         self.final = final
         #: the dataset as the user named it: a folder, or an address
-        self.named = str(final)
+        self.place = str(final)
         #: the job that writes a shard
         self.write_shard: Callable[[ShardJob], WrittenShard] = write_shard
         self._folder = final.parent / ".staging" / final.name
-        self._replaced: int | None = None  # the inode of the dataset that was there when the run began
+        self._replaced_inode: int | None = None  # the inode of the dataset that was there when the run began
 
     def refuse_source(self, source: Source) -> None:
         """Raise PackError if the source lies in the dataset: a run must not read its own output."""
-        media = {Path(root).resolve() for root in on_this_machine(shard.media_root for shard in source.shards)}
+        media = {Path(root).resolve() for root in local_paths(shard.media_root for shard in source.shards)}
         final = self.final.resolve()
         if around := next((folder for folder in sorted(source.parents | media) if folder.is_relative_to(final)), None):
             raise PackError(f"the source {around} lies in {self.final}: choose another output.dir or output.name")
 
     def refuse_unwritable(self) -> None:
-        """Try to write, now and not after hours of measuring."""
+        """Raise PackError if the folder can't be written, before hours of measuring."""
         refuse_unwritable_folder("output.dir", self.final.parent)
 
     def is_free(self) -> bool:
-        """Say whether a run would overwrite nothing."""
+        """Say whether nothing is there that a run would overwrite."""
         return not self.final.exists() or (self.final.is_dir() and not any(self.final.iterdir()))
 
     def has(self, name: str) -> bool:
         return (self.final / name).exists()
 
     def refuse_existing(self, overwrite: bool) -> None:
-        """Refuse to replace an existing dataset."""
+        """Raise PackError unless nothing is there, or a packed dataset that `overwrite` allows to replace."""
         if self.is_free():
             return
         if not overwrite:
             raise PackError(
-                f"{self.named} exists; output.overwrite=true replaces it, output.name=NAME writes beside it"
+                f"{self.place} exists; output.overwrite=true replaces it, output.name=NAME writes beside it"
             )
         if not self.has(f"{META_FOLDER}/{MANIFEST}"):
             raise PackError(
-                f"{self.named} is not a packed dataset, output.overwrite does not replace it: choose another name"
+                f"{self.place} is not a packed dataset, output.overwrite does not replace it: choose another name"
             )
 
     @contextmanager
     def staging(self, identity: str, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
-        """Open a folder for only this run, with the finished shards of an earlier run of the same identity.
+        """Open the staging folder for this run alone, with the finished shards of an earlier run of the same identity.
 
-        It is removed once the dataset is published, or when nothing in it is useful. After a kill or an error it stays,
-        for the next run of the same command.
+        The folder is removed once the dataset is published, or if it holds nothing useful. After a kill or an error it
+        stays for the next run of the same command.
 
         Args:
             identity: a hash of everything that the bytes of the shards depend on.
-            check: raises an error if a plan that is there may not be removed; no other run makes one meanwhile.
+            check: called while the run has the lock; raises an error if a plan in the folder must not be removed.
         """
         try:
             with self._locked(fcntl.LOCK_EX):
                 check()
-                with self._own_folder(identity) as staging:
+                with self._staging_of_run(identity) as staging:
                     yield staging
         finally:
             for folder in (self._folder, self._folder.parent):
@@ -114,125 +114,126 @@ class DatasetInFolder:
                     folder.rmdir()
 
     @contextmanager
-    def _own_folder(self, identity: str) -> Iterator[Path]:
+    def _staging_of_run(self, identity: str) -> Iterator[Path]:
         staging = self._folder / f"{identity}.{uuid.uuid4().hex[:8]}"
         try:
-            self._put_back()
+            self._restore_old()
             for earlier in sorted(self._folder.glob(f"{identity}.*")):
                 if _identity_of(earlier) == identity and not staging.exists():
                     with suppress(FileNotFoundError):  # another run was faster
                         os.rename(earlier, staging)
             if _identity_of(staging) != identity:  # no run left one, or it was about to be published
                 _remove(staging)
-            _keep_shards(staging, identity)
+            _remove_all_but_shards(staging, identity)
             for path in self._folder.iterdir():
-                if path.name not in (staging.name, _LOCK) and path.suffix != _OLD:
+                if path.name not in (staging.name, _LOCK_FILE) and path.suffix != _OLD_SUFFIX:
                     _remove(path)
-            self._replaced = _inode(self.final)
+            self._replaced_inode = _inode(self.final)
             yield staging
         except FileNotFoundError:
             if staging.exists():
                 raise
-            raise another_run(self.named) from None  # another run took it over or removed it: the lock was lost
+            raise another_run_error(self.place) from None  # another run took it over or removed it: the lock was lost
         finally:
-            if not (any(staging.glob("*.tar.idx")) or (staging / JOBS).exists()):
+            if not (any(staging.glob("*.tar.idx")) or (staging / JOBS_FOLDER).exists()):
                 _remove(staging)
-            _remove(parts_folder(staging))
+            _remove(unfinished_folder(staging))
             if not staging.exists():
-                (self._folder / _LOCK).unlink(missing_ok=True)
+                (self._folder / _LOCK_FILE).unlink(missing_ok=True)
 
-    def plan(self) -> Path | None:
-        """Return the staging folder with the whole plan that `stage=plan` left; None: there is none."""
-        plans = (about.parents[1] for about in self._folder.glob(f"*/{JOBS}/{ABOUT}"))
+    def plan_folder(self) -> Path | None:
+        """Return the staging folder in which `stage=plan` left a whole plan; None if there is none."""
+        plans = (about.parents[1] for about in self._folder.glob(f"*/{JOBS_FOLDER}/{ABOUT_FILE}"))
         return next((staging for staging in plans if _identity_of(staging) == staging.stem), None)
 
     @contextmanager
-    def planned(self) -> Iterator[Path]:
-        """Open the folder that `plan` returns, for one of several processes that write its shards."""
-        missing = PlanMissing(f"no plan for {self.named}: stage=plan with the same settings makes it")
-        if self.plan() is None:
+    def open_plan(self) -> Iterator[Path]:
+        """Open the folder of `plan_folder` to write shards, as other processes may at once; raises PlanMissing."""
+        missing = PlanMissing(f"no plan for {self.place}: stage=plan with the same settings makes it")
+        if self.plan_folder() is None:
             raise missing
         with self._locked(fcntl.LOCK_SH):
-            if (staging := self.plan()) is None:
+            if (staging := self.plan_folder()) is None:
                 raise missing
             yield staging
 
     def begin(self, staging: Path, identity: str, num_bytes: int, overwrite: bool) -> None:
-        """Make room for the shards, about `num_bytes` (0: not known)."""
+        """Get ready to write about `num_bytes` of shards (0: not known); raises PackError if the disk has less room."""
         num_written = sum(path.stat().st_size for path in staging.glob("*.tar"))
         free = shutil.disk_usage(staging).free
         if num_bytes - num_written > free:
             raise PackError(
-                f"output.dir: the shards take about {sized(num_bytes - num_written)}, and {sized(free)} are free"
-                f" beside {staging}: nothing is written"
+                f"output.dir: the shards take about {format_bytes(num_bytes - num_written)},"
+                f" and {format_bytes(free)} are free beside {staging}: nothing is written"
             )
 
     def has_shard(self, job: ShardJob) -> bool:
-        """Say whether a process of the same run has finished a shard; its bytes are not read."""
+        """Say whether a process of the same run has finished this shard; the shard is not read."""
         return is_done(job.path, job.identity)
 
-    def for_check(self, staging: Path, shards: Sequence[WrittenShard], flavor: Flavor) -> Path | str:
-        """Return the place from which Energon reads the dataset before it is published."""
+    def place_for_check(self, staging: Path, shards: Sequence[WrittenShard], flavor: Flavor) -> Path | str:
+        """Return the path or address at which Energon can read the dataset before it is published."""
         return staging
 
-    def discard(self, staging: Path, identity: str) -> None:
-        """Remove the indices of all shards, so that no run goes on from them."""
+    def discard_shards(self, staging: Path, identity: str) -> None:
+        """Mark all finished shards as useless, so that the next run writes them anew."""
         for index in staging.glob("*.tar.idx"):
             index.unlink()
 
     @contextmanager
-    def discarding(self, staging: Path, identity: str) -> Iterator[None]:
-        """Discard the shards if an error means that they are wrong; a store that does not answer is no such error."""
+    def discarding_wrong_shards(self, staging: Path, identity: str) -> Iterator[None]:
+        """Discard the shards if the block raises an error. A StoreError does not mean that they are wrong."""
         try:
             yield
         except StoreError:
             raise
         except Exception:
-            self.discard(staging, identity)
+            self.discard_shards(staging, identity)
             raise
 
     def publish(self, staging: Path, identity: str, overwrite: bool) -> None:
+        """Sync the staging folder and rename it to the dataset; raises PackError if another run did so meanwhile."""
         self.refuse_existing(overwrite)
         try:
             sync_file_system(staging)  # may take long: after a kill the next run continues from these shards
         except OSError:
-            (staging / _IDENTITY).unlink()  # no shard can be trusted
+            (staging / _IDENTITY_FILE).unlink()  # no shard can be trusted
             raise
         inode = _inode(staging)
         if inode is None or _identity_of(staging) != identity:
-            raise another_run(self.named)
-        shutil.rmtree(staging / JOBS, ignore_errors=True)
-        for path in (staging / _IDENTITY, *staging.glob(f"*{DONE}")):
+            raise another_run_error(self.place)
+        shutil.rmtree(staging / JOBS_FOLDER, ignore_errors=True)
+        for path in (staging / _IDENTITY_FILE, *staging.glob(f"*{DONE_SUFFIX}")):
             path.unlink()
-        old = self._folder / f"{inode}{_OLD}"
-        self._move_away(old)
+        old = self._folder / f"{inode}{_OLD_SUFFIX}"
+        self._move_old_away(old)
         try:
             os.rename(staging, self.final)
         except OSError as error:
-            self._put_back()
-            if error.errno not in (*_TAKEN, errno.ENOENT):
+            self._restore_old()
+            if error.errno not in (*_NAME_TAKEN_ERRORS, errno.ENOENT):
                 raise
-            raise another_run(self.named) from None
+            raise another_run_error(self.place) from None
         _remove(old)
-        for path in (kept_ledger(self.final), page_beside(self.final, PAGE)):  # left by a run that published nothing
+        for path in (ledger_beside(self.final), page_beside(self.final, PAGE)):  # left by a run that published nothing
             path.unlink(missing_ok=True)
 
-    def _move_away(self, old: Path) -> None:
+    def _move_old_away(self, old: Path) -> None:
         """Move the old dataset away; raises PackError if it is not the one that was there when the run began."""
         inode = _inode(self.final)
         if inode is None:
             return
-        if inode == self._replaced:
+        if inode == self._replaced_inode:
             with suppress(FileNotFoundError):
                 os.rename(self.final, old)
             if _inode(old) in (inode, None):
                 return
-            self._put_back()
-        raise another_run(self.named)
+            self._restore_old()
+        raise another_run_error(self.place)
 
-    def _put_back(self) -> None:
+    def _restore_old(self) -> None:
         """Give an old dataset its name back if its successor never came; else remove it."""
-        moved = [*self._folder.glob(f"*{_OLD}")]
+        moved = [*self._folder.glob(f"*{_OLD_SUFFIX}")]
         published = {str(_inode(path)) for path in (self.final, *moved)}
         for old in moved:
             try:
@@ -241,17 +242,17 @@ class DatasetInFolder:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                if error.errno not in _TAKEN:
+                if error.errno not in _NAME_TAKEN_ERRORS:
                     raise
             _remove(old)
 
     @contextmanager
     def _locked(self, how: int) -> Iterator[None]:
-        path = self._folder / _LOCK
+        path = self._folder / _LOCK_FILE
         while True:
             try:
                 self._folder.mkdir(0o700, parents=True, exist_ok=True)
-                self._refuse_others()
+                self._refuse_other_users()
                 lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             except FileNotFoundError:  # its last owner removed the folder
                 continue
@@ -259,9 +260,9 @@ class DatasetInFolder:
                 try:
                     fcntl.flock(lock, how | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    raise another_run(self.named) from None
+                    raise another_run_error(self.place) from None
                 except OSError as error:
-                    if error.errno not in _NO_LOCKS:
+                    if error.errno not in _NO_LOCK_ERRORS:
                         raise
                 if _inode(path) == os.fstat(lock).st_ino:  # otherwise its last owner removed it meanwhile
                     yield
@@ -271,7 +272,7 @@ class DatasetInFolder:
                     fcntl.flock(lock, fcntl.LOCK_UN)  # a process forked meanwhile would keep it
                 os.close(lock)
 
-    def _refuse_others(self) -> None:
+    def _refuse_other_users(self) -> None:
         """Raise PackError if another user can write into the folder: a plan or shards in it may be that user's.
 
         It is compared with a file of this process, because a file system may know no modes, or call root nobody.
@@ -291,19 +292,25 @@ class DatasetInFolder:
 
 def _remove(path: Path) -> None:
     """Remove a folder that another run may use or rename: first rename it, so that the other run can't reach it."""
-    gone = path.with_name(f"{uuid.uuid4().hex}{_GONE}")
+    gone = path.with_name(f"{uuid.uuid4().hex}{_GONE_SUFFIX}")
     with suppress(FileNotFoundError):
         os.rename(path, gone)
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def _keep_shards(staging: Path, identity: str) -> None:
+def _remove_all_but_shards(staging: Path, identity: str) -> None:
     """Keep finished shards of the same identity, and its plan; remove everything else."""
     if not staging.exists():
         staging.mkdir(parents=True)
-        write_whole(staging / _IDENTITY, identity.encode())
+        write_whole(staging / _IDENTITY_FILE, identity.encode())
     finished = {path.name.removesuffix(".idx") for path in staging.glob("*.tar.idx")}
-    kept = {_IDENTITY, JOBS, PLAN, *finished, *(f"{name}{end}" for name in finished for end in (".idx", DONE))}
+    kept = {
+        _IDENTITY_FILE,
+        JOBS_FOLDER,
+        PLAN,
+        *finished,
+        *(f"{name}{end}" for name in finished for end in (".idx", DONE_SUFFIX)),
+    }
     for path in staging.iterdir():
         if path.name not in kept:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -311,7 +318,7 @@ def _keep_shards(staging: Path, identity: str) -> None:
 
 def _identity_of(staging: Path) -> str | None:
     try:
-        return (staging / _IDENTITY).read_text()
+        return (staging / _IDENTITY_FILE).read_text()
     except FileNotFoundError:
         return None
 

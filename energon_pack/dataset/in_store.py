@@ -28,12 +28,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from energon_pack.dataset.destination import another_run
-from energon_pack.dataset.energon import write_energon
+from energon_pack.dataset.destination import another_run_error
+from energon_pack.dataset.energon import write_energon_files
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.manifest import MANIFEST
-from energon_pack.dataset.shards import ShardJob, WrittenShard, write_packs, written_shard
-from energon_pack.dataset.tar_writer import TarWriter, tar_len
+from energon_pack.dataset.shards import ShardJob, WrittenShard, shard_figures, write_packs
+from energon_pack.dataset.tar_writer import TarWriter, tar_size
 from energon_pack.errors import PackError
 from energon_pack.run import stores
 from energon_pack.run.address import lies_in, parent
@@ -43,11 +43,11 @@ from energon_pack.samples.flavors.base import Flavor
 from energon_pack.sources.find import Source
 
 #: the files that make it a dataset: removed first and written last
-_DATASET, _MANIFEST = f"{META_FOLDER}/dataset.yaml", f"{META_FOLDER}/{MANIFEST}"
+_DATASET_YAML, _MANIFEST = f"{META_FOLDER}/dataset.yaml", f"{META_FOLDER}/{MANIFEST}"
 
 
 class RunState(str, Enum):
-    """How far a run has come."""
+    """The state of a run that writes a dataset on a store."""
 
     writing = "writing"
     #: the shards belong to another run, or are wrong
@@ -56,10 +56,10 @@ class RunState(str, Enum):
 
 
 @dataclass(frozen=True)
-class Note:
-    """The content of a marker: which run writes a dataset, and how far it is.
+class RunNote:
+    """The content of a marker: which run writes a dataset, and the run's state.
 
-    No two notes are equal, so a run sees by equality whether the marker is still its own.
+    No two runs write equal notes, so a run compares notes to see whether the marker is still its own.
     """
 
     identity: str  # hash of everything that the bytes of the shards depend on
@@ -67,92 +67,95 @@ class Note:
     state: RunState
 
     @classmethod
-    def new(cls, identity: str, state: RunState) -> "Note":
-        """Make the first note of a run."""
+    def new(cls, identity: str, state: RunState) -> "RunNote":
+        """Return the first note of a run, with a random id of the run."""
         return cls(identity, uuid.uuid4().hex, state)
 
-    def trusts(self, identity: str) -> bool:
-        """Say whether existing shards may be kept: they are of this identity, and were not discarded."""
+    def may_keep_shards(self, identity: str) -> bool:
+        """Say whether a run of this identity may keep the shards: they are of the same identity, and not discarded."""
         return self.identity == identity and self.state is not RunState.discarded
 
 
 class Marker:
-    """The marker of one dataset."""
+    """The object on a store that names the run that may write a dataset: only its owner changes the dataset."""
 
     def __init__(self, dataset: str):
         self._dataset = dataset
         self.folder = f"{parent(dataset)}/.staging/{dataset.rpartition('/')[2]}"
         self._address = f"{self.folder}/identity"
 
-    def read(self) -> tuple[Note | None, str | None]:
-        """Return the note, and its version for `win`; None: no run is at work, and none was stopped."""
+    def read(self) -> tuple[RunNote | None, str | None]:
+        """Return the note and the object's version; None for both if no run is at work or was stopped."""
         try:
             data, version = stores.read_with_version(self._address)
         except FileNotFoundError:
             return None, None
         try:
             fields = json.loads(data)
-            return Note(fields["identity"], fields["run"], RunState(fields["state"])), version
+            return RunNote(fields["identity"], fields["run"], RunState(fields["state"])), version
         except (ValueError, KeyError, TypeError):  # written by another version of this package
-            return Note("", "", RunState.discarded), version
+            return RunNote("", "", RunState.discarded), version
 
-    def win(self, note: Note, version: str | None) -> Note:
-        """Replace the note that was read by this one; raises PackError if another run was faster."""
+    def replace_note(self, note: RunNote, version: str | None) -> RunNote:
+        """Write a note over that of this version (None: there is none); raises PackError if another run was faster."""
         if not stores.put_if(self._address, json.dumps(asdict(note)).encode(), version):
-            raise another_run(self._dataset)
+            raise another_run_error(self._dataset)
         return note
 
-    def move(self, note: Note, state: RunState) -> Note:
-        """Win the next state of a run; raises PackError if another run took over."""
+    def change_state(self, note: RunNote, state: RunState) -> RunNote:
+        """Replace the run's note by one with another state; return it. Raises PackError if another run took over."""
         now, version = self.read()
         if now != note:
-            raise another_run(self._dataset)
-        return self.win(replace(note, state=state), version)
+            raise another_run_error(self._dataset)
+        return self.replace_note(replace(note, state=state), version)
 
-    def refuse_lost(self, note: Note) -> None:
-        """Raise PackError if another run took over from the run that wrote this note."""
+    def refuse_if_taken_over(self, note: RunNote) -> None:
+        """Raise PackError unless this note, which the run wrote last, is still in the marker."""
         if self.read()[0] != note:
-            raise another_run(self._dataset)
+            raise another_run_error(self._dataset)
 
-    def refuse_other(self, identity: str | None) -> None:
-        """Raise PackError if no run of this identity is at work, or its shards were discarded."""
+    def refuse_other_identity(self, identity: str | None) -> None:
+        """Raise PackError unless the marker belongs to a run of this identity, whose shards were not discarded."""
         note, _ = self.read()
-        if note is None or identity is None or not note.trusts(identity):
-            raise another_run(self._dataset)
+        if note is None or identity is None or not note.may_keep_shards(identity):
+            raise another_run_error(self._dataset)
 
-    def leave(self, note: Note) -> None:
-        """Remove the marker and everything beside it, unless the next run is already at work."""
+    def remove_if_own(self, note: RunNote) -> None:
+        """Remove the marker and all that lies beside it, unless another run has replaced the note."""
         names = stores.entries(self.folder)
         if self.read()[0] == note:
             stores.delete(names)
 
 
 class DatasetInStore(DatasetInFolder):
-    """A prefix of a bucket.
+    """A dataset on an object store: shards go there as they are written, its metadata at the end.
 
     Args:
-        final: a folder of this machine in its place: its staging folder holds everything but the shards.
+        address: the address of the dataset.
+        final: a folder of this machine; the staging folder beside it holds everything but the shards.
     """
 
     is_stored = True
-    _note: Note  # the last note that this run wrote; set by `begin`
+    _note: RunNote  # the last note that this run wrote; set by `begin`
 
     def __init__(self, address: str, final: Path):
         super().__init__(final)
-        self.named = address
-        self.write_shard = partial(put_shard, address, None)
+        self.place = address
+        self.write_shard = partial(upload_shard, address, None)
         self._marker = Marker(address)
 
     def refuse_source(self, source: Source) -> None:
-        if inside := next((shard.path for shard in source.shards if lies_in(shard.path, self.named)), None):
-            raise PackError(f"the source {inside} lies in {self.named}: choose another output.dir or output.name")
+        if inside := next((shard.path for shard in source.shards if lies_in(shard.path, self.place)), None):
+            raise PackError(f"the source {inside} lies in {self.place}: choose another output.dir or output.name")
 
     def refuse_unwritable(self) -> None:
-        refuse_unwritable_address("output.dir", parent(self.named))
+        refuse_unwritable_address("output.dir", parent(self.place))
 
     def is_free(self) -> bool:
         names = self._names()
-        return not names or (_DATASET not in names and self._marker.read()[0] is not None)  # shards of a stopped run
+        return not names or (
+            _DATASET_YAML not in names and self._marker.read()[0] is not None
+        )  # shards of a stopped run
 
     def has(self, name: str) -> bool:
         return name in self._names()
@@ -160,72 +163,72 @@ class DatasetInStore(DatasetInFolder):
     def begin(self, staging: Path, identity: str, num_bytes: int, overwrite: bool) -> None:
         note, version = self._marker.read()
         self.refuse_existing(overwrite)
-        is_continued = note is not None and note.trusts(identity) and not self.has(_DATASET)
+        is_continued = note is not None and note.may_keep_shards(identity) and not self.has(_DATASET_YAML)
         if note is not None and not (is_continued or overwrite) and note.state is not RunState.discarded:
             self._refuse_shards()
-        note_of_run = self._marker.win(
-            Note.new(identity, RunState.writing if is_continued else RunState.discarded), version
+        note_of_run = self._marker.replace_note(
+            RunNote.new(identity, RunState.writing if is_continued else RunState.discarded), version
         )
-        if not overwrite and self.has(_DATASET):  # another run published it before this run won the marker
-            self._marker.leave(note_of_run)
+        if not overwrite and self.has(_DATASET_YAML):  # another run published it before this run won the marker
+            self._marker.remove_if_own(note_of_run)
             self.refuse_existing(overwrite)
         if not is_continued:  # a dataset to be replaced is removed now
             self._clear(note_of_run)
-            note_of_run = self._marker.move(note_of_run, RunState.writing)
+            note_of_run = self._marker.change_state(note_of_run, RunState.writing)
         self._note = note_of_run
-        self.write_shard = partial(put_shard, self.named, identity)
+        self.write_shard = partial(upload_shard, self.place, identity)
 
     def _refuse_shards(self) -> None:
         """Raise PackError if there are shards of another identity: their run may be at work."""
         if any(name.endswith(".tar.idx") for name in self._names()):
             raise PackError(
-                f"{self.named} has shards of another run, which is at work or was stopped: output.overwrite=true"
+                f"{self.place} has shards of another run, which is at work or was stopped: output.overwrite=true"
                 " removes them, output.name=NAME writes beside them"
             )
 
     def has_shard(self, job: ShardJob) -> bool:
-        return is_put(self.named, job)
+        return is_uploaded(self.place, job)
 
-    def for_check(self, staging: Path, shards: Sequence[WrittenShard], flavor: Flavor) -> str:
-        where = f"../../{self.named.rpartition('/')[2]}"
+    def place_for_check(self, staging: Path, shards: Sequence[WrittenShard], flavor: Flavor) -> str:
+        where = f"../../{self.place.rpartition('/')[2]}"
         with TemporaryDirectory() as temporary:
             named = [replace(shard, name=f"{where}/{shard.name}") for shard in shards]
-            write_energon(Path(temporary), named, flavor, "typed")
+            write_energon_files(Path(temporary), named, flavor, "typed")
             for path in sorted(Path(temporary, META_FOLDER).iterdir()):
-                self._marker.refuse_lost(self._note)
+                self._marker.refuse_if_taken_over(self._note)
                 stores.put(f"{self._marker.folder}/{META_FOLDER}/{path.name}", path.read_bytes())
         return self._marker.folder
 
-    def discard(self, staging: Path, identity: str) -> None:
-        self._note = self._marker.move(self._note, RunState.discarded)  # the next run removes them
+    def discard_shards(self, staging: Path, identity: str) -> None:
+        self._note = self._marker.change_state(self._note, RunState.discarded)  # the next run removes them
 
     def publish(self, staging: Path, identity: str, overwrite: bool) -> None:
-        note_of_run = self._marker.move(self._note, RunState.publishing)
+        note_of_run = self._marker.change_state(self._note, RunState.publishing)
         files = {path.relative_to(staging).as_posix(): path for path in staging.rglob("*") if path.is_file()}
-        last = (_MANIFEST, _DATASET)
+        last = (_MANIFEST, _DATASET_YAML)
         for name in sorted(
             files, key=lambda name: (name in last, name == last[-1], name.startswith(META_FOLDER), name)
         ):
             if name.rpartition("/")[2] != ".identity":
-                self._marker.refuse_lost(note_of_run)
-                stores.put_file(f"{self.named}/{name}", files[name])
-        self._marker.leave(note_of_run)
+                self._marker.refuse_if_taken_over(note_of_run)
+                stores.put_file(f"{self.place}/{name}", files[name])
+        self._marker.remove_if_own(note_of_run)
 
-    def _clear(self, note_of_run: Note) -> None:
+    def _clear(self, note_of_run: RunNote) -> None:
         """Remove everything, first the files that make it a dataset: nobody may read half of one."""
         names = self._names()
-        first = [name for name in (_DATASET, _MANIFEST) if name in names]
+        first = [name for name in (_DATASET_YAML, _MANIFEST) if name in names]
         rest = [name for name in names if name not in first]
         for names_at_once in [*([name] for name in first), rest]:
-            self._marker.refuse_lost(note_of_run)
-            stores.delete(f"{self.named}/{name}" for name in names_at_once)
+            self._marker.refuse_if_taken_over(note_of_run)
+            stores.delete(f"{self.place}/{name}" for name in names_at_once)
 
     def _names(self) -> list[str]:
-        return [name[len(self.named) + 1 :] for name in stores.entries(self.named)]
+        return [name[len(self.place) + 1 :] for name in stores.entries(self.place)]
 
 
 def refuse_unwritable_address(knob: str, address: str) -> None:
-    """Write an object and remove it."""
+    """Raise PackError if no object can be written below an address and removed again."""
     probe = f"{address}/.staging/probe"
     try:
         stores.put(probe, b"energon_pack")
@@ -234,50 +237,54 @@ def refuse_unwritable_address(knob: str, address: str) -> None:
         raise PackError(f"{knob}={address} can't be written: {error}; choose another {knob}") from None
 
 
-def put_shard(folder: str, identity: str | None, job: ShardJob) -> WrittenShard:
-    """Do the same as `write_shard` on an object store: upload the shard in parts, then its index.
+def upload_shard(folder: str, identity: str | None, job: ShardJob) -> WrittenShard:
+    """Write one shard as `write_shard` does, but onto an object store: upload it in parts, then its index.
 
     The marker is read before each of the two. A process that is paused between reading it and the end of its request
     may still upload that one object when it resumes, over another run's.
+
+    Args:
+        folder: the address of the dataset.
+        identity: that of the run; None: the job has it.
     """
     marker = Marker(folder)
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
     address = f"{folder}/{job.path.name}"
     num_packs = _num_packs(table)
-    marker.refuse_other(identity or job.identity)
-    size = _size_there(address, num_packs)
+    marker.refuse_other_identity(identity or job.identity)
+    size = _uploaded_size(address, num_packs)
     if size is not None:
-        return written_shard(job, table, num_packs, size, was_there=True)
+        return shard_figures(job, table, num_packs, size, was_there=True)
     with TemporaryDirectory(prefix="energon_pack-") as temporary:
         path = Path(temporary, job.path.name)
         with open(path, "wb", buffering=0) as file:
             starts = write_packs(TarWriter(file.fileno()), job, table)
-        marker.refuse_other(identity or job.identity)
+        marker.refuse_other_identity(identity or job.identity)
         stores.put_file(address, path)
         size = path.stat().st_size
-    marker.refuse_other(identity or job.identity)
+    marker.refuse_other_identity(identity or job.identity)
     stores.put(f"{address}.idx", starts)
-    return written_shard(job, table, num_packs, size, was_there=False)
+    return shard_figures(job, table, num_packs, size, was_there=False)
 
 
-def is_put(folder: str, job: ShardJob) -> bool:
-    """Say whether `put_shard` has uploaded this shard, so that a run of the same identity may trust it."""
+def is_uploaded(folder: str, job: ShardJob) -> bool:
+    """Say whether a run of the job's identity has uploaded this shard and its index."""
     note, _ = Marker(folder).read()
-    if note is None or job.identity is None or not note.trusts(job.identity):
+    if note is None or job.identity is None or not note.may_keep_shards(job.identity):
         return False
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
-    return _size_there(f"{folder}/{job.path.name}", _num_packs(table)) is not None
+    return _uploaded_size(f"{folder}/{job.path.name}", _num_packs(table)) is not None
 
 
 def _num_packs(table: pa.Table) -> int:
     return int(pc.count_distinct(table["pack"]).as_py())
 
 
-def _size_there(address: str, num_packs: int) -> int | None:
-    """Return the size of a shard that an earlier run uploaded; a store has an object whole or not at all."""
+def _uploaded_size(address: str, num_packs: int) -> int | None:
+    """Return the size of a shard that is uploaded with its index; None if it is not, or of other packs."""
     try:
         ends, size = stores.read_whole(f"{address}.idx"), stores.find(address).size
     except FileNotFoundError:
         return None
-    is_whole = len(ends) == 8 * (num_packs + 1) and size == tar_len(int(np.frombuffer(ends, "<u8")[-1]))
+    is_whole = len(ends) == 8 * (num_packs + 1) and size == tar_size(int(np.frombuffer(ends, "<u8")[-1]))
     return size if is_whole else None

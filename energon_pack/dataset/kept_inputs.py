@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from energon_pack.dataset.manifest import PROCESSOR, folders_of, processor_folder, read_as_packed
+from energon_pack.dataset.manifest import PROCESSOR_FOLDER, pack_folders_of, processor_folder, read_unchanged
 from energon_pack.errors import PackError
 from energon_pack.run.address import bucket_of
 from energon_pack.run.files import META_FOLDER, write_whole
@@ -24,20 +24,25 @@ from energon_pack.samples.tokens_part import TokensDamaged
 
 
 class OtherTokenizer(ValueError):
-    """A tokenizer makes other ids than those that a dataset holds."""
+    """A processor's tokenizer makes other token ids than a dataset holds."""
 
 
 def read_input_rules(dataset: str | Path, processor: str | None = None) -> InputRules:
-    """Read how a packed dataset's media become inputs of a model: of several datasets, by the one that keeps most
-    files of its processor.
+    """Read the rules that turn packs into model inputs: of several datasets, those of the one with most processor
+    files.
 
     Args:
-        processor: a folder or hub id, in place of the files that the dataset keeps.
+        processor: folder or hub id, in place of the processor's files in the dataset.
+
+    Raises:
+        PackError: this processor makes other pixels than that of the packing; or one is needed, for it has code of its
+            own.
+        ValueError: a file of the dataset is missing or damaged.
     """
-    values_of = [(folder, _values(folder)) for folder in folders_of(dataset)]
+    values_of = [(folder, _read_values(folder)) for folder in pack_folders_of(dataset)]
     folder, values = max(values_of, key=lambda pair: len(pair[1]["files"]))
     hashes, has_code = values.pop("files"), values.pop("has_code")
-    trial = read_as_packed(folder, TRIAL_FILE)
+    trial = read_unchanged(folder, TRIAL_FILE)
     try:
         rules = InputRules.read(values, trial, "")
     except (TokensDamaged, KeyError, TypeError, ValueError) as error:
@@ -50,15 +55,15 @@ def read_input_rules(dataset: str | Path, processor: str | None = None) -> Input
             raise PackError(f"{dataset}: its processor runs code of its own: processor=FOLDER, trust_remote_code=True")
     if processor is not None:
         _refuse_other_settings(folder, processor, hashes)
-    return replace(rules, folder=processor or _local(folder, hashes))
+    return replace(rules, folder=processor or _local_processor(folder, hashes))
 
 
 def _refuse_other_settings(folder: str | Path, processor: str, hashes: Mapping[str, str]) -> None:
-    """Refuse a processor that would make other pixels: a setting that both folders have differs."""
+    """Raise PackError if a setting that makes pixels differs from that of the processor that packed the dataset."""
     for name in hashes:
         if name.endswith("processor_config.json") and (path := Path(processor, name)).is_file():
-            packed = _leaves(json_value(read_as_packed(folder, f"{PROCESSOR}/{name}", hashes[name])))
-            here = _leaves(json_value(path.read_bytes()))
+            packed = _flat_values(json_value(read_unchanged(folder, f"{PROCESSOR_FOLDER}/{name}", hashes[name])))
+            here = _flat_values(json_value(path.read_bytes()))
             for key in sorted(packed.keys() & here.keys()):
                 if packed[key] != here[key] and not key.endswith(("_type", "_class", "_version", "_path")):
                     values = f"is {str(here[key])[:60]}, and where {folder} was packed {str(packed[key])[:60]}"
@@ -66,24 +71,26 @@ def _refuse_other_settings(folder: str | Path, processor: str, hashes: Mapping[s
                     raise PackError(f"{path}: {key} {values}: {cure}")
 
 
-def _leaves(value: Any, name: str = "") -> dict[str, Any]:
+def _flat_values(value: Any, name: str = "") -> dict[str, Any]:
     """Return the values of nested objects by their dotted names."""
     if not isinstance(value, Mapping):
         return {name: value}
-    return {key: leaf for inner in value for key, leaf in _leaves(value[inner], f"{name}.{inner}".lstrip(".")).items()}
+    return {
+        key: leaf for inner in value for key, leaf in _flat_values(value[inner], f"{name}.{inner}".lstrip(".")).items()
+    }
 
 
 def refuse_other_ids(
     rules: InputRules, dataset: str | Path, processor: str, ids_of: Callable[[str], list[int]]
 ) -> None:
-    """Raise OtherTokenizer if a processor's tokenizer makes other ids of the dataset's texts than it holds."""
+    """Raise OtherTokenizer if a tokenizer (`ids_of`: text → ids) makes other ids of texts than the dataset holds."""
     for text, ids in rules.texts:
         if (ids_here := ids_of(text)) != list(ids):
-            raise OtherTokenizer(f"{dataset}: {_other_ids(text, ids, ids_here, processor)}")
+            raise OtherTokenizer(f"{dataset}: {_other_ids_message(text, ids, ids_here, processor)}")
 
 
-def _other_ids(text: str, ids: Sequence[int], ids_here: Sequence[int], processor: str) -> str:
-    """Say that a processor's tokenizer is not the dataset's, by the ids of a text."""
+def _other_ids_message(text: str, ids: Sequence[int], ids_here: Sequence[int], processor: str) -> str:
+    """Return the message of OtherTokenizer: the first ids of a text in the dataset, and those that were made here."""
     in_dataset, here = (" ".join(map(str, numbers[:8])) for numbers in (ids, ids_here))
     return (
         f"its tokenizer is not that of {processor}: {text!r} begins with the ids {in_dataset} in the dataset,"
@@ -91,18 +98,20 @@ def _other_ids(text: str, ids: Sequence[int], ids_here: Sequence[int], processor
     )
 
 
-def _values(folder: str | Path) -> dict[str, Any]:
-    values = json_value(read_as_packed(folder, INPUTS_FILE))
+def _read_values(folder: str | Path) -> dict[str, Any]:
+    values = json_value(read_unchanged(folder, INPUTS_FILE))
     if not isinstance(values, Mapping) or not isinstance(values.get("files"), Mapping):
         raise ValueError(f"{folder}: {INPUTS_FILE} is damaged: get the dataset again")
     return dict(values)
 
 
-def _local(folder: str | Path, hashes: Mapping[str, str]) -> str:
+def _local_processor(folder: str | Path, hashes: Mapping[str, str]) -> str:
     """Return a folder of this machine with the processor's files: the dataset's own, or a copy of a store's."""
-    files = {name: read_as_packed(folder, f"{PROCESSOR}/{name}", file_hash) for name, file_hash in hashes.items()}
+    files = {
+        name: read_unchanged(folder, f"{PROCESSOR_FOLDER}/{name}", file_hash) for name, file_hash in hashes.items()
+    }
     if not bucket_of(str(folder)):
-        return os.path.join(folder, META_FOLDER, PROCESSOR)
+        return os.path.join(folder, META_FOLDER, PROCESSOR_FOLDER)
     digest = sha256(b"".join(name.encode() + data for name, data in sorted(files.items()))).hexdigest()[:16]
     copy = user_folder("processors", digest)
     copy.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from energon_pack.dataset.contents import Pack, parse, with_media
+from energon_pack.dataset.contents import Pack, file_with_media, parse_pack
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_files import packs_in
 from energon_pack.dataset.pack_parts import PackParts
@@ -18,12 +18,12 @@ from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.tar import TarScan
 
-_KEY = re.compile(r"[0-9a-f]{8}_(\d{8,})")  # a key of this package's packs, with its number
+_PACK_KEY = re.compile(r"[0-9a-f]{8}_(\d{8,})")  # a key of this package's packs, with its number
 
 
 @dataclass(frozen=True)
 class LocatedPack:
-    """A pack, and its place."""
+    """A pack, with its number, its shard, and the file from which its parts are read."""
 
     number: int  # its place in the order of the plan
     shard: str
@@ -33,7 +33,7 @@ class LocatedPack:
 
 
 class PackLookup(PackParts):
-    """The packs of a dataset in the order of its plan, whichever tool wrote it."""
+    """Finds any pack of a dataset by its number in the order of the plan, or by its key, whichever tool wrote it."""
 
     def __init__(self, folder: DatasetFolder, flavor: PackedFlavor, shards: DatasetFolder | None = None):
         """List the shards.
@@ -46,25 +46,25 @@ class PackLookup(PackParts):
 
     def number_of(self, key: str) -> int | None:
         """Return the number of the pack with this key; None: there is none. A key of another tool is searched for."""
-        match = _KEY.fullmatch(key)
+        match = _PACK_KEY.fullmatch(key)
         number = int(match[1]) if match else len(self)
         if number < len(self) and self[number].pack.files.key == key:  # else the key is another dataset's
             return number
-        keys = (files.key for name in self.counts for files in packs_in(TarScan(self._file(name))))
+        keys = (files.key for name in self.shard_counts for files in packs_in(TarScan(self._open_shard(name))))
         return next((place for place, own_key in enumerate(keys) if own_key == key), None)
 
     def __getitem__(self, number: int) -> LocatedPack:
-        """Read a pack."""
-        name, file, files = self._found(number)
+        """Read the pack with this number; raises PackError if there is none, or its shard can't be read."""
+        name, file, files = self._find(number)
         part = next((part for part in files.parts if part.name == "json" and part.size >= 0), None)
         raw = None if part is None else file.read(part.offset, part.size)
-        pack, defects = parse(files, raw, self._flavor)
-        return LocatedPack(number, name, with_media(file, pack, self.media), pack, defects)
+        pack, defects = parse_pack(files, raw, self._flavor)
+        return LocatedPack(number, name, file_with_media(file, pack, self.media), pack, defects)
 
     def all(self) -> Iterator[LocatedPack]:
-        """Yield every pack, in order; skip shards that can't be read."""
+        """Yield packs in order; if one can't be read, the rest of its shard is left out."""
         number = 0
-        for count in self.counts.values():
+        for count in self.shard_counts.values():
             with suppress(PackError):
                 yield from (self[i] for i in range(number, number + count))
             number += count

@@ -12,16 +12,16 @@ from energon_pack.plan.settings import CUTTING, Overlong, PackingConfig
 from energon_pack.samples.skip import Reason
 
 
-def bad_data(figures: Report | Choices, max_skipped: float) -> str | None:
-    """Say why bad data cost too many samples; None: they did not."""
+def why_too_much_bad_data(figures: Report | Choices, max_skipped: float) -> str | None:
+    """Return why bad data cost too many samples (`max_skipped`: a share of all); None if they did not."""
     num_lost, num_samples = num_lost_to_bad_data(figures.skipped_by_reason), figures.samples_in
     if num_lost <= max_skipped * num_samples:
         return None
     return f"bad data cost {num_lost:,} of {amount(num_samples, 'sample')}, max_skipped={max_skipped:g} allows fewer"
 
 
-def lost_too_much(report: Report, max_skipped: float) -> str | None:
-    """Say why a dataset with these figures is not published; None: it is published."""
+def why_too_much_lost(report: Report, max_skipped: float) -> str | None:
+    """Return why a dataset with these figures may not be published; None if it may."""
     if not report.samples_in:
         left_out = report.samples_excluded
         why_none = (
@@ -30,15 +30,18 @@ def lost_too_much(report: Report, max_skipped: float) -> str | None:
             else "no file of source.path holds one"
         )
         return f"the source has no samples: {why_none}"
-    if why := bad_data(report, max_skipped):
+    if why := why_too_much_bad_data(report, max_skipped):
         return why
     if report.lost_modalities:
         return f"every {' and every '.join(report.lost_modalities)} sample was skipped"
     return None if report.samples_packed else "no sample is left to pack"
 
 
-def dropped(report: Report, packing: PackingConfig) -> str | None:
-    """Return why a run that was not told to drop any number of tokens loses too many as overlong; None: it does not."""
+def why_too_much_dropped(report: Report, packing: PackingConfig) -> str | None:
+    """Return why overlong samples lose more than `packing.max_dropped_tokens`; None if they do not.
+
+    `packing.overlong=drop` may lose any number, because the user asked for it.
+    """
     is_cut_off, most = packing.overlong == Overlong.truncate_text, packing.max_dropped_tokens
     share = report.dropped_share(Reason.OVERLONG.value) + is_cut_off * report.dropped_share(Reason.CUT_OFF.value)
     if packing.overlong not in (Overlong.auto, *CUTTING) or share <= most:
@@ -50,12 +53,13 @@ def dropped(report: Report, packing: PackingConfig) -> str | None:
     return (
         f"{amount(number, 'overlong sample')} {one if number == 1 else several} {share:.0%} of all tokens,"
         f" packing.max_dropped_tokens={most:g} allows less ({knob};"
-        f" a larger packing.max_token_len, fewer pixels and frames, or {keeps_more(packing.overlong)} keep more)"
+        f" a larger packing.max_token_len, fewer pixels and frames, or {policies_that_keep_more(packing.overlong)}"
+        " keep more)"
     )
 
 
-def keeps_more(overlong: Overlong) -> str:
-    """Name the other policies that keep all tokens of some samples that are too long."""
+def policies_that_keep_more(overlong: Overlong) -> str:
+    """Name the policies of `packing.overlong`, other than this one, that keep more tokens, and where each helps."""
     of_samples = {
         Overlong.split_turns: "where samples have several questions",
         Overlong.split_text: "where they are text without a chat",
@@ -63,25 +67,25 @@ def keeps_more(overlong: Overlong) -> str:
     return " or ".join(f"packing.overlong={one.value} {where}" for one, where in of_samples.items() if one != overlong)
 
 
-def foresee(why: str | None, page: Path, figures: Report | Choices | None = None) -> None:
-    """End a run that writes no dataset in the same way as one that lost too much."""
+def refuse_future_loss(why: str | None, page: Path, figures: Report | Choices | None = None) -> None:
+    """Raise SamplesLost, in a run that publishes nothing, if publishing would be refused; `why` is None if not."""
     if why is not None:
         raise SamplesLost(f"{why}: stage=all would publish nothing", str(page), figures.to_json() if figures else None)
 
 
 def refuse_losses(why: str, skipped: Path, final: Path, report: Report) -> NoReturn:
-    """Publish nothing, because too much was lost; keep the ledger next to where the dataset would be."""
-    kept, page = kept_ledger(final), page_beside(final, PAGE)
+    """Move the ledger beside the place of the dataset, and raise SamplesLost: too much was lost to publish it."""
+    kept, page = ledger_beside(final), page_beside(final, PAGE)
     shutil.move(skipped, kept)
     text = f"{why}: nothing is published; {kept} names each with its reason, {page} shows what there is"
     raise SamplesLost(text, str(page), report.to_json())
 
 
-def kept_ledger(final: Path) -> Path:
-    """Return the path of the ledger that a run leaves if it publishes nothing."""
+def ledger_beside(final: Path) -> Path:
+    """Return where a run that publishes nothing leaves its ledger, beside the dataset's place."""
     return final.with_name(f"{final.name}.{LEDGER}")
 
 
 def page_beside(final: Path, name: str) -> Path:
-    """Return the path of the page of a run that publishes no dataset: a single stage, or a run that lost too much."""
+    """Return where a run that publishes nothing leaves its page, beside the dataset's place; `name` ends the path."""
     return final.with_name(f"{final.name}.{name}")

@@ -23,19 +23,19 @@ from energon_pack.samples.pack_reader import READABLE_FLAVORS, format_problem
 MANIFEST = "energon_pack.json"
 REPORT = "report.json"
 #: the folder with the processor's files: see `dataset.kept_inputs`
-PROCESSOR = "processor"
+PROCESSOR_FOLDER = "processor"
 #: sums over the members of each pack: see `PackSums`
-PACKS = "packs.npy"
+PACK_SUMS = "packs.npy"
 #: files whose hashes energon_pack.json holds; that of the processor's files are in inputs.json
-HASHED = (INPUTS_FILE, TRIAL_FILE, PACKS)
+HASHED_FILES = (INPUTS_FILE, TRIAL_FILE, PACK_SUMS)
 #: for an order over datasets: the numbers of their packs, in reading order
-ORDER = "order.npy"
+ORDER_FILE = "order.npy"
 #: beside a dataset.yaml for another tool, or for cookers: loads packs with this package's own classes
-TYPED = "typed.yaml"
+TYPED_YAML = "typed.yaml"
 
 
 def read_manifest(path: str | Path) -> dict[str, Any]:
-    """Read energon_pack.json of a packed dataset; of a Metadataset's YAML, read the dataset with the longest packs.
+    """Read energon_pack.json of a packed dataset; for a Metadataset's YAML, that of its dataset with the longest packs.
 
     Raises:
         FileNotFoundError: the folder is not a packed dataset.
@@ -74,8 +74,8 @@ def _why_unknown(manifest: Mapping[str, Any]) -> str | None:
     return reading_problem(manifest)
 
 
-def folders_of(dataset: str | Path) -> list[str | Path]:
-    """Return the folders that packs of a dataset lie in: its own, or those that a Metadataset or an order names."""
+def pack_folders_of(dataset: str | Path) -> list[str | Path]:
+    """Return the folders in which packs of a dataset lie: its own, or those that a Metadataset or an order names."""
     if is_metadataset(dataset):
         return [*dict.fromkeys(packed_datasets(dataset))]
     manifest = json_value(read_meta(dataset, MANIFEST) or b"{}")
@@ -83,19 +83,19 @@ def folders_of(dataset: str | Path) -> list[str | Path]:
 
 
 def processor_folder(dataset: str | Path) -> str | None:
-    """Return the folder of the processor that report.json of a dataset names; None: it is not on this machine."""
-    for folder in folders_of(dataset):
+    """Return the processor's folder as report.json of a dataset names it; None if it is not on this machine."""
+    for folder in pack_folders_of(dataset):
         try:
             report = json_value(_read(_joined(folder, REPORT)) or b"{}")
             named = report["config"]["model"]["processor"]
         except (ValueError, KeyError, TypeError):  # packed by an old version, or damaged: lengths do not need it
             continue
-        if isinstance(named, str) and os.path.isdir(path := when_packed(report, named)):
+        if isinstance(named, str) and os.path.isdir(path := path_when_packed(report, named)):
             return path
     return None
 
 
-def when_packed(report: Mapping[str, Any], path: str) -> str:
+def path_when_packed(report: Mapping[str, Any], path: str) -> str:
     """Return a path of report.json's config, resolved against the folder in which that run was started."""
     if is_address(path):
         return path
@@ -103,20 +103,20 @@ def when_packed(report: Mapping[str, Any], path: str) -> str:
     return os.path.join(cwd, os.path.expanduser(path)) if isinstance(cwd, str) else path
 
 
-def is_packed_here(dataset: str | Path) -> bool:
-    """Say whether a folder, or one that a Metadataset's YAML names, has a record of how it was packed."""
+def has_manifest(dataset: str | Path) -> bool:
+    """Say whether a dataset, or one that a Metadataset's YAML names, has an energon_pack.json."""
     if is_metadataset(dataset):
         return any(packed_datasets(dataset))
     return read_meta(dataset, MANIFEST) is not None
 
 
 def is_metadataset(dataset: str | Path) -> bool:
-    """Say whether a dataset is a file, the YAML of a Metadataset; for an address, its name decides."""
+    """Say whether a dataset is the YAML of a Metadataset: any file, or an address that ends in .yaml or .yml."""
     return str(dataset).endswith((".yaml", ".yml")) if is_address(dataset) else os.path.isfile(dataset)
 
 
 def packed_datasets(metadataset: str | Path) -> Iterator[str | Path]:
-    """Yield the packed folders that a Metadataset names, itself or through other Metadatasets."""
+    """Yield the folders with packs of this package that a Metadataset names, itself or through other Metadatasets."""
     waiting = [yaml_value(_read(metadataset) or b"")]
     while waiting:
         value = waiting.pop()
@@ -131,7 +131,7 @@ def packed_datasets(metadataset: str | Path) -> Iterator[str | Path]:
 
 
 def read_meta(dataset: str | Path, name: str) -> bytes | None:
-    """Read a file of a dataset's metadata; None: it is not there."""
+    """Return the bytes of a file in `.nv-meta` of a dataset; None if it is not there."""
     return _read(_joined(dataset, f"{META_FOLDER}/{name}"))
 
 
@@ -139,8 +139,8 @@ def hash_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def read_as_packed(dataset: str | Path, name: str, written_hash: str | None = None) -> bytes:
-    """Read a file of a dataset's metadata; raises ValueError if it is missing, or not as it was packed."""
+def read_unchanged(dataset: str | Path, name: str, written_hash: str | None = None) -> bytes:
+    """Read a file in `.nv-meta`; raises ValueError if it is missing, or lacks the hash that packing wrote down."""
     data = read_meta(dataset, name)
     if data is None:
         raise ValueError(f"{dataset} has no {META_FOLDER}/{name}: get the dataset again, or pack again")
@@ -174,23 +174,23 @@ def _joined(folder: str | Path, name: str) -> str | Path:
 
 
 class PackSums(NamedTuple):
-    """Sums over the members of each pack, in the order of the plan, by which training deals packs without it.
+    """Sums over the members of each pack, in the order of the plan; training deals packs to ranks by them.
 
-    The file has them as float64[num_packs, 4].
+    packs.npy holds them as float64[num_packs, 4].
     """
 
-    lm: npt.NDArray[Any]  # cost in the language model
-    vision: npt.NDArray[Any]  # in the vision encoder
+    lm_cost: npt.NDArray[Any]  # cost in the language model
+    vision_cost: npt.NDArray[Any]  # in the vision encoder
     tokens: npt.NDArray[Any]
-    trained: npt.NDArray[Any]  # of the tokens
+    trained_tokens: npt.NDArray[Any]  # of the tokens
 
     @classmethod
     def read(cls, data: bytes) -> "PackSums":
-        """Read the file; raises ValueError if it is damaged."""
+        """Parse the bytes of packs.npy; raises ValueError if they are damaged."""
         return cls(*np.load(io.BytesIO(data), allow_pickle=False).T)
 
     def to_bytes(self) -> bytes:
-        """Return the file."""
+        """Return the bytes of packs.npy."""
         file = io.BytesIO()
         np.save(file, np.stack(self, axis=1), allow_pickle=False)
         return file.getvalue()

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from energon_pack.dataset.energon import write_energon
+from energon_pack.dataset.energon import write_energon_files
 from energon_pack.dataset.files import PlanFile
-from energon_pack.dataset.folder import DatasetFolder, digest
-from energon_pack.dataset.manifest import MANIFEST, ORDER
-from energon_pack.dataset.plan_counts import items_of, sizes_of, tables_with_counts
+from energon_pack.dataset.folder import DatasetFolder, manifest_digest
+from energon_pack.dataset.manifest import MANIFEST, ORDER_FILE
+from energon_pack.dataset.plan_counts import items_of, pack_sizes, tables_with_counts
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.errors import PackError
 from energon_pack.plan.items import Items
@@ -37,7 +37,7 @@ from energon_pack.samples.flavors import flavor_by_name
 
 @dataclass(frozen=True)
 class OrderedDataset:
-    """A packed dataset of an order."""
+    """One of the packed datasets whose packs an order puts into one sequence."""
 
     name: str
     folder: DatasetFolder
@@ -45,7 +45,7 @@ class OrderedDataset:
     manifest: Mapping[str, Any]
 
     def split_parts(self) -> dict[str, list[str]]:
-        """Return its tars by split."""
+        """Return the names of its tars by split; raises PackError if split.yaml excludes packs."""
         split = yaml_value(self.folder.read(f"{META_FOLDER}/split.yaml"))
         if split.get("exclude"):
             raise PackError(f"{self.folder}: split.yaml excludes packs: an order has whole tars")
@@ -57,8 +57,12 @@ class OrderedDataset:
         return counts
 
 
-def members_of_parts(parts: Sequence[OrderedDataset]) -> tuple[Items, Ints, Ints]:
-    """Read the members of all packs of the train splits."""
+def train_members(parts: Sequence[OrderedDataset]) -> tuple[Items, Ints, Ints]:
+    """Read the members of all packs in the train splits of several datasets.
+
+    Returns:
+        the members; int64[packs] the number of members of each pack; int64[packs] the index of its dataset in `parts`.
+    """
     tables, sizes, of_pack, of_member = [], list[Ints](), list[Ints](), list[Ints]()
     for number, part in enumerate(parts):
         plan = PlanFile(part.folder)
@@ -66,7 +70,7 @@ def members_of_parts(parts: Sequence[OrderedDataset]) -> tuple[Items, Ints, Ints
         counts = part.shard_counts()
         for shard in part.split_parts()["train"]:
             table = by_shard.get(shard)
-            its_sizes = np.zeros(0, np.int64) if table is None else sizes_of(table)
+            its_sizes = np.zeros(0, np.int64) if table is None else pack_sizes(table)
             if table is None or len(its_sizes) != counts.get(shard):
                 raise PackError(
                     f"{part.folder}: the plan has {len(its_sizes)} packs of {shard}, not {counts.get(shard)}"
@@ -83,10 +87,15 @@ def members_of_parts(parts: Sequence[OrderedDataset]) -> tuple[Items, Ints, Ints
     return items, np.concatenate(sizes), np.concatenate(of_pack)
 
 
-def write_ordered(
+def write_order_folder(
     out: Path, parts: Sequence[OrderedDataset], order: Ints, topology: Mapping[str, int], num_turns: int
 ) -> None:
-    """Write the folder completely, or not at all."""
+    """Write the folder of an order, completely or not at all, in place of `out`.
+
+    Args:
+        order: int64, numbers of packs, counted over all datasets, in reading order.
+        num_turns: the number of passes over the datasets that the order is made of.
+    """
     staging = out.with_name(f".{out.name}.partial-{os.getpid()}")
     staging.mkdir(parents=True)
     try:
@@ -109,7 +118,7 @@ def _write(
         for name in part.split_parts()[split]
     ]
     longest = max(parts, key=lambda part: int(part.manifest["max_token_len"])).manifest
-    write_energon(folder, shards, flavor_by_name(longest["flavor"]), "typed")
+    write_energon_files(folder, shards, flavor_by_name(longest["flavor"]), "typed")
     data = io.BytesIO()
     np.save(data, order)
     manifest = {key: value for key, value in longest.items() if key not in ("entries", "turns", "num_packs", "hashes")}
@@ -120,10 +129,10 @@ def _write(
         "num_packs": len(order),
         **{name: sum(part.manifest[name] for part in parts) for name in ("num_samples", "num_tokens")},
         **({"entries": [part.name for part in parts]} if len(parts) > 1 else {}),
-        "parts": [{"name": part.name, "path": part.path, "digest": digest(part.folder)} for part in parts],
+        "parts": [{"name": part.name, "path": part.path, "digest": manifest_digest(part.folder)} for part in parts],
         "order": hashlib.sha256(data.getvalue()).hexdigest()[:16],
     }
-    write_whole(folder / META_FOLDER / ORDER, data.getvalue())
+    write_whole(folder / META_FOLDER / ORDER_FILE, data.getvalue())
     write_whole(folder / META_FOLDER / MANIFEST, json.dumps(manifest, indent=2, sort_keys=True).encode())
 
 

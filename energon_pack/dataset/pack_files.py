@@ -13,7 +13,7 @@ from energon_pack.sources.tar import BLOCK, TarScan
 
 
 class PackFiles(NamedTuple):
-    """The files of one pack in its shard."""
+    """The files of one pack in a shard, and where they lie, in bytes."""
 
     key: str
     start: int  # place of its first header
@@ -22,7 +22,7 @@ class PackFiles(NamedTuple):
 
 
 def packs_in(scan: TarScan) -> Iterator[PackFiles]:
-    """Yield the packs of a shard: neighbouring files with one key."""
+    """Yield the files of each pack in a shard: neighbouring files with the same key."""
     key, start, end = "", 0, 0
     parts: list[Part] = []
     for name, offset, size in scan:
@@ -38,13 +38,13 @@ def packs_in(scan: TarScan) -> Iterator[PackFiles]:
 
 
 def first_json(file: File) -> Any:
-    """Return the JSON of a shard's first pack, which comes before the pack's other files."""
+    """Parse the first file of a shard, which is the JSON of its first pack."""
     _, offset, size = next(iter(TarScan(file)))
     return json_value(file.read(offset, size))
 
 
-def members_in(parts: Parts, flavor: str, read: ReadMedia) -> Iterator[MemberInput]:
-    """Yield the members of a pack from its parts, without a sample class."""
+def members_of_pack(parts: Parts, flavor: str, read: ReadMedia) -> Iterator[MemberInput]:
+    """Yield the members of a pack (`parts`: content by name); `read` reads media that the pack refers to."""
     if flavor in READABLE_FLAVORS:
         yield from pack_members(parts, json_of(parts["json"]), read)
         return

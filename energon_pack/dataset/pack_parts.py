@@ -19,61 +19,63 @@ from energon_pack.samples.bytes import Bytes, Range
 from energon_pack.sources.storage import File, read_ahead
 from energon_pack.sources.tar import TarScan
 
-_Here = TypeVar("_Here", bound="PackParts")
+_Self = TypeVar("_Self", bound="PackParts")
 
 
 class PackParts:
-    """The packs of a dataset in the order of its plan."""
+    """Reads the parts of any pack of a dataset by its number in the order of the plan."""
 
     def __init__(self, folder: DatasetFolder, shards: DatasetFolder | None = None):
-        """List the shards; they may lie in another folder than the metadata."""
+        """Take the dataset's folder, and that of its shards if they lie elsewhere."""
         self.folder, self._shards = folder, shards or folder
         self._opened: dict[str, File] = {}
         #: the media that packs refer to
         self.media = DatasetMedia(folder.path)
 
     @cached_property
-    def counts(self) -> dict[str, int]:
-        """Count the packs of each shard, in order: by `.info.json`, or the size of its `.tar.idx`, or its headers."""
+    def shard_counts(self) -> dict[str, int]:
+        """Return the number of packs of each shard, in order: from `.info.json`, else from the index or the tar."""
         stated: object = None
         with suppress(OSError, ValueError):
             stated = self.folder.read_object(f"{META_FOLDER}/.info.json").get("shard_counts")
         known = stated if isinstance(stated, dict) else {}
-        return {name: known[name] if _is_count(known.get(name)) else self._count(name) for name in self._shards.shards}
+        return {
+            name: known[name] if _is_count(known.get(name)) else self._count_packs(name) for name in self._shards.shards
+        }
 
     @cached_property
-    def _ends(self) -> list[int]:
-        return list(accumulate(self.counts.values()))
+    def _pack_ends(self) -> list[int]:
+        return list(accumulate(self.shard_counts.values()))
 
     def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return self._pack_ends[-1] if self._pack_ends else 0
 
     def parts(self, number: int) -> dict[str, Any]:
-        """Read the files of a pack as a sample loader gets them: each part by its name, and `__key__`."""
-        name, file, files = self._found(number)
+        """Return the files of a pack as Energon's sample loaders get them: content by part name, and `__key__`."""
+        name, file, files = self._find(number)
         try:
             parts = {part.name: file.read(part.offset, part.size) for part in files.parts if part.size >= 0}
         except OSError as error:
-            raise self._unread(name, error) from None
+            raise self._read_error(name, error) from None
         return {"__key__": files.key, **parts}
 
-    def _found(self, number: int) -> tuple[str, Bytes, PackFiles]:
-        """Find a pack: the name of its shard, the bytes in which its parts' places count, and its files."""
+    def _find(self, number: int) -> tuple[str, Bytes, PackFiles]:
+        """Return the shard of a pack, the file in which the pack's parts lie at their offsets, and the pack's files."""
         if not 0 <= number < len(self):
             raise PackError(f"pack {number} of {self.folder}: there are {len(self):,}, from 0 on")
-        index = int(np.searchsorted(self._ends, number, side="right"))
-        name = list(self.counts)[index]
+        index = int(np.searchsorted(self._pack_ends, number, side="right"))
+        name = list(self.shard_counts)[index]
         try:
-            return name, *self._files(name, number - (self._ends[index] - self.counts[name]))
+            return name, *self._files_of_pack(name, number - (self._pack_ends[index] - self.shard_counts[name]))
         except OSError as error:
-            raise self._unread(name, error) from None
+            raise self._read_error(name, error) from None
 
-    def _unread(self, name: str, error: OSError) -> PackError:
+    def _read_error(self, name: str, error: OSError) -> PackError:
         return PackError(f"{self._shards.path_of(name)} can't be read: {error.strerror or error}")
 
-    def _files(self, name: str, place: int) -> tuple[Bytes, PackFiles]:
+    def _files_of_pack(self, name: str, place: int) -> tuple[Bytes, PackFiles]:
         """Return the files of a pack by its shard's index; if that is wrong or missing, by the shard itself."""
-        file = self._file(name)
+        file = self._open_shard(name)
         with suppress(OSError), self._shards.open(f"{name}.idx") as index:
             data = index.read(8 * place, 16)
             ends = np.frombuffer(data[: len(data) // 8 * 8], "<u8")
@@ -90,24 +92,24 @@ class PackParts:
             f"{self._shards.path_of(name)} has no pack {place}: python -m energon_pack.verify says what is wrong"
         )
 
-    def _file(self, name: str) -> File:
+    def _open_shard(self, name: str) -> File:
         if name not in self._opened:
             self._opened[name] = self._shards.open(name)
         return self._opened[name]
 
-    def _count(self, name: str) -> int:
+    def _count_packs(self, name: str) -> int:
         index = self._shards.state(f"{name}.idx")
         if index is not None:
             return max(0, index.size // 8 - 1)
         with suppress(OSError):
-            return sum(1 for _ in packs_in(TarScan(self._file(name))))
+            return sum(1 for _ in packs_in(TarScan(self._open_shard(name))))
         return 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without open files."""
         return {**vars(self), "_opened": {}, "media": DatasetMedia(self.folder.path)}
 
-    def __enter__(self: _Here) -> _Here:
+    def __enter__(self: _Self) -> _Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -116,5 +118,5 @@ class PackParts:
 
 
 def _is_count(value: object) -> bool:
-    """Say whether a value may be a number of packs: the sum over all shards has to be one that `len` can return."""
+    """Say whether a value may be a number of packs: `len` must be able to return the sum over all shards."""
     return type(value) is int and 0 <= value < 1 << 40

@@ -18,7 +18,7 @@ from energon_pack.templates.template import Template
 
 
 def load_template(path: str | Path, processor: str | None = None, trust_remote_code: bool = False) -> Template:
-    """Load the template a dataset was packed with: `load_template(path).encode(sample)` gives the measured lengths.
+    """Load the template that a dataset was packed with; `load_template(path).encode(sample)` has the measured length.
 
     Args:
         path: folder of a packed dataset, or the YAML of a Metadataset of several.
@@ -42,23 +42,25 @@ def load_template(path: str | Path, processor: str | None = None, trust_remote_c
         node_of(MediaConfig, content["media"]),
         node_of(Labels, content["labels"]),
     )
-    template = _built(settings)
+    template = _build_template(settings)
     refuse_other_ids(read_input_rules(path, processor), path, processor, template.ids_of)
     return template
 
 
-def tokenized(dataset: str, processor: str | None, trust_remote_code: bool, member: MemberInput) -> MemberTokens:
-    """Tokenize a sample that is in no pack, as the packs of a dataset were."""
-    return tokens_of_member(_template(dataset, processor, trust_remote_code), member)
+def tokenize_like_packs(
+    dataset: str, processor: str | None, trust_remote_code: bool, member: MemberInput
+) -> MemberTokens:
+    """Tokenize a sample that is in no pack, in the same way as the packs of a dataset."""
+    return tokens_of_member(_cached_template(dataset, processor, trust_remote_code), member)
 
 
 @lru_cache(maxsize=4)
-def _template(dataset: str, processor: str | None, trust_remote_code: bool) -> Template:
+def _cached_template(dataset: str, processor: str | None, trust_remote_code: bool) -> Template:
     return load_template(dataset, processor, trust_remote_code)
 
 
-def _built(settings: TemplateSettings) -> Template:
-    """Build the template that was chosen at packing; if that choice can't be repeated here, choose one here."""
+def _build_template(settings: TemplateSettings) -> Template:
+    """Build the template that packing chose; if that is not possible with this processor, choose one anew."""
     try:
         return load_model_template(settings)
     except PackError:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.manifest import PackSums
-from energon_pack.dataset.plan_schema import OPTIONAL
+from energon_pack.dataset.plan_schema import OPTIONAL_COLUMNS
 from energon_pack.plan.items import Items
 from energon_pack.plan.made import packs_of
 from energon_pack.plan.packs import PackPlan, costs_of_packs
@@ -19,30 +19,30 @@ from energon_pack.run.seeded import Ints
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, MEDIA_TYPES
 from energon_pack.steps.cost import CostModel
 
-_COLUMNS = ("pack", "media_type", "token_len", "num_supervised", "num_visual_tokens", "parts")
+_COUNTED_COLUMNS = ("pack", "media_type", "token_len", "num_supervised", "num_visual_tokens", "parts")
 
 
 def tables_with_counts(plan: PlanFile, *more: str) -> Iterator[pa.Table]:
-    """Yield the rows of a plan with the columns that `items_of` needs, one row group at a time."""
+    """Yield each row group of a plan, with the columns that `items_of` needs and those in `more`."""
     with plan.opened() as file:
-        optional = [name for name in OPTIONAL if name in file.schema_arrow.names]
-    yield from plan.tables(*_COLUMNS, *optional, *more)
+        optional = [name for name in OPTIONAL_COLUMNS if name in file.schema_arrow.names]
+    yield from plan.tables(*_COUNTED_COLUMNS, *optional, *more)
 
 
 def pack_sums(plan: PlanFile, cost: CostModel) -> PackSums:
-    """Return the sums over the members of each pack in a written plan."""
-    sums = [sums_of(items_of(table), packs_of(sizes_of(table)), cost) for table in tables_with_counts(plan)]
+    """Return the costs and tokens of each pack in a written plan."""
+    sums = [sums_of_plan(items_of(table), packs_of(pack_sizes(table)), cost) for table in tables_with_counts(plan)]
     return PackSums(*map(np.concatenate, zip(*sums, strict=True)))
 
 
-def sums_of(items: Items, packs: PackPlan, cost: CostModel) -> PackSums:
-    """Return the sums over the members of each pack in a plan."""
+def sums_of_plan(items: Items, packs: PackPlan, cost: CostModel) -> PackSums:
+    """Return the costs and tokens of each pack in a plan that is not written yet."""
     lm, vision = costs_of_packs(items, packs, cost)
     return PackSums(lm, vision, packs.per_pack(items.lens), packs.per_pack(items.num_supervised))
 
 
-def sizes_of(table: pa.Table) -> Ints:
-    """Count the members of each pack, whose rows stand one after another."""
+def pack_sizes(table: pa.Table) -> Ints:
+    """Return int64[packs], the number of members of each pack; the rows of a pack must stand together."""
     packs = table["pack"].combine_chunks().dictionary_encode().indices.to_numpy()
     starts = np.concatenate(([0], np.flatnonzero(np.diff(packs)) + 1, [len(packs)]))
     sizes: Ints = np.diff(starts)
@@ -50,7 +50,7 @@ def sizes_of(table: pa.Table) -> Ints:
 
 
 def items_of(table: pa.Table) -> Items:
-    """Return the members of some packs as the items of a plan; shared tokens count for the member before."""
+    """Return rows of a plan as `Items`. Tokens that a member shares with the member before it count for that one."""
     parts = table["parts"].combine_chunks()
     kinds, member = pc.struct_field(pc.list_flatten(parts), "kind"), pc.list_parent_indices(parts).to_numpy()
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from energon_pack.dataset.plan_schema import COLUMNS, SHARED_SCHEMA, SOUNDS_SCHEMA, WRITTEN_SCHEMA
+from energon_pack.dataset.plan_schema import MEASURED_COLUMNS, SHARED_SCHEMA, SOUNDS_SCHEMA, WRITTEN_SCHEMA
 from energon_pack.errors import amount
 from energon_pack.plan import caps
 from energon_pack.plan.items import Lengths
@@ -27,14 +27,12 @@ from energon_pack.run.seeded import Ints
 from energon_pack.samples.cut import with_cut_type
 from energon_pack.samples.skip import NOTHING_TRAINED_DETAIL, Reason
 
-_ROWS = 200_000  # rows to sort at a time
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")  # for the file of sorted rows; without it, a row has 145 bytes
+_ROWS_AT_ONCE = 200_000  # rows to sort at a time
+_IPC_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")  # for the file of sorted rows; without it, a row has 145 bytes
 
 
-def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator[dict[str, Any]]:
-    """Yield one entry of `skipped.jsonl` for each sample in no pack, or in packs without some of its tokens, in the
-    order of the source.
-    """
+def ledger_entries(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator[dict[str, Any]]:
+    """Yield the entries of skipped.jsonl in source order: samples in no pack, and samples that lost some tokens."""
     columns = ["key", *lengths.reads, "detail", "media_type", *caps.COLUMNS]
     refused = {row["sample"]: (row["reason"], row["detail"]) for row in lengths.refused.to_pylist()}
     for start, numbers, table in lengths.tables(columns, with_parts=False):
@@ -53,7 +51,7 @@ def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator
             item = int(items[place])
             reason, detail = refused.get(item, (row["reason"], row["detail"]))
             if num_lost := int(lost[item - start]):
-                reason, detail = Reason.CUT_OFF.value, _lost(num_lost, row["token_len"], packing)
+                reason, detail = Reason.CUT_OFF.value, _cut_off_detail(num_lost, row["token_len"], packing)
             elif reason == Reason.NOTHING_TRAINED:
                 detail = detail or NOTHING_TRAINED_DETAIL
             elif reason == Reason.NOT_IN_FLAVOR:
@@ -63,7 +61,7 @@ def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator
             elif reason is None:
                 is_cut = lengths.is_cut[item]
                 counts = {name: int(values[place]) for name, values in most.items()} if is_cut else row
-                reason, detail = _policy(counts, LEFT_OUT[code], packing)
+                reason, detail = _reason_and_detail(counts, LEFT_OUT[code], packing)
                 detail = f"of what it becomes, the most: {detail}" if is_cut else detail
             yield {
                 "sample_id": sample_id,
@@ -75,27 +73,27 @@ def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator
 
 
 def write_ledger(path: Path, lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> None:
-    """Write skipped.jsonl: a line for each entry."""
+    """Write skipped.jsonl: each entry of `ledger_entries` as a line of JSON."""
     with open(path, "w", encoding="utf-8") as file:
-        for entry in ledger(lengths, plan, packing):
+        for entry in ledger_entries(lengths, plan, packing):
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
 
-def entries_of(path: Path) -> Iterator[dict[str, Any]]:
-    """Read the entries that `write_ledger` wrote."""
+def read_ledger(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a file that `write_ledger` wrote."""
     with open(path, encoding="utf-8") as file:
         yield from map(json.loads, file)
 
 
-def _lost(number: int, token_len: int, packing: PackingConfig) -> str:
-    """Word that tokens of a sample are in none of its parts."""
+def _cut_off_detail(number: int, token_len: int, packing: PackingConfig) -> str:
+    """Return the detail of a sample that lost `number` of its tokens because it was cut."""
     lost = f"{number:,} of its {amount(token_len, 'token')}"
     if packing.overlong == Overlong.truncate_text:
         return f"{lost}: packing.overlong=truncate_text keeps the beginning"
     return f"{lost}: nothing is trained in the parts that hold them"
 
 
-def _policy(row: dict[str, Any], reason: Reason | None, packing: PackingConfig) -> tuple[str, str]:
+def _reason_and_detail(row: dict[str, Any], reason: Reason | None, packing: PackingConfig) -> tuple[str, str]:
     assert reason is not None
     if reason is Reason.NOTHING_TRAINED:
         return reason.value, f"{NOTHING_TRAINED_DETAIL}, nor of those it would share a pack with"
@@ -109,7 +107,7 @@ def _policy(row: dict[str, Any], reason: Reason | None, packing: PackingConfig) 
 
 
 def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, names: Sequence[str]) -> None:
-    """Write pack_plan.parquet: a row for each member in the order of writing, a row group for each output shard."""
+    """Write pack_plan.parquet: a row for each member, a row group for each output shard, whose names are `names`."""
     temporary, schema = path.with_suffix(".tmp"), with_cut_type(WRITTEN_SCHEMA, lengths.cut_type)
     if lengths.shared is not None:
         schema = pa.unify_schemas([schema, SHARED_SCHEMA])
@@ -120,7 +118,7 @@ def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, 
             open(temporary, "w+b") as file,
             pq.ParquetWriter(path, schema, compression="zstd") as writer,
         ):
-            chunks = _deal(file, lengths, plan, plan.starts[shards.bounds])
+            chunks = _write_rows_by_shard(file, lengths, plan, plan.starts[shards.bounds])
             for (first, end), pieces, name in zip(pairwise(shards.bounds), chunks, names, strict=True):
                 table = pa.concat_tables([_read_chunk(file, *place) for place in pieces])
                 table = table.take(pc.sort_indices(table["place"])).combine_chunks()
@@ -136,8 +134,8 @@ def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, 
         temporary.unlink(missing_ok=True)
 
 
-def _deal(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list[list[tuple[int, int]]]:
-    """Write the rows of all members to a file, in large pieces that are sorted by output shard."""
+def _write_rows_by_shard(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list[list[tuple[int, int]]]:
+    """Write all rows to a file in pieces sorted by output shard; return offset and size of each shard's pieces."""
     place = lengths.scratch.zeros(len(lengths.items), np.int64)  # index + 1 of each member in the plan; 0: in no pack
     for block in blocks(len(plan.items)):
         place[plan.items[block]] = np.arange(block.start, block.stop) + 1
@@ -151,13 +149,13 @@ def _deal(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list
         for number, (first, end) in enumerate(pairwise(cuts)):
             if end > first:
                 data = pa.BufferOutputStream()
-                with pa.ipc.new_stream(data, table.schema, options=_OPTIONS) as stream:
+                with pa.ipc.new_stream(data, table.schema, options=_IPC_OPTIONS) as stream:
                     stream.write_table(table.slice(first, end - first))
                 chunks[number].append((file.tell(), file.write(data.getvalue())))
         waiting.clear()
 
     names = pa.array(lengths.shard_names, pa.string())
-    for start, numbers, table in lengths.tables((*COLUMNS, *SOUNDS_SCHEMA.names)):
+    for start, numbers, table in lengths.tables((*MEASURED_COLUMNS, *SOUNDS_SCHEMA.names)):
         places = place[start : start + table.num_rows] - 1
         table = table.add_column(0, "shard", names.take(pa.array(numbers)))
         if lengths.shared is not None:
@@ -167,7 +165,7 @@ def _deal(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list
                 table = table.append_column(name, pa.array(of_items[here]))
         table = table.append_column("place", pa.array(places)).filter(pa.array(places >= 0))
         waiting.append(table)
-        if sum(table.num_rows for table in waiting) >= _ROWS:
+        if sum(table.num_rows for table in waiting) >= _ROWS_AT_ONCE:
             deal()
     if waiting:
         deal()

@@ -12,33 +12,35 @@ from energon_pack.run.address import bucket_of
 from energon_pack.samples.parts import has_references, references_of
 from energon_pack.sources.storage import open_file
 
-_AGAIN = "copy it again from where it is whole, or pack again"
-_MOST_SHARDS = 32  # whose first media are looked for
+_HOW_TO_REPAIR = "copy it again from where it is whole, or pack again"
+_MAX_CHECKED_SHARDS = 32  # whose first media are looked for
 
 
-def refuse_lost(dataset: str, manifest: Mapping[str, Any], shards: Sequence[str]) -> None:
-    """Look at the size of each shard, and at media that the first packs refer to; a store has objects whole or not.
+def refuse_damaged_shards(dataset: str, manifest: Mapping[str, Any], shards: Sequence[str]) -> None:
+    """Raise PackError if a shard is missing or cut, or media that the first packs refer to can't be opened.
+
+    On an object store nothing is checked: an object is there as a whole or not at all.
 
     Args:
         manifest: energon_pack.json; empty: another tool packed it.
     """
     if bucket_of(dataset):
         return
-    lost = [f"{path} {why}" for name in shards if (why := _why_lost(path := os.path.join(dataset, name)))]
+    lost = [f"{path} {why}" for name in shards if (why := _why_damaged(path := os.path.join(dataset, name)))]
     if lost:
         more = f", and {amount(len(lost) - 1, 'more shard')}" if len(lost) > 1 else ""
-        raise PackError(f"{lost[0]}{more}: {_AGAIN}")
+        raise PackError(f"{lost[0]}{more}: {_HOW_TO_REPAIR}")
     if manifest.get("content", {}).get("output", {}).get("media") == "reference":
-        _open_media(dataset, shards[:_MOST_SHARDS])
+        _open_media(dataset, shards[:_MAX_CHECKED_SHARDS])
 
 
-def unread(path: str, error: Exception) -> PackError:
-    """Return the error for a shard that can't be read while training."""
+def unreadable_shard(path: str, error: Exception) -> PackError:
+    """Return the error that says that a shard can't be read, for a loader in training."""
     why = getattr(error, "strerror", None) or (error.args[0] if error.args else type(error).__name__)
-    return PackError(f"{path} can't be read: {why}: {_AGAIN}")
+    return PackError(f"{path} can't be read: {why}: {_HOW_TO_REPAIR}")
 
 
-def _why_lost(path: str) -> str | None:
+def _why_damaged(path: str) -> str | None:
     try:
         size = os.stat(path).st_size
         with open(f"{path}.idx", "rb") as index:
@@ -49,7 +51,7 @@ def _why_lost(path: str) -> str | None:
 
 
 def _open_media(dataset: str, shards: Sequence[str]) -> None:
-    """Open one medium of each file of the source that the first packs of the shards name."""
+    """Open one medium in each source file that the first packs of the shards refer to."""
     media, opened = DatasetMedia(dataset), set[str | int]()
     for path in (os.path.join(dataset, name) for name in shards):
         try:
@@ -57,7 +59,7 @@ def _open_media(dataset: str, shards: Sequence[str]) -> None:
                 value = first_json(file)
             references = [*chain.from_iterable(references_of(value) if has_references(value) else ())]
         except (LookupError, TypeError, ValueError, StopIteration) as error:
-            raise unread(path, error) from None
+            raise unreadable_shard(path, error) from None
         for reference in references:
             if reference.place[0] not in opened:
                 opened.add(reference.place[0])

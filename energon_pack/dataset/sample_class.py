@@ -34,21 +34,26 @@ class LoongForgeTurns(PackedMultiMixQA):
 
 
 class LlavaCaptions(PackedCaptioning):
-    """Packs for LLaVA-OneVision-2's PackedCaptioningSample."""
+    """Packs for LLaVA-OneVision-2's PackedCaptioningSample: prompts and captions of each member."""
 
     rules = (*PackedCaptioning.rules, "stacks")
     gives = ("images", "prompts", "captions", "patch_positions", "fps", "timestamp_decimal")
 
 
 #: The first whose fields a class takes is for it.
-STACKS: tuple[PackedFlavor, ...] = (LoongForgeChats(), LoongForgeTurns(), LlavaCaptions())
+STACK_FLAVORS: tuple[PackedFlavor, ...] = (LoongForgeChats(), LoongForgeTurns(), LlavaCaptions())
 
-Taken = dict[str, bool]  # field → whether the class requires it
+ClassFields = dict[str, bool]  # field → whether the class requires it
 
 
 def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] | None = None) -> PackedFlavor:
-    """Return a flavour in the form that a sample class accepts."""
-    forms = [stack for stack in STACKS if stack.name == name]
+    """Return the flavour with this name, in the form that a sample class accepts; raises PackError if there is none.
+
+    Args:
+        sample_type: `module:Class` of another stack; None: the class of this package.
+        sample_fields: the fields of that class; None: the class is imported, and tells them.
+    """
+    forms = [stack for stack in STACK_FLAVORS if stack.name == name]
     if sample_type is None or not forms:
         flavor = packed_flavor(name)
         if flavor is None:
@@ -59,10 +64,10 @@ def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] 
             raise PackError(f"output.sample_type={sample_type}: no sample_loader.py reads output.flavor={name}")
         return flavor
     taken = _fields_of(sample_type, forms) if sample_fields is None else dict.fromkeys(sample_fields, False)
-    if fitting := _taken_by(taken, forms):
+    if fitting := _first_fitting(taken, forms):
         return fitting
     fields_given = ", or ".join(", ".join(form.gives) for form in forms)
-    if other := _taken_by(taken, STACKS):
+    if other := _first_fitting(taken, STACK_FLAVORS):
         fields_given += f"; output.flavor={other.name} gives what it takes"
     elif "messages" in taken:
         fields_given += "; a class with one list of messages is one conversation, in which members would see each other"
@@ -71,13 +76,13 @@ def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] 
     raise PackError(f"{whose}: it takes {listed or 'no field'}; packs of output.flavor={name} give {fields_given}")
 
 
-def _taken_by(taken: Taken, forms: Iterable[PackedFlavor]) -> PackedFlavor | None:
-    """Return the first flavour that gives all that a class needs, and nothing that it does not take."""
+def _first_fitting(taken: ClassFields, forms: Iterable[PackedFlavor]) -> PackedFlavor | None:
+    """Return the first flavour that fills all fields that a class requires, and none that it lacks; None if none."""
     needed = {field for field, is_needed in taken.items() if is_needed}
     return next((form for form in forms if needed <= {*form.gives} <= taken.keys()), None)
 
 
-def _fields_of(sample_type: str, forms: Iterable[PackedFlavor]) -> Taken:
+def _fields_of(sample_type: str, forms: Iterable[PackedFlavor]) -> ClassFields:
     """Return the fields of a class that not every Energon sample has (`__key__` … are left out)."""
     module, _, name = sample_type.partition(":")
     try:

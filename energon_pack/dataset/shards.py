@@ -24,8 +24,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from energon_pack.dataset.files import PlanRow
-from energon_pack.dataset.sources import Members, Sources, tokens_of
-from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter, tar_len
+from energon_pack.dataset.sources import RowsWithChecksums, Sources, tokens_of
+from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter, tar_size
 from energon_pack.lengths.kept_tokens import KeptTokens
 from energon_pack.run.files import write_whole
 from energon_pack.samples.conversation import ReadSample
@@ -42,23 +42,26 @@ from energon_pack.sources.rows import rows_of
 from energon_pack.sources.shard import Shard
 
 #: extension of the file that marks a finished shard
-DONE = ".done"
-_AT_ONCE, _BYTES_AT_ONCE = 256, 32 << 20  # members, and bytes of their sources, that are read and tokenized at once
+DONE_SUFFIX = ".done"
+_MEMBERS_AT_ONCE, _BYTES_AT_ONCE = (
+    256,
+    32 << 20,
+)  # members, and bytes of their sources, that are read and tokenized at once
 
 
 def shard_name(prefix: str, number: int) -> str:
-    """Return the name of a shard: `packed-000000.tar`."""
+    """Return the file name of a shard: `packed-000000.tar` for the prefix `packed` and the number 0."""
     return f"{prefix}-{number:06d}.tar"
 
 
-def shard_names(prefix: str) -> re.Pattern[str]:
-    """Return what the names of all shards and of their indexes match."""
+def shard_name_pattern(prefix: str) -> re.Pattern[str]:
+    """Return a pattern that matches the file names of all shards with this prefix, and of their indexes."""
     return re.compile(re.escape(prefix) + r"-\d{6,}\.tar(\.idx)?")
 
 
 @dataclass(frozen=True)
 class ShardJob:
-    """One output shard, and its sources."""
+    """All that a worker needs to write one output shard: its rows of the plan, and the source shards they name."""
 
     path: Path
     plan: Path
@@ -71,9 +74,9 @@ class ShardJob:
     flavor: PackedFlavor
     split: str
     checksums: npt.NDArray[np.uint32]  # for each row of the row group, the checksum of its sample as measured
-    kept: npt.NDArray[np.uint64]  # for each row, where its tokens are kept in `tokens_folder`
+    token_places: npt.NDArray[np.uint64]  # for each row, where its tokens are kept in `tokens_folder`
     tokens_folder: Path
-    root: str | None = None  # the place of the source: packs refer to media in it; None: media are copied
+    source_root: str | None = None  # the place of the source: packs refer to media in it; None: media are copied
     #: the identity of a run that syncs and marks each shard by itself; None: all shards are synced at the end
     identity: str | None = None
     has_messages: bool = True  # the JSON of packs holds the conversations
@@ -81,6 +84,8 @@ class ShardJob:
 
 @dataclass(frozen=True)
 class WrittenShard:
+    """The figures of a finished shard."""
+
     name: str
     num_packs: int
     num_samples: int
@@ -91,28 +96,28 @@ class WrittenShard:
 
 
 def write_shard(job: ShardJob) -> WrittenShard:
-    """Write one shard, then its `.tar.idx`; if the index is there, a killed run finished the shard, and it is kept."""
+    """Write one shard, then its `.tar.idx`. A shard that a killed run finished is kept if it has the right bytes."""
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
     index = job.path.with_suffix(".tar.idx")
     was_there = is_done(job.path, job.identity) or _is_finished(job, table, index)
     if not was_there:
         _write_tar(job, table, index)
     if job.identity is not None:
-        write_whole(_done_file(job.path), _done(job.path, job.identity))
-    return written_shard(job, table, index.stat().st_size // 8 - 1, job.path.stat().st_size, was_there)
+        write_whole(_done_file(job.path), _done_content(job.path, job.identity))
+    return shard_figures(job, table, index.stat().st_size // 8 - 1, job.path.stat().st_size, was_there)
 
 
-def written_shard(job: ShardJob, table: pa.Table, num_packs: int, num_bytes: int, was_there: bool) -> WrittenShard:
-    """Describe a shard that is finished."""
+def shard_figures(job: ShardJob, table: pa.Table, num_packs: int, num_bytes: int, was_there: bool) -> WrittenShard:
+    """Return the figures of a finished shard; `was_there`: an earlier run wrote it."""
     sizes = pc.struct_field(pc.list_flatten(table["parts"]), "size")
-    if job.root is not None:
+    if job.source_root is not None:
         sizes = pc.min_element_wise(sizes, 2 * END_BYTES)
     num_bytes_read = sum(pc.sum(column, min_count=0).as_py() for column in (table["record_size"], sizes))
     return WrittenShard(job.path.name, num_packs, table.num_rows, num_bytes, num_bytes_read, job.split, was_there)
 
 
 def _write_tar(job: ShardJob, table: pa.Table, index: Path) -> None:
-    parts = parts_folder(job.path.parent)
+    parts = unfinished_folder(job.path.parent)
     parts.mkdir(exist_ok=True)
     temporary = parts / f"{job.path.name}.{uuid.uuid4().hex}"
     with open(temporary, "wb", buffering=0) as file:
@@ -133,14 +138,14 @@ def _put_in_place(temporary: Path, path: Path, is_synced: bool) -> None:
 
 
 def is_done(shard: Path, identity: str | None) -> bool:
-    """Say whether a process of the same run has written and synced a shard: it is trusted, and not read."""
+    """Say whether a process of the run with this identity wrote and synced a shard; the shard itself is not read."""
     try:
-        return identity is not None and _done_file(shard).read_bytes() == _done(shard, identity)
+        return identity is not None and _done_file(shard).read_bytes() == _done_content(shard, identity)
     except FileNotFoundError:
         return False
 
 
-def _done(shard: Path, identity: str) -> bytes:
+def _done_content(shard: Path, identity: str) -> bytes:
     """Return the content of the file beside a finished shard: the run, the shard's size, and a checksum of its index,
     which names every pack."""
     index = crc32(shard.with_suffix(".tar.idx").read_bytes())
@@ -148,18 +153,18 @@ def _done(shard: Path, identity: str) -> bytes:
 
 
 def _done_file(shard: Path) -> Path:
-    return shard.with_suffix(f".tar{DONE}")
+    return shard.with_suffix(f".tar{DONE_SUFFIX}")
 
 
-def parts_folder(staging: Path) -> Path:
-    """Return where files of a staging folder are written: two machines may write the same file, and one may be late."""
+def unfinished_folder(staging: Path) -> Path:
+    """Return the folder in which files are written before they move to the staging folder, with a name of their own."""
     return staging.with_name(f"{staging.name}.parts")
 
 
-def bytes_begun(staging: Path) -> int:
-    """Count the bytes of unfinished shards in a staging folder."""
+def num_bytes_begun(staging: Path) -> int:
+    """Return the number of bytes that are written of unfinished shards."""
     num_bytes = 0
-    with suppress(OSError), os.scandir(parts_folder(staging)) as entries:
+    with suppress(OSError), os.scandir(unfinished_folder(staging)) as entries:
         for entry in entries:
             with suppress(OSError):  # it was finished meanwhile
                 num_bytes += entry.stat().st_size
@@ -167,10 +172,10 @@ def bytes_begun(staging: Path) -> int:
 
 
 def _is_finished(job: ShardJob, table: pa.Table, index: Path) -> bool:
-    """Say whether an earlier run wrote this shard, and it still equals the shard that would be written now.
+    """Say whether an earlier run wrote this shard, and each byte still equals what would be written now.
 
-    Every byte is compared with its source. Shards are synced only at the end, so after a power cut a file may hold
-    anything, and nothing else would notice a byte that changed between two runs.
+    Shards are synced only at the end, so after a power cut a file may hold anything, and nothing else would notice a
+    byte that changed between two runs.
     """
     if not (index.exists() and job.path.exists()):
         return False
@@ -179,18 +184,18 @@ def _is_finished(job: ShardJob, table: pa.Table, index: Path) -> bool:
             starts = write_packs(TarComparer(file.fileno()), job, table)
         except TarDiffers:
             return False
-    size = tar_len(int(np.frombuffer(starts, "<u8")[-1]))
+    size = tar_size(int(np.frombuffer(starts, "<u8")[-1]))
     return index.read_bytes() == starts and job.path.stat().st_size == size
 
 
 def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
-    """Write the packs; return Energon's index: the place of each pack's first header, and the end of the last pack."""
+    """Write all packs of a shard; return its `.tar.idx`: the offset of each pack, and the end of the last (uint64)."""
     starts: list[int] = []
     with Sources(job.source) as sources, KeptTokens(job.tokens_folder) as kept:
-        places = iter(job.kept.tolist())
+        places = iter(job.token_places.tolist())
         rows = zip(rows_of(table, PlanRow), job.checksums.tolist(), strict=True)
-        put = _copied if job.root is None else _referred
-        for members in sources.ahead(_by_packs(rows), are_copied=job.root is None):
+        put = _write_with_media if job.source_root is None else _write_with_references
+        for members in sources.read_ahead(_by_packs(rows), are_copied=job.source_root is None):
             of_each = zip(members, islice(places, len(members)), strict=True)
             known = [None if row.cut else kept.find(place, checksum) for (row, checksum), place in of_each]
             samples = [sources.read(row, job.settings, its) for (row, _), its in zip(members, known, strict=True)]
@@ -198,9 +203,9 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
             each = zip(members, samples, tokens, strict=True)
             whole = (_Member(row, checksum, sample, its) for (row, checksum), sample, its in each)
             packs = groupby(whole, key=lambda member: member.row.pack)
-            for pack in [_content(key, list(rows), job) for key, rows in packs]:
+            for pack in [_content_of_pack(key, list(rows), job) for key, rows in packs]:
                 starts.append(tar.position)
-                for member, ends in zip(pack.members, put(tar, pack, sources, job.root), strict=True):
+                for member, ends in zip(pack.members, put(tar, pack, sources, job.source_root), strict=True):
                     row = member.row
                     sources.refuse_changed(row, member.sample, ends[: len(row.parts)], member.checksum)
         starts.append(tar.position)
@@ -208,14 +213,14 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
     return np.array(starts, dtype="<u8").tobytes()
 
 
-def _by_packs(rows: Iterable[tuple[PlanRow, int]]) -> Iterator[Members]:
-    """Yield the members of whole packs, some packs at once: a tokenizer is faster with many texts."""
-    together: Members = []
+def _by_packs(rows: Iterable[tuple[PlanRow, int]]) -> Iterator[RowsWithChecksums]:
+    """Yield members of whole packs, several packs at once: a tokenizer is faster with many texts."""
+    together: RowsWithChecksums = []
     bytes_left = _BYTES_AT_ONCE
     for _, pack in groupby(rows, key=lambda row: row[0].pack):
         members = list(pack)
         num_bytes = sum(row.record_size + sum(part.size for part in row.parts) for row, _ in members)
-        if together and (len(together) >= _AT_ONCE or num_bytes > bytes_left):
+        if together and (len(together) >= _MEMBERS_AT_ONCE or num_bytes > bytes_left):
             yield together
             together, bytes_left = [], _BYTES_AT_ONCE
         together, bytes_left = together + members, bytes_left - num_bytes
@@ -235,7 +240,7 @@ class _Member(NamedTuple):
     tokens: MemberTokens
 
 
-class _Content(NamedTuple):
+class _PackContent(NamedTuple):
     """The content of a pack."""
 
     key: str
@@ -246,7 +251,7 @@ class _Content(NamedTuple):
     parts: list[list[tuple[str, AnyPart]]]  # for each member, the name and place of each part
 
 
-def _content(key: str, pack: Sequence[_Member], job: ShardJob) -> _Content:
+def _content_of_pack(key: str, pack: Sequence[_Member], job: ShardJob) -> _PackContent:
     members, samples = [member.row for member in pack], [member.sample for member in pack]
     tokens = pack_tokens([member.tokens for member in pack]).to_bytes()
     conversations = [
@@ -270,14 +275,14 @@ def _content(key: str, pack: Sequence[_Member], job: ShardJob) -> _Content:
     value = job.flavor.write(conversations, meta)
     if not job.has_messages:
         del value[MESSAGES_FIELD]
-    parts = map(parts_beside, samples, conversations)
+    parts = map(media_parts, samples, conversations)
     named = [list(zip(*both, strict=True)) for both in zip(job.flavor.parts(value), parts, strict=True)]
-    return _Content(key, job.flavor, value, tokens, pack, named)
+    return _PackContent(key, job.flavor, value, tokens, pack, named)
 
 
-def _copied(tar: TarWriter, pack: _Content, sources: Sources, root: str | None) -> list[list[bytes]]:
-    """Write a pack with its media; return the bytes at the ends of the media."""
-    _add_texts(tar, pack, pack.value)
+def _write_with_media(tar: TarWriter, pack: _PackContent, sources: Sources, root: str | None) -> list[list[bytes]]:
+    """Write a pack that holds its media; return the first and last bytes of each member's media."""
+    _add_json_and_tokens(tar, pack, pack.value)
     return [
         [
             sources.ends(member.row, part)
@@ -289,31 +294,31 @@ def _copied(tar: TarWriter, pack: _Content, sources: Sources, root: str | None) 
     ]
 
 
-def _referred(tar: TarWriter, pack: _Content, sources: Sources, root: str | None) -> list[list[bytes]]:
-    """Write a pack that says where its media lie; return the bytes at the ends of the media."""
+def _write_with_references(tar: TarWriter, pack: _PackContent, sources: Sources, root: str | None) -> list[list[bytes]]:
+    """Write a pack that refers to its media in the source; return the first and last bytes of each member's media."""
     references = [
-        [(name, *sources.refer(name, member.row, part, root or "")) for name, part in its]
+        [(name, *sources.reference_to(name, member.row, part, root or "")) for name, part in its]
         for member, its in zip(pack.members, pack.parts, strict=True)
     ]
     first = {name: reference for its in reversed(references) for name, reference, _ in its}  # members may share media
     members = [[first[name] for name, _, _ in its] for its in references]
-    _add_texts(tar, pack, with_references(pack.value, pack.flavor, members))
+    _add_json_and_tokens(tar, pack, with_references(pack.value, pack.flavor, members))
     return [[ends.first + ends.last for _, _, ends in its] for its in references]
 
 
-def _add_texts(tar: TarWriter, pack: _Content, value: Fields) -> None:
+def _add_json_and_tokens(tar: TarWriter, pack: _PackContent, value: Fields) -> None:
     tar.add(f"{pack.key}.json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
     tar.add(f"{pack.key}.{TOKENS_PART}", pack.tokens)
 
 
 def conversation(sample: ReadSample, flavor: PackedFlavor, num_shared: int = 0) -> Conversation:
-    """Return the conversation of a sample, or of a part of one, from which the JSON of its pack is made."""
+    """Return a sample as the JSON of its pack stores it; its first `num_shared` media are the member's before it."""
     messages = sample.timed if flavor.times_in_text else sample.messages
     media = [(part.kind, part.extension) for part in sample.parts]
     has_positions = [] if flavor.times_in_text else [part is not None for part in sample.positions]
     return Conversation(messages, sample.tools, sample.fields, media, has_positions, sample.is_timed, num_shared)
 
 
-def parts_beside(sample: ReadSample, content: Conversation) -> list[AnyPart]:
-    """Return the parts of a pack for a sample, without JSON: media, then patch positions if the flavour has them."""
+def media_parts(sample: ReadSample, content: Conversation) -> list[AnyPart]:
+    """Return the parts of a sample that lie in a pack beside the JSON: media, then any patch positions."""
     return [*sample.parts, *(part for part in sample.positions if part is not None and content.has_positions)]

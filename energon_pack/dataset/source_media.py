@@ -19,16 +19,16 @@ from energon_pack.sources.storage import open_file, path_in
 if TYPE_CHECKING:
     from energon_pack.sources.referenced import SourceMedia
 
-SOURCE_ROOT = "ENERGON_PACK_SOURCE"
+SOURCE_ROOT_VARIABLE = "ENERGON_PACK_SOURCE"
 
 
 def source_root(dataset: str | os.PathLike[str]) -> str:
-    """Return the place of a dataset's source: that in ENERGON_PACK_SOURCE, else the one in report.json.
+    """Return the folder or address of a dataset's source: from ENERGON_PACK_SOURCE, else from report.json.
 
     Raises:
-        PackError: neither says it.
+        PackError: neither names it.
     """
-    if root := os.environ.get(SOURCE_ROOT):
+    if root := os.environ.get(SOURCE_ROOT_VARIABLE):
         return root
     try:
         with open_file(path_in(os.fspath(dataset), REPORT)) as file:
@@ -38,16 +38,17 @@ def source_root(dataset: str | os.PathLike[str]) -> str:
     if not isinstance(root, str):
         raise PackError(
             f"{os.fspath(dataset)}: its media lie in its source, and no {REPORT} beside it says where that is:"
-            f" {SOURCE_ROOT}=FOLDER does"
+            f" {SOURCE_ROOT_VARIABLE}=FOLDER does"
         )
     return root
 
 
 class DatasetMedia:
-    """The media that a dataset's packs refer to; the source is looked for when the first medium is read.
+    """Reads the media that a dataset's packs refer to. Their source is looked for when the first medium is read.
 
     Args:
         root: the place of the source; None: see `source_root`.
+        whole: `read_ahead` reads media completely; else only their ends.
     """
 
     def __init__(self, dataset: str | os.PathLike[str], root: str | None = None, whole: bool = False):
@@ -60,27 +61,27 @@ class DatasetMedia:
         return SourceMedia(self._root or source_root(self._dataset))
 
     def opened(self, reference: Reference) -> Bytes:
-        """Open a medium; raises as `SourceMedia` and `source_root`."""
+        """Open a medium as a file of bytes; raises what `SourceMedia.opened` and `source_root` raise."""
         return self._source.opened(reference)
 
     def read_ahead(self, references: Sequence[Reference]) -> None:
-        """Read media of a pack at once, at most `sources.referenced.MEDIA_AT_ONCE`; raises as `source_root`."""
+        """Read media from an object store ahead, all at once: at most `sources.referenced.MEDIA_AT_ONCE`."""
         self._source.read_ahead(references, self._whole)
 
     def read(self, references: Sequence[Reference], parts: Parts | None = None) -> list[bytes]:
-        """Return the bytes of media of a pack; raises as `opened`."""
+        """Return the bytes of each medium; `parts` is not used."""
         return self._source.read(references) if references else []
 
 
-class LoadedMedia:
-    """Reads media for Energon, whose loader passes the dataset of each pack. It can be pickled for workers."""
+class EnergonMedia:
+    """Reads media that packs refer to, for Energon's loaders: each pack tells its dataset. Workers can unpickle it."""
 
     def __init__(self, root: str | None = None):
         self._root = root
         self._datasets: dict[str, DatasetMedia] = {}
 
     def __call__(self, references: Sequence[Reference], parts: Parts) -> list[bytes]:
-        """Return the bytes of media of a pack."""
+        """Return the bytes of the media that a pack refers to; its `parts` name its dataset."""
         dataset = _folder_of(parts["__sources__"][0]) if parts.get("__sources__") else ""
         if dataset not in self._datasets:
             self._datasets[dataset] = DatasetMedia(dataset, self._root)

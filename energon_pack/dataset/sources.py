@@ -26,27 +26,27 @@ from energon_pack.templates.processor import load_saved
 from energon_pack.templates.sample import Sample
 
 #: The rows of one or more packs, each with the checksum of its sample as measured.
-Members = list[tuple[PlanRow, int]]
+RowsWithChecksums = list[tuple[PlanRow, int]]
 
 
 class Sources:
-    """The open source shards of a job."""
+    """Reads samples of a job's source shards; raises SourceChanged if one is not as it was measured."""
 
     def __init__(self, shards: dict[str, Shard]):
         self._shards = shards
         self._reader = Reader()
 
-    def ahead(self, packs: Iterable[Members], are_copied: bool) -> Iterator[Members]:
-        """Yield the same packs, while reading ahead as `Reader.ahead` does."""
+    def read_ahead(self, packs: Iterable[RowsWithChecksums], are_copied: bool) -> Iterator[RowsWithChecksums]:
+        """Yield the same packs, and read their sources ahead: whole media if they are copied, else only their ends."""
 
-        def samples(pack: Members) -> Iterator[tuple[Shard, PlanRow]]:
+        def samples(pack: RowsWithChecksums) -> Iterator[tuple[Shard, PlanRow]]:
             return ((self._shards[row.shard], row) for row, _ in pack)
 
         return self._reader.ahead(packs, samples, whole_range if are_copied else end_ranges)
 
     def read(self, row: PlanRow, settings: ReadSettings, kept: Kept | None = None) -> ReadSample:
-        """Read a sample without its media; its conversation is parsed unless it is kept."""
-        shard, lead = self._shards[row.shard], self._lead(row)
+        """Read the record of a sample, without media. The conversation is parsed unless `kept` has it."""
+        shard, lead = self._shards[row.shard], self._header_size(row)
         raw = self._reader.raw(shard, row, lead)
         self._check_header(raw[:lead], row, row.record_part, row.record_size)
         if kept and kept.conversation:
@@ -55,71 +55,71 @@ class Sources:
         try:
             return read_text_only(self._reader, shard, row, settings, raw[lead:])
         except Skip as skip:  # it could be read when it was measured
-            raise self.changed(row) from skip
+            raise self.changed_error(row) from skip
 
     def with_headers(self, row: PlanRow, sample: ReadSample) -> ReadSample:
-        """Return a sample that `read` returned with the headers of its media; raises as `read`."""
+        """Return a sample that `read` returned, with the headers of its media, which tokenizing needs."""
         try:
             return with_headers(self._reader, self._shards[row.shard], sample)
         except Skip as skip:  # it could be read when it was measured
-            raise self.changed(row) from skip
+            raise self.changed_error(row) from skip
 
     def member(self, row: PlanRow, *, settings: ReadSettings, checksum: int) -> MemberInput:
-        """Read a sample with its media, as training encodes it."""
+        """Read a sample with its media, in the form that training encodes."""
         sample = self.read(row, settings)
         media = [self.checked_file(row, part).read(part.offset, part.size) for part in sample.parts]
         self.refuse_changed(row, sample, (data[:END_BYTES] + data[-END_BYTES:] for data in media), checksum)
         return sample.member(row.sample_id, media, row.token_len)
 
     def copy(self, tar: TarWriter, name: str, row: PlanRow, part: AnyPart) -> bytes:
-        """Copy a part of a sample into a tar; return the bytes at both its ends."""
-        header, ends = tar.copy(name, self._file(row, part), part.offset, part.size, self._lead(row), END_BYTES)
+        """Copy a part of a sample into a tar under this name; return its first and last `END` bytes."""
+        header, ends = tar.copy(name, self._file(row, part), part.offset, part.size, self._header_size(row), END_BYTES)
         self._check_header(header, row, part.name, part.size)
         return ends
 
     def ends(self, row: PlanRow, part: AnyPart) -> bytes:
-        """Return the bytes at both ends of a part of a sample; raises as `copy`."""
-        ends = ends_of(self._file(row, part), part.offset, part.size, self._lead(row))
+        """Return the first and last `END` bytes of a part."""
+        ends = ends_of(self._file(row, part), part.offset, part.size, self._header_size(row))
         self._check_header(ends.header, row, part.name, part.size)
         return ends.first + ends.last
 
-    def refer(self, name: str, row: PlanRow, part: AnyPart, root: str) -> tuple[Reference, Ends]:
-        """Return where a part of a sample lies, and the bytes at both its ends; raises as `copy`."""
-        ends = ends_of(self._file(row, part), part.offset, part.size, self._lead(row))
+    def reference_to(self, name: str, row: PlanRow, part: AnyPart, root: str) -> tuple[Reference, Ends]:
+        """Return the reference under which a pack finds a part below `root`, and the part's first and last bytes."""
+        ends = ends_of(self._file(row, part), part.offset, part.size, self._header_size(row))
         self._check_header(ends.header, row, part.name, part.size)
         place = self._shards[row.shard].place(part, root)
         return Reference(name, place, part.size, ends.checksum, row.sample_id), ends
 
     def checked_file(self, row: PlanRow, part: AnyPart) -> File:
-        """Return the file in which a part of a sample lies at its offset."""
-        file, lead = self._file(row, part), self._lead(row)
+        """Return the file that holds a part, after comparing the tar header before the part."""
+        file, lead = self._file(row, part), self._header_size(row)
         self._check_header(file.read(part.offset - lead, lead), row, part.name, part.size)
         return file
 
     def _file(self, row: PlanRow, part: AnyPart) -> File:
         return self._reader.part_file(self._shards[row.shard], part)
 
-    def _lead(self, row: PlanRow) -> int:
+    def _header_size(self, row: PlanRow) -> int:
         """Return the size of the header before each part of a sample: a file of its own has none."""
         return self._shards[row.shard].lead
 
     def _check_header(self, header: bytes, row: PlanRow, part: str, size: int) -> None:
-        """Compare the header before a part with the one it had when it was measured."""
+        """Raise SourceChanged if the tar header before a part is not that of this name and size."""
         shard = self._shards[row.shard]
         if not shard.lead or is_header_of(header, f"{row.key}.{part}", size):
             return
         if not is_header_of(header, f"{shard.key_in_tar(row.key)}.{part}", size):
-            raise self.changed(row)
+            raise self.changed_error(row)
 
     def refuse_changed(self, row: PlanRow, sample: ReadSample, ends: Iterable[bytes], checksum: int) -> None:
-        """Raise SourceChanged if a sample is not what was measured."""
+        """Raise SourceChanged if the checksum of a sample's record and of its media's ends is not the measured one."""
         sum_here = crc32(sample.raw)
         for end in ends:
             sum_here = crc32(end, sum_here)  # see `Reader.checksum`
         if sum_here != checksum:
-            raise self.changed(row)
+            raise self.changed_error(row)
 
-    def changed(self, row: PlanRow) -> SourceChanged:
+    def changed_error(self, row: PlanRow) -> SourceChanged:
         return SourceChanged(self._shards[row.shard].path, row.sample_id)
 
     def __enter__(self) -> "Sources":
@@ -130,30 +130,34 @@ class Sources:
 
 
 def tokens_of(
-    members: Members,
+    members: RowsWithChecksums,
     samples: Sequence[ReadSample],
     kept: Sequence[Kept | None],
     sources: Sources,
     template_folder: str,
     engine: str,
 ) -> list[MemberTokens]:
-    """Return the tokens of members of packs.
+    """Return the tokens of each member: those that measuring kept, or new ones.
 
     Args:
-        kept: the tokens that measuring made; None: they were not kept, and are made.
+        kept: what measuring kept of each member; None: nothing, so its tokens are made.
+
+    Raises:
+        SourceChanged: a sample is not as it was measured.
+        LengthsWrong: a sample has another number of tokens, or of trained tokens, than was measured.
     """
     tokens = [its and its.tokens for its in kept]
     missing = [number for number, its in enumerate(kept) if its is None]
     read = {number: sources.with_headers(members[number][0], samples[number]) for number in missing}
     as_seen = {number: Sample(its.timed, its.media, its.tools, its.options) for number, its in read.items()}
     with suppress(Skip):  # each alone, to name the one
-        for number, its in zip(missing, _made(template_folder, [*as_seen.values()], engine), strict=True):
+        for number, its in zip(missing, _tokenize(template_folder, [*as_seen.values()], engine), strict=True):
             tokens[number] = its
     for number, (member, checksum) in enumerate(members):
         known = tokens[number]
         if known is not None and (len(known), known.num_supervised) == (member.token_len, member.num_supervised):
             continue
-        ids = _counted(known) if known is not None else _alone(template_folder, as_seen[number], engine)
+        ids = _counts_text(known) if known is not None else _counts_alone(template_folder, as_seen[number], engine)
         if ids != f"{member.token_len} tokens, {member.num_supervised} of them trained":
             sample = samples[number]
             sources.refuse_changed(member, sample, (sources.ends(member, part) for part in sample.parts), checksum)
@@ -168,16 +172,16 @@ def tokens_of(
     ]
 
 
-def _made(template_folder: str, samples: Sequence[Sample], engine: str) -> list[MemberTokens]:
+def _tokenize(template_folder: str, samples: Sequence[Sample], engine: str) -> list[MemberTokens]:
     return load_saved(template_folder).member_tokens(samples, engine) if samples else []
 
 
-def _alone(template_folder: str, sample: Sample, engine: str) -> str:
+def _counts_alone(template_folder: str, sample: Sample, engine: str) -> str:
     try:
-        return _counted(_made(template_folder, [sample], engine)[0])
+        return _counts_text(_tokenize(template_folder, [sample], engine)[0])
     except Skip as skip:
         return f"no tokens ({skip})"
 
 
-def _counted(tokens: MemberTokens) -> str:
+def _counts_text(tokens: MemberTokens) -> str:
     return f"{len(tokens)} tokens, {tokens.num_supervised} of them trained"

@@ -8,33 +8,33 @@ from energon_pack.errors import PackError
 from energon_pack.sources.storage import File
 from energon_pack.sources.tar import BLOCK
 
-_BUFFER = 256 << 10  # 1 MB takes twice the CPU where two threads share a second-level cache
-_CHUNK = 1 << 20
-_NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM)
+_BUFFER_BYTES = 256 << 10  # 1 MB takes twice the CPU where two threads share a second-level cache
+_CHUNK_BYTES = 1 << 20
+_NO_KERNEL_COPY_ERRORS = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM)
 
 
-def tar_len(position: int) -> int:
-    """Return the bytes of a tar whose last member ends at `position`: two zero blocks, filled up to a record."""
+def tar_size(position: int) -> int:
+    """Return the bytes of a tar whose last file ends at `position`: two zero blocks, then zeros up to a full record."""
     end = position + 2 * BLOCK
     return end + -end % tarfile.RECORDSIZE
 
 
-_TEMPLATE = bytearray(tarfile.TarInfo("x").tobuf(tarfile.USTAR_FORMAT))
-_TEMPLATE[0] = 0
-_TEMPLATE[124:136] = bytes(12)
-_TEMPLATE[148:156] = b" " * 8
-_TEMPLATE_SUM = sum(_TEMPLATE)
+_HEADER_TEMPLATE = bytearray(tarfile.TarInfo("x").tobuf(tarfile.USTAR_FORMAT))
+_HEADER_TEMPLATE[0] = 0
+_HEADER_TEMPLATE[124:136] = bytes(12)
+_HEADER_TEMPLATE[148:156] = b" " * 8
+_TEMPLATE_SUM = sum(_HEADER_TEMPLATE)
 
 
 def tar_header(name: str, size: int) -> bytes:
-    """Return the header of a regular file, byte for byte as tarfile writes it for mode 0644, no owner, time 0."""
+    """Return the header of a regular file with mode 0644, no owner and time 0, byte for byte as tarfile writes it."""
     encoded = name.encode()
     digits = b"%011o\0" % size
     if len(encoded) > 100 or len(digits) > 12:  # beyond USTAR
         info = tarfile.TarInfo(name)
         info.size = size
         return info.tobuf(tarfile.PAX_FORMAT)
-    header = bytearray(_TEMPLATE)
+    header = bytearray(_HEADER_TEMPLATE)
     header[: len(encoded)] = encoded
     header[124:136] = digits
     header[148:156] = b"%06o\0 " % (_TEMPLATE_SUM + sum(encoded) + sum(digits))
@@ -42,39 +42,39 @@ def tar_header(name: str, size: int) -> bytes:
 
 
 class TarWriter:
-    """Writes USTAR members with fixed metadata: mode 0644, no owner, time 0.
+    """Writes files into a USTAR tar with the same metadata for all: mode 0644, no owner, time 0.
 
     Data that do not fit into the buffer are copied from file to file, inside the kernel where it can.
     """
 
     def __init__(self, fd: int):
         self._fd = fd
-        self._buffer = memoryview(bytearray(_BUFFER))
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._used = 0
         self._num_written = 0
 
     @property
     def position(self) -> int:
-        """Return the bytes of the tar so far."""
+        """Return the number of bytes of the tar so far."""
         return self._num_written + self._used
 
     def add(self, name: str, data: bytes) -> None:
-        """Add a member from memory."""
+        """Add a file with this content."""
         self._put(tar_header(name, len(data)))
         self._put(data)
         self._put(bytes(-len(data) % BLOCK))
 
     def copy(self, name: str, source: File, offset: int, size: int, lead: int = 0, end: int = 0) -> tuple[bytes, bytes]:
-        """Add a member whose bytes are in another file.
+        """Add a file whose content is a range of another file; return the bytes before that range, and its ends.
 
         Args:
-            lead: bytes before `offset` to read with them, at most a tar header: one call reads both.
-            end: how many of its first bytes, and of its last, to return.
+            lead: how many bytes before `offset` to return, at most a tar header: one call reads them with the content.
+            end: how many of the first, and of the last, bytes of the content to return.
         """
         header = tar_header(name, size)
         padding = bytes(-size % BLOCK)
         whole = len(header) + size + len(padding)
-        if whole > _BUFFER:
+        if whole > _BUFFER_BYTES:
             self._put(header)
             self._flush()
             self._copy(source, offset, size, name)
@@ -83,7 +83,7 @@ class TarWriter:
             first = source.read(offset, min(end, size))
             last = source.read(offset + max(0, size - end), min(end, size))
             return source.read(offset - lead, lead), first + last
-        if whole > _BUFFER - self._used:
+        if whole > _BUFFER_BYTES - self._used:
             self._flush()
         start = self._used
         data = start + len(header)
@@ -98,14 +98,14 @@ class TarWriter:
         return before, ends
 
     def end(self) -> None:
-        """Add two zero blocks, and fill up a record as tar programs do."""
-        self._put(bytes(tar_len(self.position) - self.position))
+        """Finish the tar: two zero blocks, then zeros up to a full record."""
+        self._put(bytes(tar_size(self.position) - self.position))
         self._flush()
 
     def _put(self, data: bytes) -> None:
-        for start in range(0, len(data), _BUFFER):
-            piece = data[start : start + _BUFFER]
-            if len(piece) > _BUFFER - self._used:
+        for start in range(0, len(data), _BUFFER_BYTES):
+            piece = data[start : start + _BUFFER_BYTES]
+            if len(piece) > _BUFFER_BYTES - self._used:
                 self._flush()
             self._buffer[self._used : self._used + len(piece)] = piece
             self._used += len(piece)
@@ -124,11 +124,11 @@ class TarWriter:
 
 
 class TarDiffers(Exception):
-    """A tar differs from the one that would be written."""
+    """An existing tar has other bytes than those that would be written."""
 
 
 class TarComparer(TarWriter):
-    """Writes nothing: raises TarDiffers where the existing tar has other bytes."""
+    """Compares an existing tar with what would be written: writes nothing, raises TarDiffers at a difference."""
 
     def _write(self, view: memoryview) -> None:
         present = memoryview(bytearray(len(view)))
@@ -137,9 +137,9 @@ class TarComparer(TarWriter):
             raise TarDiffers
 
     def _copy(self, source: File, offset: int, size: int, name: str) -> None:
-        buffer = memoryview(bytearray(_CHUNK))
-        for start in range(0, size, _CHUNK):
-            piece = buffer[: min(_CHUNK, size - start)]
+        buffer = memoryview(bytearray(_CHUNK_BYTES))
+        for start in range(0, size, _CHUNK_BYTES):
+            piece = buffer[: min(_CHUNK_BYTES, size - start)]
             _read_into(source, offset + start, piece, name)
             if os.pread(self._fd, len(piece), self._num_written + start) != piece:
                 raise TarDiffers
@@ -149,11 +149,11 @@ def _read_into(source: File, offset: int, view: memoryview, name: str) -> None:
     while view:
         num_read = source.read_into(offset, view)
         if num_read == 0:
-            raise _ends_early(name)
+            raise _early_end_error(name)
         view, offset = view[num_read:], offset + num_read
 
 
-def _ends_early(name: str) -> PackError:
+def _early_end_error(name: str) -> PackError:
     return PackError(f"the source of {name} ends early: it changed since it was measured")
 
 
@@ -165,12 +165,12 @@ def _copy(source: File, offset: int, fd: int, size: int, name: str) -> None:
             try:
                 copied = copy_range(source.fd, fd, end - offset, offset_src=offset)
             except OSError as error:
-                if error.errno not in _NO_KERNEL_COPY:
+                if error.errno not in _NO_KERNEL_COPY_ERRORS:
                     raise
                 copy_range = None
                 continue
         else:
-            copied = os.write(fd, source.read(offset, min(end - offset, _CHUNK)))
+            copied = os.write(fd, source.read(offset, min(end - offset, _CHUNK_BYTES)))
         if copied == 0:
-            raise _ends_early(name)
+            raise _early_end_error(name)
         offset += copied

@@ -1,5 +1,5 @@
 if __name__ == "__main__":
     from energon_pack.inspect.command import main
-    from energon_pack.run.command import run
+    from energon_pack.run.command import run_tool
 
-    run("inspect", main)
+    run_tool("inspect", main)

@@ -13,7 +13,7 @@ from energon_pack.inspect import is_override
 from energon_pack.inspect.dataset import about, open_dataset
 from energon_pack.report.views.screens import print_blocks, print_next, print_pack
 from energon_pack.report.views.text import Line
-from energon_pack.run.command import count, parser
+from energon_pack.run.command import positive_int, tool_parser
 from energon_pack.run.console import say
 
 _MOST_THUMBNAILS = 24
@@ -90,10 +90,10 @@ def _others(options: argparse.Namespace) -> list[str]:
 def _arguments() -> argparse.Namespace:
     takes = "DIR [PACK] | --source PATH +model=MODEL [OVERRIDES] [SAMPLE]"
     purpose = "Look at a pack of a dataset, or at a sample of a source before it is packed."
-    tool = parser("inspect", takes, purpose, _EXAMPLES, _CODES)
+    tool = tool_parser("inspect", takes, purpose, _EXAMPLES, _CODES)
     named = "a packed dataset, and the number or key of a pack, or a sample in it"
     tool.add_argument("given", nargs="*", metavar="DIR [PACK]", help=named)
-    tool.add_argument("--random", nargs="?", type=count, const=0, metavar="SEED", help="any pack, or any sample")
+    tool.add_argument("--random", nargs="?", type=positive_int, const=0, metavar="SEED", help="any pack, or any sample")
     tool.add_argument("--full", action="store_true", help="all members, all text")
     tool.add_argument("--tokens", action="store_true", help="the text as tokens; needs the processor")
     tool.add_argument("--html", metavar="OUT", help="write a page: pictures, tokens, what training gets")

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, at
-from energon_pack.dataset.folder import DatasetFolder, opened
+from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, value_at
+from energon_pack.dataset.folder import DatasetFolder, packed_folder
 from energon_pack.dataset.lookup import LocatedPack, PackLookup
-from energon_pack.dataset.manifest import MANIFEST, REPORT, is_packed_here
+from energon_pack.dataset.manifest import MANIFEST, REPORT, has_manifest
 from energon_pack.errors import PackError, amount
 from energon_pack.report.views.packed import pack_view
 from energon_pack.report.views.view import PackView, Place
@@ -79,7 +79,7 @@ class Opened:
         with self.folder.open(LEDGER) as file:
             for line in io.TextIOWrapper(as_file(file, 1 << 20), encoding="utf-8", errors="replace"):
                 with suppress(ValueError):
-                    if sample in line and at(entry := json.loads(line), "sample_id") == sample:
+                    if sample in line and value_at(entry := json.loads(line), "sample_id") == sample:
                         yield f"in no pack: {entry.get('reason')}: {entry.get('detail')}"
 
     def view(self, located: LocatedPack, vocabulary: "Vocabulary | None" = None, max_thumbnails: int = 0) -> PackView:
@@ -93,8 +93,8 @@ class Opened:
 
 def open_dataset(dataset: str | Path) -> Opened:
     """Open a packed dataset by its folder or address; raises PackError if it is none, or holds no pack."""
-    folder = opened(dataset)
-    if not folder.is_there:
+    folder = packed_folder(dataset)
+    if not folder.has_files:
         raise PackError(
             f"{folder} is no packed dataset: nothing is in it, or it is a file: give a folder (Metadatasets name some);"
             f" of a source: --source {shlex.quote(folder.path)}"
@@ -104,7 +104,7 @@ def open_dataset(dataset: str | Path) -> Opened:
     report = _read(folder, REPORT, notes)
     packs = PackLookup(folder, flavor_by_name(manifest.get("flavor")))
     if not folder.shards:
-        below = list(islice(filter(is_packed_here, map(folder.path_of, folder.folders)), 4))
+        below = list(islice(filter(has_manifest, map(folder.path_of, folder.other_folders)), 4))
         beside = f"; packed datasets in it: {', '.join(below)}" if below else ""
         raise PackError(f"{folder} is no packed dataset: no *.tar there{beside}")
     if not (manifest or folder.has(PLAN)):
@@ -132,20 +132,20 @@ def _read(folder: DatasetFolder, name: str, notes: list[str]) -> dict[str, Any]:
 def about(opened: Opened) -> Iterator[str]:
     """Yield lines that describe a dataset: flavour, model, counts, fill; a value that is missing is `?`."""
     manifest, report, packs = opened.manifest, opened.report, opened.packs
-    flavor, model = manifest.get("flavor") or packs[0].pack.flavor.name, at(manifest, "content", "model", "name")
+    flavor, model = manifest.get("flavor") or packs[0].pack.flavor.name, value_at(manifest, "content", "model", "name")
     for_model = model or "no model that it names"
     yield f"{opened.folder}: {flavor}, for {for_model}, layout {manifest.get('layout', '?')}"
-    facts = [f"{amount(len(packs), 'pack')} in {amount(len(packs.counts), 'shard')}"]
+    facts = [f"{amount(len(packs), 'pack')} in {amount(len(packs.shard_counts), 'shard')}"]
     facts[0] += f", {_number(manifest.get('num_samples'))} samples"
     facts.append(f"{_number(manifest.get('num_tokens'))} tokens")
     if isinstance(fill := report.get("fill"), (int, float)):
         facts.append(f"fill {fill:.2%} of {_number(manifest.get('max_token_len'))}")
     yield " · ".join(facts)
-    kinds = [f"{kind} {_number(at(of, 'samples'))}" for kind, of in _items(report.get("by_media"))]
-    parts = [f"{split} {_number(at(of, 'packs'))} packs" for split, of in _items(report.get("by_split"))]
+    kinds = [f"{kind} {_number(value_at(of, 'samples'))}" for kind, of in _items(report.get("by_media"))]
+    parts = [f"{split} {_number(value_at(of, 'packs'))} packs" for split, of in _items(report.get("by_split"))]
     yield " · ".join(f"{name}: {', '.join(said)}" for name, said in (("samples", kinds), ("splits", parts)) if said)
-    processor = at(report, "config", "model", "processor") or at(manifest, "content", "model", "hub_id")
-    is_demo = report and at(report, "config", "source", "path") is None
+    processor = value_at(report, "config", "model", "processor") or value_at(manifest, "content", "model", "hub_id")
+    is_demo = report and value_at(report, "config", "source", "path") is None
     yield f"processor when it was packed: {'of the built-in demo' if is_demo else processor}"
 
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
-from energon_pack.dataset.lost_samples import bad_data, dropped
-from energon_pack.dataset.plan_file import ledger
+from energon_pack.dataset.lost_samples import why_too_much_bad_data, why_too_much_dropped
+from energon_pack.dataset.plan_file import ledger_entries
 from energon_pack.errors import PackError, SamplesLost, amount
 from energon_pack.inspect.source import look
 from energon_pack.lengths.index import every_nth_sample
@@ -37,7 +37,7 @@ from energon_pack.report.sheet import rows_at
 from energon_pack.report.views.screens import member_blocks, print_blocks, print_heading
 from energon_pack.report.views.text import Line
 from energon_pack.report.which_length import MOST_DROPPED, advice, lengths_to_choose, recommended
-from energon_pack.run.command import count, parser, run
+from energon_pack.run.command import positive_int, run_tool, tool_parser
 from energon_pack.run.console import say
 from energon_pack.run.context import executor_of
 from energon_pack.run.progress import Progress
@@ -188,7 +188,7 @@ def _try(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], PackRun
     print_heading("── next")
     _print_next(arguments, cured.best, cures)
     for state, those in ((f"with {' '.join(cures)}, too,", cured), (f"without {' '.join(cures)}", tried)):
-        if why := bad_data(those.choices, config.max_skipped) or _overlong(those.best, config.packing):
+        if why := why_too_much_bad_data(those.choices, config.max_skipped) or _overlong(those.best, config.packing):
             raise SamplesLost(f"{why}: {state if cures else 'so'} nothing would be published")
 
 
@@ -238,7 +238,7 @@ def _to_show(lengths: Lengths) -> dict[int, str]:
 def _examples(config: PackConfig, lengths: Lengths) -> dict[str, tuple[str, str]]:
     """Return a sample of each reason for which samples would be lost, and its detail, which says what to do."""
     examples: dict[str, tuple[str, str]] = {}
-    for entry in ledger(lengths, no_plan(lengths.items), config.packing) if lengths.reasons else ():
+    for entry in ledger_entries(lengths, no_plan(lengths.items), config.packing) if lengths.reasons else ():
         examples.setdefault(entry["reason"], (entry["sample_id"], entry["detail"] or ""))
         if len(examples) == len(lengths.reasons):
             break
@@ -269,15 +269,15 @@ def _overlong(best: Choice | None, packing: PackingConfig) -> str | None:
     """Say why a run with the best length would publish nothing, because it drops too much; None: it would publish."""
     if packing.overlong is not Overlong.auto or best is None or best.dropped_tokens_share <= packing.max_dropped_tokens:
         return None
-    dropped = f"packs of {best.max_token_len:,} tokens drop {best.dropped_tokens_share:.0%} of all tokens"
-    return f"{dropped}, packing.max_dropped_tokens={packing.max_dropped_tokens:g} allows less"
+    too_much = f"packs of {best.max_token_len:,} tokens drop {best.dropped_tokens_share:.0%} of all tokens"
+    return f"{too_much}, packing.max_dropped_tokens={packing.max_dropped_tokens:g} allows less"
 
 
 def _print_cuts(config: PackConfig, report: Report) -> None:
     """Print what cutting loses at the pack length that is set."""
     for line in part_lines(report):
         say(f"packing.overlong={config.packing.overlong.value}, {config.packing.max_token_len:,} tokens a pack: {line}")
-    if why := dropped(report, config.packing):
+    if why := why_too_much_dropped(report, config.packing):
         say(f"nothing would be published: {why}")
 
 
@@ -303,13 +303,13 @@ def _named(path: str) -> str:
 
 def _arguments() -> argparse.Namespace:
     about = "See what a source holds, what would be lost of it, and which pack length fits, before anything is packed."
-    tool = parser("try", "PATH model.processor=FOLDER [OVERRIDES]", about, _EXAMPLES)
+    tool = tool_parser("try", "PATH model.processor=FOLDER [OVERRIDES]", about, _EXAMPLES)
     tool.add_argument("path", metavar="PATH", help="a folder, a file, a glob, or an address")
     tool.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as of `energon-pack`")
     most = f"samples that are measured (default {_MOST_SAMPLES:,})"
-    tool.add_argument("-n", "--num-samples", type=count, default=_MOST_SAMPLES, metavar="N", help=most)
+    tool.add_argument("-n", "--num-samples", type=positive_int, default=_MOST_SAMPLES, metavar="N", help=most)
     return tool.parse_intermixed_args()
 
 
 if __name__ == "__main__":
-    run("try", main)
+    run_tool("try", main)

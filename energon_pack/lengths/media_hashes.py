@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from energon_pack.run.recent import Recent
+from energon_pack.run.recent import LruCache
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.sample import MediaPart
 from energon_pack.sources.reader import Reader
@@ -17,7 +17,7 @@ class MediaHashes:
 
     def __init__(self, reader: Reader):
         self._reader = reader
-        self._known: Recent[tuple[str, MediaPart], bytes] = Recent(_MOST)
+        self._known: LruCache[tuple[str, MediaPart], bytes] = LruCache(_MOST)
 
     def of(self, shard: Shard, parts: Sequence[MediaPart], media: Sequence[Media]) -> list[tuple[str, bytes]] | None:
         """Return kind and 16-byte hash of each medium of a sample, over its bytes and the sample's settings for it.

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from energon_pack.dataset.manifest import (
+    has_manifest,
     is_metadataset,
-    is_packed_here,
     read_manifest,
 )
-from energon_pack.dataset.source_media import LoadedMedia
+from energon_pack.dataset.source_media import EnergonMedia
 from energon_pack.errors import PackError
 from energon_pack.samples.conversation import place
 from energon_pack.samples.documents import document_of
@@ -70,7 +70,7 @@ def make_sample_loader(
             ENERGON_PACK_SOURCE, else the one at packing.
     """
     if flavor != UNPACKED_FLAVOR.name:
-        return partial(_load_pack, flavor=flavor_by_name(flavor), read=LoadedMedia(source_root))
+        return partial(_load_pack, flavor=flavor_by_name(flavor), read=EnergonMedia(source_root))
     settings = ReadSettings(
         messages_key,
         SampleType(sample_type),
@@ -191,7 +191,7 @@ def train_arguments(
     if ours:
         common["task_encoder"] = task_encoder.going_on(states, micro_batches)
     if (buffer_size := getattr(task_encoder, "packing_buffer_size", None)) is not None:
-        if is_packed_here(path):
+        if has_manifest(path):
             raise ValueError(f"{path} is packed: packing_buffer_size={buffer_size} packs unpacked samples")
         shuffled = {"shuffle_buffer_size": buffer_size, "max_samples_per_sequence": 100}
         return {**common, **shuffled, "packing_buffer_size": buffer_size}
@@ -208,7 +208,7 @@ def _refuse_other_ranks(dataset: str | Path, worker: Any, ours: bool, goes_on: b
     knob = "read with PackedTaskEncoder, or derive from reading.PacksInOrder"
     if goes_on:
         raise ValueError(f"{dataset}: only packs read in order go on from states: {knob}")
-    manifest = read_manifest(dataset) if is_packed_here(dataset) else {}
+    manifest = read_manifest(dataset) if has_manifest(dataset) else {}
     if manifest.get("parts"):
         raise ValueError(f"{dataset} is an order over datasets, which Energon's own dealing does not know: {knob}")
     planned = topology_of(manifest)

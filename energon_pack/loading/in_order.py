@@ -27,8 +27,8 @@ from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
 from megatron.energon.wrappers import MapDataset, PackingDataset
 from megatron.energon.wrappers.base import BaseWrapperDataset
 
-from energon_pack.dataset.manifest import MANIFEST, ORDER
-from energon_pack.dataset.readable import refuse_lost, unread
+from energon_pack.dataset.manifest import MANIFEST, ORDER_FILE
+from energon_pack.dataset.readable import refuse_damaged_shards, unreadable_shard
 from energon_pack.errors import amount
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value
@@ -116,7 +116,7 @@ class PackStream(SavableDataset[Any]):
             pack = self._reader[number]
         except (OSError, TarError, ValueError) as error:
             ends = list(accumulate(shard.count for shard in self._shards))
-            raise unread(str(self._shards[bisect_right(ends, number)].path), error) from None
+            raise unreadable_shard(str(self._shards[bisect_right(ends, number)].path), error) from None
         if pack is not None:
             pack["__restore_key__"] = (type(self).__name__, position)
         return pack
@@ -217,7 +217,9 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         manifests = [_manifest(loaded.dataset) for loaded in datasets]
         for loaded, manifest in zip(datasets, manifests, strict=True):
             if worker_config.rank == 0 and isinstance(loaded.dataset, BaseWebdatasetFactory):
-                refuse_lost(str(loaded.dataset.path), manifest, [shard.name for shard in loaded.dataset.shards])
+                refuse_damaged_shards(
+                    str(loaded.dataset.path), manifest, [shard.name for shard in loaded.dataset.shards]
+                )
         if len(datasets) == 1 and _keeps_order(datasets[0].dataset, shuffle_buffer_size):
             stream = self._stream_of(datasets[0].dataset, manifests[0], worker_config)
             if self._states and worker_config.rank == 0 and not more.get("repeat", True) and stream.has_ended:
@@ -316,7 +318,7 @@ def _order_of_packs(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> 
         file = factory.path / part["path"] / META_FOLDER / MANIFEST
         if hashlib.sha256(file.read_bytes()).hexdigest()[:16] != part["digest"]:
             raise ValueError(f"{factory.path}: {part['path']} was packed again since: make the order anew")
-    order: Ints = np.load(io.BytesIO((factory.path / META_FOLDER / ORDER).read_bytes()))
+    order: Ints = np.load(io.BytesIO((factory.path / META_FOLDER / ORDER_FILE).read_bytes()))
     if len(factory) != manifest["splits"]["train"]["packs"]:
         raise ValueError(f"{factory.path}: an order is of the split train, as it was when the order was made")
     return order

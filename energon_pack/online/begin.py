@@ -9,14 +9,14 @@ from typing import Any, TypeAlias
 from energon_pack.config import PackConfig, Stage, plain
 from energon_pack.config.compose import compose_config, config_of
 from energon_pack.config.naming import content_settings
-from energon_pack.dataset.energon import made_of
+from energon_pack.dataset.energon import manifest_settings
 from energon_pack.errors import PackError
 from energon_pack.lengths.index import first_samples
 from energon_pack.online.given import MapStyleDataset, UserSamples
 from energon_pack.online.prepare import run_without_files
 from energon_pack.online.samples import IndexedRow, IndexedSamples, Samples, StoredRows, write_index
 from energon_pack.run.executors.local import LocalExecutor
-from energon_pack.run.files import make_once, one_of_machine
+from energon_pack.run.files import make_once, one_process_at_a_time
 from energon_pack.run.progress import Progress
 from energon_pack.stages.measuring import index_source, prepare_method
 from energon_pack.stages.pack_run import PackRun, begin_run
@@ -40,7 +40,7 @@ class PreparedStream:
     @property
     def made(self) -> dict[str, Any]:
         """The part of energon_pack.json that PackEncoder needs."""
-        return made_of(content_settings(self.config))
+        return manifest_settings(content_settings(self.config))
 
     @property
     def fingerprint(self) -> str:
@@ -101,7 +101,7 @@ def _prepare_all(each: Sequence[tuple[PackConfig, Any]]) -> PreparedStream:
     ]
     cache = runs[0].cache_dir
     runs = [replace(run, cache_dir=cache, mirror=None) for run in runs]
-    with one_of_machine(runs[0].cache()), executor:
+    with one_process_at_a_time(runs[0].cache()), executor:
         method = prepare_method(runs[0])
         config = replace(config, model=replace(config.model, template=method.choice.template))
         datasets = [

@@ -21,7 +21,7 @@ from energon_pack.config import PackConfig
 from energon_pack.config.compose import config_of
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.manifest import PackSums
-from energon_pack.dataset.plan_counts import sums_of
+from energon_pack.dataset.plan_counts import sums_of_plan
 from energon_pack.errors import PackError
 from energon_pack.online.given import MapStyleDataset
 from energon_pack.online.prepare import ITEMS_FOLDER, prepare
@@ -30,7 +30,7 @@ from energon_pack.plan.packs import PackPlan, split_of_packs, taken
 from energon_pack.plan.report import Report
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import write_whole
-from energon_pack.run.recent import Recent
+from energon_pack.run.recent import LruCache
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.skip import Skip
@@ -143,7 +143,7 @@ class EpochPlans:
 
     def __init__(self, folder: Path, num_packs: int, config: PackConfig, first: Planned | None = None):
         self._folder, self._num_packs, self._config, self.first = folder, num_packs, config, first
-        self._mapped_plans: Recent[int, Ints] = Recent(2)  # an epoch's last packs and the next one's first may mix
+        self._mapped_plans: LruCache[int, Ints] = LruCache(2)  # an epoch's last packs and the next one's first may mix
 
     def items(self, epoch: int, pack: int) -> list[int]:
         """Return the item numbers of a pack's members."""
@@ -170,7 +170,7 @@ class EpochPlans:
     def pack_sums(self, epoch: int) -> PackSums:
         """Return sums over the members of each pack of an epoch; raises like `plan`."""
         first = self._first_planned(epoch)
-        return sums_of(first.lengths.items, self.plan(epoch), first.cost)
+        return sums_of_plan(first.lengths.items, self.plan(epoch), first.cost)
 
     def _first_planned(self, epoch: int) -> Planned:
         if self.first is None:

@@ -26,7 +26,7 @@ from energon_pack.dataset.destination import refuse_unwritable_folder
 from energon_pack.dataset.energon import manifest_of
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.in_folder import DatasetInFolder
-from energon_pack.dataset.lost_samples import dropped, lost_too_much
+from energon_pack.dataset.lost_samples import why_too_much_dropped, why_too_much_lost
 from energon_pack.dataset.plan_file import write_ledger
 from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError, SamplesLost
@@ -50,7 +50,7 @@ from energon_pack.plan.splits import split_shares
 from energon_pack.run.context import Run
 from energon_pack.run.executors import Executor
 from energon_pack.run.executors.local import LocalExecutor
-from energon_pack.run.files import make_once, one_of_machine
+from energon_pack.run.files import make_once, one_process_at_a_time
 from energon_pack.run.progress import Progress
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.conversation import ReadSample
@@ -216,7 +216,7 @@ def prepare(
     samples_given = (
         None if conversations is None else UserSamples(conversations, source.reading, source.media_root, source.limit)
     )
-    with one_of_machine(run.cache()), executor:
+    with one_process_at_a_time(run.cache()), executor:
         indexed = index_source(run)
         method = prepare_method(run)
         if samples_given is None:
@@ -232,7 +232,7 @@ def prepare(
         folder = run.cache("lazy", planned.identity[:24])
         with run.timed("rows"):
             make_once(folder / ITEMS_FOLDER, lambda part: _write(part, planned, config))
-    if why := lost_too_much(planned.report, config.max_skipped) or dropped(planned.report, packing):
+    if why := why_too_much_lost(planned.report, config.max_skipped) or why_too_much_dropped(planned.report, packing):
         raise SamplesLost(f"{why}; {_first_skipped(folder / ITEMS_FOLDER / LEDGER, samples_given is not None, known)}")
     sources = Sources({item.shard.name: item.shard for item in indexed})
     read: ReadMember = (

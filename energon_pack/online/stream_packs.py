@@ -16,7 +16,7 @@ from energon_pack.errors import PackError
 from energon_pack.online.samples import Samples
 from energon_pack.plan.pool import Pool, Waiting
 from energon_pack.plan.sample_measures import Measuring, SampleMeasures
-from energon_pack.run.seeded import Chance, mixed_one
+from energon_pack.run.seeded import RandomStream, mix_number
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.skip import Reason, Skip
@@ -65,9 +65,9 @@ class Draws:
         self._replacement = replacement
         #: the whole state
         self.positions = list(positions)
-        chance = Chance(seed, 2 * positions[0].epoch)
+        chance = RandomStream(seed, 2 * positions[0].epoch)
         self._keys = [chance.below(_WORD_RANGE) for _ in self._sizes]
-        self._phase = mixed_one(chance.below(_WORD_RANGE) + positions[0].rank)
+        self._phase = mix_number(chance.below(_WORD_RANGE) + positions[0].rank)
 
     def next(self) -> Draw | None:
         """Return the next draw; None: all datasets are used up."""
@@ -104,11 +104,11 @@ def permuted_number(place: int, size: int, key: int) -> int:
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
-    keys = [mixed_one(key * _FEISTEL_ROUNDS + number) for number in range(_FEISTEL_ROUNDS)]
+    keys = [mix_number(key * _FEISTEL_ROUNDS + number) for number in range(_FEISTEL_ROUNDS)]
     while True:
         high, low = place >> half, place & mask
         for of_round in keys:
-            high, low = low, high ^ mixed_one(of_round + low) & mask
+            high, low = low, high ^ mix_number(of_round + low) & mask
         place = high << half | low
         if place < size:
             return place

@@ -18,7 +18,7 @@ from energon_pack.plan.mix import draws
 from energon_pack.plan.packs import PackPlan, members_of
 from energon_pack.plan.plan import groups, in_order, laid_out
 from energon_pack.plan.settings import PackingConfig
-from energon_pack.run.seeded import Ints, random_keys, seed_of
+from energon_pack.run.seeded import Ints, epoch_seed, random_keys
 from energon_pack.steps.cost import CostModel
 
 _MANY_STEPS = 64  # steps of a pass at least, so that few packs are left over from whole steps
@@ -71,7 +71,7 @@ def plan_of_epoch(plan: PackPlan, items: Items, packing: PackingConfig, seed: in
     """
     if not epoch or not plan.num_packs:
         return plan
-    seed = seed_of(seed, epoch)
+    seed = epoch_seed(seed, epoch)
     used = np.sort(plan.items)
     costs, _ = caps.costs(items.counts, packing)
     has_image, is_trained = items.counts["num_images"][used] > 0, items.num_supervised[used] > 0

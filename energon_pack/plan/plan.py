@@ -34,7 +34,7 @@ from energon_pack.plan.settings import GroupBy, PackingConfig, Share
 from energon_pack.plan.splits import SPLITS
 from energon_pack.plan.trees import Trees, find_trees, with_own_counts
 from energon_pack.run.scratch import Scratch, blocks
-from energon_pack.run.seeded import Ints, seed_of
+from energon_pack.run.seeded import Ints, epoch_seed
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel, cost_model
@@ -75,10 +75,10 @@ def _plan_all(items: Items, packing: PackingConfig, seed: int, scratch: Scratch)
     left_out = scratch.zeros(len(items), np.int8)
     for turn, of_turn in _turns(items):
         of_items = items.take(of_turn)
-        for numbers in windows(of_items, packing, seed_of(seed, turn)):
+        for numbers in windows(of_items, packing, epoch_seed(seed, turn)):
             window_items = of_items.take(numbers)
-            plan = _packed(window_items, packing, seed_of(seed, turn))
-            plan = in_order(plan, window_items, packing, seed_of(seed, turn), scratch)
+            plan = _packed(window_items, packing, epoch_seed(seed, turn))
+            plan = in_order(plan, window_items, packing, epoch_seed(seed, turn), scratch)
             split = split_of_packs(window_items, plan)
             for number in np.unique(split).tolist():
                 of_split = taken(plan, [np.flatnonzero(split == number)], scratch)
@@ -98,7 +98,7 @@ def laid_out(plan: PackPlan, items: Items, packing: PackingConfig, seed: int, co
     turn, packs = turn_of_packs(items, plan), PackBuilder(_IN_MEMORY)
     for number in np.unique(turn).tolist():
         of_turn = taken(plan, [np.flatnonzero(turn == number)])
-        ordered = in_order(of_turn, items, packing, seed_of(seed, number))
+        ordered = in_order(of_turn, items, packing, epoch_seed(seed, number))
         packs.add(np.diff(ordered.starts), ordered.items)
     return _in_steps(packs.plan(plan.left_out, plan.lower_bound), items, packing, seed, cost, _IN_MEMORY)
 
@@ -194,7 +194,7 @@ def in_order(
             if packing.group_by is GroupBy.dataset:
                 kind = groups(items.take(window_plan.items[window_plan.starts[:-1]]), packing)
             features = list(features_of_packs(items, window_plan).values())
-            in_row = order_packs(features, kind, seed_of(seed, number), trained_by_entry(items, window_plan))
+            in_row = order_packs(features, kind, epoch_seed(seed, number), trained_by_entry(items, window_plan))
             for block in blocks(len(in_row), window_plan.mean_members):
                 packs.add(*members_of(window_plan, in_row[block]))
     return packs.plan(plan.left_out, plan.lower_bound)
@@ -218,7 +218,7 @@ def _in_steps(
         for number in range(last + 1):
             of_turn = np.concatenate((over, of_split[turn[of_split] == number]))
             of_mine = None if amounts is None else amounts[of_turn]
-            laid = lay_out(flops[:, of_turn], trained[of_turn], topology, seed_of(seed, number), amounts=of_mine)
+            laid = lay_out(flops[:, of_turn], trained[of_turn], topology, epoch_seed(seed, number), amounts=of_mine)
             in_time = of_turn[laid[stream(len(of_turn), topology)]]
             num = len(of_turn) if number == last else len(of_turn) // topology.unit * topology.unit
             read.append(in_time[:num])

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.errors import PackError
-from energon_pack.run.seeded import mixed
+from energon_pack.run.seeded import mix_array
 from energon_pack.sources.copies import source_key
 
 #: the splits that Energon's tools expect
@@ -27,5 +27,5 @@ def split_shares(asked: Mapping[str, float | None]) -> tuple[float, ...]:
 def split_numbers(samples: Iterable[str], shares: Sequence[float], seed: int) -> npt.NDArray[np.int8]:
     """Return for each sample its index in `SPLITS`; all parts and copies of a sample are in the same split."""
     codes = np.fromiter((crc32(source_key(sample).encode()) for sample in samples), np.uint64)
-    place = mixed(codes ^ mixed(np.array([seed + 1], np.uint64))) * 2.0**-64
+    place = mix_array(codes ^ mix_array(np.array([seed + 1], np.uint64))) * 2.0**-64
     return np.searchsorted(np.cumsum(shares)[:-1], place, side="right").astype(np.int8)

@@ -22,7 +22,7 @@ from energon_pack.plan import caps
 from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.settings import PackingConfig, Share
-from energon_pack.run.seeded import Ints, mixed
+from energon_pack.run.seeded import Ints, mix_array
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
 
 _MANY = 1000  # if more samples begin alike, the beginning must be at least the following share of their tokens
@@ -102,7 +102,7 @@ def trees_of(beginnings: Beginnings, items: Items, packing: PackingConfig, group
     if items.whole is not None:  # if an item of a conversation does not fit, its other items are left out, too
         fits &= ~np.isin(items.whole, items.whole[(items.lens > 0) & ~fits])
     beginnings = beginnings if fits.all() else beginnings.take(np.flatnonzero(fits[beginnings.item]))
-    by_group = beginnings.key ^ mixed(group[beginnings.item].astype(np.uint64))
+    by_group = beginnings.key ^ mix_array(group[beginnings.item].astype(np.uint64))
     beginnings = _alike(beginnings._replace(key=by_group), items)
     order, shared = _in_order(beginnings, items.lens)
     added = {name: values[order] - shared.get(name, 0) for name, values in items.counts.items()}

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from energon_pack.dataset.lost_samples import dropped, keeps_more
+from energon_pack.dataset.lost_samples import policies_that_keep_more, why_too_much_dropped
 from energon_pack.plan.counted import Tally
 from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.noted import Noted
@@ -244,9 +244,9 @@ def planned_figures(lengths: Lengths, plan: PackPlan, report: Report, packing: P
     """Return the fields of `Figures` that only a planned run has."""
     loss = Loss(
         _medium_of_overlong(lengths, plan),
-        is_too_much=dropped(report, packing) is not None,
+        is_too_much=why_too_much_dropped(report, packing) is not None,
         is_meant=packing.overlong is Overlong.drop,
-        keeps_more=keeps_more(packing.overlong),
+        keeps_more=policies_that_keep_more(packing.overlong),
     )
     tokens, members = plan.per_pack(lengths.items.lens), np.diff(plan.starts)
     return {

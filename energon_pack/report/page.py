@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_pack.config import PackConfig, Stage, plain
-from energon_pack.dataset.files import at
+from energon_pack.dataset.files import value_at
 from energon_pack.errors import amount
 from energon_pack.plan.report import Report, RunFacts
 from energon_pack.report import particulars
@@ -122,7 +122,7 @@ def _with_values(knob: str, values: Mapping[str, Any]) -> str:
     """Return the names of settings with their present values."""
 
     def told(match: re.Match[str]) -> str:
-        value = at(values, *match[0].split("."))
+        value = value_at(values, *match[0].split("."))
         if isinstance(value, dict) or value is None:
             return match[0]
         return f"{match[0]} (now {clipped(str(value), _VALUE)})"

@@ -16,7 +16,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from energon_pack.errors import PackError, SamplesLost
-from energon_pack.run.files import naming_place, write_whole
+from energon_pack.run.files import naming_full_disk, write_whole
 
 _FOLDER = "ENERGON_PACK_SWEEP"
 _JOBS = "sweep_jobs"  # a folder for results only, because a new sweep empties it
@@ -108,7 +108,7 @@ class SweepJob:
 
     def _leave(self) -> None:
         folder = self._path.parent
-        with naming_place("hydra.sweep.dir", folder):
+        with naming_full_disk("hydra.sweep.dir", folder):
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(self._path, json.dumps(self._about).encode(), sync=False)
 

@@ -15,8 +15,8 @@ from energon_pack.errors import PackError, refuse_password
 _ADDRESS = re.compile(r"(s3|gs|msc)://([^/]+)/*(.*)", re.DOTALL | re.IGNORECASE)  # `S3://…` is `s3://…`
 
 
-class Place(NamedTuple):
-    """The place where multi-storage-client finds an object."""
+class ObjectPlace(NamedTuple):
+    """An object as multi-storage-client finds it: by the profile of its configuration, and by a key."""
 
     profile: str  # a profile of its configuration, or one that it makes for a bucket: `_s3-bucket`
     key: str
@@ -27,13 +27,13 @@ def is_address(path: str | os.PathLike[str]) -> bool:
     return isinstance(path, str) and _ADDRESS.fullmatch(path) is not None
 
 
-def on_this_machine(paths: Iterable[str | None]) -> set[str]:
-    """Return those of the paths that are no addresses."""
+def local_paths(paths: Iterable[str | None]) -> set[str]:
+    """Return the paths of this machine: None and addresses of object stores are left out."""
     return {path for path in paths if path and not is_address(path)}
 
 
-def tidy(address: str) -> str:
-    """Return an address with its scheme in lower case, and without a slash at its end."""
+def tidy_address(address: str) -> str:
+    """Return an address with its scheme in lower case, and without slashes at its end."""
     address = address.rstrip("/")
     scheme, mark, path = address.partition("://")
     return f"{scheme.lower()}{mark}{path}" if is_address(address) else address
@@ -41,32 +41,32 @@ def tidy(address: str) -> str:
 
 def parent(address: str) -> str:
     """Return the folder that an address lies in; a bucket is its own parent."""
-    above, _, _ = tidy(address).rpartition("/")
-    return above if is_address(above) else tidy(address)
+    above, _, _ = tidy_address(address).rpartition("/")
+    return above if is_address(above) else tidy_address(address)
 
 
 def bucket_of(address: str) -> str:
-    """Return the address of the bucket or profile that an address lies in; for a path, an empty text."""
+    """Return the address of the bucket or profile in which an address lies; "" for a path."""
     matched = _ADDRESS.fullmatch(address)
     return f"{matched[1].lower()}://{matched[2]}" if matched else ""
 
 
 def joined(folder: str, name: str) -> str:
-    """Join a folder and a name as paths are joined: `..` is the folder above. An address remains an address."""
+    """Join an address and a relative name as paths are joined (`..` goes up); an address as the name is returned."""
     if is_address(name):
         return name
-    scheme, _, path = tidy(folder).partition("://")
+    scheme, _, path = tidy_address(folder).partition("://")
     bucket, _, key = path.partition("/")
     return f"{scheme}://{bucket}/{posixpath.normpath(f'/{key}/{name}').lstrip('/')}"
 
 
 def lies_in(address: str, folder: str) -> bool:
     """Say whether an address names a folder, or something in it."""
-    return f"{tidy(address)}/".startswith(f"{tidy(folder)}/")
+    return f"{tidy_address(address)}/".startswith(f"{tidy_address(folder)}/")
 
 
 @lru_cache(maxsize=4096)
-def place_of(address: str) -> Place:
+def place_of(address: str) -> ObjectPlace:
     """Return profile and key as multi-storage-client resolves them, `path_mapping` of its configuration included."""
     matched = _ADDRESS.fullmatch(address)
     if matched is None:
@@ -74,14 +74,14 @@ def place_of(address: str) -> Place:
     refuse_password("", address)
     scheme, name, key = matched[1].lower(), matched[2], matched[3]
     if scheme == "msc":
-        return Place(name, key)
+        return ObjectPlace(name, key)
     from multistorageclient import StorageClientConfig
 
     mapped = StorageClientConfig.read_path_mapping().find_mapping(f"{scheme}{address[len(scheme) :]}")
-    return Place(*mapped) if mapped else Place(f"_{scheme}-{name}", key)
+    return ObjectPlace(*mapped) if mapped else ObjectPlace(f"_{scheme}-{name}", key)
 
 
 def energon_address(address: str) -> str:
-    """Return the same place as an address for Energon, which knows only `msc://` as a store."""
+    """Return the `msc://` address of the same object: Energon knows no other scheme."""
     place = place_of(address)
-    return tidy(f"msc://{place.profile}/{place.key}")
+    return tidy_address(f"msc://{place.profile}/{place.key}")

@@ -12,66 +12,67 @@ from contextlib import contextmanager
 from threading import Lock, current_thread, main_thread
 from typing import NoReturn
 
-from energon_pack.errors import sized
+from energon_pack.errors import format_bytes
 
-_lock = Lock()
+_bounds_lock = Lock()
 #: the bounds that threads of this process are in, and the limits outside of them
-_bounds: list[int] = []
-_outside = [(resource.RLIM_INFINITY, resource.RLIM_INFINITY)]
+_memory_bounds: list[int] = []
+_outer_limits = [(resource.RLIM_INFINITY, resource.RLIM_INFINITY)]
 
 
 #: whether bounds of memory hold here
-_hold: list[bool] = []
+_is_enabled: list[bool] = []
 
 
-def hold_here() -> None:
-    """Let bounds of memory hold in this process from now on: all its threads work for this package.
+def enable_memory_bounds() -> None:
+    """Let `bounded` limit the memory of this process from now on: for a process whose threads all work for this
+    package.
 
-    A trainer's process has others, which may need memory at any time.
+    In a trainer's process other threads may need memory at any time, so nothing is limited there.
     """
-    _hold[:] = [True]
+    _is_enabled[:] = [True]
 
 
-class Unbounded(Exception):
-    """Something takes more memory, or more time, than its input can need."""
+class BoundExceeded(Exception):
+    """Something took more memory, or more time, than its input can need."""
 
 
 @contextmanager
 def bounded(num_bytes: int, seconds: float | None = None) -> Iterator[None]:
-    """Let the process use at most this many bytes more than now, and the thread this much time of the CPU.
+    """Limit the block to `num_bytes` of memory above what the process uses now, and to `seconds` of CPU time of its
+    thread.
 
-    Bounds may lie in each other. There is no bound of memory elsewhere than on Linux and after `hold_here`, and none of
-    time in other threads than the main one.
+    Blocks may be nested. Memory is limited only on Linux after `enable_memory_bounds`, time only in the main thread.
 
     Raises:
-        Unbounded: it asked for more.
+        BoundExceeded: the block exceeded a limit.
     """
-    with _seconds(seconds), _memory(num_bytes):
+    with _bounded_seconds(seconds), _bounded_memory(num_bytes):
         yield
 
 
 @contextmanager
-def _memory(num_bytes: int) -> Iterator[None]:
-    if not (_hold and sys.platform.startswith("linux")):
+def _bounded_memory(num_bytes: int) -> Iterator[None]:
+    if not (_is_enabled and sys.platform.startswith("linux")):
         yield
         return
     bound = _data_bytes() + num_bytes
-    _change(_bounds.append, bound)
+    _update_limit(_memory_bounds.append, bound)
     try:
         yield
     except MemoryError:
-        raise Unbounded(f"it takes more than {sized(num_bytes)} of memory") from None
+        raise BoundExceeded(f"it takes more than {format_bytes(num_bytes)} of memory") from None
     finally:
-        _change(_bounds.remove, bound)
+        _update_limit(_memory_bounds.remove, bound)
 
 
-def _change(change: Callable[[int], None], bound: int) -> None:
-    with _lock:
-        if not _bounds:
-            _outside[0] = resource.getrlimit(resource.RLIMIT_DATA)
+def _update_limit(change: Callable[[int], None], bound: int) -> None:
+    with _bounds_lock:
+        if not _memory_bounds:
+            _outer_limits[0] = resource.getrlimit(resource.RLIMIT_DATA)
         change(bound)
-        soft, hard = _outside[0]
-        limits = [limit for limit in (*_bounds, soft, hard) if limit != resource.RLIM_INFINITY]
+        soft, hard = _outer_limits[0]
+        limits = [limit for limit in (*_memory_bounds, soft, hard) if limit != resource.RLIM_INFINITY]
         resource.setrlimit(resource.RLIMIT_DATA, (min(limits, default=soft), hard))
 
 
@@ -82,13 +83,13 @@ def _data_bytes() -> int:
 
 
 @contextmanager
-def _seconds(seconds: float | None) -> Iterator[None]:
+def _bounded_seconds(seconds: float | None) -> Iterator[None]:
     if seconds is None or current_thread() is not main_thread():
         yield
         return
 
     def end(*_: object) -> NoReturn:
-        raise Unbounded(f"it takes more than {seconds:g} s")
+        raise BoundExceeded(f"it takes more than {seconds:g} s")
 
     before = signal.signal(signal.SIGVTALRM, end)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 1.0)  # again each second: a `__del__` may swallow the error

@@ -9,7 +9,7 @@ from energon_pack.errors import PackError, one_line
 
 
 def load_named(setting: str, name: str) -> Any:
-    """Import the object that a setting names: from an installed package, or from a file in the current folder."""
+    """Import the object `module:attribute` that a setting names, from an installed package or a file in this folder."""
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
         raise PackError(f"{setting}={name}: code is named module:attribute, as my_steps:shorten for my_steps.py here")
@@ -21,8 +21,8 @@ def load_named(setting: str, name: str) -> Any:
         raise PackError(f"{setting}={name}: {one_line(error)}") from None
 
 
-def entry_point(group: str, setting: str, name: str) -> Any:
-    """Return the object that an installed package registers under a name; None: no package does."""
+def load_entry_point(group: str, setting: str, name: str) -> Any:
+    """Load what an installed package registers under a name in the group `energon_pack.…`; None: no package does."""
     from importlib.metadata import entry_points  # imported only for names that are not ours: it looks at every package
 
     point = next(iter(entry_points(group=f"energon_pack.{group}", name=name)), None)

@@ -15,9 +15,9 @@ from typing import NoReturn
 
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.run.address import is_address
-from energon_pack.run.bounds import hold_here
-from energon_pack.run.console import LogLine, complain
-from energon_pack.run.heavy_imports import collect_rarely
+from energon_pack.run.bounds import enable_memory_bounds
+from energon_pack.run.console import LogLine, print_error
+from energon_pack.run.heavy_imports import collect_garbage_rarely
 from energon_pack.run.stores.requests import losing_no_fault
 from energon_pack.version import VERSION
 
@@ -46,15 +46,20 @@ TOOLS: dict[str, str] = {
 _WIDEST_HELP = 110
 
 
-def parser(
+def tool_parser(
     name: str,
     takes: str,
     description: str,
     examples: Sequence[str] = (),
     codes: Mapping[int, str] | None = None,
 ) -> argparse.ArgumentParser:
-    """Make the parser of a tool, whose `--help` is a page."""
-    program = _typed(name)
+    """Return the argument parser of a tool, whose `--help` ends with examples and exit codes.
+
+    Args:
+        takes: the arguments in the line of usage, as `DIR OUT`.
+        codes: exit codes that the tool has of its own, with their meanings.
+    """
+    program = _command_of(name)
     lines = ["examples:", *(f"  {program} {example}" for example in examples), ""] if examples else []
     all_codes = {code: meaning for code, meaning in EXIT_CODES.items() if code != SamplesLost.exit_code} | dict(
         codes or {}
@@ -72,48 +77,48 @@ def parser(
 
 
 class _HelpPage(argparse.RawDescriptionHelpFormatter):
-    """Formats a page of help as wide as the terminal, but no wider than one reads."""
+    """Formats help as wide as the terminal, but at most `_WIDEST_HELP` characters wide."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=28, width=min(_WIDEST_HELP, shutil.get_terminal_size().columns - 2))
 
 
 def exit_code_lines(codes: Mapping[int, str]) -> list[str]:
-    """Return a line for each exit code."""
+    """Return a line of help for each exit code."""
     return [f"  {code:<4} {meaning.replace('`', '')}" for code, meaning in codes.items()]
 
 
 def tool_lines() -> list[str]:
-    """Return a line of help for each tool of the command line: how it is typed, and its purpose."""
-    return [f"  {_typed(name):<35} {purpose}" for name, purpose in TOOLS.items()]
+    """Return a line of help for each tool: its command, and its purpose."""
+    return [f"  {_command_of(name):<35} {purpose}" for name, purpose in TOOLS.items()]
 
 
-def _typed(name: str) -> str:
-    """Return how a tool is typed: no module has the name of a keyword."""
+def _command_of(name: str) -> str:
+    """Return the command of a tool: `try` is a keyword, and can't be a module."""
     return f"energon-pack {name}" if iskeyword(name) else f"python -m energon_pack.{name}"
 
 
-def count(text: str) -> int:
-    """Parse an argument that is a number from 1 on."""
+def positive_int(text: str) -> int:
+    """Parse a command-line argument that is a whole number, at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
 
 
-_IN_STORE = " is on an object store, and this takes a folder of this machine: copy it, or mount the bucket"
+_NO_STORE_REASON = " is on an object store, and this takes a folder of this machine: copy it, or mount the bucket"
 
 
-def on_disk(text: str, why: str = _IN_STORE) -> Path:
-    """Return the path of a file or folder that a tool writes; raises PackError for an address."""
+def local_path(text: str, why: str = _NO_STORE_REASON) -> Path:
+    """Return a path on which a tool works; raises PackError for an address of an object store, with this reason."""
     if is_address(text):
         raise PackError(f"{text}{why}")
     return Path(text)
 
 
 def prepare_process() -> None:
-    """Keep names and messages from ending the work in an ASCII locale, and let SIGTERM interrupt it as Ctrl-C does."""
-    collect_rarely()
-    hold_here()
+    """Bound the process's memory, collect garbage rarely, replace what a locale can't print, let SIGTERM interrupt."""
+    collect_garbage_rarely()
+    enable_memory_bounds()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -123,13 +128,13 @@ def prepare_process() -> None:
 
 
 def end_quietly() -> NoReturn:
-    """End without an error, because the reader of the output has seen enough, as `| head` has."""
+    """Exit with 1 and print nothing: the reader of the output has closed it, as `| head` does."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)
 
 
-def end(code: int) -> NoReturn:
-    """End the process after its exit handlers, but free none of its objects: that takes a tenth of a second."""
+def end_process(code: int) -> NoReturn:
+    """Exit after the exit handlers, without freeing any object, which takes a tenth of a second."""
     try:
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -139,8 +144,8 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def run(name: str, work: Callable[[], int]) -> NoReturn:
-    """Run a tool and exit: with its result, 1 after a user's error, 130 after an interrupt."""
+def run_tool(name: str, work: Callable[[], int]) -> NoReturn:
+    """Run a tool and exit: with the code that `work` returns, 1 or 3 after a user's error, 130 after an interrupt."""
     prepare_process()
     try:
         try:
@@ -148,7 +153,7 @@ def run(name: str, work: Callable[[], int]) -> NoReturn:
                 code = work()
         finally:
             sys.stdout.flush()
-        end(code)
+        end_process(code)
     except BrokenPipeError:
         end_quietly()
     except PackError as error:
@@ -157,8 +162,8 @@ def run(name: str, work: Callable[[], int]) -> NoReturn:
         text, code = f"{error.filename or 'reading or writing failed'}: {error.strerror or error}", 1
     except KeyboardInterrupt:
         text, code = "interrupted", EXIT_INTERRUPTED
-    complain(f"energon_pack.{name}", text)
-    end(code)
+    print_error(f"energon_pack.{name}", text)
+    end_process(code)
 
 
 def _interrupt() -> NoReturn:

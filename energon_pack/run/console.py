@@ -16,7 +16,7 @@ from energon_pack.errors import printable
 
 
 class SafeConsole(Console):
-    """A console that escapes all but its own control sequences."""
+    """A console of rich that escapes control characters in texts, but not its own."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for text, style, control in super().render(renderable, options):
@@ -24,25 +24,25 @@ class SafeConsole(Console):
 
 
 class LogLine(logging.Formatter):
-    """Formats what is logged for a terminal."""
+    """Formats log records, with control characters escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record), but="\n")
 
 
 def say(text: str) -> None:
-    """Print a line to standard output without breaking it."""
+    """Print a text to standard output as one line, however long, with control characters escaped."""
     console().print(printable(text), soft_wrap=True)
 
 
-def complain(program: str, text: str) -> None:
-    """Print an error to standard error, as one line."""
+def print_error(program: str, text: str) -> None:
+    """Print an error of a program to standard error as one line, with control characters escaped."""
     print(f"{program}: {printable(' '.join(text.splitlines()))}", file=sys.stderr)
 
 
 @contextmanager
-def in_one_piece(title: str) -> Iterator[None]:
-    """Print everything at the end, below a title: long texts of several processes would mix line by line."""
+def printed_together(title: str) -> Iterator[None]:
+    """Hold back what the block prints, then print all of it below a title: outputs of several processes do not mix."""
     out = io.StringIO()
     try:
         with redirect_stdout(out):
@@ -53,7 +53,7 @@ def in_one_piece(title: str) -> Iterator[None]:
 
 
 def console() -> Console:
-    """Return standard output as a console: as wide as the terminal, or 120 columns."""
+    """Return a console for standard output, as wide as the terminal, or 120 columns if it is none."""
     return SafeConsole(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False, emoji=False)
 
 

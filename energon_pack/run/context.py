@@ -10,52 +10,52 @@ from pathlib import Path
 
 from energon_pack.errors import PackError
 from energon_pack.run import stores
-from energon_pack.run.by_name import entry_point
+from energon_pack.run.by_name import load_entry_point
 from energon_pack.run.executors import Executor
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.executors.settings import ExecutorConfig, ExecutorKind
 from energon_pack.run.executors.workers import RAY_IS_QUIET, environment
-from energon_pack.run.files import naming_place, write_whole
+from energon_pack.run.files import naming_full_disk, write_whole
 from energon_pack.run.progress import Progress
 
 #: The folders of a cache that are worth keeping for other machines.
-_KEPT = ("index", "lengths")
+_MIRRORED_FOLDERS = ("index", "lengths")
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """The cache at an address, mirrored in a folder."""
+    """A cache on an object store, and the folder of this machine that mirrors it."""
 
     address: str
     folder: Path
-    _there: set[str] = field(default_factory=set)  # names of files that the store has
+    _in_store: set[str] = field(default_factory=set)  # names of files that the store has
     _fetched: set[str] = field(default_factory=set)  # names of folders
 
     def fetch(self, *names: str) -> None:
-        """Fetch the store's files of one folder of the cache, once."""
+        """Download the missing files of a folder of the cache, once in a run; `names` are the parts of its path."""
         name = "/".join(names)
-        if names[:1] and names[0] in _KEPT and name not in self._fetched:
+        if names[:1] and names[0] in _MIRRORED_FOLDERS and name not in self._fetched:
             self._fetched.add(name)
             for address in stores.entries(f"{self.address}/{name}"):
                 file = address[len(self.address) + 1 :]
-                self._there.add(file)
+                self._in_store.add(file)
                 if not (self.folder / file).exists():
                     (self.folder / file).parent.mkdir(parents=True, exist_ok=True)
                     write_whole(self.folder / file, stores.read_whole(address), sync=False)
 
-    def put_new(self) -> None:
-        """Upload the new files of the folders that were fetched."""
+    def upload_new(self) -> None:
+        """Upload the files of fetched folders that the store does not have."""
         for name in sorted(self._fetched):
             for path in sorted((self.folder / name).rglob("*.parquet")):
                 file = path.relative_to(self.folder).as_posix()
-                if file not in self._there:
+                if file not in self._in_store:
                     stores.put_file(f"{self.address}/{file}", path)
-                    self._there.add(file)
+                    self._in_store.add(file)
 
 
 @dataclass(frozen=True)
 class Run:
-    """The executor, the progress display, and the cache for the next run."""
+    """What every stage gets: the executor, the progress display, and the cache that later runs read, too."""
 
     executor: Executor
     progress: Progress
@@ -63,7 +63,7 @@ class Run:
     mirror: Mirror | None = None  # for a cache on an object store
 
     def cache(self, *names: str) -> Path:
-        """Return the cache folder, or a folder in it."""
+        """Return the cache's folder, or one in it, fetched from the cache's store; `names` are parts of its path."""
         assert self.cache_dir is not None, "a stage that keeps results needs a cache"
         if self.mirror is not None:
             self.mirror.fetch(*names)
@@ -71,17 +71,18 @@ class Run:
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Time a stage that writes into the cache only; name `cache_dir` where its disk is full."""
-        with self.progress.timed(stage), naming_place("cache_dir", self.cache()):
+        """Time a stage that writes only into the cache, then upload what is new; on a full disk name `cache_dir`."""
+        with self.progress.timed(stage), naming_full_disk("cache_dir", self.cache()):
             yield
             if self.mirror is not None:
-                self.mirror.put_new()
+                self.mirror.upload_new()
 
 
 def executor_of(settings: ExecutorConfig) -> AbstractContextManager[Executor]:
-    """Return the executor of a run, as a context that ends with the run.
+    """Return the executor of these settings, as a context that ends with the run.
 
-    An installed package's is made by the object of its entry point, from the settings.
+    `executor.kind` may name an entry point of an installed package, which makes it from the settings. Raises PackError
+    for Slurm.
     """
     if settings.kind == ExecutorKind.slurm:
         raise PackError("executor=slurm submits commands: it is for the command line alone")
@@ -89,7 +90,9 @@ def executor_of(settings: ExecutorConfig) -> AbstractContextManager[Executor]:
         return LocalExecutor(settings.num_workers)
     if settings.kind != ExecutorKind.ray:
         settings.check()
-        foreign: AbstractContextManager[Executor] = entry_point("executors", "executor.kind", settings.kind)(settings)
+        foreign: AbstractContextManager[Executor] = load_entry_point("executors", "executor.kind", settings.kind)(
+            settings
+        )
         return foreign
     try:
         with environment(RAY_IS_QUIET):

@@ -19,14 +19,14 @@ from energon_pack.errors import PackError
 #: Energon's folder of metadata in a dataset.
 META_FOLDER = ".nv-meta"
 #: a file in each folder of `make_once`: the names of its files, and the hash of each
-_SUMS = "sums.json"
+_HASHES_FILE = "sums.json"
 #: permissions that let no other user read
-_OWN_FOLDER, _OWN_FILE = 0o700, 0o600
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_PRIVATE_FOLDER_MODE, _PRIVATE_FILE_MODE = 0o700, 0o600
+_DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def write_whole(path: Path, data: bytes, sync: bool = True) -> None:
-    """Write a temporary file, sync it, rename it into place: a kill or a power cut leaves the old file or the new."""
+    """Write a file through a temporary one, synced and renamed; a kill or power cut leaves the old or the new file."""
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -40,46 +40,46 @@ def write_whole(path: Path, data: bytes, sync: bool = True) -> None:
 
 
 def make_once(folder: Path, make: Callable[[Path], None]) -> None:
-    """Make a folder, unless it is there and whole; if one of its files was cut or lost, make it again."""
-    if is_as_made(folder):
+    """Make a folder by `make`, unless an earlier call did so and no file was lost or damaged since."""
+    if is_intact(folder):
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         new_folder = Path(temporary) / "made"
         new_folder.mkdir()
         make(new_folder)
-        write_whole(new_folder / _SUMS, json.dumps(_sums(new_folder)).encode())
-        if folder.exists() and not is_as_made(folder):  # if it is whole, another run made it first and may be using it
+        write_whole(new_folder / _HASHES_FILE, json.dumps(_hashes_of(new_folder)).encode())
+        if folder.exists() and not is_intact(folder):  # if it is whole, another run made it first and may be using it
             os.rename(folder, Path(temporary) / "damaged")
         try:
             os.rename(new_folder, folder)
         except OSError:
-            if not is_as_made(folder):
+            if not is_intact(folder):
                 raise
 
 
-def is_as_made(folder: Path) -> bool:
-    """Say whether `make_once` made this folder, and each file still has the bytes it had then."""
+def is_intact(folder: Path) -> bool:
+    """Say whether `make_once` made this folder, and each file still has the same bytes."""
     try:
-        written = json.loads((folder / _SUMS).read_bytes())
+        written = json.loads((folder / _HASHES_FILE).read_bytes())
     except (OSError, ValueError):
         return False
-    return isinstance(written, dict) and written.items() <= _sums(folder).items()
+    return isinstance(written, dict) and written.items() <= _hashes_of(folder).items()
 
 
-def _sums(folder: Path) -> dict[str, str]:
-    files = (path for path in folder.rglob("*") if path.is_file() and path != folder / _SUMS)
+def _hashes_of(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path != folder / _HASHES_FILE)
     return {path.relative_to(folder).as_posix(): digest_of(path) for path in files}
 
 
 def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes."""
+    """Return the SHA-256 of a file, in hex."""
     with open(path, "rb") as file:
         return digest_of_rest(file)
 
 
 def digest_of_rest(file: BinaryIO) -> str:
-    """Return the SHA-256 of an open file's bytes, from its present position on."""
+    """Return the SHA-256 of an open file from its present position on, in hex."""
     digest = hashlib.sha256()
     while block := file.read(1 << 20):
         digest.update(block)
@@ -87,7 +87,7 @@ def digest_of_rest(file: BinaryIO) -> str:
 
 
 def sync_file_system(path: Path) -> None:
-    """Sync the file system of a path, so that all files written to it outlast a power cut."""
+    """Sync the file system on which a path lies: all files written to it outlast a power cut."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "syncfs"):  # not Linux
         os.sync()
@@ -101,12 +101,12 @@ def sync_file_system(path: Path) -> None:
 
 
 @contextmanager
-def naming_place(knob: str, folder: Path) -> Iterator[None]:
-    """Name the place and its setting when a disk is full: the system's error names no file."""
+def naming_full_disk(knob: str, folder: Path) -> Iterator[None]:
+    """Turn a full disk's error in the block, which names no file, into a PackError with the folder and its setting."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in _DISK_FULL_ERRORS:
             raise
         raise PackError(
             f"{folder}: {os.strerror(error.errno)}; make room, or choose another {knob}: the same command goes on from"
@@ -115,14 +115,18 @@ def naming_place(knob: str, folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def one_of_machine(folder: Path) -> Iterator[None]:
-    """Let one process of this machine at a time make the content of a folder; the others wait for it.
+def one_process_at_a_time(folder: Path) -> Iterator[None]:
+    """Let only one process of this machine at a time run the block for this folder; others wait.
 
     The lock is a file on the machine's own disk, because a shared file system may have no locks. It is freed when its
-    process ends, however that happens, so nobody waits for ever. A process that comes alone, before the others, passes.
+    process ends, however that happens, so nobody waits for ever.
     """
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
-    lock = os.open(own_temporary("locks") / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _OWN_FILE)
+    lock = os.open(
+        private_temporary_folder("locks") / name,
+        os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
+        _PRIVATE_FILE_MODE,
+    )
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -131,14 +135,14 @@ def one_of_machine(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def own_temporary(name: str) -> Path:
-    """Return a folder for files of all this user's processes on this machine; no other user can list or write it."""
+def private_temporary_folder(name: str) -> Path:
+    """Return a folder for temporary files, shared by this user's processes; no other user can list or write it."""
     above = Path(tempfile.gettempdir()) / f"energon_pack-{os.getuid()}"
-    above.mkdir(_OWN_FOLDER, exist_ok=True)
+    above.mkdir(_PRIVATE_FOLDER_MODE, exist_ok=True)
     status = above.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise PackError(f"{above} is a link, or belongs to another user: set TMPDIR to a folder of your own")
-    if status.st_mode & ~_OWN_FOLDER & 0o777:
-        above.chmod(_OWN_FOLDER)
-    (above / name).mkdir(_OWN_FOLDER, exist_ok=True)
+    if status.st_mode & ~_PRIVATE_FOLDER_MODE & 0o777:
+        above.chmod(_PRIVATE_FOLDER_MODE)
+    (above / name).mkdir(_PRIVATE_FOLDER_MODE, exist_ok=True)
     return above / name

@@ -10,14 +10,14 @@ from energon_pack.run.seeded import Ints
 
 
 class Part(NamedTuple):
-    """The number of a part, and how many parts there are: `3/16` is the fourth of sixteen."""
+    """One of `num_parts` equal parts of some work: `3/16` is the fourth of sixteen."""
 
     number: int
     num_parts: int
 
     @classmethod
     def parse(cls, text: str) -> "Part":
-        """Read `NUMBER/PARTS`; raises PackError for any other text."""
+        """Parse `NUMBER/PARTS`; raises PackError for any other text."""
         number, _, num_parts = text.partition("/")
         if number.isdecimal() and num_parts.isdecimal() and int(number) < int(num_parts):
             return cls(int(number), int(num_parts))
@@ -28,7 +28,7 @@ class Part(NamedTuple):
 
 
 class EqualSpans:
-    """Things that lie in a row, cut into parts of equal size.
+    """Divides items that lie in a row, such as shards with their bytes, into parts of equal size.
 
     ┌── a ──┬──── b ────┬ c ┐
     └─ 0/2 ─────┴── 1/2 ────┘
@@ -38,17 +38,17 @@ class EqualSpans:
         self._ends = np.cumsum(np.array(sizes, np.int64))
         self._sizes = np.array(sizes, np.int64)
 
-    def overlapping(self, part: Part) -> list[int]:
-        """Return the numbers of the things that overlap a part; a thing of size 0 belongs to one part as well."""
+    def overlapping_items(self, part: Part) -> list[int]:
+        """Return the indexes of the items that a part overlaps; an item of size 0 belongs to one part, too."""
         first, last = self._part_of(self._ends - self._sizes, part), self._part_of(self._ends - 1, part)
         return np.flatnonzero((first <= part.number) & (np.maximum(first, last) >= part.number)).tolist()
 
-    def within(self, part: Part) -> list[int]:
-        """Return the numbers of the things whose middle is in a part: each thing is in exactly one part."""
+    def items_in(self, part: Part) -> list[int]:
+        """Return the indexes of the items whose middle lies in a part: each item is in exactly one part."""
         return np.flatnonzero(self._part_of(self._ends - self._sizes // 2 - 1, part) == part.number).tolist()
 
-    def rows(self, part: Part, number: int, num_rows: int) -> Ints:
-        """Return which rows of a thing are in a part, if all its rows have one size; each is in exactly one part."""
+    def rows_in(self, part: Part, number: int, num_rows: int) -> Ints:
+        """Return which of an item's rows, all of one size, lie in a part: each row is in exactly one part."""
         size = int(self._sizes[number])
         places = self._ends[number] - size + (2 * np.arange(num_rows) + 1) * size // (2 * max(1, num_rows))
         return np.flatnonzero(self._part_of(places, part) == part.number)

@@ -11,15 +11,15 @@ import yaml
 Node = TypeVar("Node")
 
 
-_MOST_VALUES = 10_000_000  # of a YAML file, where each alias counts as what it stands for
+_MAX_YAML_VALUES = 10_000_000  # of a YAML file, where each alias counts as what it stands for
 
 
 class NotPlain(ValueError):
-    """It is no YAML, or nested or repeated without bound."""
+    """A text is no JSON or YAML, or is nested or repeated without bound."""
 
 
 def json_value(data: str | bytes) -> Any:
-    """Parse JSON; raises ValueError, too, where `json.loads` raises RecursionError."""
+    """Parse JSON; raises ValueError if it is none, or nested too deeply."""
     try:
         return json.loads(data)
     except RecursionError:
@@ -27,17 +27,17 @@ def json_value(data: str | bytes) -> Any:
 
 
 def yaml_value(data: str | bytes, tags: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
-    """Parse the first document of a YAML file; empty: None.
+    """Parse the first document of a YAML file; return None if there is none.
 
     Raises:
-        NotPlain: it is no YAML, or aliases of lists of aliases would stand for more than `_MOST_VALUES` values.
+        NotPlain: it is no YAML, or aliases of lists of aliases would stand for more than `_MAX_YAML_VALUES` values.
     """
     try:
         loader = tags(data)
         node = loader.get_single_node()
         if node is None:
             return None
-        _refuse_many(node, {})
+        _count_values(node, {})
         return loader.construct_document(node)
     except RecursionError:
         raise NotPlain("nested too deeply, or within itself") from None
@@ -45,19 +45,19 @@ def yaml_value(data: str | bytes, tags: type[yaml.SafeLoader] = yaml.SafeLoader)
         raise NotPlain(" ".join(str(error).split())) from None
 
 
-def _refuse_many(node: yaml.Node, known: dict[int, int]) -> int:
-    """Return how many values a node stands for."""
+def _count_values(node: yaml.Node, known: dict[int, int]) -> int:
+    """Return how many values a node stands for, with its aliases; raises NotPlain above `_MAX_YAML_VALUES`."""
     if id(node) not in known:
         inner = node.value if isinstance(node, yaml.CollectionNode) else ()
         each = (one for item in inner for one in (item if isinstance(item, tuple) else (item,)))
-        known[id(node)] = 1 + sum(_refuse_many(one, known) for one in each)
-        if known[id(node)] > _MOST_VALUES:
-            raise NotPlain(f"its aliases stand for more than {_MOST_VALUES:,} values")
+        known[id(node)] = 1 + sum(_count_values(one, known) for one in each)
+        if known[id(node)] > _MAX_YAML_VALUES:
+            raise NotPlain(f"its aliases stand for more than {_MAX_YAML_VALUES:,} values")
     return known[id(node)]
 
 
 def plain(node: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass, and of dataclasses in it, by name; an enum becomes its value."""
+    """Return a dataclass as nested dicts of its fields, with the values of its enums: fit for JSON."""
 
     def value(item: Any) -> Any:
         if isinstance(item, dict):
@@ -69,7 +69,7 @@ def plain(node: Any) -> dict[str, Any]:
 
 
 def node_of(kind: type[Node], values: Mapping[str, Any]) -> Node:
-    """Build the dataclass whose fields have these values: the inverse of `plain`.
+    """Build a dataclass from what `plain` returned; values without a field are left out.
 
     Raises:
         ValueError: a value is not one of its enum's.

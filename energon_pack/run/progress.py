@@ -22,30 +22,30 @@ from rich.text import Text
 from energon_pack.errors import amount
 from energon_pack.run.console import SafeConsole
 
-_SECONDS_BEFORE_LINES = 30.0
-_MOST_SECONDS_BETWEEN_LINES = 600.0
-_DRAWN_A_SECOND = 8
-_NAME = 9  # characters of the longest name of a stage
-_SHORTEST_FOR_RATES = 0.1  # seconds: a rate over less time says nothing
-_SECONDS_OF_PACE = 3600.0  # the last hour's rate gives the time left
-_NEVER_OF_USE = 2 * 86_400.0  # seconds: a longer time left is given in days
+_MIN_SECONDS_BEFORE_LINES = 30.0
+_MAX_SECONDS_BETWEEN_LINES = 600.0
+_REDRAWS_PER_SECOND = 8
+_NAME_WIDTH = 9  # characters of the longest name of a stage
+_MIN_SECONDS_FOR_RATES = 0.1  # seconds: a rate over less time says nothing
+_PACE_WINDOW_SECONDS = 3600.0  # the last hour's rate gives the time left
+_MIN_SECONDS_SHOWN_AS_DAYS = 2 * 86_400.0  # seconds: a longer time left is given in days
 
 
 class Advance(Protocol):
-    """The function that a stage calls with the number of units just done."""
+    """The function by which a stage reports units of its work as done."""
 
     def __call__(self, count: int, cost: float | None = None, is_new: bool = True) -> None:
-        """Record one more result.
+        """Report `count` more units as done.
 
         Args:
-            cost: of these units, for a stage with costs of its own; None: the number of units.
-            is_new: the units were done in this run. Units found done took no time, so they do not count for the pace.
+            cost: the cost of these units, in a stage whose units differ in cost; None: 1 for each.
+            is_new: this run did them. Units from an earlier run took no time, so they do not count for the pace.
         """
 
 
 @dataclass
-class Done:
-    """Counts of a stage: the work it did in this run, and the work it found done."""
+class StageCounts:
+    """What a stage has done: samples, bytes, samples from the cache, and skipped samples."""
 
     samples: int = 0
     bytes: int = 0  # read or written
@@ -72,18 +72,18 @@ class Work:
     cost: float = 0.0
 
     def counts(self) -> str:
-        """Return how many units are done, including those begun."""
+        """Return a text such as `3 of 10 packs`; units that are begun count by their cost."""
         begun, total = self.begun(), self.task.total
         seen = int(min(1.0, (self.cost + begun) / total) * self.total) if begun and total else 0
         return f"{max(self.done, seen):,} of {self.total:,} {self.unit}"
 
 
 class Progress:
-    """Shows stages on stderr, and keeps for each its counts, seconds and peak memory.
+    """Shows the stages of a run on stderr, and records counts, seconds and peak memory of each.
 
     Args:
-        stages: of a run, in their order; a terminal shows coming stages, and keeps a line of each finished one.
-        job: the number of this job in a sweep, where lines of several jobs come at once.
+        stages: names of the run's stages, in order: a terminal shows those to come, and a line for each finished one.
+        job: name of this job of a sweep, which begins each line, because several jobs print at once.
     """
 
     def __init__(self, stages: Sequence[str] = (), job: str = "", quiet: bool = False):
@@ -93,14 +93,14 @@ class Progress:
         self.is_live = not quiet and _can_draw()
         self._bars = bars.Progress(
             bars.SpinnerColumn("line"),
-            f"{{task.description:<{_NAME}}}",
+            f"{{task.description:<{_NAME_WIDTH}}}",
             bars.BarColumn(),
             bars.TaskProgressColumn(),
             bars.TimeElapsedColumn(),
             bars.TimeRemainingColumn(),
             console=self._console,
             auto_refresh=False,
-            speed_estimate_period=_SECONDS_OF_PACE,
+            speed_estimate_period=_PACE_WINDOW_SECONDS,
             get_time=time.monotonic,
         )
         self._stage: str | None = None
@@ -108,7 +108,7 @@ class Progress:
         self._work: Work | None = None
         self._next_line = 0.0
         #: counts by stage
-        self.done: dict[str, Done] = {}
+        self.counts: dict[str, StageCounts] = {}
         #: wall seconds by stage
         self.seconds: dict[str, float] = {}
         #: peak resident memory by stage, of this process and its workers together, in bytes
@@ -117,9 +117,9 @@ class Progress:
     def add(
         self, samples: int = 0, num_bytes: int = 0, cached: int = 0, skipped: Mapping[str, int] | None = None
     ) -> None:
-        """Add to the stage's counts: samples, bytes read or written, samples the cache knew, lost samples by reason."""
+        """Add to the counts of the running stage; `skipped` are numbers of lost samples by reason."""
         if self._stage is not None:
-            done = self.done.setdefault(self._stage, Done())
+            done = self.counts.setdefault(self._stage, StageCounts())
             done.samples += samples
             done.bytes += num_bytes
             done.cached += cached
@@ -127,13 +127,13 @@ class Progress:
 
     @property
     def throughput(self) -> dict[str, dict[str, int]]:
-        """Return the counts of each stage as numbers."""
+        """Return for each stage its numbers of `samples`, `cached` samples and `bytes`."""
         names = ("samples", "cached", "bytes")
-        return {stage: {name: getattr(done, name) for name in names} for stage, done in self.done.items()}
+        return {stage: {name: getattr(done, name) for name in names} for stage, done in self.counts.items()}
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Time a stage, watch its memory, and show that it is running."""
+        """Time a stage, record its peak memory, and show that it is running."""
         ended = Event()
         watcher = Thread(target=self._watch, args=(stage, ended), daemon=True)
         watcher.start()
@@ -148,7 +148,7 @@ class Progress:
             self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - start, 3)
             if self.is_live and self._stages:
                 sign = ("✓ ", "green") if is_done else ("✗ ", "red")
-                line = finished_line(stage, self.seconds[stage], self.done.get(stage, Done()))
+                line = finished_line(stage, self.seconds[stage], self.counts.get(stage, StageCounts()))
                 self._console.print(Text.assemble(sign, line))
             watcher.join()
 
@@ -161,12 +161,17 @@ class Progress:
         cost: float | None = None,
         begun: Callable[[], float] | None = None,
     ) -> Iterator[Advance]:
-        """Yield a function to call with the number of units just done."""
+        """Show a bar for work of `total` units; yield the function that reports units as done.
+
+        Args:
+            cost: cost of all units, in a stage whose units differ in cost; None: 1 for each.
+            begun: returns the cost of units that are begun, and not reported yet.
+        """
         if total == 0:
-            yield _nothing
+            yield _ignore_units
             return
         start = time.monotonic()
-        self._next_line = start + _SECONDS_BEFORE_LINES
+        self._next_line = start + _MIN_SECONDS_BEFORE_LINES
         with self._shown(name), self._task(total if cost is None else cost) as task:
             work = self._work = Work(name, total, unit, task, begun or _nothing_begun)
 
@@ -187,22 +192,22 @@ class Progress:
         elif work.task.total is not None:
             work.task.total -= cost
         if not self.is_live and now >= self._next_line:
-            self._next_line = now + min(now - start, _MOST_SECONDS_BETWEEN_LINES)
+            self._next_line = now + min(now - start, _MAX_SECONDS_BETWEEN_LINES)
             job = f"{self._job}: " if self._job else ""
             self._console.print(job + self._log_line(work, now), soft_wrap=True)
 
     @property
     def line(self) -> str:
-        """Describe the progress in a line."""
+        """Return a line of text about the running stage; "" if none is running."""
         return self._stage or "" if self._work is None else self._log_line(self._work, time.monotonic())
 
     def _log_line(self, work: Work, now: float) -> str:
         seconds = work.task.time_remaining
-        words = [*self._counts(work, now), *([] if seconds is None else [_left(seconds)])]
+        words = [*self._counts(work, now), *([] if seconds is None else [_time_left_text(seconds)])]
         return f"{work.name}: {', '.join(words)}"
 
     def _counts(self, work: Work, now: float) -> list[str]:
-        done = self.done.get(self._stage or "", Done())
+        done = self.counts.get(self._stage or "", StageCounts())
         return [work.counts(), *_rates(done, now - self._start), *_cached(done), *_skipped(done)]
 
     @contextmanager
@@ -224,7 +229,7 @@ class Progress:
         live = Live(
             get_renderable=self._drawn,
             console=self._console,
-            refresh_per_second=_DRAWN_A_SECOND,
+            refresh_per_second=_REDRAWS_PER_SECOND,
             transient=True,
             redirect_stdout=sys.stdout.isatty(),  # else text meant for a file would go to the terminal
             vertical_overflow="crop",
@@ -265,46 +270,46 @@ class Progress:
                 return
 
 
-def finished_line(name: str, seconds: float, done: Done) -> str:
-    """Describe a finished stage in a line."""
+def finished_line(name: str, seconds: float, done: StageCounts) -> str:
+    """Return a line of text about a finished stage."""
     samples = [amount(done.samples, "sample")] if done.samples else []
     took = f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=int(seconds)))
-    words = [f"{name:<{_NAME}}", f"{took:>8}", *samples, *_rates(done, seconds), *_cached(done), *_skipped(done)]
+    words = [f"{name:<{_NAME_WIDTH}}", f"{took:>8}", *samples, *_rates(done, seconds), *_cached(done), *_skipped(done)]
     return "  ".join(words).rstrip()
 
 
-def _rates(done: Done, seconds: float) -> Iterator[str]:
-    if seconds < _SHORTEST_FOR_RATES:
+def _rates(done: StageCounts, seconds: float) -> Iterator[str]:
+    if seconds < _MIN_SECONDS_FOR_RATES:
         return
     if done.samples:
-        yield f"{_figure(done.samples / seconds)} samples/s"
+        yield f"{_two_digits(done.samples / seconds)} samples/s"
     if done.bytes:
-        yield f"{_figure(done.bytes / 1e6 / seconds)} MB/s"
+        yield f"{_two_digits(done.bytes / 1e6 / seconds)} MB/s"
 
 
-def _figure(value: float) -> str:
+def _two_digits(value: float) -> str:
     """Write a number with at least two digits."""
     return f"{value:,.0f}" if value >= 10 else f"{value:,.1f}" if value >= 1 else f"{value:.2g}"
 
 
-def _cached(done: Done) -> Iterator[str]:
+def _cached(done: StageCounts) -> Iterator[str]:
     if done.cached:
         yield f"{done.cached:,} {'' if done.samples else 'samples '}from the cache"
 
 
-def _skipped(done: Done) -> Iterator[str]:
+def _skipped(done: StageCounts) -> Iterator[str]:
     if done.skipped:
         [(reason, number)] = done.skipped.most_common(1)
         yield f"{done.skipped.total():,} skipped ({f'{number:,} ' if len(done.skipped) > 1 else ''}{reason})"
 
 
-def _left(seconds: float) -> str:
-    if seconds > _NEVER_OF_USE:
+def _time_left_text(seconds: float) -> str:
+    if seconds > _MIN_SECONDS_SHOWN_AS_DAYS:
         return f"about {seconds / 86_400:,.0f} days left"
     return f"about {timedelta(seconds=round(seconds))} left"
 
 
-def _nothing(count: int, cost: float | None = None, is_new: bool = True) -> None:
+def _ignore_units(count: int, cost: float | None = None, is_new: bool = True) -> None:
     """Do nothing: for stages without work."""
 
 

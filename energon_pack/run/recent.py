@@ -7,23 +7,24 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Recent(Generic[K, V]):
-    """A mapping that forgets what was not used for the longest time.
+class LruCache(Generic[K, V]):
+    """A mapping of limited size: to make room, it forgets what was not used for the longest time.
 
     Args:
-        size_of: a value; None: each counts one.
-        close: is called with a value that is forgotten.
+        most: the largest sum of the values' sizes.
+        size_of: returns the size of a value; None: each has size 1.
+        close: is called with each value that is forgotten.
     """
 
     def __init__(
         self, most: int, size_of: Callable[[V], int] | None = None, close: Callable[[V], object] | None = None
     ):
-        self._most, self._size_of, self._close = most, size_of or _one, close
+        self._most, self._size_of, self._close = most, size_of or _size_one, close
         self._values: dict[K, tuple[V, int]] = {}
         self._size = 0
 
     def get(self, key: K) -> V | None:
-        """Return a value, and remember that it was used."""
+        """Return the value of a key, which counts as used now; None if it is not there."""
         entry = self._values.pop(key, None)
         if entry is None:
             return None
@@ -31,7 +32,7 @@ class Recent(Generic[K, V]):
         return entry[0]
 
     def put(self, key: K, value: V) -> V:
-        """Keep a value, forget others where there is no room, and return it."""
+        """Store a value, forget others if there is no room, and return the value."""
         self.drop(key)
         size = self._size_of(value)
         while self._values and self._size + size > self._most:
@@ -57,5 +58,5 @@ class Recent(Generic[K, V]):
                 self._close(entry[0])
 
 
-def _one(value: object) -> int:
+def _size_one(value: object) -> int:
     return 1

@@ -14,28 +14,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-AT_WORK = 1 << 20  # numbers of a block; results computed in blocks do not depend on it
+BLOCK_NUMBERS = 1 << 20  # numbers of a block; results computed in blocks do not depend on it
 
 
 def blocks(num: int, each: float = 1.0) -> Iterator[slice]:
-    """Yield slices of `num` things in a row, many things each."""
-    size = max(1, int(AT_WORK / max(1.0, each)))
+    """Yield slices that divide `num` items into blocks of `BLOCK_NUMBERS` numbers, if an item has `each`."""
+    size = max(1, int(BLOCK_NUMBERS / max(1.0, each)))
     for start in range(0, num, size):
         yield slice(start, min(start + size, num))
 
 
 class Scratch:
-    """The place of the arrays."""
+    """Makes large arrays in nameless files of a folder; in memory if the folder is None."""
 
     def __init__(self, folder: Path | None = None):
         self._folder = folder
 
     def column(self, dtype: npt.DTypeLike) -> "Column":
-        """Return an array that grows."""
+        """Return a new `Column`, to fill block by block."""
         return Column(dtype, self._folder)
 
     def zeros(self, num: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Return an array of zeros to write to."""
+        """Return a writable array of `num` zeros."""
         if self._folder is None or not num:
             return np.zeros(num, dtype)
         with tempfile.TemporaryFile(dir=self._folder) as file:
@@ -44,7 +44,7 @@ class Scratch:
 
 
 class Column:
-    """An array that is filled block by block."""
+    """An array of unknown length, filled block by block."""
 
     def __init__(self, dtype: npt.DTypeLike, folder: Path | None):
         self._dtype = np.dtype(dtype)

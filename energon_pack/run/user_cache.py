@@ -13,13 +13,14 @@ from energon_pack.run.files import write_whole
 
 _log = logging.getLogger(__name__)
 
-Kept = TypeVar("Kept")
+Value = TypeVar("Value")
 
 
-def read_kept(kind: str, key: str, parse: Callable[[Any], Kept]) -> Kept | None:
-    """Return the value that was kept under a key; None: there is none, or it can't be read.
+def read_kept(kind: str, key: str, parse: Callable[[Any], Value]) -> Value | None:
+    """Read a value that `write_kept` wrote; None if there is none, or it can't be read.
 
     Args:
+        kind: the cache's folder of such values.
         parse: makes the value from JSON; raises ValueError, TypeError or KeyError if the JSON has another form.
     """
     path = _path(kind, key)
@@ -32,8 +33,8 @@ def read_kept(kind: str, key: str, parse: Callable[[Any], Kept]) -> Kept | None:
         return None
 
 
-def keep(kind: str, key: str, value: Any) -> None:
-    """Write JSON for the next start; if the cache can't be written, only time is lost."""
+def write_kept(kind: str, key: str, value: Any) -> None:
+    """Write a value as JSON for `read_kept` of later processes; if that fails, a warning is logged."""
     path = _path(kind, key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +45,7 @@ def keep(kind: str, key: str, value: Any) -> None:
 
 @cache
 def version_of(package: str) -> str | None:
-    """Return the version of a package, as a part of keys; None: it is not installed."""
+    """Return the installed version of a package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -52,7 +53,7 @@ def version_of(package: str) -> str | None:
 
 
 def user_folder(kind: str, name: str) -> Path:
-    """Return the path of a folder in the user's cache; it may not exist yet."""
+    """Return the path of a folder in the user's cache; the folder may not exist yet."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "energon_pack" / kind / name
 
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError, amount
-from energon_pack.run.address import bucket_of, lies_in, on_this_machine
+from energon_pack.run.address import bucket_of, lies_in, local_paths
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.other_formats import COMPRESSED_NAME, PARQUET_ADVICE, compressed_error
 from energon_pack.sources.shard import Shard, TarShard
@@ -71,7 +71,7 @@ class Source:
     @cached_property
     def parents(self) -> frozenset[Path]:
         """Return the folders of this machine in which files of the source lie."""
-        paths = on_this_machine(shard.real_path for shard in self.shards)
+        paths = local_paths(shard.real_path for shard in self.shards)
         return frozenset(map(Path, map(os.path.dirname, paths)))
 
     @cached_property
@@ -146,7 +146,7 @@ def find_files(form: FileFinder, path: Sequence[str]) -> Source:
         make_shard(name, leaf.path, leaf.kind, leaf.fields)
         for name, leaf in zip(names_of(roots, [leaf.path for leaf in leaves]), leaves, strict=True)
     ]
-    local = on_this_machine(folders)
+    local = local_paths(folders)
     return Source(
         shards=sorted(form.completed(path, shards), key=lambda shard: shard.name),
         folders=frozenset(Path(folder).resolve() for folder in local),

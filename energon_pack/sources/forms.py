@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError, amount
-from energon_pack.run.by_name import entry_point
+from energon_pack.run.by_name import load_entry_point
 from energon_pack.samples.media.kinds import MEDIA_NAMES
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.field_map import read_field_map
@@ -71,7 +71,7 @@ def _finder_of(settings: SourceConfig, stems: Collection[str] | None = None) -> 
     if settings.format == Format.wds:
         return TarFinder(settings)
     ours: dict[str, type[JsonlShard]] = {Format.jsonl: JsonlShard, Format.table: TableShard}
-    kind = ours.get(settings.format) or entry_point("sources", "source.format", settings.format)
+    kind = ours.get(settings.format) or load_entry_point("sources", "source.format", settings.format)
     if not (isinstance(kind, type) and issubclass(kind, JsonlShard)):
         why = "there is none of that name" if kind is None else f"{kind} is no class that derives from JsonlShard"
         raise PackError(f"source.format={settings.format}: {why}; auto, wds and jsonl are always there")

@@ -9,9 +9,9 @@ from typing import Any
 
 from energon_pack.errors import one_line
 from energon_pack.run.address import bucket_of
-from energon_pack.run.bounds import Unbounded, bounded
+from energon_pack.run.bounds import BoundExceeded, bounded
 from energon_pack.run.plain_data import json_value
-from energon_pack.run.recent import Recent
+from energon_pack.run.recent import LruCache
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.named_bytes import medium_at
@@ -23,7 +23,7 @@ _MAX_MEMBER_BYTES = 4 << 30  # bytes of a member of an archive
 _MIN_MEMORY_BYTES, _MEMORY_PER_ZIP_BYTE = 512 << 20, 16
 _MAX_OPEN_FILES = 64
 #: path of an LMDB or an archive → its version, and the open LMDB or archive
-_containers: Recent[str, tuple[str, Any]] = Recent(32, close=lambda opened: opened[1].close())
+_containers: LruCache[str, tuple[str, Any]] = LruCache(32, close=lambda opened: opened[1].close())
 _SEPARATOR = "::"
 _JSONL = (".jsonl", ".json")
 _LMDB, _ZIP = (".lmdb", ".mdb"), ".zip"
@@ -84,7 +84,7 @@ def open_zip_member(archive: str, name: str) -> InMemory:
             raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} has {info.file_size:,} bytes in the archive")
         with bounded(_MIN_MEMORY_BYTES + info.compress_size * _MEMORY_PER_ZIP_BYTE):
             return InMemory(opened.read(info), state.version)
-    except (Unbounded, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+    except (BoundExceeded, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
         raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} of the zip archive: {one_line(error)}") from None
 
 
@@ -143,8 +143,8 @@ def open_medium(path: str) -> File:
     return open_file(path) if key is None else open_inside(file, key)
 
 
-def _no_open_files() -> Recent[str, File]:
-    return Recent(_MAX_OPEN_FILES, close=lambda file: file.close())
+def _no_open_files() -> LruCache[str, File]:
+    return LruCache(_MAX_OPEN_FILES, close=lambda file: file.close())
 
 
 class OpenFiles:

@@ -12,8 +12,8 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from energon_pack.run.bounds import Unbounded, bounded
-from energon_pack.run.recent import Recent
+from energon_pack.run.bounds import BoundExceeded, bounded
+from energon_pack.run.recent import LruCache
 from energon_pack.samples.bytes import Bytes
 
 _MAX_PAGE_BYTES = 1 << 30  # bytes of a page, beside what it takes in the file
@@ -44,7 +44,7 @@ class Plain:
 
 
 #: the pages that were decompressed last: values of one page are mostly read one after another
-_decompressed_pages: Recent[tuple[str, str, int], bytes] = Recent(64 << 20, len)
+_decompressed_pages: LruCache[tuple[str, str, int], bytes] = LruCache(64 << 20, len)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Compressed:
             try:
                 with bounded(_MAX_PAGE_BYTES + 4 * len(packed)):
                     data = pa.Codec(self.codec).decompress(packed, self.size, asbytes=True) if self.size else b""
-            except Unbounded as error:
+            except BoundExceeded as error:
                 raise OSError(None, f"a page of {self.size:,} bytes in {len(packed):,}: {error}") from None
             _decompressed_pages.put(key, data)
         return data[start : start + length]

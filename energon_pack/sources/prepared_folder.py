@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from braceexpand import braceexpand
 
 from energon_pack.errors import PackError
-from energon_pack.run.bounds import Unbounded, bounded
+from energon_pack.run.bounds import BoundExceeded, bounded
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value, yaml_value
 from energon_pack.sources.storage import absolute, folder_of, read_whole
@@ -129,7 +129,7 @@ def _expand_names(value: Any, where: str) -> list[str]:
     try:
         with bounded(_MAX_NAMES_BYTES, _MAX_NAMES_SECONDS):
             return [name for entry in value or () for name in braceexpand(entry)]
-    except (ValueError, Unbounded) as error:  # unbalanced braces, or {0..9999999999}
+    except (ValueError, BoundExceeded) as error:  # unbalanced braces, or {0..9999999999}
         raise PackError(f"{where}: {error}") from None
 
 

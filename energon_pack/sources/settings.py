@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.run.by_name import entry_point
+from energon_pack.run.by_name import load_entry_point
 from energon_pack.samples.mapping import name_with_hash
 from energon_pack.samples.settings import ReadSettings
 
@@ -69,7 +69,7 @@ class SourceConfig(ReadSettings):
 
     def check(self) -> None:
         """Raise PackError if `path` is of a wrong type, no reader has the format, or two settings name the messages."""
-        if self.format not in list(Format) and entry_point("sources", "source.format", self.format) is None:
+        if self.format not in list(Format) and load_entry_point("sources", "source.format", self.format) is None:
             formats = ", ".join(each.value for each in Format)
             raise PackError(f"source.format={self.format}: there are {formats}, and what installed packages add")
         named = {

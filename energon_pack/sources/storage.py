@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from energon_pack.errors import PackError, near_path
-from energon_pack.run.address import is_address, joined, parent, tidy
+from energon_pack.run.address import is_address, joined, parent, tidy_address
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -193,7 +193,7 @@ def is_file(path: str) -> bool:
 
 def absolute(path: str) -> str:
     """Return the absolute path, as `os.path.abspath`; of an address, the address without a slash at its end."""
-    return tidy(path) if is_address(path) else os.path.abspath(path)
+    return tidy_address(path) if is_address(path) else os.path.abspath(path)
 
 
 def path_in(folder: str, name: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from energon_pack.errors import PackError
 from energon_pack.run import stores
-from energon_pack.run.address import parent, tidy
+from energon_pack.run.address import parent, tidy_address
 from energon_pack.run.stores.requests import Found
 
 _GLOB_CHARACTER = re.compile(r"[*?\[]")
@@ -26,7 +26,7 @@ def state_of(address: str) -> Found:
 
 def expand(entry: str) -> tuple[str, list[str], list[str]]:
     """Resolve an address in `source.path`, of a folder, an object or a glob; returns what `storage.expand` returns."""
-    entry = tidy(entry)
+    entry = tidy_address(entry)
     if _GLOB_CHARACTER.search(entry):
         fixed = parent(_GLOB_CHARACTER.split(entry, maxsplit=1)[0] + "x")
         pattern = re.compile(_as_regex(entry))

@@ -19,9 +19,9 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from energon_pack.errors import PackError, one_line, sized
-from energon_pack.run.bounds import Unbounded, bounded
-from energon_pack.run.recent import Recent
+from energon_pack.errors import PackError, format_bytes, one_line
+from energon_pack.run.bounds import BoundExceeded, bounded
+from energon_pack.run.recent import LruCache
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.nulls import without_nulls
 from energon_pack.samples.skip import Reason, Skip
@@ -99,7 +99,7 @@ def _check_sizes(path: str, groups: Sequence[Sequence[ColumnChunk]], texts: set[
         is_whole = any(are_deep[leaf] or not is_read_by_pages(group[leaf]) for leaf in of_bytes)
         size = sum(chunk.plain_size for leaf, chunk in enumerate(group) if is_whole or leaf in texts)
         if size > MAX_GROUP_BYTES:
-            raise PackError(f"{path}: row group {number} has {sized(size)} that are read at once: {_REMEDY}")
+            raise PackError(f"{path}: row group {number} has {format_bytes(size)} that are read at once: {_REMEDY}")
 
 
 def _is_text(leaf: Any) -> bool:
@@ -109,13 +109,13 @@ def _is_text(leaf: Any) -> bool:
 _REMEDY = "write it in groups of 200 rows (iter_batches of pyarrow's ParquetFile, ParquetWriter.write_batch)"
 _GroupKey = tuple[str, str, int]  # path and version of a table, and number of a group
 #: open tables: path → version and table
-_open_tables: Recent[str, tuple[str, Table]] = Recent(16, close=lambda opened: opened[1].file.close())
+_open_tables: LruCache[str, tuple[str, Table]] = LruCache(16, close=lambda opened: opened[1].file.close())
 #: the rows of a group
-_kept_groups: Recent[_GroupKey, pa.Table] = Recent(64 << 20, lambda group: group.nbytes)
+_kept_groups: LruCache[_GroupKey, pa.Table] = LruCache(64 << 20, lambda group: group.nbytes)
 #: the JSON of each row of a group
-_kept_jsons: Recent[_GroupKey, list[bytes]] = Recent(64 << 20, lambda rows: sum(map(len, rows)))
+_kept_jsons: LruCache[_GroupKey, list[bytes]] = LruCache(64 << 20, lambda rows: sum(map(len, rows)))
 #: a group and a leaf → where its values are; None: only pyarrow can read it
-_kept_columns: Recent[tuple[_GroupKey, int], tuple[BytesColumn | None]] = Recent(
+_kept_columns: LruCache[tuple[_GroupKey, int], tuple[BytesColumn | None]] = LruCache(
     256 << 20, lambda kept: kept[0].num_bytes if kept[0] else 0
 )
 
@@ -136,7 +136,7 @@ def table_row(path: str, version: str, number: int) -> bytes:
         rows = _kept_jsons.get(key)
         rows = _kept_jsons.put(key, _rows_as_json(key)) if rows is None else rows
         if not rows:
-            raise Skip(Reason.INVALID_JSON, f"row group {key[2]} takes more than {sized(MAX_GROUP_BYTES)}: {_REMEDY}")
+            raise Skip(Reason.INVALID_JSON, f"row group {key[2]} takes more than {format_bytes(MAX_GROUP_BYTES)}: {_REMEDY}")
         return rows[row]
     except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
         raise Skip(Reason.INVALID_JSON, f"row {number} can't be read: {one_line(error)}") from None
@@ -153,7 +153,7 @@ def _rows_as_json(key: _GroupKey) -> list[bytes]:
             rows = (name_media(row, f"{name}::{table.starts[index] + number}") for number, row in enumerate(values))
             # A struct of Arrow has each field of any row, so no null of it can be told from one that an author meant.
             return [json.dumps(without_nulls(row), default=str).encode() for row in rows]
-    except Unbounded:
+    except BoundExceeded:
         return []
 
 
@@ -211,7 +211,7 @@ def open_cell(path: str, key: str) -> File:
         if value := _find_in_page(table, group, row, [unquote(step) for step in way]):
             return _CellFile(path, version, value)
         data = medium_at(way, partial(_item_at, _read_group(group), row), lambda scalar: scalar.as_py())
-    except (pa.ArrowException, Unbounded) as error:
+    except (pa.ArrowException, BoundExceeded) as error:
         raise Skip(Reason.UNREADABLE_MEDIA, f"{key!r} of the table: {one_line(error)}") from None
     return InMemory(data, version)
 
@@ -241,7 +241,7 @@ def _bytes_column(table: Table, group: _GroupKey, leaf: int) -> BytesColumn | No
                 schema = table.parquet.schema.column(leaf)
                 column = column_of(table.file, group[:2], table.chunks[group[2]][leaf], schema)
         except (
-            Unbounded,
+            BoundExceeded,
             pa.ArrowException,
             OSError,
             ValueError,
@@ -285,7 +285,9 @@ def _open_table(path: str, version: str | None) -> Table:
         with bounded(2 * (MAX_GROUP_BYTES + MEMORY_PER_BYTE * file.size)):
             table = _read_table(path, file)
         if table.starts[-1] > _MAX_ROWS_PER_BYTE * file.size:
-            raise PackError(f"{path} has {table.starts[-1]:,} rows in {sized(file.size)}: that is no table of samples")
+            raise PackError(
+                f"{path} has {table.starts[-1]:,} rows in {format_bytes(file.size)}: that is no table of samples"
+            )
         _open_tables.put(path, (file.version, table))
     return table
 
@@ -294,8 +296,8 @@ def _open_table(path: str, version: str | None) -> Table:
 def _readable_errors(path: str) -> Iterator[None]:
     try:
         yield
-    except Unbounded as error:
-        raise PackError(f"{path} can't be read: {error}, and has {sized(os.path.getsize(path))}") from None
+    except BoundExceeded as error:
+        raise PackError(f"{path} can't be read: {error}, and has {format_bytes(os.path.getsize(path))}") from None
     except (pa.ArrowException, ValueError, IndexError, OSError) as error:  # ValueError: no UTF-8, or a footer
         if isinstance(error, PackError):
             raise

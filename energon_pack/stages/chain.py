@@ -14,17 +14,20 @@ from energon_pack.run.console import say
 from energon_pack.run.executors.admission import terms_of
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.executors.slurm import LENGTHS, PLAN, PUBLISH, WRITE, Chain
-from energon_pack.run.files import one_of_machine
+from energon_pack.run.files import one_process_at_a_time
 from energon_pack.run.progress import Progress
 from energon_pack.stages.pack_run import PackRun, begin_run
-from energon_pack.stages.writing import num_planned, plan_settings, planned_jobs, refuse_other_plan
+from energon_pack.stages.writing import num_planned_shards, plan_settings, planned_jobs, refuse_other_plan
 
 
 def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
-    """Submit the missing jobs of a run, and wait for them.
+    """Submit the missing stages of a run as Slurm jobs, and wait for them unless `executor.wait=false`.
+
+    Args:
+        command: the command of each job, without the stage.
 
     Returns:
-        The figures of report.json; empty if the run does not wait.
+        The figures of report.json; empty if the run does not wait, or only shows the jobs' scripts.
 
     Raises:
         PackError: refused input; there is no Slurm, or it refuses; or a job failed.
@@ -39,7 +42,7 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
     with LocalExecutor(1) as executor:
         run = begin_run(config, executor, Progress())
     destination = run.destination
-    name = f"{destination.final.name}-{hashlib.sha256(destination.named.encode()).hexdigest()[:8]}"
+    name = f"{destination.final.name}-{hashlib.sha256(destination.place.encode()).hexdigest()[:8]}"
     folder = cache_folder(config.cache_dir, config.output.dir).absolute() / "slurm" / name
     chain = Chain(config.executor, folder, command)
     if config.executor.show:
@@ -47,7 +50,7 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
             for line in (f"# {folder / stage}.sh", *script.split("\n")):
                 say(line)
         return {}
-    with one_of_machine(folder):
+    with one_process_at_a_time(folder):
         jobs = _submitted(run, chain)
     if not config.executor.wait:
         say("not waited for: the same command without executor.wait=false shows how far they are")
@@ -57,12 +60,12 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
     except KeyboardInterrupt:
         say(f"not waited for any more; the jobs go on. To end them: scancel {' '.join(jobs.values())}")
         raise
-    say(f"{'there already:' if run.published is not None else 'packed into'} {destination.named}")
-    return published_report(destination.named) or {}
+    say(f"{'there already:' if run.published is not None else 'packed into'} {destination.place}")
+    return published_report(destination.place) or {}
 
 
 def _submitted(run: PackRun, chain: Chain) -> dict[str, str]:
-    """Return the jobs of a run by stage: those that do it already, or else the missing ones, submitted now."""
+    """Return the ids of a run's Slurm jobs by stage: jobs that do this run already, or jobs that are submitted now."""
     run_settings = json.dumps(plan_settings(run.config), sort_keys=True)
     if jobs := chain.submitted(run_settings):
         say(f"Slurm's jobs {', '.join(jobs.values())} do this run already; logs in {chain.folder}")
@@ -70,7 +73,7 @@ def _submitted(run: PackRun, chain: Chain) -> dict[str, str]:
     refuse_other_plan(run)
     stages = _missing(run)
     chain.folder.mkdir(parents=True, exist_ok=True)
-    with terms_of(run.folders, kept_as=chain.folder.name) as terms:
+    with terms_of(run.shared_folders, kept_as=chain.folder.name) as terms:
         jobs = chain.submit(stages, terms, run_settings)
     say(f"submitted as Slurm's jobs {', '.join(jobs.values())}; logs in {chain.folder}")
     return jobs
@@ -89,7 +92,7 @@ def _missing(run: PackRun) -> dict[str, Sequence[int] | None]:
 
 
 def _progress(destination: DatasetInFolder) -> str:
-    """Describe the progress of a run by its files."""
+    """Return a text about how far a run is, by its files."""
     staging = destination.final.parent / ".staging" / destination.final.name
-    num_done, num_shards = len([*staging.glob("*/*.tar.done")]), num_planned(destination)
+    num_done, num_shards = len([*staging.glob("*/*.tar.done")]), num_planned_shards(destination)
     return f"{num_done} of {num_shards} shards written" if num_shards else "no plan yet"

@@ -25,7 +25,7 @@ from energon_pack.templates.settings import TemplateSettings
 
 @dataclass(frozen=True)
 class Measured:
-    """The samples that are drawn from the source."""
+    """The lengths of all samples that are drawn from the source, and how they were measured."""
 
     lengths: Lengths
     method: Method
@@ -35,14 +35,14 @@ class Measured:
 
 
 def index_source(run: PackRun, shards: Sequence[Shard] | None = None) -> list[IndexedShard]:
-    """Find the place of each sample of the source, and draw samples by the `sample_ratio` of their file."""
+    """Find each sample in these shards (None: the source's), and draw samples by the `sample_ratio` of their file."""
     with run.timed("index"):
         chosen = run.source.shards if shards is None else [*shards]
         return index_shards(chosen, run.config.source.on_damaged is OnDamaged.keep, run.config.seed, run)
 
 
 def prepare_method(run: PackRun) -> Method:
-    """Return the method that measures samples."""
+    """Load the processor, and return the method by which it measures samples."""
     config = run.config
     with run.timed("processor"):
         folder = local_folder(run.processor, config.model.revision)  # a hub id is looked up once
@@ -54,7 +54,7 @@ def prepare_method(run: PackRun) -> Method:
 
 
 def measure_source(run: PackRun, indexed: list[IndexedShard], method: Method) -> Measured:
-    """Measure the drawn samples, and the samples that `labels.expand` makes of them."""
+    """Measure all samples, and those that `labels.expand` makes of them; results come from the cache if it has them."""
     config, source = run.config, run.source
     with run.timed("lengths"):
         first = first_samples(indexed, config.source.limit)
@@ -70,20 +70,20 @@ def measure_source(run: PackRun, indexed: list[IndexedShard], method: Method) ->
         return Measured(lengths, method, num_found, num_repeated, source.mixture)
 
 
-def measure_share(run: PackRun, part: Part) -> dict[str, int]:
-    """Measure one part of the source into the cache; return how many of its samples have lengths there now.
+def measure_part(run: PackRun, part: Part) -> dict[str, int]:
+    """Measure one part of the source into the cache; return as `samples` how many of the part it holds now.
 
     All processes cut the bytes of the source into the same equal spans, so a part reads nothing of the others.
     """
     source, shards = run.config.source, run.source.shards
     spans = EqualSpans([shard.size for shard in shards])
     is_counted = source.limit is not None  # it counts the samples of all shards
-    chosen = range(len(shards)) if is_counted else spans.overlapping(part)
+    chosen = range(len(shards)) if is_counted else spans.overlapping_items(part)
     indexed = index_source(run, [shards[number] for number in chosen])
     method = prepare_method(run)
     with run.timed("lengths"):
         first = first_samples(indexed, source.limit)
-        rows = [spans.rows(part, number, item.num_samples) for number, item in zip(chosen, first, strict=False)]
+        rows = [spans.rows_in(part, number, item.num_samples) for number, item in zip(chosen, first, strict=False)]
         number = measure_some(first, rows, method, run)
     say(f"the lengths of {amount(number, 'sample')} are in {run.cache()}: part {part} of the source")
     return {"samples": number}

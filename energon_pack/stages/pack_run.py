@@ -5,17 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.config import Format, MediaIn, PackConfig
-from energon_pack.config.naming import are_same, content_of, content_settings
+from energon_pack.config.naming import are_same_settings, content_of, content_settings
 from energon_pack.config.output_dir import cache_address, cache_folder, destination_of, may_overwrite, publishes
 from energon_pack.dataset.destination import published_report, refuse_unwritable_folder
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.in_store import refuse_unwritable_address
 from energon_pack.errors import PackError
-from energon_pack.run.address import on_this_machine
+from energon_pack.run.address import local_paths
 from energon_pack.run.console import say
 from energon_pack.run.context import Mirror, Run
 from energon_pack.run.executors import Executor, Folder
-from energon_pack.run.files import naming_place
+from energon_pack.run.files import naming_full_disk
 from energon_pack.run.progress import Progress
 from energon_pack.sources.demo import NUM_SAMPLES, make_demo
 from energon_pack.sources.find import Source
@@ -23,12 +23,12 @@ from energon_pack.sources.forms import find_source
 from energon_pack.templates.folder import refuse_missing_folder
 from energon_pack.templates.settings import overridden_labels
 
-_MOST_FOLDERS = 32  # folders of the source that each worker checks
+_MAX_CHECKED_FOLDERS = 32  # folders of the source that each worker checks
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackRun(Run):
-    """A run of the stages: what it is to do, the places that it reads and writes, and who does the work."""
+    """A run with its config, the places that it reads and writes, and the executor that does its work."""
 
     config: PackConfig
     source: Source
@@ -39,14 +39,14 @@ class PackRun(Run):
 
     @property
     def media_root(self) -> str | None:
-        """Return the folder of the source that packs refer to; None: packs hold copies of the media."""
+        """Return the place of the source, if packs refer to media in it; None if packs hold their media."""
         return self.source.root if self.config.output.media is MediaIn.reference else None
 
     @property
-    def folders(self) -> list[Folder]:
-        """Return the folders that every machine working for the run has to see."""
-        media = set(map(Path, on_this_machine(shard.media_root for shard in self.source.shards)))
-        read = sorted(self.source.folders | self.source.parents | media)[:_MOST_FOLDERS]
+    def shared_folders(self) -> list[Folder]:
+        """Return the folders that all machines of the run have to see: cache, output and source."""
+        media = set(map(Path, local_paths(shard.media_root for shard in self.source.shards)))
+        read = sorted(self.source.folders | self.source.parents | media)[:_MAX_CHECKED_FOLDERS]
         written = (("cache_dir", self.cache()), ("output.dir", self.destination.final.parent))
         return [
             *(Folder(knob, folder, True) for knob, folder in written),
@@ -55,19 +55,21 @@ class PackRun(Run):
 
 
 def begin_run(config: PackConfig, executor: Executor, progress: Progress) -> PackRun:
-    """Find the places of a run; make the built-in demo where no source is given.
+    """Find the places that a run reads and writes, and check them; make the built-in demo if there is no source.
 
     Raises:
         PackError: something is missing, would be overwritten, or can't be written.
     """
     destination, output_dir = destination_of(config), config.output.dir
     cache_dir, address = cache_folder(config.cache_dir, output_dir), cache_address(config.cache_dir, output_dir)
-    published = _equal_published(config, destination) if publishes(config) and not may_overwrite(config) else None
+    published = (
+        _published_with_these_settings(config, destination) if publishes(config) and not may_overwrite(config) else None
+    )
     if publishes(config) and published is None:
         destination.refuse_existing(may_overwrite(config))
-    source, processor = _source(config, cache_dir)
+    source, processor = _find_source(config, cache_dir)
     destination.refuse_source(source)
-    for knob, path in (("output.dir", destination.named), ("cache_dir", address or str(cache_dir))):
+    for knob, path in (("output.dir", destination.place), ("cache_dir", address or str(cache_dir))):
         if inside := source.protected_folder(path):
             raise PackError(f"{knob}: {path} lies in the source {inside}, which is never written to: choose another")
     knob = "cache_dir" if config.cache_dir else "output.dir"
@@ -91,17 +93,17 @@ def begin_run(config: PackConfig, executor: Executor, progress: Progress) -> Pac
     )
 
 
-def _equal_published(config: PackConfig, destination: DatasetInFolder) -> dict[str, Any] | None:
-    """Return report.json of a whole dataset with the same content settings; None: there is none."""
-    report = published_report(destination.named)
+def _published_with_these_settings(config: PackConfig, destination: DatasetInFolder) -> dict[str, Any] | None:
+    """Return report.json of the published dataset, if its content settings are those of this run; else None."""
+    report = published_report(destination.place)
     try:
-        is_equal = report and are_same(content_of(report["config"]), content_settings(config))
+        is_equal = report and are_same_settings(content_of(report["config"]), content_settings(config))
         return report if is_equal else None
     except (KeyError, TypeError):  # another version wrote it, with other settings
         return None
 
 
-def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
+def _find_source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
     """Return the files of the source, and the folder or hub id of the processor."""
     path = config.source.path
     if config.source.is_demo and config.source.format in (Format.jsonl, Format.table):
@@ -109,7 +111,7 @@ def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
             f"source={config.source.format} needs source.path: a folder, a file, a glob, a meta file, or a list of them"
         )
     if config.source.is_demo:
-        path, processor = _demo(config, cache_dir)
+        path, processor = _make_demo(config, cache_dir)
     else:
         processor = config.model.path_or_hub_id()
         refuse_missing_folder(processor)
@@ -119,7 +121,7 @@ def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
 
 
 def _check_labels(config: PackConfig, source: Source) -> None:
-    """Raise PackError for labels of an entry of a mixture that make no sense: no sample of it could be trained."""
+    """Raise PackError if the labels of a mixture's entry make no sense: none of its samples could be trained."""
     for entry in source.mixture.entries if source.mixture else ():
         try:
             overridden_labels(config.labels, entry.own.get("labels") or {})
@@ -127,12 +129,12 @@ def _check_labels(config: PackConfig, source: Source) -> None:
             raise PackError(f"mixture: {entry.name}: {error}") from None
 
 
-def _demo(config: PackConfig, cache_dir: Path) -> tuple[str, str]:
-    """Return the source and processor of the built-in demo; a processor that is given replaces the built-in one."""
+def _make_demo(config: PackConfig, cache_dir: Path) -> tuple[str, str]:
+    """Make the built-in demo; return its source and processor, or the processor that the user gave."""
     processor_given = config.model.processor
     if processor_given is None and config.model.template != "qwen_vl":
         raise PackError(f"the built-in demo is for qwen2_5_vl; +model={config.model.name} needs source.path")
-    with naming_place("cache_dir", cache_dir):
+    with naming_full_disk("cache_dir", cache_dir):
         source, built_in = make_demo(cache_dir / "demo")
     with_processor = (
         "with a small built-in processor" if processor_given is None else f"with the processor {processor_given}"

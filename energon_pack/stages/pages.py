@@ -6,8 +6,14 @@ from typing import Any, NoReturn
 
 from energon_pack.config.output_dir import page_of
 from energon_pack.dataset.files import PAGE
-from energon_pack.dataset.lost_samples import bad_data, foresee, kept_ledger, page_beside, refuse_losses
-from energon_pack.dataset.plan_file import entries_of, ledger
+from energon_pack.dataset.lost_samples import (
+    ledger_beside,
+    page_beside,
+    refuse_future_loss,
+    refuse_losses,
+    why_too_much_bad_data,
+)
+from energon_pack.dataset.plan_file import ledger_entries, read_ledger
 from energon_pack.errors import SamplesLost
 from energon_pack.plan.pack_lengths import try_lengths
 from energon_pack.plan.packs import no_plan
@@ -17,53 +23,53 @@ from energon_pack.report.remark import Remark
 from energon_pack.report.run_report import RunReport, Seen
 from energon_pack.report.which_length import lengths_to_choose
 from energon_pack.run.console import say
-from energon_pack.run.files import naming_place
+from energon_pack.run.files import naming_full_disk
 from energon_pack.stages.measuring import Measured
 from energon_pack.stages.pack_run import PackRun
 
 
 def try_pack_lens(run: PackRun, measured: Measured, page: RunReport) -> dict[str, Any]:
-    """Show what each pack length would drop: the end of `stage=lengths`."""
+    """Print and write what packs of each length would drop and fill: the end of `stage=lengths`; return the figures."""
     config = run.config
     with run.timed("plan"):
         lens = lengths_to_choose(config.report.lens, config.packing, measured.lengths.items, page.most_positions)
         choices = try_lengths(measured.lengths, config.packing, lens, page.most_positions)
         page.add_choices(choices.lens)
     print_choices(choices, page.advice(choices.lens))
-    why_not = bad_data(choices, config.max_skipped)
-    skipped = ledger(measured.lengths, no_plan(measured.lengths.items), config.packing)
+    why_not = why_too_much_bad_data(choices, config.max_skipped)
+    skipped = ledger_entries(measured.lengths, no_plan(measured.lengths.items), config.packing)
     write_page(run, page, skipped, why_not)
-    foresee(why_not, page_of(config), choices)
+    refuse_future_loss(why_not, page_of(config), choices)
     return choices.to_json()
 
 
 def write_page(run: PackRun, page: RunReport, skipped: Iterable[Mapping[str, Any]], why_not: str | None) -> None:
-    """Write the page of a stage that publishes no dataset."""
+    """Write the page of a stage that publishes no dataset; `why_not`: why none could be published, or None."""
     path = page_of(run.config)
-    with naming_place("output.dir", path.parent):
+    with naming_full_disk("output.dir", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _say_seen(page.write(path, skipped, failed=why_not))
+        _print_seen(page.write(path, skipped, failed=why_not))
     say(f"see it: {path}")
 
 
 def leave_page(run: PackRun, page: RunReport, why_not: str, report: Report, skipped: Path) -> NoReturn:
-    """End a run that publishes nothing; keep its page and ledger next to where the dataset would be."""
+    """Write the page of a run that publishes nothing, and keep its ledger (`skipped`); raises SamplesLost."""
     final = run.destination.final
     if not report.samples_in:
         raise SamplesLost(f"{why_not}: nothing is published")
-    kept = kept_ledger(final)
-    _say_seen(page.write(page_beside(final, PAGE), entries_of(skipped), ledger_name=kept.name, failed=why_not))
+    kept = ledger_beside(final)
+    _print_seen(page.write(page_beside(final, PAGE), read_ledger(skipped), ledger_name=kept.name, failed=why_not))
     refuse_losses(why_not, skipped, final, report)
 
 
-def say_wrong(wrong: Iterable[Remark]) -> None:
-    """Print a line for each thing that looks wrong."""
+def print_remarks(wrong: Iterable[Remark]) -> None:
+    """Print a line for each remark about something that looks wrong."""
     for remark in wrong:
         say(f"wrong: {remark.what}: {remark.why}; {remark.knob}")
 
 
-def _say_seen(seen: Seen) -> None:
-    """Print the first sample of each reason, if no dataset has a ledger of them; then print what is wrong."""
+def _print_seen(seen: Seen) -> None:
+    """Print the first sample of each reason, if no dataset has a ledger with them; then print what looks wrong."""
     for reason, entries in seen.examples.items():
         say(f"first {reason}: {entries[0]['sample_id']}: {entries[0]['detail']}")
-    say_wrong(seen.wrong)
+    print_remarks(seen.wrong)

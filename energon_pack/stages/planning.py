@@ -8,7 +8,7 @@ from typing import Any
 from energon_pack.config import plain
 from energon_pack.config.naming import content_settings, shards_identity
 from energon_pack.config.output_dir import publishes
-from energon_pack.dataset.lost_samples import dropped, lost_too_much
+from energon_pack.dataset.lost_samples import why_too_much_dropped, why_too_much_lost
 from energon_pack.lengths.changed_media import check_media
 from energon_pack.lengths.measure import MeasuredShard, forgetting_wrong
 from energon_pack.lengths.method import Method
@@ -30,7 +30,7 @@ from energon_pack.templates.processor import processor_folder_of
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan: which samples go into which pack, and which packs into which shard."""
+    """A plan (which samples go into which pack and shard), with what it was made from."""
 
     lengths: Lengths
     method: Method
@@ -44,7 +44,7 @@ class Planned:
 
 
 def plan_source(run: PackRun, measured: Measured) -> Planned:
-    """Plan packs and shards; the same samples and settings give the same plan."""
+    """Plan the packs and shards of measured samples; the same samples and settings always give the same plan."""
     config, lengths, method = run.config, measured.lengths, measured.method
     packing, output = config.packing, config.output
     content = content_settings(replace(config, model=replace(config.model, template=method.choice.template)))
@@ -64,31 +64,31 @@ def plan_source(run: PackRun, measured: Measured) -> Planned:
         run.progress.add(len(lengths.items))
         numbers = measured.num_found, num_repeated
         report = summarize(lengths, plan, packing, cost, *numbers, expansion, entry_shares)
-        by = (config.seed, None, method.identity.fingerprint, *_own_settings(lengths))
+        by = (config.seed, None, method.identity.fingerprint, *_entry_settings(lengths))
         shards = plan_shards(lengths, plan, output.max_shard_packs, output.max_shard_bytes, by)
-        identity = shards_identity(content, shards.key_prefix, [_state(item) for item in lengths.shards])
+        identity = shards_identity(content, shards.key_prefix, [_shard_state(item) for item in lengths.shards])
     return Planned(lengths, method, plan, cost, shards, content, identity, report)
 
 
 def why_unpublished(run: PackRun, report: Report) -> str | None:
-    """Return why nothing is published, or None; `stage=plan` and sweeps accept a plan that drops much."""
-    why = lost_too_much(report, run.config.max_skipped)
-    return why or (dropped(report, run.config.packing) if publishes(run.config) else None)
+    """Return why too much was lost to publish a dataset; None if it may be. Only runs that publish limit drops."""
+    why = why_too_much_lost(report, run.config.max_skipped)
+    return why or (why_too_much_dropped(report, run.config.packing) if publishes(run.config) else None)
 
 
-def check_media_of(run: PackRun, planned: Planned) -> None:
-    """Check media in separate files once more; raises PackError like `check_media`."""
+def check_separate_media(run: PackRun, planned: Planned) -> None:
+    """Check the media that lie in files of their own again; raises what `check_media` raises."""
     measured = planned.lengths.shards
     check_media([item.shard for item in measured], [item.pieces for item in measured], run)
 
 
-def _own_settings(lengths: Lengths) -> list[Any]:
-    """Return the settings that entries of a mixture have of their own, by file; empty: there are none."""
+def _entry_settings(lengths: Lengths) -> list[Any]:
+    """Return the settings that entries of a mixture have of their own, by shard; [] if there are none."""
     identities = [(item.shard.name, item.shard.own.identity) for item in lengths.shards if item.shard.own.identity]
     return [identities] if identities else []
 
 
-def _state(item: MeasuredShard) -> tuple[str, int, str, str]:
-    """Return values that are equal if a killed run read the same; files of lengths change when media change."""
+def _shard_state(item: MeasuredShard) -> tuple[str, int, str, str]:
+    """Return values that change with a source shard, or with its files of lengths if its media lie outside of it."""
     files = json.dumps([Path(piece.path).name for piece in item.pieces]) if item.shard.media_root else ""
     return item.shard.path, item.shard.size, item.shard.version, files

@@ -10,15 +10,15 @@ from typing import Any
 
 from energon_pack.config import plain
 from energon_pack.config.output_dir import may_overwrite
-from energon_pack.dataset.destination import refuse_changed
+from energon_pack.dataset.destination import refuse_changed_yamls
 from energon_pack.dataset.energon import dataset_yamls, manifest_of, write_metadata
-from energon_pack.dataset.energon_check import check, reconcile
-from energon_pack.dataset.energon_check import job_of as check_job
+from energon_pack.dataset.energon_check import check, refuse_other_counts
+from energon_pack.dataset.energon_check import check_job_of as check_job
 from energon_pack.dataset.files import LEDGER, PAGE, PlanFile
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import HASHED, MANIFEST, PACKS, PROCESSOR, REPORT, hash_of
+from energon_pack.dataset.manifest import HASHED_FILES, MANIFEST, PACK_SUMS, PROCESSOR_FOLDER, REPORT, hash_of
 from energon_pack.dataset.plan_counts import pack_sums
-from energon_pack.dataset.plan_file import entries_of
+from energon_pack.dataset.plan_file import read_ledger
 from energon_pack.dataset.shards import ShardJob, WrittenShard
 from energon_pack.errors import PackError, amount
 from energon_pack.lengths.audit import Audit
@@ -30,26 +30,26 @@ from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE, InputRules
 from energon_pack.stages.pack_run import PackRun
-from energon_pack.stages.pages import say_wrong
-from energon_pack.stages.planning import Planned, check_media_of
+from energon_pack.stages.pages import print_remarks
+from energon_pack.stages.planning import Planned, check_separate_media
 from energon_pack.templates.folder import settings_files
 
 #: ends of the names of files that only weights, chats or code need
-_UNUSED = (".index.json", ".jinja", ".py", "chat_template.json", "generation_config.json")
+_UNUSED_FILE_ENDS = (".index.json", ".jinja", ".py", "chat_template.json", "generation_config.json")
 
 
-def refuse_unwritten(run: PackRun, jobs: Iterable[ShardJob]) -> None:
-    """Raise PackError if `stage=write` has not written every shard of the plan."""
+def refuse_missing_shards(run: PackRun, jobs: Iterable[ShardJob]) -> None:
+    """Raise PackError if a shard of the plan is missing, which `stage=write` should have written."""
     are_there = {job.path.name: run.destination.has_shard(job) for job in jobs}
     if missing := [name for name, is_there in are_there.items() if not is_there]:
         raise PackError(
-            f"{run.destination.named}: {len(missing):,} of {amount(len(are_there), 'shard')} are not written, as"
+            f"{run.destination.place}: {len(missing):,} of {amount(len(are_there), 'shard')} are not written, as"
             f" {missing[0]}: stage=write writes them, stage=all does everything"
         )
 
 
-def write_beside(run: PackRun, planned: Planned, written: list[WrittenShard], folder: Path) -> None:
-    """Write the metadata that Energon and training read."""
+def write_nv_meta(run: PackRun, planned: Planned, written: list[WrittenShard], folder: Path) -> None:
+    """Write `.nv-meta` of a dataset into its folder: what Energon and training read besides the shards."""
     output, method = run.config.output, planned.method
     mixture = planned.report.mixture
     manifest = manifest_of(planned.lengths, planned.plan, method.identity, planned.cost, planned.content, mixture)
@@ -57,18 +57,18 @@ def write_beside(run: PackRun, planned: Planned, written: list[WrittenShard], fo
     yaml, sqlite = output.dataset_yaml.value, output.sqlite
     _write_inputs(folder, method.template_folder)
     sums = pack_sums(PlanFile(DatasetFolder(folder)), planned.cost)
-    write_whole(folder / META_FOLDER / PACKS, sums.to_bytes())
-    manifest["hashes"] = {name: hash_of((folder / META_FOLDER / name).read_bytes()) for name in HASHED}
+    write_whole(folder / META_FOLDER / PACK_SUMS, sums.to_bytes())
+    manifest["hashes"] = {name: hash_of((folder / META_FOLDER / name).read_bytes()) for name in HASHED_FILES}
     write_metadata(folder, written, planned.lengths.flavor, yaml, sqlite, manifest, output.sample_type)
 
 
 def check_written(run: PackRun, planned: Planned, written: list[WrittenShard], staging: Path) -> None:
-    """Compare the written shards with the plan and the source, and have Energon read them; raises PackError."""
+    """Compare the written shards with the plan and the source, and let Energon read them; raises PackError."""
     flavor, destination = planned.lengths.flavor, run.destination
-    with run.progress.timed("check"), destination.discarding(staging, planned.identity):
-        check_media_of(run, planned)
-        reconcile(written, planned.plan.num_packs, len(planned.plan.items))
-        folder = destination.for_check(staging, written, flavor)
+    with run.progress.timed("check"), destination.discarding_wrong_shards(staging, planned.identity):
+        check_separate_media(run, planned)
+        refuse_other_counts(written, planned.plan.num_packs, len(planned.plan.items))
+        folder = destination.place_for_check(staging, written, flavor)
         run.executor.result(run.executor.start(check, check_job(folder, flavor, written, run.media_root)))
 
 
@@ -76,40 +76,40 @@ def publish(
     run: PackRun, planned: Planned, page: RunReport, written: list[WrittenShard], audit: Audit, staging: Path
 ) -> dict[str, Any]:
     """Write the report and its page, publish the dataset, and print where it is; return the figures of report.json."""
-    destination, facts = run.destination, _facts_of(run, planned, written, audit)
+    destination, facts = run.destination, _run_facts(run, planned, written, audit)
     manifest_hash = hash_of((staging / META_FOLDER / MANIFEST).read_bytes())
     report = {**replace(planned.report, run=facts).to_json(), "manifest_hash": manifest_hash}
     write_whole(staging / REPORT, json.dumps(report, indent=2).encode())
-    skipped = entries_of(staging / LEDGER)
-    named = DatasetFolder(destination.named).for_energon
-    stored = destination.named if destination.is_stored else None
+    skipped = read_ledger(staging / LEDGER)
+    named = DatasetFolder(destination.place).energon_path
+    stored = destination.place if destination.is_stored else None
     seen = page.write(staging / PAGE, skipped, facts, named, LEDGER, None, staging, stored)
     with run.progress.timed("publish"):
         destination.publish(staging, planned.identity, may_overwrite(run.config))
     print_stages(run.progress)
-    say_wrong(seen.wrong)
+    print_remarks(seen.wrong)
     load = f'load it with megatron.energon.get_train_dataset("{named}", ...)'
-    packed = f"packed into {destination.named}"
-    for line in (*audit.lines(), packed, f"see it: {destination.named}/{PAGE}", load):
+    packed = f"packed into {destination.place}"
+    for line in (*audit.lines(), packed, f"see it: {destination.place}/{PAGE}", load):
         say(line)
     return report
 
 
-def there_already(run: PackRun, planned: Planned, page: RunReport, report: dict[str, Any]) -> dict[str, Any]:
-    """End a run whose dataset is published already, after the same checks of the source as in a run that writes."""
-    named, output = run.destination.named, run.config.output
-    refuse_changed(named, dataset_yamls(planned.lengths.flavor, output.dataset_yaml.value, output.sample_type))
+def end_already_published(run: PackRun, planned: Planned, page: RunReport, report: dict[str, Any]) -> dict[str, Any]:
+    """End a run whose dataset is already published: check its source as a writing run does; return `report`."""
+    named, output = run.destination.place, run.config.output
+    refuse_changed_yamls(named, dataset_yamls(planned.lengths.flavor, output.dataset_yaml.value, output.sample_type))
     with forgetting_wrong(planned.lengths.shards, planned.method, run):
         check_unchanged(planned.lengths.shards, run)
-        check_media_of(run, planned)
-    say_wrong(page.wrong())
+        check_separate_media(run, planned)
+    print_remarks(page.wrong())
     say(f"there already: {named}, packed of the same source with the same settings; nothing is written")
     say(f"see it: {named}/{PAGE}")
     return report
 
 
-def _facts_of(run: PackRun, planned: Planned, written: list[WrittenShard], audit: Audit) -> RunFacts:
-    """Return the facts about this run."""
+def _run_facts(run: PackRun, planned: Planned, written: list[WrittenShard], audit: Audit) -> RunFacts:
+    """Return what report.json records of the run itself: settings, times, memory, bytes."""
     num_cached = sum(item.was_cached for item in planned.lengths.shards)
     return RunFacts(
         format=1,
@@ -132,14 +132,14 @@ def _facts_of(run: PackRun, planned: Planned, written: list[WrittenShard], audit
 
 
 def _write_inputs(folder: Path, template_folder: str) -> None:
-    """Write what `dataset.kept_inputs` reads: rules and trial, and the files of a processor that takes media."""
+    """Write the files that `dataset.kept_inputs` reads: rules, test samples, and the processor if it takes media."""
     rules = InputRules.load(Path(template_folder))
     meta, of_processor = folder / META_FOLDER, Path(rules.folder)
     every = [path for path in settings_files(of_processor) if path.parent == of_processor]
-    chosen = [path for path in every if rules.media_tokens and not path.name.endswith(_UNUSED)]
-    (meta / PROCESSOR).mkdir(parents=True, exist_ok=True)
+    chosen = [path for path in every if rules.media_tokens and not path.name.endswith(_UNUSED_FILE_ENDS)]
+    (meta / PROCESSOR_FOLDER).mkdir(parents=True, exist_ok=True)
     for path in chosen:
-        write_whole(meta / PROCESSOR / path.name, path.read_bytes())
+        write_whole(meta / PROCESSOR_FOLDER / path.name, path.read_bytes())
     has_code = any(path.suffix == ".py" for path in every)
     values = {
         **rules.to_json(),

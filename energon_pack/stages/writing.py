@@ -3,7 +3,7 @@
 `stage=plan` leaves what a job has beside the settings, the source and the plan, so that any process can write any share
 of the shards by `stage=write`:
 
-    <staging folder>/.jobs/measured      of each sample, in the order of the plan's rows: `_MEASURED`
+    <staging folder>/.jobs/measured      of each sample, in the order of the plan's rows: `_MEASURED_DTYPE`
                      .jobs/template/     the template, as `Template.save` wrote it
                      .jobs/about.json    written last: the run, its packages, the shards and their sizes
 """
@@ -24,14 +24,14 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from energon_pack.config import PackConfig, Stage
-from energon_pack.config.naming import are_same, content_settings
+from energon_pack.config.naming import are_same_settings, content_settings
 from energon_pack.config.output_dir import page_of
 from energon_pack.dataset.destination import PlanMissing
 from energon_pack.dataset.files import PLAN
-from energon_pack.dataset.in_folder import ABOUT, JOBS, DatasetInFolder
-from energon_pack.dataset.lost_samples import foresee
+from energon_pack.dataset.in_folder import ABOUT_FILE, JOBS_FOLDER, DatasetInFolder
+from energon_pack.dataset.lost_samples import refuse_future_loss
 from energon_pack.dataset.plan_file import write_plan
-from energon_pack.dataset.shards import ShardJob, WrittenShard, bytes_begun, shard_name
+from energon_pack.dataset.shards import ShardJob, WrittenShard, num_bytes_begun, shard_name
 from energon_pack.errors import PackError, amount
 from energon_pack.lengths.measure import LengthsWrong, cached_as, forget, how_measured
 from energon_pack.plan.items import Lengths
@@ -48,13 +48,13 @@ from energon_pack.sources.storage import absolute
 from energon_pack.stages.pack_run import PackRun
 from energon_pack.stages.planning import Planned
 
-_MEASURED_FILE, _TEMPLATE = "measured", "template"
+_MEASURED_FILE, _TEMPLATE_FOLDER = "measured", "template"
 #: its checksum as measured, and where its tokens are kept
-_MEASURED = np.dtype([("checksum", "<u4"), ("kept", "<u8")])
+_MEASURED_DTYPE = np.dtype([("checksum", "<u4"), ("kept", "<u8")])
 
 
 def write_plan_file(run: PackRun, planned: Planned, staging: Path) -> None:
-    """Write pack_plan.parquet."""
+    """Write pack_plan.parquet into the staging folder."""
     names = [shard_name(run.config.output.shard_prefix, number) for number in range(len(planned.shards.splits))]
     part = staging / f"{PLAN}.part"
     write_plan(part, planned.lengths, planned.plan, planned.shards, names)
@@ -62,25 +62,27 @@ def write_plan_file(run: PackRun, planned: Planned, staging: Path) -> None:
 
 
 def shard_jobs(run: PackRun, planned: Planned, staging: Path, is_shared: bool) -> Iterator[ShardJob]:
-    """Return the jobs that write the shards, one after another."""
+    """Yield a job for each shard of a plan; `is_shared`: several processes write, so each shard is synced, marked."""
     lengths, method = planned.lengths, planned.method
     sources = [item.shard for item in lengths.shards]
     identity = planned.identity if is_shared else None
     kept_in, fingerprint = how_measured(method), method.identity.fingerprint
     write = partial(_job, run, staging, method.template_folder, kept_in, fingerprint, identity)
-    for number, (items, split) in enumerate(zip(_members(planned), planned.shards.splits.tolist(), strict=True)):
+    for number, (items, split) in enumerate(
+        zip(_items_of_shards(planned), planned.shards.splits.tolist(), strict=True)
+    ):
         shards = [sources[n] for n in np.unique(lengths.items.shard[items]).tolist()]
-        yield write(number, shards, SPLITS[split], _measured(lengths, items))
+        yield write(number, shards, SPLITS[split], _measured_rows(lengths, items))
 
 
-def _measured(lengths: Lengths, items: Ints) -> npt.NDArray[np.void]:
-    measured = np.empty(len(items), _MEASURED)
+def _measured_rows(lengths: Lengths, items: Ints) -> npt.NDArray[np.void]:
+    measured = np.empty(len(items), _MEASURED_DTYPE)
     measured["checksum"], measured["kept"] = lengths.checksums[items], lengths.kept[items]
     return measured
 
 
-def _members(planned: Planned) -> list[Ints]:
-    """Return the items of each shard."""
+def _items_of_shards(planned: Planned) -> list[Ints]:
+    """Return the indexes of the items in each shard."""
     return np.split(planned.plan.items, planned.plan.starts[planned.shards.bounds[1:-1]])
 
 
@@ -109,30 +111,30 @@ def _job(
         flavor=config.flavor(),
         split=split,
         checksums=measured["checksum"],
-        kept=measured["kept"],
+        token_places=measured["kept"],
         tokens_folder=run.cache("lengths", kept_in),
-        root=run.media_root,
+        source_root=run.media_root,
         identity=identity,
         has_messages=config.output.messages,
     )
 
 
-class Amount(NamedTuple):
-    """The size of a write."""
+class WriteSize(NamedTuple):
+    """How much a run writes."""
 
     num_shards: int
     num_packs: int
     num_bytes: int | None  # approximate; None: not known
 
 
-def write_shards(run: PackRun, jobs: Iterable[ShardJob], staging: Path, total: Amount) -> list[WrittenShard]:
-    """Write shards; finished shards are only checked.
+def write_shards(run: PackRun, jobs: Iterable[ShardJob], staging: Path, total: WriteSize) -> list[WrittenShard]:
+    """Write shards in the executor, and show the progress; finished shards are only checked.
 
     Raises:
         SourceChanged: a source shard is not what was measured.
     """
     written = []
-    begun = None if total.num_bytes is None else partial(bytes_begun, staging)
+    begun = None if total.num_bytes is None else partial(num_bytes_begun, staging)
     unit = f"packs in {amount(total.num_shards, 'shard')}"
     with run.progress.stage("write", total.num_packs, unit, total.num_bytes, begun) as advance:
         for shard in run.executor.map(run.destination.write_shard, jobs):
@@ -143,15 +145,15 @@ def write_shards(run: PackRun, jobs: Iterable[ShardJob], staging: Path, total: A
     return written
 
 
-def leave_jobs(run: PackRun, planned: Planned, staging: Path, why_not: str | None) -> None:
-    """Write the files that `stage=write` needs."""
-    folder, method = staging / JOBS, planned.method
+def write_job_files(run: PackRun, planned: Planned, staging: Path, why_not: str | None) -> None:
+    """Write the files from which `stage=write` makes its jobs; `why_not`: why nothing could be published, or None."""
+    folder, method = staging / JOBS_FOLDER, planned.method
     folder.mkdir(exist_ok=True)
-    (folder / ABOUT).unlink(missing_ok=True)
-    shutil.copytree(method.template_folder, folder / _TEMPLATE, dirs_exist_ok=True)
+    (folder / ABOUT_FILE).unlink(missing_ok=True)
+    shutil.copytree(method.template_folder, folder / _TEMPLATE_FOLDER, dirs_exist_ok=True)
     with open(folder / _MEASURED_FILE, "wb") as file:
-        for items in _members(planned):
-            file.write(_measured(planned.lengths, items).tobytes())
+        for items in _items_of_shards(planned):
+            file.write(_measured_rows(planned.lengths, items).tobytes())
     shards = planned.shards
     splits = [SPLITS[split] for split in shards.splits.tolist()]
     about = {
@@ -159,81 +161,89 @@ def leave_jobs(run: PackRun, planned: Planned, staging: Path, why_not: str | Non
         "fingerprint": method.identity.fingerprint,
         "settings": plan_settings(run.config),
         "packages": packages(),
-        "source": _state(run.source),
+        "source": _source_hash(run.source),
         "lengths": cached_as(planned.lengths.shards, method),
         "why_not": why_not,
         "shards": [*zip(splits, np.diff(shards.bounds).tolist(), shards.sizes.tolist(), strict=True)],
     }
-    write_whole(folder / ABOUT, json.dumps(about).encode())
+    write_whole(folder / ABOUT_FILE, json.dumps(about).encode())
 
 
-def _state(source: Source) -> str:
-    """Return a text that changes when a file of the source changes."""
+def _source_hash(source: Source) -> str:
+    """Return a hash that changes when a file of the source changes."""
     files = sorted((absolute(shard.path), shard.size, shard.version) for shard in source.shards)
     return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
 def refuse_other_plan(run: PackRun) -> None:
-    """Raise PackError if a plan with other settings waits there for `stage=write`, and may not be replaced."""
+    """Raise PackError if a plan that `stage=plan` left has other settings, unless `output.overwrite` is true."""
     config, destination = run.config, run.destination
-    about = _about(destination.plan())
-    if about is not None and not config.output.overwrite and not are_same(about["settings"], plan_settings(config)):
+    about = _plan_record(destination.plan_folder())
+    if (
+        about is not None
+        and not config.output.overwrite
+        and not are_same_settings(about["settings"], plan_settings(config))
+    ):
         raise PackError(
-            f"{destination.named} has a plan of another run, with other settings, whose shards are being written:"
+            f"{destination.place} has a plan of another run, with other settings, whose shards are being written:"
             " output.overwrite=true removes it, output.name=NAME writes beside it"
         )
 
 
-def num_planned(destination: DatasetInFolder) -> int | None:
-    """Return the number of shards of the plan that waits there for `stage=write`; None: there is no plan."""
-    about = _about(destination.plan())
+def num_planned_shards(destination: DatasetInFolder) -> int | None:
+    """Return the number of shards in the plan that `stage=plan` left; None if there is no plan."""
+    about = _plan_record(destination.plan_folder())
     return None if about is None else len(about["shards"])
 
 
 def planned_jobs(run: PackRun, num_parts: int) -> list[list[ShardJob]] | None:
-    """Return the jobs of each part of a plan for these settings and this source; None: there is no plan."""
+    """Return the jobs of a plan for these settings and this source, in `num_parts` parts; None: there is no plan."""
     try:
-        with run.destination.planned() as staging:
-            about = _read_about(run, staging)
+        with run.destination.open_plan() as staging:
+            about = _checked_plan_record(run, staging)
             spans = EqualSpans([size for *_, size in about["shards"]])
-            parts = (spans.within(Part(number, num_parts)) for number in range(num_parts))
+            parts = (spans.items_in(Part(number, num_parts)) for number in range(num_parts))
             return [[*_planned_jobs(run, staging, about, chosen)] for chosen in parts]
     except PlanMissing:
         return None
 
 
-def _about(staging: Path | None) -> dict[str, Any] | None:
-    """Return what `leave_jobs` wrote about a plan; None: there is none, or it was removed meanwhile."""
+def _plan_record(staging: Path | None) -> dict[str, Any] | None:
+    """Return what `write_job_files` wrote about a plan; None if there is no plan, or it was removed meanwhile."""
     with suppress(FileNotFoundError):
-        about: dict[str, Any] | None = json.loads((staging / JOBS / ABOUT).read_bytes()) if staging else None
+        about: dict[str, Any] | None = (
+            json.loads((staging / JOBS_FOLDER / ABOUT_FILE).read_bytes()) if staging else None
+        )
         return about
     return None
 
 
-def _read_about(run: PackRun, staging: Path) -> dict[str, Any]:
-    """Read what `leave_jobs` wrote; raises like `write_share`."""
-    if (about := _about(staging)) is None:
+def _checked_plan_record(run: PackRun, staging: Path) -> dict[str, Any]:
+    """Return what `write_job_files` wrote about a plan; raises PlanMissing or SamplesLost as `write_part` does."""
+    if (about := _plan_record(staging)) is None:
         raise PlanMissing(f"the plan in {staging} was removed: stage=plan makes it anew")
-    if not are_same(about["settings"], plan_settings(run.config)):
+    if not are_same_settings(about["settings"], plan_settings(run.config)):
         raise PlanMissing(f"the plan in {staging} was made with other settings: stage=plan makes it anew")
-    if about["source"] != _state(run.source):
+    if about["source"] != _source_hash(run.source):
         raise PlanMissing(f"the plan in {staging} was made before its source changed: stage=plan makes it anew")
     if why := why_other_packages(about["packages"]):
         raise PlanMissing(f"the plan in {staging} was made by other packages: {why}")
-    foresee(about["why_not"], page_of(replace(run.config, stage=Stage.plan)))
+    refuse_future_loss(about["why_not"], page_of(replace(run.config, stage=Stage.plan)))
     return about
 
 
 def plan_settings(config: PackConfig) -> dict[str, Any]:
-    """Return everything a plan depends on: the settings, and the places of the source."""
+    """Return all settings that a plan depends on: the content settings, and the places of the source."""
     path, root = config.source.path, config.source.media_root
     paths = path if isinstance(path, list) else [path]
     places: list[Any] = [absolute(each) if isinstance(each, str) else each for each in (*paths, root) if each]
     return {**content_settings(config), "places": places}
 
 
-def write_share(run: PackRun, part: Part) -> dict[str, Any]:
-    """Write one part of the shards that `stage=plan` planned; of the source, only the samples in them are read.
+def write_part(run: PackRun, part: Part) -> dict[str, Any]:
+    """Write one part of the shards that `stage=plan` planned; return the numbers of `shards` and `samples`.
+
+    Of the source, only the samples in these shards are read.
 
     Raises:
         PlanMissing: there is no plan, or it was made with other settings, of another source, or by other packages.
@@ -241,33 +251,33 @@ def write_share(run: PackRun, part: Part) -> dict[str, Any]:
         SourceChanged: the source changed since it was measured; the plan is then useless, and is removed.
         LengthsWrong: a sample has not so many tokens as were measured; the plan and the lengths are then removed.
     """
-    with run.destination.planned() as staging, run.progress.timed("write"):
-        about = _read_about(run, staging)
+    with run.destination.open_plan() as staging, run.progress.timed("write"):
+        about = _checked_plan_record(run, staging)
         _, num_packs, sizes = zip(*about["shards"], strict=True) if about["shards"] else ((), (), ())
-        chosen = EqualSpans(sizes).within(part)
+        chosen = EqualSpans(sizes).items_in(part)
         jobs = _planned_jobs(run, staging, about, chosen)
-        total = Amount(len(chosen), sum(num_packs[n] for n in chosen), sum(sizes[n] for n in chosen))
+        total = WriteSize(len(chosen), sum(num_packs[n] for n in chosen), sum(sizes[n] for n in chosen))
         try:
             written = write_shards(run, jobs, staging, total)
         except (SourceChanged, LengthsWrong) as error:
-            (staging / JOBS / ABOUT).unlink(missing_ok=True)
+            (staging / JOBS_FOLDER / ABOUT_FILE).unlink(missing_ok=True)
             if isinstance(error, LengthsWrong):
                 forget(about["lengths"], run)
             raise
-    say(f"{amount(len(written), 'shard')} of {len(sizes)} written: part {part} of the plan of {run.destination.named}")
+    say(f"{amount(len(written), 'shard')} of {len(sizes)} written: part {part} of the plan of {run.destination.place}")
     return {"shards": len(written), "samples": sum(shard.num_samples for shard in written)}
 
 
 def _planned_jobs(run: PackRun, staging: Path, about: dict[str, Any], numbers: Iterable[int]) -> Iterator[ShardJob]:
-    """Return the jobs of these shards of a plan."""
+    """Yield the jobs of the shards with these numbers in the plan that `stage=plan` left."""
     shards = {shard.name: shard for shard in run.source.shards}
-    folder = str(staging / JOBS / _TEMPLATE)
+    folder = str(staging / JOBS_FOLDER / _TEMPLATE_FOLDER)
     write = partial(_job, run, staging, folder, about["lengths"][0], about["fingerprint"], about["identity"])
     with pq.ParquetFile(staging / PLAN) as plan:
         sizes = [plan.metadata.row_group(number).num_rows for number in range(plan.num_row_groups)]
         ends = np.cumsum(sizes)
         for number in numbers:
             names = plan.read_row_group(number, ["shard"])["shard"].unique().to_pylist()
-            start = (ends[number] - sizes[number]) * _MEASURED.itemsize
-            measured = np.fromfile(staging / JOBS / _MEASURED_FILE, _MEASURED, sizes[number], offset=start)
+            start = (ends[number] - sizes[number]) * _MEASURED_DTYPE.itemsize
+            measured = np.fromfile(staging / JOBS_FOLDER / _MEASURED_FILE, _MEASURED_DTYPE, sizes[number], offset=start)
             yield write(number, [shards[name] for name in names], about["shards"][number][0], measured)

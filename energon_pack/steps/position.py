@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.run.recent import Recent
+from energon_pack.run.recent import LruCache
 from energon_pack.run.seeded import Ints, random_keys
 from energon_pack.steps.topology import Topology, stream
 
@@ -173,7 +173,7 @@ class Stream:
     def __init__(self, num: int, topology: Topology, reorders: bool = False):
         self.num, self.topology = num, topology
         self._stream = stream(num, topology)
-        self._orders: Recent[int, Ints] | None = Recent(2) if reorders else None
+        self._orders: LruCache[int, Ints] | None = LruCache(2) if reorders else None
         self._body = max(0, num // topology.unit - 1) * topology.unit if num % topology.unit else num
 
     def index(self, position: int) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from energon_pack.errors import PackError
-from energon_pack.run.by_name import entry_point, load_named
+from energon_pack.run.by_name import load_entry_point, load_named
 from energon_pack.samples.media.medium import Media, MediumSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tokens import CROP, RESIZE
@@ -92,7 +92,7 @@ def _load_preprocessor(kind: str, name: str, media: MediaConfig, factor: int, kn
     make = known.get(name, name)
     if isinstance(make, str):
         setting = f"media.{kind}"
-        make = load_named(setting, name) if ":" in name else entry_point("media", setting, name)
+        make = load_named(setting, name) if ":" in name else load_entry_point("media", setting, name)
         if make is None:
             raise PackError(f"{setting}={name} is unknown; there are: {', '.join(known)}, or module:Class")
     try:

@@ -13,9 +13,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
-from energon_pack.run.files import is_as_made, make_once, write_whole
+from energon_pack.run.files import is_intact, make_once, write_whole
 from energon_pack.run.plain_data import node_of, plain
-from energon_pack.run.user_cache import keep, read_kept, version_of
+from energon_pack.run.user_cache import read_kept, version_of, write_kept
 from energon_pack.samples.media.kinds import ADDED
 from energon_pack.templates.build import build
 from energon_pack.templates.chat.jinja import writes_date
@@ -47,7 +47,7 @@ def load_template(settings: TemplateSettings) -> Template:
 def saved_template(settings: TemplateSettings, cache_dir: Path) -> str | None:
     """Return the template's folder in the cache; None: `prepare_template` has not made it yet."""
     saved = _template_folder(settings, cache_dir, _processor_folder(settings.model))
-    return os.fspath(saved) if is_as_made(saved) else None
+    return os.fspath(saved) if is_intact(saved) else None
 
 
 def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
@@ -91,7 +91,7 @@ def _template_and_choice(settings: TemplateSettings, folder: Path) -> tuple[Temp
         return (template.only([*kept.num_compared]) if kept.left_out else template), kept
     template, choice = choose_template(settings, folder)
     if not choice.note:
-        keep("choices", key, asdict(choice))
+        write_kept("choices", key, asdict(choice))
     return template, choice
 
 

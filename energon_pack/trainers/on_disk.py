@@ -16,10 +16,10 @@ import numpy as np
 
 from energon_pack.dataset.encoder import pack_encoder
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import PACKS, PackSums, is_metadataset, read_as_packed
-from energon_pack.dataset.pack_files import members_in
+from energon_pack.dataset.manifest import PACK_SUMS, PackSums, is_metadataset, read_unchanged
+from energon_pack.dataset.pack_files import members_of_pack
 from energon_pack.dataset.pack_parts import PackParts
-from energon_pack.dataset.readable import refuse_lost
+from energon_pack.dataset.readable import refuse_damaged_shards
 from energon_pack.errors import PackError
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.member import MemberInput
@@ -73,7 +73,7 @@ class PackedDataset(PacksByNumber):
 
     def _pack(self, epoch: int, number: int) -> tuple[str, Iterator[MemberInput]]:
         parts = self._files.parts(int(self._numbers[number]))
-        return parts["__key__"], members_in(parts, self.encoder.made["flavor"], self._files.media.read)
+        return parts["__key__"], members_of_pack(parts, self.encoder.made["flavor"], self._files.media.read)
 
     def _sums(self, epoch: int) -> PackSums:
         return self._split_sums
@@ -95,8 +95,8 @@ class PackedDataset(PacksByNumber):
             raise PackError(f"{folder} has no split.yaml: python -m energon_pack.verify says what is wrong")
         shard_names = (prepared.shards or frozenset()) - prepared.excluded_shards
         if ranks_here()[0] == 0:
-            refuse_lost(folder.path, manifest, sorted(shard_names))
-        shards = np.repeat([*self._files.counts], [*self._files.counts.values()])
+            refuse_damaged_shards(folder.path, manifest, sorted(shard_names))
+        shards = np.repeat([*self._files.shard_counts], [*self._files.shard_counts.values()])
         prefix, excluded = manifest.get("key_prefix"), prepared.excluded_keys
         taken = [
             number
@@ -109,12 +109,12 @@ class PackedDataset(PacksByNumber):
         """Read sums over the members of each pack of the dataset; PackError: they are not of these shards."""
         folder, hashes = self._files.folder, self.encoder.made.get("hashes", {})
         try:
-            sums = PackSums.read(read_as_packed(folder.path, PACKS, hashes.get(PACKS)))
+            sums = PackSums.read(read_unchanged(folder.path, PACK_SUMS, hashes.get(PACK_SUMS)))
         except (OSError, ValueError) as error:
             raise PackError(str(error)) from None
         if len(sums.tokens) != len(self._files):
             raise PackError(
-                f"{folder} has {len(self._files)} packs, and {PACKS} has {len(sums.tokens)}:"
+                f"{folder} has {len(self._files)} packs, and {PACK_SUMS} has {len(sums.tokens)}:"
                 " python -m energon_pack.verify says what is wrong"
             )
         return sums

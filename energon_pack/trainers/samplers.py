@@ -11,8 +11,8 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from energon_pack.plan.even_steps import lay_out
-from energon_pack.run.recent import Recent
-from energon_pack.run.seeded import Ints, seed_of
+from energon_pack.run.recent import LruCache
+from energon_pack.run.seeded import Ints, epoch_seed
 from energon_pack.steps.position import Position, State, Stream, Taken, positions_of_states, taken_by
 from energon_pack.steps.topology import Topology, ranks_here
 from energon_pack.trainers.length_groups import LengthGroups, group_by_length
@@ -177,7 +177,7 @@ class PackSampler(_Dealer[tuple[int, int]]):
                 " more samples, a smaller packing.max_token_len, or fewer ranks"
             )
         self._packs = packs
-        self._orders: Recent[int, Ints] = Recent(2)
+        self._orders: LruCache[int, Ints] = LruCache(2)
         super().__init__(f"{len(packs)} packs ({packs.fingerprint})", Topology(ranks, 1, of_step), rank, states)
 
     def state_dict(self, num_packs: int | None = None) -> dict[str, Any]:
@@ -219,7 +219,7 @@ class PackSampler(_Dealer[tuple[int, int]]):
             order = np.arange(len(self._packs))
             if topology.data_parallel > 1:
                 costs, trained = self._packs.costs(epoch)
-                seed = seed_of(self._packs.config.seed, epoch)
+                seed = epoch_seed(self._packs.config.seed, epoch)
                 order = lay_out(costs, trained, topology, seed, _COST_JITTER)
             self._orders.put(epoch, order)
         return order
@@ -273,7 +273,7 @@ class LengthGroupedSampler(_Dealer[list[int]]):
         if len(self._samples) < ranks:
             raise ValueError(f"{len(self._samples)} samples for {ranks} ranks: fewer ranks, or more samples")
         self._window = window * (batch_size or (max_batch_tokens or 1) / max(1.0, float(self._lens.mean())))
-        self._groups_cache: Recent[tuple[int, int], LengthGroups] = Recent(2)
+        self._groups_cache: LruCache[tuple[int, int], LengthGroups] = LruCache(2)
         settings = f"{limits}, {window=}, {seed=}, {overlong=}"
         stream = f"{len(all_lens)} samples ({zlib.crc32(all_lens.tobytes()):08x}, {settings})"
         super().__init__(stream, Topology(ranks), rank)
@@ -295,7 +295,7 @@ class LengthGroupedSampler(_Dealer[list[int]]):
         key = epoch, topology.data_parallel
         groups = self._groups_cache.get(key)
         if groups is None:
-            seed = seed_of(self._seed, epoch)
+            seed = epoch_seed(self._seed, epoch)
             groups = self._groups_cache.put(key, group_by_length(self._lens, key[1], *self._limits, self._window, seed))
         return groups
 

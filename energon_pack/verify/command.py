@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.config import MediaIn
-from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, at, has_messages
-from energon_pack.dataset.folder import DatasetFolder, opened
+from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, has_messages, value_at
+from energon_pack.dataset.folder import DatasetFolder, packed_folder
 from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.errors import PackError, amount
 from energon_pack.plan.settings import Share
 from energon_pack.plan.splits import split_shares
 from energon_pack.report.pages.rows import Rows, print_table
-from energon_pack.run.command import count, parser
+from energon_pack.run.command import positive_int, tool_parser
 from energon_pack.run.console import say
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
@@ -74,7 +74,7 @@ def verify(dataset: str | Path, options: Options = _DEFAULTS) -> Findings:
 
     Raises PackError if it is no packed dataset, or its source is asked for and missing.
     """
-    folder = opened(dataset)
+    folder = packed_folder(dataset)
     if options.media_root is not None and options.source is None:
         raise PackError(f"--media-root {options.media_root} is for --source, which compares with the source")
     findings = Findings(options.max_errors)
@@ -136,7 +136,7 @@ def _read(folder: DatasetFolder, name: str, check: str, findings: Findings) -> d
 
 
 def _plan(folder: DatasetFolder, findings: Findings) -> PlanFile | None:
-    plan = PlanFile(folder.only(PLAN))
+    plan = PlanFile(folder.with_only(PLAN))
     try:
         plan.check()
     except PackError as error:
@@ -147,9 +147,9 @@ def _plan(folder: DatasetFolder, findings: Findings) -> PlanFile | None:
 
 def _jobs(stated: Stated, source: Source | None, template_folder: str | None, options: Options) -> Iterator[VerifyJob]:
     shares, seed = _splits(stated.manifest)
-    packing = at(stated.manifest, "content", "packing")
+    packing = value_at(stated.manifest, "content", "packing")
     by_name = None if source is None else {shard.name: shard for shard in source.shards}
-    is_reference = at(stated.manifest, "content", "output", "media") == MediaIn.reference
+    is_reference = value_at(stated.manifest, "content", "output", "media") == MediaIn.reference
     root = source.root if source is not None and is_reference else None
     read = read_settings(stated.manifest)
     if source is not None:
@@ -158,7 +158,7 @@ def _jobs(stated: Stated, source: Source | None, template_folder: str | None, op
     for name in stated.folder.shards:
         yield VerifyJob(
             name=name,
-            folder=stated.folder.only(name, f"{name}.idx"),
+            folder=stated.folder.with_only(name, f"{name}.idx"),
             flavor=stated.flavor,
             plan=stated.plan,
             packing=packing if isinstance(packing, dict) else {},
@@ -180,9 +180,9 @@ def _splits(manifest: dict[str, Any]) -> tuple[tuple[float, ...], int]:
 
     No shares: the manifest is damaged, or samples with the same medium share a split, so ids do not tell it.
     """
-    if at(manifest, "content", "packing", "share") not in (None, Share.none.value):
+    if value_at(manifest, "content", "packing", "share") not in (None, Share.none.value):
         return (), 0
-    splits, seed = at(manifest, "content", "output", "splits"), at(manifest, "content", "plan", "seed")
+    splits, seed = value_at(manifest, "content", "output", "splits"), value_at(manifest, "content", "plan", "seed")
     try:
         return split_shares(splits), int(seed)
     except (PackError, AttributeError, TypeError, ValueError):
@@ -191,7 +191,7 @@ def _splits(manifest: dict[str, Any]) -> tuple[tuple[float, ...], int]:
 
 def _check_dataset(stated: Stated, shards: list[VerifiedShard], ledger: Ledger, findings: Findings) -> None:
     folder, manifest = stated.folder, stated.manifest
-    prefix = at(manifest, "content", "output", "shard_prefix")
+    prefix = value_at(manifest, "content", "output", "shard_prefix")
     packed = checks.packed_samples(shards)
     name = folder.name
     findings.add(
@@ -244,7 +244,7 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    tool = parser(
+    tool = tool_parser(
         "verify",
         "DIR",
         "Check a packed dataset.",
@@ -264,6 +264,6 @@ def _arguments() -> argparse.Namespace:
     processor.add_argument("--processor", metavar="FOLDER", help="another than when it was packed")
     processor.add_argument("--trust-remote-code", action="store_true", help="run the processor's own code")
     how = tool.add_argument_group("how")
-    how.add_argument("--max-errors", type=count, default=20, metavar="N", help="defects to show (default: 20)")
-    how.add_argument("--num-workers", type=count, metavar="N", help="processes (default: all cores)")
+    how.add_argument("--max-errors", type=positive_int, default=20, metavar="N", help="defects to show (default: 20)")
+    how.add_argument("--num-workers", type=positive_int, metavar="N", help="processes (default: all cores)")
     return tool.parse_args()

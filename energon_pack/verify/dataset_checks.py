@@ -10,12 +10,12 @@ from urllib.parse import quote
 import numpy as np
 
 from energon_pack.dataset.energon import SAMPLE_LOADER, changed_keys, dataset_yamls, sample_loader_py
-from energon_pack.dataset.files import LEDGER, NEEDED, PAGE, PLAN, PlanFile, at
+from energon_pack.dataset.files import LEDGER, PAGE, PLAN, REQUIRED_FILES, PlanFile, value_at
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import HASHED, MANIFEST, PACKS, PROCESSOR, REPORT, hash_of
+from energon_pack.dataset.manifest import HASHED_FILES, MANIFEST, PACK_SUMS, PROCESSOR_FOLDER, REPORT, hash_of
 from energon_pack.dataset.pack_files import packs_in
-from energon_pack.dataset.sample_class import STACKS
-from energon_pack.dataset.shards import shard_names
+from energon_pack.dataset.sample_class import STACK_FLAVORS
+from energon_pack.dataset.shards import shard_name_pattern
 from energon_pack.errors import PackError, short
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import META_FOLDER
@@ -30,7 +30,7 @@ from energon_pack.verify.shard_checks import VerifiedShard, packs_of
 
 _META_FILES = {
     "dataset.yaml", "crude.yaml", "typed.yaml", "split.yaml", ".info.json", ".info.yaml", MANIFEST,
-    "index.sqlite", "index.uuid", SAMPLE_LOADER, INPUTS_FILE, TRIAL_FILE, PACKS,
+    "index.sqlite", "index.uuid", SAMPLE_LOADER, INPUTS_FILE, TRIAL_FILE, PACK_SUMS,
 }  # fmt: skip
 INDEX = "index.sqlite"
 #: as Energon queries its index
@@ -45,16 +45,16 @@ _SHARDS = "SELECT tar_file_id FROM samples UNION SELECT tar_file_id FROM sample_
 def files(folder: DatasetFolder, prefix: str) -> Iterator[str]:
     """Yield files that a packed dataset lacks, or that are none of its files. `prefix`: of the names of its shards."""
     names = set(folder.names)
-    yield from (f"{name} is missing" for name in sorted(NEEDED - names))
+    yield from (f"{name} is missing" for name in sorted(REQUIRED_FILES - names))
     known = {PLAN, LEDGER, REPORT, PAGE, *(f"{META_FOLDER}/{name}" for name in _META_FILES)}
-    known |= {f"{META_FOLDER}/{PROCESSOR}/{name}" for name in _of_processor(folder)}
-    shard = shard_names(prefix)
+    known |= {f"{META_FOLDER}/{PROCESSOR_FOLDER}/{name}" for name in _of_processor(folder)}
+    shard = shard_name_pattern(prefix)
     for name in sorted(names - known):
         if not shard.fullmatch(name):
             yield f"{name} is none of a packed dataset's files"
         elif name.endswith(".idx") and name.removesuffix(".idx") not in names:
             yield f"{name} is there without its shard"
-    yield from (f"{name} is a folder" for name in folder.folders)
+    yield from (f"{name} is a folder" for name in folder.other_folders)
 
 
 def _of_processor(folder: DatasetFolder) -> dict[str, Any]:
@@ -67,15 +67,15 @@ def _of_processor(folder: DatasetFolder) -> dict[str, Any]:
 
 def _changed_files(folder: DatasetFolder, manifest: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[str]:
     """Check that the files from which training gets its inputs are as they were packed."""
-    expected = {name: at(manifest, "hashes", name) for name in HASHED}
-    expected |= {f"{PROCESSOR}/{name}": its_hash for name, its_hash in _of_processor(folder).items()}
+    expected = {name: value_at(manifest, "hashes", name) for name in HASHED_FILES}
+    expected |= {f"{PROCESSOR_FOLDER}/{name}": its_hash for name, its_hash in _of_processor(folder).items()}
     expected |= {MANIFEST: report.get("manifest_hash")} if report else {}
     for name, its_hash in expected.items():
         try:
             if hash_of(folder.read(f"{META_FOLDER}/{name}")) != its_hash:
                 yield f"{name} is not as it was packed"
         except OSError as error:  # the check `files` reports one of ours that is missing
-            if name not in HASHED:
+            if name not in HASHED_FILES:
                 yield f"{name} can't be read: {error.strerror or error}"
 
 
@@ -83,10 +83,10 @@ def metadata(
     folder: DatasetFolder, report: Mapping[str, Any], manifest: Mapping[str, Any], shards: Sequence[VerifiedShard]
 ) -> Iterator[str]:
     """Yield what is wrong in the manifest and in Energon's own files: counts, splits, hashes, index, dataset.yaml."""
-    packing, fingerprint = at(manifest, "content", "packing"), manifest.get("fingerprint")
+    packing, fingerprint = value_at(manifest, "content", "packing"), manifest.get("fingerprint")
     for name in ("max_token_len", "pad_to_multiple_of"):
-        if type(at(packing, name)) is not int or at(packing, name) < 1:
-            yield f"{MANIFEST} has content.packing.{name}={short(at(packing, name))}"
+        if type(value_at(packing, name)) is not int or value_at(packing, name) < 1:
+            yield f"{MANIFEST} has content.packing.{name}={short(value_at(packing, name))}"
     if not isinstance(fingerprint, str):
         yield f"{MANIFEST} has fingerprint={short(fingerprint)}"
     if why := reading_problem(manifest):
@@ -95,7 +95,7 @@ def metadata(
     yield from _changed_files(folder, manifest, report)
     if folder.has(f"{META_FOLDER}/{INDEX}"):
         yield from sqlite(folder, [shard.name for shard in shards])
-    elif at(manifest, "content", "output", "sqlite") is True:
+    elif value_at(manifest, "content", "output", "sqlite") is True:
         yield f"{INDEX} is missing"
     yield from _dataset_yamls(folder, manifest)
 
@@ -105,7 +105,7 @@ def counts(folder: DatasetFolder, manifest: Mapping[str, Any], shards: Sequence[
     num_packs = {shard.name: len(shard.packs) for shard in shards}
     for name in (".info.json", ".info.yaml"):
         value, why = _load(folder, name)
-        claimed = at(value, "shard_counts")
+        claimed = value_at(value, "shard_counts")
         if value is None or not isinstance(claimed, dict):
             yield from why if value is None else [f"{name} has shard_counts={short(claimed)}"]
             continue
@@ -113,7 +113,7 @@ def counts(folder: DatasetFolder, manifest: Mapping[str, Any], shards: Sequence[
             if claimed.get(shard) != num_packs.get(shard):
                 numbers = f"{short(claimed.get(shard))} packs of {short(shard)}, there are {num_packs.get(shard, 0)}"
                 yield f"{name} counts {numbers}"
-    planned = {split: at(manifest, "splits", split, "packs") or 0 for split in SPLITS}
+    planned = {split: value_at(manifest, "splits", split, "packs") or 0 for split in SPLITS}
     yield from _splits(folder, num_packs, planned, {shard.name: shard.splits for shard in shards})
 
 
@@ -124,7 +124,7 @@ def _splits(
     if value is None:
         yield from why
         return
-    splits, left_out = at(value, "split_parts"), at(value, "exclude")
+    splits, left_out = value_at(value, "split_parts"), value_at(value, "exclude")
     if left_out:
         yield f"split.yaml has exclude={short(left_out)}: packing leaves out no shard"
     parts = list(splits.values()) if isinstance(splits, dict) else [splits]
@@ -148,18 +148,18 @@ def _splits(
 
 def _dataset_yamls(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterator[str]:
     """Check that Energon is told to read the packs as they are; subflavors may be a user's own."""
-    name, which = manifest.get("flavor"), at(manifest, "content", "output", "dataset_yaml")
+    name, which = manifest.get("flavor"), value_at(manifest, "content", "output", "dataset_yaml")
     flavor = packed_flavor(name) if isinstance(name, str) else None
     if flavor is None or which not in ("typed", "crude"):
         yield f"{MANIFEST} has flavor={short(name)}, content.output.dataset_yaml={short(which)}"
         return
-    sample_type = at(manifest, "content", "output", "sample_type")
+    sample_type = value_at(manifest, "content", "output", "sample_type")
     if isinstance(sample_type, str):
         yield from _sample_loader(folder, flavor)
     elif folder.has(f"{META_FOLDER}/{SAMPLE_LOADER}"):
         yield f"{SAMPLE_LOADER} is there, and packing wrote none"
     stack = sample_type if isinstance(sample_type, str) else None
-    forms = [form for form in STACKS if stack and form.name == name] or [flavor]
+    forms = [form for form in STACK_FLAVORS if stack and form.name == name] or [flavor]
     expected = [dataset_yamls(form, which, stack) for form in forms]
     yield from min((list(_changed_yamls(folder, yamls)) for yamls in expected), key=len)
 
@@ -197,7 +197,7 @@ def sqlite(folder: DatasetFolder, shards: Sequence[str]) -> Iterator[str]:
     """Yield how Energon's index.sqlite differs from these shards."""
     try:
         with (
-            folder.on_this_machine(f"{META_FOLDER}/{INDEX}") as path,
+            folder.local_copy(f"{META_FOLDER}/{INDEX}") as path,
             closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as index,
         ):
             for number, shard in enumerate(shards):

@@ -8,7 +8,7 @@ from typing import Any
 
 from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.files import PlanRow
-from energon_pack.dataset.shards import conversation, parts_beside
+from energon_pack.dataset.shards import conversation, media_parts
 from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError, short
 from energon_pack.samples.bytes import Bytes
@@ -57,7 +57,7 @@ def compared(
         try:
             sample = sources.with_headers(member, sources.read(member, settings))
             content = conversation(sample, pack.flavor)
-            parts = parts_beside(sample, content)
+            parts = media_parts(sample, content)
         except (PackError, Skip, OSError, IndexError) as error:  # IndexError: it lacks the turn at which it is cut
             yield "source text", member.sample_id, [_why(error)]
             parts = [*member.parts]
@@ -69,7 +69,7 @@ def compared(
             if again is not None:
                 seen = Sample(sample.timed, sample.media, sample.tools, sample.options)
                 yield "source tokens", member.sample_id, made_otherwise(again[0][index], again[1], seen)
-        for name, part in zip(next(iter((pack.named or [])[index : index + 1]), []), parts, strict=False):
+        for name, part in zip(next(iter((pack.part_names or [])[index : index + 1]), []), parts, strict=False):
             try:
                 yield "source media", member.sample_id, [*_media_differ(file, pack, name, member, part, sources)]
             except (PackError, OSError) as error:

@@ -37,10 +37,10 @@ def parts(pack: Pack) -> Iterator[str]:
     """Check that a pack's files are its JSON, its tokens, and the media that the JSON names, in that order."""
     names = [part.name for part in pack.files.parts]
     yield from (f"{part.name} holds no bytes of its own" for part in pack.files.parts if part.size < 0)
-    if pack.named is None:
+    if pack.part_names is None:
         return
-    shared = pack.num_shared
-    expected = ["json", TOKENS_PART, *chain.from_iterable(map(lambda named, num: named[num:], pack.named, shared))]
+    shared = pack.num_shared_media
+    expected = ["json", TOKENS_PART, *chain.from_iterable(map(lambda named, num: named[num:], pack.part_names, shared))]
     counts, expected_counts = Counter(names), Counter(expected)
     for name in {**counts, **expected_counts}:
         if counts[name] != expected_counts[name]:
@@ -49,10 +49,10 @@ def parts(pack: Pack) -> Iterator[str]:
         yield "the parts are not in the order of media_files, after the JSON and the tokens"
     media = [
         [(kind or IMAGE.kind, name.rpartition(".")[2]) for name, kind in zip(names, kinds, strict=True)]
-        for names, kinds in zip(pack.names, pack.kinds, strict=True)
+        for names, kinds in zip(pack.media_names, pack.kinds, strict=True)
     ]
     for member, names in enumerate(pack.flavor.all_part_names(media, shared)):
-        in_order = zip(pack.names[member], pack.kinds[member], names, strict=True)
+        in_order = zip(pack.media_names[member], pack.kinds[member], names, strict=True)
         for name in [name for name, kind, right in in_order if kind is None or name != right][:1]:
             yield f"member {member} has a medium named {short(name)}: out of order, or no name of a pack's part"
 
@@ -161,7 +161,7 @@ def capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[PlanRow] 
         return  # the check `metadata` reports it
     may_be_long = packing.get("overlong") == Overlong.own_pack and type(packing.get("hard_limit")) is int
     knob = "hard_limit" if may_be_long and len(lens) == 1 else "max_token_len"
-    own_kinds = [kinds[num:] for kinds, num in zip(pack.kinds, pack.num_shared, strict=False)]
+    own_kinds = [kinds[num:] for kinds, num in zip(pack.kinds, pack.num_shared_media, strict=False)]
     counts = {
         "token_len": lens,
         "num_visual_tokens": [member.num_visual_tokens - member.num_shared_visual_tokens for member in members or ()],
@@ -201,7 +201,7 @@ def plan(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[str]:
         "source_parts": [[part.name for part in member.parts] for member in members],
         "media_files": names,
     }
-    stated = {**pack.meta, **({} if pack.named is None else {"media_files": pack.names})}
+    stated = {**pack.meta, **({} if pack.part_names is None else {"media_files": pack.media_names})}
     for name, values in expected.items():
         if name in stated and stated[name] != values:
             yield f"{name}: {_difference(stated[name], values)}"

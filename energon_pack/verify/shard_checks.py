@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.dataset.contents import Pack, parse, with_media, written_tokens
+from energon_pack.dataset.contents import Pack, file_with_media, parse_pack, written_tokens
 from energon_pack.dataset.files import PlanFile, PlanRow, PlanRows
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_files import PackFiles, packs_in
@@ -96,7 +96,7 @@ class VerifiedShard:
                 self.samples.append(hashed(sample))
             else:
                 self.parts.setdefault(sample, []).append(part)
-        self.num_members += len(pack.ids)
+        self.num_members += len(pack.sample_ids)
         self.num_tokens += sum(pack.meta.get("token_lens", ())) - sum(pack.shared_lens)
         self.num_supervised += sum(pack.meta.get("num_supervised", ()))
         self.media_types[pack.media_type] += 1
@@ -132,7 +132,7 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
                 rows = None if plan is None else _rows(plan, job, group, findings)
                 plan = None if rows is None else plan
                 packs = [_to_compare(job, (rows or {}).get(files.key, [])) for files in group]
-                for files, _ in zip(group, sources.ahead(packs, are_copied=True), strict=True):
+                for files, _ in zip(group, sources.read_ahead(packs, are_copied=True), strict=True):
                     _verify_pack(file, files, rows, sources, job, shard)
             findings.add("tar", job.name, _damage(compressed, scan, len(shard.packs)))
             findings.add("index", job.name, _index(job, shard), len(shard.packs))
@@ -156,9 +156,9 @@ def _verify_pack(
     shard: VerifiedShard,
 ) -> None:
     findings, where = shard.findings, f"{job.name}: {files.key}"
-    pack, defects = parse(files, _json(file, files), job.flavor)
+    pack, defects = parse_pack(files, _json(file, files), job.flavor)
     findings.add("json", where, [*defects, *checks.messages(pack, job.has_messages)])
-    parts = with_media(file, pack, job.media)
+    parts = file_with_media(file, pack, job.media)
     members = rows.get(files.key) if rows is not None else None
     shard.add(pack, members, job)
     _check(job, pack, members, findings)
@@ -207,8 +207,8 @@ def packs_of(
     media = DatasetMedia(folder.path)
     with folder.open(name) as file:
         for files in packs_in(TarScan(file)):
-            pack, defects = parse(files, _json(file, files), flavor)
-            yield with_media(file, pack, media), pack, defects
+            pack, defects = parse_pack(files, _json(file, files), flavor)
+            yield file_with_media(file, pack, media), pack, defects
 
 
 def _json(file: Bytes, files: PackFiles) -> bytes | None:
@@ -277,7 +277,7 @@ def _check_media(file: Bytes, job: VerifyJob, pack: Pack, findings: Findings) ->
             findings.add("references", where, [])
         findings.add("kinds", where, checks.kind(pack, part.name, head))
         if job.decode:
-            origin = pack.origin(part.name)
+            origin = pack.sample_of_medium(part.name)
             where += f": {origin}" * (origin is not None)
             findings.add("decode", where, _decoded(file, part))
 

@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from energon_pack.config.output_dir import cache_folder
-from energon_pack.dataset.files import at
+from energon_pack.dataset.files import value_at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.kept_inputs import OtherTokenizer
-from energon_pack.dataset.manifest import REPORT, processor_folder, when_packed
+from energon_pack.dataset.manifest import REPORT, path_when_packed, processor_folder
 from energon_pack.dataset.packed_with import load_template
 from energon_pack.dataset.source_media import source_root
 from energon_pack.errors import PackError, one_line, short
 from energon_pack.plan.settings import MOST_EPOCHS
-from energon_pack.run.address import lies_in, tidy
+from energon_pack.run.address import lies_in, tidy_address
 from energon_pack.run.context import Run
 from energon_pack.run.plain_data import node_of
 from energon_pack.run.stores.requests import losing_no_fault
@@ -46,7 +46,7 @@ def find_source(
         paths: its paths now; empty: those in report.json; if packs refer to their source, below its root of now.
         media_root: where the media of JSONL are now; None: where they were.
     """
-    settings = at(report, "config", "source")
+    settings = value_at(report, "config", "source")
     if not isinstance(settings, dict) or "path" not in settings:
         raise PackError(f"{folder}/{REPORT} does not say how the source was read (config.source)")
     stated: Any = settings["path"]
@@ -66,7 +66,7 @@ def find_source(
             raise PackError(f"{folder}/{REPORT} has config.source.path={short(stated)}: --source PATH says where it is")
     asked, root = _settings(SourceConfig, {"format": "wds", **settings}), settings.get("media_root")
     if media_root is None and isinstance(root, str):
-        media_root = when_packed(report, root) if paths else _now(folder, report, root)
+        media_root = path_when_packed(report, root) if paths else _now(folder, report, root)
     asked.media_root, asked.remote_media = media_root, settings.get("remote_media") is True
     asked.datasets = settings.get("datasets")
     try:
@@ -89,10 +89,10 @@ def _mixture_now(folder: DatasetFolder, report: Mapping[str, Any], mixture: dict
 
 def _now(folder: DatasetFolder, report: Mapping[str, Any], path: str) -> str:
     """Return a path of report.json's config as it is now; if packs refer to their source, below the root in use."""
-    path, root = when_packed(report, path), report.get("source_root")
+    path, root = path_when_packed(report, path), report.get("source_root")
     if not isinstance(root, str) or not lies_in(path, root):
         return path
-    return tidy(path_in(source_root(folder.path), path[len(root) :].lstrip("/")))
+    return tidy_address(path_in(source_root(folder.path), path[len(root) :].lstrip("/")))
 
 
 @contextmanager
@@ -121,28 +121,28 @@ def saved_template(
 
 def packed_with(folder: DatasetFolder, report: Mapping[str, Any]) -> str | None:
     """Return the folder or hub id of the processor that a dataset was packed with; None: the model's published one."""
-    processor: str | None = at(report, "config", "model", "processor")
-    if processor is None and at(report, "config", "source", "path") is None and report:
+    processor: str | None = value_at(report, "config", "model", "processor")
+    if processor is None and value_at(report, "config", "source", "path") is None and report:
         return demo_of(folder, report)[1]
     return processor_folder(folder.path) or processor  # a hub id, or a folder that is gone
 
 
 def demo_of(folder: DatasetFolder, report: Mapping[str, Any]) -> tuple[str, str]:
     """Return the folders of a packed demo's source and processor, which are made again if they are gone."""
-    cache = at(report, "config", "cache_dir")
-    cache_dir = when_packed(report, cache) if isinstance(cache, str) else None
+    cache = value_at(report, "config", "cache_dir")
+    cache_dir = path_when_packed(report, cache) if isinstance(cache, str) else None
     return make_demo(cache_folder(cache_dir, folder_of(folder.path)) / "demo")
 
 
 def read_settings(manifest: Mapping[str, Any]) -> ReadSettings:
     """Return the settings by which packing read samples, without `source.map`: a dataset can't make code run."""
-    return _settings(ReadSettings, at(manifest, "content", "source"))
+    return _settings(ReadSettings, value_at(manifest, "content", "source"))
 
 
 def _settings(kind: type[Settings], node: Any) -> Settings:
     """Make settings of a class from the texts of a node of the manifest, but `map`; of a damaged node, the defaults."""
     texts = {key: value for key, value in _texts_of(node).items() if key not in ("map", "path")}
-    names = {key: _texts_of(at(node, key)) for key in ("columns", "roles")}
+    names = {key: _texts_of(value_at(node, key)) for key in ("columns", "roles")}
     try:
         return node_of(kind, texts | names)
     except ValueError:  # the manifest is damaged
@@ -155,7 +155,7 @@ def _texts_of(node: Any) -> dict[str, str]:
 
 def trusted_map(manifest: Mapping[str, Any], trusted: str | None) -> str | None:
     """Return the `source.map` of the packing, which has to be `trusted`, else PackError; None: there was none."""
-    name = at(manifest, "content", "source", "map")
+    name = value_at(manifest, "content", "source", "map")
     step = name.partition("#")[0] if isinstance(name, str) else None
     if step == trusted:
         return name_with_hash(name) if isinstance(name, str) else None
@@ -181,11 +181,15 @@ class Drawn:
 
 def drawn_of(report: Mapping[str, Any]) -> Drawn:
     """Read from report.json how packing chose samples; if it is damaged, each sample counts once."""
-    limit, seed = at(report, "config", "source", "limit"), at(report, "config", "seed")
+    limit, seed = value_at(report, "config", "source", "limit"), value_at(report, "config", "seed")
     entries = report.get("mixture")
-    epochs_of = {str(at(entry, "name")): at(entry, "epochs") for entry in entries} if isinstance(entries, list) else {}
+    epochs_of = (
+        {str(value_at(entry, "name")): value_at(entry, "epochs") for entry in entries}
+        if isinstance(entries, list)
+        else {}
+    )
     times = {name: time for name, time in epochs_of.items() if isinstance(time, int | float) and 0 <= time < 1e6}
-    epochs = at(report, "config", "packing", "epochs")
+    epochs = value_at(report, "config", "packing", "epochs")
     num_epochs = epochs if type(epochs) is int and 1 <= epochs <= MOST_EPOCHS else 1
     return Drawn(limit if type(limit) is int else None, seed if type(seed) is int else 0, times, num_epochs)
 

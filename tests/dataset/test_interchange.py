@@ -19,7 +19,7 @@ from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SampleDecoder, 
 
 from energon_pack.config import Flavor, GroupBy, OutputConfig, PackConfig
 from energon_pack.dataset.energon import sample_loader_py
-from energon_pack.dataset.sample_class import STACKS
+from energon_pack.dataset.sample_class import STACK_FLAVORS
 from energon_pack.errors import PackError
 from energon_pack.inspect.dataset import open_dataset
 from energon_pack.loading import cookers
@@ -229,10 +229,10 @@ def test_fields_that_are_said_are_believed() -> None:
     )
     output.check()
     assert output.packed_flavor().gives == ("images", "videos", "contexts", "answers")
-    assert replace(output, sample_fields=[*TheirChatMix.__annotations__]).packed_flavor() is STACKS[0]
+    assert replace(output, sample_fields=[*TheirChatMix.__annotations__]).packed_flavor() is STACK_FLAVORS[0]
 
 
-@pytest.mark.parametrize("form", STACKS, ids=lambda form: type(form).__name__)
+@pytest.mark.parametrize("form", STACK_FLAVORS, ids=lambda form: type(form).__name__)
 def test_a_loader_gives_what_its_form_says_and_stands_alone(form: PackedFlavor) -> None:
     """The class is asked for these names; the loader imports no energon_pack, and unpickles nothing."""
     source, scope = sample_loader_py(form), dict[str, Any]()

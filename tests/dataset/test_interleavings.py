@@ -26,7 +26,7 @@ import pytest
 from energon_pack.dataset import in_folder, in_store
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.in_store import DatasetInStore
-from energon_pack.dataset.tar_writer import tar_len
+from energon_pack.dataset.tar_writer import tar_size
 from energon_pack.errors import PackError
 from energon_pack.run import stores
 from energon_pack.run.stores.requests import Found, Objects
@@ -90,7 +90,7 @@ def run(destination: DatasetInFolder, wish: Wish, write: Callable[[Path], None])
     with destination.staging(wish.identity) as staging:
         destination.begin(staging, wish.identity, 0, wish.overwrite)
         write(staging)
-        with destination.discarding(staging, wish.identity):
+        with destination.discarding_wrong_shards(staging, wish.identity):
             if wish.fails:
                 raise PackError("wrong")
         destination.publish(staging, wish.identity, wish.overwrite)
@@ -331,7 +331,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     """In the place of S3; shards are a few bytes that say whose they are."""
 
     def write_packs(tar: Any, job: Any, table: Any) -> bytes:
-        os.write(tar.fileno, job.plan.encode().ljust(tar_len(512), b"\0"))
+        os.write(tar.fileno, job.plan.encode().ljust(tar_size(512), b"\0"))
         return np.array([0, 512], dtype="<u8").tobytes()
 
     one_pack = SimpleNamespace(read_row_group=lambda _: pa.table({"pack": ["a"]}))
@@ -340,7 +340,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setattr(in_store, "pq", SimpleNamespace(ParquetFile=lambda _: one_pack))
     monkeypatch.setattr(in_store, "TarWriter", lambda fileno: SimpleNamespace(fileno=fileno))
     monkeypatch.setattr(in_store, "write_packs", write_packs)
-    monkeypatch.setattr(in_store, "written_shard", lambda *_, was_there: None)
+    monkeypatch.setattr(in_store, "shard_figures", lambda *_, was_there: None)
     monkeypatch.setattr(uuid, "uuid4", lambda: SimpleNamespace(hex=STEPPER.name()))
     return made
 

@@ -21,9 +21,9 @@ from megatron.energon import DefaultTaskEncoder
 from megatron.energon.errors import FatalSampleError
 
 from energon_pack.config import Flavor, Format, MediaIn, Overlong, PackConfig
-from energon_pack.dataset.contents import Beside
+from energon_pack.dataset.contents import ShardWithMedia
 from energon_pack.dataset.manifest import read_manifest
-from energon_pack.dataset.readable import refuse_lost
+from energon_pack.dataset.readable import refuse_damaged_shards
 from energon_pack.dataset.source_media import DatasetMedia, source_root
 from energon_pack.errors import PackError
 from energon_pack.loading import cookers
@@ -407,10 +407,10 @@ def test_a_stale_tar_ends_the_training(
 def test_a_lost_source_is_said_before_training(referred: Path, tmp_path: Path) -> None:
     """In training it stood in the middle of a traceback."""
     shards = [path.name for path in referred.glob("*.tar")]
-    refuse_lost(str(referred), read_manifest(referred), shards)
+    refuse_damaged_shards(str(referred), read_manifest(referred), shards)
     shutil.move(tmp_path / "source", tmp_path / "moved")
     with pytest.raises(PackError, match=r"\.tar, where .* lies, can't be read.*ENERGON_PACK_SOURCE=FOLDER"):
-        refuse_lost(str(referred), read_manifest(referred), shards)
+        refuse_damaged_shards(str(referred), read_manifest(referred), shards)
     defects = found(referred)
     assert defects.num_defects["references"] > 2
 
@@ -524,7 +524,7 @@ def test_places_behind_a_pack() -> None:
 
     contents = {"a": Data(b"abc"), "b": Data(b"defg")}
     references = [Reference(name, (name,), len(data), 0, "") for name, data in contents.items()]
-    file = Beside(Data(b"0123"), 4, references, Media("", "/source"))
+    file = ShardWithMedia(Data(b"0123"), 4, references, Media("", "/source"))
     assert (file.read(1, 2), file.read(4, 3), file.read(5, 1), file.read(7, 4), file.size) == (
         b"12",
         b"abc",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from energon_pack.dataset import in_folder
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.tar_writer import TarWriter, tar_header
-from energon_pack.errors import PackError, sized
+from energon_pack.errors import PackError, format_bytes
 from energon_pack.sources.storage import open_file
 from support.samples import write_tar
 
@@ -69,7 +69,7 @@ def test_little_room_is_said_in_units_that_show_it(tmp_path: Path, monkeypatch: 
     (tmp_path / "packed-000000.tar").write_bytes(bytes(1_000_000))
     with pytest.raises(PackError, match=r"the shards take about 13\.1 MB, and 8\.0 MB are free beside"):
         DatasetInFolder(tmp_path / "packed").begin(tmp_path, "identity", 14_060_000, overwrite=False)
-    assert [sized(number) for number in (12, 3_400, 2.5e9)] == ["12 bytes", "3.4 kB", "2.5 GB"]
+    assert [format_bytes(number) for number in (12, 3_400, 2.5e9)] == ["12 bytes", "3.4 kB", "2.5 GB"]
 
 
 def test_a_run_whose_folder_is_gone_does_not_move_the_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,7 +155,7 @@ def test_a_plan_is_the_same_on_disk_and_in_memory(
     """And whatever is at work at once."""
     packing = PackingConfig(max_token_len=1000, window=window, topology=topology)
     there = plan_packs(some(9), packing)
-    monkeypatch.setattr("energon_pack.run.scratch.AT_WORK", 17)
+    monkeypatch.setattr("energon_pack.run.scratch.BLOCK_NUMBERS", 17)
     on_disk = plan_packs(some(9), packing, scratch=Scratch(tmp_path))
     assert packs(on_disk) == packs(there)
     assert on_disk.left_out.tolist() == there.left_out.tolist()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from energon_pack.dataset.contents import parse
+from energon_pack.dataset.contents import parse_pack
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.lookup import PackLookup
@@ -122,7 +122,7 @@ def shown(tmp_path: Path, value: Any, template: Template | None = None, **media:
     with open_file(path) as file:
         data = InMemory(file.read(0, file.size), "")
     (files,) = packs_in(TarScan(data))
-    pack, defects = parse(files, raw, DEFAULT_FLAVOR)
+    pack, defects = parse_pack(files, raw, DEFAULT_FLAVOR)
     vocabulary = None if template is None else vocabulary_of(template)
     return pack_view(data, pack, Place(0, 1, "x.tar", 512), None, vocabulary, 8, defects)
 

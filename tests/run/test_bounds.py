@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 
 from energon_pack.run import bounds
-from energon_pack.run.bounds import Unbounded, bounded
+from energon_pack.run.bounds import BoundExceeded, bounded
 
 MB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
 def _bounds_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "_hold", [True])  # as in the command, and in workers
+    monkeypatch.setattr(bounds, "_is_enabled", [True])  # as in the command, and in workers
 
 
 def test_memory_is_refused_before_it_is_touched() -> None:
     """Python's and numpy's alike; outside, and after it, as much may be had as before."""
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    with pytest.raises(Unbounded, match=r"it takes more than 67\.1 MB of memory"), bounded(64 * MB):
+    with pytest.raises(BoundExceeded, match=r"it takes more than 67\.1 MB of memory"), bounded(64 * MB):
         "".ljust(10**10)
-    with pytest.raises(Unbounded), bounded(64 * MB):
+    with pytest.raises(BoundExceeded), bounded(64 * MB):
         np.ones(10**9)
     with bounded(64 * MB):
         assert len(bytes(16 * MB)) == 16 * MB
@@ -47,7 +47,7 @@ def test_the_smallest_bound_holds_and_none_is_left_behind() -> None:
     with bounded(2048 * MB):
         thread.start()
         assert is_in.wait(20)
-    with pytest.raises(Unbounded), bounded(512 * MB), bounded(64 * MB):
+    with pytest.raises(BoundExceeded), bounded(512 * MB), bounded(64 * MB):
         bytes(256 * MB)
     may_end.set()
     thread.join()
@@ -56,11 +56,11 @@ def test_the_smallest_bound_holds_and_none_is_left_behind() -> None:
 
 def test_a_trainers_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread of it, which writes a checkpoint, would be refused its memory."""
-    monkeypatch.setattr(bounds, "_hold", [])
+    monkeypatch.setattr(bounds, "_is_enabled", [])
     with bounded(1 * MB):
         assert len(bytes(64 * MB)) == 64 * MB
 
 
 def test_time_of_the_cpu_is_bounded() -> None:
-    with pytest.raises(Unbounded, match=r"it takes more than 0\.1 s"), bounded(64 * MB, 0.1):
+    with pytest.raises(BoundExceeded, match=r"it takes more than 0\.1 s"), bounded(64 * MB, 0.1):
         any(number < 0 for number in count())

@@ -19,8 +19,8 @@ from rich.text import Text
 from energon_pack.errors import PackError, amount
 from energon_pack.report.pages.rows import Rows, print_table
 from energon_pack.run import console
-from energon_pack.run.console import LogLine, complain, in_one_piece, say
-from energon_pack.run.progress import Done, Progress, finished_line
+from energon_pack.run.console import LogLine, print_error, printed_together, say
+from energon_pack.run.progress import Progress, StageCounts, finished_line
 from support.running import as_a_program, exit_code, run_here
 
 
@@ -47,10 +47,10 @@ SHOWN = r"a\x1b[31m\x1b]0;title\x07\x9b2J\u202egpj.\r\nb\udc80"
 def test_escape_sequences_are_shown_wherever_they_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """A file may be called so, and its name erased the screen, or wrote another line than the one that is true."""
     say(HOSTILE)
-    complain("energon-pack: error", HOSTILE.replace("\r\n", ""))
+    print_error("energon-pack: error", HOSTILE.replace("\r\n", ""))
     print_table(Rows([HOSTILE], [[HOSTILE]]))
     console.console().print(Text.assemble((HOSTILE, "bold red")), soft_wrap=True)
-    with in_one_piece("job 0"):
+    with printed_together("job 0"):
         say(HOSTILE)
     progress = Progress()
     progress._console.print(HOSTILE)
@@ -189,7 +189,7 @@ def drawn(progress: Progress, width: int) -> list[str]:
     return file.getvalue().splitlines()
 
 
-DONE = Done(500_000, 10**10, 7, Counter(bad_message=2, unreadable_media=9_000))
+DONE = StageCounts(500_000, 10**10, 7, Counter(bad_message=2, unreadable_media=9_000))
 
 
 def test_a_stage_that_is_done() -> None:
@@ -197,15 +197,15 @@ def test_a_stage_that_is_done() -> None:
         "lengths      20.0 s  500,000 samples  25,000 samples/s  500 MB/s  7 from the cache"
         "  9,002 skipped (9,000 unreadable_media)"
     )
-    assert finished_line("lengths", 0.04, Done(cached=320)) == "lengths       0.0 s  320 samples from the cache"
-    assert finished_line("check", 3700.0, Done()) == "check       1:01:40"
+    assert finished_line("lengths", 0.04, StageCounts(cached=320)) == "lengths       0.0 s  320 samples from the cache"
+    assert finished_line("check", 3700.0, StageCounts()) == "check       1:01:40"
 
 
 @pytest.mark.parametrize("width", [20, 40, 79, 120])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     """Lines that a terminal wraps can't be redrawn: each update would leave a line behind."""
     progress = Progress(("lengths", "plan", "write", "verify", "check", "publish"), quiet=True)
-    progress.done["lengths"] = DONE
+    progress.counts["lengths"] = DONE
     with progress._shown("lengths"), progress.stage("measure", 1_000_000, "samples") as advance:
         advance(500_000)
         lines = drawn(progress, width)

@@ -19,8 +19,8 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.run.executors import Folder
 from energon_pack.run.executors.admission import terms_of, why_unfit
-from energon_pack.run.files import make_once, one_of_machine, own_temporary, write_whole
-from energon_pack.run.recent import Recent
+from energon_pack.run.files import make_once, one_process_at_a_time, private_temporary_folder, write_whole
+from energon_pack.run.recent import LruCache
 from energon_pack.run.scratch import Scratch, blocks
 from support.running import ROOT
 
@@ -83,18 +83,18 @@ def test_a_lock_follows_no_link_and_empties_no_file(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     precious, folder = tmp_path / "precious", tmp_path / f"energon_pack-{os.getuid()}"
     precious.write_text("precious")
-    with one_of_machine(tmp_path):
+    with one_process_at_a_time(tmp_path):
         (lock,) = (path for path in folder.rglob("*") if path.is_file())
         held = {path: stat.S_IMODE(path.stat().st_mode) for path in (folder, lock.parent, lock)}
     assert list(held.values()) == [0o700, 0o700, 0o600]
     lock.unlink()
     lock.symlink_to(precious)
-    with pytest.raises(OSError, match="symbolic link"), one_of_machine(tmp_path):
+    with pytest.raises(OSError, match="symbolic link"), one_process_at_a_time(tmp_path):
         pass
     shutil.rmtree(folder)
     (tmp_path / "theirs").mkdir()
     folder.symlink_to(tmp_path / "theirs")
-    with pytest.raises(PackError, match="set TMPDIR to a folder of your own"), one_of_machine(tmp_path):
+    with pytest.raises(PackError, match="set TMPDIR to a folder of your own"), one_process_at_a_time(tmp_path):
         pass
     assert precious.read_text() == "precious"
     assert not list((tmp_path / "theirs").iterdir())
@@ -104,18 +104,18 @@ def test_a_folder_that_was_open_to_others_is_closed(tmp_path: Path, monkeypatch:
     """Earlier versions left it to the umask; and one of another user is not used."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / f"energon_pack-{os.getuid()}").mkdir(0o755)
-    assert stat.S_IMODE(own_temporary("blocks").parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(private_temporary_folder("blocks").parent.stat().st_mode) == 0o700
     monkeypatch.setattr(os, "getuid", lambda: 4321)
     (tmp_path / "energon_pack-4321").mkdir()
     with pytest.raises(PackError, match="belongs to another user"):
-        own_temporary("blocks")
+        private_temporary_folder("blocks")
 
 
 def test_one_process_of_a_machine_works_and_others_wait(tmp_path: Path) -> None:
     """Otherwise eight ranks measure the same; with a barrier, ranks admitted one after another would wait for ever."""
     script = (
-        "import sys, time; from pathlib import Path; from energon_pack.run.files import one_of_machine\n"
-        "with one_of_machine(Path(sys.argv[1])): print('in', flush=True); time.sleep(600)"
+        "import sys, time; from pathlib import Path; from energon_pack.run.files import one_process_at_a_time\n"
+        "with one_process_at_a_time(Path(sys.argv[1])): print('in', flush=True); time.sleep(600)"
     )
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
@@ -126,13 +126,13 @@ def test_one_process_of_a_machine_works_and_others_wait(tmp_path: Path) -> None:
         entered = threading.Event()
 
         def enter() -> None:
-            with one_of_machine(tmp_path):
+            with one_process_at_a_time(tmp_path):
                 entered.set()
 
         waiting = threading.Thread(target=enter, daemon=True)
         waiting.start()
         assert not entered.wait(0.3)
-        with one_of_machine(tmp_path / "other"):
+        with one_process_at_a_time(tmp_path / "other"):
             pass
         holder.kill()
         assert entered.wait(60)
@@ -143,8 +143,8 @@ def test_a_process_that_was_forked_meanwhile_keeps_nobody_waiting(
 ) -> None:
     """A worker of a loader has its parent's lock, too: others waited for the worker's end, which may wait for them."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with one_of_machine(tmp_path):
-        (path,) = own_temporary("locks").iterdir()
+    with one_process_at_a_time(tmp_path):
+        (path,) = private_temporary_folder("locks").iterdir()
         child = os.fork()
         if child == 0:
             signal.pause()
@@ -159,7 +159,7 @@ def test_a_process_that_was_forked_meanwhile_keeps_nobody_waiting(
 
 def test_what_was_not_used_for_the_longest_time_goes() -> None:
     closed: list[str] = []
-    recent: Recent[int, str] = Recent(4, len, closed.append)
+    recent: LruCache[int, str] = LruCache(4, len, closed.append)
     recent.put(1, "aa")
     recent.put(2, "bb")
     assert recent.get(1) == "aa"
@@ -175,7 +175,7 @@ def test_what_was_not_used_for_the_longest_time_goes() -> None:
 
 
 def test_without_sizes_each_counts_one() -> None:
-    recent: Recent[int, list[int]] = Recent(2)
+    recent: LruCache[int, list[int]] = LruCache(2)
     for number in range(5):
         recent.put(number, [number])
     assert [recent.get(number) for number in range(5)] == [None, None, None, [3], [4]]
@@ -217,7 +217,7 @@ def test_no_file_is_left_even_of_an_array_that_is_at_work(tmp_path: Path) -> Non
 
 
 def test_blocks_are_all_of_it_and_small_where_each_is_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("energon_pack.run.scratch.AT_WORK", 10)
+    monkeypatch.setattr("energon_pack.run.scratch.BLOCK_NUMBERS", 10)
     assert [*blocks(25)] == [slice(0, 10), slice(10, 20), slice(20, 25)]
     assert [*blocks(5, each=4.0)] == [slice(0, 2), slice(2, 4), slice(4, 5)]
     assert len([*blocks(3, each=99.0)]) == 3

@@ -185,7 +185,7 @@ LAUGHS = "a: &a [lol, lol]\n" + "".join(
 
 @pytest.fixture(autouse=True)
 def _bounds_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "_hold", [True])  # as in the command, and in workers
+    monkeypatch.setattr(bounds, "_is_enabled", [True])  # as in the command, and in workers
 
 
 HOW: list[dict[str, object]] = [
@@ -212,7 +212,7 @@ def test_a_column_that_says_one_text_many_times(tmp_path: Path) -> None:
 
 def refusal(path: Path, number: int) -> str:
     """Return why a row can't be read."""
-    bounds.hold_here()
+    bounds.enable_memory_bounds()
     vars(tables).update(MAX_GROUP_BYTES=48 << 20, MEMORY_PER_BYTE=1)
     try:
         return f"{len(table_row(str(path), str(path.stat().st_mtime_ns), number))} bytes"

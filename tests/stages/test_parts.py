@@ -151,18 +151,18 @@ def test_what_was_not_measured_is_measured_by_the_plan(config: PackConfig, tmp_p
 def test_each_thing_is_in_one_part(sizes: list[int], num_parts: int) -> None:
     """Each sample is in exactly one part, so it is measured once."""
     spans, parts = EqualSpans(sizes), [Part(number, num_parts) for number in range(num_parts)]
-    assert sorted(number for part in parts for number in spans.within(part)) == [*range(len(sizes))]
+    assert sorted(number for part in parts for number in spans.items_in(part)) == [*range(len(sizes))]
     for number in range(len(sizes)):
-        rows = [spans.rows(part, number, 7).tolist() for part in parts]
+        rows = [spans.rows_in(part, number, 7).tolist() for part in parts]
         assert sorted(row for mine in rows for row in mine) == [*range(7)]
-        assert all(number in spans.overlapping(part) for part, mine in zip(parts, rows, strict=True) if mine)
+        assert all(number in spans.overlapping_items(part) for part, mine in zip(parts, rows, strict=True) if mine)
 
 
 def test_parts_are_equal_in_bytes() -> None:
     """One file of 90 bytes and one of 10, in two parts: the first is cut at 50."""
     spans = EqualSpans([90, 10])
-    assert [len(spans.rows(Part(number, 2), 0, 9)) for number in range(2)] == [5, 4]
-    assert [spans.overlapping(Part(number, 2)) for number in range(2)] == [[0], [0, 1]]
+    assert [len(spans.rows_in(Part(number, 2), 0, 9)) for number in range(2)] == [5, 4]
+    assert [spans.overlapping_items(Part(number, 2)) for number in range(2)] == [[0], [0, 1]]
 
 
 @pytest.mark.parametrize("text", ["3", "3/3", "-1/2", "a/b", "1/0"])

@@ -69,8 +69,8 @@ def as_a_program(*argv: str | Path, cwd: Path) -> Iterator[None]:
         warnings.filterwarnings("ignore", ".*found in sys.modules after import of package", RuntimeWarning)  # runpy
         patch.chdir(cwd)
         patch.setattr(sys, "argv", list(map(str, argv)))
-        patch.setattr("energon_pack.run.command.end", sys.exit)
-        patch.setattr("energon_pack.cli.end", sys.exit)
+        patch.setattr("energon_pack.run.command.end_process", sys.exit)
+        patch.setattr("energon_pack.cli.end_process", sys.exit)
         try:
             yield
         finally:

@@ -16,7 +16,7 @@ import numpy as np
 from energon_pack.plan.bins.exact import Stock
 from energon_pack.plan.bins.greedy import best_fit_decreasing
 from energon_pack.plan.bins.planned_bins import OpenBins, SameBins, bins_of, count_bins, narrow
-from energon_pack.run.seeded import AnyInts, Chance, Ints, random_keys
+from energon_pack.run.seeded import AnyInts, Ints, RandomStream, random_keys
 
 #: Shares of the tokens to keep back for filling gaps: the smaller the share, the more even the bins.
 _TAILS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.11, 0.15, 0.3, 0.5)
@@ -192,7 +192,7 @@ def fill_gaps(
     """
     if len(space) + _num_too_long(histogram, int(space.max()), capacity) > most:
         return None
-    stock = Stock(histogram, Chance(seed, stream=2))
+    stock = Stock(histogram, RandomStream(seed, stream=2))
     gaps, sizes = np.unique(space, return_counts=True)  # bins with equal gaps are one range
     firsts = np.cumsum(sizes) - sizes
     runs: list[SameBins] = []

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.plan.bins.planned_bins import SameBins
-from energon_pack.run.seeded import Chance, Ints
+from energon_pack.run.seeded import Ints, RandomStream
 
 _TRIES = 6  # first items tried for a completion with three
 
@@ -23,7 +23,7 @@ class Stock:
     This finds all pairs of lengths that fill a gap at once: shift the mirrored set, and AND both.
     """
 
-    def __init__(self, histogram: Ints, chance: Chance):
+    def __init__(self, histogram: Ints, chance: RandomStream):
         there = np.asarray(histogram) > 0
         self._counts: list[int] = histogram.tolist()
         self._top = len(histogram) - 1
@@ -137,7 +137,7 @@ def exact_fit(histogram: Ints, capacity: int, seed: int) -> list[SameBins]:
     The completion is random: always taking the longest uses up one end of the histogram, and then nothing fits the last
     bins.
     """
-    stock = Stock(histogram, Chance(seed, stream=2))
+    stock = Stock(histogram, RandomStream(seed, stream=2))
     runs: list[SameBins] = []
     num_bins = 0
     while longest := stock.largest:

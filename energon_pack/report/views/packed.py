@@ -45,7 +45,7 @@ def pack_view(
     if defects:
         raise PackError(f"{where}: {defects[0]}: python -m energon_pack.verify says more")
     try:
-        members = _members(file, pack, rows or [None] * len(pack.ids), vocabulary, max_thumbnails, most_read)
+        members = _members(file, pack, rows or [None] * len(pack.sample_ids), vocabulary, max_thumbnails, most_read)
     except (Skip, TokensDamaged, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise PackError(f"{where}: {one_line(error)}: python -m energon_pack.verify says more") from None
     holds_text = MESSAGES_FIELD in pack.fields or MESSAGES_FIELD not in pack.flavor.optional
@@ -61,7 +61,7 @@ def _members(
     most_read: int | None,
 ) -> list[MemberView]:
     members, tokens = [], written_tokens(file, pack) if vocabulary is not None else []
-    for index, row in zip(range(len(pack.ids)), rows, strict=True):
+    for index, row in zip(range(len(pack.sample_ids)), rows, strict=True):
         is_read = most_read is None or index < most_read
         view = _member(file, pack, index, row, max_thumbnails, is_read)
         members.append(encoded(view, tokens[index], vocabulary) if vocabulary is not None and is_read else view)
@@ -70,7 +70,7 @@ def _members(
 
 
 def _member(file: Bytes, pack: Pack, index: int, row: PlanRow | None, max_thumbnails: int, is_read: bool) -> MemberView:
-    names = pack.names[index]
+    names = pack.media_names[index]
     kinds = [pack.flavor.kind(name) or IMAGE.kind for name in names]
     media = [
         _medium(file, pack.parts.get(name), name, kind, number < max_thumbnails) if is_read else Medium(kind, name)
@@ -78,7 +78,7 @@ def _member(file: Bytes, pack: Pack, index: int, row: PlanRow | None, max_thumbn
     ]
     has_text = is_read and pack.members is not None
     return MemberView(
-        sample_id=pack.ids[index],
+        sample_id=pack.sample_ids[index],
         media_type=media_type([medium.kind for medium in media]),
         token_len=pack.meta["token_lens"][index],
         num_supervised=pack.meta["num_supervised"][index],

@@ -29,7 +29,7 @@ from ray.exceptions import (
 )
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.run.bounds import hold_here
+from energon_pack.run.bounds import enable_memory_bounds
 from energon_pack.run.executors import Folder
 from energon_pack.run.executors.admission import terms_of, why_unfit
 from energon_pack.run.executors.local import LocalExecutor, at_once
@@ -218,5 +218,5 @@ def run_job(terms: bytes, job: bytes) -> bytes | str:
 @cache
 def _why_unfit(terms: bytes) -> str | None:
     """Check once in a process whether its machine is fit."""
-    hold_here()
+    enable_memory_bounds()
     return why_unfit(pickle.loads(terms))

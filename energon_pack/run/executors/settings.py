@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.run.by_name import entry_point
+from energon_pack.run.by_name import load_entry_point
 
 
 class ExecutorKind(str, Enum):
@@ -56,7 +56,7 @@ class ExecutorConfig:
 
     def check(self) -> None:
         """Raise PackError for settings that allow no work or belong to another executor, and for an unknown kind."""
-        if self.kind not in list(ExecutorKind) and entry_point("executors", "executor.kind", self.kind) is None:
+        if self.kind not in list(ExecutorKind) and load_entry_point("executors", "executor.kind", self.kind) is None:
             kinds = ", ".join(kind.value for kind in ExecutorKind)
             raise PackError(f"executor.kind={self.kind}: there are {kinds}, and what installed packages add")
         for kind, names in _OWN.items():

@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 
-from energon_pack.run.bounds import hold_here
-from energon_pack.run.heavy_imports import collect_rarely
+from energon_pack.run.bounds import enable_memory_bounds
+from energon_pack.run.heavy_imports import collect_garbage_rarely
 
 #: Workers use one thread each: processes give the parallelism, and waiting threads would use cores, too.
 ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -124,8 +124,8 @@ def start_worker(life: Connection, parent: int | None) -> None:
     """Prepare a worker: it leaves interrupts to its parent, and lives until the parent closes its pipe, or dies."""
     for interrupt in INTERRUPTS:
         signal.signal(interrupt, signal.SIG_IGN)
-    collect_rarely()
-    hold_here()
+    collect_garbage_rarely()
+    enable_memory_bounds()
     atexit.register(_leave)
 
     def follow() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.run.address import place_of, tidy
+from energon_pack.run.address import place_of, tidy_address
 from energon_pack.run.stores.requests import COUNTS, PART_BYTES, Found, Objects, StoreError, said, tried
 from energon_pack.run.user_cache import version_of
 
@@ -85,16 +85,16 @@ def read_with_version(address: str) -> tuple[bytes, str]:
 def entries(folder: str) -> dict[str, Found]:
     """Return all objects in a folder and its subfolders by address, in the order of their names."""
     objects, key = _of(folder)
-    prefix = f"{tidy(key)}/" if key else ""
+    prefix = f"{tidy_address(key)}/" if key else ""
     listed = tried("LIST", folder, lambda: dict(objects.entries(prefix)))
-    begin = folder[: len(folder) - len(key)] if key else f"{tidy(folder)}/"
+    begin = folder[: len(folder) - len(key)] if key else f"{tidy_address(folder)}/"
     return {f"{begin}{name}": listed[name] for name in sorted(listed) if name.startswith(prefix)}
 
 
 def names(folder: str) -> list[str]:
     """Return the names directly in a folder; those of folders end in a slash."""
     objects, key = _of(folder)
-    prefix = f"{tidy(key)}/" if key else ""
+    prefix = f"{tidy_address(key)}/" if key else ""
     return tried("LIST", folder, lambda: sorted(name[len(prefix) :] for name in objects.names(prefix)))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from energon_pack.run.by_name import entry_point, load_named
+from energon_pack.run.by_name import load_entry_point, load_named
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.arguments import Clip, Prepared, media_arguments, metadata
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
@@ -81,7 +81,7 @@ def _changed_by_another(rules: InputRules, image: Image.Image) -> Image.Image:
 def _preprocessor(media: str) -> Any:
     settings = json.loads(media)
     name = settings["image"]
-    make: Any = load_named("media.image", name) if ":" in name else entry_point("media", "media.image", name)
+    make: Any = load_named("media.image", name) if ":" in name else load_entry_point("media", "media.image", name)
     return make(SimpleNamespace(**settings), settings["factor"])
 
 

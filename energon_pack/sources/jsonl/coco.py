@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from energon_pack.run.plain_data import json_value
-from energon_pack.run.recent import Recent
+from energon_pack.run.recent import LruCache
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.storage import File
 
@@ -21,7 +21,7 @@ _IMAGE_ID = re.compile(rb'"image_id"\s*:')
 _IMAGES_KEY = re.compile(rb'"images"\s*:\s*(?=\[)')
 
 #: path and version of a file → name of each image; None: the file has no COCO captions
-_image_names_of: Recent[tuple[str, str], tuple[dict[int, str] | None]] = Recent(4)
+_image_names_of: LruCache[tuple[str, str], tuple[dict[int, str] | None]] = LruCache(4)
 
 
 def is_coco(file: File) -> bool:

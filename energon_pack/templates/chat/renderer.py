@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from energon_pack.errors import PackError
-from energon_pack.run.bounds import Unbounded, bounded
+from energon_pack.run.bounds import BoundExceeded, bounded
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.raw_json import parse_json
 from energon_pack.samples.sample import REASONING_KEYS, Message
@@ -191,7 +191,7 @@ class Renderer:
         """Return the text of a short test conversation; None: the template refuses it."""
         try:
             return _filled(self._template, messages, tools=self._tools_of_questions, **self.variables, **more)
-        except Unbounded as error:
+        except BoundExceeded as error:
             raise PackError(f"the chat template, for a question of a word: {error} (model.chat_template)") from None
         except Exception:  # a template is a program
             return None
@@ -217,14 +217,14 @@ def is_watched() -> "Iterator[None]":
 
 
 def _filled(template: jinja2.Template, messages: list[Message], **variables: Any) -> str:
-    """Render a template; raises Unbounded if it takes more memory, time or characters than these messages can need."""
+    """Render a template; raises BoundExceeded if it takes more memory, time or characters than these messages can need."""
     contents = (message.get("content") for message in messages)
     num = sum(len(c) if isinstance(c, str) else sum(len(part.get("text", "")) for part in c or ()) for c in contents)
     num += _TURN * len(messages)
     with bounded(_MEMORY + 32 * num, _SECONDS):
         text = template.render(messages=messages, **variables)
     if len(text) > _CHARACTERS + 16 * num:
-        raise Unbounded(f"it writes {len(text):,} characters of {num:,}")
+        raise BoundExceeded(f"it writes {len(text):,} characters of {num:,}")
     return text
 
 

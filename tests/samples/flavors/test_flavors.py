@@ -16,10 +16,10 @@ import yaml
 import energon_pack.flavors
 from energon_pack.config import Flavor as FlavorConfig
 from energon_pack.config import Format, Overlong, PackConfig
-from energon_pack.dataset.contents import parse
+from energon_pack.dataset.contents import parse_pack
 from energon_pack.dataset.pack_files import PackFiles
 from energon_pack.dataset.packed_with import load_template
-from energon_pack.dataset.sample_class import STACKS
+from energon_pack.dataset.sample_class import STACK_FLAVORS
 from energon_pack.flavors import PackedCaptioningSample
 from energon_pack.loading import cookers
 from energon_pack.loading.task_encoder import inputs_of
@@ -79,11 +79,11 @@ def test_what_is_written_is_read(flavor: PackedFlavor) -> None:
 def test_what_is_written_has_no_defect(flavor: PackedFlavor) -> None:
     """A field that is written and not in the schema would be checked by nobody; one that is not written, missed."""
     value = written(flavor)
-    _, defects = parse(PackFiles("p", 0, 0, []), json.dumps(value).encode(), flavor)
+    _, defects = parse_pack(PackFiles("p", 0, 0, []), json.dumps(value).encode(), flavor)
     assert defects == []
     assert value.keys() - {"_meta"} <= flavor.schema.keys()
     for name in flavor.schema.keys() & value.keys():
-        _, defects = parse(PackFiles("p", 0, 0, []), json.dumps({**value, name: 1.5}).encode(), flavor)
+        _, defects = parse_pack(PackFiles("p", 0, 0, []), json.dumps({**value, name: 1.5}).encode(), flavor)
         assert any(defect.startswith(f"{name} is 1.5, not ") for defect in defects)
 
 
@@ -150,7 +150,7 @@ def test_each_flavour_says_what_has_no_place_in_it(
 ) -> None:
     """Of these the real LoongForge lost the pack, or trained something else, each time with exit code 0."""
     answers = contents_that_do_not_fit(sample)
-    found = [flavor.unfit(answers) or "" for flavor in (*PACKED_FLAVORS.values(), *STACKS)]
+    found = [flavor.unfit(answers) or "" for flavor in (*PACKED_FLAVORS.values(), *STACK_FLAVORS)]
     said = [ours, captions, chats, turns, llava]
     assert [what[: len(start)] for what, start in zip(found, said, strict=True)] == said
     assert [bool(what) for what in found] == [bool(start) for start in said]
