@@ -19,7 +19,7 @@ Config = Mapping[str, Any]
 
 
 def language_of(config: Config) -> dict[str, Any]:
-    """Return the FLOPs of the language model."""
+    """Return a language model's forward FLOPs, from its config.json: the fields `lm_*` and `window` of a CostModel."""
     text = _text(config)
     layers, hidden = _size(text, "num_hidden_layers", "n_layer"), _hidden(text)
     kinds = [str(kind).partition("_")[0] for kind in text.get("layer_types") or ()]
@@ -38,7 +38,7 @@ def language_of(config: Config) -> dict[str, Any]:
 
 
 def vision_of(config: Config) -> dict[str, Any]:
-    """Return the FLOPs of the vision encoder and the projector."""
+    """Return the forward FLOPs of vision encoder and projector: the fields `vision_*` and `tile` of a CostModel."""
     config = config.get("thinker_config") or config
     vision = config.get("vision_config") or config.get("visual")
     if not vision:
@@ -65,7 +65,7 @@ def vision_of(config: Config) -> dict[str, Any]:
 
 
 def positions_of(config: Config) -> int | None:
-    """Return how many positions a model has; None: its config does not say."""
+    """Return the context length of a model in tokens, `max_position_embeddings`; None: its config does not say."""
     number = _text(config).get("max_position_embeddings")
     return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else None
 
@@ -81,7 +81,7 @@ def _hidden(text: Config) -> float:
 
 
 def _attention(text: Config, hidden: float) -> tuple[float, float]:
-    """Return the attention weights of a layer, and its FLOPs per len²; the mask hides half of the pairs."""
+    """Return how many attention weights a layer has, and its FLOPs per len²; the mask hides half of the pairs."""
     heads = _size(text, "num_attention_heads", "n_head", default=hidden / 128)  # Gemma 3's config lacks this size
     if latent := text.get("kv_lora_rank"):  # DeepSeek's latent attention
         rope, value = text["qk_rope_head_dim"], text["v_head_dim"]
@@ -97,7 +97,7 @@ def _attention(text: Config, hidden: float) -> tuple[float, float]:
 
 
 def _linear_attention(text: Config, hidden: float) -> float:
-    """Return the weights of a layer whose attention has no len² term: a gated delta net."""
+    """Return the number of weights of a linear-attention layer (a gated delta net), which has no len² term."""
     keys = text["linear_num_key_heads"] * text["linear_key_head_dim"]
     values = text["linear_num_value_heads"] * text["linear_value_head_dim"]
     weights: float = hidden * (2 * keys + 3 * values)
@@ -105,7 +105,7 @@ def _linear_attention(text: Config, hidden: float) -> float:
 
 
 def _mlps(text: Config, hidden: float, layers: float) -> float:
-    """Return the weights that a token passes in the MLPs of all layers; each MLP has three matrices."""
+    """Return how many MLP weights a token passes in all layers together; each MLP or expert has three matrices."""
     experts = _size(text, "num_experts", "n_routed_experts", "num_local_experts", default=0)
     taken = _size(text, "num_experts_per_tok", "num_experts_per_token", "experts_per_token", default=0)
     if not experts or not taken:
@@ -118,7 +118,7 @@ def _mlps(text: Config, hidden: float, layers: float) -> float:
 
 
 def _patches_of_token(vision: Config, config: Config, in_tile: float) -> float:
-    """Return how many patches of the encoder become one token of the language model."""
+    """Return how many patches of the vision encoder are merged into one token of the language model."""
     for place in (vision, config):
         for name in ("spatial_merge_size", "scale_factor", "merge_kernel_size", "pooling_kernel_size"):
             if place.get(name):
@@ -156,7 +156,7 @@ _DEFAULT_NAME = "28 layers × 3584 and a vision encoder of 32 × 1280, 4 patches
 
 @dataclass(frozen=True)
 class CostModel:
-    """FLOPs of a sample: its tokens pass the weights, and attention compares them."""
+    """The forward FLOPs of a model for a sample of any length: weights cost by the token, attention by the square."""
 
     #: the file from which the costs come, or why there is no file
     source: str
@@ -177,7 +177,7 @@ class CostModel:
     unit: str = "FLOPs"
 
     def lm(self, lens: Numbers, shared: Numbers | None = None) -> Floats:
-        """Return the language model's FLOPs, float64[n], for n samples of `lens` tokens."""
+        """Return the language model's FLOPs, float64[n], for n samples of `lens` tokens, the first `shared` not counted."""
         if shared is not None:
             return self.lm(lens) - self.lm(shared)
         tokens: Floats = lens.astype(np.float64)
@@ -186,13 +186,16 @@ class CostModel:
         return self.lm_token * tokens + self.lm_square * tokens**2 + in_window
 
     def vision(self, visual_tokens: Numbers, num_images: Numbers) -> Floats:
-        """Return the vision encoder's FLOPs, float64[n]; visual tokens are spread evenly over images, or `FRAME`s."""
+        """Return the vision encoder's FLOPs, float64[n], for n samples with so many visual tokens and images.
+
+        A sample's tokens are spread evenly over its images; without images, over video frames of `FRAME` tokens.
+        """
         tokens: Floats = visual_tokens.astype(np.float64)
         attended: Floats = tokens / np.where(num_images > 0, num_images, np.maximum(tokens / FRAME, 1.0))
         return tokens * (self.vision_token + self.vision_square * np.minimum(attended, self.tile or np.inf))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the form that a manifest holds."""
+        """Return the fields as a dict, which the manifest of a packed dataset stores as JSON."""
         return asdict(self)
 
     @classmethod
@@ -202,7 +205,7 @@ class CostModel:
 
 
 def cost_model(folder: Path | None) -> CostModel:
-    """Return the costs by `config.json` of a processor's folder; if a size is missing, by default weights."""
+    """Return the cost model for the `config.json` in a processor's folder; if a size is missing, that of a 7B model."""
     path = folder / "config.json" if folder else None
     if path is None or not path.is_file():
         return cost_by(_DEFAULT, f"no config.json: {_DEFAULT_NAME}")
@@ -213,7 +216,7 @@ def cost_model(folder: Path | None) -> CostModel:
 
 
 def most_positions(folder: Path) -> int | None:
-    """Return how many positions the model of a processor's folder has; None: no config.json says how many."""
+    """Return the context length in tokens by the `config.json` in a processor's folder; None: it is not known."""
     try:
         return positions_of(json.loads((folder / "config.json").read_text()))
     except (OSError, AttributeError, ValueError):
@@ -221,7 +224,7 @@ def most_positions(folder: Path) -> int | None:
 
 
 def cost_by(config: Mapping[str, Any], source: str) -> CostModel:
-    """Return the costs by the sizes of a model."""
+    """Return the cost model for a model's config.json, which `source` names; raise an error if a size is missing."""
     model = CostModel(source, **language_of(config), **vision_of(config))
     costs = [model.lm_token, model.lm_square, model.lm_window, model.window, model.vision_token, model.vision_square]
     if not all(0 <= cost < math.inf for cost in [*costs, model.tile or 0.0]):

@@ -20,7 +20,10 @@ _NEAR = 0.02
 
 @dataclass(frozen=True)
 class Spread:
-    """One cost over whole steps; the time of a step is its slowest rank's, relative to the mean of its ranks."""
+    """How unevenly one cost (FLOPs) is spread over the ranks of each whole step; every field is 1 if it is even.
+
+    Ranks wait for the slowest, so a step takes max over ranks, relative to the mean over ranks.
+    """
 
     #: time of an epoch relative to even steps: Σ max / Σ mean
     epoch: float
@@ -36,7 +39,7 @@ class Spread:
 def figures(
     costs: Floats, trained: Ints, ranks: int, micro_batches: int = 1, read: Ints | slice = np.s_[:]
 ) -> dict[str, Any]:
-    """Return how even the whole steps are, as in report.json.
+    """Measure how even the whole steps are over ranks, for report.json.
 
     Args:
         costs: float64[2, num_packs] of the language model, and of the encoder of images and videos, in one unit.
@@ -46,9 +49,10 @@ def figures(
         read: the packs in the order in which all ranks together read them; by default as they stand.
 
     Returns:
-        `steps`, `left_over` packs, and `cost`, summed over the slowest ranks of all steps; a `Spread` for `lm`, for
-        `vision`, and for `both` together; `trained`: `worst`, the largest distance of a step's trained tokens from the
-        mean; `bound`, which no order goes below; and `beyond`, the share of steps more than 2 % off.
+        `steps`, the number of whole steps; `left_over`, the packs after them; `cost`, summed over the slowest ranks of
+        all steps; a `Spread` for each of `lm`, `vision`, and `both` together; and `trained` with three shares: `worst`,
+        the largest distance of a step's trained tokens from the mean; `bound`, the least `worst` that any order of the
+        packs could have; `beyond`, the share of steps that are more than 2 % off the mean.
     """
     (lm, vision), size = costs[:, read], ranks * micro_batches
     cost_of = {"lm": lm, "vision": vision, "both": lm + vision}
@@ -63,7 +67,7 @@ def figures(
 
 
 def spread_of(cost: Floats, ranks: int, micro_batches: int = 1) -> Spread:
-    """Return the spread of one cost of packs in reading order; steps that cost nothing are left out."""
+    """Return the spread of packs' costs, float64[num_packs] in reading order; steps that cost nothing are left out."""
     of_ranks = _of_ranks(cost, ranks, micro_batches)
     num = of_ranks.size * micro_batches
     of_ranks = of_ranks[of_ranks.any(axis=1)]
@@ -76,16 +80,17 @@ def spread_of(cost: Floats, ranks: int, micro_batches: int = 1) -> Spread:
 
 
 def max_over_mean(cost: Floats, ranks: int, micro_batches: int = 1) -> float:
-    """Return the time of an epoch relative to even steps: Σ max / Σ mean over whole steps; 1 if nothing costs."""
+    """Return the time of an epoch relative to even steps: Σ max / Σ mean over ranks, of whole steps; 1 if it costs 0.
+
+    `cost`: float64[num_packs], in the order in which all ranks together read packs.
+    """
     of_ranks = _of_ranks(cost, ranks, micro_batches)
     total = float(of_ranks.sum())
     return float(of_ranks.max(axis=1).sum()) * ranks / total if total else 1.0
 
 
 def off_the_mean(trained: Ints, size: int) -> float:
-    """Return the largest distance of a whole step's trained tokens from the mean over steps of `size` packs; 0.1: 10
-    %.
-    """
+    """Return the largest distance of a step's trained tokens from the mean over steps of `size` packs; 0.1 is 10 %."""
     return float(_off(trained, size).max(initial=0))
 
 

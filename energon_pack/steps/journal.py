@@ -16,7 +16,7 @@ _METHOD = "Journal.state()"
 
 @dataclass(frozen=True)
 class Consumed:
-    """How much was trained on."""
+    """Counts of packs, samples and tokens that were trained on."""
 
     #: packs; in the plan's order, packs that lost all members count, too
     packs: int = 0
@@ -35,7 +35,7 @@ class Consumed:
 
 
 class Journal:
-    """Counts the batches of a loader, with any number of packs in each.
+    """Counts what this rank has trained on, batch by batch, and makes the state that a checkpoint stores.
 
     Args:
         dataset: the result of `get_train_dataset`.
@@ -61,7 +61,7 @@ class Journal:
                 self.before = sum(of_ranks, _consumed(states[0]["before"]))
 
     def add(self, batch: Mapping[str, Any]) -> None:
-        """Count a batch."""
+        """Count a batch that came out of the loader; it may hold any number of packs."""
         if lacking := [name for name in _NOTED if name not in batch]:
             raise ValueError(f"a batch without {', '.join(lacking)}: a `batch` of your own has to keep them")
         packs = len(batch["__key__"])
@@ -81,7 +81,7 @@ class Journal:
         return None if self._stream is None else int(self._stream.num)
 
     def epochs(self, consumed: Consumed) -> float | None:
-        """Return the number of epochs; None if `num_packs` is None."""
+        """Return how many epochs a number of consumed packs is, as a fraction; None if `num_packs` is None."""
         return None if self.num_packs is None else consumed.packs / self.num_packs
 
     def state(self) -> dict[str, Any]:
@@ -97,7 +97,16 @@ def _consumed(values: Mapping[str, Any]) -> Consumed:
 
 
 def resume(states: Sequence[State], here: Position, num: int) -> Position:
-    """Return the position from which a rank reads packs: here, or where the states of a checkpoint are."""
+    """Return the position from which a rank reads on.
+
+    Args:
+        states: of a checkpoint: of this rank alone if as many ranks train, else of all ranks. Empty: training starts.
+        here: the position of this rank at the start of the stream.
+        num: packs of an epoch.
+
+    Raises:
+        ValueError: the states do not belong together, or to this stream.
+    """
     if not states:
         return here
     positions = positions_of_states(states, here, _METHOD)
@@ -119,6 +128,6 @@ def _is_of_rank(states: Sequence[State], ranks: int, rank: int) -> bool:
 
 
 def _stream_in(dataset: Any) -> Any:
-    """Return the `PackStream` that an Energon dataset reads, however it is wrapped; None: it reads several, or none."""
+    """Return the one `PackStream` inside an Energon dataset and its wrappers; None: there are several, or none."""
     inner: Sequence[Any] = getattr(dataset, "datasets", ())
     return dataset if hasattr(dataset, "position") else _stream_in(inner[0]) if len(inner) == 1 else None
