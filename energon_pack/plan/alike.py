@@ -27,17 +27,17 @@ def alike(
     trained: Floats | None = None,
     most_off: float = inf,
 ) -> Ints:
-    """Return packs in an order in which each `size` in a row are alike in all costs.
+    """Sort packs so that each `size` packs in a row cost about the same, in all costs.
 
     Halves the packs, at a multiple of `size`, by the cost for which ranks would wait longest, and then each half again.
     Source: Bentley, "Multidimensional binary search trees used for associative searching", 1975.
 
     Args:
         costs: float64[num_costs, num_packs].
-        packs: a multiple of `size`.
-        start: halve blocks of so many packs, each by itself; None: all packs.
+        packs: numbers of the packs to sort; as many as a multiple of `size`.
+        start: sort within blocks of so many packs; None: over all packs.
         trained: float64[num_packs] trained tokens of each pack, relative to their mean.
-        most_off: how far the mean of `trained` of a half may be from 1, if trading packs can achieve it.
+        most_off: how far the mean of `trained` of a half may be from 1, if the halves can trade packs to achieve it.
     """
     edges = np.arange(0, len(packs) + 1, max(1, start or len(packs)))
     while np.diff(edges).max(initial=0) > size:
@@ -57,9 +57,9 @@ def alike(
 
 
 def _traded(cost: Floats, trained: Floats, edges: Ints, middles: Ints, most_off: float) -> Ints:
-    """Return an order in which the halves of blocks traded packs until the mean of `trained` is near enough to 1.
+    """Let the two halves of each block trade packs until the mean of `trained` in each is near enough to 1.
 
-    Each block trades as few packs as that takes.
+    Each block trades as few packs as that takes. Returns the new order, as places in the old one.
     """
     order = np.arange(len(cost))
     low, high = middles - edges[:-1], edges[1:] - middles
@@ -95,12 +95,12 @@ def _traded(cost: Floats, trained: Floats, edges: Ints, middles: Ints, most_off:
 
 
 def _off(of_low: Floats, low: Ints, of_high: Floats, high: Ints) -> Any:
-    """Return how far the mean of a half is from 1, for the worse half."""
+    """Return how far the mean of a half (sum / size) is from 1, for the worse of two halves."""
     return np.maximum(np.abs(of_low / low - 1), np.abs(of_high / high - 1))
 
 
 def _sorted_within(block: Ints, values: Floats) -> Ints:
-    """Return the order by value in each block; sorting by one number takes half the time of sorting by two."""
+    """Return the order by value within each block. One number is the key, which sorts twice as fast as two keys."""
     least = values.min()
     order: Ints = np.argsort(block + (values - least) / max(1.001 * float(values.max() - least), 1e-300), kind="stable")
     return order
@@ -119,12 +119,16 @@ _TRIED = 8  # packs of a step that are tried: those that contribute most to its 
 
 
 def mended(costs: Floats, trained: Ints, read: Ints, size: int, most_off: float) -> Ints:
-    """Return the packs in reading order, after the swaps that make ranks wait least.
+    """Swap packs between steps until each trains on about as many tokens; take the swaps that cost least waiting.
+
+    Returns `read` unchanged if too many steps are off, or no swap helps one of them.
 
     Args:
         costs: float64[num_costs, num_packs].
+        trained: int64[num_packs] trained tokens.
+        read: the packs in the order in which all ranks together read them.
         size: packs of a step, one per rank.
-        most_off: how far the trained tokens of a step may be from the mean of all steps.
+        most_off: how far the trained tokens of a step may be from the mean of all steps, as a share of it.
     """
     if len(read) < size or most_off == np.inf:
         return read

@@ -36,18 +36,19 @@ def lay_out(
     jitter: float = 0.0,
     amounts: Floats | None = None,
 ) -> Ints:
-    """Return packs in the order in which they are written. Whole steps are at least as even as in the given order.
+    """Order packs so that the ranks of each training step have even costs, and steps have evenly many trained tokens.
 
     Args:
         costs: float64[2, num_packs] of the language model and of the vision encoder, in one unit; each is made even
             over the ranks of a step.
         trained: int64[num_packs] trained tokens, made even over the steps.
-        amounts: float64[num_packs, num_kinds]; steps get the shares of the whole, as nearly as even costs allow. The
-            given order of packs has these shares.
         jitter: relative noise added to costs, so that with each seed other packs of about the same cost meet.
+        amounts: float64[num_packs, num_kinds], as tokens of each entry of a mixture. Steps get the shares of the whole,
+            as nearly as even costs allow; packs come in an order that has these shares. None: no mixture.
 
     Returns:
-        int64[num_packs] numbers of packs. Packs left over from whole steps are read last, and have middling costs.
+        int64[num_packs] numbers of packs, in the order in which they are written; unchanged if that is more even. Packs
+        left over from whole steps are read last, and have middling costs.
     """
     num = len(trained)
     together = stream(num, topology)
@@ -71,10 +72,10 @@ def lay_out(
 
 
 class _Evenness:
-    """How even the whole steps are, in the order in which packs are read.
+    """How even the whole steps of a reading order are.
 
     waits: float64[2], for each cost the time of an epoch relative to even steps.
-    off: the largest distance of a step's trained tokens from the mean.
+    off: the largest distance of a step's trained tokens from the mean, as a share of it.
     """
 
     def __init__(self, costs: Floats, trained: Ints, read: Ints, topology: Topology):
@@ -91,7 +92,7 @@ def _layouts(
     most_off: float,
     amounts: Floats | None,
 ) -> Iterator[Ints]:
-    """Yield orders in which packs are read, the best first."""
+    """Yield candidate orders in which packs are read; the first that is even enough is to be taken."""
     trains, each = _shares(trained[None]), _shares(costs)
     if topology.rows_per_step > 1:
         yield _read(each, trains, topology, seed, most_off, amounts)
@@ -113,7 +114,7 @@ def _layouts(
 def _read(
     costs: Floats, trains: Floats, topology: Topology, seed: int, most_off: float, amounts: Floats | None
 ) -> Ints:
-    """Return the packs in the order in which all ranks together read them."""
+    """Lay out all packs, and return them in the order in which all ranks together read them."""
     num, unit = trains.shape[1], topology.unit
     by_chance = np.argsort(random_keys(num, seed, 20), kind="stable")  # packs of equal cost may come from any data
     in_order = by_chance[np.argsort(costs.sum(axis=0)[by_chance], kind="stable")]
@@ -130,7 +131,7 @@ def _read(
 
 
 def _middling(trains: Floats, num: int) -> slice:
-    """Choose `num` packs in a row, nearest to the mean in `trains`, from the middle half of packs sorted by cost."""
+    """Return the place of `num` packs, in a row and near the mean in `trains`, in the middle half of packs by cost."""
     quarter = (len(trains) - num) // 4
     upto = np.concatenate(([0], np.cumsum(trains)))[quarter : len(trains) + 1 - quarter]
     first = quarter + int(np.abs(upto[num:] - upto[: len(upto) - num] - num).argmin())
@@ -138,9 +139,7 @@ def _middling(trains: Floats, num: int) -> slice:
 
 
 def _left_over(costs: Floats, trains: Floats, in_order: Ints, size: int, seed: int, most_off: float) -> Ints:
-    """Return the packs that make no whole unit: rows of `size` packs of like cost in random order, then single
-    packs.
-    """
+    """Order the packs that make no whole unit: rows of `size` packs of like cost, shuffled, then single packs."""
     rest = len(in_order) % size
     middle = slice((len(in_order) - rest) // 2, (len(in_order) + rest) // 2)
     rows, over = alike(costs, np.delete(in_order, middle), size, None, trains, most_off), in_order[middle]
@@ -152,7 +151,7 @@ def _left_over(costs: Floats, trains: Floats, in_order: Ints, size: int, seed: i
 
 
 def _within_steps(costs: Floats, topology: Topology, read: Ints) -> Ints:
-    """Deal the packs of each step anew to its ranks; packs are in reading order."""
+    """Deal the packs of each step to its ranks again, for even costs; packs come and go in reading order."""
     step = topology.data_parallel * topology.micro_batches
     num = len(read) // step * step
     rounds = read[:num].reshape(-1, topology.micro_batches, topology.data_parallel).swapaxes(0, 1)
@@ -160,7 +159,7 @@ def _within_steps(costs: Floats, topology: Topology, read: Ints) -> Ints:
 
 
 def _shares(costs: npt.NDArray[Any]) -> Floats:
-    """Return costs relative to their mean."""
+    """Return each row of costs, [num_costs, num_packs], divided by its mean."""
     shares: Floats = costs / np.maximum(costs.sum(axis=1, keepdims=True) / max(1, costs.shape[1]), 1e-9)
     return shares
 
@@ -183,7 +182,7 @@ def _steps(trains: Floats, num_rows: int) -> Ints:
 
 
 def evened(costs: Floats, rounds: Ints, across: bool = False) -> Ints:
-    """Deal items to bins, one of each round to each bin, so that the bins' sums of all costs are even.
+    """Deal items to bins, one item of each round to each bin, so that all bins of a set cost about the same.
 
     In each round the cost in which bins and items differ most decides: the largest item goes to the bin that has least.
     Then bins that have much and bins that have little swap their items of a round, if that makes them more even.

@@ -29,7 +29,7 @@ _VERSION = 2
 
 
 def expand(lengths: Lengths, labels: LabelsConfig, method: Method, run: Run) -> Lengths:
-    """Return the lengths with the samples that `labels.expand` makes in place of their conversations.
+    """Replace each conversation by the samples that `labels.expand` makes of it, and return the new lengths.
 
     Raises:
         SourceChanged: a file is not what was measured.
@@ -53,7 +53,7 @@ def expand(lengths: Lengths, labels: LabelsConfig, method: Method, run: Run) -> 
 
 
 class Expansion(NamedTuple):
-    """The result of `labels.expand`."""
+    """How many conversations `labels.expand` turned into how many samples, and how many tokens that costs."""
 
     how: str  # `turns` or `pairs`
     conversations: int  # conversations that became several samples
@@ -63,7 +63,7 @@ class Expansion(NamedTuple):
 
 
 def expansion_of(lengths: Lengths, labels: LabelsConfig) -> Expansion | None:
-    """Count the samples that `expand` made; None: `labels.expand=none`."""
+    """Count conversations, samples and tokens, from lengths that `expand` returned; None: `labels.expand=none`."""
     if labels.expand is Expand.none:
         return None
     num, whole, tokens = lengths.num_samples, 0, 0
@@ -83,7 +83,7 @@ def _expanded(whole: Whole, labels: LabelsConfig) -> list[LengthsRow]:
 
 
 def cuts_of(sample: ReadSample, labels: LabelsConfig) -> list[Cut]:
-    """Return the parts that `labels.expand` makes of a sample; empty: it stays whole."""
+    """List the pieces of a conversation that become samples of their own by `labels.expand`; empty: it stays whole."""
     if labels.expand is Expand.none or is_document(sample.messages):
         return []
     if labels.expand is Expand.pairs:

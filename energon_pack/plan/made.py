@@ -25,20 +25,20 @@ _MANY_STEPS = 64  # steps of a pass at least, so that few packs are left over fr
 
 
 def packs_of(sizes: Ints) -> PackPlan:
-    """Return packs of these sizes, with the items in order."""
+    """Return a plan whose packs have these sizes, and hold the items 0, 1, 2, … in order."""
     num = int(sizes.sum())
     starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
     return PackPlan(starts, np.arange(num), np.zeros(num, np.int8), 0)
 
 
 def passes(times: Sequence[float], entry: Ints, trained: Ints, unit: int, seed: int = 0, num_epochs: int = 1) -> Ints:
-    """Decide how often each pack comes in each pass.
+    """Decide how often each existing pack comes in each pass over the packs; an epoch has one or several passes.
 
     Args:
         times: for each dataset, how often its packs come in an epoch.
         entry: int64[num_packs] the dataset of each pack.
         trained: int64[num_packs] trained tokens.
-        unit: packs of whole steps, as in `Topology`.
+        unit: packs in the smallest number of whole steps, as in `Topology`.
 
     Returns:
         int64[num_passes, num_packs].
@@ -53,7 +53,11 @@ def passes(times: Sequence[float], entry: Ints, trained: Ints, unit: int, seed: 
 
 
 def order_made(items: Items, packs: PackPlan, counts: Ints, packing: PackingConfig, seed: int, cost: CostModel) -> Ints:
-    """Return the numbers of packs in the order in which they would be written."""
+    """Return the numbers of existing packs in the order in which a plan would write them.
+
+    Args:
+        counts: int64[num_passes, num_packs], how often each pack comes in each pass; passes follow one another.
+    """
     turn, pack = (np.repeat(index.ravel(), counts.ravel()) for index in np.indices(counts.shape))
     sizes, members = members_of(packs, pack)
     drawn = replace(items.take(members), turn=np.repeat(turn, sizes).astype(np.int32) if len(counts) > 1 else None)
@@ -63,11 +67,11 @@ def order_made(items: Items, packs: PackPlan, counts: Ints, packing: PackingConf
 
 
 def plan_of_epoch(plan: PackPlan, items: Items, packing: PackingConfig, seed: int, epoch: int) -> PackPlan:
-    """Return a plan with as many packs, each as full as before.
+    """Return the plan of a later epoch: as many packs, each as full as before, with other members, in another order.
 
     Items with equal costs (tokens, images, everything that is limited) that may be in the same packs change places at
-    random, so nothing is measured or packed again; one of which nothing is trained only with another such. Then all
-    packs are put in a new order. Epoch 0 is the plan itself.
+    random, so nothing is measured or packed again. An item without trained tokens changes places only with another
+    such item. Epoch 0 is the plan itself.
     """
     if not epoch or not plan.num_packs:
         return plan

@@ -34,7 +34,7 @@ MANY_EPOCHS = 4.0
 
 @dataclass(frozen=True)
 class EntryShare:
-    """The share that an entry should have, and the draws that give it."""
+    """The share that an entry of a mixture should have, and how often its samples must come for that."""
 
     name: str
     asked: float | None  # the requested share; None: epochs were requested
@@ -45,7 +45,7 @@ class EntryShare:
 
 
 def shares_of(entries: Sequence[Entry], entry: Ints, trained: Ints) -> list[EntryShare]:
-    """Decide how often the samples of each entry come.
+    """Decide how often the samples of each entry of a mixture come.
 
     Args:
         entry: int[num_samples] index into `entries`.
@@ -69,10 +69,9 @@ def shares_of(entries: Sequence[Entry], entry: Ints, trained: Ints) -> list[Entr
 
 
 def draws(times: float, trained: Ints, by_tokens: bool, seed: int, stream: int, num_epochs: int = 1) -> Ints:
-    """Return how often each sample of an entry comes in each epoch.
+    """Decide how often each sample of one entry comes in each epoch, if a sample comes `times` times on average.
 
     Args:
-        times: how often a sample comes on average.
         trained: int[num_samples] trained tokens of each.
         by_tokens: average over tokens, else over samples.
         stream: a number of the entry, so that two entries do not draw alike.
@@ -93,7 +92,7 @@ def draws(times: float, trained: Ints, by_tokens: bool, seed: int, stream: int, 
 
 
 def chosen(num: int, most: int | None, seed: int, stream: int) -> np.ndarray:
-    """Choose at most `most` of `num` samples at random: bool[num]."""
+    """Choose `most` of `num` samples at random, or all if `most` is None or larger; return bool[num]."""
     is_in = np.ones(num, np.bool_)
     if most is not None and most < num:
         is_in[np.argsort(random_keys(num, seed, stream), kind="stable")[most:]] = False
@@ -103,10 +102,10 @@ def chosen(num: int, most: int | None, seed: int, stream: int) -> np.ndarray:
 def draw(
     lengths: Lengths, mixture: Mixture | None, packing: PackingConfig, seed: int
 ) -> tuple[Lengths, list[EntryShare]]:
-    """Return the lengths with each sample drawn as often as `packing.epochs` and its entry of a mixture ask for, and
-    the shares of the entries.
+    """Repeat or leave out samples, as `packing.epochs` and the entries of a mixture (None: no mixture) ask for.
 
     Samples of validation and test come once. A sample that can't be packed is not drawn, and stays for the ledger.
+    Returns the new lengths, and the share of each entry (empty without a mixture).
     """
     if mixture is None and packing.epochs == 1:
         return lengths, []
@@ -204,9 +203,8 @@ def _drawn(lengths: Lengths, counts: Ints, phase_of_shard: Ints, entry_of_shard:
 def mixture_figures(
     shares: Sequence[EntryShare], lengths: Lengths, plan: PackPlan, max_token_len: int
 ) -> list[dict[str, Any]]:
-    """Return for each entry of a mixture its requested share, and its share in the packs of the train split.
-
-    `fill` is the fill of the packs with its tokens.
+    """Return the figures of each entry of a mixture, for report.json: its requested share, and its share in the packs
+    of the train split. `fill` is the mean fill of the packs that hold its tokens.
     """
     items, num = lengths.items, len(shares)
     samples, tokens, trained, filled = np.zeros((4, num))

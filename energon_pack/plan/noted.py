@@ -28,7 +28,7 @@ _MOST_SHOWN = 20
 
 
 class Noted:
-    """Counts over samples that may be packed."""
+    """Counts of samples with something worth a note (`NOTES`), and of names such as unknown keys (`LISTED`)."""
 
     def __init__(self) -> None:
         #: number of samples with each of `NOTES`
@@ -39,7 +39,7 @@ class Noted:
         self._examples: dict[tuple[str, str], str] = {}
 
     def add(self, table: pa.Table, id_of: Callable[[int], str]) -> None:
-        """Count samples."""
+        """Count the samples of a table with the columns `COLUMNS`; `id_of` returns the sample id of a row."""
         for note, column in NOTES.items():
             self.samples[note] += pc.sum(pc.greater(pc.cast(table[column], pa.int64()), 0)).as_py() or 0
         self.num_supervised += pc.sum(table["num_supervised"]).as_py() or 0
@@ -48,7 +48,7 @@ class Noted:
             self._count_names(column, table[column], id_of)
 
     def listed(self, column: str) -> dict[str, dict[str, Any]]:
-        """Return the most frequent names of one of `LISTED`: in how many samples each is, and one example."""
+        """Return the most frequent names in a column of `LISTED`, each with the number of `samples` and an `example`."""
         most = sorted(self._names[column].items(), key=lambda item: (-item[1], item[0]))[:_MOST_SHOWN]
         return {name: {"samples": number, "example": self._examples[column, name]} for name, number in most}
 

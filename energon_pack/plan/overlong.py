@@ -52,7 +52,10 @@ def check_overlong(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> 
 
 
 def cut_overlong(lengths: Lengths, method: Method, packing: PackingConfig, labels: LabelsConfig, run: Run) -> Lengths:
-    """Return the lengths with parts in place of samples that are too long, if these can be cut."""
+    """Cut the samples that are longer than a pack, by the policy `packing.overlong`, and return the new lengths.
+
+    Parts take the place of a sample that was cut; a sample that can't be cut stays whole.
+    """
     items = lengths.items
     overlong = lengths.scratch.zeros(lengths.num_samples, np.bool_)
     for block in blocks(lengths.num_samples):
@@ -76,7 +79,7 @@ def cut_overlong(lengths: Lengths, method: Method, packing: PackingConfig, label
 
 
 def how_cut(packing: PackingConfig) -> dict[str, Any]:
-    """Return the settings that decide which samples are cut, and where; they are part of the cache key."""
+    """Return the settings that decide which samples are cut, and where, as a part of the key of cached parts."""
     return {
         "overlong": packing.overlong,
         "pad_to_multiple_of": packing.pad_to_multiple_of,
@@ -94,7 +97,7 @@ def _is_overlong(
 
 
 def _parts(whole: Whole, packing: PackingConfig, cut_end: bool) -> list[LengthsRow]:
-    """Return rows of the parts of a sample, and of the tokens that are in none; no row if it can't be cut."""
+    """Return the rows of a sample's parts, and one that counts the tokens in none of them; empty if it can't be cut."""
     is_text = is_document(whole.sample.messages)
     if packing.overlong == Overlong.split_text:
         parts = [*text_parts(whole, packing)] if is_text else []
@@ -117,7 +120,7 @@ class _Conversation:
         self._form = None if cut_end else "open"
 
     def parts(self) -> list[LengthsRow]:
-        """Return rows of its parts; none if it can't be cut."""
+        """Cut it between turns; return the rows of its parts, empty if it can't be cut."""
         edges = exchanges(self._messages)
         found_all = []
         begin = 0
@@ -162,7 +165,10 @@ class _Conversation:
 
 
 def _most(measured: Callable[[int], LengthsRow | None], limit: int) -> tuple[int, LengthsRow] | None:
-    """Find the largest number from 1 to `limit` that has a row, by doubling and halving."""
+    """Find the largest number from 1 to `limit` for which `measured` returns a row; None: not even 1.
+
+    Doubles the number, then halves the interval: every smaller number must have a row, too.
+    """
     best: tuple[int, LengthsRow] | None = None
     step = 1
     too_many = limit + 1

@@ -45,7 +45,7 @@ class Taken:
         return number - self.first - bisect_left(self.above, number)
 
     def and_of_left(self, num: int, ahead: Iterable[int]) -> "Taken":
-        """Return the set with the first `num` numbers not in it, and with those `ahead`: indices as `left` takes them."""
+        """Return the set with the first `num` numbers not in it, and with those `ahead`, given as indices of `left`."""
         first = self.left(num)
         more = {self.left(index) for index in ahead if index > num}
         return Taken(first, sorted(more.union(number for number in self.above if number > first)))
