@@ -25,14 +25,7 @@ _PAIRS = 512  # pairs of steps that are handled together
 
 
 def likeness(features: Sequence[Ints], num_bits: int = 16) -> npt.NDArray[np.uint64]:
-    """Return a number for each pack, near for packs that are alike in all features: the Morton code of their ranks.
-
-    Args:
-        features: int64[num_packs] each; the most important feature comes first.
-        num_bits: bits of each rank in the code.
-
-    Source: Morton, "A Computer Oriented Geodetic Data Base", 1966.
-    """
+    """Return a number for each pack, near for packs that are alike in all features: the Morton code of their ranks."""
     code = np.zeros(len(features[0]), np.uint64)
     for place, feature in enumerate(features):
         by_value = np.argsort(feature, kind="stable")
@@ -48,16 +41,16 @@ def likeness(features: Sequence[Ints], num_bits: int = 16) -> npt.NDArray[np.uin
 def order_packs(
     features: Sequence[Ints], group: Ints, seed: int = 0, amounts: npt.NDArray[np.float64] | None = None
 ) -> npt.NDArray[np.int64]:
-    """Return packs in the order in which they are written.
+    """Order packs, at random by the seed, so that every stretch of them looks like the whole.
 
     Args:
         features: int64[num_packs] each; made even over the order.
+        group: int64[num_packs]; each group is spread evenly over the order by itself.
         amounts: float64[num_packs, num_kinds], for example the trained tokens of each entry: of each kind, every
             stretch has its share, as nearly as packs allow; None: only features are made even.
-        group: int64[num_packs]; each group is spread evenly over the order by itself.
 
     Returns:
-        int64[num_packs] indices of packs. Every stretch has about the mixture of the whole.
+        int64[num_packs] indices of packs, in the order in which they are written.
     """
     num = len(group)
     kinds, kind = np.unique(group, return_inverse=True)
@@ -80,8 +73,7 @@ def order_packs(
 
 
 def _halved(num: int, seed: int, stream: int, amounts: npt.NDArray[np.float64] | None = None) -> npt.NDArray[np.int64]:
-    """Return an order of `num` units, given sorted by likeness, in which both halves are alike, and so are their
-    halves.
+    """Order `num` units, which come sorted by likeness, so that both halves are alike, and the halves of these, too.
 
     Each half takes one of every two neighbours: the left half takes the first of one pair and the second of the next.
     With amounts, the choice in each pair keeps the amounts of both halves about equal.
@@ -109,7 +101,7 @@ def _halved(num: int, seed: int, stream: int, amounts: npt.NDArray[np.float64] |
 
 
 def _by_amounts(amounts: npt.NDArray[np.float64], code: npt.NDArray[np.uint64], kind: Ints) -> Ints:
-    """Sort packs so that neighbours have about the same amounts: by their largest kind, and by its share."""
+    """Sort the packs of each kind so that neighbours have like amounts: by their largest amount, and its share."""
     largest = amounts.argmax(axis=1)
     share = amounts.max(axis=1) / np.maximum(1.0, amounts.sum(axis=1))
     return np.lexsort((code, (share * _SHARES).astype(np.int64), largest, kind))
@@ -140,7 +132,7 @@ def _first_of_pairs(
 
 
 def _turned(apart: npt.NDArray[np.float64], start: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Flip the signs of vectors in each row so that their sum is short: first within blocks, then of whole blocks.
+    """Choose which vectors of each row to flip, so that their sum is short: first within blocks, then whole blocks.
 
     Args:
         apart: float64[num_rows, num, num_kinds].
@@ -170,10 +162,14 @@ def _turned(apart: npt.NDArray[np.float64], start: npt.NDArray[np.float64]) -> n
 
 
 def with_even_shares(order: Ints, size: int, amounts: Floats) -> Ints:
-    """Return packs in an order in which every step has about the shares of the whole.
+    """Swap packs between neighbouring steps until each step has about the shares of the whole; return the new order.
 
     Neighbouring steps form pairs: first steps 0 and 1, 2 and 3, …, then 1 and 2, 3 and 4, … In each pair two packs
     change places if that brings both steps nearer to the shares.
+
+    Args:
+        size: packs of a step.
+        amounts: float64[num_packs, num_kinds], for example the trained tokens of each entry of a mixture.
     """
     num = len(order) // size
     steps = order[: num * size].reshape(num, size).copy()

@@ -49,7 +49,7 @@ _SLICE = 200  # samples a job
 
 @dataclass(frozen=True)
 class PartsJob:
-    """Samples to make parts of: their rows of lengths, and the shard of each."""
+    """A worker's job: samples to make parts of, each with its row in the table of lengths, and its shard."""
 
     shards: list[Shard]
     rows: pa.Table
@@ -57,7 +57,7 @@ class PartsJob:
 
 
 class Making(NamedTuple):
-    """How parts are made."""
+    """How a stage makes parts of samples: which samples, by which function, and under which cache key."""
 
     stage: str  # as progress shows it
     key: str  # cache key: a hash of everything that parts depend on, except the lengths
@@ -68,7 +68,10 @@ class Making(NamedTuple):
 
 
 def parts_of(lengths: Lengths, are_asked: npt.NDArray[np.bool_], making: Making, method: Method, run: Run) -> Lengths:
-    """Return the lengths with parts in place of the samples that have parts."""
+    """Make parts of samples, in workers or from the cache, and return the lengths with them in place of their samples.
+
+    `are_asked`: bool[num_samples], which samples may get parts; one of which `make` makes none stays whole.
+    """
     items, measured = lengths.items, lengths.shards
     of_shards = set[int]()
     for block in blocks(lengths.num_samples):
@@ -110,7 +113,7 @@ def parts_of(lengths: Lengths, are_asked: npt.NDArray[np.bool_], making: Making,
 
 
 def _known(cache: TableCache, key: str) -> list[Piece] | None:
-    """Return where the parts of a shard's samples are in the cache; None: not there."""
+    """Return where the cache holds the parts of a shard's samples; None: it does not hold all of them."""
     about = cache.note(key)
     if about is None:
         return None
@@ -121,7 +124,10 @@ def _known(cache: TableCache, key: str) -> list[Piece] | None:
 def _asked(
     measured: Sequence[MeasuredShard], numbers: Sequence[int], making: Making, whole: bool
 ) -> Iterator[tuple[Ints, pa.Table]]:
-    """Yield the samples that may get parts: the number of each one's shard, and its row in the table of lengths."""
+    """Yield the samples of some shards that may get parts: the shard number of each, and a table of their rows.
+
+    `whole`: read all columns of the rows, not only those that choose them.
+    """
     for chunk in in_chunks((number, measured[number].pieces) for number in numbers):
         table = chunk.read(None if whole else making.columns)
         are_asked = making.chosen(table)
@@ -129,7 +135,7 @@ def _asked(
 
 
 def _with_parts(lengths: Lengths, parts: dict[int, list[Piece]], are_asked: npt.NDArray[np.bool_]) -> Lengths:
-    """Return the lengths with the parts of this run's samples; the cache holds the parts of whole shards."""
+    """Find the rows of this run's samples among the cached parts of whole shards, and return the lengths with these."""
     chunks = list(in_chunks(parts.items()))
     ids = [_ids(chunk.numbers_of_rows, chunk.read(["key"])) for chunk in chunks]
     known = pa.chunked_array(ids, pa.large_string())
@@ -151,10 +157,13 @@ def _with_parts(lengths: Lengths, parts: dict[int, list[Piece]], are_asked: npt.
 
 
 def with_parts(lengths: Lengths, parts: Iterable[tuple[Chunk, Ints, Ints]]) -> Lengths:
-    """Return the lengths with parts in place of some samples that have none yet.
+    """Put parts in place of samples that have no parts yet, and return the new lengths.
 
-    If a part has a reason to be in no pack, its sample is left out for that reason. A row that is `cut_off` is no
-    part: it has the number of tokens that no part has.
+    If a part has a reason to be in no pack, its sample is left out for that reason. A row with the reason `cut_off` is
+    no part: it counts the tokens of the sample that are in no part.
+
+    Args:
+        parts: rows of a chunk of the cache, and for each of them the number of its sample.
     """
     cut = lengths.emptied()
     cut.is_cut, is_out = (lengths.scratch.zeros(lengths.num_samples, np.bool_) for _ in range(2))
@@ -188,7 +197,7 @@ def with_parts(lengths: Lengths, parts: Iterable[tuple[Chunk, Ints, Ints]]) -> L
 
 
 def _refused(lengths: Lengths, table: pa.Table, whole: Ints) -> pa.Table:
-    """Return the samples that rows of their parts leave out: for each the first row with a reason."""
+    """Return a table of the samples that must be left out because of a part: sample, reason and detail of that part."""
     reasons = lengths.reason(table).combine_chunks()
     rows = np.flatnonzero(pc.is_valid(reasons).to_numpy(zero_copy_only=False))
     samples, first = np.unique(whole[rows], return_index=True)
@@ -198,7 +207,7 @@ def _refused(lengths: Lengths, table: pa.Table, whole: Ints) -> pa.Table:
 
 
 def _ids(numbers: Ints, table: pa.Table) -> pa.Array:
-    """Join shard and key of each row into one value."""
+    """Return for each row a text that identifies its sample: shard number and key."""
     shard = pa.array(numbers).cast(pa.large_string())
     return pc.binary_join_element_wise(shard, table["key"].combine_chunks(), pa.scalar("/", pa.large_string()))
 
@@ -225,7 +234,7 @@ def _made(
 
 
 class Whole(NamedTuple):
-    """A sample to make parts of."""
+    """A whole sample that parts are made of, with what a worker needs to render and measure them."""
 
     reader: Reader
     shard: Shard
@@ -236,12 +245,12 @@ class Whole(NamedTuple):
     hashes: MediaHashes | None  # hashes of its media; None: samples share nothing
 
     def rendered(self, cut: Cut) -> tuple[ReadSample, Rendered]:
-        """Return a part and its text; raises Skip if the template refuses it."""
+        """Return the part that a cut describes, and its rendered text; raise Skip if the chat template refuses it."""
         part = part_of(self.sample, cut)
         return part, self.template.render(Sample(part.timed, part.media, part.tools, part.options))
 
     def measured(self, cut: Cut, part: ReadSample, rendered: Rendered, token_len: int, supervised: int) -> LengthsRow:
-        """Return the row of a part."""
+        """Return the row of lengths of a part: what `rendered` returns for its cut, its tokens, its trained tokens."""
         counts: dict[str, Any] = counts_of(rendered, part.kinds)
         row = replace(
             self.row,
@@ -267,18 +276,18 @@ class Whole(NamedTuple):
 
     @property
     def trains_last(self) -> bool:
-        """Whether only its last answer is trained."""
+        """Whether only the last answer of the sample is trained."""
         train_on = self.sample.options.labels.get("train_on", self.template.spec.labels.train_on)
         return bool(train_on == TrainOn.last)
 
     def kinds(self) -> str:
-        """Return a letter for each medium, as `Cut.kinds`."""
+        """Return the first letter of the kind of each medium, as `iiv` for two images and a video."""
         return "".join(kind[0] for kind in self.sample.kinds)
 
     def trained(self, parts: Sequence[LengthsRow]) -> list[LengthsRow]:
-        """Return the rows of the parts in which something is trained, numbered, and a row for the tokens of the others.
+        """Drop the parts without a trained token, and number the others; a last row counts the tokens of those dropped.
 
-        Where none is trained, return one row, with the reason why the sample is left out.
+        If no part is left, return one row with the reason why the sample is left out.
         """
         kept = [row for row in parts if row.num_supervised]
         if not kept:
@@ -289,5 +298,5 @@ class Whole(NamedTuple):
         return [*numbered, *([self.cut_off(lost)] if lost else [])]
 
     def cut_off(self, num_tokens: int) -> LengthsRow:
-        """Return a row that says how many tokens of the sample are in no part."""
+        """Return a row that is no part, and counts the tokens of the sample that are in no part."""
         return replace(self.row, token_len=num_tokens, reason=Reason.CUT_OFF.value)

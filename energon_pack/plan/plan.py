@@ -59,6 +59,10 @@ def plan_packs(
     (`group_by`, `window`) or splits share no pack. Packs of one split come in a row, in the order of their turns. One
     window is planned at a time.
 
+    Args:
+        cost: FLOPs of a sample, for even steps; None: those of a common 7B model.
+        trees: the items that share beginnings; a tree is packed as one item. None: nothing is shared.
+
     Raises:
         PackError: `need_image`, and there are too few items with images.
     """
@@ -70,7 +74,7 @@ def plan_packs(
 
 
 def _plan_all(items: Items, packing: PackingConfig, seed: int, scratch: Scratch) -> PackPlan:
-    """Plan all windows of all turns, without steps."""
+    """Pack all windows of all turns, in an order that knows of no steps."""
     of_splits, bound = [PackBuilder(scratch) for _ in SPLITS], 0
     left_out = scratch.zeros(len(items), np.int8)
     for turn, of_turn in _turns(items):
@@ -94,7 +98,7 @@ def _plan_all(items: Items, packing: PackingConfig, seed: int, scratch: Scratch)
 
 
 def laid_out(plan: PackPlan, items: Items, packing: PackingConfig, seed: int, cost: CostModel) -> PackPlan:
-    """Put existing packs into the order of a plan: turn by turn, with even steps. All are of one split and window."""
+    """Put existing packs, of one split and window, into the order of a plan: turn by turn, with even steps."""
     turn, packs = turn_of_packs(items, plan), PackBuilder(_IN_MEMORY)
     for number in np.unique(turn).tolist():
         of_turn = taken(plan, [np.flatnonzero(turn == number)])
@@ -104,7 +108,7 @@ def laid_out(plan: PackPlan, items: Items, packing: PackingConfig, seed: int, co
 
 
 def _turns(items: Items) -> Iterator[tuple[int, Ints | slice]]:
-    """Yield the items of each turn."""
+    """Yield each turn, and the numbers of its items."""
     if items.turn is None:
         yield 0, np.s_[:]
         return
@@ -152,7 +156,7 @@ def _packed(items: Items, packing: PackingConfig, seed: int) -> PackPlan:
 
 
 def _trained(sizes: Ints, members: Ints, items: Items, left_out: npt.NDArray[np.int8]) -> tuple[Ints, Ints]:
-    """Return the sizes and members of packs in which something is trained; leave out the members of the others."""
+    """Keep the packs in which something is trained: return their sizes and members, and mark others in `left_out`."""
     is_trained = np.add.reduceat(items.num_supervised[members].astype(np.int64), np.cumsum(sizes) - sizes) > 0
     are_kept = np.repeat(is_trained, sizes)
     left_out[members[~are_kept]] = LEFT_OUT.index(Reason.NOTHING_TRAINED)
@@ -160,7 +164,10 @@ def _trained(sizes: Ints, members: Ints, items: Items, left_out: npt.NDArray[np.
 
 
 def _together(left_out: npt.NDArray[np.int8], whole: AnyInts) -> npt.NDArray[np.int8]:
-    """Leave out all items of a conversation if one of them is left out."""
+    """Leave out all items of a conversation if one of them is left out.
+
+    `left_out` and `whole`, the conversation's number, are by item; returns the new `left_out`.
+    """
     out = np.flatnonzero(left_out)
     conversations, place = np.unique(whole[out], return_inverse=True)
     code = np.zeros(len(conversations) + 1, np.int8)
@@ -173,9 +180,9 @@ def _together(left_out: npt.NDArray[np.int8], whole: AnyInts) -> npt.NDArray[np.
 def in_order(
     plan: PackPlan, items: Items, packing: PackingConfig, seed: int, scratch: Scratch = _IN_MEMORY
 ) -> PackPlan:
-    """Put the packs of a plan into a seeded order in which every stretch is like the whole, without a topology.
+    """Put the packs of a plan into a seeded random order in which every stretch is like the whole.
 
-    Windows come one after another, in random order, and each is ordered by itself.
+    Windows come one after another, in random order, and each is ordered by itself. `packing.topology` is not used.
     """
     if not plan.num_packs:
         return plan
@@ -203,9 +210,7 @@ def in_order(
 def _in_steps(
     plan: PackPlan, items: Items, packing: PackingConfig, seed: int, cost: CostModel, scratch: Scratch
 ) -> PackPlan:
-    """Put the packs of a plan, each split by itself, into an order in which the steps of `packing.topology` are
-    even.
-    """
+    """Order the packs of each split so that steps are even, if `packing.topology` has steps."""
     if not packing.topology.has_steps or not plan.num_packs:
         return plan
     flops, trained = costs_of_packs(items, plan, cost), plan.per_pack(items.num_supervised)
@@ -230,7 +235,10 @@ def _in_steps(
 
 
 def share(lengths: Lengths, packing: PackingConfig) -> tuple[Lengths, Trees | None]:
-    """Return the lengths, with items counting only what they add to their pack, and the trees; None: no sharing."""
+    """Find the samples that share their beginnings, if `packing.share` is set.
+
+    Returns the lengths, in which an item counts only what it adds to its pack, and the trees; None: nothing is shared.
+    """
     if packing.share is Share.none:
         return lengths, None
     trees = find_trees(lengths, packing, groups(lengths.items, packing))
@@ -251,7 +259,7 @@ def check_splits(lengths: Lengths, plan: PackPlan, shares: Sequence[float]) -> N
 
 
 def check_kinds(lengths: Lengths, plan: PackPlan) -> None:
-    """Raise PackError if packs for another stack's class hold images and videos: its encoder refuses each of them."""
+    """Raise PackError if packs hold images and videos, and the class of `output.sample_type` takes only one of them."""
     if not lengths.flavor.gives or not plan.num_packs:
         return
     num = int((media_of_packs(lengths.items, plan) == MEDIA_TYPES.index("mix")).sum())
@@ -263,14 +271,14 @@ def check_kinds(lengths: Lengths, plan: PackPlan) -> None:
 
 
 def without_window(items: Items, packing: PackingConfig, seed: int) -> int | None:
-    """Return the number of packs without `packing.window`; None: there is no window, or there are too many items."""
+    """Return how many packs a plan without `packing.window` has; None: no window is set, or such a plan is too large."""
     if packing.window is None or len(items) > _MOST_AT_ONCE or items.shared is not None:
         return None
     return plan_packs(items, replace(packing, window=None), seed).num_packs
 
 
 def groups(items: Items, packing: PackingConfig) -> Ints:
-    """Return a number for each item; items with different numbers share no pack."""
+    """Return each item's group by `group_by`, window and split, int64[num_items]: different groups share no pack."""
     group = np.zeros(len(items), np.int64)
     if packing.group_by is GroupBy.media:
         group += items.media

@@ -27,10 +27,15 @@ Costs = Sequence[int]
 
 
 def fullest(costs: Sequence[Costs], limits: Costs) -> list[int]:
-    """Choose the samples that make the fullest pack with the first sample, earlier ones before later.
+    """Choose the samples that fill a pack best together with the first one; return their indices, ascending, with 0.
 
-    If tokens are the only limit, no choice is fuller. If that choice breaks another limit, the choice is made among
-    samples that together keep within all: collected in the order they came, or by least cost a token.
+    If tokens are the only limit, no choice is fuller; of equal choices, the one with earlier samples is taken. If the
+    choice breaks another limit, it is made again among samples that together keep within all limits, collected in the
+    order they came, or by least cost a token.
+
+    Args:
+        costs: for each sample, its cost for each limit of a pack; tokens come first.
+        limits: of a pack, in the same order.
     """
     room = [limit - cost for limit, cost in zip(limits, costs[0], strict=True)]
     fits = [i for i in range(1, len(costs)) if not _breaks(costs[i], room)]
@@ -60,7 +65,7 @@ def _sums(chosen: Iterable[int], costs: Sequence[Costs], num_limits: int) -> lis
 
 
 def _others(cost: Costs, limits: Costs) -> list[tuple[int, int]]:
-    """Pair a sample's costs other than tokens with their limits; a limit of 0 is replaced by 1."""
+    """Pair each cost of a sample other than tokens with its limit; a limit of 0 becomes 1, to divide by it."""
     return [(a, max(b, 1)) for a, b in zip(cost[1:], limits[1:], strict=True)]
 
 
@@ -101,12 +106,12 @@ class Waiting:
 
 
 def costs_of(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[int, ...]:
-    """Return a sample's cost for each limit that is set."""
+    """Return how much a sample adds to each limited sum of a pack, tokens first; only limits that are set."""
     return tuple(int(cap.cost(counts[cap.column], packing.pad_to_multiple_of)) for cap, _ in caps.limits(packing))
 
 
 class Pool:
-    """Samples that wait, and the packs that are made from them.
+    """A buffer of waiting samples that makes full packs of them, one at a time.
 
     Every sample is in exactly one pack, and no pack is empty or over a limit. Once `buffer_size` packs were made since
     a sample came, it waits only for samples that came before it.
@@ -139,14 +144,14 @@ class Pool:
 
     @property
     def num_missing(self) -> int:
-        """How many samples at least have to be added before a pack is made."""
+        """How many samples must be added before `take` should make a pack: 0 if there are enough."""
         if self._planned:
             return 0
         return max(0 if self.fills_one else 1, self._buffer_size - len(self))
 
     @property
     def fills_one(self) -> bool:
-        """Whether some group has enough samples to fill a pack."""
+        """Whether some group of waiting samples reaches a limit of a pack."""
         return any(self._share(group) >= 1 for group in self._totals)
 
     def _share(self, group: Hashable) -> float:
@@ -154,7 +159,17 @@ class Pool:
         return max(total / max(limit, 1) for total, limit in zip(self._totals[group], self._limits, strict=True))
 
     def add(self, name: Any, costs: tuple[int, ...], group: Hashable = None, since: int | None = None) -> None:
-        """Add a sample."""
+        """Let a sample wait for a pack.
+
+        Args:
+            name: the caller's name for the sample, of any type that JSON can hold.
+            costs: for each limit of a pack, tokens first: `costs_of`.
+            group: samples of different groups share no pack.
+            since: how many packs were made before it came; None: all until now.
+
+        Raises:
+            ValueError: the sample alone is over a limit.
+        """
         if any(cost > limit for cost, limit in zip(costs, self._alone, strict=True)):
             raise ValueError(f"{name} takes {costs}, a pack holds {self._alone}")
         sample = Waiting(name, costs, group, self.num_added, self.num_packs if since is None else since)
@@ -167,7 +182,7 @@ class Pool:
         self._totals[group] = [a + b for a, b in zip(before, costs, strict=True)]
 
     def state(self) -> dict[str, Any]:
-        """Return everything a pool with the same settings needs to go on: numbers, and the callers' names."""
+        """Return what a pool with the same settings needs to go on from here: waiting samples, and counters."""
         groups, planned = (
             [[list(astuple(sample)) for sample in pack] for pack in packs]
             for packs in (self._groups.values(), self._planned)
@@ -175,7 +190,7 @@ class Pool:
         return {"groups": groups, "planned": planned, **{name: getattr(self, name) for name in _COUNTERS}}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`, which may have been JSON in the meantime."""
+        """Set the pool to a result of `state`, which may have been stored as JSON."""
         groups, self._planned = _waiting(state, "groups"), _waiting(state, "planned")
         self._groups = {waiting[0].group: waiting for waiting in groups}
         self._totals = {waiting[0].group: _total(waiting) for waiting in groups}
@@ -183,7 +198,7 @@ class Pool:
             setattr(self, name, state[name])
 
     def take(self) -> list[Waiting]:
-        """Return the next pack; empty if no sample waits."""
+        """Make the next pack and return its samples, the oldest first; empty if no sample waits."""
         pack = self._planned.pop(0) if self._planned else self._best() if self._groups else []
         self.num_taken += len(pack)
         if pack:
@@ -192,7 +207,7 @@ class Pool:
         return pack
 
     def end(self) -> None:
-        """Plan all waiting samples as packing offline would: no more samples come."""
+        """Plan packs for all waiting samples at once, because no more samples come; `take` returns these packs."""
         packs: list[list[Waiting]] = []
         for waiting in self._groups.values():
             costs = np.array([sample.costs for sample in waiting], np.int64).T
@@ -224,7 +239,7 @@ class Pool:
 
 
 def waiting_in(states: Iterable[Mapping[str, Any]]) -> list[Waiting]:
-    """Return the samples that wait in the `state` of pools, for new ones: those that waited for most packs first."""
+    """Return the samples that wait in the states of several pools; those that have waited for most packs come first."""
     samples = [
         replace(sample, since=sample.since - state["num_packs"])
         for state in states

@@ -41,7 +41,7 @@ LOST_BITS = "values above 255 become white, and fractions black, as in transform
 
 @dataclass(frozen=True)
 class MediaFigures:
-    """The figures of one media type; the type of a pack covers the media of all its members."""
+    """Counts of the samples and packs of one media type; the type of a pack covers the media of all its members."""
 
     samples_in: int
     samples: int  # packed
@@ -52,7 +52,7 @@ class MediaFigures:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Facts about a run, not about its data; only report.json has them."""
+    """Facts about a run (settings, times, memory, bytes), which report.json holds beside the figures of its data."""
 
     format: int  # of report.json
     identity: str  # hash of everything that the bytes of the shards depend on
@@ -74,7 +74,7 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class Report:
-    """The figures of report.json.
+    """The content of report.json: counts of samples, packs and tokens of a plan.
 
     samples_in = samples_packed + samples_skipped; fill = tokens / (packs × max_token_len), longer packs being full.
     """
@@ -123,11 +123,11 @@ class Report:
         ]
 
     def dropped_share(self, reason: str) -> float:
-        """Return the share of all tokens that are in no pack for this reason."""
+        """Return which share (0 to 1) of all tokens is in no pack for a reason, a value of `Reason`."""
         return self.tokens_left_out_by_reason.get(reason, 0) / max(1, self.tokens + self.tokens_left_out)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of report.json."""
+        """Return the content of report.json as a dict; fields that are None are left out."""
         figures = asdict(self)
         facts, notes = figures.pop("run") or {}, figures.pop("notes").items()
         figures |= {f"samples_with_{note}": number for note, number in notes}
@@ -144,7 +144,13 @@ def summarize(
     expansion: Expansion | None = None,
     shares: Sequence[EntryShare] = (),
 ) -> Report:
-    """Compute the figures of a plan.
+    """Compute the figures of a plan for report.json.
+
+    Args:
+        num_found: samples in the source, before settings exclude some.
+        num_repeated: draws of samples that were drawn before.
+        expansion: what `labels.expand` did; None: nothing.
+        shares: of the entries of a mixture; empty: no mixture.
 
     Raises:
         PackError: samples_in is not packed + skipped. Never seen; nothing may be published then.
@@ -210,9 +216,7 @@ def _tokens_by_reason(counted: Counted) -> dict[str, int]:
 
 
 def _by_media(counted: Counted, media: AnyInts, lens: Ints, room: Ints) -> dict[str, MediaFigures]:
-    """Return the figures of each media type, by those of its packs: medium, tokens, and the tokens that they have room
-    for.
-    """
+    """Return the figures of each media type; `media`, `lens` and `room` are type, tokens and capacity of each pack."""
     num_packs, tokens, rooms = (by_medium(media, values).tolist() for values in (None, lens, room))
     return {
         name: MediaFigures(
@@ -228,7 +232,7 @@ def _by_media(counted: Counted, media: AnyInts, lens: Ints, room: Ints) -> dict[
 
 
 def _flops(items: Items, plan: PackPlan, cost: CostModel) -> dict[str, Any]:
-    """Return the cost of one forward pass over all packs, and where the cost model comes from."""
+    """Return the FLOPs of one forward pass over all packs, by weights, attention and vision, and the model's source."""
     lm, vision = costs_of_packs(items, plan, cost).sum(axis=1).tolist()
     weights = cost.lm_token * float(plan.per_pack(items.lens).sum())
     return {"weights": weights, "attention": max(0.0, lm - weights), "vision": vision, "source": cost.source}
@@ -240,7 +244,7 @@ def _evenness(costs: Ints) -> dict[str, Any]:
 
 
 def num_lost_to_bad_data(skipped_by_reason: Mapping[str, int]) -> int:
-    """Count samples that were skipped because something is wrong with them, not by a setting."""
+    """Sum the samples that were skipped because something is wrong with them, not by a setting."""
     return sum(n for reason, n in skipped_by_reason.items() if not Reason(reason).is_policy)
 
 
@@ -253,7 +257,10 @@ STEP_COSTS = {"lm": "language model", "vision": "vision encoder", "both": "both"
 
 
 def figures_of_steps(items: Items, plan: PackPlan, topology: Topology, cost: CostModel) -> dict[str, Any] | None:
-    """Return how even a topology's steps are in the first split: laid out, without layout, and in random order."""
+    """Measure how even the steps of the first split are: as planned, without layout, and in random order.
+
+    None: a step has one pack, or there are no packs.
+    """
     if not topology.has_steps or not plan.num_packs:
         return None
     split = split_of_packs(items, plan)

@@ -177,7 +177,7 @@ class CostModel:
     unit: str = "FLOPs"
 
     def lm(self, lens: Numbers, shared: Numbers | None = None) -> Floats:
-        """Return the language model's FLOPs, float64[n], of n samples of `lens` tokens; the first `shared` cost none."""
+        """Return the language model's FLOPs, float64[n], of n samples of `lens` tokens without their first `shared`."""
         if shared is not None:
             return self.lm(lens) - self.lm(shared)
         tokens: Floats = lens.astype(np.float64)
