@@ -207,7 +207,7 @@ class Lengths:
                 yield rows.start, numbers, table
 
     def places(self, items: Ints) -> Iterator[tuple[Ints, Chunk, Ints]]:
-        """Yield where the rows of items are: places in `items`, the chunk of the cache that has them, their rows in it."""
+        """Yield where the rows of items are: places in `items`, the chunk of the cache with them, their rows in it."""
         for rows in self.rows:
             of_items = np.flatnonzero((items >= rows.start) & (items < rows.start + rows.num))
             if len(of_items):

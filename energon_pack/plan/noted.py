@@ -48,7 +48,7 @@ class Noted:
             self._count_names(column, table[column], id_of)
 
     def listed(self, column: str) -> dict[str, dict[str, Any]]:
-        """Return the most frequent names in a column of `LISTED`: the number of `samples` with each, and an `example`."""
+        """Return the most frequent names in a column of `LISTED`: how many `samples` have each, and an `example`."""
         most = sorted(self._names[column].items(), key=lambda item: (-item[1], item[0]))[:_MOST_SHOWN]
         return {name: {"samples": number, "example": self._examples[column, name]} for name, number in most}
 

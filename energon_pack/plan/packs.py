@@ -161,7 +161,7 @@ def features_of_packs(items: Items, plan: PackPlan) -> dict[str, Ints]:
 
 
 def trained_by_entry(items: Items, plan: PackPlan) -> npt.NDArray[np.float64] | None:
-    """Return the trained tokens of each mixture entry in each pack, float64[num_packs, num_entries]; None: no mixture."""
+    """Return each mixture entry's trained tokens in each pack, float64[num_packs, num_entries]; None: no mixture."""
     if items.entry is None:
         return None
     num, done = int(items.entry.max(initial=0)) + 1, 0

@@ -271,7 +271,7 @@ def check_kinds(lengths: Lengths, plan: PackPlan) -> None:
 
 
 def without_window(items: Items, packing: PackingConfig, seed: int) -> int | None:
-    """Return how many packs a plan without `packing.window` has; None: no window is set, or such a plan is too large."""
+    """Return how many packs a plan without `packing.window` has; None: no window is set, or the plan is too large."""
     if packing.window is None or len(items) > _MOST_AT_ONCE or items.shared is not None:
         return None
     return plan_packs(items, replace(packing, window=None), seed).num_packs

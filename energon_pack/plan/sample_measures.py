@@ -27,7 +27,7 @@ _ROUNDS = 10  # buffers for which a sample may wait for others of its group
 
 @dataclass(frozen=True)
 class SampleMeasures:
-    """The measures of a sample before it is encoded."""
+    """The length of a sample, its cost in a pack, and its media type, known before it is encoded."""
 
     token_len: int
     #: its cost for each limit that is set, tokens first
@@ -37,7 +37,7 @@ class SampleMeasures:
 
 
 class Measuring:
-    """Measures samples for packs with these settings, with the template that encodes them.
+    """Measures samples as they come, to decide which of them share a pack, with the chat template that encodes them.
 
     Args:
         control_tokens: how samples that spell a special token are treated.
@@ -62,7 +62,7 @@ class Measuring:
         self._num_named: Counter[Reason] = Counter()
 
     def measure(self, samples: Sequence[Sample]) -> list[SampleMeasures | Skip]:
-        """Measure samples; in place of a sample that may be in no pack, return its Skip, worded as in the ledger."""
+        """Measure samples; in place of a sample that may be in no pack, return a Skip with the reason."""
         rendered = [self._render(sample) for sample in samples]
         counts = iter(self._template.count([text for text in rendered if isinstance(text, Rendered)]))
         return [
@@ -88,7 +88,13 @@ class Measuring:
     def choose(
         self, measured: Sequence[SampleMeasures], datasets: Sequence[Hashable], ages: Sequence[int], at_end: bool
     ) -> list[list[int]]:
-        """Make full packs from about half of the samples and let the others wait; return indices, the oldest first."""
+        """Make full packs from about half of the samples, and let the others wait; return each pack as indices.
+
+        Args:
+            datasets: of each sample; they matter for `packing.group_by=dataset`.
+            ages: how many samples came after each one; those that have waited very long are packed first.
+            at_end: no more samples come, so pack all of them.
+        """
         pool = Pool(self.packing, max(1, len(measured)))
         for i, (sample, dataset, age) in enumerate(zip(measured, datasets, ages, strict=True)):
             pool.add(i, sample.costs, self.group(sample, dataset), since=-(age // _ROUNDS))
@@ -101,7 +107,7 @@ class Measuring:
         return [[sample.name for sample in pack] for pack in packs]
 
     def leave_out(self, sample_id: str, skip: Skip) -> None:
-        """Log that a sample is in no pack."""
+        """Log that a sample is in no pack, or raise PackError if the settings do not allow to leave it out."""
         if skip.reason is Reason.OVERLONG and self.packing.overlong is Overlong.error:
             raise PackError(f"{sample_id}: {skip} (packing.overlong=drop leaves such a sample out)")
         if not skip.reason.is_policy and not self._drop:
@@ -142,7 +148,7 @@ class Measuring:
 
 
 def measuring_of(content: Mapping[str, Any], template: Template, drop: bool) -> Measuring:
-    """Return a Measuring with the settings of a packed dataset."""
+    """Return a Measuring with the settings in the manifest of a packed dataset; `drop`: see `Measuring`."""
     packing, read = node_of(PackingConfig, content["packing"]), node_of(ReadSettings, content["source"])
     untrained = node_of(LabelsConfig, content["labels"]).untrained
     return Measuring(template, packing, read.control_tokens, drop, untrained)

@@ -25,7 +25,10 @@ _ALL = (1 << 31) - 1  # tokens
 
 
 def text_parts(whole: Whole, packing: PackingConfig) -> Iterator[LengthsRow]:
-    """Yield the rows of a document's parts, of as many tokens as fit a pack; none if that is one."""
+    """Cut a document into parts of as many tokens as fit a pack; yield the row of lengths of each.
+
+    Yields nothing if a pack holds fewer than two tokens of text.
+    """
     text, rendered = whole.sample.messages[0]["content"], whole.template.render(whole.as_sample)
     most = most_tokens(packing)
     if most < 2 or not isinstance(text, str):
@@ -41,14 +44,19 @@ def text_parts(whole: Whole, packing: PackingConfig) -> Iterator[LengthsRow]:
 
 
 def most_tokens(packing: PackingConfig) -> int:
-    """Return how many tokens of text a pack holds in one member."""
+    """Return how many tokens a member without media may have in a pack, by all limits."""
     none = dict.fromkeys(caps.COLUMNS, 0)
     numbers = range(1, packing.max_token_len + 1)
     return bisect_left(numbers, True, key=lambda n: bool(caps.exceeded({**none, "token_len": n}, packing)))
 
 
 def edges_of(places: Sequence[tuple[int, int]], most: int) -> list[int]:
-    """Return at which tokens parts begin, and the end: no part begins within a character, or has a single token."""
+    """Return the index of the first token of each part, and the end; no part begins within a character.
+
+    Args:
+        places: first character of each token, and the end.
+        most: tokens of a part; the last part has at least two.
+    """
     edges = [0]
     while len(places) - edges[-1] > most:
         end = edges[-1] + most
@@ -59,7 +67,7 @@ def edges_of(places: Sequence[tuple[int, int]], most: int) -> list[int]:
 
 
 def _part(whole: Whole, text: str, span: tuple[int, int], number: int, ids: list[int]) -> LengthsRow:
-    """Return the row of a part."""
+    """Return the row of lengths of a part: characters `span` of `text`, and the tokens `ids` from `number` on."""
     first, last, start = _window(whole, text, span, ids) or (0, len(text), number)
     cut = _cut(first, last, start, start + len(ids))
     part, rendered = whole.rendered(cut)
@@ -69,8 +77,9 @@ def _part(whole: Whole, text: str, span: tuple[int, int], number: int, ids: list
 
 
 def _window(whole: Whole, text: str, span: tuple[int, int], ids: list[int]) -> tuple[int, int, int] | None:
-    """Return the shortest range of characters around a part in which its tokens come out alike, and the number of the
-    first of them there; None: none that is tried.
+    """Find a short range of characters around a part in which the tokenizer gives the same tokens for it.
+
+    Returns the range's start and end, and the index of the part's first token in it; None: none that is tried does.
     """
     for around in _AROUND:
         first, last = max(0, span[0] - around), min(len(text), span[1] + around)
@@ -87,6 +96,6 @@ def _cut(first: int, last: int, first_token: int, end_token: int) -> Cut:
 
 
 def _places_in(window: list[int], ids: list[int]) -> Iterator[int]:
-    """Yield at which places of a window's tokens the ids of a part stand."""
+    """Yield each index at which the ids of a part begin in the ids of a window."""
     num = len(ids)
     yield from (i for i in range(len(window) - num + 1) if window[i] == ids[0] and window[i : i + num] == ids)

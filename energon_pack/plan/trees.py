@@ -32,7 +32,7 @@ _FIELDS = ("token_len", "num_images", "num_videos", "num_visual_tokens")
 
 @dataclass(frozen=True)
 class Trees:
-    """All items, each in one tree; a sample that shares nothing is a tree of its own."""
+    """All items, grouped into trees of items that begin with the same tokens; an item that shares nothing is a tree."""
 
     items: Ints  # the items of a tree are side by side, depth first
     starts: Ints  # [num_trees + 1]: where each tree begins in `items`
@@ -40,7 +40,7 @@ class Trees:
     shared: Mapping[str, AnyInts]
 
     def as_items(self, items: Items) -> Items:
-        """Return the trees as items: the sums of what their members add."""
+        """Return one item for each tree, so that a plan packs whole trees: its counts are sums over the tree."""
         order = self.items
 
         def sums(values: AnyInts) -> AnyInts:
@@ -54,7 +54,7 @@ class Trees:
         return replace(roots, counts=counts, media=media, num_supervised=sums(items.num_supervised), shared=None)
 
     def of_items(self, plan: PackPlan) -> PackPlan:
-        """Return a plan of trees as a plan of their items."""
+        """Turn a plan whose items are trees (`as_items`) into a plan of the original items."""
         sizes = np.diff(self.starts)
         chosen = sizes[plan.items]
         before = np.cumsum(chosen) - chosen
@@ -66,7 +66,7 @@ class Trees:
 
 
 class Beginnings(NamedTuple):
-    """The beginnings of items at which a tree may fork, ascending for each item."""
+    """Beginnings of items, at the ends of which a tree may fork: arrays with an entry each, item by item, ascending."""
 
     item: Ints
     key: npt.NDArray[np.uint64]  # hash of the beginning; `low` tells apart the rare beginnings with equal keys
@@ -75,16 +75,16 @@ class Beginnings(NamedTuple):
     counts: Mapping[str, AnyInts]
 
     def take(self, numbers: AnyInts) -> "Beginnings":
-        """Return the beginnings with these numbers."""
+        """Return the beginnings with these indices."""
         counts = {name: self.counts[name][numbers] for name in _FIELDS}
         return Beginnings(self.item[numbers], self.key[numbers], self.low[numbers], self.may_fork[numbers], counts)
 
 
 def find_trees(lengths: Lengths, packing: PackingConfig, group: Ints) -> Trees:
-    """Return the trees of all items that may be packed: items that begin with the same tokens share a pack.
+    """Read the hashes of all items' beginnings from the cache, and group items that begin alike into trees.
 
     Args:
-        group: int64[num items]; only items of one number may share.
+        group: int64[num_items]; only items of one group may share.
     """
     blocks = [*_read(lengths, packing)]
     item, key, low, may_fork = (np.concatenate([block[n] for block in blocks]) for n in range(4))
@@ -93,7 +93,7 @@ def find_trees(lengths: Lengths, packing: PackingConfig, group: Ints) -> Trees:
 
 
 def trees_of(beginnings: Beginnings, items: Items, packing: PackingConfig, group: Ints) -> Trees:
-    """Return the trees of items, given all beginnings at which these settings allow a fork."""
+    """Group items into trees by their beginnings; a tree fits a pack. `group` is as in `find_trees`."""
     for values in (items.turn, items.entry):
         if values is not None:
             group = np.unique(np.stack((group, values)), axis=1, return_inverse=True)[1].ravel()
@@ -122,8 +122,7 @@ def trees_of(beginnings: Beginnings, items: Items, packing: PackingConfig, group
 
 
 def sharing_figures(lengths: Lengths, plan: PackPlan) -> dict[str, int] | None:
-    """Count the trees of all packs, the samples in them, and the tokens and media that are saved because samples share
-    them; None: `packing.share=none`."""
+    """Count the trees in packs, their samples, and the tokens and media that sharing saves; None: nothing is shared."""
     if lengths.shared is None:
         return None
     members, shared = plan.items, lengths.shared["token_len"][plan.items] > 0
@@ -139,7 +138,7 @@ def sharing_figures(lengths: Lengths, plan: PackPlan) -> dict[str, int] | None:
 
 
 def with_own_counts(items: Items, shared: Mapping[str, AnyInts]) -> Items:
-    """Return the items with the counts that each adds to its pack."""
+    """Return items that count only what each adds to its pack; `shared` is as in `Trees`."""
     added = {name: values - shared[name] if name in shared else values for name, values in items.counts.items()}
     added["max_attention_cost"] = _squares(items.lens, shared["token_len"])
     return replace(items, counts=added, shared=shared["token_len"])
@@ -151,7 +150,7 @@ def _squares(token_len: AnyInts, shared_len: AnyInts) -> Ints:
 
 
 def _read(lengths: Lengths, packing: PackingConfig) -> Iterator[Beginnings]:
-    """Read the beginnings at which these settings allow a fork, of many items at a time."""
+    """Read from the cache the beginnings at which the settings allow a fork; yield those of many items at a time."""
     none = np.zeros(0, np.int64)
     keys = none.astype(np.uint64)
     yield Beginnings(none, keys, keys, none.astype(np.bool_), dict.fromkeys(_FIELDS, none))
@@ -170,7 +169,7 @@ def _read(lengths: Lengths, packing: PackingConfig) -> Iterator[Beginnings]:
 
 
 def _alike(beginnings: Beginnings, items: Items) -> Beginnings:
-    """Keep the beginnings that several items have, and replace their keys by numbers.
+    """Keep the beginnings that several items have in common, and replace their hashes by consecutive numbers.
 
     If no other item has an item's first beginning, it shares no later one, either. A beginning of very many items that
     is only a small part of each, such as a system turn, joins nothing: it would put all of them side by side. No tree
@@ -199,9 +198,7 @@ def _alike(beginnings: Beginnings, items: Items) -> Beginnings:
 
 
 def _numbered(key: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]) -> tuple[Ints, Ints]:
-    """Number the distinct pairs in ascending order; return the number of each pair, and how often each number
-    occurs.
-    """
+    """Number the distinct pairs (key, low), ascending; return each pair's number, and how often each number occurs."""
     order = np.argsort(key, kind="stable")
     same_key = key[order][1:] == key[order][:-1]
     if (same_key & (low[order][1:] != low[order][:-1])).any():  # once in 2^64 pairs
@@ -213,7 +210,7 @@ def _numbered(key: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]) -> tuple
 
 
 def _in_order(beginnings: Beginnings, lens: AnyInts) -> tuple[Ints, dict[str, Ints]]:
-    """Return the items of trees, depth first, and what each shares with the item before it; 0: nothing."""
+    """Return the items of trees, depth first, and for each of `_FIELDS` how much an item shares with the one before."""
     starts = np.flatnonzero(np.diff(beginnings.item, prepend=-1))
     sizes = np.diff(np.append(starts, len(beginnings.item)))
     item, depth = beginnings.item[starts], int(sizes.max(initial=0))
@@ -237,11 +234,11 @@ def _in_order(beginnings: Beginnings, lens: AnyInts) -> tuple[Ints, dict[str, In
 
 
 def _cut(added: Ints, whole: Ints, limits: Ints, is_first: npt.NDArray[np.bool_]) -> Ints:
-    """Return where trees begin, so that each keeps to the limits of a pack.
+    """Return the index of the first item of each tree, so that each tree keeps to the limits of a pack.
 
     Args:
-        added: int64[k, num] costs of what each item adds.
-        whole: int64[k, num] costs of each item alone.
+        added: int64[num_caps, num_items] costs of what each item adds.
+        whole: int64[num_caps, num_items] costs of each item alone.
         is_first: whether an item shares nothing with the item before it.
     """
     starts = np.flatnonzero(is_first)

@@ -119,10 +119,11 @@ def _pack_lengths(lens: Ints, capacity: int, algorithm: Algorithm, seed: int) ->
 
 
 def _optimal(histogram: Ints, capacity: int, bound: int, enough: float, seed: int) -> list[SameBins]:
-    """Return the fewest bins that any way of this package finds.
+    """Pack by several algorithms, from fast to slow, and return the plan with fewest bins.
 
     Args:
-        enough: if a faster way needs only so many bins, the slowest way is not tried.
+        bound: a number of bins that no packing can go below.
+        enough: if a faster algorithm needs only so many bins, the slowest is not tried.
     """
     runs = exact_fit(histogram, capacity, seed)
     if count_bins(runs) > bound:  # sets of few items may be luckier with best fit
@@ -133,7 +134,7 @@ def _optimal(histogram: Ints, capacity: int, bound: int, enough: float, seed: in
 
 
 def _drawn(histogram: Ints, capacity: int, seed: int) -> list[SameBins]:
-    """Fill most bins as a stream does, then pack the items left at its end into as few bins as possible."""
+    """Pack by `drawn_fit`, and then the items that it leaves, into as few bins as possible."""
     runs, left = drawn_fit(histogram, capacity, seed)
     rest = min(exact_fit(left, capacity, seed), best_fit_decreasing(left, capacity), key=count_bins)
     num_bins = count_bins(runs)

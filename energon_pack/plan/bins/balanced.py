@@ -29,7 +29,7 @@ _MOST_ROUNDS = 1000
 
 
 class Way(Enum):
-    """In which order gaps are filled, and how many equal gaps are filled alike."""
+    """In which order the free space of bins is filled, and how many equally full bins are filled alike."""
 
     by_chance = 0
     ascending = 1
@@ -39,8 +39,9 @@ class Way(Enum):
 def balance(
     lens: AnyInts, capacity: int, num_bins: int, goal: float, seed: int, limit: Callable[[], float] = lambda: inf
 ) -> AnyInts | None:
-    """Return the bin of each item; None if that takes more bins than the limit.
+    """Pack items into bins with like mixtures of long and short items; return each item's bin.
 
+    Returns None if that takes more bins than the limit. The shortest items are held back, as a tail, to fill gaps.
     Takes the first small tail that gives few enough bins. Without short items no small tail does. Then it searches the
     best large tail quickly, and more closely only if that is about as good as the limit.
 
@@ -48,7 +49,7 @@ def balance(
         lens: longest first.
         num_bins: number of bins to begin with: the lower bound.
         goal: the search for a tail ends when it needs only so many bins.
-        limit: called only if the small tails need more than one bin over the goal.
+        limit: returns the most bins; called only if the small tails need more than one bin over the goal.
     """
     search = _Search(lens, capacity, num_bins, seed)
     search.most = goal + _near(goal)
@@ -81,7 +82,7 @@ class _Found(NamedTuple):
 
 
 class _Search:
-    """Deals the longest items once, tries tails of several sizes to fill the gaps, and keeps the best result."""
+    """Deals the longest items once, tries several tails of the shortest to fill the gaps, and keeps the best."""
 
     def __init__(self, lens: AnyInts, capacity: int, num_bins: int, seed: int):
         upto = np.cumsum(lens, dtype=np.int64)
@@ -97,7 +98,7 @@ class _Search:
         self.most = inf
 
     def must_have(self, most: float) -> None:
-        """Forget results with more bins than this."""
+        """Forget a best result with more than `most` bins, and look for no larger one."""
         if self._best and self._best.gaps.num_bins > most:
             self._best = None
         if not self._best:
@@ -112,7 +113,7 @@ class _Search:
         self.keep(self.fill(tail, way, self.most))
 
     def fill(self, tail: int, way: Way, most: float) -> _Found | None:
-        """Fill the gaps that this tail leaves with it; None if that takes more bins than `most`."""
+        """Deal all items but a tail (index of `_TAILS`), which fills gaps; None: that takes more than `most` bins."""
         head = self._heads[tail]
         if head < self._head:
             self._move(head, self._head, -1)
@@ -168,7 +169,7 @@ def spread(lens: AnyInts, capacity: int, num_bins: int) -> AnyInts:
 
 
 class Gaps(NamedTuple):
-    """A plan that fills gaps."""
+    """A plan that puts items into the free space of bins, and into new bins."""
 
     runs: list[SameBins]
     names: Ints  # the bin that each bin of the runs stands for
@@ -186,9 +187,13 @@ def fill_gaps(histogram: Ints, space: Ints, capacity: int, seed: int, way: Way, 
 def fill_gaps(
     histogram: Ints, space: Ints, capacity: int, seed: int, way: Way = Way.by_chance, most: float = inf
 ) -> Gaps | None:
-    """Put all items into the gaps of bins, exactly if possible; the others by best fit, or into new bins.
+    """Put all items into the free space of bins, exactly if possible; the others by best fit, or into new bins.
 
     Returns None as soon as it is certain that this takes more bins than `most`.
+
+    Args:
+        histogram: number of items of each length.
+        space: free space of each bin.
     """
     if len(space) + _num_too_long(histogram, int(space.max()), capacity) > most:
         return None
@@ -229,13 +234,13 @@ def fill_gaps(
 
 
 def _num_too_long(histogram: Ints, gap: int, capacity: int) -> int:
-    """Return how many new bins are needed at least for items that are longer than every gap."""
+    """Return a lower bound on the new bins for items that are longer than the widest gap."""
     lengths = gap + 1 + np.flatnonzero(histogram[gap + 1 :])
     return -(-int(histogram[lengths].sum()) // (capacity // int(lengths[0]))) if len(lengths) else 0
 
 
 def _fill(stock: Stock, gap: int) -> dict[int, int]:
-    """Choose items for a gap, length → copies: any items while it is wide, in the end items that fill it exactly."""
+    """Choose items for a gap: any while it is wide, at last those that fill it exactly. Returns length → copies."""
     content: dict[int, int] = {}
     while gap:
         more = stock.exact(gap)

@@ -26,12 +26,12 @@ _MOST_PASSES = 20
 
 
 def pack_capped(costs: Ints, caps: Ints, seed: int, needs: npt.NDArray[np.bool_] | None = None) -> Bins:
-    """Pack items into bins in which no cost sums to more than its cap.
+    """Pack items into bins with several caps: in a bin no cost sums to more than its cap.
 
     Args:
-        costs: int64[k, n]; the first row is the lengths. No item alone may break a cap.
-        caps: int64[k].
-        needs: bool[n]: every bin must hold one of these.
+        costs: int64[num_caps, num_items]; the first row is the lengths. No item alone may break a cap.
+        caps: int64[num_caps].
+        needs: bool[num_items]: every bin must hold one of these.
 
     Raises:
         ValueError: more bins are needed than there are items in `needs`.
@@ -68,7 +68,13 @@ def pack_capped(costs: Ints, caps: Ints, seed: int, needs: npt.NDArray[np.bool_]
 
 
 def _pack(packing: "_Packing", order: AnyInts, light_share: float, match: bool, seed: int, first: int) -> AnyInts:
-    """Fill bins, and return the items that found no room. The `first` items of the order have a bin each."""
+    """Put items into the bins of `packing`, and return those that found no room.
+
+    Args:
+        order: the items, largest first.
+        light_share, match: see `_WAYS`.
+        first: so many items of the order have a bin each.
+    """
     lens = packing.costs[0]
     rows = range(len(packing.caps))
     packing.spread(order[:first], rows, match)
@@ -93,7 +99,7 @@ def _pack(packing: "_Packing", order: AnyInts, light_share: float, match: bool, 
 
 
 class _Packing:
-    """Bins being filled."""
+    """Bins with several caps, which are being filled."""
 
     def __init__(self, costs: Ints, caps: Ints, size: npt.NDArray[np.uint16], num_bins: int):
         self.costs = costs
@@ -110,8 +116,7 @@ class _Packing:
         return self.bin_of[items] < 0
 
     def spread(self, items: AnyInts, rows: Sequence[int], match: bool) -> None:
-        """Deal items, largest first, to the least loaded bins, in rounds like `balanced.spread`; items that do not fit
-        stay out.
+        """Deal items, in rounds, to the least loaded bins; items that do not fit stay out.
 
         Args:
             items: largest first.
@@ -134,7 +139,7 @@ class _Packing:
             at += len(dealt)
 
     def squeeze(self, items: AnyInts) -> AnyInts:
-        """Put items wherever there is room; return the items that found none."""
+        """Put items into any bins that have room for them; return the items for which none has."""
         for _ in range(_MOST_PASSES):
             before = len(items)
             for row, cost in enumerate(self.costs):
@@ -149,7 +154,7 @@ class _Packing:
         return items
 
     def fill_up(self, items: AnyInts, seed: int) -> None:
-        """Fill bins to the last token; a bin that would break another cap stays unchanged."""
+        """Fill the bins with these items to the last token; a bin that would break another cap stays unchanged."""
         items = items[np.argsort(self.costs[0, items], kind="stable")]
         gaps = fill_gaps(np.bincount(self.costs[0, items]), self.caps[0] - self._fill[0], int(self.caps[0]), seed)
         bins = gaps.bins_of()
@@ -168,12 +173,12 @@ class _Packing:
             items = self.squeeze(items)
 
     def _richness(self, costs: Ints) -> npt.NDArray[np.float64]:
-        """Compare tokens with the most used other cost, as shares of their caps."""
+        """Return the tokens' share of their cap, less the largest such share of another cost, for bins or items."""
         shares = costs / self.caps[:, None]
         return np.asarray(shares[0] - shares[1:].max(axis=0))
 
     def _place(self, items: AnyInts, bins: AnyInts) -> None:
-        """Put each column of items into its bin if it fits; all bins are different."""
+        """Put each column of `items` into the bin of that column, if all of it fits; all bins are different."""
         filled = self._fill[:, bins] + self.costs[:, items].sum(axis=1)
         fits = (filled <= self.caps[:, None]).all(axis=0)
         self._fill[:, bins[fits]] = filled[:, fits]
@@ -181,7 +186,7 @@ class _Packing:
 
 
 def _share(costs: Ints, caps: Ints, rows: Sequence[int]) -> npt.NDArray[np.uint16]:
-    """Return the used share of the most used cap, in 1/_LEVELS."""
+    """Return for each column of costs its largest share of a cap, in 1/_LEVELS; only caps in `rows` count."""
     share = np.zeros(costs.shape[1], np.uint16)
     for row in rows:
         np.maximum(share, (costs[row] * _LEVELS // caps[row]).astype(np.uint16), out=share)

@@ -18,10 +18,10 @@ _MOST = 20_000  # items that are drawn one by one; if there are more, each draw 
 
 
 def drawn_fit(histogram: Ints, capacity: int, seed: int) -> tuple[list[SameBins], Ints]:
-    """Fill bins until no more items come; a few waiting items are left.
+    """Pack items that come in random order; waiting items fill each bin, and a few are left at the end.
 
     Returns:
-        The bins, and the histogram of the items that are in none: fewer than `_WAITING`.
+        The bins, and the histogram of the lengths of the items that are in none: fewer than `_WAITING`.
     """
     runs: list[SameBins] = []
     num_bins, left, copies = 0, np.asarray(histogram), 2 * int(histogram.sum())

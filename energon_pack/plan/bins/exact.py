@@ -18,9 +18,10 @@ _TRIES = 6  # first items tried for a completion with three
 
 
 class Stock:
-    """The remaining items, as a histogram, and the set of their lengths as one integer: bit r is set if r is there.
+    """The items that are not packed yet: how many of each length, and the set of lengths as one integer.
 
-    This finds all pairs of lengths that fill a gap at once: shift the mirrored set, and AND both.
+    Bit r is set if an item of length r is left. This finds all pairs of lengths that fill a gap at once: shift the
+    mirrored set, and AND both.
     """
 
     def __init__(self, histogram: Ints, chance: Chance):
@@ -48,13 +49,13 @@ class Stock:
         return np.array(self._counts, np.int64)
 
     def times(self, content: dict[int, int], most: int) -> int:
-        """Return how many bins with this content (length → copies) the remaining items suffice for, at most `most`."""
+        """Return how many bins (at most `most`) the remaining items can fill with a content (length → copies)."""
         for length, copies in content.items():
             most = min(most, self._counts[length] // copies)
         return most
 
     def with_more(self, content: dict[int, int], more: tuple[int, ...]) -> dict[int, int] | None:
-        """Add items to the content; None if there are no items to add, or not enough of them left."""
+        """Return a bin's content (length → copies) with `more` lengths; None: `more` is empty, or too few are left."""
         together = dict(content)
         for length in more:
             together[length] = copies = together.get(length, 0) + 1
@@ -63,7 +64,7 @@ class Stock:
         return together if more else None
 
     def take(self, content: dict[int, int], first: int, num_bins: int) -> list[SameBins]:
-        """Fill bins from `first` on, each with this content: length → copies."""
+        """Remove the items for `num_bins` bins with a content (length → copies); return these bins, from `first` on."""
         runs = []
         for length, copies in content.items():
             self._counts[length] -= num_bins * copies
@@ -74,15 +75,15 @@ class Stock:
         return runs
 
     def largest_within(self, gap: int) -> int:
-        """Return the longest item that fits; 0 if none does."""
+        """Return the longest remaining length of at most `gap`; 0: there is none."""
         return max((self._lengths & ((2 << gap) - 1)).bit_length() - 1, 0)
 
     def any_within(self, gap: int) -> int:
-        """Return a random item that fits; 0 if none does."""
+        """Return a random remaining length of at most `gap`; 0: there is none."""
         return self._pick(self._lengths & ((2 << gap) - 1), gap)
 
     def exact(self, gap: int) -> tuple[int, ...]:
-        """Return the fewest items that fill the gap exactly, at most three, chosen at random; none if impossible."""
+        """Return one to three remaining lengths, as few as possible, whose sum is `gap`; empty: none was found."""
         if self.count(gap):
             return (gap,)
         lengths = self._lengths
@@ -117,7 +118,7 @@ class Stock:
         return ()
 
     def _pick(self, choices: int, top: int) -> int:
-        """Return a set bit: the first from a random place on. 0 if there is none."""
+        """Return the number of a set bit of `choices`: the first from a random place on; 0 if there is none."""
         if not choices:
             return 0
         place = self._chance.below(top + 1)
@@ -132,7 +133,7 @@ def _as_bits(there: npt.NDArray[np.bool_]) -> int:
 
 
 def exact_fit(histogram: Ints, capacity: int, seed: int) -> list[SameBins]:
-    """Pack longest first; each bin is completed exactly if possible, else with the longest item that fits.
+    """Pack items (a histogram of lengths), longest first; complete each bin exactly, else with the longest that fit.
 
     The completion is random: always taking the longest uses up one end of the histogram, and then nothing fits the last
     bins.
@@ -151,7 +152,7 @@ def exact_fit(histogram: Ints, capacity: int, seed: int) -> list[SameBins]:
 
 
 def _fill(stock: Stock, gap: int, content: dict[int, int]) -> dict[int, int]:
-    """Complete a bin: length → number of items."""
+    """Add items to a bin's content (length → copies) until nothing fits its gap, exactly if possible."""
     while gap:
         completed = stock.with_more(content, stock.exact(gap))
         if completed:
