@@ -141,7 +141,7 @@ class _Search:
 
 
 def spread(lens: AnyInts, capacity: int, num_bins: int) -> AnyInts:
-    """Deal items to the emptiest bins, longest first. Returns the bin of each, -1 if not even the emptiest has room.
+    """Deal items, longest first, to the emptiest bins; return each item's bin, -1 if not even the emptiest has room.
 
     Goes in rounds. In a round every bin that would get an item before the emptiest bin gets its second one gets one;
     the emptiest gets the longest. Source: Graham, "Bounds on Multiprocessing Timing Anomalies", 1969 (longest
