@@ -75,9 +75,9 @@ def exceeded(counts: Mapping[str, Any], packing: PackingConfig) -> list[str]:
     """
     multiple = packing.pad_to_multiple_of
     alone = [(cap.name, int(cap.cost(counts[cap.column], multiple)), limit) for cap, limit in limits(packing)]
-    return [over(name, value, limit) for name, value, limit in alone if value > limit]
+    return [excess_text(name, value, limit) for name, value, limit in alone if value > limit]
 
 
-def over(name: str, value: int, limit: int) -> str:
+def excess_text(name: str, value: int, limit: int) -> str:
     """Return the text for a broken limit, as `7 > packing.max_images=5`."""
     return f"{value} > packing.{name}={limit}"

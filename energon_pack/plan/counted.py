@@ -11,7 +11,7 @@ from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 
-_RANKS = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+_PERCENTILES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 _NUM_MEDIA = len(MEDIA_TYPES) + 1  # with unknown
 
 
@@ -48,12 +48,12 @@ class Tally:
         if not len(self):
             return {}
         upto, last = np.cumsum(self.counts), len(self) - 1
-        places = {name: math.ceil(rank * last) for name, rank in _RANKS.items()}
+        places = {name: math.ceil(rank * last) for name, rank in _PERCENTILES.items()}
         return {name: int(self.values[np.searchsorted(upto, place, "right")]) for name, place in places.items()}
 
 
 @dataclass(frozen=True)
-class Counted:
+class PlanCounts:
     """Counts of the samples, items and tokens of a plan. `samples`, `packed`, `tokens`: one number for each medium, by
     `MEDIA_TYPES`, then unknown.
     """
@@ -71,7 +71,7 @@ class Counted:
     lens: Tally  # of samples that were measured
 
 
-def count(lengths: Lengths, plan: PackPlan) -> Counted:
+def count_plan(lengths: Lengths, plan: PackPlan) -> PlanCounts:
     """Count the samples, parts and tokens that a plan packs, cuts and leaves out."""
     items, num_samples = lengths.items, lengths.num_samples
     in_a_pack, lens = plan.is_packed(lengths.scratch), Tally()
@@ -95,7 +95,7 @@ def count(lengths: Lengths, plan: PackPlan) -> Counted:
         tokens_left_out += np.bincount(out, of_samples, len(LEFT_OUT)).astype(np.int64)
         lens.add(of_samples[of_samples > 0])
     tokens_left_out[LEFT_OUT.index(None)] = 0  # of samples that are packed
-    return Counted(
+    return PlanCounts(
         samples, packed, tokens, left_out, tokens_left_out, num_cut, num_cut_off, tokens_cut_off, num_parts,
         num_parts_out, lens,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import key_of
 from energon_pack.lengths.worker import LengthsRow, leave_out
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.parts import Making, Whole, parts_of
+from energon_pack.plan.parts import PartsRecipe, WholeSample, make_parts
 from energon_pack.run.context import Run
 from energon_pack.run.plain_data import plain
 from energon_pack.run.scratch import blocks
@@ -40,16 +40,16 @@ def expand(lengths: Lengths, labels: LabelsConfig, method: Method, run: Run) -> 
     for block in blocks(lengths.num_samples):
         are_asked[block] = lengths.items.lens[block] > 0
     asked = {name: value for name, value in plain(labels).items() if name in ("expand", "window_images", "window_text")}
-    making = Making(
+    making = PartsRecipe(
         "expand",
         key_of(asked, _VERSION, how_measured(method)),
-        partial(_expanded, labels=labels),
+        partial(_samples_of, labels=labels),
         EXPANDED_TYPE,
         lambda table: pc.is_null(table["reason"]).to_numpy(),
         ("reason",),
     )
     with forgetting_wrong(lengths.shards, method, run):
-        return parts_of(lengths, are_asked, making, method, run)
+        return make_parts(lengths, are_asked, making, method, run)
 
 
 class Expansion(NamedTuple):
@@ -76,10 +76,10 @@ def expansion_of(lengths: Lengths, labels: LabelsConfig) -> Expansion | None:
     return Expansion(labels.expand.value, conversations, len(lengths.items) - num, whole, tokens)
 
 
-def _expanded(whole: Whole, labels: LabelsConfig) -> list[LengthsRow]:
+def _samples_of(whole: WholeSample, labels: LabelsConfig) -> list[LengthsRow]:
     """Return the samples made of a conversation; one row with the reason where it can't be expanded."""
     cuts = cuts_of(whole.sample, labels)
-    return _rows(whole, cuts, labels.expand) if cuts else []
+    return _measured_rows(whole, cuts, labels.expand) if cuts else []
 
 
 def cuts_of(sample: ReadSample, labels: LabelsConfig) -> list[Cut]:
@@ -93,7 +93,7 @@ def cuts_of(sample: ReadSample, labels: LabelsConfig) -> list[Cut]:
     return turns_of(sample.messages, sample.kinds, only_last, window, labels.window_text)
 
 
-def _rows(whole: Whole, cuts: list[Cut], how: Expand) -> list[LengthsRow]:
+def _measured_rows(whole: WholeSample, cuts: list[Cut], how: Expand) -> list[LengthsRow]:
     parts = []
     for cut in cuts:
         try:

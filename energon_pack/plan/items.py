@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from energon_pack.lengths.measure import MeasuredShard
 from energon_pack.lengths.table_cache import Chunk, in_chunks
 from energon_pack.plan import caps, noted
-from energon_pack.plan.noted import Noted
+from energon_pack.plan.noted import SampleNotes
 from energon_pack.plan.splits import split_numbers
 from energon_pack.run.scratch import Scratch
 from energon_pack.run.seeded import Ints
@@ -30,13 +30,13 @@ from energon_pack.samples.skip import Reason
 from energon_pack.sources.copies import drawn_keys
 from energon_pack.templates.settings import Untrained
 
-_NUMBERS = ("num_supervised", "num_bytes", "checksum", "kept")
-_COLUMNS = {"media_type", *caps.COLUMNS, *_NUMBERS, "reason", "does_not_fit", *noted.COLUMNS}
+_NUMBER_COLUMNS = ("num_supervised", "num_bytes", "checksum", "kept")
+_COLUMNS_READ = {"media_type", *caps.COLUMNS, *_NUMBER_COLUMNS, "reason", "does_not_fit", *noted.COLUMNS}
 #: samples that are left out because their parts can't be packed
-REFUSED = pa.schema([("sample", pa.int64()), ("reason", pa.string()), ("detail", pa.large_string())])
+REFUSED_SCHEMA = pa.schema([("sample", pa.int64()), ("reason", pa.string()), ("detail", pa.large_string())])
 #: The numbers kept for each item; 4 bytes each unless noted.
-_HELD = ("turn", "media", "shard", "dataset", "split", *caps.COLUMNS, *_NUMBERS)
-_TYPES: dict[str, Any] = {
+_ITEM_COLUMNS = ("turn", "media", "shard", "dataset", "split", *caps.COLUMNS, *_NUMBER_COLUMNS)
+_COLUMN_TYPES: dict[str, Any] = {
     "turn": np.int32, "media": np.int8, "split": np.int8, "num_bytes": np.int64, "checksum": np.uint32,
     "kept": np.uint64,
 }  # fmt: skip
@@ -155,7 +155,7 @@ class Lengths:
         #: number of samples that can't be packed, by reason
         self.reasons: Counter[str] = Counter()
         #: counts over the samples that may be packed
-        self.noted = Noted()
+        self.noted = SampleNotes()
         folders = [name.rpartition("/")[0] for name in self.shard_names]
         self._datasets = np.unique(np.array(folders, object), return_inverse=True)[1].astype(np.int32)
         self.flavor, self.seed, self.scratch, self._shares = flavor, seed, scratch, shares
@@ -182,7 +182,7 @@ class Lengths:
         #: what each item shares with the item before it in its pack (`trees.Trees.shared`); None: nothing is shared
         self.shared: Mapping[str, AnyInts] | None = None
         #: samples that are left out because their parts can't be packed: number, reason and detail
-        self.refused = REFUSED.empty_table()
+        self.refused = REFUSED_SCHEMA.empty_table()
 
     def lost_tokens(self, samples: slice, left_out: AnyInts) -> AnyInts:
         """Return how many tokens of each sample are in none of its parts, if it is cut and packed; else 0.
@@ -264,7 +264,7 @@ class Lengths:
     def _begin(self) -> None:
         self.rows: list[CachedRows] = []
         self.num_items = 0
-        self._growing = {name: self.scratch.column(_TYPES.get(name, np.int32)) for name in _HELD}
+        self._growing = {name: self.scratch.column(_COLUMN_TYPES.get(name, np.int32)) for name in _ITEM_COLUMNS}
 
     def put(self, rows: CachedRows, values: Mapping[str, AnyInts]) -> None:
         """Add rows whose columns are known: `values` has an array for each column of items."""
@@ -278,11 +278,11 @@ class Lengths:
         new = CachedRows(chunk, rows, self.num_items, chunk.num_rows if rows is None else len(rows))
         if not new.num:
             return
-        numbers, table = new.read([*_COLUMNS, *["key"] * self._is_split, *["first_medium"] * self._by_medium])
+        numbers, table = new.read([*_COLUMNS_READ, *["key"] * self._is_split, *["first_medium"] * self._by_medium])
         reasons = self.reason(table)
         is_in = pc.is_null(reasons).to_numpy()
         media = pc.fill_null(pc.index_in(table["media_type"], pa.array(MEDIA_TYPES)), -1)
-        values = {name: table[name].to_numpy() for name in (*caps.COLUMNS, *_NUMBERS)}
+        values = {name: table[name].to_numpy() for name in (*caps.COLUMNS, *_NUMBER_COLUMNS)}
         values |= {"token_len": np.where(is_in, values["token_len"], 0), "media": media.to_numpy(), "shard": numbers}
         values |= {"dataset": self._datasets[numbers], "split": self._splits(numbers, table)}
         self.put(new, {**values, "turn": np.zeros(new.num, np.int32)})

@@ -49,20 +49,20 @@ class Choices:
 
 
 def try_lengths(
-    lengths: Lengths, packing: PackingConfig, tried: Sequence[int], most_positions: int | None = None
+    lengths: Lengths, packing: PackingConfig, tried: Sequence[int], max_positions: int | None = None
 ) -> Choices:
     """Plan all samples with each pack length that is to be tried; return the results, and the spread of sample lengths.
 
-    `most_positions`: the context length of the model, in tokens; None: not known.
+    `max_positions`: the context length of the model, in tokens; None: not known.
     """
-    lens = _measured(lengths.items)
+    lens = _measured_lens(lengths.items)
     return Choices(
         samples_in=lengths.num_samples,
         samples_measured=len(lens),
         tokens=lens.total,
         skipped_by_reason=dict(sorted(lengths.reasons.items())),
         token_len=lens.spread(),
-        lens=choices_of(lengths.items, packing, tried, lengths.seed, lengths.scratch, most_positions),
+        lens=choices_of(lengths.items, packing, tried, lengths.seed, lengths.scratch, max_positions),
     )
 
 
@@ -72,7 +72,7 @@ def choices_of(
     lens: Sequence[int],
     seed: int,
     scratch: Scratch | None = None,
-    most_positions: int | None = None,
+    max_positions: int | None = None,
 ) -> list[Choice]:
     """Plan items once with each pack length of `lens`, and return what each would drop and fill.
 
@@ -80,7 +80,7 @@ def choices_of(
         scratch: where arrays of the plans lie; None: in memory.
         most_positions: the context length of the model, in tokens; None: not known.
     """
-    measured = _measured(items)
+    measured = _measured_lens(items)
     packing = replace(packing, overlong=Overlong.drop, hard_limit=None, topology=Topology())
     choices = []
     for max_token_len in lens:
@@ -95,13 +95,13 @@ def choices_of(
                 dropped_tokens_share=round(1 - packed / max(1, measured.total), 6),
                 packs=plan.num_packs,
                 fill=round(packed / max(1, plan.num_packs * max_token_len), 6),
-                is_beyond_model=most_positions is not None and max_token_len > most_positions,
+                is_beyond_model=max_positions is not None and max_token_len > max_positions,
             )
         )
     return choices
 
 
-def _measured(items: Items) -> Tally:
+def _measured_lens(items: Items) -> Tally:
     """Count the lengths of the samples that have one."""
     lens = Tally()
     for block in blocks(len(items)):

@@ -23,7 +23,7 @@ LEFT_OUT = (None, Reason.OVERLONG, Reason.OVER_CAP, Reason.NOTHING_TRAINED)
 _IN_MEMORY = Scratch()
 
 
-def _same(values: Any) -> Any:
+def _identity(values: Any) -> Any:
     return values
 
 
@@ -52,7 +52,7 @@ class PackPlan:
             starts = self.starts[packs.start : packs.stop + 1]
             yield replace(self, starts=starts - starts[0], items=self.items[starts[0] : starts[-1]], places=None)
 
-    def per_pack(self, *columns: npt.NDArray[Any], of: Callable[..., Any] = _same, add: np.ufunc = np.add) -> Ints:
+    def per_pack(self, *columns: npt.NDArray[Any], of: Callable[..., Any] = _identity, add: np.ufunc = np.add) -> Ints:
         """Return for each pack the sum of a value over its members, int64[num_packs], in little memory.
 
         Args:
@@ -96,13 +96,13 @@ class PackBuilder:
         return PackPlan(np.cumsum(np.concatenate(self._sizes)), self._items.array(), left_out, bound)
 
 
-def no_plan(items: Items) -> PackPlan:
+def empty_plan(items: Items) -> PackPlan:
     """Return a plan without packs that leaves nothing out."""
     nothing = np.zeros(0, np.int64)
     return PackPlan(np.zeros(1, np.int64), nothing, np.zeros(len(items), np.int8), 0)
 
 
-def taken(plan: PackPlan, packs: Sequence[Ints], scratch: Scratch = _IN_MEMORY) -> PackPlan:
+def select_packs(plan: PackPlan, packs: Sequence[Ints], scratch: Scratch = _IN_MEMORY) -> PackPlan:
     """Return a plan of only these packs, in this order; several arrays of pack numbers are joined."""
     builder = PackBuilder(scratch)
     for order in packs:
@@ -178,11 +178,11 @@ def costs_of_packs(items: Items, plan: PackPlan, cost: CostModel) -> npt.NDArray
     """Return the FLOPs of each pack, float64[2, num_packs]: of the language model, and of the vision encoder."""
     visual = items.counts["num_visual_tokens"], items.counts["num_images"]
     costs = np.empty((2, plan.num_packs), np.float64)
-    costs[0], costs[1] = plan.per_pack(*lm_columns(items), of=cost.lm), plan.per_pack(*visual, of=cost.vision)
+    costs[0], costs[1] = plan.per_pack(*lm_arguments(items), of=cost.lm), plan.per_pack(*visual, of=cost.vision)
     return costs
 
 
-def lm_columns(items: Items) -> tuple[AnyInts, ...]:
+def lm_arguments(items: Items) -> tuple[AnyInts, ...]:
     """Return the arguments of `CostModel.lm`: the tokens of each item with shared ones, and the shared ones if any."""
     return (items.lens,) if items.shared is None else (items.lens + items.shared, items.shared)
 
@@ -202,7 +202,7 @@ def window_of(shard: AnyInts, packing: PackingConfig) -> Ints:
     return shard.astype(np.int64) // (packing.window or 1 << 62)
 
 
-def windows(items: Items, packing: PackingConfig, seed: int) -> Iterator[Ints | slice]:
+def items_by_window(items: Items, packing: PackingConfig, seed: int) -> Iterator[Ints | slice]:
     """Yield the numbers of the items of each window (see `window_of`), ascending; windows come in random order."""
     if packing.window is None:
         yield np.s_[:]
@@ -213,10 +213,10 @@ def windows(items: Items, packing: PackingConfig, seed: int) -> Iterator[Ints | 
         edges = [0, *(np.flatnonzero(np.diff(window)) + 1).tolist(), len(window)]
         for start, end in pairwise(edges):
             runs.setdefault(int(window[start]), []).append(np.array([block.start + start, block.start + end]))
-    for number in by_chance(sorted(runs), seed):
+    for number in shuffled_windows(sorted(runs), seed):
         yield np.concatenate([np.arange(start, end) for start, end in runs[number]])
 
 
-def by_chance(windows: Sequence[int], seed: int) -> list[int]:
+def shuffled_windows(windows: Sequence[int], seed: int) -> list[int]:
     """Shuffle numbers of windows: the order in which windows are written."""
     return [windows[place] for place in np.argsort(random_keys(len(windows), seed, 11)).tolist()]

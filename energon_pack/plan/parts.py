@@ -25,7 +25,7 @@ from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Chunk, Piece, Record, TableCache, in_chunks, key_of
 from energon_pack.lengths.worker import LengthsRow, hash_beginnings, hash_media, lengths_table
-from energon_pack.plan.items import REFUSED, Lengths
+from energon_pack.plan.items import REFUSED_SCHEMA, Lengths
 from energon_pack.run.context import Run
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
@@ -44,7 +44,7 @@ from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.settings import TrainOn
 from energon_pack.templates.template import Template
 
-_SLICE = 200  # samples a job
+_SAMPLES_PER_JOB = 200  # samples a job
 
 
 @dataclass(frozen=True)
@@ -56,18 +56,20 @@ class PartsJob:
     method: Method
 
 
-class Making(NamedTuple):
+class PartsRecipe(NamedTuple):
     """How a stage makes parts of samples: which samples, by which function, and under which cache key."""
 
     stage: str  # as progress shows it
     key: str  # cache key: a hash of everything that parts depend on, except the lengths
-    make: Callable[["Whole"], list[LengthsRow]]  # makes the parts of a sample; none: it stays whole
+    make: Callable[["WholeSample"], list[LengthsRow]]  # makes the parts of a sample; none: it stays whole
     cut_type: pa.DataType
     chosen: Callable[[pa.Table], npt.NDArray[np.bool_]]  # tells which rows of lengths may get parts
     columns: tuple[str, ...]  # the columns that `chosen` reads
 
 
-def parts_of(lengths: Lengths, are_asked: npt.NDArray[np.bool_], making: Making, method: Method, run: Run) -> Lengths:
+def make_parts(
+    lengths: Lengths, are_asked: npt.NDArray[np.bool_], making: PartsRecipe, method: Method, run: Run
+) -> Lengths:
     """Make parts of samples, in workers or from the cache, and return the lengths with them in place of their samples.
 
     `are_asked`: bool[num_samples], which samples may get parts; one of which `make` makes none stays whole.
@@ -81,18 +83,20 @@ def parts_of(lengths: Lengths, are_asked: npt.NDArray[np.bool_], making: Making,
         number: key_of([(Path(path).stem, *rows) for path, *rows in measured[number].pieces])
         for number in sorted(of_shards)
     }
-    todo = [number for number, key in keys.items() if _known(cache, key) is None]
-    num_left = Counter(chain.from_iterable(numbers.tolist() for numbers, _ in _asked(measured, todo, making, False)))
+    todo = [number for number, key in keys.items() if _cached_parts(cache, key) is None]
+    num_left = Counter(
+        chain.from_iterable(numbers.tolist() for numbers, _ in _rows_to_cut(measured, todo, making, False))
+    )
     num_parts = dict.fromkeys(num_left, 0)
     at_work: list[Ints] = []  # for each job, the shards of its samples
-    make = partial(_made, making.make, making.cut_type)
+    make = partial(_parts_of_job, making.make, making.cut_type)
 
     def jobs() -> Iterator[PartsJob]:
-        for numbers, rows in _asked(measured, todo, making, True):
-            for start in range(0, len(numbers), _SLICE):
-                at_work.append(numbers[start : start + _SLICE])
+        for numbers, rows in _rows_to_cut(measured, todo, making, True):
+            for start in range(0, len(numbers), _SAMPLES_PER_JOB):
+                at_work.append(numbers[start : start + _SAMPLES_PER_JOB])
                 shards = [measured[number].shard for number in at_work[-1]]
-                yield PartsJob(shards, rows.slice(start, _SLICE), method)
+                yield PartsJob(shards, rows.slice(start, _SAMPLES_PER_JOB), method)
 
     with run.progress.stage(making.stage, num_left.total(), "samples") as advance:
         try:
@@ -109,10 +113,12 @@ def parts_of(lengths: Lengths, are_asked: npt.NDArray[np.bool_], making: Making,
                 advance(len(at_work.pop(0)))
         finally:
             cache.flush()
-    return _with_parts(lengths, {number: _known(cache, key) or [] for number, key in keys.items()}, are_asked)
+    return _with_cached_parts(
+        lengths, {number: _cached_parts(cache, key) or [] for number, key in keys.items()}, are_asked
+    )
 
 
-def _known(cache: TableCache, key: str) -> list[Piece] | None:
+def _cached_parts(cache: TableCache, key: str) -> list[Piece] | None:
     """Return where the cache holds the parts of a shard's samples; None: it does not hold all of them."""
     about = cache.note(key)
     if about is None:
@@ -121,8 +127,8 @@ def _known(cache: TableCache, key: str) -> list[Piece] | None:
     return None if len(missing) else pieces
 
 
-def _asked(
-    measured: Sequence[MeasuredShard], numbers: Sequence[int], making: Making, whole: bool
+def _rows_to_cut(
+    measured: Sequence[MeasuredShard], numbers: Sequence[int], making: PartsRecipe, whole: bool
 ) -> Iterator[tuple[Ints, pa.Table]]:
     """Yield the samples of some shards that may get parts: the shard number of each, and a table of their rows.
 
@@ -134,18 +140,20 @@ def _asked(
         yield chunk.numbers_of_rows[are_asked], table.filter(pa.array(are_asked))
 
 
-def _with_parts(lengths: Lengths, parts: dict[int, list[Piece]], are_asked: npt.NDArray[np.bool_]) -> Lengths:
+def _with_cached_parts(lengths: Lengths, parts: dict[int, list[Piece]], are_asked: npt.NDArray[np.bool_]) -> Lengths:
     """Find the rows of this run's samples among the cached parts of whole shards, and return the lengths with these."""
     chunks = list(in_chunks(parts.items()))
-    ids = [_ids(chunk.numbers_of_rows, chunk.read(["key"])) for chunk in chunks]
+    ids = [_row_ids(chunk.numbers_of_rows, chunk.read(["key"])) for chunk in chunks]
     known = pa.chunked_array(ids, pa.large_string())
     have_parts = lengths.scratch.zeros(lengths.num_samples, np.bool_)
     run_ids: list[pa.Array] = []
     for start, numbers, table in lengths.tables(["key"], with_parts=False):
         here = slice(start, start + table.num_rows)
         if are_asked[here].any():
-            have_parts[here] = are_asked[here] & pc.is_in(_ids(numbers, table), known).to_numpy(zero_copy_only=False)
-            run_ids.append(_ids(numbers, table).filter(pa.array(have_parts[here])))
+            have_parts[here] = are_asked[here] & pc.is_in(_row_ids(numbers, table), known).to_numpy(
+                zero_copy_only=False
+            )
+            run_ids.append(_row_ids(numbers, table).filter(pa.array(have_parts[here])))
     ours = pa.chunked_array(run_ids, pa.large_string())
     samples = np.flatnonzero(have_parts)
     chosen = []
@@ -176,7 +184,7 @@ def with_parts(lengths: Lengths, parts: Iterable[tuple[Chunk, Ints, Ints]]) -> L
         is_off = pc.equal(table["reason"], Reason.CUT_OFF.value).fill_null(False).to_numpy()
         cut.cut_off[whole[is_off]] = table["token_len"].to_numpy()[is_off]
         table, rows, whole = table.filter(pa.array(~is_off)), rows[~is_off], whole[~is_off]
-        refused = _refused(lengths, table, whole)
+        refused = _refused_samples(lengths, table, whole)
         is_out[refused["sample"].to_numpy()] = True
         cut.refused = pa.concat_tables([cut.refused, refused])
         cut.reasons = cut.reasons + Counter(refused["reason"].to_pylist())
@@ -196,17 +204,17 @@ def with_parts(lengths: Lengths, parts: Iterable[tuple[Chunk, Ints, Ints]]) -> L
     return cut
 
 
-def _refused(lengths: Lengths, table: pa.Table, whole: Ints) -> pa.Table:
+def _refused_samples(lengths: Lengths, table: pa.Table, whole: Ints) -> pa.Table:
     """Return a table of the samples that must be left out because of a part: sample, reason and detail of that part."""
     reasons = lengths.reason(table).combine_chunks()
     rows = np.flatnonzero(pc.is_valid(reasons).to_numpy(zero_copy_only=False))
     samples, first = np.unique(whole[rows], return_index=True)
     taken = pa.array(rows[first])
     details = pc.coalesce(table["detail"], lengths.unfit(table)).take(taken).combine_chunks()
-    return pa.table([pa.array(samples), reasons.take(taken), details], schema=REFUSED)
+    return pa.table([pa.array(samples), reasons.take(taken), details], schema=REFUSED_SCHEMA)
 
 
-def _ids(numbers: Ints, table: pa.Table) -> pa.Array:
+def _row_ids(numbers: Ints, table: pa.Table) -> pa.Array:
     """Return for each row a text that identifies its sample: shard number and key."""
     shard = pa.array(numbers).cast(pa.large_string())
     return pc.binary_join_element_wise(shard, table["key"].combine_chunks(), pa.scalar("/", pa.large_string()))
@@ -215,8 +223,8 @@ def _ids(numbers: Ints, table: pa.Table) -> pa.Array:
 # ------------------------------------------------------------------------------------------------------- in a worker
 
 
-def _made(
-    make: Callable[["Whole"], list[LengthsRow]], cut_type: pa.DataType, job: PartsJob
+def _parts_of_job(
+    make: Callable[["WholeSample"], list[LengthsRow]], cut_type: pa.DataType, job: PartsJob
 ) -> tuple[pa.Table, list[int]]:
     """Return the parts of a job's samples, and how many parts each sample has."""
     template = load_saved(job.method.template_folder)
@@ -226,14 +234,14 @@ def _made(
         for shard, row in zip(job.shards, rows_of(job.rows, LengthsRow), strict=True):
             try:
                 sample = read_again(reader, shard, row, job.method.read)
-                parts.append(make(Whole(reader, shard, row, sample, template, job.method.engine, hashes)))
+                parts.append(make(WholeSample(reader, shard, row, sample, template, job.method.engine, hashes)))
             except Skip:  # unlikely: it could be read when it was measured
                 raise SourceChanged(shard.path) from None
     table = lengths_table([*chain.from_iterable(parts)], job.method.with_beginnings, cut_type)
     return table, list(map(len, parts))
 
 
-class Whole(NamedTuple):
+class WholeSample(NamedTuple):
     """A whole sample that parts are made of, with what a worker needs to render and measure them."""
 
     reader: Reader

@@ -10,7 +10,7 @@ from energon_pack.errors import PackError, one_line
 from energon_pack.lengths.counts import counts_of
 from energon_pack.plan import caps
 from energon_pack.plan.pool import Pool, costs_of
-from energon_pack.plan.settings import CUTTING, GroupBy, Overlong, PackingConfig
+from energon_pack.plan.settings import CUTTING_POLICIES, GroupBy, Overlong, PackingConfig
 from energon_pack.run.plain_data import node_of
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.sample import media_type
@@ -22,7 +22,7 @@ from energon_pack.templates.settings import LabelsConfig, Untrained
 from energon_pack.templates.template import Template
 
 _log = logging.getLogger(__name__)
-_ROUNDS = 10  # buffers for which a sample may wait for others of its group
+_MAX_BUFFERS_WAITED = 10  # buffers for which a sample may wait for others of its group
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class SampleMeasures:
     media_type: str
 
 
-class Measuring:
+class SampleMeasurer:
     """Measures samples as they come, to decide which of them share a pack, with the chat template that encodes them.
 
     Args:
@@ -54,7 +54,7 @@ class Measuring:
         untrained: Untrained = Untrained.drop,
     ):
         packing.check()
-        _refuse_plans(packing, untrained)
+        _refuse_settings_with_plan(packing, untrained)
         self.packing = packing
         self._template, self._skips_control, self._drop = template, control_tokens is ControlTokens.skip, drop
         #: samples that were logged already
@@ -97,7 +97,7 @@ class Measuring:
         """
         pool = Pool(self.packing, max(1, len(measured)))
         for i, (sample, dataset, age) in enumerate(zip(measured, datasets, ages, strict=True)):
-            pool.add(i, sample.costs, self.group(sample, dataset), since=-(age // _ROUNDS))
+            pool.add(i, sample.costs, self.group(sample, dataset), since=-(age // _MAX_BUFFERS_WAITED))
         if at_end:
             pool.end()
             return [[sample.name for sample in pool.take()] for _ in range(pool.num_planned)]
@@ -141,23 +141,23 @@ class Measuring:
         measured = SampleMeasures(token_len, costs_of(counts, self.packing), media_type(kinds))
         name, longest = self.packing.longest
         if measured.costs[0] > longest:
-            return Skip(Reason.OVERLONG, caps.over(name, measured.costs[0], longest))
+            return Skip(Reason.OVERLONG, caps.excess_text(name, measured.costs[0], longest))
         has_own_pack = measured.costs[0] > self.packing.max_token_len  # which breaks the first limit, and may
         broken = caps.exceeded(counts, self.packing)[has_own_pack:]
         return Skip(Reason.OVER_CAP, ", ".join(broken)) if broken else measured
 
 
-def measuring_of(content: Mapping[str, Any], template: Template, drop: bool) -> Measuring:
-    """Return a Measuring with the settings in the manifest of a packed dataset; `drop`: see `Measuring`."""
+def sample_measurer_of(content: Mapping[str, Any], template: Template, drop: bool) -> SampleMeasurer:
+    """Return a Measuring with the settings in the manifest of a packed dataset; `drop`: see `SampleMeasurer`."""
     packing, read = node_of(PackingConfig, content["packing"]), node_of(ReadSettings, content["source"])
     untrained = node_of(LabelsConfig, content["labels"]).untrained
-    return Measuring(template, packing, read.control_tokens, drop, untrained)
+    return SampleMeasurer(template, packing, read.control_tokens, drop, untrained)
 
 
-def _refuse_plans(packing: PackingConfig, untrained: Untrained) -> None:
+def _refuse_settings_with_plan(packing: PackingConfig, untrained: Untrained) -> None:
     """Raise PackError for settings that need a plan and change samples; warn of those that only order packs."""
     refused = {
-        f"packing.overlong={packing.overlong.value}": packing.overlong in CUTTING,
+        f"packing.overlong={packing.overlong.value}": packing.overlong in CUTTING_POLICIES,
         "packing.need_image=true": packing.need_image,
         f"labels.untrained={untrained.value}": untrained is Untrained.keep,
     }

@@ -43,7 +43,7 @@ class Overlong(str, Enum):
 
 
 #: the policies that make parts of samples
-CUTTING = (Overlong.split_turns, Overlong.split_text, Overlong.truncate_text)
+CUTTING_POLICIES = (Overlong.split_turns, Overlong.split_text, Overlong.truncate_text)
 
 
 class GroupBy(str, Enum):

@@ -25,9 +25,9 @@ from energon_pack.plan.settings import PackingConfig, Share
 from energon_pack.run.seeded import Ints, mixed
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
 
-_MANY = 1000  # if more samples begin alike, the beginning must be at least the following share of their tokens
+_MANY_SAMPLES = 1000  # if more samples begin alike, the beginning must be at least the following share of their tokens
 _MIN_SHARE = 0.1
-_FIELDS = ("token_len", "num_images", "num_videos", "num_visual_tokens")
+_COUNTS = ("token_len", "num_images", "num_videos", "num_visual_tokens")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Beginnings(NamedTuple):
 
     def take(self, numbers: AnyInts) -> "Beginnings":
         """Return the beginnings with these indices."""
-        counts = {name: self.counts[name][numbers] for name in _FIELDS}
+        counts = {name: self.counts[name][numbers] for name in _COUNTS}
         return Beginnings(self.item[numbers], self.key[numbers], self.low[numbers], self.may_fork[numbers], counts)
 
 
@@ -86,9 +86,9 @@ def find_trees(lengths: Lengths, packing: PackingConfig, group: Ints) -> Trees:
     Args:
         group: int64[num_items]; only items of one group may share.
     """
-    blocks = [*_read(lengths, packing)]
+    blocks = [*_read_beginnings(lengths, packing)]
     item, key, low, may_fork = (np.concatenate([block[n] for block in blocks]) for n in range(4))
-    counts = {name: np.concatenate([block.counts[name] for block in blocks]) for name in _FIELDS}
+    counts = {name: np.concatenate([block.counts[name] for block in blocks]) for name in _COUNTS}
     return trees_of(Beginnings(item, key, low, may_fork, counts), lengths.items, packing, group)
 
 
@@ -103,15 +103,15 @@ def trees_of(beginnings: Beginnings, items: Items, packing: PackingConfig, group
         fits &= ~np.isin(items.whole, items.whole[(items.lens > 0) & ~fits])
     beginnings = beginnings if fits.all() else beginnings.take(np.flatnonzero(fits[beginnings.item]))
     by_group = beginnings.key ^ mixed(group[beginnings.item].astype(np.uint64))
-    beginnings = _alike(beginnings._replace(key=by_group), items)
-    order, shared = _in_order(beginnings, items.lens)
+    beginnings = _common_beginnings(beginnings._replace(key=by_group), items)
+    order, shared = _order_depth_first(beginnings, items.lens)
     added = {name: values[order] - shared.get(name, 0) for name, values in items.counts.items()}
     added["max_members"] = np.ones(len(order), np.int64)
-    added["max_attention_cost"] = _squares(items.lens[order], shared["token_len"])
+    added["max_attention_cost"] = _attention_pairs(items.lens[order], shared["token_len"])
     is_first = shared["token_len"] == 0
-    starts = _cut(caps.costs(added, packing)[0], costs[:, order], limits, is_first)
+    starts = _split_large_trees(caps.costs(added, packing)[0], costs[:, order], limits, is_first)
     is_first[starts] = True
-    of_items = {name: np.zeros(len(items), np.int32) for name in _FIELDS}
+    of_items = {name: np.zeros(len(items), np.int32) for name in _COUNTS}
     for name, values in of_items.items():
         values[order] = np.where(is_first, 0, shared[name])
     alone = np.ones(len(items), np.bool_)
@@ -140,20 +140,20 @@ def sharing_figures(lengths: Lengths, plan: PackPlan) -> dict[str, int] | None:
 def with_own_counts(items: Items, shared: Mapping[str, AnyInts]) -> Items:
     """Return items that count only what each adds to its pack; `shared` is as in `Trees`."""
     added = {name: values - shared[name] if name in shared else values for name, values in items.counts.items()}
-    added["max_attention_cost"] = _squares(items.lens, shared["token_len"])
+    added["max_attention_cost"] = _attention_pairs(items.lens, shared["token_len"])
     return replace(items, counts=added, shared=shared["token_len"])
 
 
-def _squares(token_len: AnyInts, shared_len: AnyInts) -> Ints:
+def _attention_pairs(token_len: AnyInts, shared_len: AnyInts) -> Ints:
     """Return L² - s² for samples with L tokens, s of them shared: the pairs of tokens that they add to attention."""
     return token_len.astype(np.int64) ** 2 - shared_len.astype(np.int64) ** 2
 
 
-def _read(lengths: Lengths, packing: PackingConfig) -> Iterator[Beginnings]:
+def _read_beginnings(lengths: Lengths, packing: PackingConfig) -> Iterator[Beginnings]:
     """Read from the cache the beginnings at which the settings allow a fork; yield those of many items at a time."""
     none = np.zeros(0, np.int64)
     keys = none.astype(np.uint64)
-    yield Beginnings(none, keys, keys, none.astype(np.bool_), dict.fromkeys(_FIELDS, none))
+    yield Beginnings(none, keys, keys, none.astype(np.bool_), dict.fromkeys(_COUNTS, none))
     for start, _, table in lengths.tables(["beginnings"]):
         for lists in table["beginnings"].chunks:
             sizes = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
@@ -168,7 +168,7 @@ def _read(lengths: Lengths, packing: PackingConfig) -> Iterator[Beginnings]:
             yield beginnings.take(np.flatnonzero(is_in))
 
 
-def _alike(beginnings: Beginnings, items: Items) -> Beginnings:
+def _common_beginnings(beginnings: Beginnings, items: Items) -> Beginnings:
     """Keep the beginnings that several items have in common, and replace their hashes by consecutive numbers.
 
     If no other item has an item's first beginning, it shares no later one, either. A beginning of very many items that
@@ -179,9 +179,9 @@ def _alike(beginnings: Beginnings, items: Items) -> Beginnings:
     end = np.append(first[1:], len(beginnings.item))
     kept = [np.zeros(0, np.int64)]
     while len(first):
-        number, num = _numbered(beginnings.key[first], beginnings.low[first])
+        number, num = _number_pairs(beginnings.key[first], beginnings.low[first])
         lens = np.bincount(number, items.lens[beginnings.item[first]])[number] / num[number]
-        is_common = (num[number] > _MANY) & (beginnings.counts["token_len"][first] < _MIN_SHARE * lens)
+        is_common = (num[number] > _MANY_SAMPLES) & (beginnings.counts["token_len"][first] < _MIN_SHARE * lens)
         is_alike = (num[number] > 1) & ~is_common
         sizes = (end - first)[is_alike]
         before = np.cumsum(sizes) - sizes
@@ -189,7 +189,7 @@ def _alike(beginnings: Beginnings, items: Items) -> Beginnings:
         goes_on = is_common & (first + 1 < end)
         first, end = first[goes_on] + 1, end[goes_on]
     beginnings = beginnings.take(np.sort(np.concatenate(kept)))
-    number, num = _numbered(beginnings.key, beginnings.low)
+    number, num = _number_pairs(beginnings.key, beginnings.low)
     goes_on = beginnings.counts["token_len"] < items.lens[beginnings.item]
     is_trained = np.bincount(number, goes_on & ~beginnings.may_fork, len(num)) > 0
     is_alike = num[number] > 1
@@ -197,7 +197,7 @@ def _alike(beginnings: Beginnings, items: Items) -> Beginnings:
     return beginnings.take(np.flatnonzero(is_alike))
 
 
-def _numbered(key: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]) -> tuple[Ints, Ints]:
+def _number_pairs(key: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]) -> tuple[Ints, Ints]:
     """Number the distinct pairs (key, low), ascending; return each pair's number, and how often each number occurs."""
     order = np.argsort(key, kind="stable")
     same_key = key[order][1:] == key[order][:-1]
@@ -209,13 +209,13 @@ def _numbered(key: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]) -> tuple
     return number, np.bincount(number)
 
 
-def _in_order(beginnings: Beginnings, lens: AnyInts) -> tuple[Ints, dict[str, Ints]]:
-    """Return the items of trees, depth first, and for each of `_FIELDS` how much an item shares with the one before."""
+def _order_depth_first(beginnings: Beginnings, lens: AnyInts) -> tuple[Ints, dict[str, Ints]]:
+    """Return the items of trees, depth first, and for each of `_COUNTS` how much an item shares with the one before."""
     starts = np.flatnonzero(np.diff(beginnings.item, prepend=-1))
     sizes = np.diff(np.append(starts, len(beginnings.item)))
     item, depth = beginnings.item[starts], int(sizes.max(initial=0))
     if not depth:
-        return item, dict.fromkeys(_FIELDS, np.zeros(0, np.int64))
+        return item, dict.fromkeys(_COUNTS, np.zeros(0, np.int64))
     row = np.repeat(np.arange(len(item)), sizes)
     place = np.arange(len(beginnings.item)) - np.repeat(starts, sizes)
     chain = np.full((depth, len(item)), -1, np.int64)
@@ -229,11 +229,11 @@ def _in_order(beginnings: Beginnings, lens: AnyInts) -> tuple[Ints, dict[str, In
     is_fork = is_same & may_fork[:, order]
     deepest = depth - 1 - np.argmax(is_fork[::-1], axis=0)
     fork = np.where(is_fork.any(axis=0), starts[order] + deepest, -1)
-    shared = {name: np.where(fork < 0, 0, beginnings.counts[name][fork]).astype(np.int64) for name in _FIELDS}
+    shared = {name: np.where(fork < 0, 0, beginnings.counts[name][fork]).astype(np.int64) for name in _COUNTS}
     return item[order], shared
 
 
-def _cut(added: Ints, whole: Ints, limits: Ints, is_first: npt.NDArray[np.bool_]) -> Ints:
+def _split_large_trees(added: Ints, whole: Ints, limits: Ints, is_first: npt.NDArray[np.bool_]) -> Ints:
     """Return the index of the first item of each tree, so that each tree keeps to the limits of a pack.
 
     Args:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from energon_pack.dataset.lost_samples import dropped, keeps_more
 from energon_pack.plan.counted import Tally
 from energon_pack.plan.items import AnyInts, Items, Lengths
-from energon_pack.plan.noted import Noted
+from energon_pack.plan.noted import SampleNotes
 from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.report import Report
@@ -62,7 +62,7 @@ class Source:
     measured: int
     tokens: int
     skipped_by_reason: dict[str, int]  # without the samples that a plan leaves out
-    noted: Noted
+    noted: SampleNotes
     by_medium: dict[str, MediumIn]
     token_len: Histogram | None  # None: no sample was measured
     lens: dict[str, int]  # lengths of all media together: min, p50, p90, p99, max

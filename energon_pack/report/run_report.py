@@ -12,7 +12,7 @@ from energon_pack.config import PackConfig, Stage
 from energon_pack.lengths.method import Method
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import Choice
-from energon_pack.plan.packs import PackPlan, no_plan
+from energon_pack.plan.packs import PackPlan, empty_plan
 from energon_pack.plan.report import Report, RunFacts
 from energon_pack.report.figures import Figures, Tries, origins_of, planned_figures, source_figures
 from energon_pack.report.images import media_first
@@ -25,7 +25,7 @@ from energon_pack.report.sheet import Tile, chosen, drawn, sheet
 from energon_pack.report.which_length import advice, job_of, num_tried, try_some
 from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
-from energon_pack.steps.cost import most_positions
+from energon_pack.steps.cost import max_positions
 from energon_pack.templates.processor import folder_of, rules_of
 
 _EXAMPLES = 3  # examples of each reason
@@ -55,14 +55,14 @@ class RunReport:
         self._config, self._processor, self._run = config, processor, run
         self._lengths, self._repeated, self._rules = lengths, num_repeated, rules_of(method.template_folder)
         #: most tokens of a sample that the model has positions for; None: not known
-        self.most_positions = most_positions(folder_of(method.template_folder))
+        self.max_positions = max_positions(folder_of(method.template_folder))
         #: results of pack lengths; a future: they are computed for some samples, while the run goes on
         self._choices: Sequence[Choice] | Future[list[Choice]] = []
         if config.stage is not Stage.lengths:
-            job = job_of(lengths, config.packing, config.report.lens, self.most_positions)
+            job = job_of(lengths, config.packing, config.report.lens, self.max_positions)
             self._choices = run.executor.start(try_some, job)
         self._method = method
-        self._planned = lengths, no_plan(lengths.items)
+        self._planned = lengths, empty_plan(lengths.items)
         self._of_plan: dict[str, Any] = {"origins": origins_of(lengths, None)}
 
     def add_choices(self, choices: Sequence[Choice]) -> None:

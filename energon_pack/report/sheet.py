@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from energon_pack.errors import PackError
 from energon_pack.lengths.worker import LengthsRow
 from energon_pack.plan.items import AnyInts, Lengths
-from energon_pack.plan.noted import LISTED, NOTES
+from energon_pack.plan.noted import NAME_LISTS, NOTES
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.report.pages.html import Html, clipped, picture, section, tag
 from energon_pack.report.remark import Remark
@@ -111,7 +111,7 @@ def _of_remarks(lengths: Lengths, left_out: Marks, whys: dict[str, str]) -> Iter
     missing, of_arrays = dict([*whys.items()][:_REMARKS]), _by_arrays(lengths)
     for key in of_arrays.keys() & missing.keys():
         yield _REMARK, int(of_arrays[key]().argmax()), missing.pop(key)
-    columns = {NOTES.get(key, key) for key in missing if key in NOTES or key in LISTED} | {*lengths.reads}
+    columns = {NOTES.get(key, key) for key in missing if key in NOTES or key in NAME_LISTS} | {*lengths.reads}
     for start, _, table in lengths.tables([*columns], with_parts=False) if missing else ():
         for key, why in [*missing.items()]:
             is_of = _is_of(key, lengths, table, left_out[start : start + table.num_rows])
@@ -138,7 +138,7 @@ def _is_of(key: str, lengths: Lengths, table: pa.Table, left_out: Marks) -> npt.
     """Return which rows a remark (its `sample`: `key`) is about: those with a note, or left out for a reason."""
     if key in NOTES:
         return np.asarray(pc.greater(pc.cast(table[NOTES[key]], pa.int64()), 0))
-    if key in LISTED:
+    if key in NAME_LISTS:
         return np.asarray(pc.is_valid(table[key]))
     is_lost = np.asarray(pc.fill_null(pc.equal(lengths.reason(table), key), False))
     is_out: npt.NDArray[np.bool_] = left_out == next((code for code, why in enumerate(LEFT_OUT) if why == key), -1)

@@ -81,7 +81,7 @@ def _length(choice: Choice) -> int:
 
 
 def lengths_to_try(
-    lens: Sequence[int], packing: PackingConfig, longest: int = 0, most_positions: int | None = None
+    lens: Sequence[int], packing: PackingConfig, longest: int = 0, max_positions: int | None = None
 ) -> list[int]:
     """List the pack lengths to try, ascending: `lens`, the one of `packing`, and one that holds the longest sample.
 
@@ -93,17 +93,17 @@ def lengths_to_try(
     if longest > packing.max_token_len:
         step = math.lcm(_STEP, packing.pad_to_multiple_of)
         for_all = -(-longest // step) * step
-        whole.add(for_all if most_positions is None else min(for_all, most_positions // step * step))
+        whole.add(for_all if max_positions is None else min(for_all, max_positions // step * step))
     return sorted(whole - {0})
 
 
 def lengths_to_choose(
-    lens: Sequence[int], packing: PackingConfig, items: Items, most_positions: int | None = None
+    lens: Sequence[int], packing: PackingConfig, items: Items, max_positions: int | None = None
 ) -> list[int]:
     """List the pack lengths to try where the user set none: `lens`, and one that holds every sample."""
     largest = max(lens) - max(lens) % packing.pad_to_multiple_of
     longest = int(items.lens.max(initial=0))
-    return lengths_to_try(lens, replace(packing, max_token_len=largest), longest, most_positions)
+    return lengths_to_try(lens, replace(packing, max_token_len=largest), longest, max_positions)
 
 
 def num_tried(num_samples: int) -> int:
@@ -118,7 +118,7 @@ def job_of(
     lengths: Lengths,
     packing: PackingConfig,
     lens: Sequence[int],
-    most_positions: int | None = None,
+    max_positions: int | None = None,
 ) -> TryJob:
     """Build the argument of `try_some`: all samples of a small run, or a seeded draw from a large one.
 
@@ -142,8 +142,8 @@ def job_of(
         for block, (start, end) in zip(blocks(len(items)), pairwise(upto), strict=True)
     ]
     longest = int(items.lens.max(initial=0))
-    tried = lengths_to_try(lens, packing, longest, most_positions)
-    return items.take(np.concatenate([there[:0], *numbers])), packing, tried, lengths.seed, scale, most_positions
+    tried = lengths_to_try(lens, packing, longest, max_positions)
+    return items.take(np.concatenate([there[:0], *numbers])), packing, tried, lengths.seed, scale, max_positions
 
 
 def try_some(job: TryJob) -> list[Choice]:
@@ -151,6 +151,6 @@ def try_some(job: TryJob) -> list[Choice]:
 
     May run in a worker.
     """
-    items, packing, lens, seed, scale, most_positions = job
-    choices = choices_of(items, packing, lens, seed, most_positions=most_positions)
+    items, packing, lens, seed, scale, max_positions = job
+    choices = choices_of(items, packing, lens, seed, max_positions=max_positions)
     return [choice.scaled(scale) for choice in choices] if scale != 1 else choices

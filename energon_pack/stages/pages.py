@@ -10,7 +10,7 @@ from energon_pack.dataset.lost_samples import bad_data, foresee, kept_ledger, pa
 from energon_pack.dataset.plan_file import entries_of, ledger
 from energon_pack.errors import SamplesLost
 from energon_pack.plan.pack_lengths import try_lengths
-from energon_pack.plan.packs import no_plan
+from energon_pack.plan.packs import empty_plan
 from energon_pack.plan.report import Report
 from energon_pack.report.printed import print_choices
 from energon_pack.report.remark import Remark
@@ -26,12 +26,12 @@ def try_pack_lens(run: PackRun, measured: Measured, page: RunReport) -> dict[str
     """Show what each pack length would drop: the end of `stage=lengths`."""
     config = run.config
     with run.timed("plan"):
-        lens = lengths_to_choose(config.report.lens, config.packing, measured.lengths.items, page.most_positions)
-        choices = try_lengths(measured.lengths, config.packing, lens, page.most_positions)
+        lens = lengths_to_choose(config.report.lens, config.packing, measured.lengths.items, page.max_positions)
+        choices = try_lengths(measured.lengths, config.packing, lens, page.max_positions)
         page.add_choices(choices.lens)
     print_choices(choices, page.advice(choices.lens))
     why_not = bad_data(choices, config.max_skipped)
-    skipped = ledger(measured.lengths, no_plan(measured.lengths.items), config.packing)
+    skipped = ledger(measured.lengths, empty_plan(measured.lengths.items), config.packing)
     write_page(run, page, skipped, why_not)
     foresee(why_not, page_of(config), choices)
     return choices.to_json()

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from typing import Any
 
-from energon_pack.steps.position import Position, State, positions_of_states, reading, taken_by
+from energon_pack.steps.position import Position, State, numbers_taken_by, parsing_state, positions_of_states
 
 #: items of a batch that the journal reads
-_NOTED = ("__key__", "positions", "sample_ids", "num_tokens", "num_trained")
+_BATCH_KEYS = ("__key__", "positions", "sample_ids", "num_tokens", "num_trained")
 _METHOD = "Journal.state()"
 
 
@@ -45,15 +45,15 @@ class Journal:
     def __init__(self, dataset: Any, states: Sequence[State] = ()):
         worker = dataset.worker_config
         self._ranks, self._rank = worker.world_size, worker.rank
-        self._stream = _stream_in(dataset)
+        self._stream = _pack_stream_of(dataset)
         self._read = [0] * max(1, worker.num_workers)
         #: consumed before this run: by all ranks, or by this rank if it continues from only its own state
         self.before = Consumed()
         #: consumed by this rank in this run
         self.own = Consumed()
         self._batches = 0
-        with reading(_METHOD):
-            if _is_of_rank(states, self._ranks, self._rank):
+        with parsing_state(_METHOD):
+            if _is_state_of_rank(states, self._ranks, self._rank):
                 self.before, self.own = _consumed(states[0]["before"]), _consumed(states[0]["own"])
                 self._batches = int(states[0]["batches"])
             elif states:
@@ -62,7 +62,7 @@ class Journal:
 
     def add(self, batch: Mapping[str, Any]) -> None:
         """Count a batch that came out of the loader; it may hold any number of packs."""
-        if lacking := [name for name in _NOTED if name not in batch]:
+        if lacking := [name for name in _BATCH_KEYS if name not in batch]:
             raise ValueError(f"a batch without {', '.join(lacking)}: a `batch` of your own has to keep them")
         packs = len(batch["__key__"])
         if self._stream is not None:
@@ -96,7 +96,7 @@ def _consumed(values: Mapping[str, Any]) -> Consumed:
     return Consumed(**{name: int(value) for name, value in values.items()})
 
 
-def resume(states: Sequence[State], here: Position, num: int) -> Position:
+def position_to_resume(states: Sequence[State], here: Position, num: int) -> Position:
     """Return the position from which a rank reads on.
 
     Args:
@@ -110,11 +110,11 @@ def resume(states: Sequence[State], here: Position, num: int) -> Position:
     if not states:
         return here
     positions = positions_of_states(states, here, _METHOD)
-    if _is_of_rank(states, here.ranks, here.rank):
+    if _is_state_of_rank(states, here.ranks, here.rank):
         return positions[0]
-    taken = taken_by(positions)
+    taken = numbers_taken_by(positions)
     is_end = taken.first % num == 0 and not taken.above  # an epoch's last row may not be whole
-    with reading(_METHOD):
+    with parsing_state(_METHOD):
         batches = {int(state["rank"]): int(state["batches"]) for state in states}
     if len(set(batches.values())) > 1 and not is_end:
         numbers = ", ".join(f"rank {number} had {n} batches" for number, n in sorted(batches.items()))
@@ -122,12 +122,12 @@ def resume(states: Sequence[State], here: Position, num: int) -> Position:
     return replace(here, topology=positions[0].topology, before=taken)
 
 
-def _is_of_rank(states: Sequence[State], ranks: int, rank: int) -> bool:
+def _is_state_of_rank(states: Sequence[State], ranks: int, rank: int) -> bool:
     """Say whether this is the state of this rank alone, with as many ranks."""
     return len(states) == 1 and (states[0]["ranks"], states[0]["rank"]) == (ranks, rank)
 
 
-def _stream_in(dataset: Any) -> Any:
+def _pack_stream_of(dataset: Any) -> Any:
     """Return the one `PackStream` inside an Energon dataset and its wrappers; None: there are several, or none."""
     inner: Sequence[Any] = getattr(dataset, "datasets", ())
-    return dataset if hasattr(dataset, "position") else _stream_in(inner[0]) if len(inner) == 1 else None
+    return dataset if hasattr(dataset, "position") else _pack_stream_of(inner[0]) if len(inner) == 1 else None

@@ -19,9 +19,9 @@ import numpy as np
 from energon_pack.errors import PackError, one_line
 from energon_pack.run.recent import Recent
 from energon_pack.run.seeded import Ints, random_keys
-from energon_pack.steps.topology import Topology, stream
+from energon_pack.steps.topology import Topology, reading_order
 
-_BLOCK = 64  # steps that stay together, so that a stretch of them is still like the whole
+_UNITS_PER_BLOCK = 64  # steps that stay together, so that a stretch of them is still like the whole
 
 #: state of one rank: `position` is a Position as `dataclasses.asdict` gives it, `batches` how many the rank had
 State = Mapping[str, Any]
@@ -112,7 +112,7 @@ class Position:
         return cls(**{**values, "topology": Topology(**topology), "before": before, "turns": turns})
 
 
-def taken_by(positions: Sequence[Position], reader: str = "rank") -> Taken:
+def numbers_taken_by(positions: Sequence[Position], reader: str = "rank") -> Taken:
     """Return the stream numbers that all ranks together have taken, from one position of each rank.
 
     Raises:
@@ -144,7 +144,7 @@ def positions_of_states(states: Sequence[State], here: Position, method: str) ->
         ValueError: a state is damaged, or of another stream than the position `here`.
     """
     check_states(states, method)
-    with reading(method):
+    with parsing_state(method):
         if any(state["position"] is None for state in states):
             raise PackError("states of a blend: it is no blend now, and its packs would come twice")
         positions = [Position.of(state["position"]) for state in states]
@@ -167,7 +167,7 @@ def check_states(states: Sequence[State], method: str) -> None:
 
 
 @contextmanager
-def reading(method: str) -> Iterator[None]:
+def parsing_state(method: str) -> Iterator[None]:
     """Turn errors while a state is parsed into one ValueError that names the method which makes states."""
     try:
         yield
@@ -189,7 +189,7 @@ class Stream:
 
     def __init__(self, num: int, topology: Topology, reorders: bool = False):
         self.num, self.topology = num, topology
-        self._stream = stream(num, topology)
+        self._stream = reading_order(num, topology)
         self._orders: Recent[int, Ints] | None = Recent(2) if reorders else None
         self._body = max(0, num // topology.unit - 1) * topology.unit if num % topology.unit else num
 
@@ -215,6 +215,6 @@ class Stream:
 
 def order_of_epoch(num: int, epoch: int) -> Ints:
     """Return an order of `num` units for an epoch: blocks of units are shuffled, and the units within each block."""
-    block = np.arange(num) // _BLOCK
-    of_block = random_keys(num // _BLOCK + 1, epoch, 40)[block]
+    block = np.arange(num) // _UNITS_PER_BLOCK
+    of_block = random_keys(num // _UNITS_PER_BLOCK + 1, epoch, 40)[block]
     return np.lexsort((random_keys(num, epoch, 41), of_block))

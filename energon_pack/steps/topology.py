@@ -3,8 +3,8 @@
     packs on disk ──split to global workers──► a stretch each ──ranks take from their workers by turns──► steps
 
 The packs of one global step lie in as many stretches as there are ranks, so a plan with even steps has to put packs
-there: `stream` returns which pack on disk is the p-th that is read. Without shuffling, the loader's order depends only
-on the number of packs, ranks and workers.
+there: `reading_order` returns which pack on disk is the p-th that is read. Without shuffling, the loader's order
+depends only on the number of packs, ranks and workers.
 """
 
 import os
@@ -80,23 +80,23 @@ def sizes_of_stretches(num: int, row: int) -> Ints:
     Source: Sharder.split_samples_to_workers of megatron-energon; a test compares them.
     """
     sizes = np.full(row, num // row, np.int64)
-    sizes[by_halves(np.arange(row))[: num % row]] += 1
+    sizes[interleave_halves(np.arange(row))[: num % row]] += 1
     return sizes
 
 
-def by_halves(numbers: Ints) -> Ints:
+def interleave_halves(numbers: Ints) -> Ints:
     """Interleave the two halves of an array, each interleaved in the same way: 0 1 2 3 4 5 6 7 → 0 4 2 6 1 5 3 7."""
     if len(numbers) <= 2:
         return numbers
     half = len(numbers) // 2
-    first, second = by_halves(numbers[:half]), by_halves(numbers[half:])
+    first, second = interleave_halves(numbers[:half]), interleave_halves(numbers[half:])
     mixed = np.empty_like(numbers)
     mixed[0 : 2 * half : 2], mixed[1 : 2 * half : 2] = first, second[:half]
     mixed[2 * half :] = second[half:]
     return mixed
 
 
-def stream(num: int, topology: Topology) -> Ints:
+def reading_order(num: int, topology: Topology) -> Ints:
     """Return the packs in the order in which all ranks together read them in the first epoch.
 
     Returns:

@@ -14,10 +14,10 @@ import numpy.typing as npt
 from energon_pack.plan.bins.planned_bins import SameBins
 from energon_pack.run.seeded import Chance, Ints
 
-_TRIES = 6  # first items tried for a completion with three
+_TRIPLE_TRIES = 6  # first items tried for a completion with three
 
 
-class Stock:
+class RemainingItems:
     """The items that are not packed yet: how many of each length, and the set of lengths as one integer.
 
     Bit r is set if an item of length r is left. This finds all pairs of lengths that fill a gap at once: shift the
@@ -95,9 +95,9 @@ class Stock:
         if not choices:
             return ()
         if gap < 3 * self.smallest:  # all tries would fail
-            self._chance.skip(_TRIES)
+            self._chance.skip(_TRIPLE_TRIES)
             return ()
-        for _ in range(_TRIES):
+        for _ in range(_TRIPLE_TRIES):
             one = self._pick(choices, gap - 1)
             shift = self._top - gap + one
             if lengths & (self._mirrored >> shift if shift >= 0 else self._mirrored << -shift):
@@ -138,20 +138,20 @@ def exact_fit(histogram: Ints, capacity: int, seed: int) -> list[SameBins]:
     The completion is random: always taking the longest uses up one end of the histogram, and then nothing fits the last
     bins.
     """
-    stock = Stock(histogram, Chance(seed, stream=2))
+    stock = RemainingItems(histogram, Chance(seed, stream=2))
     runs: list[SameBins] = []
     num_bins = 0
     while longest := stock.largest:
         # Not all items of this length at once: that would use up the lengths that complete the next bins.
         wanted = max(1, stock.count(longest) // (capacity // longest))
-        content = _fill(stock, capacity - longest, {longest: 1})
+        content = _complete_bin(stock, capacity - longest, {longest: 1})
         number = stock.times(content, wanted)
         runs += stock.take(content, num_bins, number)
         num_bins += number
     return runs
 
 
-def _fill(stock: Stock, gap: int, content: dict[int, int]) -> dict[int, int]:
+def _complete_bin(stock: RemainingItems, gap: int, content: dict[int, int]) -> dict[int, int]:
     """Add items to a bin's content (length → copies) until nothing fits its gap, exactly if possible."""
     while gap:
         completed = stock.with_more(content, stock.exact(gap))

@@ -84,13 +84,13 @@ def first_fit_decreasing(histogram: Ints, capacity: int) -> list[SameBins]:
             continue
         if whole < len(fitting):  # the rest ends inside this range
             at = int(fitting[whole])
-            parts = _cut(OpenBins(int(space[at]), int(first[at]), int(size[at])), length, count, runs)
+            parts = _fill_first_bins(OpenBins(int(space[at]), int(first[at]), int(size[at])), length, count, runs)
         else:
             at = len(space)
             per_bin = capacity // length
             new = OpenBins(capacity, num_bins, -(-count // per_bin))
             num_bins += new.num_bins
-            parts = _cut(new, length, count, runs)
+            parts = _fill_first_bins(new, length, count, runs)
         table = np.array(parts, np.int64)
         space, first, size = (
             np.concatenate((old[:at], new_part, old[at + 1 :]))
@@ -99,7 +99,7 @@ def first_fit_decreasing(histogram: Ints, capacity: int) -> list[SameBins]:
     return runs
 
 
-def _cut(bins: OpenBins, length: int, count: int, runs: list[SameBins]) -> list[OpenBins]:
+def _fill_first_bins(bins: OpenBins, length: int, count: int, runs: list[SameBins]) -> list[OpenBins]:
     """Put `count` items of a length into the first of these bins, in `runs`; return ranges of bins by space left."""
     copies = bins.space // length
     parts = []

@@ -8,7 +8,7 @@ import numpy as np
 
 from energon_pack.run.seeded import AnyInts, Ints, random_keys
 
-_WORD = 2**64 - 1
+_ALL_BITS = 2**64 - 1
 
 
 class Bins(NamedTuple):
@@ -52,7 +52,7 @@ def shuffled_argsort(keys: AnyInts, seed: int, stream: int = 0) -> AnyInts:
         raise ValueError(f"{num} keys up to {keys.max()} are too many to sort")
     words = random_keys(num, seed, stream)
     words >>= np.uint64(key_bits)
-    words &= np.uint64(_WORD << index_bits & _WORD)
+    words &= np.uint64(_ALL_BITS << index_bits & _ALL_BITS)
     words |= np.arange(num, dtype=np.uint64)
     high = keys.astype(np.uint64)
     high <<= np.uint64((64 - key_bits) % 64)
@@ -63,7 +63,7 @@ def shuffled_argsort(keys: AnyInts, seed: int, stream: int = 0) -> AnyInts:
     return words.astype(np.int32 if num < 2**31 else np.int64)
 
 
-def narrow(values: AnyInts) -> AnyInts:
+def as_int32(values: AnyInts) -> AnyInts:
     """Return the values as int32 if they fit, to halve the memory."""
     return values.astype(np.int32) if values.max(initial=0) < 2**31 else values
 
@@ -83,10 +83,10 @@ def bins_of(runs: Sequence[SameBins]) -> AnyInts:
     place = np.arange(num_items.sum()) - np.repeat(ends - num_items, num_items)
     place //= np.repeat(copies, num_items)
     place += np.repeat(first, num_items)
-    return narrow(place)
+    return as_int32(place)
 
 
-def gather(bin_of: AnyInts, items: AnyInts, seed: int) -> Bins:
+def group_by_bin(bin_of: AnyInts, items: AnyInts, seed: int) -> Bins:
     """Group items by `bin_of`, the bin of each; empty bins are left out, and the order inside a bin is random."""
     sizes = np.bincount(bin_of)
     order = shuffled_argsort(bin_of, seed, stream=1)
@@ -133,7 +133,7 @@ def l2_of_histogram(histogram: Ints, capacity: int) -> int:
     return int((num_alone + num_large - np.minimum(-(small - room) // capacity, 0)).max())
 
 
-def fullest_sum(lens: Iterable[int], room: int) -> list[int]:
+def choose_fullest_sum(lens: Iterable[int], room: int) -> list[int]:
     """Choose lengths with the largest sum of at most `room`; return their indices, ascending.
 
     Of equal sums, the one whose last length comes earliest is taken. Stops reading `lens` when the room is filled. Bit
