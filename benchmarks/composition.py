@@ -22,7 +22,7 @@ from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.steps.evenness import spread_of
-from energon_pack.steps.topology import Topology, stream
+from energon_pack.steps.topology import Topology, reading_order
 
 NUM_RANKS, NUM_WORKERS, SHARD_PACKS = 16, 2, 512
 
@@ -97,7 +97,7 @@ def main() -> None:
     for size in (8, 16):
         plan = plan_packs(items, PackingConfig(max_token_len=8192, topology=Topology(size)))
         by_chance = np.random.default_rng(0).permutation(plan.num_packs)
-        together = stream(plan.num_packs, Topology(size))
+        together = reading_order(plan.num_packs, Topology(size))
         for name, values in features_of_packs(items, plan).items():
             if name != "members":
                 even, chance = (spread_of(values[order].astype(np.float64), size) for order in (together, by_chance))

@@ -3,7 +3,7 @@
 For each set packs are planned with and without `packing.topology`. A dataset of as many (small) packs is written, and
 the loader of every rank reads it, with its worker processes, or in a pool of processes where there are hundreds of
 ranks; each pack's number is noted. The costs are those of the packs of the plan. With `--arithmetic` no dataset is
-written, and the order is the one that `steps.topology.stream` says (seconds, not minutes):
+written, and the order is the one that `steps.topology.reading_order` says (seconds, not minutes):
 `python benchmarks/even_steps.py --arithmetic --sets "conversations @2k"`.
 """
 
@@ -35,8 +35,8 @@ from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.seeded import Ints
 from energon_pack.steps.cost import cost_model
-from energon_pack.steps.evenness import figures
-from energon_pack.steps.topology import Topology, stream
+from energon_pack.steps.evenness import evenness_figures
+from energon_pack.steps.topology import Topology, reading_order
 
 SHARD_PACKS = 2_000
 TOPOLOGIES = (Topology(8, 4), Topology(8, 4, 32), Topology(64), Topology(64, 1, 8), Topology(512), Topology(512, 1, 8))
@@ -122,7 +122,7 @@ def compare(console: Console, name: str, by_arithmetic: bool) -> dict[str, Any]:
     topologies = [topology for topology in TOPOLOGIES if topology.unit <= without.num_packs]
     worlds = sorted({(topology.data_parallel, topology.workers) for topology in topologies})
     if by_arithmetic:
-        together = {world: stream(without.num_packs, Topology(*world)) for world in worlds}
+        together = {world: reading_order(without.num_packs, Topology(*world)) for world in worlds}
     else:
         together = read_all(worlds, without.num_packs)
     for topology in topologies:
@@ -133,7 +133,7 @@ def compare(console: Console, name: str, by_arithmetic: bool) -> dict[str, Any]:
         for kind, planned, settings in (("as without", without, packing), ("laid out", plan, ours)):
             assert planned.num_packs == without.num_packs
             world = topology.data_parallel, topology.micro_batches
-            found[f"{label} {kind}"] = figures(*costs_of(planned, items), *world, as_read)
+            found[f"{label} {kind}"] = evenness_figures(*costs_of(planned, items), *world, as_read)
             seconds = cpu_seconds(partial(plan_packs, items, settings), 1)
             table.add_row(f"{label} {kind}", *row(found[f"{label} {kind}"]), f"{seconds:.2f}")
     console.print(f"[bold]{name}[/]: {len(items):,} samples, {without.num_packs:,} packs")

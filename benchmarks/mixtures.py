@@ -32,8 +32,8 @@ from energon_pack.loading import train_arguments
 from energon_pack.loading.in_order import PacksInOrder
 from energon_pack.order import main as order
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.made import packs_of
-from energon_pack.plan.mix import draw, mixture_figures
+from energon_pack.plan.made import packs_of_sizes
+from energon_pack.plan.mix import draw_samples, mixture_figures
 from energon_pack.plan.packs import costs_of_packs
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
@@ -41,7 +41,7 @@ from energon_pack.run.scratch import Scratch
 from energon_pack.run.seeded import Ints
 from energon_pack.sources.mixture import Entry, Mixture
 from energon_pack.steps.cost import CostModel, cost_model
-from energon_pack.steps.evenness import figures
+from energon_pack.steps.evenness import evenness_figures
 from energon_pack.steps.topology import Topology
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "real"
@@ -104,7 +104,7 @@ class Packs:
         pairs = zip(parts.items(), manifests, strict=True)
         found = [OrderedDataset(name, DatasetFolder(path), str(path), manifest) for (name, path), manifest in pairs]
         items, sizes, of_pack = train_members(found)
-        packs = packs_of(sizes)
+        packs = packs_of_sizes(sizes)
         costs = costs_of_packs(items, packs, CostModel.from_json(manifests[0]["cost"]))
         self.costs = costs, packs.per_pack(items.num_supervised)
         rows = [row for part in found for row in self._rows(part, not by_entry)]
@@ -124,7 +124,7 @@ class Packs:
 
     def row(self, keys: list[tuple[str, str]], topology: Topology) -> list[str]:
         order: Ints = np.array([self.number[key] for key in keys])
-        found = figures(*self.costs, topology.data_parallel, topology.micro_batches, order)
+        found = evenness_figures(*self.costs, topology.data_parallel, topology.micro_batches, order)
         waits = [f"{found[name]['epoch']:.4f}" for name in ("lm", "vision", "both")]
         size = max(64, topology.data_parallel * topology.micro_batches)
         steps, hundredth = self._off(order, size), self._off(order, len(order) // 100)
@@ -155,7 +155,7 @@ def plan_again(num: int) -> None:
         start = time.process_time()
         lengths = Lengths(measured, scratch=Scratch(Path(folder)))
         read = time.process_time()
-        lengths, entry_shares = draw(lengths, mixture, packing, 0)
+        lengths, entry_shares = draw_samples(lengths, mixture, packing, 0)
         drawn = time.process_time()
         plan = plan_packs(lengths.items, packing, 0, cost, lengths.scratch)
         planned = time.process_time()

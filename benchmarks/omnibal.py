@@ -23,7 +23,7 @@ from energon_pack.plan.items import Items
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.seeded import Ints
-from energon_pack.steps.topology import Topology, stream
+from energon_pack.steps.topology import Topology, reading_order
 
 NUM, CAPACITY, NUM_TILES, RANKS = 70_706, 4096, 14, (8, 64)
 ROUNDS, CLOSE = 20, 0.9
@@ -82,7 +82,7 @@ def planned(tiles: Ints, lens: Ints, ranks: int) -> Packs:
     items = Items(counts, zeros + 1, zeros, zeros, zeros, lens - 256 * tiles)
     plan = plan_packs(items, PackingConfig(max_token_len=CAPACITY, topology=topology))
     packs = Packs(plan.starts, plan.items)
-    return packs.ordered(stream(plan.num_packs, topology)) if ranks > 1 else packs
+    return packs.ordered(reading_order(plan.num_packs, topology)) if ranks > 1 else packs
 
 
 def dist_ratio(cost: Ints, ranks: int) -> float:

@@ -30,7 +30,7 @@ from energon_pack.plan.caps import COLUMNS
 from energon_pack.plan.items import Items
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.pool import Pool, costs_of
-from energon_pack.plan.sample_measures import Measuring, SampleMeasures
+from energon_pack.plan.sample_measures import SampleMeasurer, SampleMeasures
 from energon_pack.plan.settings import GroupBy, PackingConfig
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.settings import ControlTokens
@@ -70,7 +70,7 @@ def real(folder: Path) -> Iterator[tuple[str, Items, PackingConfig]]:
     processor = f"model.processor={folder / 'processors' / 'qwen2_5_vl'}"
     config = ["+model=qwen2_5_vl", processor, "cache_dir=/tmp/online-cache", "executor.num_workers=1"]
     begun = prepare_stream(config, [str(path) for path in sets])
-    measuring = Measuring(begun.template, begun.config.packing, ControlTokens.keep, drop=True)
+    measuring = SampleMeasurer(begun.template, begun.config.packing, ControlTokens.keep, drop=True)
     found: dict[str, list[SampleMeasures]] = {}
     for path, samples in zip(sets, begun.datasets, strict=True):
         measured = measuring.measure([*looked(samples)])
@@ -122,7 +122,7 @@ def energon(samples: list[Costed], packing: PackingConfig, buffer_size: int, kee
     Args:
         keep: what is over waits in the buffer, as with `PackedTaskEncoder`; else all of it is packed each time.
     """
-    measuring = Measuring(cast(Any, None), packing, ControlTokens.keep, drop=False)
+    measuring = SampleMeasurer(cast(Any, None), packing, ControlTokens.keep, drop=False)
     waiting: list[tuple[int, SampleMeasures]] = []
     packs, taken = 0, 0
     while taken < len(samples) or waiting:

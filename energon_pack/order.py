@@ -19,7 +19,7 @@ from energon_pack.dataset.ordered import OrderedDataset, train_members, write_or
 from energon_pack.errors import PackError, amount
 from energon_pack.metadataset import BlendEntry, read_entry, refuse_incompatible, relative_path
 from energon_pack.plan.items import Items
-from energon_pack.plan.made import order_made, packs_of, passes
+from energon_pack.plan.made import num_draws_by_pass, order_existing_packs, packs_of_sizes
 from energon_pack.plan.mix import MANY_EPOCHS, EntryShare, shares_of
 from energon_pack.plan.packs import PackPlan, costs_of_packs
 from energon_pack.plan.report import STEP_COSTS
@@ -30,8 +30,8 @@ from energon_pack.run.seeded import Ints
 from energon_pack.sources.mixture import Entry as Asked
 from energon_pack.sources.storage import absolute, real_path
 from energon_pack.steps.cost import CostModel
-from energon_pack.steps.evenness import figures
-from energon_pack.steps.topology import Topology, stream
+from energon_pack.steps.evenness import evenness_figures
+from energon_pack.steps.topology import Topology, reading_order
 
 #: fields that packs of one order must share, beside a blend's fields: training reads one manifest
 _FIELDS_IN_COMMON = ("flavor", "layout", "mask", "pad_to_multiple_of")
@@ -51,7 +51,7 @@ def order_packs(
     _refuse_incompatible(entries)
     parts = _ordered_datasets(entries, out if relative else None)
     items, sizes, entry_of = train_members(parts)
-    packs, cost = packs_of(sizes), CostModel.from_json(entries[0].manifest["cost"])
+    packs, cost = packs_of_sizes(sizes), CostModel.from_json(entries[0].manifest["cost"])
     trained = packs.per_pack(items.num_supervised)
     asked = [
         Asked(part.name, part.path, entry.given_weight, 1.0 if entry.given_weight is None else None)
@@ -59,8 +59,8 @@ def order_packs(
     ]
     shares = shares_of(asked, entry_of, trained)
     times = [share.epochs for share in shares]
-    counts = passes(times, entry_of, trained, topology.unit, seed, num_epochs)
-    order = order_made(items, packs, counts, PackingConfig(topology=topology), seed, cost)
+    counts = num_draws_by_pass(times, entry_of, trained, topology.unit, seed, num_epochs)
+    order = order_existing_packs(items, packs, counts, PackingConfig(topology=topology), seed, cost)
     write_order_folder(Path(out), parts, order, asdict(topology), len(counts))
     _print_shares(shares, np.bincount(entry_of[order], trained[order], len(parts)))
     if topology.has_steps:
@@ -112,8 +112,8 @@ def _print_shares(shares: list[EntryShare], tokens: np.ndarray) -> None:
 
 def _print_steps(items: Items, packs: PackPlan, order: Ints, topology: Topology, cost: CostModel) -> None:
     costs, trained = costs_of_packs(items, packs, cost), packs.per_pack(items.num_supervised)
-    read = order[stream(len(order), topology)]
-    spread = figures(costs, trained, topology.data_parallel, topology.micro_batches, read)
+    read = order[reading_order(len(order), topology)]
+    spread = evenness_figures(costs, trained, topology.data_parallel, topology.micro_batches, read)
     waits = ", ".join(f"{word} {spread[name]['epoch']:.3f}" for name, word in STEP_COSTS.items())
     say(f"steps: {spread['steps']:,}; 1 is the time of an epoch without waiting: {waits}")
 

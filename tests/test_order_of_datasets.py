@@ -20,7 +20,7 @@ from energon_pack.loading import train_arguments
 from energon_pack.loading.task_encoder import PackedTaskEncoder
 from energon_pack.order import main
 from energon_pack.pack import pack
-from energon_pack.plan.made import passes
+from energon_pack.plan.made import num_draws_by_pass
 from energon_pack.templates.settings import LabelsConfig, TrainOn
 from support.loaders import Training
 from support.packed import demo_config
@@ -130,9 +130,9 @@ def trained_of(made: Path) -> list[dict[str, Any]]:
 def test_passes_have_each_pack_once() -> None:
     """2.5 times are three passes, in each of which five sixths of the packs are; of few packs passes have more."""
     entry, trained = np.repeat([0, 1], [60, 40]), np.full(100, 10)
-    counts = passes([2.5, 0.5], entry, trained, 1)
+    counts = num_draws_by_pass([2.5, 0.5], entry, trained, 1)
     assert counts.shape == (2, 100)  # 3 passes would have fewer than 64 steps each
-    counts = passes([2.5, 0.5], np.repeat(entry, 10), np.repeat(trained, 10), 1)
+    counts = num_draws_by_pass([2.5, 0.5], np.repeat(entry, 10), np.repeat(trained, 10), 1)
     assert counts.shape == (3, 1000)
     assert counts.max() == 1
     assert set(counts[:, :600].sum(axis=0).tolist()) == {2, 3}

@@ -23,7 +23,7 @@ from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.steps.cost import cost_model
 from energon_pack.steps.evenness import max_over_mean
-from energon_pack.steps.topology import Topology, stream
+from energon_pack.steps.topology import Topology, reading_order
 from support.loaders import Training
 from support.packed import Make, files, json_lines, packed
 from support.plans import items, packs
@@ -167,7 +167,7 @@ def test_steps_are_even_in_every_epoch(topology: Topology) -> None:
     plan = plan_packs(some, packing)
     assert sorted(item for pack_ in packs(plan) for item in pack_) == list(range(2100))
     assert all(len(set(epoch[pack_].tolist())) == 1 for pack_ in packs(plan))
-    read = stream(plan.num_packs, topology)
+    read = reading_order(plan.num_packs, topology)
     in_time = turn_of_packs(some, plan)[read]
     out_of_turn = np.flatnonzero(np.diff(np.maximum.accumulate(in_time) - in_time) != 0)
     assert np.count_nonzero(np.maximum.accumulate(in_time) != in_time) < 2 * topology.unit, out_of_turn
@@ -175,7 +175,7 @@ def test_steps_are_even_in_every_epoch(topology: Topology) -> None:
     waits = max_over_mean(costs, topology.data_parallel, topology.micro_batches)
     alone = replace(some, turn=None).take(np.flatnonzero(epoch == 0))
     first = plan_packs(alone, packing)
-    costs = costs_of_packs(alone, first, cost_model(None))[0][stream(first.num_packs, topology)]
+    costs = costs_of_packs(alone, first, cost_model(None))[0][reading_order(first.num_packs, topology)]
     assert waits < max_over_mean(costs, topology.data_parallel, topology.micro_batches) + 0.01
 
 

@@ -19,7 +19,7 @@ from energon_pack.pack import pack
 from energon_pack.plan.made import plan_of_epoch
 from energon_pack.plan.packs import LEFT_OUT
 from energon_pack.plan.plan import plan_packs
-from energon_pack.plan.sample_measures import Measuring, SampleMeasures
+from energon_pack.plan.sample_measures import SampleMeasurer, SampleMeasures
 from energon_pack.plan.settings import Overlong, PackingConfig, Share
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.settings import ControlTokens
@@ -85,7 +85,7 @@ def test_whatever_leaves_nothing_to_train(config: Make, tmp_path: Path) -> None:
 
 def test_what_is_measured_as_it_comes_is_left_out_for_the_same(template: Template) -> None:
     """Energon's packing buffer and streams: nothing predicts a first token, so a part of one token trains nothing."""
-    measuring = Measuring(template, PackingConfig(), ControlTokens.keep, drop=True)
+    measuring = SampleMeasurer(template, PackingConfig(), ControlTokens.keep, drop=True)
     document = [{"role": "document", "content": "a b"}]
     whole, part = (Sample(document, [], None, SampleOptions(token_range=tokens)) for tokens in (None, (1, 2)))
     measured, skip = measuring.measure([whole, part])

@@ -8,7 +8,7 @@ from energon_pack.dataset.files import LEDGER, PAGE
 from energon_pack.errors import SamplesLost, amount
 from energon_pack.plan.pack_lengths import Choices
 from energon_pack.plan.report import Report, num_lost_to_bad_data
-from energon_pack.plan.settings import CUTTING, Overlong, PackingConfig
+from energon_pack.plan.settings import CUTTING_POLICIES, Overlong, PackingConfig
 from energon_pack.samples.skip import Reason
 
 
@@ -44,11 +44,11 @@ def why_too_much_dropped(report: Report, packing: PackingConfig) -> str | None:
     """
     is_cut_off, most = packing.overlong == Overlong.truncate_text, packing.max_dropped_tokens
     share = report.dropped_share(Reason.OVERLONG.value) + is_cut_off * report.dropped_share(Reason.CUT_OFF.value)
-    if packing.overlong not in (Overlong.auto, *CUTTING) or share <= most:
+    if packing.overlong not in (Overlong.auto, *CUTTING_POLICIES) or share <= most:
         return None
     number = report.skipped_by_reason.get(Reason.OVERLONG.value, 0) + is_cut_off * report.samples_cut_off
     one, several, knob = "has", "have", "packing.overlong=drop leaves them out"
-    if packing.overlong in CUTTING:
+    if packing.overlong in CUTTING_POLICIES:
         one, several, knob = "loses", "lose", "packing.max_dropped_tokens=1 allows any"
     return (
         f"{amount(number, 'overlong sample')} {one if number == 1 else several} {share:.0%} of all tokens,"

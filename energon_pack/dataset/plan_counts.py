@@ -12,7 +12,7 @@ from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.manifest import PackSums
 from energon_pack.dataset.plan_schema import OPTIONAL_COLUMNS
 from energon_pack.plan.items import Items
-from energon_pack.plan.made import packs_of
+from energon_pack.plan.made import packs_of_sizes
 from energon_pack.plan.packs import PackPlan, costs_of_packs
 from energon_pack.plan.trees import with_own_counts
 from energon_pack.run.seeded import Ints
@@ -31,7 +31,7 @@ def tables_with_counts(plan: PlanFile, *more: str) -> Iterator[pa.Table]:
 
 def pack_sums(plan: PlanFile, cost: CostModel) -> PackSums:
     """Return the costs and tokens of each pack in a written plan."""
-    sums = [sums_of_plan(items_of(table), packs_of(pack_sizes(table)), cost) for table in tables_with_counts(plan)]
+    sums = [sums_of_plan(items_of(table), packs_of_sizes(pack_sizes(table)), cost) for table in tables_with_counts(plan)]
     return PackSums(*map(np.concatenate, zip(*sums, strict=True)))
 
 

@@ -27,9 +27,9 @@ from energon_pack.inspect.source import look
 from energon_pack.lengths.index import every_nth_sample
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import Choice, Choices, try_lengths
-from energon_pack.plan.packs import no_plan
+from energon_pack.plan.packs import empty_plan
 from energon_pack.plan.report import Report, num_lost_to_bad_data
-from energon_pack.plan.settings import CUTTING, Overlong, PackingConfig
+from energon_pack.plan.settings import CUTTING_POLICIES, Overlong, PackingConfig
 from energon_pack.report.images import MediaFirst, media_first
 from energon_pack.report.printed import part_lines, print_choices
 from energon_pack.report.remark import part
@@ -52,7 +52,7 @@ from energon_pack.stages import measuring
 from energon_pack.stages.measuring import Measured
 from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.stages.planning import plan_source
-from energon_pack.steps.cost import most_positions
+from energon_pack.steps.cost import max_positions
 from energon_pack.templates.processor import load_saved, processor_folder_of, rules_of
 from energon_pack.templates.template import Template
 
@@ -142,7 +142,7 @@ def _measured(run: PackRun, arguments: argparse.Namespace, is_first: bool = Fals
     method = measuring.prepare_method(run)
     measured = measuring.measure_source(run, every_nth_sample(step, indexed) if step > 1 else indexed, method)
     folder = measured.method.template_folder
-    lens, positions = config.report.lens, most_positions(processor_folder_of(folder))
+    lens, positions = config.report.lens, max_positions(processor_folder_of(folder))
     tried = lengths_to_choose(lens, config.packing, measured.lengths.items, positions)
     share = len(shards) / len(source.shards) / step
     choices = try_lengths(measured.lengths, config.packing, tried, positions)
@@ -159,7 +159,7 @@ def _try(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], PackRun
     print_heading("── what would be lost")
     examples = _examples(config, lengths)
     _print_losses(lengths, examples)
-    if config.packing.overlong in CUTTING:
+    if config.packing.overlong in CUTTING_POLICIES:
         _print_cuts(config, plan_source(tried.run, tried.measured).report)
     cures: list[str] = []
     cured = tried
@@ -238,7 +238,7 @@ def _to_show(lengths: Lengths) -> dict[int, str]:
 def _examples(config: PackConfig, lengths: Lengths) -> dict[str, tuple[str, str]]:
     """Return a sample of each reason for which samples would be lost, and its detail, which says what to do."""
     examples: dict[str, tuple[str, str]] = {}
-    for entry in ledger_entries(lengths, no_plan(lengths.items), config.packing) if lengths.reasons else ():
+    for entry in ledger_entries(lengths, empty_plan(lengths.items), config.packing) if lengths.reasons else ():
         examples.setdefault(entry["reason"], (entry["sample_id"], entry["detail"] or ""))
         if len(examples) == len(lengths.reasons):
             break

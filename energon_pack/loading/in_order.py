@@ -33,7 +33,7 @@ from energon_pack.errors import amount
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value
 from energon_pack.run.seeded import Ints
-from energon_pack.steps.journal import resume
+from energon_pack.steps.journal import position_to_resume
 from energon_pack.steps.position import Position, State, Stream, positions_of_states
 from energon_pack.steps.topology import Topology, topology_of
 
@@ -251,7 +251,7 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         order = _order_of_packs(factory, manifest)
         num = len(factory) if order is None else len(order)
         here = Position(f"{num} packs ({_fingerprint(factory, manifest)})", topology, ranks=ranks, rank=worker.rank)
-        position = resume(self._states, here, num)
+        position = position_to_resume(self._states, here, num)
         of_splits = [split["packs"] for split in manifest.get("splits", {}).values()]
         has_all = not factory.sample_excludes and len(factory) in of_splits  # else all later packs move
         is_even = has_all and _has_even_steps(planned, position, self._micro_batches)

@@ -33,7 +33,7 @@ from energon_pack.training.encoded import BadPack, Pack
 from energon_pack.training.member_encoder import Encoded
 
 if TYPE_CHECKING:
-    from energon_pack.plan.sample_measures import Measuring
+    from energon_pack.plan.sample_measures import SampleMeasurer
 
 __all__ = ["EncodedPack", "PackedTaskEncoder"]
 
@@ -97,13 +97,13 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         if packing_buffer_size is not None:
             check_buffer_size("packing_buffer_size", packing_buffer_size)
         self.packing_buffer_size = packing_buffer_size
-        self._measuring: Measuring | None = None
+        self._measuring: SampleMeasurer | None = None
         if packing_buffer_size is not None:
             from energon_pack.dataset.packed_with import load_template
-            from energon_pack.plan.sample_measures import measuring_of
+            from energon_pack.plan.sample_measures import sample_measurer_of
 
             template = load_template(path, processor, trust_remote_code)
-            self._measuring = measuring_of(content, template, options.get("on_bad_member") == "drop")
+            self._measuring = sample_measurer_of(content, template, options.get("on_bad_member") == "drop")
         self.cookers: Sequence[Cooker[Any]] = cookers(
             **{
                 name: read[name]

@@ -26,7 +26,7 @@ from energon_pack.errors import PackError
 from energon_pack.online.given import MapStyleDataset
 from energon_pack.online.prepare import ITEMS_FOLDER, prepare
 from energon_pack.plan.made import plan_of_epoch
-from energon_pack.plan.packs import PackPlan, split_of_packs, taken
+from energon_pack.plan.packs import PackPlan, select_packs, split_of_packs
 from energon_pack.plan.report import Report
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import write_whole
@@ -85,7 +85,7 @@ class LazyPackedDataset(PacksByNumber):
         if not len(packs):
             raise PackError(f"split={split} has no pack: output.splits.{split} fills it")
         self._num_packs, name = len(packs), f"{split}-{len(packs)}"
-        first = replace(planned, plan=taken(planned.plan, [packs]))
+        first = replace(planned, plan=select_packs(planned.plan, [packs]))
         self._plans = EpochPlans(prepared.folder / name, len(packs), self.config, first)
         self._plans.ensure_written(0)
         self._samples = prepared.samples

@@ -45,7 +45,7 @@ from energon_pack.online.samples import (
     write_measured_rows,
 )
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.settings import CUTTING
+from energon_pack.plan.settings import CUTTING_POLICIES
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.context import Run
 from energon_pack.run.executors import Executor
@@ -194,7 +194,7 @@ def prepare(
     """
     config = config_of(settings)
     source, packing = config.source, config.packing
-    if conversations is not None and packing.overlong in CUTTING:
+    if conversations is not None and packing.overlong in CUTTING_POLICIES:
         raise PackError(f"packing.overlong={packing.overlong.value}: only samples in files are cut, not conversations")
     if conversations is not None and config.labels.expand is not Expand.none:
         raise PackError(f"labels.expand={config.labels.expand.value}: only samples in files are expanded")

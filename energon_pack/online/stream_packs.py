@@ -14,8 +14,8 @@ import torch
 
 from energon_pack.errors import PackError
 from energon_pack.online.samples import Samples
-from energon_pack.plan.pool import Pool, Waiting
-from energon_pack.plan.sample_measures import Measuring, SampleMeasures
+from energon_pack.plan.pool import Pool, WaitingSample
+from energon_pack.plan.sample_measures import SampleMeasurer, SampleMeasures
 from energon_pack.run.seeded import RandomStream, mix_number
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.member import MemberInput
@@ -160,7 +160,7 @@ class OnlinePacks(Iterator[Pack]):
         name: str,
         datasets: Sequence[Samples],
         draws: Draws,
-        measuring: Measuring,
+        measuring: SampleMeasurer,
         pool: Pool,
         encoder: PackEncoder,
         counters: torch.Tensor,
@@ -226,7 +226,7 @@ class OnlinePacks(Iterator[Pack]):
         except Skip as skip:
             return skip
 
-    def _members(self, waiting: Sequence[Waiting], dropped: list[str]) -> Iterator[MemberInput]:
+    def _members(self, waiting: Sequence[WaitingSample], dropped: list[str]) -> Iterator[MemberInput]:
         for sample in waiting:
             *draw, token_len = sample.name
             try:

@@ -17,9 +17,9 @@ from energon_pack.config import PackConfig
 from energon_pack.errors import PackError, check_buffer_size
 from energon_pack.online.begin import StreamSource, prepare_stream
 from energon_pack.online.stream_packs import Draws, OnlinePacks, StreamCounters
-from energon_pack.plan.pool import Pool, Waiting, waiting_in
-from energon_pack.plan.sample_measures import Measuring
-from energon_pack.steps.position import Position, reading, taken_by
+from energon_pack.plan.pool import Pool, WaitingSample, waiting_samples
+from energon_pack.plan.sample_measures import SampleMeasurer
+from energon_pack.steps.position import Position, numbers_taken_by, parsing_state
 from energon_pack.steps.topology import ranks_here
 from energon_pack.trainers.doors import ForTrainers, import_numbered_rows
 from energon_pack.training.encoded import Pack
@@ -78,7 +78,7 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
         self.encoder = PackEncoder(begun.made, rules, **options)
         source, drop = self.config.source, options.get("on_bad_member") == "drop"
         of_labels = self.config.labels.untrained
-        self._measuring = Measuring(begun.template, self.config.packing, source.control_tokens, drop, of_labels)
+        self._measuring = SampleMeasurer(begun.template, self.config.packing, source.control_tokens, drop, of_labels)
         self._datasets = begun.datasets
         self._place = ranks_here(rank, world_size)
         #: settings that draws and packs depend on; a state is refused if one differs
@@ -135,7 +135,7 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
         self._resume_from([state])
 
     def _resume_from(self, lanes: Sequence[Mapping[str, Any]]) -> None:
-        with reading("state_dict()"):
+        with parsing_state("state_dict()"):
             self._states_to_resume, self._epoch = lanes, self._positions_in(lanes[0])[0].epoch
             self._make_packs(*_worker_number())
 
@@ -163,7 +163,7 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
         here = Position(
             settings["fingerprint"], epoch=self._epoch, ranks=ranks * num_workers, rank=rank * num_workers + worker
         )
-        positions, lane, waiting = [here for _ in self._datasets], None, list[Waiting]()
+        positions, lane, waiting = [here for _ in self._datasets], None, list[WaitingSample]()
         if self._states_to_resume:
             of_lanes = [self._positions_in(lane) for lane in self._states_to_resume]
             places = [(each.ranks, each.rank) for each, *_ in of_lanes]
@@ -171,9 +171,9 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
                 number = places.index((here.ranks, here.rank))
                 positions, lane = of_lanes[number], self._states_to_resume[number]
             else:
-                taken = [taken_by(of_dataset, "worker") for of_dataset in zip(*of_lanes, strict=True)]
+                taken = [numbers_taken_by(of_dataset, "worker") for of_dataset in zip(*of_lanes, strict=True)]
                 positions = [replace(here, before=before) for before in taken]
-                waiting = waiting_in(lane["pool"] for lane in self._states_to_resume)[here.rank :: here.ranks]
+                waiting = waiting_samples(lane["pool"] for lane in self._states_to_resume)[here.rank :: here.ranks]
         draws = Draws(
             settings["num_samples"],
             positions,

@@ -15,7 +15,7 @@ from energon_pack.run.seeded import Ints
 
 
 class Cap(NamedTuple):
-    """A limit of a pack."""
+    """A limit of a pack, as `packing.max_images`: what it counts, and how much a member adds."""
 
     #: the setting: `packing.<name>`
     name: str
@@ -27,7 +27,7 @@ class Cap(NamedTuple):
 
 
 def padded(token_len: Any, multiple: int) -> Any:
-    """Return the tokens that a member takes in a pack, rounded up to a multiple; for a number or an array."""
+    """Round a member's tokens up to a multiple: what it takes in a pack. `token_len` is a number or an array."""
     return -(-token_len // multiple) * multiple
 
 
@@ -52,14 +52,13 @@ def limits(packing: PackingConfig) -> list[tuple[Cap, int]]:
 
 
 def costs(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[Ints, Ints]:
-    """Return the costs of n samples for each cap, and the limits of a pack, tokens first.
+    """Return how much each of n samples adds to each limited sum of a pack, and these limits; tokens come first.
 
     Args:
-        counts: `COLUMNS`, int[n] each; a cost under the name of its cap is taken instead of computing it from its
-            column.
+        counts: int[n] for each of `COLUMNS`. An entry under the name of a cap replaces the cost computed for that cap.
 
     Returns:
-        int64[k, n] and int64[k].
+        Costs, int64[num_caps, n], and limits, int64[num_caps]; only caps that are set.
     """
     multiple = packing.pad_to_multiple_of
     rows = [
@@ -70,12 +69,15 @@ def costs(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[Ints, Ints
 
 
 def exceeded(counts: Mapping[str, Any], packing: PackingConfig) -> list[str]:
-    """List the limits that one sample breaks alone, as `7 > packing.max_images=5`."""
+    """List the limits of a pack that a sample breaks by itself, as texts like `7 > packing.max_images=5`.
+
+    `counts`: a number for each of `COLUMNS`.
+    """
     multiple = packing.pad_to_multiple_of
     alone = [(cap.name, int(cap.cost(counts[cap.column], multiple)), limit) for cap, limit in limits(packing)]
-    return [over(name, value, limit) for name, value, limit in alone if value > limit]
+    return [excess_text(name, value, limit) for name, value, limit in alone if value > limit]
 
 
-def over(name: str, value: int, limit: int) -> str:
-    """Word a broken limit, as in `7 > packing.max_images=5`."""
+def excess_text(name: str, value: int, limit: int) -> str:
+    """Return the text for a broken limit, as `7 > packing.max_images=5`."""
     return f"{value} > packing.{name}={limit}"

@@ -11,18 +11,18 @@ from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 
-_RANKS = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+_PERCENTILES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 _NUM_MEDIA = len(MEDIA_TYPES) + 1  # with unknown
 
 
 class Tally:
-    """Distinct values, ascending, and how often each occurs."""
+    """A multiset of whole numbers: the distinct values, ascending, and how often each occurs."""
 
     def __init__(self, values: AnyInts | tuple[()] = ()) -> None:
         self.values, self.counts = np.unique(np.asarray(values, np.int64), return_counts=True)
 
     def __len__(self) -> int:
-        """Return how many values were counted."""
+        """Return how many values were counted, equal ones included."""
         return int(self.counts.sum())
 
     @property
@@ -30,7 +30,7 @@ class Tally:
         return int(self.values @ self.counts)
 
     def add(self, values: AnyInts) -> None:
-        """Count more."""
+        """Count more values."""
         self._merge(*np.unique(values, return_counts=True))
 
     def merge(self, other: "Tally") -> None:
@@ -44,17 +44,19 @@ class Tally:
         self.counts = sums
 
     def spread(self) -> dict[str, int]:
-        """Return minimum, median, 90th and 99th percentile, and maximum."""
+        """Return minimum, median, percentiles and maximum by name: min, p50, p90, p99, max; empty without values."""
         if not len(self):
             return {}
         upto, last = np.cumsum(self.counts), len(self) - 1
-        places = {name: math.ceil(rank * last) for name, rank in _RANKS.items()}
+        places = {name: math.ceil(rank * last) for name, rank in _PERCENTILES.items()}
         return {name: int(self.values[np.searchsorted(upto, place, "right")]) for name, place in places.items()}
 
 
 @dataclass(frozen=True)
-class Counted:
-    """Counts of items; arrays are by medium: `MEDIA_TYPES`, then unknown."""
+class PlanCounts:
+    """Counts of the samples, items and tokens of a plan. `samples`, `packed`, `tokens`: one number for each medium, by
+    `MEDIA_TYPES`, then unknown.
+    """
 
     samples: Ints
     packed: Ints  # samples in packs, whole or as their parts
@@ -69,8 +71,8 @@ class Counted:
     lens: Tally  # of samples that were measured
 
 
-def count(lengths: Lengths, plan: PackPlan) -> Counted:
-    """Count all items of a plan."""
+def count_plan(lengths: Lengths, plan: PackPlan) -> PlanCounts:
+    """Count the samples, parts and tokens that a plan packs, cuts and leaves out."""
     items, num_samples = lengths.items, lengths.num_samples
     in_a_pack, lens = plan.is_packed(lengths.scratch), Tally()
     samples, packed, tokens = np.zeros((3, _NUM_MEDIA), np.int64)
@@ -93,12 +95,12 @@ def count(lengths: Lengths, plan: PackPlan) -> Counted:
         tokens_left_out += np.bincount(out, of_samples, len(LEFT_OUT)).astype(np.int64)
         lens.add(of_samples[of_samples > 0])
     tokens_left_out[LEFT_OUT.index(None)] = 0  # of samples that are packed
-    return Counted(
+    return PlanCounts(
         samples, packed, tokens, left_out, tokens_left_out, num_cut, num_cut_off, tokens_cut_off, num_parts,
         num_parts_out, lens,
     )  # fmt: skip
 
 
 def by_medium(media: AnyInts, weights: AnyInts | None = None) -> Ints:
-    """Count things, or add their weights, by `MEDIA_TYPES`; type -1 (unknown) comes last."""
+    """Count items, or sum their weights, for each medium: int64[len(MEDIA_TYPES) + 1], the last for -1 (unknown)."""
     return np.bincount(media % _NUM_MEDIA, weights, _NUM_MEDIA).astype(np.int64)

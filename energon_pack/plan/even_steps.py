@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.plan.alike import Floats, alike, mended
+from energon_pack.plan.alike import Floats, mend_steps, sort_by_cost
 from energon_pack.plan.pack_order import order_packs, with_even_shares
 from energon_pack.run.seeded import Ints, random_keys
-from energon_pack.steps.evenness import max_over_mean, off_the_mean
-from energon_pack.steps.topology import Topology, by_halves, stream
+from energon_pack.steps.evenness import largest_deviation, max_over_mean
+from energon_pack.steps.topology import Topology, interleave_halves, reading_order
 
-_TURNS = 32  # rounds of swaps: after some twenty, little changes
-_EVEN = 1.02  # waits that steps with the shares of a mixture may have; their trained tokens may be as far off
-_TRIES = 8  # tries to find a layout in which steps train on evenly many tokens
-_NARROWER = 0.95  # each try has a limit narrower by this factor than the last result suggests
+_SWAP_ROUNDS = 32  # rounds of swaps: after some twenty, little changes
+_EVEN_ENOUGH = 1.02  # waits that steps with the shares of a mixture may have; their trained tokens may be as far off
+_LAYOUT_TRIES = 8  # tries to find a layout in which steps train on evenly many tokens
+_LIMIT_FACTOR = 0.95  # each try has a limit narrower by this factor than the last result suggests
 
 
 def lay_out(
@@ -36,21 +36,22 @@ def lay_out(
     jitter: float = 0.0,
     amounts: Floats | None = None,
 ) -> Ints:
-    """Return packs in the order in which they are written. Whole steps are at least as even as in the given order.
+    """Order packs so that the ranks of each training step have even costs, and steps have evenly many trained tokens.
 
     Args:
         costs: float64[2, num_packs] of the language model and of the vision encoder, in one unit; each is made even
             over the ranks of a step.
         trained: int64[num_packs] trained tokens, made even over the steps.
-        amounts: float64[num_packs, num_kinds]; steps get the shares of the whole, as nearly as even costs allow. The
-            given order of packs has these shares.
         jitter: relative noise added to costs, so that with each seed other packs of about the same cost meet.
+        amounts: float64[num_packs, num_kinds], as tokens of each entry of a mixture. Steps get the shares of the whole,
+            as nearly as even costs allow; packs come in an order that has these shares. None: no mixture.
 
     Returns:
-        int64[num_packs] numbers of packs. Packs left over from whole steps are read last, and have middling costs.
+        int64[num_packs] numbers of packs, in the order in which they are written; unchanged if that is more even. Packs
+        left over from whole steps are read last, and have middling costs.
     """
     num = len(trained)
-    together = stream(num, topology)
+    together = reading_order(num, topology)
     as_they_come = _Evenness(costs, trained, together, topology)
     has_any = num >= topology.data_parallel * topology.micro_batches
     most_off = as_they_come.off if has_any else np.inf
@@ -58,9 +59,9 @@ def lay_out(
     most_waits = as_they_come.waits
     layouts = _layouts(costs * (1 + jitter * chance), trained, topology, seed, most_off, amounts)
     if amounts is not None and topology.micro_batches > 1:
-        most_waits, most_off = np.maximum(most_waits, _EVEN), max(most_off, _EVEN - 1)
+        most_waits, most_off = np.maximum(most_waits, _EVEN_ENOUGH), max(most_off, _EVEN_ENOUGH - 1)
         in_steps = with_even_shares(np.arange(num), topology.data_parallel * topology.micro_batches, amounts)
-        layouts = chain([_within_steps(_shares(costs), topology, in_steps)], layouts)
+        layouts = chain([_within_steps(_relative_to_mean(costs), topology, in_steps)], layouts)
     for read in layouts:
         evenness = _Evenness(costs, trained, read, topology)
         if evenness.off <= most_off and not (evenness.waits > most_waits).any():
@@ -71,16 +72,16 @@ def lay_out(
 
 
 class _Evenness:
-    """How even the whole steps are, in the order in which packs are read.
+    """How even the whole steps of a reading order are.
 
     waits: float64[2], for each cost the time of an epoch relative to even steps.
-    off: the largest distance of a step's trained tokens from the mean.
+    off: the largest distance of a step's trained tokens from the mean, as a share of it.
     """
 
     def __init__(self, costs: Floats, trained: Ints, read: Ints, topology: Topology):
         ranks, micro_batches = topology.data_parallel, topology.micro_batches
         self.waits = np.array([max_over_mean(cost[read], ranks, micro_batches) for cost in costs])
-        self.off = off_the_mean(trained[read], ranks * micro_batches)
+        self.off = largest_deviation(trained[read], ranks * micro_batches)
 
 
 def _layouts(
@@ -91,59 +92,57 @@ def _layouts(
     most_off: float,
     amounts: Floats | None,
 ) -> Iterator[Ints]:
-    """Yield orders in which packs are read, the best first."""
-    trains, each = _shares(trained[None]), _shares(costs)
+    """Yield candidate orders in which packs are read; the first that is even enough is to be taken."""
+    trains, each = _relative_to_mean(trained[None]), _relative_to_mean(costs)
     if topology.rows_per_step > 1:
-        yield _read(each, trains, topology, seed, most_off, amounts)
-        yield _within_steps(each, topology, stream(len(trained), topology))
+        yield _reading_order_of(each, trains, topology, seed, most_off, amounts)
+        yield _within_steps(each, topology, reading_order(len(trained), topology))
         return
     for shares in (costs / max(costs.sum() / max(1, len(trained)), 1e-9), each):
         within = most_off
-        for _ in range(_TRIES):
-            read = _read(shares, trains, topology, seed, within, amounts)
+        for _ in range(_LAYOUT_TRIES):
+            read = _reading_order_of(shares, trains, topology, seed, within, amounts)
             if topology.micro_batches == 1:
-                read = mended(shares, trained, read, topology.data_parallel, most_off)
+                read = mend_steps(shares, trained, read, topology.data_parallel, most_off)
             yield read
-            off = off_the_mean(trained[read], topology.data_parallel * topology.micro_batches)
+            off = largest_deviation(trained[read], topology.data_parallel * topology.micro_batches)
             if off <= most_off or not within:
                 break
-            within *= _NARROWER * most_off / off
+            within *= _LIMIT_FACTOR * most_off / off
 
 
-def _read(
+def _reading_order_of(
     costs: Floats, trains: Floats, topology: Topology, seed: int, most_off: float, amounts: Floats | None
 ) -> Ints:
-    """Return the packs in the order in which all ranks together read them."""
+    """Lay out all packs, and return them in the order in which all ranks together read them."""
     num, unit = trains.shape[1], topology.unit
     by_chance = np.argsort(random_keys(num, seed, 20), kind="stable")  # packs of equal cost may come from any data
     in_order = by_chance[np.argsort(costs.sum(axis=0)[by_chance], kind="stable")]
-    over = _middling(trains[0, in_order], num % unit)
+    over = _middle_packs(trains[0, in_order], num % unit)
     size = min(topology.row, topology.data_parallel * topology.micro_batches)
-    over_packs = _left_over(costs, trains[0], in_order[over], size, seed, most_off)
+    over_packs = _order_left_over(costs, trains[0], in_order[over], size, seed, most_off)
     if num < unit:
         return over_packs
-    units = _units(costs, trains, np.delete(in_order, over), topology, seed, most_off)
+    units = _group_into_units(costs, trains, np.delete(in_order, over), topology, seed, most_off)
     of_units = [(cost * 1e6).astype(np.int64)[units].sum(axis=1) for cost in (*costs, *trains)]
     nothing = np.zeros(len(units), np.int64)
     in_units = None if amounts is None else amounts[units].sum(axis=1)
     return np.concatenate((units[order_packs(of_units, nothing, seed, in_units)].ravel(), over_packs))
 
 
-def _middling(trains: Floats, num: int) -> slice:
-    """Choose `num` packs in a row, nearest to the mean in `trains`, from the middle half of packs sorted by cost."""
+def _middle_packs(trains: Floats, num: int) -> slice:
+    """Return the place of `num` packs, in a row and near the mean in `trains`, in the middle half of packs by cost."""
     quarter = (len(trains) - num) // 4
     upto = np.concatenate(([0], np.cumsum(trains)))[quarter : len(trains) + 1 - quarter]
     first = quarter + int(np.abs(upto[num:] - upto[: len(upto) - num] - num).argmin())
     return slice(first, first + num)
 
 
-def _left_over(costs: Floats, trains: Floats, in_order: Ints, size: int, seed: int, most_off: float) -> Ints:
-    """Return the packs that make no whole unit: rows of `size` packs of like cost in random order, then single
-    packs.
-    """
+def _order_left_over(costs: Floats, trains: Floats, in_order: Ints, size: int, seed: int, most_off: float) -> Ints:
+    """Order the packs that make no whole unit: rows of `size` packs of like cost, shuffled, then single packs."""
     rest = len(in_order) % size
     middle = slice((len(in_order) - rest) // 2, (len(in_order) + rest) // 2)
-    rows, over = alike(costs, np.delete(in_order, middle), size, None, trains, most_off), in_order[middle]
+    rows, over = sort_by_cost(costs, np.delete(in_order, middle), size, None, trains, most_off), in_order[middle]
     mixed = (
         group[np.argsort(random_keys(len(group), seed, 21), kind="stable")].ravel()
         for group in (rows.reshape(-1, size), over)
@@ -152,38 +151,40 @@ def _left_over(costs: Floats, trains: Floats, in_order: Ints, size: int, seed: i
 
 
 def _within_steps(costs: Floats, topology: Topology, read: Ints) -> Ints:
-    """Deal the packs of each step anew to its ranks; packs are in reading order."""
+    """Deal the packs of each step to its ranks again, for even costs; packs come and go in reading order."""
     step = topology.data_parallel * topology.micro_batches
     num = len(read) // step * step
     rounds = read[:num].reshape(-1, topology.micro_batches, topology.data_parallel).swapaxes(0, 1)
-    return np.concatenate((evened(costs, rounds).swapaxes(0, 1).ravel(), read[num:]))
+    return np.concatenate((deal_evenly(costs, rounds).swapaxes(0, 1).ravel(), read[num:]))
 
 
-def _shares(costs: npt.NDArray[Any]) -> Floats:
-    """Return costs relative to their mean."""
+def _relative_to_mean(costs: npt.NDArray[Any]) -> Floats:
+    """Return each row of costs, [num_costs, num_packs], divided by its mean."""
     shares: Floats = costs / np.maximum(costs.sum(axis=1, keepdims=True) / max(1, costs.shape[1]), 1e-9)
     return shares
 
 
-def _units(costs: Floats, trains: Floats, packs: Ints, topology: Topology, seed: int, most_off: float) -> Ints:
+def _group_into_units(
+    costs: Floats, trains: Floats, packs: Ints, topology: Topology, seed: int, most_off: float
+) -> Ints:
     """Group packs into units of whole rows, each in reading order: int64[num_units, topology.unit]."""
     if topology.rows_per_step == 1:
-        rows = alike(costs, packs, topology.row, None, trains[0], most_off)
-        packs = alike(costs, rows, topology.data_parallel, topology.row, trains[0], most_off)
-        return _by_worker(packs, topology, seed)
-    rows = alike(costs, packs, topology.row).reshape(-1, topology.row)
-    steps = _steps(trains[:, rows].sum(axis=2), topology.rows_per_step)
-    return evened(costs, rows[steps]).swapaxes(0, 1).reshape(-1, topology.unit)
+        rows = sort_by_cost(costs, packs, topology.row, None, trains[0], most_off)
+        packs = sort_by_cost(costs, rows, topology.data_parallel, topology.row, trains[0], most_off)
+        return _rows_by_worker(packs, topology, seed)
+    rows = sort_by_cost(costs, packs, topology.row).reshape(-1, topology.row)
+    steps = _deal_rows_to_steps(trains[:, rows].sum(axis=2), topology.rows_per_step)
+    return deal_evenly(costs, rows[steps]).swapaxes(0, 1).reshape(-1, topology.unit)
 
 
-def _steps(trains: Floats, num_rows: int) -> Ints:
+def _deal_rows_to_steps(trains: Floats, num_rows: int) -> Ints:
     """Deal rows to steps of `num_rows`, so that steps train about as many tokens: int64[num_rows, num_steps]."""
     most_first = np.argsort(-trains[0], kind="stable")
-    return evened(trains, most_first.reshape(num_rows, 1, -1), across=True)[:, 0]
+    return deal_evenly(trains, most_first.reshape(num_rows, 1, -1), across=True)[:, 0]
 
 
-def evened(costs: Floats, rounds: Ints, across: bool = False) -> Ints:
-    """Deal items to bins, one of each round to each bin, so that the bins' sums of all costs are even.
+def deal_evenly(costs: Floats, rounds: Ints, across: bool = False) -> Ints:
+    """Deal items to bins, one item of each round to each bin, so that all bins of a set cost about the same.
 
     In each round the cost in which bins and items differ most decides: the largest item goes to the bin that has least.
     Then bins that have much and bins that have little swap their items of a round, if that makes them more even.
@@ -206,12 +207,12 @@ def evened(costs: Floats, rounds: Ints, across: bool = False) -> Ints:
         largest_first = np.argsort(-of_items[chosen, sets], axis=1, kind="stable")
         np.put_along_axis(dealt[place], least_first, np.take_along_axis(items, largest_first, 1), 1)
         total += costs[:, dealt[place]]
-    for turn in range(_TURNS):
-        _swap(costs, dealt, total, turn, turn % len(rounds) if across else 0)
+    for turn in range(_SWAP_ROUNDS):
+        _swap_items(costs, dealt, total, turn, turn % len(rounds) if across else 0)
     return dealt
 
 
-def _swap(costs: Floats, dealt: Ints, total: Floats, turn: int, later: int) -> None:
+def _swap_items(costs: Floats, dealt: Ints, total: Floats, turn: int, later: int) -> None:
     """Swap items, in place, between bins that have much and bins that have little of the least even cost."""
     half = dealt.shape[2] // 2
     sets = np.arange(dealt.shape[1])
@@ -232,7 +233,7 @@ def _swap(costs: Floats, dealt: Ints, total: Floats, turn: int, later: int) -> N
     dealt[here], dealt[partner] = dealt[partner], dealt[here]
 
 
-def _by_worker(packs: Ints, topology: Topology, seed: int) -> Ints:
+def _rows_by_worker(packs: Ints, topology: Topology, seed: int) -> Ints:
     """Make rows in which the ranks' first workers have like packs, then their second, and so on: int64[num_rows, row].
 
     The two halves of the workers get neighbouring packs, so ranks with half as many workers also have like packs at a
@@ -241,5 +242,5 @@ def _by_worker(packs: Ints, topology: Topology, seed: int) -> Ints:
     blocks = packs.reshape(-1, topology.workers, topology.data_parallel)
     by_chance = np.argsort(random_keys(blocks.size, seed, 22).reshape(blocks.shape), axis=2, kind="stable")
     dealt = np.empty_like(blocks)
-    dealt[:, by_halves(np.arange(topology.workers))] = np.take_along_axis(blocks, by_chance, axis=2)
+    dealt[:, interleave_halves(np.arange(topology.workers))] = np.take_along_axis(blocks, by_chance, axis=2)
     return dealt.reshape(-1, topology.row)

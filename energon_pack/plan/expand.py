@@ -12,7 +12,7 @@ from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import key_of
 from energon_pack.lengths.worker import LengthsRow, leave_out
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.parts import Making, Whole, parts_of
+from energon_pack.plan.parts import PartsRecipe, WholeSample, make_parts
 from energon_pack.run.context import Run
 from energon_pack.run.plain_data import plain
 from energon_pack.run.scratch import blocks
@@ -29,7 +29,7 @@ _VERSION = 2
 
 
 def expand(lengths: Lengths, labels: LabelsConfig, method: Method, run: Run) -> Lengths:
-    """Return the lengths with the samples that `labels.expand` makes in place of their conversations.
+    """Replace each conversation by the samples that `labels.expand` makes of it, and return the new lengths.
 
     Raises:
         SourceChanged: a file is not what was measured.
@@ -40,20 +40,20 @@ def expand(lengths: Lengths, labels: LabelsConfig, method: Method, run: Run) -> 
     for block in blocks(lengths.num_samples):
         are_asked[block] = lengths.items.lens[block] > 0
     asked = {name: value for name, value in plain(labels).items() if name in ("expand", "window_images", "window_text")}
-    making = Making(
+    making = PartsRecipe(
         "expand",
         key_of(asked, _VERSION, how_measured(method)),
-        partial(_expanded, labels=labels),
+        partial(_samples_of, labels=labels),
         EXPANDED_TYPE,
         lambda table: pc.is_null(table["reason"]).to_numpy(),
         ("reason",),
     )
     with forgetting_wrong(lengths.shards, method, run):
-        return parts_of(lengths, are_asked, making, method, run)
+        return make_parts(lengths, are_asked, making, method, run)
 
 
 class Expansion(NamedTuple):
-    """The result of `labels.expand`."""
+    """How many conversations `labels.expand` turned into how many samples, and how many tokens that costs."""
 
     how: str  # `turns` or `pairs`
     conversations: int  # conversations that became several samples
@@ -63,7 +63,7 @@ class Expansion(NamedTuple):
 
 
 def expansion_of(lengths: Lengths, labels: LabelsConfig) -> Expansion | None:
-    """Count the samples that `expand` made; None: `labels.expand=none`."""
+    """Count conversations, samples and tokens, from lengths that `expand` returned; None: `labels.expand=none`."""
     if labels.expand is Expand.none:
         return None
     num, whole, tokens = lengths.num_samples, 0, 0
@@ -76,14 +76,14 @@ def expansion_of(lengths: Lengths, labels: LabelsConfig) -> Expansion | None:
     return Expansion(labels.expand.value, conversations, len(lengths.items) - num, whole, tokens)
 
 
-def _expanded(whole: Whole, labels: LabelsConfig) -> list[LengthsRow]:
+def _samples_of(whole: WholeSample, labels: LabelsConfig) -> list[LengthsRow]:
     """Return the samples made of a conversation; one row with the reason where it can't be expanded."""
     cuts = cuts_of(whole.sample, labels)
-    return _rows(whole, cuts, labels.expand) if cuts else []
+    return _measured_rows(whole, cuts, labels.expand) if cuts else []
 
 
 def cuts_of(sample: ReadSample, labels: LabelsConfig) -> list[Cut]:
-    """Return the parts that `labels.expand` makes of a sample; empty: it stays whole."""
+    """List the pieces of a conversation that become samples of their own by `labels.expand`; empty: it stays whole."""
     if labels.expand is Expand.none or is_document(sample.messages):
         return []
     if labels.expand is Expand.pairs:
@@ -93,7 +93,7 @@ def cuts_of(sample: ReadSample, labels: LabelsConfig) -> list[Cut]:
     return parts_by_answer(sample.messages, sample.kinds, only_last, window, labels.window_text)
 
 
-def _rows(whole: Whole, cuts: list[Cut], how: Expand) -> list[LengthsRow]:
+def _measured_rows(whole: WholeSample, cuts: list[Cut], how: Expand) -> list[LengthsRow]:
     parts = []
     for cut in cuts:
         try:

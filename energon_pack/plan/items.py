@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from energon_pack.lengths.measure import MeasuredShard
 from energon_pack.lengths.table_cache import Chunk, in_chunks
 from energon_pack.plan import caps, noted
-from energon_pack.plan.noted import Noted
+from energon_pack.plan.noted import SampleNotes
 from energon_pack.plan.splits import split_numbers
 from energon_pack.run.scratch import Scratch
 from energon_pack.run.seeded import Ints
@@ -30,13 +30,13 @@ from energon_pack.samples.skip import Reason
 from energon_pack.sources.copies import drawn_keys
 from energon_pack.templates.settings import Untrained
 
-_NUMBERS = ("num_supervised", "num_bytes", "checksum", "kept")
-_COLUMNS = {"media_type", *caps.COLUMNS, *_NUMBERS, "reason", "does_not_fit", *noted.COLUMNS}
+_NUMBER_COLUMNS = ("num_supervised", "num_bytes", "checksum", "kept")
+_COLUMNS_READ = {"media_type", *caps.COLUMNS, *_NUMBER_COLUMNS, "reason", "does_not_fit", *noted.COLUMNS}
 #: samples that are left out because their parts can't be packed
-REFUSED = pa.schema([("sample", pa.int64()), ("reason", pa.string()), ("detail", pa.large_string())])
+REFUSED_SCHEMA = pa.schema([("sample", pa.int64()), ("reason", pa.string()), ("detail", pa.large_string())])
 #: The numbers kept for each item; 4 bytes each unless noted.
-_HELD = ("turn", "media", "shard", "dataset", "split", *caps.COLUMNS, *_NUMBERS)
-_TYPES: dict[str, Any] = {
+_ITEM_COLUMNS = ("turn", "media", "shard", "dataset", "split", *caps.COLUMNS, *_NUMBER_COLUMNS)
+_COLUMN_TYPES: dict[str, Any] = {
     "turn": np.int32, "media": np.int8, "split": np.int8, "num_bytes": np.int64, "checksum": np.uint32,
     "kept": np.uint64,
 }  # fmt: skip
@@ -47,7 +47,7 @@ AnyInts = npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True)
 class Items:
-    """The items to pack: samples, or parts of samples that were cut. Arrays have one entry per item."""
+    """What a plan packs: samples, or the parts of samples that were cut. Every array has one entry for each item."""
 
     counts: Mapping[str, AnyInts]  # `caps.COLUMNS`; an item with 0 tokens is not packed
     media: AnyInts  # index into MEDIA_TYPES, -1 if unknown
@@ -65,7 +65,7 @@ class Items:
 
     @property
     def lens(self) -> AnyInts:
-        """Tokens of each item."""
+        """Number of tokens of each item."""
         return self.counts["token_len"]
 
     @property
@@ -78,7 +78,7 @@ class Items:
         return len(self.lens)
 
     def take(self, numbers: Ints | slice) -> "Items":
-        """Return the items with these numbers."""
+        """Return the items with these indices, in this order."""
         counts = {name: values[numbers] for name, values in self.counts.items()}
         columns = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
         chosen: dict[str, Any] = {
@@ -89,7 +89,7 @@ class Items:
 
 @dataclass(frozen=True)
 class CachedRows:
-    """Rows of lengths that are read together, and a choice among them."""
+    """Rows of a cached table of lengths, and the numbers of the items that they are."""
 
     chunk: Chunk
     rows: Ints | None  # None: all
@@ -99,11 +99,14 @@ class CachedRows:
 
     @property
     def items(self) -> slice:
-        """The numbers of the items."""
+        """The numbers of the items that the rows are."""
         return slice(self.start, self.start + self.num)
 
     def read(self, columns: Sequence[str] | None) -> tuple[Ints, pa.Table]:
-        """Return the shard and the columns of the chosen rows; copies have names of their own."""
+        """Read columns (None: all) of the chosen rows; return each row's shard number, and the table.
+
+        The keys of copies get a suffix, so that they differ; rows that are not drawn have that as their `reason`.
+        """
         table, numbers = self.chunk.read(columns), self.chunk.numbers_of_rows
         if self.rows is not None:
             table, numbers = table.take(pa.array(self.rows)), numbers[self.rows]
@@ -120,7 +123,18 @@ class CachedRows:
 
 
 class Lengths:
-    """The samples of a run, in the order of the source, then the parts of samples that were cut."""
+    """All measured samples of a run, in the order of the source, then the parts of samples that were cut.
+
+    Holds their `items` as arrays, and reads other columns from the cache on disk when they are needed.
+
+    Args:
+        measured: the source shards, with their cached tables of lengths.
+        flavor: the form of packs; samples that do not fit into it are left out.
+        shares: the share of each split, by `SPLITS`.
+        scratch: where large arrays lie: memory, or files.
+        split_by_medium: samples with the same first medium get the same split.
+        untrained: whether samples without a trained token are left out.
+    """
 
     #: the columns that `reason` reads
     reads = ("reason", "does_not_fit", "num_supervised")
@@ -141,7 +155,7 @@ class Lengths:
         #: number of samples that can't be packed, by reason
         self.reasons: Counter[str] = Counter()
         #: counts over the samples that may be packed
-        self.noted = Noted()
+        self.noted = SampleNotes()
         folders = [name.rpartition("/")[0] for name in self.shard_names]
         self._datasets = np.unique(np.array(folders, object), return_inverse=True)[1].astype(np.int32)
         self.flavor, self.seed, self.scratch, self._shares = flavor, seed, scratch, shares
@@ -168,16 +182,21 @@ class Lengths:
         #: what each item shares with the item before it in its pack (`trees.Trees.shared`); None: nothing is shared
         self.shared: Mapping[str, AnyInts] | None = None
         #: samples that are left out because their parts can't be packed: number, reason and detail
-        self.refused = REFUSED.empty_table()
+        self.refused = REFUSED_SCHEMA.empty_table()
 
     def lost_tokens(self, samples: slice, left_out: AnyInts) -> AnyInts:
-        """Return how many tokens of each sample are in none of its packed parts."""
+        """Return how many tokens of each sample are in none of its parts, if it is cut and packed; else 0.
+
+        `left_out`: as in `PackPlan`, of these samples.
+        """
         lost: AnyInts = np.where(self.is_cut[samples] & (left_out == 0), self.cut_off[samples], 0)
         return lost
 
     def tables(self, columns: Sequence[str], with_parts: bool = True) -> Iterator[tuple[int, Ints, pa.Table]]:
-        """Yield all rows, many at a time: the number of the first row's item, the shard of each row, and the
-        columns.
+        """Read columns of all rows, many rows at a time.
+
+        Yields the item number of the first row, the shard number of each row, and the table. Without parts, only rows
+        of samples are read.
         """
         for rows in self.rows:
             if with_parts or rows.start < self.num_samples:
@@ -188,7 +207,7 @@ class Lengths:
                 yield rows.start, numbers, table
 
     def places(self, items: Ints) -> Iterator[tuple[Ints, Chunk, Ints]]:
-        """Yield where the rows of items are: the items in a chunk of the cache, the chunk, and their rows in it."""
+        """Yield where the rows of items are: places in `items`, the chunk of the cache with them, their rows in it."""
         for rows in self.rows:
             of_items = np.flatnonzero((items >= rows.start) & (items < rows.start + rows.num))
             if len(of_items):
@@ -196,18 +215,21 @@ class Lengths:
                 yield of_items, rows.chunk, here if rows.rows is None else rows.rows[here]
 
     def sample_ids(self, numbers: Ints, table: pa.Table) -> list[str]:
-        """Return the ids of rows, as in the ledger, from their shards and the column `key`."""
+        """Return the sample ids of rows, from their shard numbers and the column `key` of their table."""
         keys = table["key"].to_pylist()
         return [self.shards[number].shard.sample_id(key) for number, key in zip(numbers.tolist(), keys, strict=True)]
 
     def sample_id(self, index: int) -> str:
-        """Return the id of an item, as in the ledger."""
+        """Return the sample id of an item."""
         rows = next(rows for rows in reversed(self.rows) if rows.start <= index)
         numbers, table = rows.read(["key"])
         return self.sample_ids(numbers[[index - rows.start]], table.slice(index - rows.start, 1))[0]
 
     def reason(self, table: pa.Table) -> pa.ChunkedArray:
-        """Return why each row, of which `reads` are read, can be in no pack of any plan; null: it may be packed."""
+        """Return for each row the reason why no plan may pack it; null: it may be packed.
+
+        `table`: at least the columns `reads`.
+        """
         is_unfit = pc.is_valid(self.unfit(table))
         is_untrained = pc.and_(pc.equal(table["num_supervised"], 0), self._drops_untrained)
         return pc.coalesce(
@@ -217,15 +239,14 @@ class Lengths:
         )
 
     def unfit(self, table: pa.Table) -> pa.ChunkedArray:
-        """Return the part of each row that packs of this flavor have no place for; null: it fits."""
+        """Return for each row what packs of this flavor can't hold of its sample; null: it fits."""
         answers = [pc.struct_field(table["does_not_fit"], rule) for rule in self.flavor.rules]
         return pc.coalesce(*answers, pa.scalar(None, pa.large_string()))
 
     def largest(self, samples: Ints) -> dict[str, Ints]:
-        """Return the largest counts of `caps` that each sample, or one of its parts, has.
+        """Return for each of `caps.COLUMNS` the largest count that each sample, or one of its parts, has.
 
-        Args:
-            samples: ascending.
+        `samples`: item numbers, ascending.
         """
         place = np.searchsorted(samples, self.whole_of_part)
         is_one = np.append(samples, -1)[place] == self.whole_of_part
@@ -235,7 +256,7 @@ class Lengths:
         return most
 
     def emptied(self) -> "Lengths":
-        """Return a copy to `put` and `add` rows to, and to `join` then."""
+        """Return a copy without rows. Fill it by `put` and `add`, then call `join`."""
         lengths = copy.copy(self)
         lengths._begin()
         return lengths
@@ -243,25 +264,25 @@ class Lengths:
     def _begin(self) -> None:
         self.rows: list[CachedRows] = []
         self.num_items = 0
-        self._growing = {name: self.scratch.column(_TYPES.get(name, np.int32)) for name in _HELD}
+        self._growing = {name: self.scratch.column(_COLUMN_TYPES.get(name, np.int32)) for name in _ITEM_COLUMNS}
 
     def put(self, rows: CachedRows, values: Mapping[str, AnyInts]) -> None:
-        """Add rows with their columns."""
+        """Add rows whose columns are known: `values` has an array for each column of items."""
         self.rows.append(rows)
         self.num_items += rows.num
         for name, column in self._growing.items():
             column.add(values[name])
 
     def add(self, chunk: Chunk, rows: Ints | None, is_sample: bool = False) -> None:
-        """Add rows of the cache; samples are noted, too."""
+        """Add rows of a cached table (None: all), and compute their columns; samples are counted in `noted`, too."""
         new = CachedRows(chunk, rows, self.num_items, chunk.num_rows if rows is None else len(rows))
         if not new.num:
             return
-        numbers, table = new.read([*_COLUMNS, *["key"] * self._is_split, *["first_medium"] * self._by_medium])
+        numbers, table = new.read([*_COLUMNS_READ, *["key"] * self._is_split, *["first_medium"] * self._by_medium])
         reasons = self.reason(table)
         is_in = pc.is_null(reasons).to_numpy()
         media = pc.fill_null(pc.index_in(table["media_type"], pa.array(MEDIA_TYPES)), -1)
-        values = {name: table[name].to_numpy() for name in (*caps.COLUMNS, *_NUMBERS)}
+        values = {name: table[name].to_numpy() for name in (*caps.COLUMNS, *_NUMBER_COLUMNS)}
         values |= {"token_len": np.where(is_in, values["token_len"], 0), "media": media.to_numpy(), "shard": numbers}
         values |= {"dataset": self._datasets[numbers], "split": self._splits(numbers, table)}
         self.put(new, {**values, "turn": np.zeros(new.num, np.int32)})
@@ -280,7 +301,7 @@ class Lengths:
         return split_numbers(names, self._shares, self.seed)
 
     def join(self) -> None:
-        """Make the items of all rows."""
+        """Build `items` from all rows that were added."""
         self.columns = {name: column.array() for name, column in self._growing.items()}
         #: bytes of each item as members of a tar, and a checksum of its source
         self.num_bytes, self.checksums = self.columns["num_bytes"], self.columns["checksum"]

@@ -14,60 +14,68 @@ import numpy as np
 
 from energon_pack.plan import caps
 from energon_pack.plan.items import Items
-from energon_pack.plan.mix import draws
+from energon_pack.plan.mix import num_draws
 from energon_pack.plan.packs import PackPlan, members_of
-from energon_pack.plan.plan import groups, in_order, laid_out
+from energon_pack.plan.plan import group_of_items, lay_out_packs, order_by_windows
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.seeded import Ints, epoch_seed, random_keys
 from energon_pack.steps.cost import CostModel
 
-_MANY_STEPS = 64  # steps of a pass at least, so that few packs are left over from whole steps
+_MIN_STEPS_PER_PASS = 64  # steps of a pass at least, so that few packs are left over from whole steps
 
 
-def packs_of(sizes: Ints) -> PackPlan:
-    """Return packs of these sizes, with the items in order."""
+def packs_of_sizes(sizes: Ints) -> PackPlan:
+    """Return a plan whose packs have these sizes, and hold the items 0, 1, 2, … in order."""
     num = int(sizes.sum())
     starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
     return PackPlan(starts, np.arange(num), np.zeros(num, np.int8), 0)
 
 
-def passes(times: Sequence[float], entry: Ints, trained: Ints, unit: int, seed: int = 0, num_epochs: int = 1) -> Ints:
-    """Decide how often each pack comes in each pass.
+def num_draws_by_pass(
+    times: Sequence[float], entry: Ints, trained: Ints, unit: int, seed: int = 0, num_epochs: int = 1
+) -> Ints:
+    """Decide how often each existing pack comes in each pass over the packs; an epoch has one or several passes.
 
     Args:
         times: for each dataset, how often its packs come in an epoch.
         entry: int64[num_packs] the dataset of each pack.
         trained: int64[num_packs] trained tokens.
-        unit: packs of whole steps, as in `Topology`.
+        unit: packs in the smallest number of whole steps, as in `Topology`.
 
     Returns:
         int64[num_passes, num_packs].
     """
     num_drawn = np.bincount(entry, minlength=len(times)) @ np.array(times)
-    of_epoch = max(1, min(ceil(max(times)), int(num_drawn) // (_MANY_STEPS * unit)))
+    of_epoch = max(1, min(ceil(max(times)), int(num_drawn) // (_MIN_STEPS_PER_PASS * unit)))
     counts = np.zeros((of_epoch * num_epochs, len(entry)), np.int64)
     for number, each in enumerate(times):
         packs = np.flatnonzero(entry == number)
-        counts[:, packs] = draws(each / of_epoch, trained[packs], True, seed, number, len(counts))
+        counts[:, packs] = num_draws(each / of_epoch, trained[packs], True, seed, number, len(counts))
     return counts
 
 
-def order_made(items: Items, packs: PackPlan, counts: Ints, packing: PackingConfig, seed: int, cost: CostModel) -> Ints:
-    """Return the numbers of packs in the order in which they would be written."""
+def order_existing_packs(
+    items: Items, packs: PackPlan, counts: Ints, packing: PackingConfig, seed: int, cost: CostModel
+) -> Ints:
+    """Return the numbers of existing packs in the order in which a plan would write them.
+
+    Args:
+        counts: int64[num_passes, num_packs], how often each pack comes in each pass; passes follow one another.
+    """
     turn, pack = (np.repeat(index.ravel(), counts.ravel()) for index in np.indices(counts.shape))
     sizes, members = members_of(packs, pack)
     drawn = replace(items.take(members), turn=np.repeat(turn, sizes).astype(np.int32) if len(counts) > 1 else None)
-    plan = laid_out(packs_of(sizes), drawn, packing, seed, cost)
+    plan = lay_out_packs(packs_of_sizes(sizes), drawn, packing, seed, cost)
     order: Ints = np.repeat(pack, sizes)[plan.items[plan.starts[:-1]]]
     return order
 
 
 def plan_of_epoch(plan: PackPlan, items: Items, packing: PackingConfig, seed: int, epoch: int) -> PackPlan:
-    """Return a plan with as many packs, each as full as before.
+    """Return the plan of a later epoch: as many packs, each as full as before, with other members, in another order.
 
     Items with equal costs (tokens, images, everything that is limited) that may be in the same packs change places at
-    random, so nothing is measured or packed again; one of which nothing is trained only with another such. Then all
-    packs are put in a new order. Epoch 0 is the plan itself.
+    random, so nothing is measured or packed again. An item without trained tokens changes places only with another
+    such item. Epoch 0 is the plan itself.
     """
     if not epoch or not plan.num_packs:
         return plan
@@ -75,9 +83,9 @@ def plan_of_epoch(plan: PackPlan, items: Items, packing: PackingConfig, seed: in
     used = np.sort(plan.items)
     costs, _ = caps.costs(items.counts, packing)
     has_image, is_trained = items.counts["num_images"][used] > 0, items.num_supervised[used] > 0
-    alike = [*costs[:, used], groups(items, packing)[used], has_image, is_trained]
+    alike = [*costs[:, used], group_of_items(items, packing)[used], has_image, is_trained]
     by_chance = np.lexsort((random_keys(len(used), seed, 20), *alike))
     in_place = np.lexsort((np.arange(len(used)), *alike))
     other = np.empty(len(items), np.int64)
     other[used[in_place]] = used[by_chance]
-    return in_order(replace(plan, items=other[plan.items]), items, packing, seed)
+    return order_by_windows(replace(plan, items=other[plan.items]), items, packing, seed)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from energon_pack.errors import PackError
 from energon_pack.plan import caps
 from energon_pack.plan.counted import Tally
-from energon_pack.plan.items import REFUSED, CachedRows, Lengths
+from energon_pack.plan.items import REFUSED_SCHEMA, CachedRows, Lengths
 from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.splits import SPLITS
@@ -26,7 +26,7 @@ from energon_pack.samples.skip import Reason
 from energon_pack.sources.copies import copy_numbers
 from energon_pack.sources.mixture import Entry, Mixture, WeightOf
 
-_TRAIN = SPLITS.index("train")
+_TRAIN_SPLIT = SPLITS.index("train")
 
 #: a sample that comes more often than this is named in the report
 MANY_EPOCHS = 4.0
@@ -34,7 +34,7 @@ MANY_EPOCHS = 4.0
 
 @dataclass(frozen=True)
 class EntryShare:
-    """The share that an entry should have, and the draws that give it."""
+    """The share that an entry of a mixture should have, and how often its samples must come for that."""
 
     name: str
     asked: float | None  # the requested share; None: epochs were requested
@@ -45,7 +45,7 @@ class EntryShare:
 
 
 def shares_of(entries: Sequence[Entry], entry: Ints, trained: Ints) -> list[EntryShare]:
-    """Decide how often the samples of each entry come.
+    """Decide how often the samples of each entry of a mixture come.
 
     Args:
         entry: int[num_samples] index into `entries`.
@@ -68,11 +68,10 @@ def shares_of(entries: Sequence[Entry], entry: Ints, trained: Ints) -> list[Entr
     return shares
 
 
-def draws(times: float, trained: Ints, by_tokens: bool, seed: int, stream: int, num_epochs: int = 1) -> Ints:
-    """Return how often each sample of an entry comes in each epoch.
+def num_draws(times: float, trained: Ints, by_tokens: bool, seed: int, stream: int, num_epochs: int = 1) -> Ints:
+    """Decide how often each sample of one entry comes in each epoch, if a sample comes `times` times on average.
 
     Args:
-        times: how often a sample comes on average.
         trained: int[num_samples] trained tokens of each.
         by_tokens: average over tokens, else over samples.
         stream: a number of the entry, so that two entries do not draw alike.
@@ -92,21 +91,21 @@ def draws(times: float, trained: Ints, by_tokens: bool, seed: int, stream: int, 
     return whole + ((place - starts[:, None]) % 1 < more).astype(np.int64)
 
 
-def chosen(num: int, most: int | None, seed: int, stream: int) -> np.ndarray:
-    """Choose at most `most` of `num` samples at random: bool[num]."""
+def choose_at_random(num: int, most: int | None, seed: int, stream: int) -> np.ndarray:
+    """Choose `most` of `num` samples at random, or all if `most` is None or larger; return bool[num]."""
     is_in = np.ones(num, np.bool_)
     if most is not None and most < num:
         is_in[np.argsort(random_keys(num, seed, stream), kind="stable")[most:]] = False
     return is_in
 
 
-def draw(
+def draw_samples(
     lengths: Lengths, mixture: Mixture | None, packing: PackingConfig, seed: int
 ) -> tuple[Lengths, list[EntryShare]]:
-    """Return the lengths with each sample drawn as often as `packing.epochs` and its entry of a mixture ask for, and
-    the shares of the entries.
+    """Repeat or leave out samples, as `packing.epochs` and the entries of a mixture (None: no mixture) ask for.
 
     Samples of validation and test come once. A sample that can't be packed is not drawn, and stays for the ledger.
+    Returns the new lengths, and the share of each entry (empty without a mixture).
     """
     if mixture is None and packing.epochs == 1:
         return lengths, []
@@ -114,25 +113,25 @@ def draw(
         raise PackError(
             f"packing.epochs={packing.epochs}: {drawn.name} has a sample_ratio: a mixture names files with their epochs"
         )
-    may, trained = _may_train(lengths, packing)
+    may, trained = _trainable_samples(lengths, packing)
     counts = np.zeros((packing.epochs, lengths.num_samples), np.int64)
     counts[0] = 1
     if mixture is None:
         counts[1:] = may
-        return _drawn(lengths, counts, np.zeros(len(lengths.shards), np.int64)), []
+        return _repeat_samples(lengths, counts, np.zeros(len(lengths.shards), np.int64)), []
     of_shard = np.array([mixture.entry_of[name] for name in lengths.shard_names], np.int64)
     entry = of_shard[lengths.items.shard[: lengths.num_samples]]
     shares = _draw_entries(mixture.entries, np.where(may, entry, -1), trained, counts, seed)
     phases = np.array([item.phase - 1 for item in mixture.entries], np.int64)
-    return _drawn(lengths, counts, phases[of_shard], of_shard if len(shares) > 1 else None), shares
+    return _repeat_samples(lengths, counts, phases[of_shard], of_shard if len(shares) > 1 else None), shares
 
 
-def _may_train(lengths: Lengths, packing: PackingConfig) -> tuple[npt.NDArray[np.bool_], Ints]:
+def _trainable_samples(lengths: Lengths, packing: PackingConfig) -> tuple[npt.NDArray[np.bool_], Ints]:
     """Return which samples can be packed for training, and how many trained tokens each has: bool and int64[num]."""
     items, num = lengths.items, lengths.num_samples
     costs, limits = caps.costs(items.counts, packing)
     limits[0] = packing.longest[1]
-    fits = (items.lens > 0) & (costs <= limits[:, None]).all(axis=0) & (items.split == _TRAIN)
+    fits = (items.lens > 0) & (costs <= limits[:, None]).all(axis=0) & (items.split == _TRAIN_SPLIT)
     tokens = np.where(fits, items.num_supervised.astype(np.int64), 0)
     may, trained = fits[:num].copy(), tokens[:num].copy()
     may[lengths.whole_of_part[fits[num:]]] = True
@@ -145,7 +144,7 @@ def _draw_entries(entries: Sequence[Entry], entry: Ints, trained: Ints, counts: 
     """Draw the samples of each entry of a mixture: sets `counts`, int64[num_epochs, num_samples]."""
     for number, item in enumerate(entries):
         of_entry = np.flatnonzero(entry == number)
-        left_out = of_entry[~chosen(len(of_entry), item.max_samples, seed, 2 * number)]
+        left_out = of_entry[~choose_at_random(len(of_entry), item.max_samples, seed, 2 * number)]
         entry[left_out] = -1
         counts[:, left_out] = 0
     is_in = entry >= 0
@@ -153,11 +152,13 @@ def _draw_entries(entries: Sequence[Entry], entry: Ints, trained: Ints, counts: 
     for number, (item, share) in enumerate(zip(entries, shares, strict=True)):
         of_entry = np.flatnonzero(entry == number)
         by_tokens = item.weight is not None and item.weight_of == "tokens"
-        counts[:, of_entry] = draws(share.epochs, trained[of_entry], by_tokens, seed, 2 * number + 1, len(counts))
+        counts[:, of_entry] = num_draws(share.epochs, trained[of_entry], by_tokens, seed, 2 * number + 1, len(counts))
     return shares
 
 
-def _drawn(lengths: Lengths, counts: Ints, phase_of_shard: Ints, entry_of_shard: Ints | None = None) -> Lengths:
+def _repeat_samples(
+    lengths: Lengths, counts: Ints, phase_of_shard: Ints, entry_of_shard: Ints | None = None
+) -> Lengths:
     """Return the lengths with each sample as often as `counts` says; a sample that never comes stays as not drawn."""
     drawn = lengths.emptied()
     drawn.num_turns = len(counts) * (int(phase_of_shard.max(initial=0)) + 1)
@@ -195,7 +196,7 @@ def _drawn(lengths: Lengths, counts: Ints, phase_of_shard: Ints, entry_of_shard:
         drawn.put(CachedRows(old.chunk, rows, drawn.num_items, len(taken), copies), values)
     drawn.whole_of_part = np.concatenate(wholes)
     refused = pa.array(first[lengths.refused["sample"].to_numpy()])
-    drawn.refused = lengths.refused.set_column(0, REFUSED.field("sample"), refused)
+    drawn.refused = lengths.refused.set_column(0, REFUSED_SCHEMA.field("sample"), refused)
     drawn.reasons = lengths.reasons + Counter({Reason.NOT_DRAWN.value: int(np.count_nonzero(never))})
     drawn.join()
     return drawn
@@ -204,16 +205,15 @@ def _drawn(lengths: Lengths, counts: Ints, phase_of_shard: Ints, entry_of_shard:
 def mixture_figures(
     shares: Sequence[EntryShare], lengths: Lengths, plan: PackPlan, max_token_len: int
 ) -> list[dict[str, Any]]:
-    """Return for each entry of a mixture its requested share, and its share in the packs of the train split.
-
-    `fill` is the fill of the packs with its tokens.
+    """Return the figures of each entry of a mixture, for report.json: its requested share, and its share in the packs
+    of the train split. `fill` is the mean fill of the packs that hold its tokens.
     """
     items, num = lengths.items, len(shares)
     samples, tokens, trained, filled = np.zeros((4, num))
     lens = [Tally() for _ in shares]
     of_packs = np.repeat(plan.per_pack(items.lens), np.diff(plan.starts)) if shares else np.zeros(0, np.int64)
     for block in blocks(len(plan.items)) if shares else ():
-        is_train = items.split[plan.items[block]] == _TRAIN
+        is_train = items.split[plan.items[block]] == _TRAIN_SPLIT
         members, of_members = plan.items[block][is_train], of_packs[block][is_train]
         entry = np.zeros(len(members), np.int64) if items.entry is None else items.entry[members]
         for sums, weights in (

@@ -20,36 +20,36 @@ NOTES = {
     "nulls_dropped": "nulls_dropped",
 }
 #: columns with a list of names, which are counted
-LISTED = ("unknown_keys", "image_modes")
-#: the columns that `Noted.add` reads
-COLUMNS = (*NOTES.values(), *LISTED, "num_supervised")
-_MOST_COUNTED = 1000  # names that are counted: if names of people are keys, each sample has others
-_MOST_SHOWN = 20
+NAME_LISTS = ("unknown_keys", "image_modes")
+#: the columns that `SampleNotes.add` reads
+COLUMNS = (*NOTES.values(), *NAME_LISTS, "num_supervised")
+_MAX_NAMES_COUNTED = 1000  # names that are counted: if names of people are keys, each sample has others
+_MAX_NAMES_SHOWN = 20
 
 
-class Noted:
-    """Counts over samples that may be packed."""
+class SampleNotes:
+    """Counts of samples with something worth a note (`NOTES`), and of names such as unknown keys (`NAME_LISTS`)."""
 
     def __init__(self) -> None:
         #: number of samples with each of `NOTES`
         self.samples: Counter[str] = Counter()
         #: trained tokens, and how many of them have another weight than 1 in the loss
         self.num_supervised = self.num_weighted = 0
-        self._names: dict[str, Counter[str]] = {column: Counter() for column in LISTED}
+        self._names: dict[str, Counter[str]] = {column: Counter() for column in NAME_LISTS}
         self._examples: dict[tuple[str, str], str] = {}
 
     def add(self, table: pa.Table, id_of: Callable[[int], str]) -> None:
-        """Count samples."""
+        """Count the samples of a table with the columns `COLUMNS`; `id_of` returns the sample id of a row."""
         for note, column in NOTES.items():
             self.samples[note] += pc.sum(pc.greater(pc.cast(table[column], pa.int64()), 0)).as_py() or 0
         self.num_supervised += pc.sum(table["num_supervised"]).as_py() or 0
         self.num_weighted += pc.sum(table["num_weighted"]).as_py() or 0
-        for column in LISTED:
+        for column in NAME_LISTS:
             self._count_names(column, table[column], id_of)
 
     def listed(self, column: str) -> dict[str, dict[str, Any]]:
-        """Return the most frequent names of one of `LISTED`: in how many samples each is, and one example."""
-        most = sorted(self._names[column].items(), key=lambda item: (-item[1], item[0]))[:_MOST_SHOWN]
+        """Return the most frequent names in a column of `NAME_LISTS`: the `samples` with each, and an `example`."""
+        most = sorted(self._names[column].items(), key=lambda item: (-item[1], item[0]))[:_MAX_NAMES_SHOWN]
         return {name: {"samples": number, "example": self._examples[column, name]} for name, number in most}
 
     def _count_names(self, column: str, values: pa.ChunkedArray, id_of: Callable[[int], str]) -> None:
@@ -61,7 +61,7 @@ class Noted:
         counts = self._names[column]
         for count in pc.value_counts(names).to_pylist():
             name = count["values"]
-            if name in counts or len(counts) < _MOST_COUNTED:
+            if name in counts or len(counts) < _MAX_NAMES_COUNTED:
                 counts[name] += count["counts"]
                 if (column, name) not in self._examples:
                     self._examples[column, name] = id_of(int(places[of_list[pc.index(names, name).as_py()].as_py()]))

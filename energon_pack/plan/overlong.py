@@ -21,7 +21,7 @@ from energon_pack.lengths.worker import LengthsRow
 from energon_pack.plan import caps
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
-from energon_pack.plan.parts import Making, Whole, parts_of
+from energon_pack.plan.parts import PartsRecipe, WholeSample, make_parts
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.plan.text_parts import text_parts
 from energon_pack.run.context import Run
@@ -52,7 +52,10 @@ def check_overlong(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> 
 
 
 def cut_overlong(lengths: Lengths, method: Method, packing: PackingConfig, labels: LabelsConfig, run: Run) -> Lengths:
-    """Return the lengths with parts in place of samples that are too long, if these can be cut."""
+    """Cut the samples that are longer than a pack, by the policy `packing.overlong`, and return the new lengths.
+
+    Parts take the place of a sample that was cut; a sample that can't be cut stays whole.
+    """
     items = lengths.items
     overlong = lengths.scratch.zeros(lengths.num_samples, np.bool_)
     for block in blocks(lengths.num_samples):
@@ -60,9 +63,9 @@ def cut_overlong(lengths: Lengths, method: Method, packing: PackingConfig, label
     has_forms = packing.overlong == Overlong.split_text or (
         packing.overlong == Overlong.truncate_text and not labels.cut_end
     )
-    making = Making(
+    making = PartsRecipe(
         "cut",
-        key_of(how_cut(packing), _VERSION, *([] if labels.cut_end else ["open"])),
+        key_of(cut_settings(packing), _VERSION, *([] if labels.cut_end else ["open"])),
         partial(_parts, packing=packing, cut_end=labels.cut_end),
         TEXT_TYPE if has_forms else CUT_TYPE,
         lambda table: _is_overlong(
@@ -72,11 +75,11 @@ def cut_overlong(lengths: Lengths, method: Method, packing: PackingConfig, label
         ),
         ("token_len", "media_type"),
     )
-    return parts_of(lengths, overlong, making, method, run)
+    return make_parts(lengths, overlong, making, method, run)
 
 
-def how_cut(packing: PackingConfig) -> dict[str, Any]:
-    """Return the settings that decide which samples are cut, and where; they are part of the cache key."""
+def cut_settings(packing: PackingConfig) -> dict[str, Any]:
+    """Return the settings that decide which samples are cut, and where, as a part of the key of cached parts."""
     return {
         "overlong": packing.overlong,
         "pad_to_multiple_of": packing.pad_to_multiple_of,
@@ -93,8 +96,8 @@ def _is_overlong(
     return may_be_cut
 
 
-def _parts(whole: Whole, packing: PackingConfig, cut_end: bool) -> list[LengthsRow]:
-    """Return rows of the parts of a sample, and of the tokens that are in none; no row if it can't be cut."""
+def _parts(whole: WholeSample, packing: PackingConfig, cut_end: bool) -> list[LengthsRow]:
+    """Return the rows of a sample's parts, and one that counts the tokens in none of them; empty if it can't be cut."""
     is_text = is_document(whole.sample.messages)
     if packing.overlong == Overlong.split_text:
         parts = [*text_parts(whole, packing)] if is_text else []
@@ -111,18 +114,21 @@ def _parts(whole: Whole, packing: PackingConfig, cut_end: bool) -> list[LengthsR
 class _Conversation:
     """One overlong sample, and the measured lengths of its parts."""
 
-    def __init__(self, whole: Whole, packing: PackingConfig, cut_end: bool = True):
+    def __init__(self, whole: WholeSample, packing: PackingConfig, cut_end: bool = True):
         self._whole, self._packing = whole, packing
         self._messages = whole.sample.messages
         self._form = None if cut_end else "open"
 
     def parts(self) -> list[LengthsRow]:
-        """Return rows of its parts; none if it can't be cut."""
+        """Cut it between turns; return the rows of its parts, empty if it can't be cut."""
         edges = exchange_bounds(self._messages)
         found_all = []
         begin = 0
         while begin < len(edges) - 1:
-            step = _most(lambda n, begin=begin: self._measured(edges[begin], edges[begin + n]), len(edges) - 1 - begin)  # type: ignore[misc]
+            step = _largest_with_row(
+                lambda n, begin=begin: self._measured(edges[begin], edges[begin + n]),  # type: ignore[misc]
+                len(edges) - 1 - begin,
+            )
             if step is None:
                 return []
             begin += step[0]
@@ -132,7 +138,7 @@ class _Conversation:
     def beginning(self) -> list[LengthsRow]:
         """Return the row of the longest beginning that fits: whole exchanges, or the first answer up to a token."""
         edges = exchange_bounds(self._messages)
-        whole = _most(lambda n: self._measured(edges[0], edges[n]), len(edges) - 2)
+        whole = _largest_with_row(lambda n: self._measured(edges[0], edges[n]), len(edges) - 2)
         if whole is not None:
             return [self._without_last(whole[1])]
         answer = next(i for i, message in enumerate(self._messages) if message["role"] in ("assistant", DOCUMENT))
@@ -140,7 +146,7 @@ class _Conversation:
         if not isinstance(text, str) or self._messages[answer].get("tool_calls"):
             return []
         ends = self._whole.template.token_ends(text)
-        longest = _most(lambda n: self._measured(edges[0], answer + 1, ends[n - 1]), len(ends))
+        longest = _largest_with_row(lambda n: self._measured(edges[0], answer + 1, ends[n - 1]), len(ends))
         return [] if longest is None else [self._without_last(longest[1])]
 
     def _without_last(self, row: LengthsRow) -> LengthsRow:
@@ -161,8 +167,11 @@ class _Conversation:
         return None if caps.exceeded({name: getattr(row, name) for name in caps.COLUMNS}, self._packing) else row
 
 
-def _most(measured: Callable[[int], LengthsRow | None], limit: int) -> tuple[int, LengthsRow] | None:
-    """Find the largest number from 1 to `limit` that has a row, by doubling and halving."""
+def _largest_with_row(measured: Callable[[int], LengthsRow | None], limit: int) -> tuple[int, LengthsRow] | None:
+    """Find the largest number from 1 to `limit` for which `measured` returns a row; None: not even 1.
+
+    Doubles the number, then halves the interval: every smaller number must have a row, too.
+    """
     best: tuple[int, LengthsRow] | None = None
     step = 1
     too_many = limit + 1

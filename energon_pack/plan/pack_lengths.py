@@ -17,7 +17,7 @@ from energon_pack.steps.topology import Topology
 
 @dataclass(frozen=True)
 class Choice:
-    """The result of planning with one pack length."""
+    """What one candidate pack length would drop, and how many packs it needs."""
 
     max_token_len: int
     dropped: int  # samples
@@ -28,13 +28,13 @@ class Choice:
     is_beyond_model: bool = False  # the model has no positions for samples of that length
 
     def scaled(self, by: float) -> "Choice":
-        """Scale the counts to `by` times as many samples."""
+        """Return the same result for `by` times as many samples."""
         return replace(self, dropped=round(self.dropped * by), packs=round(self.packs * by))
 
 
 @dataclass(frozen=True)
 class Choices:
-    """The figures of `stage=lengths`."""
+    """The figures of `stage=lengths`: lengths of the samples, and in `lens` the result of each pack length."""
 
     samples_in: int
     samples_measured: int
@@ -44,22 +44,25 @@ class Choices:
     lens: list[Choice]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures, as `pack` returns them."""
+        """Return the figures as a dict."""
         return asdict(self)
 
 
 def try_lengths(
-    lengths: Lengths, packing: PackingConfig, tried: Sequence[int], most_positions: int | None = None
+    lengths: Lengths, packing: PackingConfig, tried: Sequence[int], max_positions: int | None = None
 ) -> Choices:
-    """Return the spread of the samples' lengths, and the result of planning with each pack length."""
-    lens = _measured(lengths.items)
+    """Plan all samples with each pack length that is to be tried; return the results, and the spread of sample lengths.
+
+    `max_positions`: the context length of the model, in tokens; None: not known.
+    """
+    lens = _measured_lens(lengths.items)
     return Choices(
         samples_in=lengths.num_samples,
         samples_measured=len(lens),
         tokens=lens.total,
         skipped_by_reason=dict(sorted(lengths.reasons.items())),
         token_len=lens.spread(),
-        lens=choices_of(lengths.items, packing, tried, lengths.seed, lengths.scratch, most_positions),
+        lens=choices_of(lengths.items, packing, tried, lengths.seed, lengths.scratch, max_positions),
     )
 
 
@@ -69,10 +72,15 @@ def choices_of(
     lens: Sequence[int],
     seed: int,
     scratch: Scratch | None = None,
-    most_positions: int | None = None,
+    max_positions: int | None = None,
 ) -> list[Choice]:
-    """Plan some items with each pack length; the plans lie in `scratch`."""
-    measured = _measured(items)
+    """Plan items once with each pack length of `lens`, and return what each would drop and fill.
+
+    Args:
+        scratch: where arrays of the plans lie; None: in memory.
+        most_positions: the context length of the model, in tokens; None: not known.
+    """
+    measured = _measured_lens(items)
     packing = replace(packing, overlong=Overlong.drop, hard_limit=None, topology=Topology())
     choices = []
     for max_token_len in lens:
@@ -87,13 +95,13 @@ def choices_of(
                 dropped_tokens_share=round(1 - packed / max(1, measured.total), 6),
                 packs=plan.num_packs,
                 fill=round(packed / max(1, plan.num_packs * max_token_len), 6),
-                is_beyond_model=most_positions is not None and max_token_len > most_positions,
+                is_beyond_model=max_positions is not None and max_token_len > max_positions,
             )
         )
     return choices
 
 
-def _measured(items: Items) -> Tally:
+def _measured_lens(items: Items) -> Tally:
     """Count the lengths of the samples that have one."""
     lens = Tally()
     for block in blocks(len(items)):

@@ -15,24 +15,17 @@ from energon_pack.run.seeded import Ints, random_keys
 
 Floats = npt.NDArray[np.float64]
 
-_STEPS = (16, 64)  # packs of a stretch; each such stretch has about the shares of a mixture
-_SHARES = 8  # levels of the share of a pack's largest kind: more levels would tell like packs apart
-_TURNS = 6
-_TRIED = 24  # packs of each step that are tried for a swap
-_MANY = 500_000  # packs: if there are more, half as many are tried
-_TOTAL = 0.3  # weight of even numbers of trained tokens, relative to even shares
-_PAIRS = 512  # pairs of steps that are handled together
+_STRETCH_SIZES = (16, 64)  # packs of a stretch; each such stretch has about the shares of a mixture
+_SHARE_LEVELS = 8  # levels of the share of a pack's largest kind: more levels would tell like packs apart
+_SWAP_ROUNDS = 6
+_MAX_TRIED_PACKS = 24  # packs of each step that are tried for a swap
+_MANY_PACKS = 500_000  # packs: if there are more, half as many are tried
+_TOTAL_WEIGHT = 0.3  # weight of even numbers of trained tokens, relative to even shares
+_PAIRS_AT_ONCE = 512  # pairs of steps that are handled together
 
 
 def likeness(features: Sequence[Ints], num_bits: int = 16) -> npt.NDArray[np.uint64]:
-    """Return a number for each pack, near for packs that are alike in all features: the Morton code of their ranks.
-
-    Args:
-        features: int64[num_packs] each; the most important feature comes first.
-        num_bits: bits of each rank in the code.
-
-    Source: Morton, "A Computer Oriented Geodetic Data Base", 1966.
-    """
+    """Return a number for each pack, near for packs that are alike in all features: the Morton code of their ranks."""
     code = np.zeros(len(features[0]), np.uint64)
     for place, feature in enumerate(features):
         by_value = np.argsort(feature, kind="stable")
@@ -48,40 +41,41 @@ def likeness(features: Sequence[Ints], num_bits: int = 16) -> npt.NDArray[np.uin
 def order_packs(
     features: Sequence[Ints], group: Ints, seed: int = 0, amounts: npt.NDArray[np.float64] | None = None
 ) -> npt.NDArray[np.int64]:
-    """Return packs in the order in which they are written.
+    """Order packs, at random by the seed, so that every stretch of them looks like the whole.
 
     Args:
         features: int64[num_packs] each; made even over the order.
+        group: int64[num_packs]; each group is spread evenly over the order by itself.
         amounts: float64[num_packs, num_kinds], for example the trained tokens of each entry: of each kind, every
             stretch has its share, as nearly as packs allow; None: only features are made even.
-        group: int64[num_packs]; each group is spread evenly over the order by itself.
 
     Returns:
-        int64[num_packs] indices of packs. Every stretch has about the mixture of the whole.
+        int64[num_packs] indices of packs, in the order in which they are written.
     """
     num = len(group)
     kinds, kind = np.unique(group, return_inverse=True)
     # Kind and likeness in one number, so that one sort is enough.
     num_bits = min(16, (64 - len(kinds).bit_length()) // len(features))
     code = likeness(features, num_bits) | kind.astype(np.uint64) << np.uint64(num_bits * len(features))
-    in_order = np.argsort(code, kind="stable") if amounts is None else _by_amounts(amounts, code, kind)
+    in_order = np.argsort(code, kind="stable") if amounts is None else _sort_by_amounts(amounts, code, kind)
     keys = random_keys(num, seed, 10)
     place = np.empty(num)
     for stream, packs in enumerate(np.split(in_order, np.cumsum(np.bincount(kind))[:-1])):
         of_packs = None if amounts is None else amounts[packs]
-        dealt = packs[_halved(len(packs), seed, 1000 * (1 + stream), of_packs)]
+        dealt = packs[_order_by_halves(len(packs), seed, 1000 * (1 + stream), of_packs)]
         jitter = (keys[dealt] >> np.uint64(11)) * 2.0**-53
         place[dealt] = (np.arange(len(packs)) + jitter) / max(1, len(packs))
     order = np.argsort(place, kind="stable")
     if amounts is not None:
-        for size in _STEPS:
+        for size in _STRETCH_SIZES:
             order = with_even_shares(order, size, amounts)
     return order
 
 
-def _halved(num: int, seed: int, stream: int, amounts: npt.NDArray[np.float64] | None = None) -> npt.NDArray[np.int64]:
-    """Return an order of `num` units, given sorted by likeness, in which both halves are alike, and so are their
-    halves.
+def _order_by_halves(
+    num: int, seed: int, stream: int, amounts: npt.NDArray[np.float64] | None = None
+) -> npt.NDArray[np.int64]:
+    """Order `num` units, which come sorted by likeness, so that both halves are alike, and the halves of these, too.
 
     Each half takes one of every two neighbours: the left half takes the first of one pair and the second of the next.
     With amounts, the choice in each pair keeps the amounts of both halves about equal.
@@ -108,11 +102,11 @@ def _halved(num: int, seed: int, stream: int, amounts: npt.NDArray[np.float64] |
     return order
 
 
-def _by_amounts(amounts: npt.NDArray[np.float64], code: npt.NDArray[np.uint64], kind: Ints) -> Ints:
-    """Sort packs so that neighbours have about the same amounts: by their largest kind, and by its share."""
+def _sort_by_amounts(amounts: npt.NDArray[np.float64], code: npt.NDArray[np.uint64], kind: Ints) -> Ints:
+    """Sort the packs of each kind so that neighbours have like amounts: by their largest amount, and its share."""
     largest = amounts.argmax(axis=1)
     share = amounts.max(axis=1) / np.maximum(1.0, amounts.sum(axis=1))
-    return np.lexsort((code, (share * _SHARES).astype(np.int64), largest, kind))
+    return np.lexsort((code, (share * _SHARE_LEVELS).astype(np.int64), largest, kind))
 
 
 def _first_of_pairs(
@@ -133,14 +127,14 @@ def _first_of_pairs(
     apart = amounts[pairs.clip(0, last)] - amounts[(pairs + 1).clip(0, last)]
     apart *= is_pair[..., None]
     alone = np.where((sizes % 2 == 1)[:, None], amounts[(begin + sizes - 1).clip(0, last)], 0.0)
-    is_turned = _turned(apart, alone)
+    is_turned = _choose_flips(apart, alone)
     half = np.repeat(np.arange(len(sizes)), sizes)
     first: npt.NDArray[np.int64] = is_turned[half, (np.arange(len(amounts)) - start) // 2].astype(np.int64)
     return first
 
 
-def _turned(apart: npt.NDArray[np.float64], start: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Flip the signs of vectors in each row so that their sum is short: first within blocks, then of whole blocks.
+def _choose_flips(apart: npt.NDArray[np.float64], start: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Choose which vectors of each row to flip, so that their sum is short: first within blocks, then whole blocks.
 
     Args:
         apart: float64[num_rows, num, num_kinds].
@@ -170,27 +164,31 @@ def _turned(apart: npt.NDArray[np.float64], start: npt.NDArray[np.float64]) -> n
 
 
 def with_even_shares(order: Ints, size: int, amounts: Floats) -> Ints:
-    """Return packs in an order in which every step has about the shares of the whole.
+    """Swap packs between neighbouring steps until each step has about the shares of the whole; return the new order.
 
     Neighbouring steps form pairs: first steps 0 and 1, 2 and 3, …, then 1 and 2, 3 and 4, … In each pair two packs
     change places if that brings both steps nearer to the shares.
+
+    Args:
+        size: packs of a step.
+        amounts: float64[num_packs, num_kinds], for example the trained tokens of each entry of a mixture.
     """
     num = len(order) // size
     steps = order[: num * size].reshape(num, size).copy()
     total = amounts.sum(axis=1)
     mean = max(1e-9, float(total.mean()))
     off = (amounts - np.outer(total, amounts.sum(axis=0) / max(1e-9, float(total.sum())))) / mean
-    tried = min(size, _TRIED if len(order) <= _MANY else _TRIED // 2)
-    off = np.column_stack((off, _TOTAL * (total - mean) / mean))
-    for turn in range(_TURNS):
+    tried = min(size, _MAX_TRIED_PACKS if len(order) <= _MANY_PACKS else _MAX_TRIED_PACKS // 2)
+    off = np.column_stack((off, _TOTAL_WEIGHT * (total - mean) / mean))
+    for turn in range(_SWAP_ROUNDS):
         first = np.arange(turn % 2, num - 1, 2)
         places = (np.arange(tried) * max(1, size // tried) + turn * 5) % size
-        for start in range(0, len(first), _PAIRS):
-            _swap(steps, first[start : start + _PAIRS], places, off)
+        for start in range(0, len(first), _PAIRS_AT_ONCE):
+            _swap_packs(steps, first[start : start + _PAIRS_AT_ONCE], places, off)
     return np.concatenate((steps.ravel(), order[num * size :]))
 
 
-def _swap(steps: Ints, first: Ints, places: Ints, off: Floats) -> None:
+def _swap_packs(steps: Ints, first: Ints, places: Ints, off: Floats) -> None:
     """Swap a pack of each step in `first` with a pack of the next step if that brings both nearer to the shares, in
     place."""
     one, other = steps[first], steps[first + 1]

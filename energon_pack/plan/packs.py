@@ -23,13 +23,13 @@ LEFT_OUT = (None, Reason.OVERLONG, Reason.OVER_CAP, Reason.NOTHING_TRAINED)
 _IN_MEMORY = Scratch()
 
 
-def _same(values: Any) -> Any:
+def _identity(values: Any) -> Any:
     return values
 
 
 @dataclass(frozen=True)
 class PackPlan:
-    """Pack p holds the items `items[starts[p]:starts[p + 1]]`, in that order."""
+    """Which items are in which pack: pack p holds the items `items[starts[p]:starts[p + 1]]`, in that order."""
 
     starts: Ints  # [num_packs + 1]
     items: Ints
@@ -47,18 +47,18 @@ class PackPlan:
         return len(self.items) / max(1, self.num_packs)
 
     def parts(self) -> "Iterator[PackPlan]":
-        """Yield the packs, many at a time."""
+        """Yield plans of many neighbouring packs each, so that one of them at a time is in memory."""
         for packs in blocks(self.num_packs, self.mean_members):
             starts = self.starts[packs.start : packs.stop + 1]
             yield replace(self, starts=starts - starts[0], items=self.items[starts[0] : starts[-1]], places=None)
 
-    def per_pack(self, *columns: npt.NDArray[Any], of: Callable[..., Any] = _same, add: np.ufunc = np.add) -> Ints:
-        """Return for each pack the sum of a value of its members; takes memory only for `num_packs` int64.
+    def per_pack(self, *columns: npt.NDArray[Any], of: Callable[..., Any] = _identity, add: np.ufunc = np.add) -> Ints:
+        """Return for each pack the sum of a value over its members, int64[num_packs], in little memory.
 
         Args:
-            columns: arrays over all items.
-            of: computes the value from these columns; by default there is one column, which is the value.
-            add: used in place of a sum.
+            columns: arrays with one entry for each item.
+            of: computes the value from the columns; by default there is one column, which is the value.
+            add: used in place of addition, as `np.bitwise_or`.
         """
         sums, done = np.zeros(self.num_packs, np.int64), 0
         for part in self.parts():
@@ -68,7 +68,7 @@ class PackPlan:
         return sums
 
     def is_packed(self, scratch: Scratch) -> npt.NDArray[np.bool_]:
-        """Return for each item whether it is in a pack."""
+        """Return bool[num_items]: whether each item is in a pack. The array lies in `scratch`."""
         is_packed = scratch.zeros(len(self.left_out), np.bool_)
         for block in blocks(len(self.items)):
             is_packed[self.items[block]] = True
@@ -76,7 +76,7 @@ class PackPlan:
 
 
 class PackBuilder:
-    """Collects packs of one plan, one after another."""
+    """Collects packs one after another (sizes, and members), and makes a plan of them."""
 
     def __init__(self, scratch: Scratch):
         self._items = scratch.column(np.int64)
@@ -96,14 +96,14 @@ class PackBuilder:
         return PackPlan(np.cumsum(np.concatenate(self._sizes)), self._items.array(), left_out, bound)
 
 
-def no_plan(items: Items) -> PackPlan:
+def empty_plan(items: Items) -> PackPlan:
     """Return a plan without packs that leaves nothing out."""
     nothing = np.zeros(0, np.int64)
     return PackPlan(np.zeros(1, np.int64), nothing, np.zeros(len(items), np.int8), 0)
 
 
-def taken(plan: PackPlan, packs: Sequence[Ints], scratch: Scratch = _IN_MEMORY) -> PackPlan:
-    """Return a plan of the given packs, in this order."""
+def select_packs(plan: PackPlan, packs: Sequence[Ints], scratch: Scratch = _IN_MEMORY) -> PackPlan:
+    """Return a plan of only these packs, in this order; several arrays of pack numbers are joined."""
     builder = PackBuilder(scratch)
     for order in packs:
         for block in blocks(len(order), plan.mean_members):
@@ -112,7 +112,7 @@ def taken(plan: PackPlan, packs: Sequence[Ints], scratch: Scratch = _IN_MEMORY) 
 
 
 def members_of(plan: PackPlan, order: Ints) -> tuple[Ints, Ints]:
-    """Return the sizes of packs, and all their members."""
+    """Return the sizes of some packs, and the items of all of them, pack after pack."""
     starts = plan.starts[order]
     size = plan.starts[order + 1] - starts
     before = np.cumsum(size) - size
@@ -120,23 +120,23 @@ def members_of(plan: PackPlan, order: Ints) -> tuple[Ints, Ints]:
 
 
 def split_of_packs(items: Items, plan: PackPlan) -> AnyInts:
-    """Return the split of each pack, as an index into SPLITS."""
+    """Return the split of each pack, as an index into SPLITS; all its members have it."""
     return items.split[plan.items[plan.starts[:-1]]]
 
 
 def split_counts(items: Items, plan: PackPlan) -> dict[str, dict[str, int]]:
-    """Count packs, samples and tokens of each split that has any."""
+    """Return the numbers of packs, samples and tokens of each split that has packs."""
     counts = _counts(items, plan, split_of_packs(items, plan), len(SPLITS))
     return {split: of_split for split, of_split in zip(SPLITS, counts, strict=True) if of_split["packs"]}
 
 
 def turn_of_packs(items: Items, plan: PackPlan) -> AnyInts:
-    """Return the turn of each pack."""
+    """Return the turn of each pack: packs come turn by turn, one for each epoch of each phase of a mixture."""
     return np.zeros(plan.num_packs, np.int32) if items.turn is None else items.turn[plan.items[plan.starts[:-1]]]
 
 
 def turn_counts(items: Items, plan: PackPlan) -> list[dict[str, int]] | None:
-    """Count packs, samples and tokens of each turn of the train split; None: there is one turn."""
+    """Return how many packs, samples and tokens each turn of the train split has; None: there is one turn."""
     if items.turn is None:
         return None
     turn = turn_of_packs(items, plan)
@@ -152,7 +152,7 @@ def _counts(items: Items, plan: PackPlan, number: AnyInts, num: int) -> list[dic
 
 
 def features_of_packs(items: Items, plan: PackPlan) -> dict[str, Ints]:
-    """Return the features by which packs are compared: attention cost Σ len², visual tokens, members."""
+    """Return the features that an order makes even, int64[num_packs] each: Σ len², visual tokens, members."""
     return {
         "attention_cost": plan.per_pack(items.squares),
         "visual_tokens": plan.per_pack(items.counts["num_visual_tokens"]),
@@ -161,7 +161,7 @@ def features_of_packs(items: Items, plan: PackPlan) -> dict[str, Ints]:
 
 
 def trained_by_entry(items: Items, plan: PackPlan) -> npt.NDArray[np.float64] | None:
-    """Return the trained tokens of each entry of a mixture, float64[num_packs, num_entries]; None: no mixture."""
+    """Return each mixture entry's trained tokens in each pack, float64[num_packs, num_entries]; None: no mixture."""
     if items.entry is None:
         return None
     num, done = int(items.entry.max(initial=0)) + 1, 0
@@ -175,24 +175,21 @@ def trained_by_entry(items: Items, plan: PackPlan) -> npt.NDArray[np.float64] | 
 
 
 def costs_of_packs(items: Items, plan: PackPlan, cost: CostModel) -> npt.NDArray[np.float64]:
-    """Return the costs of the language model, and of the encoders of media: float64[2, num_packs]."""
+    """Return the FLOPs of each pack, float64[2, num_packs]: of the language model, and of the vision encoder."""
     visual = items.counts["num_visual_tokens"], items.counts["num_images"]
     costs = np.empty((2, plan.num_packs), np.float64)
-    costs[0], costs[1] = plan.per_pack(*lm_columns(items), of=cost.lm), plan.per_pack(*visual, of=cost.vision)
+    costs[0], costs[1] = plan.per_pack(*lm_arguments(items), of=cost.lm), plan.per_pack(*visual, of=cost.vision)
     return costs
 
 
-def lm_columns(items: Items) -> tuple[AnyInts, ...]:
-    """Return the arguments of `CostModel.lm`: the whole tokens of each item, and its shared tokens."""
+def lm_arguments(items: Items) -> tuple[AnyInts, ...]:
+    """Return the arguments of `CostModel.lm`: the tokens of each item with shared ones, and the shared ones if any."""
     return (items.lens,) if items.shared is None else (items.lens + items.shared, items.shared)
 
 
 def media_of_packs(items: Items, plan: PackPlan) -> npt.NDArray[np.int8]:
-    """Return an index into MEDIA_TYPES for each pack: text and image make image, image and video make mix.
-
-    Each kind is a bit, text is none, and mix is all.
-    """
-    kinds = [name for name in MEDIA_TYPES if name not in ("text", "mix")]
+    """Return each pack's index into MEDIA_TYPES: text and image members make an image pack, image and video a mix."""
+    kinds = [name for name in MEDIA_TYPES if name not in ("text", "mix")]  # each is a bit, text is none, and mix is all
     bits = {"text": 0, "mix": (1 << len(kinds)) - 1, **{name: 1 << number for number, name in enumerate(kinds)}}
     of_pack = plan.per_pack(np.array([bits[name] for name in MEDIA_TYPES])[items.media], add=np.bitwise_or)
     codes = np.full(1 << len(kinds), MEDIA_TYPES.index("mix"), np.int8)
@@ -201,12 +198,12 @@ def media_of_packs(items: Items, plan: PackPlan) -> npt.NDArray[np.int8]:
 
 
 def window_of(shard: AnyInts, packing: PackingConfig) -> Ints:
-    """Return the number of each item's window, from its source shard."""
+    """Return the number of each item's window: `packing.window` source shards in a row are one window."""
     return shard.astype(np.int64) // (packing.window or 1 << 62)
 
 
-def windows(items: Items, packing: PackingConfig, seed: int) -> Iterator[Ints | slice]:
-    """Yield the numbers of the items of each window, ascending; windows come in random order."""
+def items_by_window(items: Items, packing: PackingConfig, seed: int) -> Iterator[Ints | slice]:
+    """Yield the numbers of the items of each window (see `window_of`), ascending; windows come in random order."""
     if packing.window is None:
         yield np.s_[:]
         return
@@ -216,10 +213,10 @@ def windows(items: Items, packing: PackingConfig, seed: int) -> Iterator[Ints | 
         edges = [0, *(np.flatnonzero(np.diff(window)) + 1).tolist(), len(window)]
         for start, end in pairwise(edges):
             runs.setdefault(int(window[start]), []).append(np.array([block.start + start, block.start + end]))
-    for number in by_chance(sorted(runs), seed):
+    for number in shuffled_windows(sorted(runs), seed):
         yield np.concatenate([np.arange(start, end) for start, end in runs[number]])
 
 
-def by_chance(windows: Sequence[int], seed: int) -> list[int]:
-    """Return the order in which windows are written."""
+def shuffled_windows(windows: Sequence[int], seed: int) -> list[int]:
+    """Shuffle numbers of windows: the order in which windows are written."""
     return [windows[place] for place in np.argsort(random_keys(len(windows), seed, 11)).tolist()]

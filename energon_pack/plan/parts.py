@@ -25,7 +25,7 @@ from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Chunk, Piece, Record, TableCache, in_chunks, key_of
 from energon_pack.lengths.worker import LengthsRow, hash_beginnings, hash_media, lengths_table
-from energon_pack.plan.items import REFUSED, Lengths
+from energon_pack.plan.items import REFUSED_SCHEMA, Lengths
 from energon_pack.run.context import Run
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
@@ -44,31 +44,36 @@ from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.settings import TrainOn
 from energon_pack.templates.template import Template
 
-_SLICE = 200  # samples a job
+_SAMPLES_PER_JOB = 200  # samples a job
 
 
 @dataclass(frozen=True)
 class PartsJob:
-    """Samples to make parts of: their rows of lengths, and the shard of each."""
+    """A worker's job: samples to make parts of, each with its row in the table of lengths, and its shard."""
 
     shards: list[Shard]
     rows: pa.Table
     method: Method
 
 
-class Making(NamedTuple):
-    """How parts are made."""
+class PartsRecipe(NamedTuple):
+    """How a stage makes parts of samples: which samples, by which function, and under which cache key."""
 
     stage: str  # as progress shows it
     key: str  # cache key: a hash of everything that parts depend on, except the lengths
-    make: Callable[["Whole"], list[LengthsRow]]  # makes the parts of a sample; none: it stays whole
+    make: Callable[["WholeSample"], list[LengthsRow]]  # makes the parts of a sample; none: it stays whole
     cut_type: pa.DataType
     chosen: Callable[[pa.Table], npt.NDArray[np.bool_]]  # tells which rows of lengths may get parts
     columns: tuple[str, ...]  # the columns that `chosen` reads
 
 
-def parts_of(lengths: Lengths, are_asked: npt.NDArray[np.bool_], making: Making, method: Method, run: Run) -> Lengths:
-    """Return the lengths with parts in place of the samples that have parts."""
+def make_parts(
+    lengths: Lengths, are_asked: npt.NDArray[np.bool_], making: PartsRecipe, method: Method, run: Run
+) -> Lengths:
+    """Make parts of samples, in workers or from the cache, and return the lengths with them in place of their samples.
+
+    `are_asked`: bool[num_samples], which samples may get parts; one of which `make` makes none stays whole.
+    """
     items, measured = lengths.items, lengths.shards
     of_shards = set[int]()
     for block in blocks(lengths.num_samples):
@@ -78,18 +83,20 @@ def parts_of(lengths: Lengths, are_asked: npt.NDArray[np.bool_], making: Making,
         number: key_of([(Path(path).stem, *rows) for path, *rows in measured[number].pieces])
         for number in sorted(of_shards)
     }
-    todo = [number for number, key in keys.items() if _known(cache, key) is None]
-    num_left = Counter(chain.from_iterable(numbers.tolist() for numbers, _ in _asked(measured, todo, making, False)))
+    todo = [number for number, key in keys.items() if _cached_parts(cache, key) is None]
+    num_left = Counter(
+        chain.from_iterable(numbers.tolist() for numbers, _ in _rows_to_cut(measured, todo, making, False))
+    )
     num_parts = dict.fromkeys(num_left, 0)
     at_work: list[Ints] = []  # for each job, the shards of its samples
-    make = partial(_made, making.make, making.cut_type)
+    make = partial(_parts_of_job, making.make, making.cut_type)
 
     def jobs() -> Iterator[PartsJob]:
-        for numbers, rows in _asked(measured, todo, making, True):
-            for start in range(0, len(numbers), _SLICE):
-                at_work.append(numbers[start : start + _SLICE])
+        for numbers, rows in _rows_to_cut(measured, todo, making, True):
+            for start in range(0, len(numbers), _SAMPLES_PER_JOB):
+                at_work.append(numbers[start : start + _SAMPLES_PER_JOB])
                 shards = [measured[number].shard for number in at_work[-1]]
-                yield PartsJob(shards, rows.slice(start, _SLICE), method)
+                yield PartsJob(shards, rows.slice(start, _SAMPLES_PER_JOB), method)
 
     with run.progress.stage(making.stage, num_left.total(), "samples") as advance:
         try:
@@ -106,11 +113,13 @@ def parts_of(lengths: Lengths, are_asked: npt.NDArray[np.bool_], making: Making,
                 advance(len(at_work.pop(0)))
         finally:
             cache.flush()
-    return _with_parts(lengths, {number: _known(cache, key) or [] for number, key in keys.items()}, are_asked)
+    return _with_cached_parts(
+        lengths, {number: _cached_parts(cache, key) or [] for number, key in keys.items()}, are_asked
+    )
 
 
-def _known(cache: TableCache, key: str) -> list[Piece] | None:
-    """Return where the parts of a shard's samples are in the cache; None: not there."""
+def _cached_parts(cache: TableCache, key: str) -> list[Piece] | None:
+    """Return where the cache holds the parts of a shard's samples; None: it does not hold all of them."""
     about = cache.note(key)
     if about is None:
         return None
@@ -118,28 +127,33 @@ def _known(cache: TableCache, key: str) -> list[Piece] | None:
     return None if len(missing) else pieces
 
 
-def _asked(
-    measured: Sequence[MeasuredShard], numbers: Sequence[int], making: Making, whole: bool
+def _rows_to_cut(
+    measured: Sequence[MeasuredShard], numbers: Sequence[int], making: PartsRecipe, whole: bool
 ) -> Iterator[tuple[Ints, pa.Table]]:
-    """Yield the samples that may get parts: the number of each one's shard, and its row in the table of lengths."""
+    """Yield the samples of some shards that may get parts: the shard number of each, and a table of their rows.
+
+    `whole`: read all columns of the rows, not only those that choose them.
+    """
     for chunk in in_chunks((number, measured[number].pieces) for number in numbers):
         table = chunk.read(None if whole else making.columns)
         are_asked = making.chosen(table)
         yield chunk.numbers_of_rows[are_asked], table.filter(pa.array(are_asked))
 
 
-def _with_parts(lengths: Lengths, parts: dict[int, list[Piece]], are_asked: npt.NDArray[np.bool_]) -> Lengths:
-    """Return the lengths with the parts of this run's samples; the cache holds the parts of whole shards."""
+def _with_cached_parts(lengths: Lengths, parts: dict[int, list[Piece]], are_asked: npt.NDArray[np.bool_]) -> Lengths:
+    """Find the rows of this run's samples among the cached parts of whole shards, and return the lengths with these."""
     chunks = list(in_chunks(parts.items()))
-    ids = [_ids(chunk.numbers_of_rows, chunk.read(["key"])) for chunk in chunks]
+    ids = [_row_ids(chunk.numbers_of_rows, chunk.read(["key"])) for chunk in chunks]
     known = pa.chunked_array(ids, pa.large_string())
     have_parts = lengths.scratch.zeros(lengths.num_samples, np.bool_)
     run_ids: list[pa.Array] = []
     for start, numbers, table in lengths.tables(["key"], with_parts=False):
         here = slice(start, start + table.num_rows)
         if are_asked[here].any():
-            have_parts[here] = are_asked[here] & pc.is_in(_ids(numbers, table), known).to_numpy(zero_copy_only=False)
-            run_ids.append(_ids(numbers, table).filter(pa.array(have_parts[here])))
+            have_parts[here] = are_asked[here] & pc.is_in(_row_ids(numbers, table), known).to_numpy(
+                zero_copy_only=False
+            )
+            run_ids.append(_row_ids(numbers, table).filter(pa.array(have_parts[here])))
     ours = pa.chunked_array(run_ids, pa.large_string())
     samples = np.flatnonzero(have_parts)
     chosen = []
@@ -151,10 +165,13 @@ def _with_parts(lengths: Lengths, parts: dict[int, list[Piece]], are_asked: npt.
 
 
 def with_parts(lengths: Lengths, parts: Iterable[tuple[Chunk, Ints, Ints]]) -> Lengths:
-    """Return the lengths with parts in place of some samples that have none yet.
+    """Put parts in place of samples that have no parts yet, and return the new lengths.
 
-    If a part has a reason to be in no pack, its sample is left out for that reason. A row that is `cut_off` is no
-    part: it has the number of tokens that no part has.
+    If a part has a reason to be in no pack, its sample is left out for that reason. A row with the reason `cut_off` is
+    no part: it counts the tokens of the sample that are in no part.
+
+    Args:
+        parts: rows of a chunk of the cache, and for each of them the number of its sample.
     """
     cut = lengths.emptied()
     cut.is_cut, is_out = (lengths.scratch.zeros(lengths.num_samples, np.bool_) for _ in range(2))
@@ -167,7 +184,7 @@ def with_parts(lengths: Lengths, parts: Iterable[tuple[Chunk, Ints, Ints]]) -> L
         is_off = pc.equal(table["reason"], Reason.CUT_OFF.value).fill_null(False).to_numpy()
         cut.cut_off[whole[is_off]] = table["token_len"].to_numpy()[is_off]
         table, rows, whole = table.filter(pa.array(~is_off)), rows[~is_off], whole[~is_off]
-        refused = _refused(lengths, table, whole)
+        refused = _refused_samples(lengths, table, whole)
         is_out[refused["sample"].to_numpy()] = True
         cut.refused = pa.concat_tables([cut.refused, refused])
         cut.reasons = cut.reasons + Counter(refused["reason"].to_pylist())
@@ -187,18 +204,18 @@ def with_parts(lengths: Lengths, parts: Iterable[tuple[Chunk, Ints, Ints]]) -> L
     return cut
 
 
-def _refused(lengths: Lengths, table: pa.Table, whole: Ints) -> pa.Table:
-    """Return the samples that rows of their parts leave out: for each the first row with a reason."""
+def _refused_samples(lengths: Lengths, table: pa.Table, whole: Ints) -> pa.Table:
+    """Return a table of the samples that must be left out because of a part: sample, reason and detail of that part."""
     reasons = lengths.reason(table).combine_chunks()
     rows = np.flatnonzero(pc.is_valid(reasons).to_numpy(zero_copy_only=False))
     samples, first = np.unique(whole[rows], return_index=True)
     taken = pa.array(rows[first])
     details = pc.coalesce(table["detail"], lengths.unfit(table)).take(taken).combine_chunks()
-    return pa.table([pa.array(samples), reasons.take(taken), details], schema=REFUSED)
+    return pa.table([pa.array(samples), reasons.take(taken), details], schema=REFUSED_SCHEMA)
 
 
-def _ids(numbers: Ints, table: pa.Table) -> pa.Array:
-    """Join shard and key of each row into one value."""
+def _row_ids(numbers: Ints, table: pa.Table) -> pa.Array:
+    """Return for each row a text that identifies its sample: shard number and key."""
     shard = pa.array(numbers).cast(pa.large_string())
     return pc.binary_join_element_wise(shard, table["key"].combine_chunks(), pa.scalar("/", pa.large_string()))
 
@@ -206,8 +223,8 @@ def _ids(numbers: Ints, table: pa.Table) -> pa.Array:
 # ------------------------------------------------------------------------------------------------------- in a worker
 
 
-def _made(
-    make: Callable[["Whole"], list[LengthsRow]], cut_type: pa.DataType, job: PartsJob
+def _parts_of_job(
+    make: Callable[["WholeSample"], list[LengthsRow]], cut_type: pa.DataType, job: PartsJob
 ) -> tuple[pa.Table, list[int]]:
     """Return the parts of a job's samples, and how many parts each sample has."""
     template = load_saved(job.method.template_folder)
@@ -217,15 +234,15 @@ def _made(
         for shard, row in zip(job.shards, rows_of(job.rows, LengthsRow), strict=True):
             try:
                 sample = read_again(reader, shard, row, job.method.read)
-                parts.append(make(Whole(reader, shard, row, sample, template, job.method.engine, hashes)))
+                parts.append(make(WholeSample(reader, shard, row, sample, template, job.method.engine, hashes)))
             except Skip:  # unlikely: it could be read when it was measured
                 raise SourceChanged(shard.path) from None
     table = lengths_table([*chain.from_iterable(parts)], job.method.with_beginnings, cut_type)
     return table, list(map(len, parts))
 
 
-class Whole(NamedTuple):
-    """A sample to make parts of."""
+class WholeSample(NamedTuple):
+    """A whole sample that parts are made of, with what a worker needs to render and measure them."""
 
     reader: Reader
     shard: Shard
@@ -236,12 +253,12 @@ class Whole(NamedTuple):
     hashes: MediaHashes | None  # hashes of its media; None: samples share nothing
 
     def rendered(self, cut: Cut) -> tuple[ReadSample, Rendered]:
-        """Return a part and its text; raises Skip if the template refuses it."""
+        """Return the part that a cut describes, and its rendered text; raise Skip if the chat template refuses it."""
         part = part_of(self.sample, cut)
         return part, self.template.render(Sample(part.timed, part.media, part.tools, part.options))
 
     def measured(self, cut: Cut, part: ReadSample, rendered: Rendered, token_len: int, supervised: int) -> LengthsRow:
-        """Return the row of a part."""
+        """Return the row of lengths of a part: what `rendered` returns for its cut, its tokens, its trained tokens."""
         counts: dict[str, Any] = counts_of(rendered, part.kinds)
         row = replace(
             self.row,
@@ -267,18 +284,18 @@ class Whole(NamedTuple):
 
     @property
     def trains_last(self) -> bool:
-        """Whether only its last answer is trained."""
+        """Whether only the last answer of the sample is trained."""
         train_on = self.sample.options.labels.get("train_on", self.template.spec.labels.train_on)
         return bool(train_on == TrainOn.last)
 
     def kinds(self) -> str:
-        """Return a letter for each medium, as `Cut.kinds`."""
+        """Return the first letter of the kind of each medium, as `iiv` for two images and a video."""
         return "".join(kind[0] for kind in self.sample.kinds)
 
     def trained(self, parts: Sequence[LengthsRow]) -> list[LengthsRow]:
-        """Return the rows of the parts in which something is trained, numbered, and a row for the tokens of the others.
+        """Drop the parts without a trained token, and number the others; a last row counts the tokens of those dropped.
 
-        Where none is trained, return one row, with the reason why the sample is left out.
+        If no part is left, return one row with the reason why the sample is left out.
         """
         kept = [row for row in parts if row.num_supervised]
         if not kept:
@@ -289,5 +306,5 @@ class Whole(NamedTuple):
         return [*numbered, *([self.cut_off(lost)] if lost else [])]
 
     def cut_off(self, num_tokens: int) -> LengthsRow:
-        """Return a row that says how many tokens of the sample are in no part."""
+        """Return a row that is no part, and counts the tokens of the sample that are in no part."""
         return replace(self.row, token_len=num_tokens, reason=Reason.CUT_OFF.value)

@@ -17,18 +17,18 @@ from energon_pack.plan.packs import (
     LEFT_OUT,
     PackBuilder,
     PackPlan,
-    by_chance,
     costs_of_packs,
     features_of_packs,
+    items_by_window,
     media_of_packs,
     members_of,
+    select_packs,
+    shuffled_windows,
     split_counts,
     split_of_packs,
-    taken,
     trained_by_entry,
     turn_of_packs,
     window_of,
-    windows,
 )
 from energon_pack.plan.settings import GroupBy, PackingConfig, Share
 from energon_pack.plan.splits import SPLITS
@@ -38,10 +38,10 @@ from energon_pack.run.seeded import Ints, epoch_seed
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel, cost_model
-from energon_pack.steps.topology import stream
+from energon_pack.steps.topology import reading_order
 
 _IN_MEMORY = Scratch()
-_MOST_AT_ONCE = 4_000_000  # items that are planned again only for a figure
+_MAX_ITEMS_REPLANNED = 4_000_000  # items that are planned again only for a figure
 
 
 def plan_packs(
@@ -59,6 +59,10 @@ def plan_packs(
     (`group_by`, `window`) or splits share no pack. Packs of one split come in a row, in the order of their turns. One
     window is planned at a time.
 
+    Args:
+        cost: FLOPs of a sample, for even steps; None: those of a common 7B model.
+        trees: the items that share beginnings; a tree is packed as one item. None: nothing is shared.
+
     Raises:
         PackError: `need_image`, and there are too few items with images.
     """
@@ -66,22 +70,22 @@ def plan_packs(
         plan = trees.of_items(_plan_all(trees.as_items(items), packing, seed, scratch))
     else:
         plan = _plan_all(items, packing, seed, scratch)
-    return _in_steps(plan, items, packing, seed, cost or cost_model(None), scratch)
+    return _order_for_steps(plan, items, packing, seed, cost or cost_model(None), scratch)
 
 
 def _plan_all(items: Items, packing: PackingConfig, seed: int, scratch: Scratch) -> PackPlan:
-    """Plan all windows of all turns, without steps."""
+    """Pack all windows of all turns, in an order that knows of no steps."""
     of_splits, bound = [PackBuilder(scratch) for _ in SPLITS], 0
     left_out = scratch.zeros(len(items), np.int8)
-    for turn, of_turn in _turns(items):
+    for turn, of_turn in _items_by_turn(items):
         of_items = items.take(of_turn)
-        for numbers in windows(of_items, packing, epoch_seed(seed, turn)):
+        for numbers in items_by_window(of_items, packing, epoch_seed(seed, turn)):
             window_items = of_items.take(numbers)
-            plan = _packed(window_items, packing, epoch_seed(seed, turn))
-            plan = in_order(plan, window_items, packing, epoch_seed(seed, turn), scratch)
+            plan = _pack_window(window_items, packing, epoch_seed(seed, turn))
+            plan = order_by_windows(plan, window_items, packing, epoch_seed(seed, turn), scratch)
             split = split_of_packs(window_items, plan)
             for number in np.unique(split).tolist():
-                of_split = taken(plan, [np.flatnonzero(split == number)], scratch)
+                of_split = select_packs(plan, [np.flatnonzero(split == number)], scratch)
                 members = of_split.items if isinstance(numbers, slice) else numbers[of_split.items]
                 members = members if isinstance(of_turn, slice) else of_turn[members]
                 of_splits[number].add(np.diff(of_split.starts), members)
@@ -93,18 +97,18 @@ def _plan_all(items: Items, packing: PackingConfig, seed: int, scratch: Scratch)
     return packs.plan(left_out, bound)
 
 
-def laid_out(plan: PackPlan, items: Items, packing: PackingConfig, seed: int, cost: CostModel) -> PackPlan:
-    """Put existing packs into the order of a plan: turn by turn, with even steps. All are of one split and window."""
+def lay_out_packs(plan: PackPlan, items: Items, packing: PackingConfig, seed: int, cost: CostModel) -> PackPlan:
+    """Put existing packs, of one split and window, into the order of a plan: turn by turn, with even steps."""
     turn, packs = turn_of_packs(items, plan), PackBuilder(_IN_MEMORY)
     for number in np.unique(turn).tolist():
-        of_turn = taken(plan, [np.flatnonzero(turn == number)])
-        ordered = in_order(of_turn, items, packing, epoch_seed(seed, number))
+        of_turn = select_packs(plan, [np.flatnonzero(turn == number)])
+        ordered = order_by_windows(of_turn, items, packing, epoch_seed(seed, number))
         packs.add(np.diff(ordered.starts), ordered.items)
-    return _in_steps(packs.plan(plan.left_out, plan.lower_bound), items, packing, seed, cost, _IN_MEMORY)
+    return _order_for_steps(packs.plan(plan.left_out, plan.lower_bound), items, packing, seed, cost, _IN_MEMORY)
 
 
-def _turns(items: Items) -> Iterator[tuple[int, Ints | slice]]:
-    """Yield the items of each turn."""
+def _items_by_turn(items: Items) -> Iterator[tuple[int, Ints | slice]]:
+    """Yield each turn, and the numbers of its items."""
     if items.turn is None:
         yield 0, np.s_[:]
         return
@@ -113,7 +117,7 @@ def _turns(items: Items) -> Iterator[tuple[int, Ints | slice]]:
     yield from zip(turns.tolist(), np.split(in_order, starts[1:]), strict=True)
 
 
-def _packed(items: Items, packing: PackingConfig, seed: int) -> PackPlan:
+def _pack_window(items: Items, packing: PackingConfig, seed: int) -> PackPlan:
     """Pack a window: first packs with a single overlong item, then group by group."""
     costs, limits = caps.costs(items.counts, packing)
     left_out = np.zeros(len(items), np.int8)
@@ -125,16 +129,16 @@ def _packed(items: Items, packing: PackingConfig, seed: int) -> PackPlan:
     overlong[alone] = False
     left_out[overlong] = LEFT_OUT.index(Reason.OVERLONG)
     if items.whole is not None:
-        left_out = _together(left_out, items.whole)
+        left_out = _leave_out_conversations(left_out, items.whole)
         alone = alone[left_out[alone] == 0]
 
     to_pack = is_there & (left_out == 0)
     to_pack[alone] = False
-    sizes, alone = _trained(np.ones(len(alone), np.int64), alone, items, left_out)
+    sizes, alone = _keep_trained_packs(np.ones(len(alone), np.int64), alone, items, left_out)
     packs, bound = PackBuilder(_IN_MEMORY), len(alone)
     packs.add(sizes, alone)
     candidates = np.flatnonzero(to_pack)
-    group = groups(items, packing)[candidates]
+    group = group_of_items(items, packing)[candidates]
     candidates = candidates[np.argsort(group, kind="stable")]
     edges = np.flatnonzero(np.diff(np.sort(group))) + 1
     for members in np.split(candidates, edges) if len(candidates) else []:
@@ -145,22 +149,25 @@ def _packed(items: Items, packing: PackingConfig, seed: int) -> PackPlan:
         except ValueError as error:
             num = int(has_image.sum())
             raise PackError(f"packing.need_image: {num} samples with images are too few: {error}") from None
-        sizes, packed = _trained(np.diff(bins.starts), members[bins.items], items, left_out)
+        sizes, packed = _keep_trained_packs(np.diff(bins.starts), members[bins.items], items, left_out)
         bound += max(lower_bound(values, limit) for values, limit in zip(costs[:, packed], limits, strict=True))
         packs.add(sizes, packed)
     return packs.plan(left_out, bound)
 
 
-def _trained(sizes: Ints, members: Ints, items: Items, left_out: npt.NDArray[np.int8]) -> tuple[Ints, Ints]:
-    """Return the sizes and members of packs in which something is trained; leave out the members of the others."""
+def _keep_trained_packs(sizes: Ints, members: Ints, items: Items, left_out: npt.NDArray[np.int8]) -> tuple[Ints, Ints]:
+    """Keep the packs in which something is trained: return their sizes and members, and mark others in `left_out`."""
     is_trained = np.add.reduceat(items.num_supervised[members].astype(np.int64), np.cumsum(sizes) - sizes) > 0
     are_kept = np.repeat(is_trained, sizes)
     left_out[members[~are_kept]] = LEFT_OUT.index(Reason.NOTHING_TRAINED)
     return sizes[is_trained], members[are_kept]
 
 
-def _together(left_out: npt.NDArray[np.int8], whole: AnyInts) -> npt.NDArray[np.int8]:
-    """Leave out all items of a conversation if one of them is left out."""
+def _leave_out_conversations(left_out: npt.NDArray[np.int8], whole: AnyInts) -> npt.NDArray[np.int8]:
+    """Leave out all items of a conversation if one of them is left out.
+
+    `left_out` and `whole`, the conversation's number, are by item; returns the new `left_out`.
+    """
     out = np.flatnonzero(left_out)
     conversations, place = np.unique(whole[out], return_inverse=True)
     code = np.zeros(len(conversations) + 1, np.int8)
@@ -170,12 +177,12 @@ def _together(left_out: npt.NDArray[np.int8], whole: AnyInts) -> npt.NDArray[np.
     return np.where(is_out, code[number], 0).astype(np.int8)
 
 
-def in_order(
+def order_by_windows(
     plan: PackPlan, items: Items, packing: PackingConfig, seed: int, scratch: Scratch = _IN_MEMORY
 ) -> PackPlan:
-    """Put the packs of a plan into a seeded order in which every stretch is like the whole, without a topology.
+    """Put the packs of a plan into a seeded random order in which every stretch is like the whole.
 
-    Windows come one after another, in random order, and each is ordered by itself.
+    Windows come one after another, in random order, and each is ordered by itself. `packing.topology` is not used.
     """
     if not plan.num_packs:
         return plan
@@ -187,12 +194,12 @@ def in_order(
         numbers, starts = np.unique(np.sort(window[of_split]), return_index=True)
         of_windows = np.split(of_split[np.argsort(window[of_split], kind="stable")], starts[1:])
         by_number = dict(zip(numbers.tolist(), of_windows, strict=True))
-        for number in by_chance([*by_number], seed):
+        for number in shuffled_windows([*by_number], seed):
             of_window = by_number[number]
-            window_plan = plan if len(of_window) == plan.num_packs else taken(plan, [of_window], scratch)
+            window_plan = plan if len(of_window) == plan.num_packs else select_packs(plan, [of_window], scratch)
             kind = media_of_packs(items, window_plan).astype(np.int64)
             if packing.group_by is GroupBy.dataset:
-                kind = groups(items.take(window_plan.items[window_plan.starts[:-1]]), packing)
+                kind = group_of_items(items.take(window_plan.items[window_plan.starts[:-1]]), packing)
             features = list(features_of_packs(items, window_plan).values())
             in_row = order_packs(features, kind, epoch_seed(seed, number), trained_by_entry(items, window_plan))
             for block in blocks(len(in_row), window_plan.mean_members):
@@ -200,12 +207,10 @@ def in_order(
     return packs.plan(plan.left_out, plan.lower_bound)
 
 
-def _in_steps(
+def _order_for_steps(
     plan: PackPlan, items: Items, packing: PackingConfig, seed: int, cost: CostModel, scratch: Scratch
 ) -> PackPlan:
-    """Put the packs of a plan, each split by itself, into an order in which the steps of `packing.topology` are
-    even.
-    """
+    """Order the packs of each split so that steps are even, if `packing.topology` has steps."""
     if not packing.topology.has_steps or not plan.num_packs:
         return plan
     flops, trained = costs_of_packs(items, plan, cost), plan.per_pack(items.num_supervised)
@@ -219,21 +224,24 @@ def _in_steps(
             of_turn = np.concatenate((over, of_split[turn[of_split] == number]))
             of_mine = None if amounts is None else amounts[of_turn]
             laid = lay_out(flops[:, of_turn], trained[of_turn], topology, epoch_seed(seed, number), amounts=of_mine)
-            in_time = of_turn[laid[stream(len(of_turn), topology)]]
+            in_time = of_turn[laid[reading_order(len(of_turn), topology)]]
             num = len(of_turn) if number == last else len(of_turn) // topology.unit * topology.unit
             read.append(in_time[:num])
             over = in_time[num:]  # packs that make no whole step come with the next turn
         written = np.empty_like(of_split)
-        written[stream(len(of_split), topology)] = np.concatenate(read)
+        written[reading_order(len(of_split), topology)] = np.concatenate(read)
         order.append(written)
-    return replace(taken(plan, order, scratch), places=np.concatenate(order))
+    return replace(select_packs(plan, order, scratch), places=np.concatenate(order))
 
 
-def share(lengths: Lengths, packing: PackingConfig) -> tuple[Lengths, Trees | None]:
-    """Return the lengths, with items counting only what they add to their pack, and the trees; None: no sharing."""
+def share_beginnings(lengths: Lengths, packing: PackingConfig) -> tuple[Lengths, Trees | None]:
+    """Find the samples that share their beginnings, if `packing.share` is set.
+
+    Returns the lengths, in which an item counts only what it adds to its pack, and the trees; None: nothing is shared.
+    """
     if packing.share is Share.none:
         return lengths, None
-    trees = find_trees(lengths, packing, groups(lengths.items, packing))
+    trees = find_trees(lengths, packing, group_of_items(lengths.items, packing))
     lengths = copy(lengths)
     lengths.items, lengths.shared = with_own_counts(lengths.items, trees.shared), trees.shared
     return lengths, trees
@@ -250,8 +258,8 @@ def check_splits(lengths: Lengths, plan: PackPlan, shares: Sequence[float]) -> N
             )
 
 
-def check_kinds(lengths: Lengths, plan: PackPlan) -> None:
-    """Raise PackError if packs for another stack's class hold images and videos: its encoder refuses each of them."""
+def check_media_apart(lengths: Lengths, plan: PackPlan) -> None:
+    """Raise PackError if packs hold images and videos, and the class of `output.sample_type` takes only one of them."""
     if not lengths.flavor.gives or not plan.num_packs:
         return
     num = int((media_of_packs(lengths.items, plan) == MEDIA_TYPES.index("mix")).sum())
@@ -262,15 +270,15 @@ def check_kinds(lengths: Lengths, plan: PackPlan) -> None:
         )
 
 
-def without_window(items: Items, packing: PackingConfig, seed: int) -> int | None:
-    """Return the number of packs without `packing.window`; None: there is no window, or there are too many items."""
-    if packing.window is None or len(items) > _MOST_AT_ONCE or items.shared is not None:
+def num_packs_without_window(items: Items, packing: PackingConfig, seed: int) -> int | None:
+    """Return how many packs a plan without `packing.window` has; None: no window is set, or the plan is too large."""
+    if packing.window is None or len(items) > _MAX_ITEMS_REPLANNED or items.shared is not None:
         return None
     return plan_packs(items, replace(packing, window=None), seed).num_packs
 
 
-def groups(items: Items, packing: PackingConfig) -> Ints:
-    """Return a number for each item; items with different numbers share no pack."""
+def group_of_items(items: Items, packing: PackingConfig) -> Ints:
+    """Return each item's group by `group_by`, window and split, int64[num_items]: different groups share no pack."""
     group = np.zeros(len(items), np.int64)
     if packing.group_by is GroupBy.media:
         group += items.media

@@ -20,35 +20,40 @@ import numpy as np
 from energon_pack.errors import check_buffer_size
 from energon_pack.plan import caps
 from energon_pack.plan.bins import pack_bins
-from energon_pack.plan.bins.planned_bins import fullest_sum
+from energon_pack.plan.bins.planned_bins import choose_fullest_sum
 from energon_pack.plan.settings import PackingConfig
 
 Costs = Sequence[int]
 
 
-def fullest(costs: Sequence[Costs], limits: Costs) -> list[int]:
-    """Choose the samples that make the fullest pack with the first sample, earlier ones before later.
+def fullest_pack(costs: Sequence[Costs], limits: Costs) -> list[int]:
+    """Choose the samples that fill a pack best together with the first one; return their indices, ascending, with 0.
 
-    If tokens are the only limit, no choice is fuller. If that choice breaks another limit, the choice is made among
-    samples that together keep within all: collected in the order they came, or by least cost a token.
+    If tokens are the only limit, no choice is fuller; of equal choices, the one with earlier samples is taken. If the
+    choice breaks another limit, it is made again among samples that together keep within all limits, collected in the
+    order they came, or by least cost a token.
+
+    Args:
+        costs: for each sample, its cost for each limit of a pack; tokens come first.
+        limits: of a pack, in the same order.
     """
     room = [limit - cost for limit, cost in zip(limits, costs[0], strict=True)]
-    fits = [i for i in range(1, len(costs)) if not _breaks(costs[i], room)]
-    best = _fill(fits, costs, room[0])
-    if _breaks(_sums(best, costs, len(room)), room):
+    fits = [i for i in range(1, len(costs)) if not _exceeds(costs[i], room)]
+    best = _fill_room(fits, costs, room[0])
+    if _exceeds(_sums(best, costs, len(room)), room):
         best, most = [], 0
         frugal = sorted(
-            fits, key=lambda i: max(cost / limit for cost, limit in _others(costs[i], limits)) / costs[i][0]
+            fits, key=lambda i: max(cost / limit for cost, limit in _other_costs(costs[i], limits)) / costs[i][0]
         )
         for order in (fits, frugal):
-            chosen = _fill(_together(order, costs, room), costs, room[0])
+            chosen = _fill_room(_within_other_limits(order, costs, room), costs, room[0])
             tokens = sum(costs[i][0] for i in chosen)
             if tokens > most:
                 best, most = chosen, tokens
     return [0, *sorted(best)]
 
 
-def _breaks(cost: Costs, room: Costs) -> bool:
+def _exceeds(cost: Costs, room: Costs) -> bool:
     return any(a > b for a, b in zip(cost, room, strict=True))
 
 
@@ -59,12 +64,12 @@ def _sums(chosen: Iterable[int], costs: Sequence[Costs], num_limits: int) -> lis
     return sums
 
 
-def _others(cost: Costs, limits: Costs) -> list[tuple[int, int]]:
-    """Pair a sample's costs other than tokens with their limits; a limit of 0 is replaced by 1."""
+def _other_costs(cost: Costs, limits: Costs) -> list[tuple[int, int]]:
+    """Pair each cost of a sample other than tokens with its limit; a limit of 0 becomes 1, to divide by it."""
     return [(a, max(b, 1)) for a, b in zip(cost[1:], limits[1:], strict=True)]
 
 
-def _together(order: Sequence[int], costs: Sequence[Costs], limits: Costs) -> list[int]:
+def _within_other_limits(order: Sequence[int], costs: Sequence[Costs], limits: Costs) -> list[int]:
     """Collect samples in this order as long as they keep within every limit but tokens."""
     room, chosen = list(limits[1:]), []
     for i in order:
@@ -75,9 +80,9 @@ def _together(order: Sequence[int], costs: Sequence[Costs], limits: Costs) -> li
     return chosen
 
 
-def _fill(items: Sequence[int], costs: Sequence[Costs], room: int) -> list[int]:
+def _fill_room(items: Sequence[int], costs: Sequence[Costs], room: int) -> list[int]:
     """Choose items whose tokens fill the room best; between equal choices, the one whose last item is earliest."""
-    return [items[number] for number in fullest_sum((costs[i][0] for i in items), room)]
+    return [items[number] for number in choose_fullest_sum((costs[i][0] for i in items), room)]
 
 
 #: counters of a pool, which its state holds
@@ -85,7 +90,7 @@ _COUNTERS = ("num_added", "num_taken", "num_packs", "longest_wait")
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingSample:
     """A sample that waits for its pack."""
 
     #: the caller's name for it
@@ -101,12 +106,12 @@ class Waiting:
 
 
 def costs_of(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[int, ...]:
-    """Return a sample's cost for each limit that is set."""
+    """Return how much a sample adds to each limited sum of a pack, tokens first; only limits that are set."""
     return tuple(int(cap.cost(counts[cap.column], packing.pad_to_multiple_of)) for cap, _ in caps.limits(packing))
 
 
 class Pool:
-    """Samples that wait, and the packs that are made from them.
+    """A buffer of waiting samples that makes full packs of them, one at a time.
 
     Every sample is in exactly one pack, and no pack is empty or over a limit. Once `buffer_size` packs were made since
     a sample came, it waits only for samples that came before it.
@@ -123,10 +128,10 @@ class Pool:
         self._alone = (packing.longest[1], *self._limits[1:])
         self._algorithm, self._buffer_size, self._seed = packing.algorithm, buffer_size, seed
         #: by group, each in the order they came
-        self._groups: dict[Hashable, list[Waiting]] = {}
+        self._groups: dict[Hashable, list[WaitingSample]] = {}
         self._totals: dict[Hashable, list[int]] = {}
         #: packs to take before others: single long samples, and the plan of the rest at the end
-        self._planned: list[list[Waiting]] = []
+        self._planned: list[list[WaitingSample]] = []
         self.num_added = self.num_taken = self.num_packs = self.longest_wait = 0
 
     def __len__(self) -> int:
@@ -139,14 +144,14 @@ class Pool:
 
     @property
     def num_missing(self) -> int:
-        """How many samples at least have to be added before a pack is made."""
+        """How many samples must be added before `take` should make a pack: 0 if there are enough."""
         if self._planned:
             return 0
         return max(0 if self.fills_one else 1, self._buffer_size - len(self))
 
     @property
     def fills_one(self) -> bool:
-        """Whether some group has enough samples to fill a pack."""
+        """Whether some group of waiting samples reaches a limit of a pack."""
         return any(self._share(group) >= 1 for group in self._totals)
 
     def _share(self, group: Hashable) -> float:
@@ -154,10 +159,20 @@ class Pool:
         return max(total / max(limit, 1) for total, limit in zip(self._totals[group], self._limits, strict=True))
 
     def add(self, name: Any, costs: tuple[int, ...], group: Hashable = None, since: int | None = None) -> None:
-        """Add a sample."""
+        """Let a sample wait for a pack.
+
+        Args:
+            name: the caller's name for the sample, of any type that JSON can hold.
+            costs: for each limit of a pack, tokens first: `costs_of`.
+            group: samples of different groups share no pack.
+            since: how many packs were made before it came; None: all until now.
+
+        Raises:
+            ValueError: the sample alone is over a limit.
+        """
         if any(cost > limit for cost, limit in zip(costs, self._alone, strict=True)):
             raise ValueError(f"{name} takes {costs}, a pack holds {self._alone}")
-        sample = Waiting(name, costs, group, self.num_added, self.num_packs if since is None else since)
+        sample = WaitingSample(name, costs, group, self.num_added, self.num_packs if since is None else since)
         self.num_added += 1
         if costs[0] > self._limits[0]:
             self._planned.append([sample])
@@ -167,7 +182,7 @@ class Pool:
         self._totals[group] = [a + b for a, b in zip(before, costs, strict=True)]
 
     def state(self) -> dict[str, Any]:
-        """Return everything a pool with the same settings needs to go on: numbers, and the callers' names."""
+        """Return what a pool with the same settings needs to go on from here: waiting samples, and counters."""
         groups, planned = (
             [[list(astuple(sample)) for sample in pack] for pack in packs]
             for packs in (self._groups.values(), self._planned)
@@ -175,15 +190,15 @@ class Pool:
         return {"groups": groups, "planned": planned, **{name: getattr(self, name) for name in _COUNTERS}}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`, which may have been JSON in the meantime."""
-        groups, self._planned = _waiting(state, "groups"), _waiting(state, "planned")
+        """Set the pool to a result of `state`, which may have been stored as JSON."""
+        groups, self._planned = _samples_in_state(state, "groups"), _samples_in_state(state, "planned")
         self._groups = {waiting[0].group: waiting for waiting in groups}
         self._totals = {waiting[0].group: _total(waiting) for waiting in groups}
         for name in _COUNTERS:
             setattr(self, name, state[name])
 
-    def take(self) -> list[Waiting]:
-        """Return the next pack; empty if no sample waits."""
+    def take(self) -> list[WaitingSample]:
+        """Make the next pack and return its samples, the oldest first; empty if no sample waits."""
         pack = self._planned.pop(0) if self._planned else self._best() if self._groups else []
         self.num_taken += len(pack)
         if pack:
@@ -192,8 +207,8 @@ class Pool:
         return pack
 
     def end(self) -> None:
-        """Plan all waiting samples as packing offline would: no more samples come."""
-        packs: list[list[Waiting]] = []
+        """Plan packs for all waiting samples at once, because no more samples come; `take` returns these packs."""
+        packs: list[list[WaitingSample]] = []
         for waiting in self._groups.values():
             costs = np.array([sample.costs for sample in waiting], np.int64).T
             bins = pack_bins(costs, np.array(self._limits), self._algorithm, self._seed)
@@ -201,7 +216,7 @@ class Pool:
         self._planned += sorted(packs, key=lambda pack: pack[0].number)
         self._groups, self._totals = {}, {}
 
-    def _best(self) -> list[Waiting]:
+    def _best(self) -> list[WaitingSample]:
         oldest = min((waiting[0] for waiting in self._groups.values()), key=attrgetter("number"))
         if self.num_packs - oldest.since >= self._buffer_size:
             group, first = oldest.group, 0
@@ -211,7 +226,7 @@ class Pool:
             first = lens.index(max(lens))
         waiting = self._groups[group]
         order = [first, *(i for i in range(len(waiting)) if i != first)]
-        chosen = sorted(order[i] for i in fullest([waiting[i].costs for i in order], self._limits))
+        chosen = sorted(order[i] for i in fullest_pack([waiting[i].costs for i in order], self._limits))
         pack = [waiting[i] for i in chosen]
         taken = set(chosen)
         rest = [sample for i, sample in enumerate(waiting) if i not in taken]
@@ -223,25 +238,27 @@ class Pool:
         return pack
 
 
-def waiting_in(states: Iterable[Mapping[str, Any]]) -> list[Waiting]:
-    """Return the samples that wait in the `state` of pools, for new ones: those that waited for most packs first."""
+def waiting_samples(states: Iterable[Mapping[str, Any]]) -> list[WaitingSample]:
+    """Return the samples that wait in the states of several pools; those that have waited for most packs come first."""
     samples = [
         replace(sample, since=sample.since - state["num_packs"])
         for state in states
-        for pack in _waiting(state, "groups") + _waiting(state, "planned")
+        for pack in _samples_in_state(state, "groups") + _samples_in_state(state, "planned")
         for sample in pack
     ]
     return sorted(samples, key=attrgetter("since"))
 
 
-def _waiting(state: Mapping[str, Any], name: str) -> list[list[Waiting]]:
-    return [[Waiting(_frozen(name), tuple(costs), *rest) for name, costs, *rest in pack] for pack in state[name]]
+def _samples_in_state(state: Mapping[str, Any], name: str) -> list[list[WaitingSample]]:
+    return [
+        [WaitingSample(_as_tuple(name), tuple(costs), *rest) for name, costs, *rest in pack] for pack in state[name]
+    ]
 
 
-def _total(samples: Iterable[Waiting]) -> list[int]:
+def _total(samples: Iterable[WaitingSample]) -> list[int]:
     return [sum(column) for column in zip(*(sample.costs for sample in samples), strict=True)]
 
 
-def _frozen(name: Any) -> Any:
+def _as_tuple(name: Any) -> Any:
     """Turn a list back into a tuple: JSON has no tuples."""
     return tuple(name) if isinstance(name, list) else name

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from energon_pack.errors import PackError
-from energon_pack.plan.counted import Counted, Tally, by_medium, count
+from energon_pack.plan.counted import PlanCounts, Tally, by_medium, count_plan
 from energon_pack.plan.expand import Expansion
 from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.mix import EntryShare, mixture_figures
@@ -23,7 +23,7 @@ from energon_pack.plan.packs import (
     split_of_packs,
     turn_counts,
 )
-from energon_pack.plan.plan import without_window
+from energon_pack.plan.plan import num_packs_without_window
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.splits import SPLITS
 from energon_pack.plan.trees import sharing_figures
@@ -31,8 +31,8 @@ from energon_pack.run.seeded import Ints, random_keys
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
-from energon_pack.steps.evenness import figures
-from energon_pack.steps.topology import Topology, stream
+from energon_pack.steps.evenness import evenness_figures
+from energon_pack.steps.topology import Topology, reading_order
 
 _UNKNOWN = "unknown"  # media type of samples that could not be read
 #: what becomes of images with more than 8 bits a channel
@@ -41,7 +41,7 @@ LOST_BITS = "values above 255 become white, and fractions black, as in transform
 
 @dataclass(frozen=True)
 class MediaFigures:
-    """The figures of one media type; the type of a pack covers the media of all its members."""
+    """Counts of the samples and packs of one media type; the type of a pack covers the media of all its members."""
 
     samples_in: int
     samples: int  # packed
@@ -52,7 +52,7 @@ class MediaFigures:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Facts about a run, not about its data; only report.json has them."""
+    """Facts about a run (settings, times, memory, bytes), which report.json holds beside the figures of its data."""
 
     format: int  # of report.json
     identity: str  # hash of everything that the bytes of the shards depend on
@@ -74,7 +74,7 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class Report:
-    """The figures of report.json.
+    """The content of report.json: counts of samples, packs and tokens of a plan.
 
     samples_in = samples_packed + samples_skipped; fill = tokens / (packs × max_token_len), longer packs being full.
     """
@@ -89,7 +89,7 @@ class Report:
     skipped_by_reason: dict[str, int]
     packs: int
     packs_lower_bound: int  # no plan has fewer
-    packs_without_window: int | None  # see `without_window`; if None, not in the file
+    packs_without_window: int | None  # see `num_packs_without_window`; if None, not in the file
     fill: float
     max_token_len: int
     tokens: int  # in packs
@@ -123,11 +123,11 @@ class Report:
         ]
 
     def dropped_share(self, reason: str) -> float:
-        """Return the share of all tokens that are in no pack for this reason."""
+        """Return which share (0 to 1) of all tokens is in no pack for a reason, a value of `Reason`."""
         return self.tokens_left_out_by_reason.get(reason, 0) / max(1, self.tokens + self.tokens_left_out)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of report.json."""
+        """Return the content of report.json as a dict; fields that are None are left out."""
         figures = asdict(self)
         facts, notes = figures.pop("run") or {}, figures.pop("notes").items()
         figures |= {f"samples_with_{note}": number for note, number in notes}
@@ -144,13 +144,19 @@ def summarize(
     expansion: Expansion | None = None,
     shares: Sequence[EntryShare] = (),
 ) -> Report:
-    """Compute the figures of a plan.
+    """Compute the figures of a plan for report.json.
+
+    Args:
+        num_found: samples in the source, before settings exclude some.
+        num_repeated: draws of samples that were drawn before.
+        expansion: what `labels.expand` did; None: nothing.
+        shares: of the entries of a mixture; empty: no mixture.
 
     Raises:
         PackError: samples_in is not packed + skipped. Never seen; nothing may be published then.
     """
     items, capacity, noted = lengths.items, packing.max_token_len, lengths.noted
-    counted, lens, features = count(lengths, plan), plan.per_pack(items.lens), features_of_packs(items, plan)
+    counted, lens, features = count_plan(lengths, plan), plan.per_pack(items.lens), features_of_packs(items, plan)
     tokens, reasons, room = int(lens.sum()), _reasons(lengths, counted), np.maximum(lens, capacity)
     return Report(
         samples_in=lengths.num_samples,
@@ -164,7 +170,7 @@ def summarize(
         skipped_by_reason=dict(sorted(reasons.items())),
         packs=plan.num_packs,
         packs_lower_bound=plan.lower_bound,
-        packs_without_window=without_window(items, packing, lengths.seed),
+        packs_without_window=num_packs_without_window(items, packing, lengths.seed),
         fill=_fill(tokens, room.sum()),
         max_token_len=capacity,
         tokens=tokens,
@@ -190,7 +196,7 @@ def summarize(
     )
 
 
-def _reasons(lengths: Lengths, counted: Counted) -> Counter[str]:
+def _reasons(lengths: Lengths, counted: PlanCounts) -> Counter[str]:
     """Count the skipped samples by reason; raise PackError if samples and parts do not add up."""
     by_plan = {reason.value: int(counted.left_out[code]) for code, reason in enumerate(LEFT_OUT) if reason}
     reasons, num_packed = lengths.reasons + Counter(by_plan), int(counted.packed.sum())
@@ -203,16 +209,14 @@ def _reasons(lengths: Lengths, counted: Counted) -> Counter[str]:
     return reasons
 
 
-def _tokens_by_reason(counted: Counted) -> dict[str, int]:
+def _tokens_by_reason(counted: PlanCounts) -> dict[str, int]:
     tokens = {reason.value: int(counted.tokens_left_out[code]) for code, reason in enumerate(LEFT_OUT) if reason}
     by_reason = {name: tokens[name] for name, number in zip(tokens, counted.left_out[1:], strict=True) if number}
     return by_reason | ({Reason.CUT_OFF.value: counted.tokens_cut_off} if counted.num_cut_off else {})
 
 
-def _by_media(counted: Counted, media: AnyInts, lens: Ints, room: Ints) -> dict[str, MediaFigures]:
-    """Return the figures of each media type, by those of its packs: medium, tokens, and the tokens that they have room
-    for.
-    """
+def _by_media(counted: PlanCounts, media: AnyInts, lens: Ints, room: Ints) -> dict[str, MediaFigures]:
+    """Return the figures of each media type; `media`, `lens` and `room` are type, tokens and capacity of each pack."""
     num_packs, tokens, rooms = (by_medium(media, values).tolist() for values in (None, lens, room))
     return {
         name: MediaFigures(
@@ -228,7 +232,7 @@ def _by_media(counted: Counted, media: AnyInts, lens: Ints, room: Ints) -> dict[
 
 
 def _flops(items: Items, plan: PackPlan, cost: CostModel) -> dict[str, Any]:
-    """Return the cost of one forward pass over all packs, and where the cost model comes from."""
+    """Return the FLOPs of one forward pass over all packs, by weights, attention and vision, and the model's source."""
     lm, vision = costs_of_packs(items, plan, cost).sum(axis=1).tolist()
     weights = cost.lm_token * float(plan.per_pack(items.lens).sum())
     return {"weights": weights, "attention": max(0.0, lm - weights), "vision": vision, "source": cost.source}
@@ -240,7 +244,7 @@ def _evenness(costs: Ints) -> dict[str, Any]:
 
 
 def num_lost_to_bad_data(skipped_by_reason: Mapping[str, int]) -> int:
-    """Count samples that were skipped because something is wrong with them, not by a setting."""
+    """Sum the samples that were skipped because something is wrong with them, not by a setting."""
     return sum(n for reason, n in skipped_by_reason.items() if not Reason(reason).is_policy)
 
 
@@ -253,16 +257,19 @@ STEP_COSTS = {"lm": "language model", "vision": "vision encoder", "both": "both"
 
 
 def figures_of_steps(items: Items, plan: PackPlan, topology: Topology, cost: CostModel) -> dict[str, Any] | None:
-    """Return how even a topology's steps are in the first split: laid out, without layout, and in random order."""
+    """Measure how even the steps of the first split are: as planned, without layout, and in random order.
+
+    None: a step has one pack, or there are no packs.
+    """
     if not topology.has_steps or not plan.num_packs:
         return None
     split = split_of_packs(items, plan)
     is_first = split == split[0]
     costs, trained = costs_of_packs(items, plan, cost)[:, is_first], plan.per_pack(items.num_supervised)[is_first]
-    order, chance = stream(len(trained), topology), random_keys(len(trained), 0)
+    order, chance = reading_order(len(trained), topology), random_keys(len(trained), 0)
     orders = {"in_order": order, "by_chance": np.argsort(chance, kind="stable")}
     if plan.places is not None:
         orders["without"] = np.argsort(plan.places[is_first])[order]
     world = topology.data_parallel, topology.micro_batches
-    spreads = {name: figures(costs, trained, *world, read) for name, read in orders.items()}
+    spreads = {name: evenness_figures(costs, trained, *world, read) for name, read in orders.items()}
     return {"split": SPLITS[split[0]], "cost": cost.source, **spreads}

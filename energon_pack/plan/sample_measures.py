@@ -10,7 +10,7 @@ from energon_pack.errors import PackError, one_line
 from energon_pack.lengths.counts import counts_of
 from energon_pack.plan import caps
 from energon_pack.plan.pool import Pool, costs_of
-from energon_pack.plan.settings import CUTTING, GroupBy, Overlong, PackingConfig
+from energon_pack.plan.settings import CUTTING_POLICIES, GroupBy, Overlong, PackingConfig
 from energon_pack.run.plain_data import node_of
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.sample import media_type
@@ -22,12 +22,12 @@ from energon_pack.templates.settings import LabelsConfig, Untrained
 from energon_pack.templates.template import Template
 
 _log = logging.getLogger(__name__)
-_ROUNDS = 10  # buffers for which a sample may wait for others of its group
+_MAX_BUFFERS_WAITED = 10  # buffers for which a sample may wait for others of its group
 
 
 @dataclass(frozen=True)
 class SampleMeasures:
-    """The measures of a sample before it is encoded."""
+    """The length of a sample, its cost in a pack, and its media type, known before it is encoded."""
 
     token_len: int
     #: its cost for each limit that is set, tokens first
@@ -36,8 +36,8 @@ class SampleMeasures:
     media_type: str
 
 
-class Measuring:
-    """Measures samples for packs with these settings, with the template that encodes them.
+class SampleMeasurer:
+    """Measures samples as they come, to decide which of them share a pack, with the chat template that encodes them.
 
     Args:
         control_tokens: how samples that spell a special token are treated.
@@ -54,7 +54,7 @@ class Measuring:
         untrained: Untrained = Untrained.drop,
     ):
         packing.check()
-        _refuse_plans(packing, untrained)
+        _refuse_settings_with_plan(packing, untrained)
         self.packing = packing
         self._template, self._skips_control, self._drop = template, control_tokens is ControlTokens.skip, drop
         #: samples that were logged already
@@ -62,7 +62,7 @@ class Measuring:
         self._num_named: Counter[Reason] = Counter()
 
     def measure(self, samples: Sequence[Sample]) -> list[SampleMeasures | Skip]:
-        """Measure samples; in place of a sample that may be in no pack, return its Skip, worded as in the ledger."""
+        """Measure samples; in place of a sample that may be in no pack, return a Skip with the reason."""
         rendered = [self._render(sample) for sample in samples]
         counts = iter(self._template.count([text for text in rendered if isinstance(text, Rendered)]))
         return [
@@ -88,10 +88,16 @@ class Measuring:
     def choose(
         self, measured: Sequence[SampleMeasures], datasets: Sequence[Hashable], ages: Sequence[int], at_end: bool
     ) -> list[list[int]]:
-        """Make full packs from about half of the samples and let the others wait; return indices, the oldest first."""
+        """Make full packs from about half of the samples, and let the others wait; return each pack as indices.
+
+        Args:
+            datasets: of each sample; they matter for `packing.group_by=dataset`.
+            ages: how many samples came after each one; those that have waited very long are packed first.
+            at_end: no more samples come, so pack all of them.
+        """
         pool = Pool(self.packing, max(1, len(measured)))
         for i, (sample, dataset, age) in enumerate(zip(measured, datasets, ages, strict=True)):
-            pool.add(i, sample.costs, self.group(sample, dataset), since=-(age // _ROUNDS))
+            pool.add(i, sample.costs, self.group(sample, dataset), since=-(age // _MAX_BUFFERS_WAITED))
         if at_end:
             pool.end()
             return [[sample.name for sample in pool.take()] for _ in range(pool.num_planned)]
@@ -101,7 +107,7 @@ class Measuring:
         return [[sample.name for sample in pack] for pack in packs]
 
     def leave_out(self, sample_id: str, skip: Skip) -> None:
-        """Log that a sample is in no pack."""
+        """Log that a sample is in no pack, or raise PackError if the settings do not allow to leave it out."""
         if skip.reason is Reason.OVERLONG and self.packing.overlong is Overlong.error:
             raise PackError(f"{sample_id}: {skip} (packing.overlong=drop leaves such a sample out)")
         if not skip.reason.is_policy and not self._drop:
@@ -135,23 +141,23 @@ class Measuring:
         measured = SampleMeasures(token_len, costs_of(counts, self.packing), media_type(kinds))
         name, longest = self.packing.longest
         if measured.costs[0] > longest:
-            return Skip(Reason.OVERLONG, caps.over(name, measured.costs[0], longest))
+            return Skip(Reason.OVERLONG, caps.excess_text(name, measured.costs[0], longest))
         has_own_pack = measured.costs[0] > self.packing.max_token_len  # which breaks the first limit, and may
         broken = caps.exceeded(counts, self.packing)[has_own_pack:]
         return Skip(Reason.OVER_CAP, ", ".join(broken)) if broken else measured
 
 
-def measuring_of(content: Mapping[str, Any], template: Template, drop: bool) -> Measuring:
-    """Return a Measuring with the settings of a packed dataset."""
+def sample_measurer_of(content: Mapping[str, Any], template: Template, drop: bool) -> SampleMeasurer:
+    """Return a Measuring with the settings in the manifest of a packed dataset; `drop`: see `SampleMeasurer`."""
     packing, read = node_of(PackingConfig, content["packing"]), node_of(ReadSettings, content["source"])
     untrained = node_of(LabelsConfig, content["labels"]).untrained
-    return Measuring(template, packing, read.control_tokens, drop, untrained)
+    return SampleMeasurer(template, packing, read.control_tokens, drop, untrained)
 
 
-def _refuse_plans(packing: PackingConfig, untrained: Untrained) -> None:
+def _refuse_settings_with_plan(packing: PackingConfig, untrained: Untrained) -> None:
     """Raise PackError for settings that need a plan and change samples; warn of those that only order packs."""
     refused = {
-        f"packing.overlong={packing.overlong.value}": packing.overlong in CUTTING,
+        f"packing.overlong={packing.overlong.value}": packing.overlong in CUTTING_POLICIES,
         "packing.need_image=true": packing.need_image,
         f"labels.untrained={untrained.value}": untrained is Untrained.keep,
     }

@@ -10,14 +10,14 @@ MOST_EPOCHS = 10_000
 
 
 class Layout(str, Enum):
-    """How the members of a pack lie in a batch."""
+    """How the members of a pack lie in a batch: back to back (neat), or each at an aligned offset (thd)."""
 
     neat = "neat"
     thd = "thd"
 
 
 class Algorithm(str, Enum):
-    """How items are dealt to bins if only lengths are limited."""
+    """The bin packing algorithm for packs that are limited only in tokens."""
 
     #: balanced, unless that takes more than 1.0001 · the lower bound + 1 bins
     auto = "auto"
@@ -30,7 +30,7 @@ class Algorithm(str, Enum):
 
 
 class Overlong(str, Enum):
-    """What happens to a sample that is longer than a pack."""
+    """What is done with a sample that is longer than a pack."""
 
     #: drop, as long as that loses at most `max_dropped_tokens`
     auto = "auto"
@@ -43,7 +43,7 @@ class Overlong(str, Enum):
 
 
 #: the policies that make parts of samples
-CUTTING = (Overlong.split_turns, Overlong.split_text, Overlong.truncate_text)
+CUTTING_POLICIES = (Overlong.split_turns, Overlong.split_text, Overlong.truncate_text)
 
 
 class GroupBy(str, Enum):
@@ -55,7 +55,7 @@ class GroupBy(str, Enum):
 
 
 class Share(str, Enum):
-    """Which beginnings are stored once in a pack."""
+    """Which common beginnings of samples a pack stores only once."""
 
     #: each sample is whole
     none = "none"
@@ -67,7 +67,7 @@ class Share(str, Enum):
 
 @dataclass
 class PackingConfig:
-    """Everything that a plan depends on except lengths and seed. Each `max_…` of a pack is a row of `caps.CAPS`."""
+    """The settings `packing.*`: all that a plan depends on, except lengths and seed."""
 
     #: the layout that training uses by default: members back to back (neat), or at aligned offsets (thd)
     layout: Layout = Layout.neat
@@ -115,13 +115,13 @@ class PackingConfig:
 
     @property
     def longest(self) -> tuple[str, int]:
-        """Return the setting that limits a sample, and the most tokens, padded, of a sample that fits a pack."""
+        """Return the most tokens of a sample, padding included, after the name of the setting that limits it."""
         if self.overlong is Overlong.own_pack and self.hard_limit is not None:
             return "hard_limit", self.hard_limit
         return "max_token_len", self.max_token_len
 
     def check_in_training(self) -> None:
-        """Raise PackError if a setting works only for packs on disk."""
+        """Raise PackError if a setting works only for packs on disk, not for packs that are made in training."""
         if self.epochs > 1:
             raise PackError(
                 f"packing.epochs={self.epochs} is for packs on disk: a dataset that packs in training plans each epoch"

@@ -18,7 +18,7 @@ from energon_pack.sources.tar import BLOCK
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """The packs of each output shard, and the prefix of pack keys: `<key_prefix>_<number of the pack>`."""
+    """Which packs are in which output shard, and how packs are named: `<key_prefix>_<number of the pack>`."""
 
     bounds: Ints  # the first pack of each shard, and the end of the last one
     splits: AnyInts  # of each shard, as an index into SPLITS
@@ -34,7 +34,10 @@ class ShardPlan:
 def plan_shards(
     lengths: Lengths, plan: PackPlan, max_packs: int, max_bytes: float, identity: Sequence[Any]
 ) -> ShardPlan:
-    """Divide the packs of a plan into shards of at most so many packs and bytes."""
+    """Divide the packs of a plan into output shards of at most so many packs and bytes.
+
+    `identity`: everything that the bytes of the shards depend on; it goes into the names of packs.
+    """
     sizes = plan.per_pack(lengths.num_bytes) + 2 * BLOCK  # in a tar, approximately
     split = split_of_packs(lengths.items, plan)
     bounds = shard_bounds(sizes, split, max_packs, max_bytes)
@@ -43,14 +46,16 @@ def plan_shards(
 
 
 def shard_bounds(pack_bytes: Ints, split: AnyInts, max_packs: int, max_bytes: float) -> Ints:
-    """Return the first pack of each output shard, and the end: as few shards as the limits allow, of about equal size.
+    """Divide packs into as few output shards as the limits allow, of about equal numbers of packs.
 
     Args:
         pack_bytes: int64[num_packs].
         split: the split of each pack; ascending. A shard holds packs of one split.
 
     Returns:
-        int64[num_shards + 1]. A pack larger than `max_bytes` has a shard of its own.
+        int64[num_shards + 1]: the first pack of each shard, and the end of the last. A pack larger than `max_bytes` has
+        a
+        shard of its own.
     """
     edges = [0, *(np.flatnonzero(np.diff(split)) + 1), len(pack_bytes)]
     bounds = [start + _bounds(pack_bytes[start:end], max_packs, max_bytes)[1:] for start, end in pairwise(edges)]
@@ -70,7 +75,7 @@ def _bounds(pack_bytes: Ints, max_packs: int, max_bytes: float) -> Ints:
 
 
 def key_prefix(lengths: Lengths, plan: PackPlan, identity: Sequence[Any]) -> str:
-    """Return the beginning of this dataset's pack keys: equal for equal datasets, different for others."""
+    """Return the beginning of all pack keys, 8 hex digits: a hash of plan, lengths, source files and `identity`."""
     digest = hashlib.sha256(json.dumps([identity, lengths.shard_names]).encode())
     for array in (lengths.items.lens, plan.starts, plan.items):
         for block in blocks(len(array)):

@@ -15,7 +15,7 @@ SPLITS = ("train", "val", "test")
 
 
 def split_shares(asked: Mapping[str, float | None]) -> tuple[float, ...]:
-    """Return the share of each of `SPLITS`; if `train` is not given, it gets the rest."""
+    """Return the share of each of `SPLITS` for the setting `output.splits`; without `train`, it gets the rest."""
     held_out = sum(asked.get(name) or 0.0 for name in SPLITS[1:])
     train = asked.get("train")
     shares = (1.0 - held_out if train is None else train, *(asked.get(name) or 0.0 for name in SPLITS[1:]))
@@ -25,7 +25,10 @@ def split_shares(asked: Mapping[str, float | None]) -> tuple[float, ...]:
 
 
 def split_numbers(samples: Iterable[str], shares: Sequence[float], seed: int) -> npt.NDArray[np.int8]:
-    """Return for each sample its index in `SPLITS`; all parts and copies of a sample are in the same split."""
+    """Assign samples, by their ids, to splits; return the index in `SPLITS` of each.
+
+    All parts and copies of a sample are in the same split.
+    """
     codes = np.fromiter((crc32(source_key(sample).encode()) for sample in samples), np.uint64)
     place = mix_array(codes ^ mix_array(np.array([seed + 1], np.uint64))) * 2.0**-64
     return np.searchsorted(np.cumsum(shares)[:-1], place, side="right").astype(np.int8)

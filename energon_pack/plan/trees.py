@@ -25,14 +25,14 @@ from energon_pack.plan.settings import PackingConfig, Share
 from energon_pack.run.seeded import Ints, mix_array
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
 
-_MANY = 1000  # if more samples begin alike, the beginning must be at least the following share of their tokens
+_MANY_SAMPLES = 1000  # if more samples begin alike, the beginning must be at least the following share of their tokens
 _MIN_SHARE = 0.1
-_FIELDS = ("token_len", "num_images", "num_videos", "num_visual_tokens")
+_COUNTS = ("token_len", "num_images", "num_videos", "num_visual_tokens")
 
 
 @dataclass(frozen=True)
 class Trees:
-    """All items, each in one tree; a sample that shares nothing is a tree of its own."""
+    """All items, grouped into trees of items that begin with the same tokens; an item that shares nothing is a tree."""
 
     items: Ints  # the items of a tree are side by side, depth first
     starts: Ints  # [num_trees + 1]: where each tree begins in `items`
@@ -40,7 +40,7 @@ class Trees:
     shared: Mapping[str, AnyInts]
 
     def as_items(self, items: Items) -> Items:
-        """Return the trees as items: the sums of what their members add."""
+        """Return one item for each tree, so that a plan packs whole trees: its counts are sums over the tree."""
         order = self.items
 
         def sums(values: AnyInts) -> AnyInts:
@@ -54,7 +54,7 @@ class Trees:
         return replace(roots, counts=counts, media=media, num_supervised=sums(items.num_supervised), shared=None)
 
     def of_items(self, plan: PackPlan) -> PackPlan:
-        """Return a plan of trees as a plan of their items."""
+        """Turn a plan whose items are trees (`as_items`) into a plan of the original items."""
         sizes = np.diff(self.starts)
         chosen = sizes[plan.items]
         before = np.cumsum(chosen) - chosen
@@ -66,7 +66,7 @@ class Trees:
 
 
 class Beginnings(NamedTuple):
-    """The beginnings of items at which a tree may fork, ascending for each item."""
+    """Beginnings of items, at the ends of which a tree may fork: arrays with an entry each, item by item, ascending."""
 
     item: Ints
     key: npt.NDArray[np.uint64]  # hash of the beginning; `low` tells apart the rare beginnings with equal keys
@@ -75,25 +75,25 @@ class Beginnings(NamedTuple):
     counts: Mapping[str, AnyInts]
 
     def take(self, numbers: AnyInts) -> "Beginnings":
-        """Return the beginnings with these numbers."""
-        counts = {name: self.counts[name][numbers] for name in _FIELDS}
+        """Return the beginnings with these indices."""
+        counts = {name: self.counts[name][numbers] for name in _COUNTS}
         return Beginnings(self.item[numbers], self.key[numbers], self.low[numbers], self.may_fork[numbers], counts)
 
 
 def find_trees(lengths: Lengths, packing: PackingConfig, group: Ints) -> Trees:
-    """Return the trees of all items that may be packed: items that begin with the same tokens share a pack.
+    """Read the hashes of all items' beginnings from the cache, and group items that begin alike into trees.
 
     Args:
-        group: int64[num items]; only items of one number may share.
+        group: int64[num_items]; only items of one group may share.
     """
-    blocks = [*_read(lengths, packing)]
+    blocks = [*_read_beginnings(lengths, packing)]
     item, key, low, may_fork = (np.concatenate([block[n] for block in blocks]) for n in range(4))
-    counts = {name: np.concatenate([block.counts[name] for block in blocks]) for name in _FIELDS}
+    counts = {name: np.concatenate([block.counts[name] for block in blocks]) for name in _COUNTS}
     return trees_of(Beginnings(item, key, low, may_fork, counts), lengths.items, packing, group)
 
 
 def trees_of(beginnings: Beginnings, items: Items, packing: PackingConfig, group: Ints) -> Trees:
-    """Return the trees of items, given all beginnings at which these settings allow a fork."""
+    """Group items into trees by their beginnings; a tree fits a pack. `group` is as in `find_trees`."""
     for values in (items.turn, items.entry):
         if values is not None:
             group = np.unique(np.stack((group, values)), axis=1, return_inverse=True)[1].ravel()
@@ -103,15 +103,15 @@ def trees_of(beginnings: Beginnings, items: Items, packing: PackingConfig, group
         fits &= ~np.isin(items.whole, items.whole[(items.lens > 0) & ~fits])
     beginnings = beginnings if fits.all() else beginnings.take(np.flatnonzero(fits[beginnings.item]))
     by_group = beginnings.key ^ mix_array(group[beginnings.item].astype(np.uint64))
-    beginnings = _alike(beginnings._replace(key=by_group), items)
-    order, shared = _in_order(beginnings, items.lens)
+    beginnings = _common_beginnings(beginnings._replace(key=by_group), items)
+    order, shared = _order_depth_first(beginnings, items.lens)
     added = {name: values[order] - shared.get(name, 0) for name, values in items.counts.items()}
     added["max_members"] = np.ones(len(order), np.int64)
-    added["max_attention_cost"] = _squares(items.lens[order], shared["token_len"])
+    added["max_attention_cost"] = _attention_pairs(items.lens[order], shared["token_len"])
     is_first = shared["token_len"] == 0
-    starts = _cut(caps.costs(added, packing)[0], costs[:, order], limits, is_first)
+    starts = _split_large_trees(caps.costs(added, packing)[0], costs[:, order], limits, is_first)
     is_first[starts] = True
-    of_items = {name: np.zeros(len(items), np.int32) for name in _FIELDS}
+    of_items = {name: np.zeros(len(items), np.int32) for name in _COUNTS}
     for name, values in of_items.items():
         values[order] = np.where(is_first, 0, shared[name])
     alone = np.ones(len(items), np.bool_)
@@ -122,8 +122,7 @@ def trees_of(beginnings: Beginnings, items: Items, packing: PackingConfig, group
 
 
 def sharing_figures(lengths: Lengths, plan: PackPlan) -> dict[str, int] | None:
-    """Count the trees of all packs, the samples in them, and the tokens and media that are saved because samples share
-    them; None: `packing.share=none`."""
+    """Count the trees in packs, their samples, and the tokens and media that sharing saves; None: nothing is shared."""
     if lengths.shared is None:
         return None
     members, shared = plan.items, lengths.shared["token_len"][plan.items] > 0
@@ -139,22 +138,22 @@ def sharing_figures(lengths: Lengths, plan: PackPlan) -> dict[str, int] | None:
 
 
 def with_own_counts(items: Items, shared: Mapping[str, AnyInts]) -> Items:
-    """Return the items with the counts that each adds to its pack."""
+    """Return items that count only what each adds to its pack; `shared` is as in `Trees`."""
     added = {name: values - shared[name] if name in shared else values for name, values in items.counts.items()}
-    added["max_attention_cost"] = _squares(items.lens, shared["token_len"])
+    added["max_attention_cost"] = _attention_pairs(items.lens, shared["token_len"])
     return replace(items, counts=added, shared=shared["token_len"])
 
 
-def _squares(token_len: AnyInts, shared_len: AnyInts) -> Ints:
+def _attention_pairs(token_len: AnyInts, shared_len: AnyInts) -> Ints:
     """Return L² - s² for samples with L tokens, s of them shared: the pairs of tokens that they add to attention."""
     return token_len.astype(np.int64) ** 2 - shared_len.astype(np.int64) ** 2
 
 
-def _read(lengths: Lengths, packing: PackingConfig) -> Iterator[Beginnings]:
-    """Read the beginnings at which these settings allow a fork, of many items at a time."""
+def _read_beginnings(lengths: Lengths, packing: PackingConfig) -> Iterator[Beginnings]:
+    """Read from the cache the beginnings at which the settings allow a fork; yield those of many items at a time."""
     none = np.zeros(0, np.int64)
     keys = none.astype(np.uint64)
-    yield Beginnings(none, keys, keys, none.astype(np.bool_), dict.fromkeys(_FIELDS, none))
+    yield Beginnings(none, keys, keys, none.astype(np.bool_), dict.fromkeys(_COUNTS, none))
     for start, _, table in lengths.tables(["beginnings"]):
         for lists in table["beginnings"].chunks:
             sizes = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
@@ -169,8 +168,8 @@ def _read(lengths: Lengths, packing: PackingConfig) -> Iterator[Beginnings]:
             yield beginnings.take(np.flatnonzero(is_in))
 
 
-def _alike(beginnings: Beginnings, items: Items) -> Beginnings:
-    """Keep the beginnings that several items have, and replace their keys by numbers.
+def _common_beginnings(beginnings: Beginnings, items: Items) -> Beginnings:
+    """Keep the beginnings that several items have in common, and replace their hashes by consecutive numbers.
 
     If no other item has an item's first beginning, it shares no later one, either. A beginning of very many items that
     is only a small part of each, such as a system turn, joins nothing: it would put all of them side by side. No tree
@@ -180,9 +179,9 @@ def _alike(beginnings: Beginnings, items: Items) -> Beginnings:
     end = np.append(first[1:], len(beginnings.item))
     kept = [np.zeros(0, np.int64)]
     while len(first):
-        number, num = _numbered(beginnings.key[first], beginnings.low[first])
+        number, num = _number_pairs(beginnings.key[first], beginnings.low[first])
         lens = np.bincount(number, items.lens[beginnings.item[first]])[number] / num[number]
-        is_common = (num[number] > _MANY) & (beginnings.counts["token_len"][first] < _MIN_SHARE * lens)
+        is_common = (num[number] > _MANY_SAMPLES) & (beginnings.counts["token_len"][first] < _MIN_SHARE * lens)
         is_alike = (num[number] > 1) & ~is_common
         sizes = (end - first)[is_alike]
         before = np.cumsum(sizes) - sizes
@@ -190,7 +189,7 @@ def _alike(beginnings: Beginnings, items: Items) -> Beginnings:
         goes_on = is_common & (first + 1 < end)
         first, end = first[goes_on] + 1, end[goes_on]
     beginnings = beginnings.take(np.sort(np.concatenate(kept)))
-    number, num = _numbered(beginnings.key, beginnings.low)
+    number, num = _number_pairs(beginnings.key, beginnings.low)
     goes_on = beginnings.counts["token_len"] < items.lens[beginnings.item]
     is_trained = np.bincount(number, goes_on & ~beginnings.may_fork, len(num)) > 0
     is_alike = num[number] > 1
@@ -198,10 +197,8 @@ def _alike(beginnings: Beginnings, items: Items) -> Beginnings:
     return beginnings.take(np.flatnonzero(is_alike))
 
 
-def _numbered(key: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]) -> tuple[Ints, Ints]:
-    """Number the distinct pairs in ascending order; return the number of each pair, and how often each number
-    occurs.
-    """
+def _number_pairs(key: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]) -> tuple[Ints, Ints]:
+    """Number the distinct pairs (key, low), ascending; return each pair's number, and how often each number occurs."""
     order = np.argsort(key, kind="stable")
     same_key = key[order][1:] == key[order][:-1]
     if (same_key & (low[order][1:] != low[order][:-1])).any():  # once in 2^64 pairs
@@ -212,13 +209,13 @@ def _numbered(key: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]) -> tuple
     return number, np.bincount(number)
 
 
-def _in_order(beginnings: Beginnings, lens: AnyInts) -> tuple[Ints, dict[str, Ints]]:
-    """Return the items of trees, depth first, and what each shares with the item before it; 0: nothing."""
+def _order_depth_first(beginnings: Beginnings, lens: AnyInts) -> tuple[Ints, dict[str, Ints]]:
+    """Return the items of trees, depth first, and for each of `_COUNTS` how much an item shares with the one before."""
     starts = np.flatnonzero(np.diff(beginnings.item, prepend=-1))
     sizes = np.diff(np.append(starts, len(beginnings.item)))
     item, depth = beginnings.item[starts], int(sizes.max(initial=0))
     if not depth:
-        return item, dict.fromkeys(_FIELDS, np.zeros(0, np.int64))
+        return item, dict.fromkeys(_COUNTS, np.zeros(0, np.int64))
     row = np.repeat(np.arange(len(item)), sizes)
     place = np.arange(len(beginnings.item)) - np.repeat(starts, sizes)
     chain = np.full((depth, len(item)), -1, np.int64)
@@ -232,16 +229,16 @@ def _in_order(beginnings: Beginnings, lens: AnyInts) -> tuple[Ints, dict[str, In
     is_fork = is_same & may_fork[:, order]
     deepest = depth - 1 - np.argmax(is_fork[::-1], axis=0)
     fork = np.where(is_fork.any(axis=0), starts[order] + deepest, -1)
-    shared = {name: np.where(fork < 0, 0, beginnings.counts[name][fork]).astype(np.int64) for name in _FIELDS}
+    shared = {name: np.where(fork < 0, 0, beginnings.counts[name][fork]).astype(np.int64) for name in _COUNTS}
     return item[order], shared
 
 
-def _cut(added: Ints, whole: Ints, limits: Ints, is_first: npt.NDArray[np.bool_]) -> Ints:
-    """Return where trees begin, so that each keeps to the limits of a pack.
+def _split_large_trees(added: Ints, whole: Ints, limits: Ints, is_first: npt.NDArray[np.bool_]) -> Ints:
+    """Return the index of the first item of each tree, so that each tree keeps to the limits of a pack.
 
     Args:
-        added: int64[k, num] costs of what each item adds.
-        whole: int64[k, num] costs of each item alone.
+        added: int64[num_caps, num_items] costs of what each item adds.
+        whole: int64[num_caps, num_items] costs of each item alone.
         is_first: whether an item shares nothing with the item before it.
     """
     starts = np.flatnonzero(is_first)

@@ -76,7 +76,7 @@ NOTED = {
 
 
 def empty(figures: Figures) -> Iterator[Remark]:
-    """Tell that there is nothing to pack."""
+    """Yield a remark if the source has no samples, or no pack was made."""
     if not figures.source.samples:
         why = "there is nothing to pack: another folder, or settings that leave out every sample"
         yield Remark(Grade.wrong, "the source has no samples", why, "source.path, source.split, source.limit")
@@ -85,7 +85,10 @@ def empty(figures: Figures) -> Iterator[Remark]:
 
 
 def bad_data(figures: Figures, max_skipped: float) -> Iterator[Remark]:
-    """Tell how many samples are lost because their data are damaged."""
+    """Yield a remark on samples that are lost because their data are damaged.
+
+    `max_skipped`: the share of samples (0 to 1) above which nothing is published.
+    """
     reasons = {name: n for name, n in figures.skipped_by_reason.items() if not Reason(name).is_policy}
     num, samples = num_lost_to_bad_data(reasons), figures.source.samples
     if not num:
@@ -104,7 +107,7 @@ def bad_data(figures: Figures, max_skipped: float) -> Iterator[Remark]:
 
 
 def modalities(figures: Figures) -> Iterator[Remark]:
-    """Tell which media types of the source are in no pack, or mostly in none."""
+    """Yield a remark for each media type of the source of which all samples, or many, are in no pack."""
     for name in figures.report.lost_modalities if figures.report else ():
         num = figures.source.by_medium[name].samples
         why = "a model that is trained on these packs never sees one"
@@ -125,7 +128,7 @@ def modalities(figures: Figures) -> Iterator[Remark]:
 
 
 def no_media(figures: Figures) -> Iterator[Remark]:
-    """Tell that the model sees media, and the source has none."""
+    """Yield a remark if the model sees media, and the source has none."""
     source = figures.source
     if source.sees_media and source.measured and set(source.by_medium) <= {"text", "unknown"}:
         why = "the model sees media: a field or a name of theirs may not have been understood"
@@ -133,7 +136,7 @@ def no_media(figures: Figures) -> Iterator[Remark]:
 
 
 def folders(figures: Figures) -> Iterator[Remark]:
-    """Tell which folders of the source, or files, lose most of their samples."""
+    """Yield a remark for each folder, or file, of the source that loses most of its samples."""
     folders = [folder for folder in figures.origins if folder.lost + folder.left_out > _OF_FOLDER * folder.samples]
     for folder in folders[:_FOLDERS] if len(figures.origins) > 1 else ():
         num = folder.lost + folder.left_out
@@ -145,7 +148,7 @@ def folders(figures: Figures) -> Iterator[Remark]:
 
 
 def trained(figures: Figures) -> Iterator[Remark]:
-    """Tell which share of the tokens is trained on, where it is unusually small or large."""
+    """Yield a remark if the share of tokens that are trained on is unusually small or large, or samples have none."""
     source = figures.source
     if not source.measured:
         return
@@ -166,7 +169,7 @@ def trained(figures: Figures) -> Iterator[Remark]:
 
 
 def weights(figures: Figures) -> Iterator[Remark]:
-    """Tell how many samples and turns carry a weight of their own."""
+    """Yield a remark on how many samples have weights in the loss, and how many of their trained tokens."""
     source = figures.source
     if num := source.noted.samples["weights"]:
         share = percent(source.noted.num_weighted, source.num_supervised)
@@ -176,7 +179,7 @@ def weights(figures: Figures) -> Iterator[Remark]:
 
 
 def notes(figures: Figures) -> Iterator[Remark]:
-    """Tell which texts were changed, or partly left out."""
+    """Yield a remark for each note of `NOTED` that samples have: texts that were changed, or partly left out."""
     for name, (fact, why, knob) in NOTED.items():
         if num := figures.source.noted.samples[name]:
             most = _MANY_NOTED.get(name, 1.0) * figures.source.samples
@@ -185,7 +188,7 @@ def notes(figures: Figures) -> Iterator[Remark]:
 
 
 def unknown_keys(figures: Figures) -> Iterator[Remark]:
-    """Tell which keys of records nothing here knows."""
+    """Yield a remark if records have keys that energon_pack does not know."""
     keys = figures.source.noted.listed("unknown_keys")
     if not keys:
         return
@@ -201,7 +204,7 @@ def unknown_keys(figures: Figures) -> Iterator[Remark]:
 
 
 def image_modes(figures: Figures) -> Iterator[Remark]:
-    """Tell which images lose bits when they become RGB."""
+    """Yield a remark if images have more than 8 bits a channel, which are lost when they become RGB."""
     modes = figures.source.noted.listed("image_modes")
     if modes:
         named = ", ".join(f"{mode} ({noted['samples']:,}, as {noted['example']})" for mode, noted in modes.items())
@@ -210,7 +213,7 @@ def image_modes(figures: Figures) -> Iterator[Remark]:
 
 
 def images(figures: Figures) -> Iterator[Remark]:
-    """Tell that most images have the fewest, or the most, tokens the model allows."""
+    """Yield remarks if media have no visual token, or most images have the fewest, or most, tokens the model allows."""
     if num := figures.source.without_visual:
         why = "the model is shown nothing of their media"
         knob = "model.processor, media=…"
@@ -242,7 +245,7 @@ def images(figures: Figures) -> Iterator[Remark]:
 
 
 def alike(figures: Figures) -> Iterator[Remark]:
-    """Tell how many samples are there several times."""
+    """Yield a remark if many samples are the same as another one, byte for byte."""
     source = figures.source
     if source.alike > _ALIKE * source.measured:
         fact = f"{part(source.alike, source.measured)} are the same as another one, byte for byte"
@@ -250,7 +253,7 @@ def alike(figures: Figures) -> Iterator[Remark]:
 
 
 def demo(figures: Figures) -> Iterator[Remark]:
-    """Tell that lengths were counted with the demo's processor, not with a model's."""
+    """Yield a remark if the samples and the processor are those of the built-in demo."""
     if figures.demo:
         why = "its samples, and the lengths by its small processor, are no model's"
         yield Remark(Grade.note, "this is the built-in demo", why, "source.path, model.processor")

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from energon_pack.dataset.lost_samples import policies_that_keep_more, why_too_much_dropped
 from energon_pack.plan.counted import Tally
 from energon_pack.plan.items import AnyInts, Items, Lengths
-from energon_pack.plan.noted import Noted
+from energon_pack.plan.noted import SampleNotes
 from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.report import Report
@@ -34,7 +34,7 @@ _MOST_COMPARED = 1 << 25  # samples; of more, a random share is compared
 
 @dataclass(frozen=True)
 class MediumIn:
-    """Samples of one medium, as they come from the source."""
+    """Counts of the source's samples of one medium, before anything is planned."""
 
     samples: int
     measured: int
@@ -45,7 +45,7 @@ class MediumIn:
 
 @dataclass(frozen=True)
 class Origin:
-    """Samples of one folder of the source, or of one file where there is one folder."""
+    """What became of the samples of one folder of the source, or of one file where there is one folder."""
 
     name: str
     samples: int
@@ -56,13 +56,13 @@ class Origin:
 
 @dataclass(frozen=True)
 class Source:
-    """What came in, before anything is planned: counts of samples and tokens."""
+    """Counts of the samples and tokens in the source, before anything is planned."""
 
     samples: int
     measured: int
     tokens: int
     skipped_by_reason: dict[str, int]  # without the samples that a plan leaves out
-    noted: Noted
+    noted: SampleNotes
     by_medium: dict[str, MediumIn]
     token_len: Histogram | None  # None: no sample was measured
     lens: dict[str, int]  # lengths of all media together: min, p50, p90, p99, max
@@ -77,7 +77,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Loss:
-    """Facts about the samples that the plan left out as too long; their numbers are in the report."""
+    """What is said about the samples that the plan left out as too long; how many there are is in `Report`."""
 
     medium: str  # the medium that most of their tokens belong to
     is_too_much: bool = False  # the run stops at this loss, unless packing.overlong=drop
@@ -87,7 +87,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Tries:
-    """The results of candidate pack lengths."""
+    """What candidate pack lengths would drop and fill, and how many samples they were tried with."""
 
     choices: list[Choice]
     num_samples: int  # samples that the lengths were tried with
@@ -96,7 +96,7 @@ class Tries:
 
 @dataclass(frozen=True)
 class Figures:
-    """Everything counted for a page."""
+    """All figures that the page of a run shows, and that its remarks are made of."""
 
     max_token_len: int
     source: Source
@@ -124,18 +124,18 @@ class Figures:
 
     @property
     def in_ledger(self) -> dict[str, int]:
-        """Return the entries of the ledger by reason: the skipped samples, and those that are cut off."""
+        """Return the number of ledger entries by reason: the skipped samples, and those that are cut off."""
         num_cut_off = self.report.samples_cut_off if self.report else 0
         return {**self.skipped_by_reason, **({Reason.CUT_OFF.value: num_cut_off} if num_cut_off else {})}
 
 
 def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: int = 0, num_repeated: int = 0) -> Source:
-    """Count what came in.
+    """Count the samples and tokens of the source.
 
     Args:
         lengths: of the samples, before any is cut.
-        rules: of the model's media; None: it has none, or only its processor knows them.
-        max_token_len: a length that the histogram has to contain.
+        rules: how the model counts tokens of media; None: it has no rules, or only its processor knows them.
+        max_token_len: a length that is an edge of the histogram.
         num_repeated: how many draws took a sample that was drawn before.
     """
     num, items, images = lengths.num_samples, lengths.items, Tally()
@@ -177,14 +177,14 @@ def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: in
 
 
 class _Kind:
-    """Counts over the samples of one medium."""
+    """Running counts over the samples of one medium."""
 
     def __init__(self) -> None:
         self.samples = self.num_supervised = self.visual_tokens = self.untrained = self.without_visual = 0
         self.lens = Tally()  # lengths of the samples that were measured
 
     def add(self, items: Items) -> None:
-        """Count the samples of these items, too."""
+        """Add the samples of one medium among some items to the counts."""
         self.samples += len(items)
         is_measured = items.lens > 0
         self.lens.add(items.lens[is_measured])
@@ -210,7 +210,10 @@ def _num_alike(lengths: Lengths) -> int:
 
 
 def origins_of(lengths: Lengths, plan: PackPlan | None) -> list[Origin]:
-    """Count what became of the samples of each folder, most lost first; of each file, if one folder lost some."""
+    """Count what became of the samples of each folder of the source; the folder that lost most comes first.
+
+    If there is one folder, and it lost some, files are counted instead. `plan`: None if nothing was planned.
+    """
     names, of_sample = sorted({name.rpartition("/")[0] for name in lengths.shard_names}), lengths.items.dataset
     if len(names) == 1 and (lengths.reasons or (plan and plan.left_out[: lengths.num_samples].any())):
         names, of_sample = lengths.shard_names, lengths.items.shard
@@ -241,7 +244,7 @@ def _by_policy(lengths: Lengths, origin: AnyInts, num: int) -> Ints:
 
 
 def planned_figures(lengths: Lengths, plan: PackPlan, report: Report, packing: PackingConfig) -> dict[str, Any]:
-    """Return the fields of `Figures` that only a planned run has."""
+    """Return those fields of `Figures`, by name, that depend on the plan."""
     loss = Loss(
         _medium_of_overlong(lengths, plan),
         is_too_much=why_too_much_dropped(report, packing) is not None,
@@ -258,7 +261,7 @@ def planned_figures(lengths: Lengths, plan: PackPlan, report: Report, packing: P
 
 
 def _medium_of_overlong(lengths: Lengths, plan: PackPlan) -> str:
-    """Return the medium that most tokens of the samples that are too long belong to."""
+    """Return the media type with most tokens among the samples that are too long."""
     tokens = np.zeros(len(MEDIA_TYPES))
     for block in blocks(lengths.num_samples):
         is_overlong = plan.left_out[block] == LEFT_OUT.index(Reason.OVERLONG)

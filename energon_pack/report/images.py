@@ -31,7 +31,7 @@ _NEAR = 0.1  # share of the bound that still counts as near
 
 @dataclass(frozen=True)
 class TokensOfImages:
-    """How many visual tokens an image has, counted over samples that hold images and no other media."""
+    """How many visual tokens an image may have, and how many samples are at these bounds; samples with images alone."""
 
     least: int  # tokens that any image has, whatever its size
     most: int
@@ -43,7 +43,13 @@ class TokensOfImages:
 def tokens_of_images(
     rules: MediaRules | None, visual: AnyInts, num_images: AnyInts, counts: AnyInts
 ) -> TokensOfImages | None:
-    """Count how many tokens images have, between the bounds of the model's rules."""
+    """Count the samples whose images have about the fewest, or the most, tokens that the model's rules allow.
+
+    Args:
+        rules: how the model counts tokens of images; None: not known.
+        visual, num_images: each distinct pair of visual tokens and images of a sample.
+        counts: how many samples have each pair.
+    """
     bounds = _bounds(rules) if rules and len(visual) else None
     if bounds is None:
         return None
@@ -57,7 +63,7 @@ def tokens_of_images(
 
 
 def _bounds(rules: MediaRules) -> tuple[int, int] | None:
-    """Return the visual tokens of the smallest image and of the largest; None: the model sees no images."""
+    """Return how many tokens the smallest image has, and the largest; None: the model sees no images."""
     tiles = []
     for width, height in (*_SMALLEST, *_LARGEST):
         with suppress(Skip):
@@ -71,7 +77,7 @@ _FEW, _MUCH = 0.25, 2  # share of the samples; times as long a pack is needed fo
 
 @dataclass(frozen=True)
 class MediaFirst:
-    """A few large media that make packs long: shrinking them comes before a longer pack."""
+    """Advice to shrink a few large media, because they alone need long packs: a setting, and what it would save."""
 
     medium: str
     samples: int  # that would be shorter
@@ -94,12 +100,12 @@ class MediaFirst:
 
 
 def media_first(lengths: Lengths, rules: MediaRules | None, lens: Sequence[int]) -> MediaFirst | None:
-    """Return how to shrink the few media that need packs twice as long as all others; None: there are none.
+    """Find a setting that shrinks a few media which need packs twice as long as all others; None: there is none.
 
-    Of some limits of pixels the largest is taken that makes the shortest packs do.
+    Several values of `model.max_pixels` are tried; the largest that allows the shortest packs is taken.
 
     Args:
-        rules: of the model's media.
+        rules: how the model counts tokens of media; None: not known.
         lens: pack lengths, ascending; the first that drops at most `MOST_DROPPED` of the tokens is needed.
     """
     settings = rules.settings if rules else {}
@@ -130,7 +136,7 @@ def media_first(lengths: Lengths, rules: MediaRules | None, lens: Sequence[int])
 
 
 class _Kept:
-    """Counts, over samples, the tokens that each pack length drops."""
+    """Sums over samples whose media are shrunk: their tokens, and the tokens that each pack length would drop."""
 
     def __init__(self, lens: Sequence[int]):
         self._lens = lens
@@ -146,6 +152,6 @@ class _Kept:
 
     @property
     def needed(self) -> int:
-        """Return the first length that drops next to nothing; else twice the longest."""
+        """Return the shortest pack length that drops next to nothing; if none does, twice the longest."""
         does = np.flatnonzero(self._dropped <= MOST_DROPPED * self.tokens)
         return self._lens[int(does[0])] if len(does) else 2 * max(self._lens, default=0)

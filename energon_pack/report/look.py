@@ -26,7 +26,7 @@ _MOST, _MEMBERS, _CHARS, _THUMBNAILS = 6, 8, 4_000, 4
 
 @dataclass(frozen=True)
 class LookJob:
-    """The packs of a written dataset that a page shows."""
+    """A worker's job: which packs of a written dataset to show on a page, and what is needed to read them."""
 
     folder: Path
     flavor: str
@@ -37,8 +37,9 @@ class LookJob:
 
 
 def packs_to_look_at(items: Items, plan: PackPlan) -> dict[int, str]:
-    """Return the numbers of the packs to look at, each with why: the first of each medium, the fullest, the emptiest,
-    and the one with most members."""
+    """Choose packs that a page shows, with a reason for each: the first of each medium, the fullest, the emptiest, the
+    one with most members. Returns number of the pack → reason.
+    """
     if not plan.num_packs:
         return {}
     kind, tokens = media_of_packs(items, plan), plan.per_pack(items.lens)
@@ -53,9 +54,9 @@ def packs_to_look_at(items: Items, plan: PackPlan) -> dict[int, str]:
 
 
 def look(job: LookJob) -> dict[int, Html]:
-    """Build the parts of a page that show the packs; may run in a worker, which has the tokenizer.
+    """Draw each pack of a job as a section of a page; return number of the pack → section. May run in a worker.
 
-    The first ones are shown with their members, the others as a strip.
+    The first packs are shown with their members, the others as a bar.
     """
     return dict(_sections(job))
 

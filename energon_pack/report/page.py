@@ -26,7 +26,7 @@ _SETTING = re.compile(r"\b(?:model|media|source|labels|packing|output|measure)\.
 
 @dataclass(frozen=True)
 class About:
-    """Facts that a page shows beside its figures."""
+    """What the page of a run shows beside figures: its config, title, processor, files, and why it failed."""
 
     config: PackConfig  # the user's config
     title: str
@@ -44,11 +44,12 @@ def run_page(
     looked_at: Sequence[Html] = (),
     contact_sheet: Html | None = None,
 ) -> str:
-    """Build the page as one HTML document.
+    """Build the page of a run as one HTML document.
 
     Args:
-        found: what stands out in the run.
-        looked_at: the sections of packs.
+        found: the remarks on the run, errors first.
+        looked_at: sections that each show a pack.
+        contact_sheet: the section with a few samples; None: there is none.
     """
     title = clipped(about.title, _TITLE)
     model = about.config.model
@@ -90,7 +91,7 @@ def _verdict(remarks: Sequence[Remark], is_published: bool) -> Html:
 
 
 def _length(figures: Figures, remarks: Sequence[Remark]) -> Html | None:
-    """Say in one line which length to take."""
+    """Say in one line which pack length to take; None: there is nothing to pack."""
     text = advice(figures.tries.choices, figures.max_token_len)
     first = (
         "Mend that first, for lengths change with it. As it is: " if any(it.changes_lengths for it in remarks) else ""
@@ -99,7 +100,7 @@ def _length(figures: Figures, remarks: Sequence[Remark]) -> Html | None:
 
 
 def _to_look_at(found: Sequence[Remark], config: PackConfig) -> Html:
-    """List the remarks, each with the present values of the settings that it names; or the rules that were checked."""
+    """List the remarks, each with the present values of the settings that it names; without any, the rules checked."""
     values = plain(config)
     parts = [
         tag(
@@ -119,7 +120,7 @@ def _to_look_at(found: Sequence[Remark], config: PackConfig) -> Html:
 
 
 def _with_values(knob: str, values: Mapping[str, Any]) -> str:
-    """Return the names of settings with their present values."""
+    """Add to each name of a setting in a text its present value: `model.max_pixels (now 1000000)`."""
 
     def told(match: re.Match[str]) -> str:
         value = value_at(values, *match[0].split("."))
@@ -131,7 +132,7 @@ def _with_values(knob: str, values: Mapping[str, Any]) -> str:
 
 
 def _in_and_out(figures: Figures) -> Iterator[Html]:
-    """Yield what became of the samples, by medium and by folder, and the lines that the terminal has as well."""
+    """Yield tables of what became of the samples, by medium and by folder, and the lines of `besides`."""
     source, report = figures.source, figures.report
     if report:
         yield media_rows(report).to_html()
@@ -179,7 +180,7 @@ def _sample_lengths(figures: Figures) -> Iterator[Html]:
 
 
 def _pack_lengths(figures: Figures) -> Iterator[Html]:
-    """Yield the share of tokens that other pack lengths would drop, and how full their packs would be."""
+    """Yield a table of what other pack lengths would drop, and how full their packs would be."""
     tries, own = figures.tries, figures.max_token_len
     best = recommended(tries.choices)
     if best is None:

@@ -21,7 +21,7 @@ _PACKAGES = ("transformers", "tokenizers", "numpy", "pyarrow", "megatron-energon
 
 
 def skipped(figures: Figures, ledger: str | None) -> Html:
-    """List the samples that were left out, or are cut, by reason, with examples."""
+    """Build the section that counts skipped and cut samples by reason, with examples; `ledger` is the file with all."""
     reasons, samples = figures.in_ledger, figures.source.samples
     title = "Skipped samples"
     if not reasons:
@@ -48,7 +48,7 @@ def _examples(entries: Sequence[Mapping[str, Any]]) -> Html:
 
 
 def time(facts: RunFacts) -> Html:
-    """Show where the time went."""
+    """Build the section of a run's stages: their seconds, samples, bytes and memory."""
     total = sum(facts.seconds.values()) or 1.0
     header = ("stage", "seconds", "of all", "samples", "from the cache", "MB", "peak memory, MB")
     rows = []
@@ -74,7 +74,7 @@ def _beside(facts: RunFacts) -> Iterator[Html]:
 
 
 def settings(config: PackConfig, facts: RunFacts | None, processor: str, folder: str | None) -> Html:
-    """Show the config, and how to load the packs."""
+    """Build the section with the config, and the Python that loads the packs (`folder`; None: there are none)."""
     values = plain(config)
     changed = [(key, _value(value)) for key, value in _changed(values)]
     parts = [details("Settings that are not the default", table(("setting", "value"), changed, 2), is_open=True)]

@@ -29,7 +29,7 @@ def print_plan(report: Report) -> None:
 
 
 def besides(report: Report) -> Iterator[str]:
-    """Yield what a table of samples by medium does not say: splits, a mixture, parts of samples, steps."""
+    """Yield the lines below the table of samples by medium: splits, a mixture, parts of samples, steps."""
     yield from _split_lines(report)
     yield from _source_lines(report)
     yield from part_lines(report)
@@ -37,7 +37,7 @@ def besides(report: Report) -> Iterator[str]:
 
 
 def media_rows(report: Report) -> Rows:
-    """Return what became of the samples of each medium, and of all."""
+    """Return a table of what became of the samples of each medium, with a row for the total."""
     header = ("", "samples in", "packed", "skipped", "packs", "at least", "fill", "tokens")
     rows = [
         (name, *_counts(of.samples_in, of.samples, of.samples_in - of.samples, of.packs), "", f"{of.fill:.2%}",
@@ -82,7 +82,7 @@ def _source_lines(report: Report) -> Iterator[str]:
 
 
 def shared_line(shared: Mapping[str, int], tokens: int) -> str:
-    """Describe the savings of `packing.share` in one line."""
+    """Describe in one line what `packing.share` saves; `shared` is `Report.shared`, `tokens` those in packs."""
     if not shared["trees"]:
         return "shared: nothing, no two samples of a group begin alike"
     media = [amount(shared[m.plural], m.kind) for m in (IMAGE, VIDEO) if shared[m.plural]]
@@ -100,7 +100,7 @@ def _skipped_lines(report: Report) -> Iterator[str]:
 
 
 def part_lines(report: Report) -> Iterator[str]:
-    """Yield what became of samples that were expanded or cut, in a line each."""
+    """Yield a line for expanded samples, or for cut ones, and one for the tokens that were cut off."""
     if report.expanded:
         yield expanded_line(report.expanded, report.shared is not None)
     elif report.samples_cut:
@@ -112,7 +112,7 @@ def part_lines(report: Report) -> Iterator[str]:
 
 
 def expanded_line(expanded: Mapping[str, Any], is_shared: bool = False) -> str:
-    """Describe the result of `labels.expand` and its cost in one line."""
+    """Describe in one line what `labels.expand` made, and its cost; `expanded` is `Report.expanded`."""
     times = expanded["tokens"] / max(1, expanded["whole_tokens"])
     became = f"{amount(expanded['conversations'], 'conversation')} became {amount(expanded['samples'], 'sample')}"
     shared = "" if is_shared else " (packing.share=prefix computes what they share once)"
@@ -171,10 +171,10 @@ def print_choices(choices: Choices, advice: Sequence[str] = ()) -> None:
 
 
 def length_rows(choices: Sequence[Choice], marks: Mapping[int, str] | None = None) -> Rows:
-    """Return what each pack length would drop, and how full its packs would be.
+    """Return a table of what each pack length would drop, and how full its packs would be.
 
     Args:
-        marks: words beside some lengths, the recommended one last, for a page; None: no column for them.
+        marks: words beside some lengths, for a page, the recommended length last; None: no column for them.
     """
     header = ("packing.max_token_len", *[""] * bool(marks), "dropped", "of samples", "of tokens", "packs", "fill")
     rows: list[tuple[str | Cell, ...]] = [
@@ -195,7 +195,7 @@ def length_rows(choices: Sequence[Choice], marks: Mapping[int, str] | None = Non
 
 
 def print_stages(progress: Progress) -> None:
-    """Print seconds and peak memory of each stage; on a terminal, which has a line per stage, of the whole run."""
+    """Print seconds and peak memory of each stage; on a terminal, which showed the stages already, those of the run."""
     peaks = progress.peak_rss_bytes
     if progress.is_live and sys.stdout.isatty():
         most = max(peaks, key=peaks.__getitem__)

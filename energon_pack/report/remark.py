@@ -23,7 +23,7 @@ class Grade(str, Enum):
 
 @dataclass(frozen=True)
 class Remark:
-    """Something that stands out in a run."""
+    """Something that stands out in a run: a fact, why it matters, and the setting (`knob`) that changes it."""
 
     grade: Grade
     what: str  # what stands out, with its number
@@ -36,18 +36,18 @@ class Remark:
 
 
 def part(number: int, of: int, medium: str = "") -> str:
-    """Write a part of a whole: `3 of 20 samples (15%)`, or `3 of 20 image samples (15%)`."""
+    """Write how many of `of` samples: `3 of 20 samples (15%)`, or `3 of 20 image samples (15%)`."""
     return f"{number:,} of {amount(of, f'{medium} sample'.strip())} ({percent(number, of)})"
 
 
 def percent(number: float, of: float) -> str:
-    """Write a share in percent; one that is above zero is never shown as zero."""
+    """Write `number` as a share of `of` in percent; a share above zero is never shown as zero."""
     share = number / of if of else 0.0
     return f"{share:.0%}" if share >= 0.1 or not share else "under 0.01%" if share < 1e-4 else f"{share:.2%}"
 
 
 def named_keys(keys: Mapping[str, Mapping[str, Any]]) -> str:
-    """Name some keys of records that nothing reads, each with its samples and one of them."""
+    """List the first unknown keys of records as text, each with its number of samples, and one sample as an example."""
     named = (
         f"{clipped(key, _NAME)} ({found['samples']:,}, as {found['example']}{hint(key)})" for key, found in keys.items()
     )

@@ -47,14 +47,14 @@ _LEFT_OUT = {
 
 
 def media_first(figures: Figures) -> Iterator[Remark]:
-    """Tell that a few large media make packs long, whether anything is dropped or not."""
+    """Yield a remark if a few large media make packs long, whether anything is dropped or not."""
     if first := figures.media_first:
         why = "a longer pack costs memory and attention in every step, for these alone"
         yield Remark(Grade.look, str(first), why, first.knob, sample="most_visual")
 
 
 def overlong(figures: Figures) -> Iterator[Remark]:
-    """Tell how many samples are longer than a pack; if the user chose to drop them, that is no fault."""
+    """Yield a remark on samples that are longer than a pack; if the user chose to drop them, it is not an error."""
     loss, tokens, (num, dropped) = figures.loss, figures.source.tokens, figures.overlong
     if not (loss and num and dropped > MOST_DROPPED * tokens):
         return
@@ -78,7 +78,7 @@ def overlong(figures: Figures) -> Iterator[Remark]:
 
 
 def cut_off(figures: Figures) -> Iterator[Remark]:
-    """Tell how many tokens of packed samples are in no part."""
+    """Yield a remark on the tokens of cut samples that are in none of their parts."""
     report, loss = figures.report, figures.loss
     if report and loss and report.samples_cut_off:
         tokens = report.tokens_left_out_by_reason[Reason.CUT_OFF.value]
@@ -93,7 +93,7 @@ def cut_off(figures: Figures) -> Iterator[Remark]:
 
 
 def left_out(figures: Figures) -> Iterator[Remark]:
-    """Tell how many samples are in no pack by another choice of the settings."""
+    """Yield a remark for each reason by which settings other than the pack length leave samples out."""
     for reason, (fact, why, knob) in _LEFT_OUT.items():
         if num := figures.skipped_by_reason.get(reason.value):
             sentence = f"{part(num, figures.source.samples)} {fact}"
@@ -101,7 +101,7 @@ def left_out(figures: Figures) -> Iterator[Remark]:
 
 
 def mixture(figures: Figures) -> Iterator[Remark]:
-    """Tell which entries of a mixture come many times."""
+    """Yield a remark for each entry of a mixture whose samples come more than `MANY_EPOCHS` times."""
     for entry in (figures.report.mixture if figures.report else None) or ():
         if entry["epochs"] > MANY_EPOCHS:
             yield Remark(
@@ -113,7 +113,7 @@ def mixture(figures: Figures) -> Iterator[Remark]:
 
 
 def fill(figures: Figures) -> Iterator[Remark]:
-    """Tell that there are more packs than needed, or emptier ones."""
+    """Yield remarks if there are more packs than needed, or the packs of a medium are not full."""
     report = figures.report
     if not report or not report.packs:
         return
@@ -135,7 +135,7 @@ def fill(figures: Figures) -> Iterator[Remark]:
 
 
 def length(figures: Figures) -> Iterator[Remark]:
-    """Tell that packs are much longer than samples."""
+    """Yield a remark if packs are much longer than the longest sample."""
     most = figures.source.lens.get("max", 0)
     if most and most * _SHORT < figures.max_token_len:
         fact = f"the longest sample has {most:,} tokens, a pack {figures.max_token_len:,}"
@@ -144,7 +144,7 @@ def length(figures: Figures) -> Iterator[Remark]:
 
 
 def steps(figures: Figures) -> Iterator[Remark]:
-    """Tell that ranks wait for each other."""
+    """Yield a remark if training ranks wait long for each other, because steps are uneven."""
     steps = figures.report.steps if figures.report else None
     if steps and steps["in_order"]["steps"] and steps["in_order"]["both"]["epoch"] > _WAITS:
         fact = f"an epoch takes {steps['in_order']['both']['epoch']:.3f} times what it would without waiting"
@@ -153,7 +153,7 @@ def steps(figures: Figures) -> Iterator[Remark]:
 
 
 def unverified(facts: RunFacts) -> Iterator[Remark]:
-    """Tell that lengths were not compared with the full processor."""
+    """Yield a remark if the lengths of some samples could not be compared with the model's full processor."""
     if num := facts.samples_not_verified:
         why = "their media can't be read by the full processor here, so lengths were not compared with it"
         fact = f"{amount(num, 'sample')} of the draw {'is' if num == 1 else 'are'} not verified"
@@ -187,7 +187,12 @@ CHECKED = ("bad data", *RULES, "verified samples")
 
 
 def remarks(figures: Figures, facts: RunFacts | None = None, max_skipped: float = 1.0) -> list[Remark]:
-    """Return what stands out; errors come first."""
+    """Return all remarks on a run; errors come first.
+
+    Args:
+        facts: of a finished run; None: it is not finished.
+        max_skipped: the share of samples (0 to 1) that may be lost to bad data.
+    """
     all_remarks = [remark for rule in RULES.values() for remark in rule(figures)]
     all_remarks += [*data_rules.bad_data(figures, max_skipped), *(unverified(facts) if facts else ())]
     grades = list(Grade)

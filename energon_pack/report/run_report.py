@@ -12,7 +12,7 @@ from energon_pack.config import PackConfig, Stage
 from energon_pack.lengths.method import Method
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import Choice
-from energon_pack.plan.packs import PackPlan, no_plan
+from energon_pack.plan.packs import PackPlan, empty_plan
 from energon_pack.plan.report import Report, RunFacts
 from energon_pack.report.figures import Figures, Tries, origins_of, planned_figures, source_figures
 from energon_pack.report.images import media_first
@@ -25,7 +25,7 @@ from energon_pack.report.sheet import Tile, chosen, drawn, sheet
 from energon_pack.report.which_length import advice, job_of, num_tried, try_some
 from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
-from energon_pack.steps.cost import most_positions
+from energon_pack.steps.cost import max_positions
 from energon_pack.templates.processor import processor_folder_of, rules_of
 
 _EXAMPLES = 3  # examples of each reason
@@ -33,7 +33,7 @@ _MOST_LOOKED_AT = 200_000  # bytes of the sections that show packs
 
 
 class Seen(NamedTuple):
-    """The parts of a page that the terminal shows, too."""
+    """What the terminal shows of a run's page: remarks that are errors, and examples of skipped samples."""
 
     #: some entries of the ledger, by reason
     examples: dict[str, list[Mapping[str, Any]]]
@@ -41,7 +41,13 @@ class Seen(NamedTuple):
 
 
 class RunReport:
-    """Collects what the page shows."""
+    """Collects the figures of a run while it goes on, and writes its page.
+
+    Args:
+        lengths: of the samples, before any is cut.
+        num_repeated: how many draws took a sample that was drawn before.
+        method: how samples were measured.
+    """
 
     def __init__(
         self, config: PackConfig, processor: str, lengths: Lengths, num_repeated: int, method: Method, run: Run
@@ -49,27 +55,27 @@ class RunReport:
         self._config, self._processor, self._run = config, processor, run
         self._lengths, self._repeated, self._rules = lengths, num_repeated, rules_of(method.template_folder)
         #: most tokens of a sample that the model has positions for; None: not known
-        self.most_positions = most_positions(processor_folder_of(method.template_folder))
+        self.max_positions = max_positions(processor_folder_of(method.template_folder))
         #: results of pack lengths; a future: they are computed for some samples, while the run goes on
         self._choices: Sequence[Choice] | Future[list[Choice]] = []
         if config.stage is not Stage.lengths:
-            job = job_of(lengths, config.packing, config.report.lens, self.most_positions)
+            job = job_of(lengths, config.packing, config.report.lens, self.max_positions)
             self._choices = run.executor.start(try_some, job)
         self._method = method
-        self._planned = lengths, no_plan(lengths.items)
+        self._planned = lengths, empty_plan(lengths.items)
         self._of_plan: dict[str, Any] = {"origins": origins_of(lengths, None)}
 
     def add_choices(self, choices: Sequence[Choice]) -> None:
-        """Add the results of pack lengths, for a run that ends with them: planned with all samples."""
+        """Add what each pack length would drop and fill, planned with all samples, as `stage=lengths` does."""
         self._choices = choices
 
     def advice(self, choices: Sequence[Choice]) -> list[str]:
-        """Return which length to take, and which media to shrink first."""
+        """Return lines that say which pack length to take, and which media to shrink first."""
         first = media_first(self._lengths, self._rules, [choice.max_token_len for choice in choices])
         return [line for line in (str(first or ""), advice(choices)) if line]
 
     def add_plan(self, lengths: Lengths, plan: PackPlan, report: Report) -> None:
-        """Add the plan, and what became of the samples."""
+        """Add the plan, its figures, and the lengths that it was made of."""
         self._of_plan = planned_figures(lengths, plan, report, self._config.packing)
         self._planned = lengths, plan
 
@@ -84,10 +90,10 @@ class RunReport:
         written: Path | None = None,
         stored: str | None = None,
     ) -> Seen:
-        """Write the page.
+        """Write the page to `path`.
 
         Args:
-            ledger: skipped samples.
+            ledger: entries of the skipped samples.
             facts: of a finished run; None: it is not finished.
             folder: of the dataset as Energon names it; None: there is no dataset.
             ledger_name: the file that names all skipped samples.
@@ -109,7 +115,7 @@ class RunReport:
             return Seen(figures.examples, _wrong(found))
 
     def wrong(self) -> list[Remark]:
-        """Return what is wrong, for a run that writes no page."""
+        """Return the remarks that are errors, for a run that writes no page."""
         with self._run.progress.timed("report"):
             return _wrong(remarks(self._figures(), None, self._config.max_skipped))
 
@@ -132,7 +138,7 @@ class RunReport:
         return Tries([*self._choices], num_samples, num_samples)
 
     def _look(self, folder: Path, stored: str | None, tiles: Sequence[Tile]) -> dict[int, Html]:
-        """Draw some packs: those where something is seen, and those with samples of the contact sheet."""
+        """Draw the fullest pack, the emptiest and some others, and those with samples of the contact sheet."""
         flavor, most = self._config.output.flavor, self._config.packing.max_token_len
         lengths, plan = self._planned
         of_tiles = {tile.pack: f"of a sample on the sheet, {tile.kind}" for tile in tiles if tile.pack is not None}
@@ -146,7 +152,7 @@ def _wrong(found: Sequence[Remark]) -> list[Remark]:
 
 
 def fitting(sections: Mapping[int, Html], room: int) -> dict[int, Html]:
-    """Return the sections that fit into `room` bytes; the first ones are taken first."""
+    """Keep sections as long as they fit into `room` bytes together; one that is too large is left out."""
     taken = {}
     for number, section in sections.items():
         size = len(section.encode())
@@ -157,11 +163,11 @@ def fitting(sections: Mapping[int, Html], room: int) -> dict[int, Html]:
 
 
 def some_of_each(ledger: Iterable[Mapping[str, Any]], reasons: Mapping[str, int]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return the first entries of each reason.
+    """Return the first few ledger entries of each reason.
 
     Args:
-        ledger: read only until each reason has enough entries.
-        reasons: how many samples each reason has.
+        ledger: entries; read only until each reason has enough of them.
+        reasons: how many entries each reason has.
     """
     missing = {reason: min(number, _EXAMPLES) for reason, number in reasons.items()}
     examples: dict[str, list[Mapping[str, Any]]] = {}

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from energon_pack.errors import PackError
 from energon_pack.lengths.worker import LengthsRow
 from energon_pack.plan.items import AnyInts, Lengths
-from energon_pack.plan.noted import LISTED, NOTES
+from energon_pack.plan.noted import NAME_LISTS, NOTES
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.report.pages.html import Html, clipped, picture, section, tag
 from energon_pack.report.remark import Remark
@@ -42,7 +42,7 @@ _LONGEST, _SHORTEST, _REMARK, _CHANCE, _OUT = "longest", "shortest", "of a remar
 
 @dataclass(frozen=True)
 class Tile:
-    """A sample of the sheet."""
+    """A sample on the contact sheet: why it was chosen, where it is, and what is shown of it."""
 
     kind: str
     why: str  # its remark, or the reason for which it is in no pack
@@ -55,7 +55,7 @@ class Tile:
 
 
 def chosen(lengths: Lengths, plan: PackPlan, remarks: Sequence[Remark]) -> list[Tile]:
-    """Choose the samples of the sheet; they are not read yet."""
+    """Choose the samples of the contact sheet; their media and text are not read yet."""
     whys = {remark.sample: remark.what for remark in reversed(remarks) if remark.sample}
     picks = [*_by_length(lengths, plan.left_out), *_of_remarks(lengths, plan.left_out, whys)]
     numbers = np.array([number for _, number, _ in picks], np.int64)
@@ -69,7 +69,10 @@ def chosen(lengths: Lengths, plan: PackPlan, remarks: Sequence[Remark]) -> list[
 
 
 def rows_at(lengths: Lengths, numbers: Ints) -> Iterator[tuple[int, Shard, LengthsRow, str | None]]:
-    """Yield of some samples their places in `numbers`, files, rows, and why they can be in no pack of any plan."""
+    """Read the rows of some samples from the cache.
+
+    Yields for each its place in `numbers`, its shard, its row, and the reason why no plan may pack it (None: it may).
+    """
     for places, chunk, rows in lengths.places(numbers):
         table, shards = chunk.read(None).take(pa.array(rows)), chunk.numbers_of_rows[rows].tolist()
         reasons = lengths.reason(table).to_pylist()
@@ -78,7 +81,7 @@ def rows_at(lengths: Lengths, numbers: Ints) -> Iterator[tuple[int, Shard, Lengt
 
 
 def _by_length(lengths: Lengths, left_out: Marks) -> Iterator[tuple[str, int, str]]:
-    """Yield kind and number of the samples that are chosen by their length, or by chance."""
+    """Choose the longest samples, the shortest, some by chance and some in no pack; yield kind, number and ""."""
     lens = lengths.sample_lens
 
     def first(is_in: Callable[..., npt.NDArray[np.bool_]], sign: int) -> list[int]:
@@ -101,11 +104,14 @@ def _by_length(lengths: Lengths, left_out: Marks) -> Iterator[tuple[str, int, st
 
 
 def _of_remarks(lengths: Lengths, left_out: Marks, whys: dict[str, str]) -> Iterator[tuple[str, int, str]]:
-    """Yield for each remark the first sample that it is about; see `Remark.sample`."""
+    """Choose for each remark the first sample that it is about; yield kind, number, and the remark's text.
+
+    `whys`: `Remark.sample` → the remark's text.
+    """
     missing, of_arrays = dict([*whys.items()][:_REMARKS]), _by_arrays(lengths)
     for key in of_arrays.keys() & missing.keys():
         yield _REMARK, int(of_arrays[key]().argmax()), missing.pop(key)
-    columns = {NOTES.get(key, key) for key in missing if key in NOTES or key in LISTED} | {*lengths.reads}
+    columns = {NOTES.get(key, key) for key in missing if key in NOTES or key in NAME_LISTS} | {*lengths.reads}
     for start, _, table in lengths.tables([*columns], with_parts=False) if missing else ():
         for key, why in [*missing.items()]:
             is_of = _is_of(key, lengths, table, left_out[start : start + table.num_rows])
@@ -117,7 +123,7 @@ def _of_remarks(lengths: Lengths, left_out: Marks, whys: dict[str, str]) -> Iter
 
 
 def _by_arrays(lengths: Lengths) -> dict[str, Callable[[], AnyInts]]:
-    """Return functions whose largest value is at a sample that some remark is about."""
+    """Return, by `Remark.sample`, functions that return an array over samples; the largest value marks the sample."""
     items, num = lengths.items, lengths.num_samples
     visual, audio = (items.counts[name][:num] for name in ("num_visual_tokens", "num_audio_tokens"))
     is_measured = lengths.sample_lens[:num] > 0
@@ -129,10 +135,10 @@ def _by_arrays(lengths: Lengths) -> dict[str, Callable[[], AnyInts]]:
 
 
 def _is_of(key: str, lengths: Lengths, table: pa.Table, left_out: Marks) -> npt.NDArray[np.bool_]:
-    """Return which samples a remark is about: those with a note, or those left out for a reason."""
+    """Return which rows a remark (its `sample`: `key`) is about: those with a note, or left out for a reason."""
     if key in NOTES:
         return np.asarray(pc.greater(pc.cast(table[NOTES[key]], pa.int64()), 0))
-    if key in LISTED:
+    if key in NAME_LISTS:
         return np.asarray(pc.is_valid(table[key]))
     is_lost = np.asarray(pc.fill_null(pc.equal(lengths.reason(table), key), False))
     is_out: npt.NDArray[np.bool_] = left_out == next((code for code, why in enumerate(LEFT_OUT) if why == key), -1)
@@ -140,7 +146,7 @@ def _is_of(key: str, lengths: Lengths, table: pa.Table, left_out: Marks) -> npt.
 
 
 def _packs_with(lengths: Lengths, plan: PackPlan, samples: Ints) -> dict[int, int]:
-    """Return the numbers of the first packs that samples, or their parts, are in."""
+    """Return for each of some samples the number of the first pack that holds it, or a part of it."""
     packs: dict[int, int] = {}
     num, num_packs = lengths.num_samples, 0
     for part in plan.parts():
@@ -156,7 +162,10 @@ def _packs_with(lengths: Lengths, plan: PackPlan, samples: Ints) -> dict[int, in
 
 
 def drawn(job: tuple[Sequence[Tile], ReadSettings]) -> list[Tile]:
-    """Read the samples, and draw their first media; may run in a worker. One that can't be read says why."""
+    """Read the chosen samples, and add a picture of the first medium, or the first words; may run in a worker.
+
+    Of a sample that can't be read, `words` is the reason.
+    """
     tiles, settings = job
     with Reader() as reader:
         return [_drawn(reader, tile, settings) for tile in tiles]
@@ -179,7 +188,10 @@ def _drawn(reader: Reader, tile: Tile, settings: ReadSettings) -> Tile:
 
 
 def sheet(tiles: Sequence[Tile], packs: Collection[int]) -> Html | None:
-    """Build the section of the sheet. `packs`: the numbers of the packs that the page shows."""
+    """Build the section of a page with the contact sheet; None: there are no samples.
+
+    `packs`: numbers of the packs that the page shows; a picture links to its pack.
+    """
     by_kind = {kind: [*of_kind] for kind, of_kind in groupby(tiles, key=lambda tile: tile.kind)}
     groups = []
     for kind in (_LONGEST, _SHORTEST, _REMARK, _CHANCE, _OUT):

@@ -15,7 +15,7 @@ _NEAR = 1.01  # times the least cost of a token
 
 @dataclass(frozen=True)
 class Row:
-    """A job that has figures. None in a field: the job's stage does not compute it."""
+    """The settings and figures of one job of a sweep. None in a field: the job's stage does not compute it."""
 
     number: int
     settings: dict[str, str]  # the settings that differ between the jobs
@@ -38,13 +38,13 @@ class Row:
 
     @property
     def may_be_best(self) -> bool:
-        """Say whether the job packed something, and dropped no more than it may."""
+        """Whether the job packed something, dropped no more than `packing.max_dropped_tokens`, and is published."""
         return self.packs > 0 and self.dropped_tokens_share <= self.max_dropped_tokens and self.refused is None
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A job that ended with an error, and without figures."""
+    """A job of a sweep that ended with an error, and without figures."""
 
     number: int
     settings: dict[str, str]
@@ -54,7 +54,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Sweep:
-    """All jobs of a sweep."""
+    """The results of all jobs of a sweep, and which job is the best."""
 
     keys: list[str]  # settings that differ between the jobs
     rows: list[Row]
@@ -62,12 +62,12 @@ class Sweep:
 
     @property
     def is_over_models(self) -> bool:
-        """Say whether the jobs have several models, whose tokens and times can't be compared."""
+        """Whether the jobs have different models, whose tokens and times can't be compared."""
         return not {"model", "model.name", "model.processor", "model.revision"}.isdisjoint(self.keys)
 
     @property
     def best(self) -> Row | None:
-        """Return the best job by `BEST`; None: there are several models, or no job may be the best."""
+        """Return the best job by the rule `BEST`; None: there are several models, or no job may be the best."""
         rows = [row for row in self.rows if row.may_be_best and not self.is_over_models]
         keeping = [row for row in rows if row.dropped_tokens_share <= MOST_DROPPED]
         if not keeping:
@@ -77,7 +77,7 @@ class Sweep:
 
     @property
     def why_no_best(self) -> str:
-        """Return the sentence for a sweep without a best job."""
+        """Return the words that say why no job is the best."""
         if self.is_over_models:
             return "each model has tokens of its own, and the fewest are not the best"
         if not any(row.packs for row in self.rows):
@@ -98,7 +98,7 @@ BEST = (
 
 
 def sweep_of(folder: Path) -> Sweep:
-    """Read what the jobs left in the folder of a sweep."""
+    """Read the results that the jobs of a sweep left in its folder."""
     jobs = jobs_of(folder)
     keys = sorted({key for job in jobs for key in job["settings"]})
     keys = [key for key in keys if len({job["settings"].get(key) for job in jobs}) > 1]
@@ -115,7 +115,7 @@ def sweep_of(folder: Path) -> Sweep:
 
 
 def _is_whole(figures: Mapping[str, Any]) -> bool:
-    """Return whether a job has figures of all samples: a part of a stage has none, nor what is left to Slurm."""
+    """Whether a job has figures of all samples: it has none if it did a part of a stage, or left it to Slurm."""
     return "lens" in figures or "tokens_left_out" in figures
 
 
@@ -144,7 +144,7 @@ def _row(job: Mapping[str, Any], settings: dict[str, str]) -> Row:
 
 
 def _of_lengths(figures: Mapping[str, Any], about: Mapping[str, Any]) -> Row:
-    """Return the row of a job with `stage=lengths`: it is about the recommended length."""
+    """Return the row of a job with `stage=lengths`, with the figures of the recommended pack length."""
     choices = [Choice(**choice) for choice in figures["lens"]]
     found = recommended(choices)
     best = found.choice if found else Choice(0, 0, 0.0, 0.0, 0, 0.0)
@@ -160,9 +160,14 @@ def _of_lengths(figures: Mapping[str, Any], about: Mapping[str, Any]) -> Row:
 
 
 def objective_of(figures: Mapping[str, Any], objective: str, max_dropped_tokens: float) -> float:
-    """Return what a sweeper that optimises gets for a job.
+    """Return the number that Hydra's optimising sweepers get for a job.
 
     nan: the job packed nothing, did a part of a stage or leaves all to Slurm, or dropped more than it may.
+
+    Args:
+        figures: of report.json, or of `stage=lengths`.
+        objective: `fill`, `tokens`, or `cost`, the FLOPs of a token.
+        max_dropped_tokens: the share of tokens (0 to 1) that the job may drop.
     """
     if not _is_whole(figures):
         return math.nan

@@ -24,7 +24,10 @@ _UNFINISHED = "it did not end: it was killed, or is still at work"
 
 
 class SweepFolder(Callback):
-    """Tells the jobs of a sweep where its folder is: their own may lie elsewhere, if the sweep is over output.dir."""
+    """Hydra callback that puts the folder of a sweep into the environment, where all of its jobs find it.
+
+    The folders of the jobs themselves may lie elsewhere, if the sweep is over output.dir.
+    """
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(os.path.abspath(str(config.hydra.sweep.dir)))
@@ -43,12 +46,12 @@ def sweep_folder() -> Path | None:
 
 
 def forget_sweep() -> None:
-    """Leave the sweep: a command that a sweep's job calls is not a job of the sweep."""
+    """Remove the sweep's folder from the environment, so that a command which a job calls is no job of the sweep."""
     os.environ.pop(_FOLDER, None)
 
 
 class SweepJob:
-    """Leaves the state of a job in the sweep's folder: at its start, and its result at its end."""
+    """Writes the state of one job of a sweep to `<number>.json` in the sweep's folder: at its start, and at its end."""
 
     def __init__(self, folder: Path, number: int, overrides: Sequence[str]):
         self._path = folder / _JOBS / f"{number}.json"
@@ -58,7 +61,9 @@ class SweepJob:
         self._leave()
 
     def same_as(self, target: str, settings: str) -> int | None:
-        """Return the earlier job with the same target and settings, whose work need not be repeated; None: no job.
+        """Return the number of an earlier job with the same target and settings, whose work need not be repeated.
+
+        None: there is no such job, and this one has to do the work.
 
         Args:
             target: the place that this job writes to.
@@ -89,18 +94,18 @@ class SweepJob:
         return int(first["number"])
 
     def figures_of(self, number: int) -> Mapping[str, Any]:
-        """Return the figures of another job; empty: it has not ended yet, or it failed."""
+        """Read the figures of another job, by its number; empty: it has not ended yet, or it failed."""
         job: dict[str, Any] = json.loads(self._path.with_name(f"{number}.json").read_bytes())
         return {} if job["error"] else job.get("figures") or {}
 
     def done(self, page: Path, figures: Mapping[str, Any], max_dropped_tokens: float) -> None:
-        """Record that the job succeeded."""
+        """Write that the job succeeded, with its page and its figures."""
         self._about |= {"error": None, "page": os.path.abspath(page), "figures": figures}
         self._about["max_dropped_tokens"] = max_dropped_tokens
         self._leave()
 
     def failed(self, error: PackError, max_dropped_tokens: float = 0.0) -> None:
-        """Record that the job ended with an error; one that lost too many samples has a page and figures."""
+        """Write that the job ended with an error; one that lost too many samples has a page and figures."""
         page, figures = (error.page, error.figures) if isinstance(error, SamplesLost) else (None, None)
         self._about |= {"error": str(error), "page": page and os.path.abspath(page), "figures": figures}
         self._about["max_dropped_tokens"] = max_dropped_tokens
@@ -114,7 +119,10 @@ class SweepJob:
 
 
 def jobs_of(folder: Path) -> list[dict[str, Any]]:
-    """Read what the jobs left, by their numbers; a job that repeats another one gets that one's results."""
+    """Read the results of a sweep's jobs from its folder, ordered by job number.
+
+    Each is the dict that `SweepJob` wrote. A job that repeats another one gets that job's results.
+    """
     jobs = {job["number"]: job for job in (json.loads(path.read_bytes()) for path in _left_in(folder))}
     for job in jobs.values():
         if (first := job.get("same_as")) is not None:

@@ -39,7 +39,7 @@ _COLUMNS: list[tuple[str, Callable[[Any], str], str]] = [
 
 
 def end_sweep(folder: Path) -> None:
-    """Write sweep.html and sweep.json, and print the table."""
+    """Write sweep.html and sweep.json to the folder of a sweep, and print its table; nothing if no job has ended."""
     sweep = sweep_of(folder)
     if not sweep.rows and not sweep.failed:
         return
@@ -50,7 +50,7 @@ def end_sweep(folder: Path) -> None:
 
 
 def sweep_html(sweep: Sweep, folder: Path) -> str:
-    """Build the page."""
+    """Build the page of a sweep as one HTML document; links in it are relative to `folder`."""
     best, names = sweep.best, _names(sweep.keys)
     num_refused = sum(row.refused is not None for row in sweep.rows)
     others = {"refused": num_refused, "failed": len(sweep.failed)}
@@ -87,7 +87,7 @@ def _jobs(sweep: Sweep, folder: Path) -> Html:
 
 
 def _rows(sweep: Sweep, folder: Path) -> Rows:
-    """Return a row for each job that has figures, with bars that show each column against the swept settings."""
+    """Return a table with a row for each job that has figures, and a bar behind each number."""
     columns, best = _columns(sweep), sweep.best
     most = {field: max((getattr(row, field) or 0 for row in sweep.rows), default=0) or 1 for _, _, field in columns}
     has_why = any(row.refused for row in sweep.rows)

@@ -23,14 +23,14 @@ _STEP = 1024  # tokens; a length that holds every sample is a multiple of it
 
 
 class Recommended(NamedTuple):
-    """The length that a stated rule takes, and the rule."""
+    """A recommended pack length, with its results, and the words of the rule that chose it."""
 
     choice: Choice
     rule: str
 
 
 def recommended(choices: Sequence[Choice]) -> Recommended | None:
-    """Choose a length by `RULE`, or by the next rule if no length meets it; None: there is nothing to pack."""
+    """Choose a pack length by `RULE`, or by a weaker rule if no length meets it; None: there is nothing to pack."""
     candidates = [choice for choice in choices if choice.packs and not choice.is_beyond_model]
     keeping = [choice for choice in candidates if choice.dropped_tokens_share <= MOST_DROPPED]
     filling = [choice for choice in keeping if fills(choice)]
@@ -47,10 +47,10 @@ def recommended(choices: Sequence[Choice]) -> Recommended | None:
 
 
 def advice(choices: Sequence[Choice], own: int | None = None) -> str:
-    """Say in one sentence which length to take, and why; empty: there is nothing to pack.
+    """Say in one sentence which pack length to take, and why; empty: there is nothing to pack.
 
     Args:
-        own: the length that a run has; None: it chose none yet.
+        own: the pack length of this run; None: it has none yet.
     """
     best, this = recommended(choices), next((choice for choice in choices if choice.max_token_len == own), None)
     if best is None:
@@ -67,12 +67,12 @@ def _comes_to(choice: Choice) -> str:
 
 
 def does(choice: Choice) -> bool:
-    """Say whether a length drops little and fills its packs."""
+    """Whether a pack length drops at most `MOST_DROPPED` of the tokens, and fills its packs."""
     return choice.dropped_tokens_share <= MOST_DROPPED and fills(choice)
 
 
 def fills(choice: Choice) -> bool:
-    """Say whether packs are as full as the rule wants; a few packs need only be as few as their tokens allow."""
+    """Whether packs of this length are `FILLED`; a few packs need only be as few as their tokens allow."""
     return choice.fill >= FILLED or choice.packs == math.ceil(choice.fill * choice.packs)
 
 
@@ -81,33 +81,33 @@ def _length(choice: Choice) -> int:
 
 
 def lengths_to_try(
-    lens: Sequence[int], packing: PackingConfig, longest: int = 0, most_positions: int | None = None
+    lens: Sequence[int], packing: PackingConfig, longest: int = 0, max_positions: int | None = None
 ) -> list[int]:
-    """List the lengths to try: those of the settings, the planned one, and one that holds the longest sample where all
-    are shorter.
+    """List the pack lengths to try, ascending: `lens`, the one of `packing`, and one that holds the longest sample.
 
     Args:
-        most_positions: of the model; the length that holds the longest sample is no longer. None: not known.
+        longest: tokens of the longest sample.
+        most_positions: the model's context length; the length for the longest sample is no more. None: not known.
     """
     whole = {length - length % packing.pad_to_multiple_of for length in lens} | {packing.max_token_len}
     if longest > packing.max_token_len:
         step = math.lcm(_STEP, packing.pad_to_multiple_of)
         for_all = -(-longest // step) * step
-        whole.add(for_all if most_positions is None else min(for_all, most_positions // step * step))
+        whole.add(for_all if max_positions is None else min(for_all, max_positions // step * step))
     return sorted(whole - {0})
 
 
 def lengths_to_choose(
-    lens: Sequence[int], packing: PackingConfig, items: Items, most_positions: int | None = None
+    lens: Sequence[int], packing: PackingConfig, items: Items, max_positions: int | None = None
 ) -> list[int]:
-    """List the lengths to try where none is planned yet: those of the settings, and one that holds every sample."""
+    """List the pack lengths to try where the user set none: `lens`, and one that holds every sample."""
     largest = max(lens) - max(lens) % packing.pad_to_multiple_of
     longest = int(items.lens.max(initial=0))
-    return lengths_to_try(lens, replace(packing, max_token_len=largest), longest, most_positions)
+    return lengths_to_try(lens, replace(packing, max_token_len=largest), longest, max_positions)
 
 
 def num_tried(num_samples: int) -> int:
-    """Return how many of the samples the lengths are tried with."""
+    """Return how many of `num_samples` samples the pack lengths are tried with."""
     return min(num_samples, _MOST_TRIED)
 
 
@@ -118,11 +118,12 @@ def job_of(
     lengths: Lengths,
     packing: PackingConfig,
     lens: Sequence[int],
-    most_positions: int | None = None,
+    max_positions: int | None = None,
 ) -> TryJob:
-    """Build the job for `try_some`: all samples of a small run, or a draw from a large one.
+    """Build the argument of `try_some`: all samples of a small run, or a seeded draw from a large one.
 
-    The planned length is tried, too, and one that holds every sample.
+    Args:
+        lens: pack lengths to try, besides the planned one and one that holds every sample.
     """
     items, scale = lengths.items, 1.0
     packing = replace(packing, need_image=False)  # with some lengths there would be too few packs with an image
@@ -141,12 +142,15 @@ def job_of(
         for block, (start, end) in zip(blocks(len(items)), pairwise(upto), strict=True)
     ]
     longest = int(items.lens.max(initial=0))
-    tried = lengths_to_try(lens, packing, longest, most_positions)
-    return items.take(np.concatenate([there[:0], *numbers])), packing, tried, lengths.seed, scale, most_positions
+    tried = lengths_to_try(lens, packing, longest, max_positions)
+    return items.take(np.concatenate([there[:0], *numbers])), packing, tried, lengths.seed, scale, max_positions
 
 
 def try_some(job: TryJob) -> list[Choice]:
-    """Return what each length would drop and fill, scaled to the whole run; may run in a worker."""
-    items, packing, lens, seed, scale, most_positions = job
-    choices = choices_of(items, packing, lens, seed, most_positions=most_positions)
+    """Plan with each pack length of a job (`job_of`); return what each would drop and fill, scaled to the whole run.
+
+    May run in a worker.
+    """
+    items, packing, lens, seed, scale, max_positions = job
+    choices = choices_of(items, packing, lens, seed, max_positions=max_positions)
     return [choice.scaled(scale) for choice in choices] if scale != 1 else choices

@@ -16,7 +16,7 @@ from energon_pack.dataset.lost_samples import (
 from energon_pack.dataset.plan_file import ledger_entries, read_ledger
 from energon_pack.errors import SamplesLost
 from energon_pack.plan.pack_lengths import try_lengths
-from energon_pack.plan.packs import no_plan
+from energon_pack.plan.packs import empty_plan
 from energon_pack.plan.report import Report
 from energon_pack.report.printed import print_choices
 from energon_pack.report.remark import Remark
@@ -32,12 +32,12 @@ def try_pack_lens(run: PackRun, measured: Measured, page: RunReport) -> dict[str
     """Print and write what packs of each length would drop and fill: the end of `stage=lengths`; return the figures."""
     config = run.config
     with run.timed("plan"):
-        lens = lengths_to_choose(config.report.lens, config.packing, measured.lengths.items, page.most_positions)
-        choices = try_lengths(measured.lengths, config.packing, lens, page.most_positions)
+        lens = lengths_to_choose(config.report.lens, config.packing, measured.lengths.items, page.max_positions)
+        choices = try_lengths(measured.lengths, config.packing, lens, page.max_positions)
         page.add_choices(choices.lens)
     print_choices(choices, page.advice(choices.lens))
     why_not = why_too_much_bad_data(choices, config.max_skipped)
-    skipped = ledger_entries(measured.lengths, no_plan(measured.lengths.items), config.packing)
+    skipped = ledger_entries(measured.lengths, empty_plan(measured.lengths.items), config.packing)
     write_page(run, page, skipped, why_not)
     refuse_future_loss(why_not, page_of(config), choices)
     return choices.to_json()

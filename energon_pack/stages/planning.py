@@ -14,12 +14,12 @@ from energon_pack.lengths.measure import MeasuredShard, forgetting_wrong
 from energon_pack.lengths.method import Method
 from energon_pack.plan.expand import expansion_of
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.mix import draw
+from energon_pack.plan.mix import draw_samples
 from energon_pack.plan.overlong import check_overlong, cut_overlong
 from energon_pack.plan.packs import PackPlan
-from energon_pack.plan.plan import check_kinds, check_splits, plan_packs, share
+from energon_pack.plan.plan import check_media_apart, check_splits, plan_packs, share_beginnings
 from energon_pack.plan.report import Report, summarize
-from energon_pack.plan.settings import CUTTING
+from energon_pack.plan.settings import CUTTING_POLICIES
 from energon_pack.plan.shard_plan import ShardPlan, plan_shards
 from energon_pack.plan.splits import split_shares
 from energon_pack.stages.measuring import Measured
@@ -51,15 +51,15 @@ def plan_source(run: PackRun, measured: Measured) -> Planned:
     cost = cost_model(processor_folder_of(method.template_folder))
     with run.timed("plan"):
         expansion = expansion_of(lengths, config.labels)
-        if packing.overlong in CUTTING:
+        if packing.overlong in CUTTING_POLICIES:
             with forgetting_wrong(lengths.shards, method, run):
                 lengths = cut_overlong(lengths, method, packing, config.labels, run)
-        lengths, entry_shares = draw(lengths, measured.mixture, packing, config.seed)
+        lengths, entry_shares = draw_samples(lengths, measured.mixture, packing, config.seed)
         num_repeated = measured.num_repeated + lengths.num_samples - measured.lengths.num_samples
-        lengths, trees = share(lengths, packing)
+        lengths, trees = share_beginnings(lengths, packing)
         plan = plan_packs(lengths.items, packing, config.seed, cost, lengths.scratch, trees)
         check_overlong(lengths, plan, packing)
-        check_kinds(lengths, plan)
+        check_media_apart(lengths, plan)
         check_splits(lengths, plan, split_shares(plain(output.splits)))
         run.progress.add(len(lengths.items))
         numbers = measured.num_found, num_repeated

@@ -18,17 +18,17 @@ import numpy.typing as npt
 Config = Mapping[str, Any]
 
 
-def language_of(config: Config) -> dict[str, Any]:
-    """Return the FLOPs of the language model."""
+def language_coefficients(config: Config) -> dict[str, Any]:
+    """Return a language model's forward FLOPs, from its config.json: the fields `lm_*` and `window` of a CostModel."""
     text = _text(config)
     layers, hidden = _size(text, "num_hidden_layers", "n_layer"), _hidden(text)
     kinds = [str(kind).partition("_")[0] for kind in text.get("layer_types") or ()]
     window = float(text.get("sliding_window") or text.get("attention_chunk_size") or 0)
     num_linear = kinds.count("linear")
     num_windowed = kinds.count("sliding") + kinds.count("chunked") if window else 0
-    weights, heads = _attention(text, hidden)
-    linear = _linear_attention(text, hidden) if num_linear else 0.0
-    mlps = _mlps(text, hidden, layers) + hidden * _size(text, "vocab_size")
+    weights, heads = _attention_weights(text, hidden)
+    linear = _linear_attention_weights(text, hidden) if num_linear else 0.0
+    mlps = _mlp_weights(text, hidden, layers) + hidden * _size(text, "vocab_size")
     return {
         "lm_token": 2 * ((layers - num_linear) * weights + num_linear * linear + mlps),
         "lm_square": heads * (layers - num_linear - num_windowed),
@@ -37,8 +37,8 @@ def language_of(config: Config) -> dict[str, Any]:
     }
 
 
-def vision_of(config: Config) -> dict[str, Any]:
-    """Return the FLOPs of the vision encoder and the projector."""
+def vision_coefficients(config: Config) -> dict[str, Any]:
+    """Return the forward FLOPs of vision encoder and projector: the fields `vision_*` and `tile` of a CostModel."""
     config = config.get("thinker_config") or config
     vision = config.get("vision_config") or config.get("visual")
     if not vision:
@@ -64,8 +64,8 @@ def vision_of(config: Config) -> dict[str, Any]:
     }
 
 
-def positions_of(config: Config) -> int | None:
-    """Return how many positions a model has; None: its config does not say."""
+def max_positions_of(config: Config) -> int | None:
+    """Return the context length of a model in tokens, `max_position_embeddings`; None: its config does not say."""
     number = _text(config).get("max_position_embeddings")
     return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else None
 
@@ -80,8 +80,8 @@ def _hidden(text: Config) -> float:
     return _size(text, "hidden_size", "n_embd")
 
 
-def _attention(text: Config, hidden: float) -> tuple[float, float]:
-    """Return the attention weights of a layer, and its FLOPs per len²; the mask hides half of the pairs."""
+def _attention_weights(text: Config, hidden: float) -> tuple[float, float]:
+    """Return how many attention weights a layer has, and its FLOPs per len²; the mask hides half of the pairs."""
     heads = _size(text, "num_attention_heads", "n_head", default=hidden / 128)  # Gemma 3's config lacks this size
     if latent := text.get("kv_lora_rank"):  # DeepSeek's latent attention
         rope, value = text["qk_rope_head_dim"], text["v_head_dim"]
@@ -96,16 +96,16 @@ def _attention(text: Config, hidden: float) -> tuple[float, float]:
     return hidden * width * (2 * heads + 2 * groups + gate), 2 * heads * width
 
 
-def _linear_attention(text: Config, hidden: float) -> float:
-    """Return the weights of a layer whose attention has no len² term: a gated delta net."""
+def _linear_attention_weights(text: Config, hidden: float) -> float:
+    """Return the number of weights of a linear-attention layer (a gated delta net), which has no len² term."""
     keys = text["linear_num_key_heads"] * text["linear_key_head_dim"]
     values = text["linear_num_value_heads"] * text["linear_value_head_dim"]
     weights: float = hidden * (2 * keys + 3 * values)
     return weights
 
 
-def _mlps(text: Config, hidden: float, layers: float) -> float:
-    """Return the weights that a token passes in the MLPs of all layers; each MLP has three matrices."""
+def _mlp_weights(text: Config, hidden: float, layers: float) -> float:
+    """Return how many MLP weights a token passes in all layers together; each MLP or expert has three matrices."""
     experts = _size(text, "num_experts", "n_routed_experts", "num_local_experts", default=0)
     taken = _size(text, "num_experts_per_tok", "num_experts_per_token", "experts_per_token", default=0)
     if not experts or not taken:
@@ -118,7 +118,7 @@ def _mlps(text: Config, hidden: float, layers: float) -> float:
 
 
 def _patches_of_token(vision: Config, config: Config, in_tile: float) -> float:
-    """Return how many patches of the encoder become one token of the language model."""
+    """Return how many patches of the vision encoder are merged into one token of the language model."""
     for place in (vision, config):
         for name in ("spatial_merge_size", "scale_factor", "merge_kernel_size", "pooling_kernel_size"):
             if place.get(name):
@@ -142,21 +142,21 @@ Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[Any]
 
 #: assumed visual tokens of a frame if a sample has only videos: lengths do not record the number of frames
-FRAME = 256
+TOKENS_PER_FRAME = 256
 #: costs if a config lacks a size: the weights of a common 7B model
-_DEFAULT = {
+_DEFAULT_CONFIG = {
     "text_config": {
         "hidden_size": 3584, "num_hidden_layers": 28, "intermediate_size": 18944, "num_attention_heads": 28,
         "num_key_value_heads": 4, "vocab_size": 152064,
     },
     "vision_config": {"embed_dim": 1280, "depth": 32, "mlp_ratio": 4, "patch_size": 14, "spatial_merge_size": 2},
 }  # fmt: skip
-_DEFAULT_NAME = "28 layers × 3584 and a vision encoder of 32 × 1280, 4 patches a token"
+_DEFAULT_SOURCE = "28 layers × 3584 and a vision encoder of 32 × 1280, 4 patches a token"
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """FLOPs of a sample: its tokens pass the weights, and attention compares them."""
+    """The forward FLOPs of a model for a sample of any length: weights cost by the token, attention by the square."""
 
     #: the file from which the costs come, or why there is no file
     source: str
@@ -177,7 +177,7 @@ class CostModel:
     unit: str = "FLOPs"
 
     def lm(self, lens: Numbers, shared: Numbers | None = None) -> Floats:
-        """Return the language model's FLOPs, float64[n], for n samples of `lens` tokens."""
+        """Return the language model's FLOPs, float64[n], of n samples of `lens` tokens without their first `shared`."""
         if shared is not None:
             return self.lm(lens) - self.lm(shared)
         tokens: Floats = lens.astype(np.float64)
@@ -186,13 +186,16 @@ class CostModel:
         return self.lm_token * tokens + self.lm_square * tokens**2 + in_window
 
     def vision(self, visual_tokens: Numbers, num_images: Numbers) -> Floats:
-        """Return the vision encoder's FLOPs, float64[n]; visual tokens are spread evenly over images, or `FRAME`s."""
+        """Return the vision encoder's FLOPs, float64[n], for n samples with so many visual tokens and images.
+
+        A sample's tokens are spread evenly over its images; without images, over frames of `TOKENS_PER_FRAME`.
+        """
         tokens: Floats = visual_tokens.astype(np.float64)
-        attended: Floats = tokens / np.where(num_images > 0, num_images, np.maximum(tokens / FRAME, 1.0))
+        attended: Floats = tokens / np.where(num_images > 0, num_images, np.maximum(tokens / TOKENS_PER_FRAME, 1.0))
         return tokens * (self.vision_token + self.vision_square * np.minimum(attended, self.tile or np.inf))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the form that a manifest holds."""
+        """Return the fields as a dict, which the manifest of a packed dataset stores as JSON."""
         return asdict(self)
 
     @classmethod
@@ -202,27 +205,29 @@ class CostModel:
 
 
 def cost_model(folder: Path | None) -> CostModel:
-    """Return the costs by `config.json` of a processor's folder; if a size is missing, by default weights."""
+    """Return the cost model for the `config.json` in a processor's folder; if a size is missing, that of a 7B model."""
     path = folder / "config.json" if folder else None
     if path is None or not path.is_file():
-        return cost_by(_DEFAULT, f"no config.json: {_DEFAULT_NAME}")
+        return cost_model_of(_DEFAULT_CONFIG, f"no config.json: {_DEFAULT_SOURCE}")
     try:
-        return cost_by(json.loads(path.read_text()), path.name)
+        return cost_model_of(json.loads(path.read_text()), path.name)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        return cost_by(_DEFAULT, f"{path.name} does not say {' '.join(str(error).split())}: {_DEFAULT_NAME}")
+        return cost_model_of(
+            _DEFAULT_CONFIG, f"{path.name} does not say {' '.join(str(error).split())}: {_DEFAULT_SOURCE}"
+        )
 
 
-def most_positions(folder: Path) -> int | None:
-    """Return how many positions the model of a processor's folder has; None: no config.json says how many."""
+def max_positions(folder: Path) -> int | None:
+    """Return the context length in tokens by the `config.json` in a processor's folder; None: it is not known."""
     try:
-        return positions_of(json.loads((folder / "config.json").read_text()))
+        return max_positions_of(json.loads((folder / "config.json").read_text()))
     except (OSError, AttributeError, ValueError):
         return None
 
 
-def cost_by(config: Mapping[str, Any], source: str) -> CostModel:
-    """Return the costs by the sizes of a model."""
-    model = CostModel(source, **language_of(config), **vision_of(config))
+def cost_model_of(config: Mapping[str, Any], source: str) -> CostModel:
+    """Return the cost model for a model's config.json, which `source` names; raise an error if a size is missing."""
+    model = CostModel(source, **language_coefficients(config), **vision_coefficients(config))
     costs = [model.lm_token, model.lm_square, model.lm_window, model.window, model.vision_token, model.vision_square]
     if not all(0 <= cost < math.inf for cost in [*costs, model.tile or 0.0]):
         raise ValueError("sizes of a model")

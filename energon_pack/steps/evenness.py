@@ -15,12 +15,15 @@ from energon_pack.run.seeded import Ints
 from energon_pack.steps.cost import Floats
 
 #: steps count as even if their trained tokens are within this share of the mean
-_NEAR = 0.02
+_NEAR_THE_MEAN = 0.02
 
 
 @dataclass(frozen=True)
 class Spread:
-    """One cost over whole steps; the time of a step is its slowest rank's, relative to the mean of its ranks."""
+    """How unevenly one cost (FLOPs) is spread over the ranks of each whole step; every field is 1 if it is even.
+
+    Ranks wait for the slowest, so a step takes max over ranks, relative to the mean over ranks.
+    """
 
     #: time of an epoch relative to even steps: Σ max / Σ mean
     epoch: float
@@ -33,10 +36,10 @@ class Spread:
     worst_bound: float
 
 
-def figures(
+def evenness_figures(
     costs: Floats, trained: Ints, ranks: int, micro_batches: int = 1, read: Ints | slice = np.s_[:]
 ) -> dict[str, Any]:
-    """Return how even the whole steps are, as in report.json.
+    """Measure how even the whole steps are over ranks, for report.json.
 
     Args:
         costs: float64[2, num_packs] of the language model, and of the encoder of images and videos, in one unit.
@@ -46,57 +49,59 @@ def figures(
         read: the packs in the order in which all ranks together read them; by default as they stand.
 
     Returns:
-        `steps`, `left_over` packs, and `cost`, summed over the slowest ranks of all steps; a `Spread` for `lm`, for
-        `vision`, and for `both` together; `trained`: `worst`, the largest distance of a step's trained tokens from the
-        mean; `bound`, which no order goes below; and `beyond`, the share of steps more than 2 % off.
+        `steps`, the number of whole steps; `left_over`, the packs after them; `cost`, summed over the slowest ranks of
+        all steps; a `Spread` for each of `lm`, `vision`, and `both` together; and `trained` with three shares: `worst`,
+        the largest distance of a step's trained tokens from the mean; `bound`, the least `worst` that any order of the
+        packs could have; `beyond`, the share of steps that are more than 2 % off the mean.
     """
     (lm, vision), size = costs[:, read], ranks * micro_batches
     cost_of = {"lm": lm, "vision": vision, "both": lm + vision}
-    slowest = _of_ranks(cost_of["both"], ranks, micro_batches).max(axis=1).sum()
+    slowest = _rank_costs(cost_of["both"], ranks, micro_batches).max(axis=1).sum()
     return {
         "steps": len(lm) // size,
         "left_over": len(lm) % size,
         "cost": float(f"{slowest:.6g}"),
         **{name: asdict(spread_of(cost, ranks, micro_batches)) for name, cost in cost_of.items()},
-        "trained": _trained(trained[read], size),
+        "trained": _trained_figures(trained[read], size),
     }
 
 
 def spread_of(cost: Floats, ranks: int, micro_batches: int = 1) -> Spread:
-    """Return the spread of one cost of packs in reading order; steps that cost nothing are left out."""
-    of_ranks = _of_ranks(cost, ranks, micro_batches)
+    """Return the spread of packs' costs, float64[num_packs] in reading order; steps that cost nothing are left out."""
+    of_ranks = _rank_costs(cost, ranks, micro_batches)
     num = of_ranks.size * micro_batches
     of_ranks = of_ranks[of_ranks.any(axis=1)]
     if not len(of_ranks):
         return Spread(1.0, 1.0, 1.0, 1.0, 1.0)
-    bounds = _bounds(cost[:num], ranks, micro_batches)
+    bounds = _max_over_mean_bounds(cost[:num], ranks, micro_batches)
     ratios = of_ranks.max(axis=1) / of_ranks.mean(axis=1)
     values = (max_over_mean(cost, ranks, micro_batches), ratios.mean(), ratios.max(), *bounds)
     return Spread(*(round(float(value), 4) for value in values))
 
 
 def max_over_mean(cost: Floats, ranks: int, micro_batches: int = 1) -> float:
-    """Return the time of an epoch relative to even steps: Σ max / Σ mean over whole steps; 1 if nothing costs."""
-    of_ranks = _of_ranks(cost, ranks, micro_batches)
+    """Return the time of an epoch relative to even steps: Σ max / Σ mean over ranks, of whole steps; 1 if it costs 0.
+
+    `cost`: float64[num_packs], in the order in which all ranks together read packs.
+    """
+    of_ranks = _rank_costs(cost, ranks, micro_batches)
     total = float(of_ranks.sum())
     return float(of_ranks.max(axis=1).sum()) * ranks / total if total else 1.0
 
 
-def off_the_mean(trained: Ints, size: int) -> float:
-    """Return the largest distance of a whole step's trained tokens from the mean over steps of `size` packs; 0.1: 10
-    %.
-    """
-    return float(_off(trained, size).max(initial=0))
+def largest_deviation(trained: Ints, size: int) -> float:
+    """Return the largest distance of a step's trained tokens from the mean over steps of `size` packs; 0.1 is 10 %."""
+    return float(_deviations(trained, size).max(initial=0))
 
 
-def _of_ranks(cost: Floats, ranks: int, micro_batches: int) -> Floats:
+def _rank_costs(cost: Floats, ranks: int, micro_batches: int) -> Floats:
     """Return the cost of each rank's packs in each whole step, float64[num_steps, ranks]."""
     num = len(cost) // (ranks * micro_batches) * ranks * micro_batches
     sums: Floats = cost[:num].reshape(-1, micro_batches, ranks).sum(axis=1)
     return sums
 
 
-def _bounds(cost: Floats, ranks: int, micro_batches: int) -> tuple[float, float]:
+def _max_over_mean_bounds(cost: Floats, ranks: int, micro_batches: int) -> tuple[float, float]:
     """Return lower bounds over all orders of the same packs: for the epoch, and for the worst step.
 
     Sort S steps of P packs by their most expensive pack. The k-th step has a pack that costs at least as much as pack
@@ -112,21 +117,25 @@ def _bounds(cost: Floats, ranks: int, micro_batches: int) -> tuple[float, float]
     return max(1.0, ranks * longest / cost.sum()), max(1.0, ranks * rank / step)
 
 
-def _trained(trained: Ints, size: int) -> dict[str, float]:
-    off = _off(trained, size)
+def _trained_figures(trained: Ints, size: int) -> dict[str, float]:
+    off = _deviations(trained, size)
     if not len(off):
         return {"worst": 0.0, "bound": 0.0, "beyond": 0.0}
-    shares = {"worst": off.max(), "bound": _least_off(trained[: len(off) * size], size), "beyond": (off > _NEAR).mean()}
+    shares = {
+        "worst": off.max(),
+        "bound": _deviation_bound(trained[: len(off) * size], size),
+        "beyond": (off > _NEAR_THE_MEAN).mean(),
+    }
     return {name: round(float(value), 4) for name, value in shares.items()}
 
 
-def _off(trained: Ints, size: int) -> Floats:
+def _deviations(trained: Ints, size: int) -> Floats:
     """Return the distance of each whole step's trained tokens from their mean; empty if nothing is trained."""
     steps = trained[: len(trained) // size * size].reshape(-1, size).sum(axis=1)
     return np.abs(steps / steps.mean() - 1) if steps.any() else np.zeros(0)
 
 
-def _least_off(trained: Ints, size: int) -> float:
+def _deviation_bound(trained: Ints, size: int) -> float:
     """Return a lower bound, over all orders, on the largest distance from the mean: the pack that trains on most, or
     least, has to be in some step, at best with packs that make up for it.
     """

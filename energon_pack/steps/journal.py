@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from typing import Any
 
-from energon_pack.steps.position import Position, State, positions_of_states, reading, taken_by
+from energon_pack.steps.position import Position, State, numbers_taken_by, parsing_state, positions_of_states
 
 #: items of a batch that the journal reads
-_NOTED = ("__key__", "positions", "sample_ids", "num_tokens", "num_trained")
+_BATCH_KEYS = ("__key__", "positions", "sample_ids", "num_tokens", "num_trained")
 _METHOD = "Journal.state()"
 
 
 @dataclass(frozen=True)
 class Consumed:
-    """How much was trained on."""
+    """Counts of packs, samples and tokens that were trained on."""
 
     #: packs; in the plan's order, packs that lost all members count, too
     packs: int = 0
@@ -35,7 +35,7 @@ class Consumed:
 
 
 class Journal:
-    """Counts the batches of a loader, with any number of packs in each.
+    """Counts what this rank has trained on, batch by batch, and makes the state that a checkpoint stores.
 
     Args:
         dataset: the result of `get_train_dataset`.
@@ -45,15 +45,15 @@ class Journal:
     def __init__(self, dataset: Any, states: Sequence[State] = ()):
         worker = dataset.worker_config
         self._ranks, self._rank = worker.world_size, worker.rank
-        self._stream = _stream_in(dataset)
+        self._stream = _pack_stream_of(dataset)
         self._read = [0] * max(1, worker.num_workers)
         #: consumed before this run: by all ranks, or by this rank if it continues from only its own state
         self.before = Consumed()
         #: consumed by this rank in this run
         self.own = Consumed()
         self._batches = 0
-        with reading(_METHOD):
-            if _is_of_rank(states, self._ranks, self._rank):
+        with parsing_state(_METHOD):
+            if _is_state_of_rank(states, self._ranks, self._rank):
                 self.before, self.own = _consumed(states[0]["before"]), _consumed(states[0]["own"])
                 self._batches = int(states[0]["batches"])
             elif states:
@@ -61,8 +61,8 @@ class Journal:
                 self.before = sum(of_ranks, _consumed(states[0]["before"]))
 
     def add(self, batch: Mapping[str, Any]) -> None:
-        """Count a batch."""
-        if lacking := [name for name in _NOTED if name not in batch]:
+        """Count a batch that came out of the loader; it may hold any number of packs."""
+        if lacking := [name for name in _BATCH_KEYS if name not in batch]:
             raise ValueError(f"a batch without {', '.join(lacking)}: a `batch` of your own has to keep them")
         packs = len(batch["__key__"])
         if self._stream is not None:
@@ -81,7 +81,7 @@ class Journal:
         return None if self._stream is None else int(self._stream.num)
 
     def epochs(self, consumed: Consumed) -> float | None:
-        """Return the number of epochs; None if `num_packs` is None."""
+        """Return how many epochs a number of consumed packs is, as a fraction; None if `num_packs` is None."""
         return None if self.num_packs is None else consumed.packs / self.num_packs
 
     def state(self) -> dict[str, Any]:
@@ -96,16 +96,25 @@ def _consumed(values: Mapping[str, Any]) -> Consumed:
     return Consumed(**{name: int(value) for name, value in values.items()})
 
 
-def resume(states: Sequence[State], here: Position, num: int) -> Position:
-    """Return the position from which a rank reads packs: here, or where the states of a checkpoint are."""
+def position_to_resume(states: Sequence[State], here: Position, num: int) -> Position:
+    """Return the position from which a rank reads on.
+
+    Args:
+        states: of a checkpoint: of this rank alone if as many ranks train, else of all ranks. Empty: training starts.
+        here: the position of this rank at the start of the stream.
+        num: packs of an epoch.
+
+    Raises:
+        ValueError: the states do not belong together, or to this stream.
+    """
     if not states:
         return here
     positions = positions_of_states(states, here, _METHOD)
-    if _is_of_rank(states, here.ranks, here.rank):
+    if _is_state_of_rank(states, here.ranks, here.rank):
         return positions[0]
-    taken = taken_by(positions)
+    taken = numbers_taken_by(positions)
     is_end = taken.first % num == 0 and not taken.above  # an epoch's last row may not be whole
-    with reading(_METHOD):
+    with parsing_state(_METHOD):
         batches = {int(state["rank"]): int(state["batches"]) for state in states}
     if len(set(batches.values())) > 1 and not is_end:
         numbers = ", ".join(f"rank {number} had {n} batches" for number, n in sorted(batches.items()))
@@ -113,12 +122,12 @@ def resume(states: Sequence[State], here: Position, num: int) -> Position:
     return replace(here, topology=positions[0].topology, before=taken)
 
 
-def _is_of_rank(states: Sequence[State], ranks: int, rank: int) -> bool:
+def _is_state_of_rank(states: Sequence[State], ranks: int, rank: int) -> bool:
     """Say whether this is the state of this rank alone, with as many ranks."""
     return len(states) == 1 and (states[0]["ranks"], states[0]["rank"]) == (ranks, rank)
 
 
-def _stream_in(dataset: Any) -> Any:
-    """Return the `PackStream` that an Energon dataset reads, however it is wrapped; None: it reads several, or none."""
+def _pack_stream_of(dataset: Any) -> Any:
+    """Return the one `PackStream` inside an Energon dataset and its wrappers; None: there are several, or none."""
     inner: Sequence[Any] = getattr(dataset, "datasets", ())
-    return dataset if hasattr(dataset, "position") else _stream_in(inner[0]) if len(inner) == 1 else None
+    return dataset if hasattr(dataset, "position") else _pack_stream_of(inner[0]) if len(inner) == 1 else None

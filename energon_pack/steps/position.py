@@ -19,9 +19,9 @@ import numpy as np
 from energon_pack.errors import PackError, one_line
 from energon_pack.run.recent import LruCache
 from energon_pack.run.seeded import Ints, random_keys
-from energon_pack.steps.topology import Topology, stream
+from energon_pack.steps.topology import Topology, reading_order
 
-_BLOCK = 64  # steps that stay together, so that a stretch of them is still like the whole
+_UNITS_PER_BLOCK = 64  # steps that stay together, so that a stretch of them is still like the whole
 
 #: state of one rank: `position` is a Position as `dataclasses.asdict` gives it, `batches` how many the rank had
 State = Mapping[str, Any]
@@ -29,23 +29,23 @@ State = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Taken:
-    """Which of the numbers 0, 1, 2, … are taken: all below `first`, and a few above it."""
+    """A set of stream numbers (0, 1, 2, …) that were taken: all below `first`, and a few above it."""
 
     first: int = 0
     #: ascending
     above: list[int] = field(default_factory=list)
 
     def left(self, index: int) -> int:
-        """Return the number at an index among those left."""
+        """Return the index-th number that is not taken, in ascending order."""
         number = self.first + index
         return number + bisect_right(range(len(self.above)), number, key=lambda i: self.above[i] - i)
 
     def index(self, number: int) -> int:
-        """Return the index of a number among those left."""
+        """Return how many smaller numbers are not taken: the inverse of `left`."""
         return number - self.first - bisect_left(self.above, number)
 
     def and_of_left(self, num: int, ahead: Iterable[int]) -> "Taken":
-        """Return these numbers, with the first `num` of the remaining ones, and some ahead of them."""
+        """Return the set with the first `num` numbers not in it, and with those `ahead`, given as indices of `left`."""
         first = self.left(num)
         more = {self.left(index) for index in ahead if index > num}
         return Taken(first, sorted(more.union(number for number in self.above if number > first)))
@@ -53,7 +53,10 @@ class Taken:
 
 @dataclass(frozen=True)
 class Position:
-    """How far a rank is in a stream that all ranks share."""
+    """Where one rank is in a stream of packs, batches or samples that all ranks share.
+
+    In turn t, rank r takes number t · ranks + r of those that were left when these ranks began.
+    """
 
     #: identifies the stream
     stream: str
@@ -69,20 +72,23 @@ class Position:
     turns: Taken = Taken()
 
     def number(self, index: int = 0) -> int:
-        """Return the number of the stream that the rank takes in the index-th turn that it has left."""
+        """Return the place in the stream (0, 1, 2, …) of an item that this rank has yet to read: 0 is its next one."""
         return self.before.left(self.turns.left(index) * self.ranks + self.rank)
 
     def index(self, number: int) -> int:
-        """Return the index of a number's turn among those that the rank has left."""
+        """Return how many items this rank reads before the one at a place in the stream: the inverse of `number`.
+
+        Raises ValueError if that item is another rank's.
+        """
         turn, rank = divmod(self.before.index(number), self.ranks)
         if rank != self.rank:
             raise ValueError(f"pack {number} of the stream is rank {rank}'s, not rank {self.rank}'s of {self.ranks}")
         return self.turns.index(turn)
 
     def after(self, *read: int) -> "Position":
-        """Return the position after each of the rank's workers has taken so many turns.
+        """Return the position after each of the rank's workers has taken so many turns; `read` has one number a worker.
 
-        All workers have taken equally many, except that workers that skipped packs are ahead.
+        Workers take turns one after another, so the numbers differ by at most 1, unless workers skipped packs.
         """
         num = min(n * len(read) + worker for worker, n in enumerate(read))
         ahead = [k * len(read) + worker for worker, n in enumerate(read) for k in range(num // len(read), n)]
@@ -90,13 +96,13 @@ class Position:
 
     @property
     def last(self) -> int:
-        """Return the last number that was taken with all before it; -1: none was."""
+        """Return the last stream number that was taken without a gap among this rank's; -1: none was taken."""
         turn = self.turns.first - 1
         return self.before.first - 1 if turn < 0 else self.before.left(turn * self.ranks + self.rank)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Position":
-        """Return the position with these fields, as `dataclasses.asdict` gives them."""
+        """Build a position from the dict that `dataclasses.asdict` made of one; raise an error if a value is wrong."""
         topology, before, turns = values["topology"], Taken(**values["before"]), Taken(**values["turns"])
         numbers = [values["ranks"], values["rank"], values["epoch"], *topology.values(), turns.first, *turns.above]
         if any(type(number) is not int for number in (*numbers, before.first, *before.above)) or min(numbers) < 0:
@@ -106,8 +112,12 @@ class Position:
         return cls(**{**values, "topology": Topology(**topology), "before": before, "turns": turns})
 
 
-def taken_by(positions: Sequence[Position], reader: str = "rank") -> Taken:
-    """Return the numbers that all ranks together have taken."""
+def numbers_taken_by(positions: Sequence[Position], reader: str = "rank") -> Taken:
+    """Return the stream numbers that all ranks together have taken, from one position of each rank.
+
+    Raises:
+        PackError: a rank's position is missing, or is of another run; `reader` is what the message calls a rank.
+    """
     ranks, before = positions[0].ranks, positions[0].before
     begun = [replace(position, rank=0, turns=Taken()) for position in positions]
     if any(position != begun[0] for position in begun):
@@ -128,9 +138,13 @@ def taken_by(positions: Sequence[Position], reader: str = "rank") -> Taken:
 
 
 def positions_of_states(states: Sequence[State], here: Position, method: str) -> list[Position]:
-    """Return the positions in states."""
+    """Return the position in each state of a checkpoint; `method` is the name of the method that made the states.
+
+    Raises:
+        ValueError: a state is damaged, or of another stream than the position `here`.
+    """
     check_states(states, method)
-    with reading(method):
+    with parsing_state(method):
         if any(state["position"] is None for state in states):
             raise PackError("states of a blend: it is no blend now, and its packs would come twice")
         positions = [Position.of(state["position"]) for state in states]
@@ -144,7 +158,7 @@ def positions_of_states(states: Sequence[State], here: Position, method: str) ->
 
 
 def check_states(states: Sequence[State], method: str) -> None:
-    """Raise ValueError unless these are a list of states, one of each rank; `method` made them."""
+    """Raise ValueError unless the argument is a list of states; the message names the method that makes them."""
     are_listed = isinstance(states, Sequence) and not isinstance(states, str)
     if not are_listed or any(not isinstance(each, Mapping) or "position" not in each for each in states):
         raise ValueError(
@@ -153,8 +167,8 @@ def check_states(states: Sequence[State], method: str) -> None:
 
 
 @contextmanager
-def reading(method: str) -> Iterator[None]:
-    """Raise ValueError where a state has another form than a method gives it."""
+def parsing_state(method: str) -> Iterator[None]:
+    """Turn errors while a state is parsed into one ValueError that names the method which makes states."""
     try:
         yield
     except PackError:
@@ -164,20 +178,23 @@ def reading(method: str) -> Iterator[None]:
 
 
 class Stream:
-    """The packs of a dataset, epoch after epoch.
+    """The endless order in which all ranks together read the packs of a dataset, epoch after epoch.
 
     Every epoch has each pack once. If their number is no multiple of `topology.unit`, an epoch ends within a unit. The
     next epoch first fills that unit up, with its last unit and the packs left over, so all other units stay whole.
+
+    Args:
+        reorders: later epochs have another order of units; else all have the order of the first.
     """
 
     def __init__(self, num: int, topology: Topology, reorders: bool = False):
         self.num, self.topology = num, topology
-        self._stream = stream(num, topology)
+        self._stream = reading_order(num, topology)
         self._orders: LruCache[int, Ints] | None = LruCache(2) if reorders else None
         self._body = max(0, num // topology.unit - 1) * topology.unit if num % topology.unit else num
 
     def index(self, position: int) -> int:
-        """Return the number on disk of the pack at a position of the stream."""
+        """Return the number on disk (0 to num - 1) of the pack at a place in the stream; places go on over epochs."""
         epoch, place = divmod(position, self.num)
         filled = -epoch * self.num % self.topology.unit if 0 < self._body < self.num else 0
         if place < filled:
@@ -197,7 +214,7 @@ class Stream:
 
 
 def order_of_epoch(num: int, epoch: int) -> Ints:
-    """Put the units of a later epoch in another order: shuffle blocks of units, and the units within each block."""
-    block = np.arange(num) // _BLOCK
-    of_block = random_keys(num // _BLOCK + 1, epoch, 40)[block]
+    """Return an order of `num` units for an epoch: blocks of units are shuffled, and the units within each block."""
+    block = np.arange(num) // _UNITS_PER_BLOCK
+    of_block = random_keys(num // _UNITS_PER_BLOCK + 1, epoch, 40)[block]
     return np.lexsort((random_keys(num, epoch, 41), of_block))

@@ -3,8 +3,8 @@
     packs on disk ──split to global workers──► a stretch each ──ranks take from their workers by turns──► steps
 
 The packs of one global step lie in as many stretches as there are ranks, so a plan with even steps has to put packs
-there: `stream` returns which pack on disk is the p-th that is read. Without shuffling, the loader's order depends only
-on the number of packs, ranks and workers.
+there: `reading_order` returns which pack on disk is the p-th that is read. Without shuffling, the loader's order
+depends only on the number of packs, ranks and workers.
 """
 
 import os
@@ -20,9 +20,10 @@ from energon_pack.run.seeded import Ints
 
 @dataclass
 class Topology:
-    """The ranks and workers that train on packs; a layout is even for all `data_parallel` × `workers` of equal product.
+    """How many ranks and loader workers train on packs, and how many packs each rank reads in a step.
 
-    A loader without worker processes counts as one worker.
+    A layout stays even if ranks and workers change, as long as `data_parallel` × `workers` is the same. A loader
+    without worker processes counts as one worker.
     """
 
     #: data-parallel ranks
@@ -34,17 +35,17 @@ class Topology:
 
     @property
     def row(self) -> int:
-        """Packs of a row: one for each global worker."""
+        """Number of packs that are read at once: one by each worker of each rank."""
         return self.data_parallel * self.workers
 
     @property
     def rows_per_step(self) -> int:
-        """Rows of a step, or 1 if a row has several steps."""
+        """Number of rows (see `row`) in a step, or 1 if a row holds several steps."""
         return max(1, self.micro_batches // self.workers)
 
     @property
     def unit(self) -> int:
-        """Number of packs, in whole rows, after which a new step begins for any factors of ranks and workers."""
+        """Number of packs, in whole rows, after which a new step begins, however ranks and workers divide a row."""
         return self.row * self.rows_per_step
 
     @property
@@ -66,35 +67,36 @@ class Topology:
 
 
 def topology_of(manifest: Mapping[str, Any]) -> Topology:
-    """Return the topology a dataset was laid out for; one rank and one worker if its manifest has none."""
+    """Return the topology that a packed dataset was laid out for; one rank and one worker if its manifest has none."""
     return Topology(**manifest.get("topology") or {})
 
 
 def sizes_of_stretches(num: int, row: int) -> Ints:
-    """Return the number of packs in the stretch of each global worker: rank r's worker w has number r · workers + w.
+    """Return how many neighbouring packs Energon deals to each worker of each rank, int64[row].
 
-    Packs left over after equal shares go one each to workers far apart, in the order of halves: first, middle, …
+    Rank r's worker w is at r · workers + w. Packs left over after equal shares go to workers far apart, one each:
+    the first, the middle one, … `row` is the number of all workers, `num` that of packs.
 
     Source: Sharder.split_samples_to_workers of megatron-energon; a test compares them.
     """
     sizes = np.full(row, num // row, np.int64)
-    sizes[by_halves(np.arange(row))[: num % row]] += 1
+    sizes[interleave_halves(np.arange(row))[: num % row]] += 1
     return sizes
 
 
-def by_halves(numbers: Ints) -> Ints:
-    """Order numbers so that halves, and their halves, take turns."""
+def interleave_halves(numbers: Ints) -> Ints:
+    """Interleave the two halves of an array, each interleaved in the same way: 0 1 2 3 4 5 6 7 → 0 4 2 6 1 5 3 7."""
     if len(numbers) <= 2:
         return numbers
     half = len(numbers) // 2
-    first, second = by_halves(numbers[:half]), by_halves(numbers[half:])
+    first, second = interleave_halves(numbers[:half]), interleave_halves(numbers[half:])
     mixed = np.empty_like(numbers)
     mixed[0 : 2 * half : 2], mixed[1 : 2 * half : 2] = first, second[:half]
     mixed[2 * half :] = second[half:]
     return mixed
 
 
-def stream(num: int, topology: Topology) -> Ints:
+def reading_order(num: int, topology: Topology) -> Ints:
     """Return the packs in the order in which all ranks together read them in the first epoch.
 
     Returns:
@@ -112,9 +114,9 @@ def stream(num: int, topology: Topology) -> Ints:
 
 
 def ranks_here(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
-    """Return this data-parallel rank and the number of ranks.
+    """Return the data-parallel rank of this process, and the number of ranks.
 
-    The arguments count first, then torch.distributed, then torchrun's variables; without any there is one rank.
+    Taken from the arguments, else from torch.distributed, else from torchrun's environment variables; else 0 and 1.
     """
     if (rank is None) is not (world_size is None):
         raise ValueError(f"rank={rank}, world_size={world_size}: give both, or none")

@@ -13,7 +13,7 @@ from torch.utils.data import Sampler
 from energon_pack.plan.even_steps import lay_out
 from energon_pack.run.recent import LruCache
 from energon_pack.run.seeded import Ints, epoch_seed
-from energon_pack.steps.position import Position, State, Stream, Taken, positions_of_states, taken_by
+from energon_pack.steps.position import Position, State, Stream, Taken, numbers_taken_by, positions_of_states
 from energon_pack.steps.topology import Topology, ranks_here
 from energon_pack.trainers.length_groups import LengthGroups, group_by_length
 
@@ -110,7 +110,7 @@ class _Dealer(Sampler[Item]):
             if any(replace(other, rank=here.rank) != position for other in of_ranks):
                 raise ValueError("states of several steps: give those of one checkpoint")
             if (position.ranks, position.topology.micro_batches) != (here.ranks, here.topology.micro_batches):
-                taken = taken_by([replace(position, rank=rank) for rank in range(position.ranks)])
+                taken = numbers_taken_by([replace(position, rank=rank) for rank in range(position.ranks)])
                 position = replace(position, ranks=here.ranks, before=taken, turns=Taken())
         self._begin_at(position)
         self._is_at_end = not self._num_left(position)

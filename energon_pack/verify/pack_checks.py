@@ -175,7 +175,7 @@ def capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[PlanRow] 
             value = sum(squares)
         name = knob if cap.name == "max_token_len" else cap.name
         if type(limit := packing.get(name)) is int and value > limit:
-            yield caps.over(name, value, limit)
+            yield caps.excess_text(name, value, limit)
 
 
 def fingerprint(pack: Pack, expected: Any) -> Iterator[str]:

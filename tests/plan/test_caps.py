@@ -15,7 +15,7 @@ from energon_pack.config import PackConfig, Stage
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.pack import pack
 from energon_pack.plan.caps import CAPS, COLUMNS, costs, exceeded
-from energon_pack.plan.overlong import how_cut
+from energon_pack.plan.overlong import cut_settings
 from energon_pack.plan.settings import GroupBy, Layout, Overlong, PackingConfig
 from energon_pack.run.plain_data import plain
 from energon_pack.verify.pack_checks import capacity
@@ -92,7 +92,7 @@ def test_which_settings_have_samples_cut_anew(field: Any) -> None:
     base = PackingConfig(overlong=Overlong.split_turns)
     changed = replace(base, **{field.name: others.get(field.name, 7)})
     limits = {cap.name for cap in CAPS}
-    assert (how_cut(changed) != how_cut(base)) == (field.name in (*limits, "pad_to_multiple_of", "overlong"))
+    assert (cut_settings(changed) != cut_settings(base)) == (field.name in (*limits, "pad_to_multiple_of", "overlong"))
 
 
 def test_what_is_said_comes_true(config: Callable[..., PackConfig], capsys: pytest.CaptureFixture[str]) -> None:

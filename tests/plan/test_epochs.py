@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from energon_pack.plan.items import Items
 from energon_pack.plan.made import plan_of_epoch
-from energon_pack.plan.packs import PackPlan, split_of_packs, taken
+from energon_pack.plan.packs import PackPlan, select_packs, split_of_packs
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import GroupBy, Overlong, PackingConfig
 from support.plans import items, packs
@@ -63,7 +63,7 @@ def test_no_limit_is_broken_in_a_later_epoch(
         samples, max_token_len=8, pad_to_multiple_of=multiple, group_by=group_by, window=window, **settings
     )
     if max_packs is not None:
-        plan = taken(plan, [np.arange(min(max_packs, plan.num_packs))])
+        plan = select_packs(plan, [np.arange(min(max_packs, plan.num_packs))])
     other = plan_of_epoch(plan, some, packing, seed, epoch)
     assert sorted(other.items) == sorted(plan.items)
     lens = -(-some.lens // multiple) * multiple

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_pack.plan.alike import alike, mended
-from energon_pack.plan.even_steps import evened, lay_out
+from energon_pack.plan.alike import mend_steps, sort_by_cost
+from energon_pack.plan.even_steps import deal_evenly, lay_out
 from energon_pack.run.seeded import Ints
-from energon_pack.steps.evenness import figures
-from energon_pack.steps.topology import Topology, stream
+from energon_pack.steps.evenness import evenness_figures
+from energon_pack.steps.topology import Topology, reading_order
 
 Costs = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -26,7 +26,7 @@ def packs(num: int, seed: int = 0) -> tuple[Costs, Ints]:
 
 def read(num: int, order: Ints, topology: Topology) -> Ints:
     """Return packs by step, micro-batch and rank, as Energon reads an order; only whole steps."""
-    together = order[stream(num, topology)]
+    together = order[reading_order(num, topology)]
     size = topology.data_parallel * topology.micro_batches
     return together[: num // size * size].reshape(-1, topology.micro_batches, topology.data_parallel)
 
@@ -35,8 +35,8 @@ def evenness(costs: Costs, trained: Ints, order: Ints, topology: Topology) -> tu
     """Return the report's figures: time of an epoch by both costs, and the worst distance of a step's trained
     tokens.
     """
-    together = order[stream(len(trained), topology)]
-    found = figures(costs, trained, topology.data_parallel, topology.micro_batches, together)
+    together = order[reading_order(len(trained), topology)]
+    found = evenness_figures(costs, trained, topology.data_parallel, topology.micro_batches, together)
     return found["lm"]["epoch"], found["vision"]["epoch"], found["trained"]["worst"]
 
 
@@ -50,21 +50,21 @@ def max_over_mean(costs: Costs, steps: Ints) -> list[float]:
 def test_like_packs_by_head() -> None:
     """Pairs of the same cost lie together, whether they differ in one cost or the other."""
     costs = np.array([[1, 1, 5, 5, 1, 1, 5, 5], [2, 9, 2, 9, 2, 9, 2, 9]], float)
-    pairs = alike(costs, np.arange(8), 2).reshape(-1, 2).tolist()
+    pairs = sort_by_cost(costs, np.arange(8), 2).reshape(-1, 2).tolist()
     assert sorted(map(sorted, pairs)) == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
 def test_a_trade_by_head() -> None:
     """By cost alone 8 9 | 1 2 train on 2 and 6: the cheapest of the dear goes for what trains on most."""
     costs, trained = np.array([[1.0, 2.0, 8.0, 9.0]]), np.array([1.4, 1.6, 0.4, 0.6])
-    assert alike(costs, np.arange(4), 2, trained=trained).tolist() == [0, 1, 2, 3]
-    assert alike(costs, np.arange(4), 2, trained=trained, most_off=0.5).tolist() == [0, 1, 2, 3]
-    assert sorted(alike(costs, np.arange(4), 2, trained=trained, most_off=0.2)[:2].tolist()) == [0, 2]
+    assert sort_by_cost(costs, np.arange(4), 2, trained=trained).tolist() == [0, 1, 2, 3]
+    assert sort_by_cost(costs, np.arange(4), 2, trained=trained, most_off=0.5).tolist() == [0, 1, 2, 3]
+    assert sorted(sort_by_cost(costs, np.arange(4), 2, trained=trained, most_off=0.2)[:2].tolist()) == [0, 2]
 
 
 def test_sums_by_head() -> None:
     """4 and 3, 2 and 1: the bin with 4 gets 1."""
-    dealt = evened(np.array([[4.0, 3.0, 2.0, 1.0]]), np.array([[[0, 1]], [[2, 3]]]))
+    dealt = deal_evenly(np.array([[4.0, 3.0, 2.0, 1.0]]), np.array([[[0, 1]], [[2, 3]]]))
     assert dealt[:, 0].T.tolist() == [[0, 3], [1, 2]]
 
 
@@ -128,7 +128,7 @@ def test_every_stretch_has_about_the_mixture() -> None:
 def test_packs_that_make_no_whole_step_are_no_curriculum(topology: Topology) -> None:
     """A validation split, or a typing error in `data_parallel`: they came from the cheapest to the dearest."""
     costs, trained = packs(1000)
-    read_first = lay_out(costs, trained, topology, 0)[stream(1000, topology)]
+    read_first = lay_out(costs, trained, topology, 0)[reading_order(1000, topology)]
     cost = (costs / costs.mean(axis=1, keepdims=True)).sum(axis=0)[read_first]
     by_time = [part.mean() for part in np.array_split(cost, 4)]
     assert max(by_time) / min(by_time) < 1.7
@@ -157,5 +157,5 @@ def test_one_swap_mends_a_step_by_head() -> None:
     """The first of 8 steps trains on 18, the mean is 9.25: a 9 is swapped for a 4 of the step with equal cost."""
     trained, costs = np.array([9, 9, *[4] * 14]), np.ones((1, 16))
     costs[0, [0, 1, 6, 7]] = 5
-    assert mended(costs, trained, np.arange(16), 2, 0.5).tolist() == [6, 1, 2, 3, 4, 5, 0, *range(7, 16)]
-    assert mended(costs, trained, np.arange(16), 2, 2.0).tolist() == [*range(16)]
+    assert mend_steps(costs, trained, np.arange(16), 2, 0.5).tolist() == [6, 1, 2, 3, 4, 5, 0, *range(7, 16)]
+    assert mend_steps(costs, trained, np.arange(16), 2, 2.0).tolist() == [*range(16)]

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from energon_pack.errors import PackError
 from energon_pack.plan.counted import Tally
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
-from energon_pack.plan.plan import plan_packs, without_window
+from energon_pack.plan.plan import num_packs_without_window, plan_packs
 from energon_pack.plan.settings import GroupBy, Overlong, PackingConfig
 from energon_pack.plan.shard_plan import shard_bounds
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.evenness import spread_of
-from energon_pack.steps.topology import Topology, stream
+from energon_pack.steps.topology import Topology, reading_order
 from support.plans import items, packs
 
 OVERLONG, OVER_CAP = LEFT_OUT.index(Reason.OVERLONG), LEFT_OUT.index(Reason.OVER_CAP)
@@ -123,7 +123,7 @@ def test_datasets_and_windows_are_kept_apart() -> None:
     in_windows = packs(plan_packs(some, PackingConfig(max_token_len=10, group_by=GroupBy.none, window=2)))
     assert [i // 4 for pack in in_windows for i in pack] in ([0] * 4 + [1] * 4, [1] * 4 + [0] * 4)
     assert len(packs(plan_packs(some, PackingConfig(max_token_len=10, window=1)))) == 8
-    assert without_window(some, PackingConfig(max_token_len=10, window=1), 0) == 4
+    assert num_packs_without_window(some, PackingConfig(max_token_len=10, window=1), 0) == 4
 
 
 def test_overlong_items_may_have_packs_of_their_own() -> None:
@@ -150,7 +150,7 @@ def test_a_topology_puts_like_packs_in_a_step() -> None:
     lens = np.concatenate((np.full(200, 100_000), rng.integers(5, 5000, 8000)))
     plans = [plan_packs(items(lens), PackingConfig(max_token_len=100_000, topology=Topology(n))) for n in (1, 4)]
     assert len({plan.num_packs for plan in plans}) == 1
-    costs = [plan.per_pack(lens**2).astype(float)[stream(plan.num_packs, Topology(4))] for plan in plans]
+    costs = [plan.per_pack(lens**2).astype(float)[reading_order(plan.num_packs, Topology(4))] for plan in plans]
     by_default, even = (spread_of(cost, 4).epoch for cost in costs)
     assert even - 1 < (by_default - 1) / 5
 

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import strategies as st
 
 from energon_pack.online.stream_packs import Draw, Draws, permuted_number
-from energon_pack.plan.pool import Pool, Waiting, costs_of, fullest
+from energon_pack.plan.pool import Pool, WaitingSample, costs_of, fullest_pack
 from energon_pack.plan.settings import Overlong, PackingConfig
-from energon_pack.steps.position import Position, taken_by
+from energon_pack.steps.position import Position, numbers_taken_by
 
 
-def names(pack: Sequence[Waiting]) -> list[Any]:
+def names(pack: Sequence[WaitingSample]) -> list[Any]:
     return [sample.name for sample in pack]
 
 
-def packs_of(pool: Pool, samples: Sequence[tuple[Any, tuple[int, ...], str]]) -> Iterator[list[Waiting]]:
+def packs_of(pool: Pool, samples: Sequence[tuple[Any, tuple[int, ...], str]]) -> Iterator[list[WaitingSample]]:
     """All packs of some samples that come one after the other."""
     for sample in samples:
         pool.add(*sample)
@@ -43,13 +43,13 @@ def packs_of(pool: Pool, samples: Sequence[tuple[Any, tuple[int, ...], str]]) ->
     ],
 )
 def test_the_fullest_pack_to_check_by_head(lens: list[int], room: int, chosen: list[int]) -> None:
-    assert fullest([(length,) for length in lens], (room,)) == chosen
+    assert fullest_pack([(length,) for length in lens], (room,)) == chosen
 
 
 def test_a_cap_that_the_fullest_choice_breaks_is_kept_by_another() -> None:
     """Two images are too many: of 4 + 6 tokens with three, and 4 + 5 with one, the latter is a pack."""
-    assert fullest([(4, 1), (6, 2), (5, 0)], (10, 1)) == [0, 2]
-    assert fullest([(4, 0), (2, 1), (3, 1), (4, 1)], (10, 1)) == [0, 3], "the frugal one, not the earlier"
+    assert fullest_pack([(4, 1), (6, 2), (5, 0)], (10, 1)) == [0, 2]
+    assert fullest_pack([(4, 0), (2, 1), (3, 1), (4, 1)], (10, 1)) == [0, 3], "the frugal one, not the earlier"
 
 
 @hypothesis.given(st.lists(st.integers(1, 12), min_size=1, max_size=8), st.integers(12, 30))
@@ -61,7 +61,7 @@ def test_no_choice_is_fuller(lens: list[int], room: int) -> None:
         for rest in combinations(lens[1:], number)
         if sum(some := (lens[0], *rest)) <= room
     )
-    assert sum(lens[i] for i in fullest([(length,) for length in lens], (room,))) == best
+    assert sum(lens[i] for i in fullest_pack([(length,) for length in lens], (room,))) == best
 
 
 COUNTS = st.tuples(st.integers(1, 30), st.integers(0, 3), st.integers(0, 20), st.sampled_from("ab"))
@@ -238,7 +238,7 @@ def test_any_lanes_go_on_and_each_sample_is_drawn_once(sizes: list[int], worlds:
             draws = Draws(sizes, here, replacement=False)
             found += drawn(draws, 10_000 if number == len(worlds) else nums[4 * number + lane])
             ends.append(draws.positions)
-        begun = [replace(begun[0], before=taken_by(positions)) for positions in zip(*ends, strict=True)]
+        begun = [replace(begun[0], before=numbers_taken_by(positions)) for positions in zip(*ends, strict=True)]
     assert sorted(draw[:2] for draw in found) == [(of, i) for of, size in enumerate(sizes) for i in range(size)]
 
 

@@ -20,7 +20,7 @@ from energon_pack.loading.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.online.lazy import LazyPackedDataset
 from energon_pack.pack import pack
 from energon_pack.plan.settings import Layout, PackingConfig
-from energon_pack.plan.text_parts import edges_of, most_tokens
+from energon_pack.plan.text_parts import most_tokens, part_edges
 from energon_pack.samples.documents import document_of
 from energon_pack.samples.options import options_of
 from energon_pack.samples.skip import Skip
@@ -47,17 +47,17 @@ HARD = (
 
 def test_where_a_document_is_cut() -> None:
     """Four tokens a part; a last part of one token, which would train nothing, takes one from the part before."""
-    assert edges_of([(i, i + 1) for i in range(8)], 4) == [0, 4, 8]
-    assert edges_of([(i, i + 1) for i in range(9)], 4) == [0, 4, 7, 9]
-    assert edges_of([(0, 1), (1, 2), (2, 3), (3, 4), (3, 4), (4, 5)], 4) == [0, 3, 6]  # within the fourth character
-    assert edges_of([(0, 1)] * 6, 4) == [0, 4, 6]  # a character longer than a part
+    assert part_edges([(i, i + 1) for i in range(8)], 4) == [0, 4, 8]
+    assert part_edges([(i, i + 1) for i in range(9)], 4) == [0, 4, 7, 9]
+    assert part_edges([(0, 1), (1, 2), (2, 3), (3, 4), (3, 4), (4, 5)], 4) == [0, 3, 6]  # within the fourth character
+    assert part_edges([(0, 1)] * 6, 4) == [0, 4, 6]  # a character longer than a part
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=60), st.integers(3, 12))
 def test_parts_are_all_tokens_and_fit(widths: list[int], most: int) -> None:
     ends = [sum(widths[: i + 1]) for i in range(len(widths))]
     places = [(end - width, end) for end, width in zip(ends, widths, strict=True)]
-    edges = edges_of(places, most)
+    edges = part_edges(places, most)
     assert (edges[0], edges[-1]) == (0, len(places))
     sizes = [end - start for start, end in pairwise(edges)]
     assert max(sizes) <= most

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from energon_pack.plan.noted import LISTED, NOTES
+from energon_pack.plan.noted import NAME_LISTS, NOTES
 from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.report import MediaFigures
 from energon_pack.report.data_rules import _HELP
@@ -155,7 +155,7 @@ def test_what_stands_out(name: str) -> None:
     of, expected = CASES[name]
     assert said(of) == [expected]
     assert all(remark.why and remark.knob for remark in remarks(of))
-    known = {"", "most_visual", "untrained", "without_features", *NOTES, *LISTED, *Reason}
+    known = {"", "most_visual", "untrained", "without_features", *NOTES, *NAME_LISTS, *Reason}
     assert {remark.sample for remark in remarks(of)} <= known, "the contact sheet finds a sample of each"
 
 

@@ -18,10 +18,10 @@ from megatron.energon.flavors.webdataset.sharder import Sharder
 
 from energon_pack.errors import PackError
 from energon_pack.steps.cost import cost_model
-from energon_pack.steps.evenness import Spread, figures, spread_of
-from energon_pack.steps.journal import Consumed, Journal, resume
-from energon_pack.steps.position import Position, Stream, Taken, taken_by
-from energon_pack.steps.topology import Topology, sizes_of_stretches, stream
+from energon_pack.steps.evenness import Spread, evenness_figures, spread_of
+from energon_pack.steps.journal import Consumed, Journal, position_to_resume
+from energon_pack.steps.position import Position, Stream, Taken, numbers_taken_by
+from energon_pack.steps.topology import Topology, reading_order, sizes_of_stretches
 from support.packed import demo_config, packed
 
 _SMALL = st.integers(1, 12)
@@ -36,8 +36,8 @@ def test_stretches_are_those_of_energon(num: int, row: int) -> None:
 
 def test_the_stream_by_head() -> None:
     """Two ranks of two workers: they have 0-2, 3-4, 5-6, 7-8; of both ranks the first reads, then the second."""
-    assert stream(9, Topology(2, 2)).tolist() == [0, 5, 3, 7, 1, 6, 4, 8, 2]
-    assert stream(3, Topology()).tolist() == [0, 1, 2]
+    assert reading_order(9, Topology(2, 2)).tolist() == [0, 5, 3, 7, 1, 6, 4, 8, 2]
+    assert reading_order(3, Topology()).tolist() == [0, 1, 2]
 
 
 @given(st.integers(0, 300), _SMALL, _SMALL)
@@ -49,7 +49,7 @@ def test_the_stream_is_what_ranks_read_by_turns(num: int, data_parallel: int, wo
     for turn in range(max(map(len, stretches)) * workers):
         for rank in range(data_parallel):
             read += stretches[rank * workers + turn % workers][turn // workers :][:1]
-    assert stream(num, Topology(data_parallel, workers)).tolist() == read
+    assert reading_order(num, Topology(data_parallel, workers)).tolist() == read
 
 
 @given(st.integers(1, 200), _SMALL, st.integers(1, 4), st.sampled_from([1, 2, 4, 8]), st.booleans())
@@ -153,7 +153,7 @@ def test_no_order_trains_more_evenly_than_its_bound(values: list[int], size: int
     """The bound stands beside what was planned: one that an order beats says nothing."""
     zeros = np.zeros((2, 6))
     for order in set(permutations(values)):
-        trained = figures(zeros, np.array(order), size)["trained"]
+        trained = evenness_figures(zeros, np.array(order), size)["trained"]
         assert trained["worst"] >= trained["bound"] - 1.1e-4
 
 
@@ -172,7 +172,7 @@ def test_no_order_beats_the_bounds(values: list[int], size: tuple[int, int]) -> 
 def test_figures_by_head() -> None:
     """Trained tokens of steps: 30 and 10, each half away from 20."""
     costs = np.stack((cost(1, 1, 3, 5, 7), cost(1, 3, 0, 0, 0)))
-    found = figures(costs, np.array([10, 20, 5, 5, 1]), ranks=2)
+    found = evenness_figures(costs, np.array([10, 20, 5, 5, 1]), ranks=2)
     assert (found["steps"], found["left_over"]) == (2, 1)
     assert found["lm"]["epoch"] == 1.2  # 1 + 5 of 1 + 4
     assert found["vision"]["epoch"] == 1.5
@@ -183,8 +183,12 @@ def test_figures_by_head() -> None:
 def test_packs_are_taken_in_the_order_in_which_they_are_read() -> None:
     costs, trained = np.stack((np.arange(64.0), np.zeros(64))), np.ones(64, np.int64)
     by_chance = np.random.default_rng(0).permutation(64)
-    assert figures(costs, trained, 8)["lm"]["epoch"] < 1.15 < figures(costs, trained, 8, read=by_chance)["lm"]["epoch"]
-    assert figures(np.zeros((2, 0)), np.zeros(0, np.int64), 4)["steps"] == 0
+    assert (
+        evenness_figures(costs, trained, 8)["lm"]["epoch"]
+        < 1.15
+        < evenness_figures(costs, trained, 8, read=by_chance)["lm"]["epoch"]
+    )
+    assert evenness_figures(np.zeros((2, 0)), np.zeros(0, np.int64), 4)["steps"] == 0
 
 
 START = Position("10 packs")
@@ -212,7 +216,7 @@ def test_two_ranks_of_two_workers_take_turns() -> None:
     assert (first.last, after.last) == (-1, 2)
     with pytest.raises(ValueError, match=r"pack 3 of the stream is rank 1's, not rank 0's of 2"):
         first.index(3)
-    assert taken_by([second.after(1, 1), after]) == Taken(4, [6])  # 1 and 3
+    assert numbers_taken_by([second.after(1, 1), after]) == Taken(4, [6])  # 1 and 3
     assert Position.of(asdict(after)) == after
 
 
@@ -240,10 +244,10 @@ GOOD: dict[str, Any] = {
 def test_a_state_that_is_none_is_refused_in_one_line(change: Any) -> None:
     """A file that was cut, or another one: `[null]` was a TypeError somewhere inside."""
     dataset = SimpleNamespace(worker_config=SimpleNamespace(world_size=1, rank=0, num_workers=1))
-    resume([GOOD], START, 10)
+    position_to_resume([GOOD], START, 10)
     Journal(dataset, [GOOD])
     with pytest.raises(ValueError, match=r"^a state that is damaged"):
-        resume([change], START, 10)
+        position_to_resume([change], START, 10)
     if "own" not in change:
         with pytest.raises(ValueError, match=r"^a state that is damaged"):
             Journal(dataset, [change])
@@ -253,12 +257,12 @@ def test_states_that_do_not_belong_together() -> None:
     """Otherwise packs would be lost, or come twice, in silence."""
     positions = [position.after(2) for position in of_ranks(3)]
     with pytest.raises(ValueError, match=r"states of rank 0, 2, but 3 ranks have trained"):
-        taken_by([positions[0], positions[2]])
+        numbers_taken_by([positions[0], positions[2]])
     with pytest.raises(ValueError, match="rank 0, 0, 1"):
-        taken_by([positions[0], positions[0], positions[1]])
+        numbers_taken_by([positions[0], positions[0], positions[1]])
     for other in (replace(START, stream="11 packs"), replace(START, before=Taken(1))):
         with pytest.raises(ValueError, match="not of the same run"):
-            taken_by([*positions[:2], of_ranks(3, other)[2]])
+            numbers_taken_by([*positions[:2], of_ranks(3, other)[2]])
 
 
 worlds = st.lists(
@@ -286,7 +290,7 @@ def test_each_pack_is_read_once_an_epoch_whoever_goes_on(
                 seen += map(position.number, turns)
                 assert [position.index(position.number(turn)) for turn in turns] == turns
             ends.append(position.after(*read))
-        begun = replace(begun, before=taken_by(ends))
+        begun = replace(begun, before=numbers_taken_by(ends))
         assert len(set(seen)) == len(seen)
         top = max(seen, default=-1)
         left = [begun.number(index) for index in range(top + 2)]

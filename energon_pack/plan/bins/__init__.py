@@ -20,13 +20,13 @@ from energon_pack.plan.bins.greedy import best_fit_decreasing, first_fit_decreas
 from energon_pack.plan.bins.planned_bins import (
     Bins,
     SameBins,
+    as_int32,
     bins_of,
     count_bins,
-    gather,
+    group_by_bin,
     l2_of_histogram,
     lower_bound,
     lower_bound_l2,
-    narrow,
     shuffled_argsort,
 )
 from energon_pack.plan.settings import Algorithm
@@ -37,7 +37,7 @@ __all__ = ["Bins", "lower_bound", "lower_bound_l2", "pack_bins"]
 
 #: The search for a balanced plan ends at this many times the lower bound. `auto` accepts one more bin, too: the little
 #: that an exact fit may save is not worth packs sorted by length.
-_NEAR = 1.0001
+_NEAR_THE_BOUND = 1.0001
 
 
 def pack_bins(
@@ -63,7 +63,7 @@ def pack_bins(
     """
     costs = np.atleast_2d(np.asarray(costs, dtype=np.int64))
     limits = np.atleast_1d(np.asarray(caps, dtype=np.int64))
-    _check(costs, limits, algorithm)
+    _check_costs(costs, limits, algorithm)
     if not costs.shape[1]:
         return Bins(np.zeros(1, np.int64), np.zeros(0, np.int64))
     bins = _pack_lengths(costs[0], int(limits[0]), algorithm, seed)
@@ -76,7 +76,7 @@ def pack_bins(
     return bins if is_kept else pack_capped(costs, limits, seed, needs)
 
 
-def _check(costs: Ints, caps: Ints, algorithm: Algorithm) -> None:
+def _check_costs(costs: Ints, caps: Ints, algorithm: Algorithm) -> None:
     if algorithm not in list(Algorithm):
         raise ValueError(f"algorithm {algorithm!r} is none of {', '.join(known.value for known in Algorithm)}")
     if costs.ndim != 2 or caps.shape != (len(costs),):
@@ -94,7 +94,7 @@ def _pack_lengths(lens: Ints, capacity: int, algorithm: Algorithm, seed: int) ->
     histogram = np.concatenate((histogram[:1], histogram[unit::unit]))
     capacity = min(capacity // unit, int(histogram @ np.arange(len(histogram))))
     bound = l2_of_histogram(histogram, capacity)
-    narrow_lens = narrow(lens)
+    narrow_lens = as_int32(lens)
     items = shuffled_argsort(narrow_lens, seed)
 
     if algorithm in (Algorithm.auto, Algorithm.balanced):
@@ -103,37 +103,38 @@ def _pack_lengths(lens: Ints, capacity: int, algorithm: Algorithm, seed: int) ->
         def limit() -> float:
             if algorithm == Algorithm.balanced:
                 return inf
-            enough = bound * _NEAR + 1
-            exact.extend(_optimal(histogram, capacity, bound, enough, seed))
+            enough = bound * _NEAR_THE_BOUND + 1
+            exact.extend(_fewest_bins(histogram, capacity, bound, enough, seed))
             return max(count_bins(exact), enough)
 
-        bin_of = balance(narrow_lens[items[::-1]] // unit, capacity, bound, bound * _NEAR, seed, limit)
-        return gather(bins_of(exact) if bin_of is None else bin_of[::-1], items, seed)
+        bin_of = balance(narrow_lens[items[::-1]] // unit, capacity, bound, bound * _NEAR_THE_BOUND, seed, limit)
+        return group_by_bin(bins_of(exact) if bin_of is None else bin_of[::-1], items, seed)
     if algorithm == Algorithm.optimal:
-        runs = _optimal(histogram, capacity, bound, bound, seed)
+        runs = _fewest_bins(histogram, capacity, bound, bound, seed)
     elif algorithm == Algorithm.best_fit_decreasing:
         runs = best_fit_decreasing(histogram, capacity)
     else:
         runs = first_fit_decreasing(histogram, capacity)
-    return gather(bins_of(runs), items, seed)
+    return group_by_bin(bins_of(runs), items, seed)
 
 
-def _optimal(histogram: Ints, capacity: int, bound: int, enough: float, seed: int) -> list[SameBins]:
-    """Return the fewest bins that any way of this package finds.
+def _fewest_bins(histogram: Ints, capacity: int, bound: int, enough: float, seed: int) -> list[SameBins]:
+    """Pack by several algorithms, from fast to slow, and return the plan with fewest bins.
 
     Args:
-        enough: if a faster way needs only so many bins, the slowest way is not tried.
+        bound: a number of bins that no packing can go below.
+        enough: if a faster algorithm needs only so many bins, the slowest is not tried.
     """
     runs = exact_fit(histogram, capacity, seed)
     if count_bins(runs) > bound:  # sets of few items may be luckier with best fit
         runs = min(runs, best_fit_decreasing(histogram, capacity), key=count_bins)
     if count_bins(runs) > enough:
-        runs = min(runs, _drawn(histogram, capacity, seed), key=count_bins)
+        runs = min(runs, _pack_drawn(histogram, capacity, seed), key=count_bins)
     return runs
 
 
-def _drawn(histogram: Ints, capacity: int, seed: int) -> list[SameBins]:
-    """Fill most bins as a stream does, then pack the items left at its end into as few bins as possible."""
+def _pack_drawn(histogram: Ints, capacity: int, seed: int) -> list[SameBins]:
+    """Pack by `drawn_fit`, and then the items that it leaves, into as few bins as possible."""
     runs, left = drawn_fit(histogram, capacity, seed)
     rest = min(exact_fit(left, capacity, seed), best_fit_decreasing(left, capacity), key=count_bins)
     num_bins = count_bins(runs)

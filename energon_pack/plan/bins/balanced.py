@@ -13,23 +13,23 @@ from typing import NamedTuple, overload
 
 import numpy as np
 
-from energon_pack.plan.bins.exact import Stock
+from energon_pack.plan.bins.exact import RemainingItems
 from energon_pack.plan.bins.greedy import best_fit_decreasing
-from energon_pack.plan.bins.planned_bins import OpenBins, SameBins, bins_of, count_bins, narrow
+from energon_pack.plan.bins.planned_bins import OpenBins, SameBins, as_int32, bins_of, count_bins
 from energon_pack.run.seeded import AnyInts, Ints, RandomStream, random_keys
 
 #: Shares of the tokens to keep back for filling gaps: the smaller the share, the more even the bins.
-_TAILS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.11, 0.15, 0.3, 0.5)
+_TAIL_SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.11, 0.15, 0.3, 0.5)
 #: The first so many shares are enough if there are short items; the others are for sets without short items.
-_NUM_SMALL = 11
-_LARGE = (12, 11)
+_NUM_SMALL_TAILS = 11
+_LARGE_TAILS = (12, 11)
 #: If two plans differ by no more than this share of the bins, plus this many bins, it is worth searching more closely.
-_NEAR = 0.001, 10
+_NEARLY_EQUAL = 0.001, 10
 _MOST_ROUNDS = 1000
 
 
-class Way(Enum):
-    """In which order gaps are filled, and how many equal gaps are filled alike."""
+class FillOrder(Enum):
+    """In which order the free space of bins is filled, and how many equally full bins are filled alike."""
 
     by_chance = 0
     ascending = 1
@@ -39,8 +39,9 @@ class Way(Enum):
 def balance(
     lens: AnyInts, capacity: int, num_bins: int, goal: float, seed: int, limit: Callable[[], float] = lambda: inf
 ) -> AnyInts | None:
-    """Return the bin of each item; None if that takes more bins than the limit.
+    """Pack items into bins with like mixtures of long and short items; return each item's bin.
 
+    Returns None if that takes more bins than the limit. The shortest items are held back, as a tail, to fill gaps.
     Takes the first small tail that gives few enough bins. Without short items no small tail does. Then it searches the
     best large tail quickly, and more closely only if that is about as good as the limit.
 
@@ -48,71 +49,71 @@ def balance(
         lens: longest first.
         num_bins: number of bins to begin with: the lower bound.
         goal: the search for a tail ends when it needs only so many bins.
-        limit: called only if the small tails need more than one bin over the goal.
+        limit: returns the most bins; called only if the small tails need more than one bin over the goal.
     """
     search = _Search(lens, capacity, num_bins, seed)
-    search.most = goal + _near(goal)
-    for tail in range(_NUM_SMALL):
-        search.improve(tail, Way.by_chance)
+    search.most = goal + _margin(goal)
+    for tail in range(_NUM_SMALL_TAILS):
+        search.improve(tail, FillOrder.by_chance)
         if search.most + 1 <= goal:
             return search.bin_of()
     if search.most > goal:
         search.must_have(limit())
     most = search.most
-    search.improve(0, Way.by_chance)
-    hasty = [search.fill(tail, Way.hasty, most + _near(most)) for tail in _LARGE]
+    search.improve(0, FillOrder.by_chance)
+    hasty = [search.fill(tail, FillOrder.hasty, most + _margin(most)) for tail in _LARGE_TAILS]
     fewest = min((found.gaps.num_bins for found in hasty if found), default=inf)
-    if most == inf or abs(fewest - most) <= _near(most):
-        for tail in reversed(range(len(_TAILS))):
-            search.improve(tail, Way.ascending)
-            search.improve(tail, Way.by_chance)
+    if most == inf or abs(fewest - most) <= _margin(most):
+        for tail in reversed(range(len(_TAIL_SHARES))):
+            search.improve(tail, FillOrder.ascending)
+            search.improve(tail, FillOrder.by_chance)
     for found in hasty:
         search.keep(found)
     return search.bin_of()
 
 
-def _near(num_bins: float) -> float:
-    return _NEAR[0] * num_bins + _NEAR[1]
+def _margin(num_bins: float) -> float:
+    return _NEARLY_EQUAL[0] * num_bins + _NEARLY_EQUAL[1]
 
 
-class _Found(NamedTuple):
-    gaps: "Gaps"
+class _TailResult(NamedTuple):
+    gaps: "FilledGaps"
     head: int
 
 
 class _Search:
-    """Deals the longest items once, tries tails of several sizes to fill the gaps, and keeps the best result."""
+    """Deals the longest items once, tries several tails of the shortest to fill the gaps, and keeps the best."""
 
     def __init__(self, lens: AnyInts, capacity: int, num_bins: int, seed: int):
         upto = np.cumsum(lens, dtype=np.int64)
-        self._heads: list[int] = np.searchsorted(upto, upto[-1] * (1 - np.array(_TAILS))).tolist()
+        self._heads: list[int] = np.searchsorted(upto, upto[-1] * (1 - np.array(_TAIL_SHARES))).tolist()
         del upto
         self._lens, self._capacity, self._seed = lens, capacity, seed
         self._head = self._heads[0]
-        self._bin_of = spread(lens[: self._head], capacity, num_bins)
+        self._bin_of = deal_to_emptiest(lens[: self._head], capacity, num_bins)
         self._fill, self._rest = np.zeros(num_bins, np.int64), np.bincount(lens)
         self._move(0, self._head, 1)
-        self._best: _Found | None = None
+        self._best: _TailResult | None = None
         #: More bins are of no use.
         self.most = inf
 
     def must_have(self, most: float) -> None:
-        """Forget results with more bins than this."""
+        """Forget a best result with more than `most` bins, and look for no larger one."""
         if self._best and self._best.gaps.num_bins > most:
             self._best = None
         if not self._best:
             self.most = most
 
-    def keep(self, found: _Found | None) -> None:
+    def keep(self, found: _TailResult | None) -> None:
         """Keep a result if it has fewer bins than the best one so far."""
         if found and found.gaps.num_bins <= self.most:
             self._best, self.most = found, found.gaps.num_bins - 1
 
-    def improve(self, tail: int, way: Way) -> None:
+    def improve(self, tail: int, way: FillOrder) -> None:
         self.keep(self.fill(tail, way, self.most))
 
-    def fill(self, tail: int, way: Way, most: float) -> _Found | None:
-        """Fill the gaps that this tail leaves with it; None if that takes more bins than `most`."""
+    def fill(self, tail: int, way: FillOrder, most: float) -> _TailResult | None:
+        """Deal all items but a tail (index of `_TAIL_SHARES`), which fills gaps; None: that takes over `most` bins."""
         head = self._heads[tail]
         if head < self._head:
             self._move(head, self._head, -1)
@@ -120,7 +121,7 @@ class _Search:
             self._move(self._head, head, 1)
         self._head = head
         gaps = fill_gaps(self._rest, self._capacity - self._fill, self._capacity, self._seed, way, most)
-        return _Found(gaps, head) if gaps else None
+        return _TailResult(gaps, head) if gaps else None
 
     def bin_of(self) -> AnyInts | None:
         """Return the bin of each item in the best result."""
@@ -139,8 +140,8 @@ class _Search:
         self._rest -= sign * np.bincount(lens[there > 0], minlength=len(self._rest))
 
 
-def spread(lens: AnyInts, capacity: int, num_bins: int) -> AnyInts:
-    """Deal items to the emptiest bins, longest first. Returns the bin of each, -1 if not even the emptiest has room.
+def deal_to_emptiest(lens: AnyInts, capacity: int, num_bins: int) -> AnyInts:
+    """Deal items, longest first, to the emptiest bins; return each item's bin, -1 if not even the emptiest has room.
 
     Goes in rounds. In a round every bin that would get an item before the emptiest bin gets its second one gets one;
     the emptiest gets the longest. Source: Graham, "Bounds on Multiprocessing Timing Anomalies", 1969 (longest
@@ -167,8 +168,8 @@ def spread(lens: AnyInts, capacity: int, num_bins: int) -> AnyInts:
     return bin_of
 
 
-class Gaps(NamedTuple):
-    """A plan that fills gaps."""
+class FilledGaps(NamedTuple):
+    """A plan that puts items into the free space of bins, and into new bins."""
 
     runs: list[SameBins]
     names: Ints  # the bin that each bin of the runs stands for
@@ -176,37 +177,43 @@ class Gaps(NamedTuple):
 
     def bins_of(self) -> AnyInts:
         """Return the bin of each item, in ascending order of length."""
-        return narrow(self.names)[bins_of(self.runs)]
+        return as_int32(self.names)[bins_of(self.runs)]
 
 
 @overload
-def fill_gaps(histogram: Ints, space: Ints, capacity: int, seed: int) -> Gaps: ...
+def fill_gaps(histogram: Ints, space: Ints, capacity: int, seed: int) -> FilledGaps: ...
 @overload
-def fill_gaps(histogram: Ints, space: Ints, capacity: int, seed: int, way: Way, most: float) -> Gaps | None: ...
 def fill_gaps(
-    histogram: Ints, space: Ints, capacity: int, seed: int, way: Way = Way.by_chance, most: float = inf
-) -> Gaps | None:
-    """Put all items into the gaps of bins, exactly if possible; the others by best fit, or into new bins.
+    histogram: Ints, space: Ints, capacity: int, seed: int, way: FillOrder, most: float
+) -> FilledGaps | None: ...
+def fill_gaps(
+    histogram: Ints, space: Ints, capacity: int, seed: int, way: FillOrder = FillOrder.by_chance, most: float = inf
+) -> FilledGaps | None:
+    """Put all items into the free space of bins, exactly if possible; the others by best fit, or into new bins.
 
     Returns None as soon as it is certain that this takes more bins than `most`.
+
+    Args:
+        histogram: number of items of each length.
+        space: free space of each bin.
     """
     if len(space) + _num_too_long(histogram, int(space.max()), capacity) > most:
         return None
-    stock = Stock(histogram, RandomStream(seed, stream=2))
+    stock = RemainingItems(histogram, RandomStream(seed, stream=2))
     gaps, sizes = np.unique(space, return_counts=True)  # bins with equal gaps are one range
     firsts = np.cumsum(sizes) - sizes
     runs: list[SameBins] = []
     left: list[OpenBins] = []
-    if way is Way.by_chance:
+    if way is FillOrder.by_chance:
         order = np.argsort(random_keys(len(gaps), seed, stream=3), kind="stable")
     else:
         order = np.arange(len(gaps))
     spare = (most - len(space)) * capacity + int(space.sum()) - int(histogram @ np.arange(len(histogram)))
     smallest = stock.smallest
     for gap, first, size in np.stack((gaps, firsts, sizes), axis=1)[order].tolist():
-        while size and gap >= smallest and (content := _fill(stock, gap)):
+        while size and gap >= smallest and (content := _content_of_gap(stock, gap)):
             # Do not fill all alike: that would use up one length.
-            number = stock.times(content, size if way is Way.hasty else -(-size // 2))
+            number = stock.times(content, size if way is FillOrder.hasty else -(-size // 2))
             runs += stock.take(content, first, number)
             left.append(OpenBins(gap - sum(length * copies for length, copies in content.items()), first, number))
             smallest = stock.smallest
@@ -225,17 +232,17 @@ def fill_gaps(
     if num_bins > most:
         return None
     by_gap = np.argsort(space, kind="stable")
-    return Gaps(runs, np.append(by_gap, np.arange(len(space), num_bins)), num_bins)
+    return FilledGaps(runs, np.append(by_gap, np.arange(len(space), num_bins)), num_bins)
 
 
 def _num_too_long(histogram: Ints, gap: int, capacity: int) -> int:
-    """Return how many new bins are needed at least for items that are longer than every gap."""
+    """Return a lower bound on the new bins for items that are longer than the widest gap."""
     lengths = gap + 1 + np.flatnonzero(histogram[gap + 1 :])
     return -(-int(histogram[lengths].sum()) // (capacity // int(lengths[0]))) if len(lengths) else 0
 
 
-def _fill(stock: Stock, gap: int) -> dict[int, int]:
-    """Choose items for a gap, length → copies: any items while it is wide, in the end items that fill it exactly."""
+def _content_of_gap(stock: RemainingItems, gap: int) -> dict[int, int]:
+    """Choose items for a gap: any while it is wide, at last those that fill it exactly. Returns length → copies."""
     content: dict[int, int] = {}
     while gap:
         more = stock.exact(gap)

@@ -12,26 +12,26 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.plan.bins.balanced import fill_gaps
-from energon_pack.plan.bins.planned_bins import Bins, gather, shuffled_argsort
+from energon_pack.plan.bins.planned_bins import Bins, group_by_bin, shuffled_argsort
 from energon_pack.run.seeded import AnyInts, Ints
 
-_LEVELS = 2**16 - 1  # loads are compared as 16-bit shares of a cap: NumPy sorts these by radix
+_LOAD_LEVELS = 2**16 - 1  # loads are compared as 16-bit shares of a cap: NumPy sorts these by radix
 #: Ways to try: the share of the tokens, in small items without special costs, that is dealt last; and whether bins rich
 #: in tokens get items rich in other costs. The best way depends on how tight the caps are.
-_WAYS = ((0.1, True), (0.5, False), (1.0, False))
-_TAIL = 0.02  # share of the tokens that fills gaps exactly
-_NEAR = 1.0001
+_STRATEGIES = ((0.1, True), (0.5, False), (1.0, False))
+_TAIL_SHARE = 0.02  # share of the tokens that fills gaps exactly
+_NEAR_THE_BOUND = 1.0001
 _MOST_ROUNDS = 1000
 _MOST_PASSES = 20
 
 
 def pack_capped(costs: Ints, caps: Ints, seed: int, needs: npt.NDArray[np.bool_] | None = None) -> Bins:
-    """Pack items into bins in which no cost sums to more than its cap.
+    """Pack items into bins with several caps: in a bin no cost sums to more than its cap.
 
     Args:
-        costs: int64[k, n]; the first row is the lengths. No item alone may break a cap.
-        caps: int64[k].
-        needs: bool[n]: every bin must hold one of these.
+        costs: int64[num_caps, num_items]; the first row is the lengths. No item alone may break a cap.
+        caps: int64[num_caps].
+        needs: bool[num_items]: every bin must hold one of these.
 
     Raises:
         ValueError: more bins are needed than there are items in `needs`.
@@ -41,34 +41,42 @@ def pack_capped(costs: Ints, caps: Ints, seed: int, needs: npt.NDArray[np.bool_]
     matters[0] = True
     costs, caps, totals = costs[matters], np.minimum(caps, totals)[matters], totals[matters]
     bound = fewest = int((-(-totals // caps)).max())
-    size = _share(costs, caps, range(len(caps)))
+    size = _load(costs, caps, range(len(caps)))
     order = shuffled_argsort(size, seed)[::-1]
     if needs is not None:
         order = order[np.argsort(~needs[order], kind="stable")]
 
-    best: _Packing | None = None
+    best: _CappedBins | None = None
     while best is None:
-        for light_share, match in _WAYS:
+        for light_share, match in _STRATEGIES:
             if needs is not None and fewest > np.count_nonzero(needs):
                 raise ValueError(
                     f"at least {fewest} bins, but only {np.count_nonzero(needs)} items that each one needs"
                 )
-            packing = _Packing(costs, caps, size, fewest)
-            left = _pack(packing, order, light_share, match, seed, first=0 if needs is None else fewest)
+            packing = _CappedBins(costs, caps, size, fewest)
+            left = _fill_bins(packing, order, light_share, match, seed, first=0 if needs is None else fewest)
             if needs is None:
                 packing.open_bins(left)
             elif len(left):
                 continue
             if best is None or packing.num_bins < best.num_bins:
                 best = packing
-            if best.num_bins <= bound * _NEAR:
+            if best.num_bins <= bound * _NEAR_THE_BOUND:
                 break
         fewest += -(-fewest // 1000)
-    return gather(best.bin_of, np.arange(costs.shape[1]), seed)
+    return group_by_bin(best.bin_of, np.arange(costs.shape[1]), seed)
 
 
-def _pack(packing: "_Packing", order: AnyInts, light_share: float, match: bool, seed: int, first: int) -> AnyInts:
-    """Fill bins, and return the items that found no room. The `first` items of the order have a bin each."""
+def _fill_bins(
+    packing: "_CappedBins", order: AnyInts, light_share: float, match: bool, seed: int, first: int
+) -> AnyInts:
+    """Put items into the bins of `packing`, and return those that found no room.
+
+    Args:
+        order: the items, largest first.
+        light_share, match: see `_STRATEGIES`.
+        first: so many items of the order have a bin each.
+    """
     lens = packing.costs[0]
     rows = range(len(packing.caps))
     packing.spread(order[:first], rows, match)
@@ -77,7 +85,7 @@ def _pack(packing: "_Packing", order: AnyInts, light_share: float, match: bool, 
     special = [row for row in rows if row not in common]
     light = order[~packing.costs[special][:, order].any(axis=0)][::-1]  # smallest first
     upto = np.cumsum(lens[light])
-    num_tail, num_light = np.searchsorted(upto, [_TAIL * lens.sum(), light_share * lens.sum()]).tolist()
+    num_tail, num_light = np.searchsorted(upto, [_TAIL_SHARE * lens.sum(), light_share * lens.sum()]).tolist()
     is_light = np.zeros(len(lens), bool)
     is_light[light[:num_light]] = True
 
@@ -92,8 +100,8 @@ def _pack(packing: "_Packing", order: AnyInts, light_share: float, match: bool, 
     return packing.squeeze(np.concatenate((left, tail[packing.is_out(tail)])))
 
 
-class _Packing:
-    """Bins being filled."""
+class _CappedBins:
+    """Bins with several caps, which are being filled."""
 
     def __init__(self, costs: Ints, caps: Ints, size: npt.NDArray[np.uint16], num_bins: int):
         self.costs = costs
@@ -110,8 +118,7 @@ class _Packing:
         return self.bin_of[items] < 0
 
     def spread(self, items: AnyInts, rows: Sequence[int], match: bool) -> None:
-        """Deal items, largest first, to the least loaded bins, in rounds like `balanced.spread`; items that do not fit
-        stay out.
+        """Deal items, in rounds, to the least loaded bins; items that do not fit stay out.
 
         Args:
             items: largest first.
@@ -119,7 +126,7 @@ class _Packing:
             match: within a round, bins rich in tokens get the items rich in other costs; otherwise the emptiest bin
                 gets the largest item.
         """
-        load = _share(self._fill, self.caps, rows)
+        load = _load(self._fill, self.caps, rows)
         at = 0
         while at < len(items):
             bins = np.flatnonzero(load <= int(load.min()) + int(self._size[items[at]]))
@@ -130,11 +137,11 @@ class _Packing:
                 bins = bins[np.argsort(self._richness(self._fill[:, bins]), kind="stable")]
                 dealt = dealt[np.argsort(-self._richness(self.costs[:, dealt]), kind="stable")]
             self._place(dealt.reshape(copies, -1), bins)
-            load[bins] = _share(self._fill[:, bins], self.caps, rows)
+            load[bins] = _load(self._fill[:, bins], self.caps, rows)
             at += len(dealt)
 
     def squeeze(self, items: AnyInts) -> AnyInts:
-        """Put items wherever there is room; return the items that found none."""
+        """Put items into any bins that have room for them; return the items for which none has."""
         for _ in range(_MOST_PASSES):
             before = len(items)
             for row, cost in enumerate(self.costs):
@@ -149,7 +156,7 @@ class _Packing:
         return items
 
     def fill_up(self, items: AnyInts, seed: int) -> None:
-        """Fill bins to the last token; a bin that would break another cap stays unchanged."""
+        """Fill the bins with these items to the last token; a bin that would break another cap stays unchanged."""
         items = items[np.argsort(self.costs[0, items], kind="stable")]
         gaps = fill_gaps(np.bincount(self.costs[0, items]), self.caps[0] - self._fill[0], int(self.caps[0]), seed)
         bins = gaps.bins_of()
@@ -168,21 +175,21 @@ class _Packing:
             items = self.squeeze(items)
 
     def _richness(self, costs: Ints) -> npt.NDArray[np.float64]:
-        """Compare tokens with the most used other cost, as shares of their caps."""
+        """Return the tokens' share of their cap, less the largest such share of another cost, for bins or items."""
         shares = costs / self.caps[:, None]
         return np.asarray(shares[0] - shares[1:].max(axis=0))
 
     def _place(self, items: AnyInts, bins: AnyInts) -> None:
-        """Put each column of items into its bin if it fits; all bins are different."""
+        """Put each column of `items` into the bin of that column, if all of it fits; all bins are different."""
         filled = self._fill[:, bins] + self.costs[:, items].sum(axis=1)
         fits = (filled <= self.caps[:, None]).all(axis=0)
         self._fill[:, bins[fits]] = filled[:, fits]
         self.bin_of[items[:, fits]] = bins[fits]
 
 
-def _share(costs: Ints, caps: Ints, rows: Sequence[int]) -> npt.NDArray[np.uint16]:
-    """Return the used share of the most used cap, in 1/_LEVELS."""
+def _load(costs: Ints, caps: Ints, rows: Sequence[int]) -> npt.NDArray[np.uint16]:
+    """Return for each column of costs its largest share of a cap, in 1/_LEVELS; only caps in `rows` count."""
     share = np.zeros(costs.shape[1], np.uint16)
     for row in rows:
-        np.maximum(share, (costs[row] * _LEVELS // caps[row]).astype(np.uint16), out=share)
+        np.maximum(share, (costs[row] * _LOAD_LEVELS // caps[row]).astype(np.uint16), out=share)
     return share

@@ -10,23 +10,23 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from energon_pack.plan.bins.planned_bins import SameBins, fullest_sum
+from energon_pack.plan.bins.planned_bins import SameBins, choose_fullest_sum
 from energon_pack.run.seeded import Ints, random_keys
 
-_WAITING = 200  # items that wait; after so many bins the oldest begins the next one, else items that fit badly stay
-_MOST = 20_000  # items that are drawn one by one; if there are more, each draw stands for several of its length
+_MAX_WAITING = 200  # items that wait; after so many bins the oldest begins the next one, else items that fit badly stay
+_MAX_DRAWS = 20_000  # items that are drawn one by one; if there are more, each draw stands for several of its length
 
 
 def drawn_fit(histogram: Ints, capacity: int, seed: int) -> tuple[list[SameBins], Ints]:
-    """Fill bins until no more items come; a few waiting items are left.
+    """Pack items that come in random order; waiting items fill each bin, and a few are left at the end.
 
     Returns:
-        The bins, and the histogram of the items that are in none: fewer than `_WAITING`.
+        The bins, and the histogram of the lengths of the items that are in none: fewer than `_MAX_WAITING`.
     """
     runs: list[SameBins] = []
     num_bins, left, copies = 0, np.asarray(histogram), 2 * int(histogram.sum())
     while copies > 1:
-        copies = max(1, min(int(left.sum()) // _MOST, copies // 2))
+        copies = max(1, min(int(left.sum()) // _MAX_DRAWS, copies // 2))
         bins, over = _draw(left // copies, capacity, seed)
         left = left % copies + copies * over
         for content in bins:
@@ -45,15 +45,15 @@ def _draw(histogram: Ints, capacity: int, seed: int) -> tuple[list[list[int]], I
     for number, length in enumerate(order):
         since[number] = len(bins)
         heappush(longest, (-length, number))
-        if len(since) < _WAITING:
+        if len(since) < _MAX_WAITING:
             continue
         while longest[0][1] not in since:
             heappop(longest)
         oldest = next(iter(since))
-        first = oldest if len(bins) - since[oldest] >= _WAITING else longest[0][1]
+        first = oldest if len(bins) - since[oldest] >= _MAX_WAITING else longest[0][1]
         del since[first]
         waiting = [*since]
-        chosen = [waiting[i] for i in fullest_sum((order[i] for i in waiting), capacity - order[first])]
+        chosen = [waiting[i] for i in choose_fullest_sum((order[i] for i in waiting), capacity - order[first])]
         for i in chosen:
             del since[i]
         bins.append([order[i] for i in (first, *chosen)])

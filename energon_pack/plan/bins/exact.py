@@ -14,13 +14,14 @@ import numpy.typing as npt
 from energon_pack.plan.bins.planned_bins import SameBins
 from energon_pack.run.seeded import Ints, RandomStream
 
-_TRIES = 6  # first items tried for a completion with three
+_TRIPLE_TRIES = 6  # first items tried for a completion with three
 
 
-class Stock:
-    """The remaining items, as a histogram, and the set of their lengths as one integer: bit r is set if r is there.
+class RemainingItems:
+    """The items that are not packed yet: how many of each length, and the set of lengths as one integer.
 
-    This finds all pairs of lengths that fill a gap at once: shift the mirrored set, and AND both.
+    Bit r is set if an item of length r is left. This finds all pairs of lengths that fill a gap at once: shift the
+    mirrored set, and AND both.
     """
 
     def __init__(self, histogram: Ints, chance: RandomStream):
@@ -48,13 +49,13 @@ class Stock:
         return np.array(self._counts, np.int64)
 
     def times(self, content: dict[int, int], most: int) -> int:
-        """Return how many bins with this content (length → copies) the remaining items suffice for, at most `most`."""
+        """Return how many bins (at most `most`) the remaining items can fill with a content (length → copies)."""
         for length, copies in content.items():
             most = min(most, self._counts[length] // copies)
         return most
 
     def with_more(self, content: dict[int, int], more: tuple[int, ...]) -> dict[int, int] | None:
-        """Add items to the content; None if there are no items to add, or not enough of them left."""
+        """Return a bin's content (length → copies) with `more` lengths; None: `more` is empty, or too few are left."""
         together = dict(content)
         for length in more:
             together[length] = copies = together.get(length, 0) + 1
@@ -63,7 +64,7 @@ class Stock:
         return together if more else None
 
     def take(self, content: dict[int, int], first: int, num_bins: int) -> list[SameBins]:
-        """Fill bins from `first` on, each with this content: length → copies."""
+        """Remove the items for `num_bins` bins with a content (length → copies); return these bins, from `first` on."""
         runs = []
         for length, copies in content.items():
             self._counts[length] -= num_bins * copies
@@ -74,15 +75,15 @@ class Stock:
         return runs
 
     def largest_within(self, gap: int) -> int:
-        """Return the longest item that fits; 0 if none does."""
+        """Return the longest remaining length of at most `gap`; 0: there is none."""
         return max((self._lengths & ((2 << gap) - 1)).bit_length() - 1, 0)
 
     def any_within(self, gap: int) -> int:
-        """Return a random item that fits; 0 if none does."""
+        """Return a random remaining length of at most `gap`; 0: there is none."""
         return self._pick(self._lengths & ((2 << gap) - 1), gap)
 
     def exact(self, gap: int) -> tuple[int, ...]:
-        """Return the fewest items that fill the gap exactly, at most three, chosen at random; none if impossible."""
+        """Return one to three remaining lengths, as few as possible, whose sum is `gap`; empty: none was found."""
         if self.count(gap):
             return (gap,)
         lengths = self._lengths
@@ -94,9 +95,9 @@ class Stock:
         if not choices:
             return ()
         if gap < 3 * self.smallest:  # all tries would fail
-            self._chance.skip(_TRIES)
+            self._chance.skip(_TRIPLE_TRIES)
             return ()
-        for _ in range(_TRIES):
+        for _ in range(_TRIPLE_TRIES):
             one = self._pick(choices, gap - 1)
             shift = self._top - gap + one
             if lengths & (self._mirrored >> shift if shift >= 0 else self._mirrored << -shift):
@@ -117,7 +118,7 @@ class Stock:
         return ()
 
     def _pick(self, choices: int, top: int) -> int:
-        """Return a set bit: the first from a random place on. 0 if there is none."""
+        """Return the number of a set bit of `choices`: the first from a random place on; 0 if there is none."""
         if not choices:
             return 0
         place = self._chance.below(top + 1)
@@ -132,26 +133,26 @@ def _as_bits(there: npt.NDArray[np.bool_]) -> int:
 
 
 def exact_fit(histogram: Ints, capacity: int, seed: int) -> list[SameBins]:
-    """Pack longest first; each bin is completed exactly if possible, else with the longest item that fits.
+    """Pack items (a histogram of lengths), longest first; complete each bin exactly, else with the longest that fit.
 
     The completion is random: always taking the longest uses up one end of the histogram, and then nothing fits the last
     bins.
     """
-    stock = Stock(histogram, RandomStream(seed, stream=2))
+    stock = RemainingItems(histogram, RandomStream(seed, stream=2))
     runs: list[SameBins] = []
     num_bins = 0
     while longest := stock.largest:
         # Not all items of this length at once: that would use up the lengths that complete the next bins.
         wanted = max(1, stock.count(longest) // (capacity // longest))
-        content = _fill(stock, capacity - longest, {longest: 1})
+        content = _complete_bin(stock, capacity - longest, {longest: 1})
         number = stock.times(content, wanted)
         runs += stock.take(content, num_bins, number)
         num_bins += number
     return runs
 
 
-def _fill(stock: Stock, gap: int, content: dict[int, int]) -> dict[int, int]:
-    """Complete a bin: length → number of items."""
+def _complete_bin(stock: RemainingItems, gap: int, content: dict[int, int]) -> dict[int, int]:
+    """Add items to a bin's content (length → copies) until nothing fits its gap, exactly if possible."""
     while gap:
         completed = stock.with_more(content, stock.exact(gap))
         if completed:

@@ -17,7 +17,13 @@ from energon_pack.run.seeded import Ints
 def best_fit_decreasing(
     histogram: Ints, capacity: int, opened: Iterable[OpenBins] = (), num_bins: int = 0
 ) -> list[SameBins]:
-    """Put items, longest first, each into the fullest bin that still has room."""
+    """Put items, longest first, each into the fullest bin that still has room.
+
+    Args:
+        histogram: number of items of each length.
+        opened: bins with free space to start with.
+        num_bins: so many bins are there already; new bins are numbered from here.
+    """
     by_space: dict[int, list[tuple[int, int]]] = {}  # space left → ranges of bins: first, number
     spaces = 0  # bit r is set where by_space[r] is not empty
     runs = []
@@ -54,7 +60,7 @@ def best_fit_decreasing(
 
 
 def first_fit_decreasing(histogram: Ints, capacity: int) -> list[SameBins]:
-    """Put items, longest first, each into the first bin that has room.
+    """Put items (a histogram of lengths), longest first, each into the first bin that has room.
 
     Shorter items never make room, so the copies of one length go through the bins once, from the first to the last.
     """
@@ -78,13 +84,13 @@ def first_fit_decreasing(histogram: Ints, capacity: int) -> list[SameBins]:
             continue
         if whole < len(fitting):  # the rest ends inside this range
             at = int(fitting[whole])
-            parts = _cut(OpenBins(int(space[at]), int(first[at]), int(size[at])), length, count, runs)
+            parts = _fill_first_bins(OpenBins(int(space[at]), int(first[at]), int(size[at])), length, count, runs)
         else:
             at = len(space)
             per_bin = capacity // length
             new = OpenBins(capacity, num_bins, -(-count // per_bin))
             num_bins += new.num_bins
-            parts = _cut(new, length, count, runs)
+            parts = _fill_first_bins(new, length, count, runs)
         table = np.array(parts, np.int64)
         space, first, size = (
             np.concatenate((old[:at], new_part, old[at + 1 :]))
@@ -93,8 +99,8 @@ def first_fit_decreasing(histogram: Ints, capacity: int) -> list[SameBins]:
     return runs
 
 
-def _cut(bins: OpenBins, length: int, count: int, runs: list[SameBins]) -> list[OpenBins]:
-    """Put `count` items into the first of these bins; return the ranges that remain, in order."""
+def _fill_first_bins(bins: OpenBins, length: int, count: int, runs: list[SameBins]) -> list[OpenBins]:
+    """Put `count` items of a length into the first of these bins, in `runs`; return ranges of bins by space left."""
     copies = bins.space // length
     parts = []
     first = bins.first

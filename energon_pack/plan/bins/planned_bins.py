@@ -8,11 +8,11 @@ import numpy as np
 
 from energon_pack.run.seeded import AnyInts, Ints, random_keys
 
-_WORD = 2**64 - 1
+_ALL_BITS = 2**64 - 1
 
 
 class Bins(NamedTuple):
-    """Bin b holds the items `items[starts[b]:starts[b + 1]]`."""
+    """Packed bins: bin b holds the items `items[starts[b]:starts[b + 1]]`."""
 
     starts: Ints  # num_bins + 1
     items: Ints  # indices into the lengths
@@ -23,7 +23,7 @@ class Bins(NamedTuple):
 
 
 class SameBins(NamedTuple):
-    """`num_bins` bins from `first` on take `copies` items of `length` each. A plan is a list of these."""
+    """Part of a plan: each of `num_bins` bins from number `first` on takes `copies` items of `length`."""
 
     length: int
     copies: int
@@ -32,7 +32,7 @@ class SameBins(NamedTuple):
 
 
 class OpenBins(NamedTuple):
-    """`num_bins` bins from `first` on, each with `space` left."""
+    """A range of equally full bins: `num_bins` bins from number `first` on, each with `space` left."""
 
     space: int
     first: int
@@ -52,7 +52,7 @@ def shuffled_argsort(keys: AnyInts, seed: int, stream: int = 0) -> AnyInts:
         raise ValueError(f"{num} keys up to {keys.max()} are too many to sort")
     words = random_keys(num, seed, stream)
     words >>= np.uint64(key_bits)
-    words &= np.uint64(_WORD << index_bits & _WORD)
+    words &= np.uint64(_ALL_BITS << index_bits & _ALL_BITS)
     words |= np.arange(num, dtype=np.uint64)
     high = keys.astype(np.uint64)
     high <<= np.uint64((64 - key_bits) % 64)
@@ -63,7 +63,7 @@ def shuffled_argsort(keys: AnyInts, seed: int, stream: int = 0) -> AnyInts:
     return words.astype(np.int32 if num < 2**31 else np.int64)
 
 
-def narrow(values: AnyInts) -> AnyInts:
+def as_int32(values: AnyInts) -> AnyInts:
     """Return the values as int32 if they fit, to halve the memory."""
     return values.astype(np.int32) if values.max(initial=0) < 2**31 else values
 
@@ -73,7 +73,7 @@ def count_bins(runs: Sequence[SameBins]) -> int:
 
 
 def bins_of(runs: Sequence[SameBins]) -> AnyInts:
-    """Return the bin of each planned item; items in ascending order of length."""
+    """Return the bin of each item of a plan; items come in ascending order of length."""
     table = np.fromiter(chain.from_iterable(runs), np.int64, 4 * len(runs)).reshape(-1, 4)
     table = table[np.argsort(table[:, 0], kind="stable")]
     _, copies, first, num_bins = table.T
@@ -83,11 +83,11 @@ def bins_of(runs: Sequence[SameBins]) -> AnyInts:
     place = np.arange(num_items.sum()) - np.repeat(ends - num_items, num_items)
     place //= np.repeat(copies, num_items)
     place += np.repeat(first, num_items)
-    return narrow(place)
+    return as_int32(place)
 
 
-def gather(bin_of: AnyInts, items: AnyInts, seed: int) -> Bins:
-    """Make bins from the bin of each item: empty bins are left out, and the order inside a bin is random."""
+def group_by_bin(bin_of: AnyInts, items: AnyInts, seed: int) -> Bins:
+    """Group items by `bin_of`, the bin of each; empty bins are left out, and the order inside a bin is random."""
     sizes = np.bincount(bin_of)
     order = shuffled_argsort(bin_of, seed, stream=1)
     starts = np.concatenate(([0], np.cumsum(sizes[sizes > 0])))
@@ -95,13 +95,16 @@ def gather(bin_of: AnyInts, items: AnyInts, seed: int) -> Bins:
 
 
 def lower_bound(costs: AnyInts, caps: int | Ints) -> int:
-    """Return a number of bins that no packing can go below: the sum of a cost, divided by its cap."""
+    """Return a number of bins that no packing can go below: the largest quotient of a sum of costs and its cap.
+
+    `costs`: int[num_items], or int[num_caps, num_items].
+    """
     totals = np.atleast_2d(costs).sum(axis=1, dtype=np.int64)
     return int((-(-totals // np.atleast_1d(caps))).max())
 
 
 def lower_bound_l2(lens: AnyInts, capacity: int) -> int:
-    """Return a bound that also considers items too large to share a bin; never below `lower_bound`.
+    """Return a number of bins that no packing can go below; it is never less than `lower_bound`.
 
     For a threshold t ≤ capacity / 2: items > capacity - t need a bin each, in which nothing ≥ t fits. Items in
     (capacity / 2, capacity - t] need a bin each, too; items in [t, capacity / 2] can only use the room that these
@@ -113,7 +116,7 @@ def lower_bound_l2(lens: AnyInts, capacity: int) -> int:
 
 
 def l2_of_histogram(histogram: Ints, capacity: int) -> int:
-    """Return `lower_bound_l2` from the number of items of each length."""
+    """Return `lower_bound_l2` for a histogram: the number of items of each length."""
     counts = np.concatenate(([0], np.cumsum(histogram)))  # of items < length
     tokens = np.concatenate(([0], np.cumsum(histogram * np.arange(len(histogram)))))
     top = len(histogram)
@@ -130,10 +133,12 @@ def l2_of_histogram(histogram: Ints, capacity: int) -> int:
     return int((num_alone + num_large - np.minimum(-(small - room) // capacity, 0)).max())
 
 
-def fullest_sum(lens: Iterable[int], room: int) -> list[int]:
-    """Choose the lengths whose sum is the largest that fits the room; among equal sums, the one whose last is earliest.
+def choose_fullest_sum(lens: Iterable[int], room: int) -> list[int]:
+    """Choose lengths with the largest sum of at most `room`; return their indices, ascending.
 
-    Stops reading `lens` when the room is filled. Bit s of `sums` says that some of the lengths so far have the sum s.
+    Of equal sums, the one whose last length comes earliest is taken. Stops reading `lens` when the room is filled. Bit
+    s
+    of `sums` says that some of the lengths so far have the sum s.
     Source: subset sum by bitset, as in Pisinger, "Dynamic programming on the word RAM", 2003.
     """
     sums, mask = 1, (1 << room + 1) - 1

@@ -26,7 +26,7 @@ _LEAST = 0.1  # percent: the least width of a piece, so that it is seen
 
 
 class Piece(NamedTuple):
-    """A piece of a strip."""
+    """A coloured piece of a bar: `size` in the bar's unit, `kind` for the colour."""
 
     kind: str
     size: float
@@ -35,7 +35,7 @@ class Piece(NamedTuple):
 
 
 def strip(pieces: Sequence[Piece], total: float, ends: bool = True) -> Html:
-    """Draw one bar: the pieces, and what they leave of `total`."""
+    """Draw one bar that is cut into pieces; with `ends`, a last piece shows what they leave of `total` as padding."""
     used = sum(piece.size for piece in pieces)
     rest = [Piece("padding", total - used, f"padding: {short(total - used)}")] if ends and total > used else []
     drawn = [
@@ -55,20 +55,23 @@ def strip(pieces: Sequence[Piece], total: float, ends: bool = True) -> Html:
 
 
 def legend(kinds: Mapping[str, object]) -> Html | None:
-    """Say which colour stands for which kind; None where there is only one."""
+    """Draw a key that says which colour stands for which kind; None: there are fewer than two kinds."""
     if len(kinds) < 2:
         return None
     return tag("div", *(tag("span", tag("i", class_=f"of-{kind}"), kind) for kind in kinds), class_="legend")
 
 
 def barred(text: str, share: float) -> Cell:
-    """Return a number of a table with a bar behind it, whose length is a share of the column's width."""
+    """Return a table cell with a bar behind its text, as long as a share (0 to 1) of the column's width."""
     return Cell(text, tag("span", text, class_="bar", style=f"--share:{100 * min(1.0, max(0.0, share)):.1f}%"))
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Bars by kind. Bar i counts values from edge i to below edge i + 1; the last bar also counts values at its end."""
+    """How many values of each kind lie between edges: count i is from edge i to below edge i + 1.
+
+    The last count includes values at the last edge.
+    """
 
     edges: list[float]
     counts: dict[str, list[int]]
@@ -77,12 +80,12 @@ class Histogram:
 def log_histogram(
     values: Mapping[str, npt.NDArray[Any]], mark: float = 0.0, counts: Mapping[str, npt.NDArray[Any]] | None = None
 ) -> Histogram | None:
-    """Count whole numbers into bars a half, a quarter … of an octave wide. None: there is no value.
+    """Count numbers into ranges on a logarithmic scale (octaves, or parts of an octave). None: there is no value.
 
     Args:
-        values: by kind; positive.
-        mark: a value that is an edge; 0: none.
-        counts: how often each value is there, by kind; None: once.
+        values: positive whole numbers, by kind.
+        mark: a value that has to be an edge; 0: none.
+        counts: how often each value occurs, by kind; None: once.
     """
     all_values = np.concatenate([np.zeros(0), *values.values()])
     if not len(all_values):
@@ -100,10 +103,10 @@ def log_histogram(
 
 
 def histogram(shape: Histogram, x: str, y: str, mark: tuple[float, str] | None = None) -> Html:
-    """Draw a strip for each range of values, as long as its count; ranges at both ends without a value are left out.
+    """Draw a bar for each range of values, as long as its count; ranges at both ends without a value are left out.
 
     Args:
-        x, y: what is counted, as `tokens of a sample`, and in which unit, as `samples`.
+        x, y: what the values are, as `tokens of a sample`, and what is counted, as `samples`.
         mark: an edge, and the words that stand between the bars below and above it.
     """
     sums = [sum(values[i] for values in shape.counts.values()) for i in range(len(shape.edges) - 1)]

@@ -18,13 +18,13 @@ _STYLE = Path(__file__).with_name("style.css")
 
 
 class Html(str):
-    """Text that is markup already."""
+    """HTML markup: a str that is not escaped when it is put into an element."""
 
     __slots__ = ()
 
 
 def tag(element: str, *content: Any, **attributes: Any) -> Html:
-    """Build an element. Its content is escaped, unless it is `Html`.
+    """Build an HTML element; content that is not `Html` is escaped.
 
     Args:
         attributes: `class_` for class, `stroke_width` for stroke-width; None, False omit one; True writes its name.
@@ -40,7 +40,7 @@ def tag(element: str, *content: Any, **attributes: Any) -> Html:
 
 
 def join(content: Iterable[Any]) -> Html:
-    """Join pieces; None adds nothing."""
+    """Join pieces of content to markup; text is escaped, None adds nothing."""
     texts = (
         item if isinstance(item, Html) else html.escape(_shown(item), quote=False)
         for item in content
@@ -60,7 +60,7 @@ def _shown(value: Any) -> str:
 
 
 def table(header: Sequence[Any], rows: Iterable[Sequence[Any]], num_words: int = 1, class_: str | None = None) -> Html:
-    """Build a table, at most as wide as its page.
+    """Build an HTML table, which scrolls if it is wider than its page.
 
     Args:
         num_words: how many columns hold words. They come first; columns of numbers are aligned to the right.
@@ -77,12 +77,12 @@ def table(header: Sequence[Any], rows: Iterable[Sequence[Any]], num_words: int =
 
 
 def section(title: str, *content: Any, says: str | None = None) -> Html:
-    """Build a section of a page, with an anchor made from its title."""
+    """Build a section of a page: heading with an anchor, a grey sentence (`says`) below it, content."""
     return tag("section", tag("h2", title, id=anchor(title)), tag("p", says, class_="says") if says else None, *content)
 
 
 def anchor(title: str) -> str:
-    """Return the anchor under which a heading is found."""
+    """Return the id of a heading, for links: `Which length` is `which-length`."""
     return "-".join("".join(c if c.isalnum() else " " for c in title.lower()).split())
 
 
@@ -98,7 +98,7 @@ def picture(data: bytes, media_type: str, alt: str, **attributes: Any) -> Html:
 
 
 def page(title: str, *content: Any) -> str:
-    """Build a whole document; if it has several sections, links to them stay in sight."""
+    """Build a whole HTML document; if it has several sections, links to them stay in sight."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),

@@ -18,20 +18,20 @@ _LEAST = 16  # characters of a column of words, which is folded into them
 
 
 class Cell(NamedTuple):
-    """Text that a page marks."""
+    """A cell of a table: its text for a terminal, and its markup for a page."""
 
     text: str
     html: Html
 
 
 def code(text: str) -> Cell:
-    """Return a name as it is written in data."""
+    """Return a cell with a name from data, which a page shows in a monospaced font."""
     return Cell(text, tag("code", text))
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a table.
+    """A table that a terminal and a page can show.
 
     Args:
         num_words: how many columns hold words. They come first; columns of numbers are aligned to the right.
@@ -46,7 +46,7 @@ class Rows:
     faint: Collection[int] = ()
 
     def to_html(self) -> Html:
-        """Draw the table for a page."""
+        """Return the table as HTML."""
         return table(self.header, map(self._html, range(len(self.rows)), self.rows), self.num_words)
 
     def _html(self, number: int, row: Iterable[str | Cell]) -> list[str]:
@@ -56,7 +56,7 @@ class Rows:
         return [tag("b", cell) for cell in cells] if number in self.strong else cells
 
     def to_terminal(self, width: int) -> Table:
-        """Draw the table for a terminal; where it is narrow, names of columns and words are folded."""
+        """Return the table for a terminal of `width` characters; if that is narrow, headers and words are folded."""
         drawn, least = Table(box=None, pad_edge=False, header_style="bold"), self._widths(str.split)
         is_wide = sum(self._widths(lambda name: [name])) + 2 * (len(self.header) - 1) <= width
         for number, name in enumerate(self.header):
@@ -70,18 +70,18 @@ class Rows:
 
     @property
     def texts(self) -> list[list[str]]:
-        """Return the cells as a terminal shows them."""
+        """Return the text of each cell, row by row, printable on a terminal."""
         return [[printable(cell.text if isinstance(cell, Cell) else cell) for cell in row] for row in self.rows]
 
     @property
     def least_width(self) -> int:
-        """Return the characters that a terminal needs to show each number in one line."""
+        """Return how many characters wide a terminal must be to show every number in one line."""
         widths = self._widths(str.split)
         words = (min(width, _LEAST) for width in widths[: self.num_words])
         return sum(words) + sum(widths[self.num_words :]) + 2 * (len(widths) - 1)
 
     def _widths(self, parts: Callable[[str], list[str]]) -> list[int]:
-        """Return the characters of the longest cell of each column, or of the longest part of its name."""
+        """Return each column's width in characters: its longest cell, or the longest part of its name by `parts`."""
         names = (max(map(len, parts(name)), default=0) for name in self.header)
         return [max([name, *map(len, cells)]) for name, *cells in zip(names, *self.texts, strict=True)]
 

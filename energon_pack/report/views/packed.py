@@ -28,15 +28,15 @@ def pack_view(
     defects: Sequence[str] = (),
     most_read: int | None = None,
 ) -> PackView:
-    """Build the view of a pack with all of its members.
+    """Read a written pack, and build what terminal and page show of it and its members.
 
     Args:
         file: the shard that the pack is in.
-        rows: of the plan; None: there is no plan.
+        rows: a row of the plan for each member; None: there is no plan.
         vocabulary: of the tokenizer with which the pack was made; None: show no tokens.
         max_thumbnails: how many media get a picture.
-        defects: of its JSON.
-        most_read: how many members' text and media are read, the first ones; of the others, the numbers. None: all.
+        defects: what is wrong with the pack's JSON; any is an error.
+        most_read: of so many members, the first ones, text and media are read; None: of all.
 
     Raises:
         PackError: the pack is damaged.

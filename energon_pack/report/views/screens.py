@@ -22,11 +22,11 @@ _MARKS = " (green, or «so»)"
 
 
 def pack_section(view: PackView, max_chars: int = 12_000, max_members: int = 24) -> Html:
-    """Build the section of a pack: a strip of its members, then each of them.
+    """Build the section of a page that shows a pack: its facts, a bar of its members, then each of them.
 
     Args:
-        max_chars: of all text that is shown; longer texts lose their middle.
-        max_members: members that are shown; of the others, the strip shows the place.
+        max_chars: characters of all texts together; longer texts lose their middle.
+        max_members: members that are shown; the others are only pieces of the bar.
     """
     shown = view.members[:max_members]
     each = max(_LEAST_CHARS, max_chars // max(1, len(shown)))
@@ -59,7 +59,7 @@ def _more(number: int) -> str:
 
 
 def print_pack(view: PackView, full: bool = False) -> None:
-    """Print a pack: its facts, its members, and their text."""
+    """Print a pack: its facts, a table of its members, and their text; not `full`: only the first members and words."""
     out = console()
     out.print(Text.assemble(f"pack {view.place.number:,} of {view.place.num_packs:,}  ", (view.key, "bold")))
     print_blocks(_pack_blocks(view))
@@ -74,7 +74,7 @@ def print_pack(view: PackView, full: bool = False) -> None:
 
 
 def print_blocks(blocks: Iterable[Block], most: int | None = None) -> None:
-    """Print parts of a screen."""
+    """Print blocks one below another; `most`: characters of a text, None: all."""
     for block in blocks:
         if drawn := block.to_terminal(most):
             console().print(drawn, soft_wrap=isinstance(block, Line))
@@ -91,7 +91,7 @@ def _pack_blocks(view: PackView) -> list[Block]:
 
 
 def pack_facts(view: PackView) -> str:
-    """Describe a pack in a line."""
+    """Describe a pack in one line: medium, members, tokens, trained tokens, shard."""
     total, most = view.token_len, view.place.max_token_len
     trained = sum(member.num_supervised or 0 for member in view.members)
     facts = [view.media_type, amount(len(view.members), "member")]
@@ -100,7 +100,7 @@ def pack_facts(view: PackView) -> str:
 
 
 def members_rows(members: Sequence[MemberView]) -> Rows:
-    """Return a row for each member; one that shares its beginning with the one before is a branch below it."""
+    """Return a table of members; one that shares its beginning with the member before is shown as its branch."""
     columns = {
         "member": [code(f"{'└ ' * bool(m.shared_len)}#{n} {m.sample_id}") for n, m in enumerate(members)],
         "medium": [member.media_type for member in members],
@@ -130,7 +130,7 @@ def _sizes(media: Sequence[Medium]) -> str:
 
 
 def member_blocks(member: MemberView, max_chars: int = 0) -> list[Block]:
-    """Return the parts of a member or a sample: its lengths, what is wrong with it, its pictures and its text."""
+    """Return the blocks that show a member or a sample: its facts, problems, pictures, and its tokens or turns."""
     return [
         Line(member_facts(member)),
         *([Line(f"In no pack: {member.refused}", "bad")] if member.refused else []),
@@ -140,7 +140,7 @@ def member_blocks(member: MemberView, max_chars: int = 0) -> list[Block]:
 
 
 def member_facts(member: MemberView) -> str:
-    """Describe a member in a line."""
+    """Describe a member in one line: medium, turns, tokens, trained tokens, weight."""
     facts = [member.media_type, amount(len(member.turns), "turn")]
     if (total := member.token_len) is not None:
         facts.append(f"{total:,} tokens")
@@ -156,7 +156,13 @@ def member_facts(member: MemberView) -> str:
 
 
 def print_sample(view: MemberView, place: str, raw: str, remarks: Iterable[str], full: bool = False) -> None:
-    """Print a sample before it is packed: as it was read, as it was understood, and its tokens."""
+    """Print a sample of a source: its JSON as it was read, its turns as they were understood, and its tokens.
+
+    Args:
+        place: where it was read.
+        raw: its JSON.
+        remarks: what is wrong with it.
+    """
     most = None if full or view.refused else _CHARS
     print_heading(view.sample_id)
     refused = [f"It would be in no pack: {view.refused}"] if view.refused else []
@@ -182,7 +188,7 @@ _MOST_PIECES = 400  # pieces on a page; more would be narrower than a pixel
 
 
 def pack_strip(pack: PackView) -> Html:
-    """Draw a pack as a bar, with a key to its colours."""
+    """Draw a pack as a bar with a piece for each kind of a member's tokens, and a key to the colours."""
     pieces = [
         piece._replace(is_odd=number % 2 == 1)
         for number, member in enumerate(pack.members)
@@ -195,7 +201,7 @@ def pack_strip(pack: PackView) -> Html:
 
 
 def _member_pieces(member: MemberView, name: str) -> list[Piece]:
-    """Return the pieces of a member: by its tokens, or, without them, its media and then its text."""
+    """Return a member's pieces of the bar: in the order of its tokens, or, if they are not known, media before text."""
     where = f"{name}, {member.sample_id}"
     if member.spans is not None:
         alike = groupby(member.spans, key=lambda span: span.kind if span.kind in KINDS else "text")
@@ -214,7 +220,7 @@ def _member_pieces(member: MemberView, name: str) -> list[Piece]:
 
 
 def _fewer(pieces: Sequence[Piece]) -> list[Piece]:
-    """Merge neighbours until few enough pieces are left; a merged piece has the kind that most of it is."""
+    """Merge neighbouring pieces until at most `_MOST_PIECES` are left; the kind is that of the largest piece."""
     every = -(-len(pieces) // _MOST_PIECES)
     groups = [pieces[start : start + every] for start in range(0, len(pieces), every)]
     sums = [(max(group, key=lambda piece: piece.size), sum(piece.size for piece in group)) for group in groups]

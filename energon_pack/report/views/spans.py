@@ -22,20 +22,23 @@ if TYPE_CHECKING:  # a look at a pack needs no tokenizer
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What turns ids into text."""
+    """Turns token ids into text: a tokenizer, and the ids that stand for media features."""
 
     tokenizer: Any  # of the package `tokenizers`
     feature_ids: Mapping[str, int]  # by kind of media: of the tokens that hold features
 
     def text(self, ids: Sequence[int], start: int, end: int) -> str:
-        """Return the text of some ids, which begins as it does behind the id before them."""
+        """Return the text of the token ids from `start` to `end`, with the space that the id before them calls for."""
         first = max(0, start - 1)
         before, all_of_it = (self.tokenizer.decode(ids[first:last], skip_special_tokens=False) for last in (start, end))
         return str(all_of_it).removeprefix(before)
 
 
 def spans_of(tokens: MemberTokens, vocabulary: Vocabulary, media: Sequence[str]) -> list[Span]:
-    """Split the tokens of a member into spans."""
+    """Split the tokens of a member into spans: text by weight, special tokens, and one span for each medium.
+
+    `media`: a short description of each medium, which is the text of its span.
+    """
     ids = tokens.ids.tolist()
     medium_of: list[int | None] = [None] * len(ids)
     for index, place in enumerate(media_places(tokens, vocabulary.feature_ids)):
@@ -58,7 +61,7 @@ def spans_of(tokens: MemberTokens, vocabulary: Vocabulary, media: Sequence[str])
 
 
 def media_places(tokens: MemberTokens, feature_ids: Mapping[str, int]) -> Iterator[slice]:
-    """Yield the tokens of each medium, from the first to the last that hold its features."""
+    """Yield for each medium the range of its tokens, from the first to the last that hold its features."""
     done = 0
     for medium in tokens.media:
         held = np.flatnonzero(tokens.ids[done:] == feature_ids.get(medium.kind))[: medium.num_features] + done
@@ -71,12 +74,12 @@ def media_places(tokens: MemberTokens, feature_ids: Mapping[str, int]) -> Iterat
 
 
 def vocabulary_of(template: "Template") -> Vocabulary:
-    """Return what turns the ids of a template into text."""
+    """Return the vocabulary of a chat template's tokenizer."""
     return Vocabulary(template.tokenizer, template.feature_ids)
 
 
 def encoded(view: MemberView, tokens: MemberTokens, vocabulary: Vocabulary) -> MemberView:
-    """Return the member's view with its tokens."""
+    """Add the tokens of a member to its view: spans, exact counts, and the tokens of each medium."""
     media = [*_as_seen(view.media, tokens.media)]
     visual = [number for kind, number in vocabulary.feature_ids.items() if KINDS[kind].is_visual]
     return replace(
@@ -94,7 +97,7 @@ def encoded(view: MemberView, tokens: MemberTokens, vocabulary: Vocabulary) -> M
 
 
 def _as_seen(media: Sequence[Medium], seen: Sequence[SeenMedium]) -> Iterator[Medium]:
-    """Yield the media as a model sees them; the frames of a list are one video, and its picture is the first one's."""
+    """Yield the media as a model sees them; a list of frames becomes one video, with the picture of its first frame."""
     parts = iter(media)
     for medium in seen:
         its_parts = [*islice(parts, medium.num_images or 1)]
@@ -109,7 +112,7 @@ def _as_seen(media: Sequence[Medium], seen: Sequence[SeenMedium]) -> Iterator[Me
 
 
 def _changes(medium: SeenMedium) -> str | None:
-    """Say how `media.*` changes a medium before the processor gets it, and a video's frames; None: unchanged."""
+    """Return, as text, the size and frames of a medium after `media.*` changed it; None: it is unchanged."""
     sizes = [f"{step.width}×{step.height}" for step in medium.steps[-1:]]
     frames = [f"{len(medium.frames):,} frames"] * (medium.kind == VIDEO.kind)
     return ", ".join(sizes + frames) or None

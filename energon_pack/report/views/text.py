@@ -30,21 +30,21 @@ MARKED = (
 
 
 class Block(Protocol):
-    """A part of a screen."""
+    """Something that can be drawn on a page and on a terminal."""
 
     def to_html(self) -> Html | None:
-        """Draw it for a page; None: there is nothing."""
+        """Return it as HTML; None: there is nothing to show."""
 
     def to_terminal(self, most: int | None) -> RenderableType:
-        """Draw it for a terminal."""
+        """Return it for a terminal, long text cut to about `most` characters; None: not cut."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A sentence.
+    """A sentence of its own line, between pictures and tables.
 
     Args:
-        tone: `faint`, or `bad`: something is wrong, or can't be told.
+        tone: `faint`, shown grey, or `bad`, shown red: something is wrong.
     """
 
     text: str
@@ -60,7 +60,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens as text: special tokens and media look different, trained text is marked: green, or between « and ».
+    """The tokens of a sample, shown as text. Special tokens and media look different; trained text is green, or in « ».
 
     If trained text has a weight other than 1, the weight follows it: `×0.5`.
 
@@ -95,7 +95,7 @@ class Tokens:
 
 
 def _marked(spans: Sequence[Span], rooms: Iterator[int]) -> Iterator[Html]:
-    """Yield the spans; trained ones are in marks."""
+    """Yield the spans as HTML; trained ones are marked. `rooms`: how many characters of each span are shown."""
     for weight, alike in groupby(spans, key=lambda span: span.weight):
         group = list(alike)
         inner = [_token(span, next(rooms)) for span in group]
@@ -111,7 +111,7 @@ def _rooms(spans: Sequence[Span], max_chars: int) -> list[int]:
 
 
 def shared_evenly(sizes: Sequence[int], room: int) -> int:
-    """Return the largest size to which all can be cut so that together they fit into `room`."""
+    """Return the largest limit so that sizes, each cut to it, fit into `room` together."""
     ascending = sorted(sizes)
     for place, size in enumerate(ascending):
         if size * (len(ascending) - place) > room:
@@ -139,7 +139,7 @@ def _token(span: Span, room: int) -> Html:
 
 @dataclass(frozen=True)
 class Turns:
-    """Messages by role, where there is no tokenizer, or as they were understood."""
+    """The messages of a sample as a table of role and text, for samples that are shown without their tokens."""
 
     turns: Sequence[Turn]
     max_chars: int = MAX_CHARS
@@ -162,7 +162,7 @@ class Turns:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Media side by side; a terminal names them."""
+    """The media of a sample: pictures side by side on a page, a line for each on a terminal."""
 
     media: Sequence[Medium]
 
@@ -198,12 +198,12 @@ def _folded(text: str, most: int) -> Html:
 
 
 def _plain(text: str) -> Text:
-    """Return text that a terminal shows unchanged."""
+    """Return text for a terminal, without markup; tabs and control characters are replaced."""
     return Text("\n".join(map(printable, text.expandtabs(4).split("\n"))))
 
 
 def _cut(text: Text, most: int | None) -> Text:
-    """Return the beginning of a text, and how many characters are left out: none where they would be few."""
+    """Cut a text to about `most` characters (None: not at all), with a note of how many are left out, if not few."""
     if most is None or len(text) <= _WORTH_A_CUT * most:
         text.rstrip()
         return text

@@ -13,7 +13,7 @@ from energon_pack.samples.sample import Message
 
 @dataclass(frozen=True)
 class Span:
-    """Neighbouring tokens of one kind."""
+    """Neighbouring tokens of one kind (text, special, a medium) and one weight in the loss."""
 
     text: str  # the text they spell; for a medium a short description, as `image 448×336`
     kind: str  # text, special, image or video
@@ -31,20 +31,20 @@ class Span:
 
 
 def times(weight: float) -> str:
-    """Write a weight as it is shown: `×0.5`."""
+    """Write a weight in the loss as it is shown: `×0.5`."""
     return f"×{weight:.6g}"
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A message."""
+    """A message of a conversation, as text."""
 
     role: str
     text: str  # with its placeholders
 
 
 def turns_of(messages: Iterable[Message]) -> list[Turn]:
-    """Return each message as text: its content, then its other keys (tool calls, reasoning), as JSON."""
+    """Turn messages into text: the content of each, then its other keys (tool calls, reasoning) as JSON."""
     turns = []
     for message in messages:
         content = message.get("content", "")
@@ -58,7 +58,7 @@ def turns_of(messages: Iterable[Message]) -> list[Turn]:
 
 @dataclass(frozen=True)
 class Medium:
-    """A medium of a member."""
+    """What is shown of an image, video or sound of a member."""
 
     kind: str
     name: str  # name of its part or file
@@ -76,14 +76,14 @@ class Medium:
 
     @property
     def as_seen(self) -> str:
-        """Describe it, what the model sees of it, and its tokens."""
+        """Describe the medium, its size as the model sees it, and its tokens, in one line."""
         seen = f" → {self.seen}" if self.seen else ""
         return f"{self}{seen}" + (f", {self.num_tokens:,} tokens" if self.num_tokens else "")
 
 
 @dataclass(frozen=True)
 class MemberView:
-    """A sample in a pack, or of a source."""
+    """What is shown of a sample in a pack, or of a sample of a source: its counts, turns, media and tokens."""
 
     sample_id: str
     media_type: str
@@ -101,7 +101,7 @@ class MemberView:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a pack in its dataset."""
+    """Where a pack is in its dataset: its number, and its shard."""
 
     number: int  # its number in the order of the plan
     num_packs: int
@@ -111,7 +111,7 @@ class Place:
 
 @dataclass(frozen=True)
 class PackView:
-    """A pack of a dataset."""
+    """What is shown of a pack: its place, and its members."""
 
     key: str
     place: Place

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_pack.plan.bins import Bins, lower_bound, lower_bound_l2, pack_bins
-from energon_pack.plan.bins.balanced import Way, fill_gaps
+from energon_pack.plan.bins.balanced import FillOrder, fill_gaps
 from energon_pack.plan.bins.planned_bins import shuffled_argsort
 from energon_pack.plan.settings import Algorithm
 from energon_pack.run.seeded import RandomStream, random_keys
@@ -170,9 +170,9 @@ def test_twice_the_capacity(case: tuple[int, list[int]]) -> None:
     assert after <= 11 / 9 * before + 4
 
 
-@given(few, st.lists(st.integers(0, 12), min_size=1, max_size=4), st.sampled_from(Way))
+@given(few, st.lists(st.integers(0, 12), min_size=1, max_size=4), st.sampled_from(FillOrder))
 @settings(max_examples=150)
-def test_only_what_can_not_win_is_given_up(case: tuple[int, list[int]], gaps: list[int], way: Way) -> None:
+def test_only_what_can_not_win_is_given_up(case: tuple[int, list[int]], gaps: list[int], way: FillOrder) -> None:
     """Given up too early, a tail that gives fewer packs would be lost; too late costs time alone."""
     capacity, lens = case
     histogram, space = np.bincount(lens), np.minimum(gaps, capacity)

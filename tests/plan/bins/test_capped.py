@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from energon_pack.plan.bins import Bins, drawn, lower_bound, lower_bound_l2, pack_bins
 from energon_pack.plan.bins.capped import pack_capped
 from energon_pack.plan.bins.drawn import drawn_fit
-from energon_pack.plan.bins.planned_bins import count_bins, fullest_sum
+from energon_pack.plan.bins.planned_bins import choose_fullest_sum, count_bins
 from energon_pack.plan.pool import Pool
 from energon_pack.plan.settings import Algorithm, PackingConfig
 from energon_pack.run.seeded import Ints, random_keys
@@ -167,7 +167,7 @@ def packs_of_stream(lens: Ints, capacity: int, buffer_size: int) -> int:
 @given(st.lists(st.integers(1, 20), max_size=9), st.integers(0, 40))
 def test_no_choice_is_fuller(lens: list[int], room: int) -> None:
     """A sum over the room would break a pack, one below the best leave it emptier than it has to be."""
-    chosen = fullest_sum(lens, room)
+    chosen = choose_fullest_sum(lens, room)
     sums = {sum(some) for size in range(len(lens) + 1) for some in combinations(lens, size)}
     assert sum(lens[number] for number in chosen) == max(total for total in sums if total <= room)
     assert chosen == sorted(set(chosen))
@@ -179,8 +179,8 @@ def test_each_item_is_in_a_bin_or_left(lens: list[int], capacity: int, waiting: 
     """If items are many, each drawn one stands for several; none may be lost or counted twice."""
     histogram = np.bincount(lens, minlength=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawn, "_WAITING", waiting)
-        patch.setattr(drawn, "_MOST", most)
+        patch.setattr(drawn, "_MAX_WAITING", waiting)
+        patch.setattr(drawn, "_MAX_DRAWS", most)
         runs, left = drawn_fit(histogram, capacity, 0)
     fill, counts = np.zeros(count_bins(runs), np.int64), left.copy()
     for length, copies, first, num_bins in runs:
