@@ -23,7 +23,7 @@ from energon_pack.automodel import (
     EpochCollate,
     PackRows,
     check_automodel,
-    check_mask,
+    check_rows,
     collate,
     dataset,
     media_inputs,
@@ -34,8 +34,8 @@ from energon_pack.config.compose import compose_config
 from energon_pack.errors import PackError
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.layout import Member, RowForm
-from energon_pack.training.layout import neat_inputs as neat_layout
-from energon_pack.training.layout import thd_inputs as thd_layout
+from energon_pack.training.layout import neat as neat_layout
+from energon_pack.training.layout import thd as thd_layout
 from support.automodel import pack_overrides
 from support.running import ROOT, run
 
@@ -319,4 +319,4 @@ def test_a_model_in_which_members_would_see_each_other_is_refused(
 def test_an_automodel_that_patches_transformers_is_refused(theirs: Any) -> None:
     del theirs.configure_packing_for_models
     with pytest.raises(PackError, match="functions of transformers that it replaces"):
-        check_mask([Built("sdpa", "block_causal", **OF_TRANSFORMERS)], rows_of("neat", "positions"))
+        check_rows([Built("sdpa", "block_causal", **OF_TRANSFORMERS)], rows_of("neat", "positions"))

@@ -31,7 +31,9 @@ def tables_with_counts(plan: PlanFile, *more: str) -> Iterator[pa.Table]:
 
 def pack_sums(plan: PlanFile, cost: CostModel) -> PackSums:
     """Return the costs and tokens of each pack in a written plan."""
-    sums = [sums_of_plan(items_of(table), packs_of_sizes(pack_sizes(table)), cost) for table in tables_with_counts(plan)]
+    sums = [
+        sums_of_plan(items_of(table), packs_of_sizes(pack_sizes(table)), cost) for table in tables_with_counts(plan)
+    ]
     return PackSums(*map(np.concatenate, zip(*sums, strict=True)))
 
 

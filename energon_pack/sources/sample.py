@@ -62,7 +62,7 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
 
 
 def _refuse_unread(reader: Reader, shard: Shard, row: IndexRow, record: Record, read: Sequence[str]) -> None:
-    """Raise Skip if a sample has a medium that is not read, as `refuse_unread_media`. `read`: the names of those that are."""
+    """Raise Skip if a sample has a medium that is not read, as `refuse_unread_media`. `read`: names of read media."""
     refuse_unread_media(record, read, bool(read), partial(_kind_of_name, reader, shard, row), shard.media_root is None)
     is_mapped = isinstance(shard, TarShard) and shard.field_map is not None  # then the map says what is taken
     for part in () if read or is_mapped else row.parts:  # a medium, although its name does not say so

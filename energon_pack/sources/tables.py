@@ -136,7 +136,9 @@ def table_row(path: str, version: str, number: int) -> bytes:
         rows = _kept_jsons.get(key)
         rows = _kept_jsons.put(key, _rows_as_json(key)) if rows is None else rows
         if not rows:
-            raise Skip(Reason.INVALID_JSON, f"row group {key[2]} takes more than {format_bytes(MAX_GROUP_BYTES)}: {_REMEDY}")
+            raise Skip(
+                Reason.INVALID_JSON, f"row group {key[2]} takes more than {format_bytes(MAX_GROUP_BYTES)}: {_REMEDY}"
+            )
         return rows[row]
     except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
         raise Skip(Reason.INVALID_JSON, f"row {number} can't be read: {one_line(error)}") from None

@@ -217,7 +217,7 @@ def is_watched() -> "Iterator[None]":
 
 
 def _filled(template: jinja2.Template, messages: list[Message], **variables: Any) -> str:
-    """Render a template; raises BoundExceeded if it takes more memory, time or characters than these messages can need."""
+    """Render a template; raises BoundExceeded if it takes more memory, time or text than these messages can need."""
     contents = (message.get("content") for message in messages)
     num = sum(len(c) if isinstance(c, str) else sum(len(part.get("text", "")) for part in c or ()) for c in contents)
     num += _TURN * len(messages)

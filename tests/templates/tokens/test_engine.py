@@ -316,6 +316,7 @@ def test_a_token_that_another_overlaps_or_holds_does_not_stand_alone() -> None:
     assert [token for token in added.all if added.stands_alone(token)] == ["x<d"]
     assert [added.may_go_on(text) for text in ("a <b", "<b><", "a", "b", "")] == [True, True, True, False, False]
 
+
 @given(st.sets(st.text("ab<", min_size=1, max_size=4), min_size=1, max_size=5), st.text("ab<c", max_size=30))
 def test_added_tokens_are_found_leftmost_then_longest_as_tokenizers_do(tokens: set[str], text: str) -> None:
     """Else a mark of a trained part, or a medium, would be looked for at another place."""
