@@ -23,12 +23,7 @@ def check_shapes(pad_to: Any, pad_segments: Any) -> None:
 
 
 def widths_of(pad_to: str | int | Sequence[int], planned: int, longest: int | None) -> Sequence[int]:
-    """Return the row widths, in tokens, that batches may have, ascending.
-
-    Args:
-        planned: `max_token_len` of the packs; the widest row has to hold it.
-        longest: the hard limit of packs; None: `planned` is.
-    """
+    """Return the row widths in tokens, ascending, for packs of `planned` tokens, or `longest` if that is more."""
     if isinstance(pad_to, int):
         return range(pad_to, -(-max(planned, longest or 0) // pad_to) * pad_to + 1, pad_to)
     widths = [planned] if isinstance(pad_to, str) else sorted(pad_to)

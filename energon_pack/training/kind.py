@@ -37,15 +37,11 @@ class ForwardKind:
     has_gradients: bool
     #: tokens of a row, and of the longest member
     row_len: int
-    longest_member_len: int
+    max_member_len: int
 
     def covers(self, other: "ForwardKind") -> bool:
         """Say whether a trial with this kind counts for the other: it is as large or larger, and runs alike."""
-        return (
-            self.row_len >= other.row_len
-            and self.longest_member_len >= other.longest_member_len
-            and self.runs_as(other)
-        )
+        return self.row_len >= other.row_len and self.max_member_len >= other.max_member_len and self.runs_as(other)
 
     def runs_as(self, other: "ForwardKind") -> bool:
         """Say whether this kind runs as the other does, whatever their sizes; it may train where the other does not."""
@@ -58,7 +54,7 @@ class ForwardKind:
         )
 
 
-def forward_kind_of(model: Module, part: Module, inputs: Mapping[str, Any], longest: int, is_open: bool) -> ForwardKind:
+def kind_of(model: Module, part: Module, inputs: Mapping[str, Any], longest: int, is_open: bool) -> ForwardKind:
     """Return the kind of a forward that is about to run; `longest` is the length of its longest member in tokens."""
     tokens = tokens_of(inputs)
     (rows, width), device = tokens.shape[:2], tokens.device.type
@@ -66,9 +62,8 @@ def forward_kind_of(model: Module, part: Module, inputs: Mapping[str, Any], long
     switches = {name: value for name, value in inputs.items() if isinstance(value, bool | str)}
     names = {name for name, value in inputs.items() if value is not None}
     form = (frozenset(f"{name}={switches.get(name, '')}" for name in names), mask_of(inputs), rows > 1, cast)
-    return ForwardKind(
-        assembly_of(model), type(part), form, is_open, part.training, torch.is_grad_enabled(), width, longest
-    )
+    mode = part.training, torch.is_grad_enabled()
+    return ForwardKind(assembly_of(model), type(part), form, is_open, *mode, width, longest)
 
 
 def assembly_of(model: Module) -> list[Any]:
@@ -104,18 +99,15 @@ class TriedKind:
 
     kind: ForwardKind
     #: whether the batch had members that could see each other
-    has_several_members: bool
+    is_packed: bool
     #: batches between its trials, since a flag may be set, and how many are left until the next one
     batches_between: int = _WAIT_BATCHES
     batches_left: int = _WAIT_BATCHES
 
     def record_trial(self, kind: ForwardKind, has_others: bool) -> None:
         """Record another trial, maybe of larger sizes; after one that was due, multiply `batches_between`."""
-        width, longest = (
-            max(self.kind.row_len, kind.row_len),
-            max(self.kind.longest_member_len, kind.longest_member_len),
-        )
-        self.kind = replace(self.kind, row_len=width, longest_member_len=longest)
-        self.has_several_members |= has_others
+        longest = max(self.kind.max_member_len, kind.max_member_len)
+        self.kind = replace(self.kind, row_len=max(self.kind.row_len, kind.row_len), max_member_len=longest)
+        self.is_packed |= has_others
         self.batches_between *= _WAIT_BATCHES if self.batches_left < 0 else 1
         self.batches_left = self.batches_between
