@@ -124,7 +124,7 @@ class RunOptions:
     #: whether the loss is the model's own, from labels
     uses_model_loss: bool = False
     #: whether the model divides its loss by a number that it is given
-    is_divided: bool = False
+    is_loss_divided: bool = False
     #: whether samples alone choose the experts that they choose in the batch
     repeats_routing: bool = False
     #: entered while a sample runs alone
@@ -145,7 +145,7 @@ class _ForwardRun:
 
 def compare(way: RunOptions, probe: Probe) -> Finding:
     """Run a batch, then each of its samples alone; return how far outputs, loss and gradients differ."""
-    loss = ProbeLoss(probe, way.uses_model_loss, way.is_divided)
+    loss = ProbeLoss(probe, way.uses_model_loss, way.is_loss_divided)
     routing = Routing() if way.repeats_routing else None
     leaves = [leaf for one in probe.placed for leaf in one.leaves.values()]
     packed = _run(way, {**probe.inputs, **loss.inputs()}, loss.of_batch, leaves, routing)

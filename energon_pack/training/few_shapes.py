@@ -22,7 +22,7 @@ def check_shapes(pad_to: Any, pad_segments: Any) -> None:
         raise ValueError(f"pad_segments={pad_segments}: 2 or more, for a member and the padding behind it")
 
 
-def widths_of(pad_to: str | int | Sequence[int], planned: int, longest: int | None) -> Sequence[int]:
+def allowed_widths(pad_to: str | int | Sequence[int], planned: int, longest: int | None) -> Sequence[int]:
     """Return the row widths in tokens, ascending, for packs of `planned` tokens, or `longest` if that is more."""
     if isinstance(pad_to, int):
         return range(pad_to, -(-max(planned, longest or 0) // pad_to) * pad_to + 1, pad_to)

@@ -69,7 +69,7 @@ def _run_options(pending: PendingForward) -> RunOptions:
         compares_gradients=torch.is_grad_enabled(),
         weights=_compared_weights(part),
         uses_model_loss=any(inputs.get(name) is not None for name in ("labels", "shift_labels")),
-        is_divided=inputs.get("num_items_in_batch") is not None,
+        is_loss_divided=inputs.get("num_items_in_batch") is not None,
         repeats_routing=has_experts(part),
         before_run=partial(pending.before_run, 0),
     )

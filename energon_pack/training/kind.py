@@ -26,8 +26,8 @@ _GLOBAL_HOOKS = [getattr(torch.nn.modules.module, f"_global{name}") for name in 
 class ForwardKind:
     """The properties by which forwards are alike: model code, inputs, mode and sizes."""
 
-    #: what the model is made of: see `assembly_of`
-    assembly: list[Any]
+    #: what the model is made of: see `model_code_of`
+    model_code: list[Any]
     part: type
     #: names of its inputs and values of its switches, its mask, whether it has several rows, the type of autocast
     input_form: tuple[frozenset[str], str, bool, torch.dtype | None]
@@ -49,8 +49,8 @@ class ForwardKind:
             (self.part, self.input_form, self.has_open_mask) == (other.part, other.input_form, other.has_open_mask)
             and self.in_training >= other.in_training
             and self.has_gradients >= other.has_gradients
-            and len(self.assembly) == len(other.assembly)
-            and all(map(is_, self.assembly, other.assembly))
+            and len(self.model_code) == len(other.model_code)
+            and all(map(is_, self.model_code, other.model_code))
         )
 
 
@@ -63,10 +63,10 @@ def kind_of(model: Module, part: Module, inputs: Mapping[str, Any], longest: int
     names = {name for name, value in inputs.items() if value is not None}
     form = (frozenset(f"{name}={switches.get(name, '')}" for name in names), mask_of(inputs), rows > 1, cast)
     mode = part.training, torch.is_grad_enabled()
-    return ForwardKind(assembly_of(model), type(part), form, is_open, *mode, width, longest)
+    return ForwardKind(model_code_of(model), type(part), form, is_open, *mode, width, longest)
 
 
-def assembly_of(model: Module) -> list[Any]:
+def model_code_of(model: Module) -> list[Any]:
     """List the classes, forwards, hooks and checkpoint flags of a model's parts; compare two lists by identity."""
     kinds: list[Any] = []
     more: list[Any] = []

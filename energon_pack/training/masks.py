@@ -151,7 +151,7 @@ def additive_masks(doc_ids: Tensor, types: Tensor, outline: Outline) -> dict[str
     return _masks_by_layer_kind(causal, _is_same_image(types) & same, _places_in_member(doc_ids), outline)
 
 
-class TreeRows(NamedTuple):
+class TreeTensors(NamedTuple):
     """The tensors [B, S] of a batch of trees from which its masks are made."""
 
     tree_end: Tensor
@@ -160,7 +160,7 @@ class TreeRows(NamedTuple):
     types: Tensor
 
 
-def tree_masks(rows: TreeRows, outline: Outline) -> dict[str, Tensor]:
+def tree_masks(rows: TreeTensors, outline: Outline) -> dict[str, Tensor]:
     """Return masks as `additive_masks` does, for trees; windows and chunks count tokens within a sample."""
     block = _is_same_image(rows.types, member_cuts(rows.doc_ids))
     return _masks_by_layer_kind(tree_causal(rows.tree_end), block, rows.tree_index, outline)

@@ -138,9 +138,9 @@ class PackEncoder:
         self.tower: TowerInputs | None = None
         self._widths: Sequence[int] = ()
         if pad_to != "longest":
-            from energon_pack.training.few_shapes import widths_of
+            from energon_pack.training.few_shapes import allowed_widths
 
-            self._widths = widths_of(pad_to, made["max_token_len"], self.max_token_len)
+            self._widths = allowed_widths(pad_to, made["max_token_len"], self.max_token_len)
         is_neat = self.layout == "neat"
         self._is_hybrid = (made["mask"] if self.mask == "indexed" else self.mask) == "hybrid"
         self._drop, self._dummy = on_bad_member == "drop", dummy_image and IMAGE.kind in rules.media_tokens

@@ -157,7 +157,7 @@ class OwnRope:
         return rows[:, 0].long()
 
     def check(self, members: Sequence[Member]) -> None:
-        """Raise RowsError if images or videos have the same positions as text; sounds are numbered as text is."""
+        """Raise RopeRowsError if images or videos have the same positions as text; sounds are numbered as text is."""
         for member in members:
             is_seen = bool(torch.isin(member.types, _VISUAL_TYPES).any())
             if is_seen and member.rope is not None and bool((member.rope == member.rope[0]).all()):

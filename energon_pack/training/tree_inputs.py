@@ -14,7 +14,7 @@ from energon_pack.training.forward_inputs import TREE_ATTENTION, MixingError, at
 from energon_pack.training.masks import (
     ImageMask,
     Outline,
-    TreeRows,
+    TreeTensors,
     image_mask_of,
     member_cuts,
     outline_of,
@@ -117,7 +117,7 @@ def _additive_masks(batch: Mapping[str, Any], outline: Outline) -> dict[str, Ten
     if outline.image_mask is not ImageMask.CAUSAL:
         _refuse_cut_images(batch)
     names = ("tree_end", "tree_index", "doc_ids", "mm_token_type_ids")
-    return tree_masks(TreeRows(*(batch[name].to(outline.device) for name in names)), outline)
+    return tree_masks(TreeTensors(*(batch[name].to(outline.device) for name in names)), outline)
 
 
 def _refuse_cut_images(batch: Mapping[str, Any]) -> None:
