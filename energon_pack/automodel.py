@@ -125,14 +125,14 @@ class PackRows(torch.utils.data.Dataset["PackRow"]):
     makes a dataset, the other ranks wait for the first one.
     """
 
-    make_packs: Callable[[], LazyPackedDataset]
+    make: Callable[[], LazyPackedDataset]
     mask: str | None = None
     metadata: bool = False
     pixels: str | None = "bfloat16"
 
     @cached_property
     def packs(self) -> LazyPackedDataset:
-        packs = self.make_packs()
+        packs = self.make()
         layout = packs.encoder.layout
         if (self.mask is None) == (layout == "neat"):
             told = f"one of {', '.join(MASKS)}, by the attention of the model" if self.mask is None else "leave it out"
