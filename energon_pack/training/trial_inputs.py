@@ -167,7 +167,7 @@ def members_of(inputs: Mapping[str, Any]) -> list[MemberSpan]:
 
 
 def spans_of(tokens: Tensor, begins: Tensor, real: Tensor) -> list[MemberSpan]:
-    """Return spans of `real` tokens from one start to the next, both [B, S]; a span of one repeated token is padding."""
+    """Return spans of real tokens from one start to the next, both [B, S]; a span of one repeated token is padding."""
     spans = []
     for row in range(len(tokens)):
         starts = begins[row].nonzero().flatten().tolist()
