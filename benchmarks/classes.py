@@ -155,11 +155,7 @@ def _verdict(proofs: Sequence[Proof]) -> Row:
 
 
 def _distance(proof: Proof) -> float:
-    return (
-        max(*proof.finding.relative_differences, proof.finding.leaked_gradient or 0.0)
-        if proof.finding
-        else float("inf")
-    )
+    return max(*proof.finding.differences, proof.finding.leaked_gradient or 0.0) if proof.finding else float("inf")
 
 
 def in_child(one: Named, attentions: Sequence[str], device: str) -> list[Row]:

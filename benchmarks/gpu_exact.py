@@ -41,13 +41,11 @@ def _cells(proof: Proof) -> list[str]:
     found = proof.finding
     if found is None:
         return [*["–"] * 4, f"not tried: {proof.error[:60]}"]
-    return [*(f"{value:.2g}" for value in (*found.relative_differences, max(found.relative_differences))), _goal(found)]
+    return [*(f"{value:.2g}" for value in (*found.differences, max(found.differences))), _goal(found)]
 
 
 def _goal(found: Finding) -> str:
-    return (
-        at_most(max(found.relative_differences), found.tolerance) if found.is_conclusive else "NO: outputs show nothing"
-    )
+    return at_most(max(found.differences), found.tolerance) if found.is_conclusive else "NO: outputs show nothing"
 
 
 def _in_bfloat16(make: Any, config: Any, members: Sequence[Encoded], attention: str, device: torch.device) -> Proof:

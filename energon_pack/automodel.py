@@ -38,13 +38,7 @@ MASKS = {
 
 
 def neat_inputs(batch: PackedBatch, lengths: Sequence[Sequence[int]], mask: str, metadata: bool) -> dict[str, Any]:
-    """Return the text inputs, by name, of a `neat` batch for Automodel; for shapes see `collate`.
-
-    Args:
-        lengths: for each row, the lengths of its members in tokens.
-        mask: a key of `MASKS`.
-        metadata: add the boundaries and indices that Qwen3.5 needs.
-    """
+    """Return a `neat` batch's text inputs, as `collate` lists them; `lengths`: tokens of the members of each row."""
     documents, positions = batch["doc_ids"].long(), batch["position_ids"]
     names = ("input_ids", "labels", "position_ids", "mm_token_type_ids")
     inputs = {**{name: batch[name] for name in names}, "_packed_seq_ids": documents}
@@ -83,10 +77,7 @@ def thd_inputs(batch: PackedBatch) -> dict[str, Any]:
 
 
 def media_inputs(batch: PackedBatch, pixels: str | None, num_rows: int) -> dict[str, Tensor]:
-    """Return the processor's media inputs, and per row [num_rows] how many images and videos it has, if any has some.
-
-    `pixels` is the dtype of pixels, such as bfloat16; None: the processor's.
-    """
+    """Return media inputs, pixels as dtype `pixels` (None: unchanged), and the images and videos of each row."""
     inputs: dict[str, Tensor] = {name: batch[name] for name in batch["media_keys"]}
     if pixels is not None:
         inputs |= {name: value.to(getattr(torch, pixels)) for name, value in inputs.items() if "pixel_values" in name}
@@ -134,14 +125,14 @@ class PackRows(torch.utils.data.Dataset["PackRow"]):
     makes a dataset, the other ranks wait for the first one.
     """
 
-    make_packs: Callable[[], LazyPackedDataset]
+    make: Callable[[], LazyPackedDataset]
     mask: str | None = None
     metadata: bool = False
     pixels: str | None = "bfloat16"
 
     @cached_property
     def packs(self) -> LazyPackedDataset:
-        packs = self.make_packs()
+        packs = self.make()
         layout = packs.encoder.layout
         if (self.mask is None) == (layout == "neat"):
             told = f"one of {', '.join(MASKS)}, by the attention of the model" if self.mask is None else "leave it out"

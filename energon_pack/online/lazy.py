@@ -102,7 +102,7 @@ class LazyPackedDataset(PacksByNumber):
     def _pack(self, epoch: int, number: int) -> tuple[str, Iterator[MemberInput | UnreadMember]]:
         return f"{self._keys}_{epoch:03d}_{number:08d}", map(self._member, self._plans.items(epoch, number))
 
-    def _sums(self, epoch: int) -> PackSums:
+    def _pack_sums(self, epoch: int) -> PackSums:
         return self._plans.pack_sums(epoch)
 
     def _member(self, item: int) -> MemberInput | UnreadMember:

@@ -22,9 +22,8 @@ _LOSS_KEYS = {*LOSS_KEYS, "shift_labels"}
 class SampleLosses:
     """The losses of the samples of two packs, each sample run alone, on one rank."""
 
-    #: Σ w·ce of each pack
+    #: of each pack Σ w·ce, and Σ w: without weights, its trained tokens
     loss_sums: list[float]
-    #: Σ w of each pack; without weights, its trained tokens
     weight_sums: list[float]
     num_samples: int
 
@@ -83,7 +82,7 @@ def describe_host_reads(trainer: Any, collator: Collator, rows: Sequence[Any]) -
     If batches bring precomputed inputs for a vision tower, it also counts without them.
     """
     model = unwrapped(trainer.model)
-    proof = outline_of(model).tower_proof
+    proof = outline_of(model).tower
     counts_of = []
     for row in rows:
         inputs = {

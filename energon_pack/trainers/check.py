@@ -19,7 +19,7 @@ from energon_pack.trainers.alone import SampleLosses, describe_host_reads, run_s
 from energon_pack.trainers.check_dealing import breaking_setting, check_dealing
 from energon_pack.trainers.collator import Collator
 from energon_pack.trainers.loss import WeightedSteps
-from energon_pack.training.as_it_was import without_randomness
+from energon_pack.training.as_it_was import without_dropout
 from energon_pack.training.encoded import Pack
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.layout import IGNORE
@@ -187,7 +187,7 @@ def _accumulating(trainer: Any, num: int) -> Iterator[None]:
     model.to(trainer.args.device)
     setattr(trainer, name, num)
     try:
-        with torch.random.fork_rng(), without_randomness(model):
+        with torch.random.fork_rng(), without_dropout(model):
             yield
     finally:
         setattr(trainer, name, before)

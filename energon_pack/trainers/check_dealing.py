@@ -28,7 +28,7 @@ _BREAKING_SETTINGS = {
 _SPLITTING_SETTINGS = ("context_parallel_size", "sequence_parallel_size", "cp_size", "sp_size")
 
 #: module of a trainer's class → the setting with which it reads rows in their order
-_ORDERED_SETTINGS = {
+_ORDERINGS = {
     "swift": "train_dataloader_shuffle=False",
     "llamafactory": "disable_shuffling=True",
     "axolotl": "curriculum_sampling=True",
@@ -61,15 +61,12 @@ def breaking_setting(trainer: Any) -> str:
 def ordered_setting(trainer: Any) -> str:
     """Return the setting that makes a trainer read rows in their order."""
     modules = {kind.__module__.partition(".")[0] for kind in type(trainer).__mro__}
-    return next(
-        (setting for module, setting in _ORDERED_SETTINGS.items() if module in modules),
-        _ORDERED_SETTINGS["transformers"],
-    )
+    return next((setting for module, setting in _ORDERINGS.items() if module in modules), _ORDERINGS["transformers"])
 
 
 #: most rows of an epoch that are checked
 _MAX_CHECKED_ROWS = 1_000_000
-_DEALING_REMEDY = "train on packs.as_dataset() with the trainer's own sampler, which deals rows to ranks once"
+_REMEDY = "train on packs.as_dataset() with the trainer's own sampler, which deals rows to ranks once"
 
 
 def check_dealing(trainer: Any, loader: Any) -> str:
@@ -92,9 +89,7 @@ def check_dealing(trainer: Any, loader: Any) -> str:
     if sampler is None or not hasattr(data, "__len__"):
         return f"a stream for {amount(ranks, 'rank')}{epochs}"
     if ranks > 1 and _has_pack_sampler(sampler):
-        raise PackError(
-            f"PackSampler deals packs to ranks, and Accelerate deals its share once more: {_DEALING_REMEDY}"
-        )
+        raise PackError(f"PackSampler deals packs to ranks, and Accelerate deals its share once more: {_REMEDY}")
     if len(data) > _MAX_CHECKED_ROWS:
         return f"{len(data):,} packs for {amount(ranks, 'rank')}{epochs}"
     with torch.random.fork_rng():  # a sampler that shuffles draws its seed
@@ -121,20 +116,14 @@ def _epoch_fault(trainer: Any, loader: Any) -> str:
 
 
 def describe_dealing(dealt: Sequence[Sequence[Sequence[int]]], num: int, in_order: str) -> str:
-    """Return a text on how rows were dealt, once and in which order; PackError: some twice or never.
-
-    Args:
-        dealt: for each rank, its batches of row numbers.
-        num: number of rows.
-        in_order: the setting that makes the trainer read rows in their order.
-    """
+    """Return a text on how `num` rows are dealt, given each rank's batches; PackError: some come twice or never."""
     rows = [row for batches in dealt for batch in batches for row in batch]
     of_turn = len(dealt) * max((len(batch) for batches in dealt for batch in batches), default=0)
     twice, never = len(rows) - len({*rows}), num - len({*rows})
     if twice >= of_turn:
-        raise PackError(f"{twice} of {num} packs are dealt twice: {_DEALING_REMEDY}")
+        raise PackError(f"{twice} of {num} packs are dealt twice: {_REMEDY}")
     if never >= of_turn:
-        raise PackError(f"{never} of {num} packs reach no rank: {_DEALING_REMEDY}")
+        raise PackError(f"{never} of {num} packs reach no rank: {_REMEDY}")
     in_turn = [row for turn in zip(*dealt, strict=False) for batch in turn for row in batch]
     order = "in the order of as_dataset, so steps are even"
     if in_turn != sorted(in_turn):

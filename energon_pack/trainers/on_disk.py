@@ -75,7 +75,7 @@ class PackedDataset(PacksByNumber):
         parts = self._files.parts(int(self._numbers[number]))
         return parts["__key__"], members_of_pack(parts, self.encoder.made["flavor"], self._files.media.read)
 
-    def _sums(self, epoch: int) -> PackSums:
+    def _pack_sums(self, epoch: int) -> PackSums:
         return self._split_sums
 
     @cached_property

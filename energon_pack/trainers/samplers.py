@@ -21,9 +21,7 @@ __all__ = ["LengthGroupedSampler", "PackSampler"]
 
 _log = logging.getLogger(__name__)
 _STATE_METHOD = "state_dict()"
-_AT_END_WARNING = (
-    "the state is of the end of an epoch: this iteration has nothing of it, and the one after has the next epoch"
-)
+_AT_END = "the state is of the end of an epoch: this iteration has nothing of it, and the one after has the next epoch"
 Item = TypeVar("Item")
 
 #: random share added to a pack's cost, so that the same long packs do not share a step in every epoch
@@ -60,7 +58,7 @@ class _Dealer(Sampler[Item]):
         """Yield the items left in this iteration; if none is left, those of the next one."""
         is_over, self._is_at_end = self._is_at_end, False
         if is_over and self._beginning.rank == 0:
-            _log.warning(_AT_END_WARNING)
+            _log.warning(_AT_END)
         return iter(()) if is_over else self._remaining_items()
 
     def _remaining_items(self) -> Iterator[Item]:

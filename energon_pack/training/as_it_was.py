@@ -26,7 +26,7 @@ _RATE_NAMES = re.compile("drop|jitter")
 
 
 @contextmanager
-def state_restored(model: Module) -> Iterator[Callable[[int], None]]:
+def restored(model: Module) -> Iterator[Callable[[int], None]]:
     """Restore a model's modes, counters, caches and buffers, and all random number states, when the block ends.
 
     Yields:
@@ -99,7 +99,7 @@ def zero_random_rates(model: Any) -> list[tuple[Any, str, float]]:
 
 
 @contextmanager
-def without_randomness(model: Any) -> Iterator[None]:
+def without_dropout(model: Any) -> Iterator[None]:
     """Set all dropout and jitter rates of a model to 0 while the block runs, then restore them."""
     rates = zero_random_rates(model)
     try:
@@ -132,11 +132,7 @@ def is_sharded(model: Module) -> bool:
 
 @contextmanager
 def forward_suspended(part: Module) -> Iterator[Callable[..., Any]]:
-    """Suspend FSDP2's pending forward while the block runs another forward with a backward, then begin it again.
-
-    Yields:
-        A function that runs the part with inputs by name.
-    """
+    """Suspend FSDP2's pending forward while the block runs another one, by the function that this yields."""
     every = {id(state): state for one in part.modules() for state in _fsdp_states(one)}
     pending = [state for state in every.values() if state._training_state.name == "FORWARD"]
     within = {*part.modules()}

@@ -146,12 +146,8 @@ class PackedBatch(dict[str, Any]):
 
             inputs.update(attention_inputs(self, unwrapped(model)))
             return inputs
-        if (
-            outline is not None
-            and outline.tower_proof is not None
-            and self.get("tower") == outline.tower_proof.config_hash
-        ):
-            inputs.update(self._tower_inputs(outline.tower_proof, outline.device))
+        if outline is not None and outline.tower is not None and self.get("tower") == outline.tower.config_hash:
+            inputs.update(self._tower_inputs(outline.tower, outline.device))
         mask = self.mask if self.mask != "auto" else outline.proven_mask if outline else None
         if mask is None:
             raise ValueError(NOT_GUARDED_ERROR)

@@ -60,7 +60,7 @@ class ReadMembers:
     """The members that were found in a batch."""
 
     #: the inputs that tell where they are
-    input_names: str
+    sources: str
     spans: list[MemberSpan]
 
     @property

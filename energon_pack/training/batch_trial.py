@@ -38,7 +38,7 @@ from energon_pack.training.wrapped import class_of
 
 _log = logging.getLogger(__name__)
 #: inputs of each token that a member alone has anew
-_REMADE_INPUTS = ("input_ids", "labels", "shift_labels")
+_REMADE = ("input_ids", "labels", "shift_labels")
 #: what is added to a score that nobody is to see
 _MASKED_SCORE = -1e4
 
@@ -76,7 +76,7 @@ class BatchSubject(Subject):
             check(self.model, inputs)
         if not are_packed:
             raise MixingError(
-                f"no row of these batches has two members, by {read.input_names}: nothing shows whether they mix"
+                f"no row of these batches has two members, by {read.sources}: nothing shows whether they mix"
             )
         if members is not None:
             name = class_of(self.model).__name__
@@ -90,7 +90,7 @@ class BatchSubject(Subject):
         _refuse_labels(inputs, members)
         return members
 
-    def longest_member_len(self, inputs: Mapping[str, Any]) -> int:
+    def max_member_len(self, inputs: Mapping[str, Any]) -> int:
         """Return the number of tokens of the longest member."""
         return max((one.end - one.start for one in self.read(inputs).spans), default=0)
 
@@ -120,7 +120,7 @@ class BatchSubject(Subject):
 
     def remedy(self, inputs: Mapping[str, Any]) -> str:
         """Say which inputs tell members apart, and which of them are known to mix members in any model."""
-        by, attention = self.read(inputs).input_names, attention_of(self.model)
+        by, attention = self.read(inputs).sources, attention_of(self.model)
         told = f"Members are told by {by}, which the model, or its attention ({attention}), does not heed"
         return "; ".join([told, *dict.fromkeys(self._reasons(inputs))])
 
@@ -166,7 +166,7 @@ def _refuse_labels(inputs: Mapping[str, Any], members: ReadMembers) -> None:
     if rest.any():
         row, place = rest.nonzero()[0].tolist()
         raise MixingError(
-            f"labels train {int(rest.sum())} tokens that are in no member by {members.input_names} (row {row},"
+            f"labels train {int(rest.sum())} tokens that are in no member by {members.sources} (row {row},"
             f" token {place})"
         )
 
@@ -179,17 +179,12 @@ def _placed_samples(
     rows = {
         name: value
         for name, value in inputs.items()
-        if isinstance(value, Tensor)
-        and value.shape[:2] == shape
-        and name not in _REMADE_INPUTS
-        and not is_layout_input(name)
+        if isinstance(value, Tensor) and value.shape[:2] == shape and name not in _REMADE and not is_layout_input(name)
     }
     placed = []
     for number, (span, media) in enumerate(zip(spans, _media_by_member(inputs, spans, members), strict=True)):
-        ids = span.select(inputs["input_ids"])
-        tokens = Member(
-            ids, span.select(labels), torch.zeros_like(ids), None, {k: span.select(v) for k, v in rows.items()}
-        )
+        ids = span.cut(inputs["input_ids"])
+        tokens = Member(ids, span.cut(labels), torch.zeros_like(ids), None, {k: span.cut(v) for k, v in rows.items()})
         sample, places = Encoded(f"member {number}", tokens, media), torch.arange(span.start, span.end)
         placed.append(PlacedSample(sample, span.row, places, False, leaves_of(media)))
     trained = [number for number, one in enumerate(placed) if (one.sample.tokens.labels[1:] != IGNORE).any()]

@@ -176,9 +176,8 @@ def _random_medium(rules: InputRules, medium: SeenMedium, seed: int) -> Any:
 
 def random_media(rules: InputRules, member: MemberTokens, seed: int) -> Prepared:
     """Return random media of the kinds and sizes that a member's media have."""
-    return Prepared(
-        [medium.kind for medium in member.media], [_random_medium(rules, one, seed) for one in member.media]
-    )
+    media = [_random_medium(rules, one, seed) for one in member.media]
+    return Prepared([medium.kind for medium in member.media], media)
 
 
 def trial_media(rules: InputRules, purpose: str, kind: str) -> Iterator[Prepared]:

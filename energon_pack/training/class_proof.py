@@ -46,20 +46,14 @@ class ClassProof:
     @property
     def max_row_len(self) -> int | None:
         """The longest row, in tokens, in which the class keeps members apart; None: any row."""
-        return min(
-            (one.max_pack_len for one in (self.proofs[-1], self.tree_proof) if one and one.max_pack_len), default=None
-        )
+        limits = (one.max_pack_len for one in (self.proofs[-1], self.tree_proof) if one)
+        return min(filter(None, limits), default=None)
 
 
 def prove_class(model: Any, encoder: Encoder | None, is_trusted: bool) -> ClassProof:
-    """Test with a small model that a model's class keeps members of packs apart.
+    """Test with a small model that a model's class keeps members of packs apart; without an encoder, with text only.
 
-    Args:
-        encoder: makes the samples of the test; None: they are text.
-        is_trusted: log a failed test as a warning, and go on.
-
-    Raises:
-        MixingError: a test failed; the message says which setting works.
+    MixingError: it does not; if `is_trusted`, that is only logged.
     """
     attention, name = attention_of(model), class_of(model).__name__
     mask, longest = (encoder.mask, encoder.max_token_len) if encoder else ("auto", None)

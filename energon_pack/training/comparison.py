@@ -124,7 +124,7 @@ class RunOptions:
     #: whether the loss is the model's own, from labels
     uses_model_loss: bool = False
     #: whether the model divides its loss by a number that it is given
-    is_divided: bool = False
+    is_loss_divided: bool = False
     #: whether samples alone choose the experts that they choose in the batch
     repeats_routing: bool = False
     #: entered while a sample runs alone
@@ -144,11 +144,8 @@ class _ForwardRun:
 
 
 def compare(way: RunOptions, probe: Probe) -> Finding:
-    """Run a batch, then each of its samples alone; return how far outputs, loss and gradients differ.
-
-    The tolerance of the result depends on the dtypes in which the model computed.
-    """
-    loss = ProbeLoss(probe, way.uses_model_loss, way.is_divided)
+    """Run a batch, then each of its samples alone; return how far outputs, loss and gradients differ."""
+    loss = ProbeLoss(probe, way.uses_model_loss, way.is_loss_divided)
     routing = Routing() if way.repeats_routing else None
     leaves = [leaf for one in probe.placed for leaf in one.leaves.values()]
     packed = _run(way, {**probe.inputs, **loss.inputs()}, loss.of_batch, leaves, routing)
@@ -164,10 +161,8 @@ def compare(way: RunOptions, probe: Probe) -> Finding:
     differences = [difference(packed.values[one.row, one.places], run.values[0], block) for one, run in pairs]
     outputs_vary = sum(variation(run.values[0]) for run in alone.values()) / len(alone)
     if is_low:  # values that hardly vary are rounded like all others of their size
-        outputs_vary = max(
-            outputs_vary,
-            MIN_VARIATION_IN_EPS * eps * sum(root_mean_square(run.values[0]) for run in alone.values()) / len(alone),
-        )
+        size = sum(root_mean_square(run.values[0]) for run in alone.values()) / len(alone)
+        outputs_vary = max(outputs_vary, MIN_VARIATION_IN_EPS * eps * size)
     if not way.compares_gradients:
         return Finding(largest(differences), outputs_vary, tolerance=tolerance)
     expected = sum(run.loss for one, run in pairs if one.in_loss)

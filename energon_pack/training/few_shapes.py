@@ -22,13 +22,8 @@ def check_shapes(pad_to: Any, pad_segments: Any) -> None:
         raise ValueError(f"pad_segments={pad_segments}: 2 or more, for a member and the padding behind it")
 
 
-def widths_of(pad_to: str | int | Sequence[int], planned: int, longest: int | None) -> Sequence[int]:
-    """Return the row widths, in tokens, that batches may have, ascending.
-
-    Args:
-        planned: `max_token_len` of the packs; the widest row has to hold it.
-        longest: the hard limit of packs; None: `planned` is.
-    """
+def allowed_widths(pad_to: str | int | Sequence[int], planned: int, longest: int | None) -> Sequence[int]:
+    """Return the row widths in tokens, ascending, for packs of `planned` tokens, or `longest` if that is more."""
     if isinstance(pad_to, int):
         return range(pad_to, -(-max(planned, longest or 0) // pad_to) * pad_to + 1, pad_to)
     widths = [planned] if isinstance(pad_to, str) else sorted(pad_to)

@@ -37,13 +37,10 @@ class Finding:
     in_training: bool = False
 
     @property
-    def relative_differences(self) -> list[float]:
+    def differences(self) -> list[float]:
         """The differences of outputs, loss and gradients, each relative to its size."""
-        return [
-            self.output_difference / max(self.output_variation, 1e-30),
-            self.loss_difference or 0.0,
-            (self.gradient_difference or 0.0) / _GRADIENT_ROUNDING,
-        ]
+        outputs = self.output_difference / max(self.output_variation, 1e-30)
+        return [outputs, self.loss_difference or 0.0, (self.gradient_difference or 0.0) / _GRADIENT_ROUNDING]
 
     @property
     def is_conclusive(self) -> bool:
@@ -53,38 +50,31 @@ class Finding:
     @property
     def mixes(self) -> bool:
         """Whether samples depend on each other or on being packed; also true if outputs do not vary."""
-        is_same = all(share <= self.tolerance for share in self.relative_differences)  # NaN is not
+        is_same = all(share <= self.tolerance for share in self.differences)  # NaN is not
         return not (self.is_conclusive and is_same and (self.leaked_gradient or 0.0) <= _NO_GRADIENT)
 
     @property
     def outputs_agree(self) -> bool:
         """Whether the batch has the outputs of its samples alone, within the tolerance."""
-        return self.relative_differences[0] <= self.tolerance
+        return self.differences[0] <= self.tolerance
 
     @property
     def loss_agrees(self) -> bool:
         """Whether the batch has the loss of its samples alone, within the tolerance."""
-        return self.relative_differences[1] <= self.tolerance
+        return self.differences[1] <= self.tolerance
 
     @property
     def may_be_rounding(self) -> bool:
         """Whether the difference is small enough to be rounding; a run in float64 can tell."""
-        return (
-            self.mixes
-            and self.is_conclusive
-            and all(share <= 10 * self.tolerance for share in self.relative_differences)
-        )
+        return self.mixes and self.is_conclusive and all(share <= 10 * self.tolerance for share in self.differences)
 
     def __str__(self) -> str:
         text = "in train(), " if self.in_training else ""
         text += f"packed and alone differ by {self.output_difference:.2g}, outputs vary by {self.output_variation:.2g}"
         text += "" if self.loss_difference is None else f"; loss by {self.loss_difference:.2g}"
         text += "" if self.gradient_difference is None else f"; gradients by {self.gradient_difference:.2g}"
-        return (
-            text
-            if not self.leaked_gradient
-            else f"{text}; a loss moves inputs of other members by {self.leaked_gradient:.2g}"
-        )
+        leak = f"; a loss moves inputs of other members by {self.leaked_gradient:.2g}" if self.leaked_gradient else ""
+        return text + leak
 
 
 @dataclass(frozen=True)
@@ -196,11 +186,9 @@ def _thinned(gradient: Tensor | None) -> Tensor | None:
 
 
 def compare_gradients(packed: Gradients, pairs: Sequence[tuple[PlacedSample, Gradients]]) -> tuple[float, float]:
-    """Compare gradients of a batch with those of its samples' runs alone.
+    """Return the largest difference of gradients, packed and alone, and the largest gradient of samples not `in_loss`.
 
-    Returns:
-        The largest difference of samples with `in_loss`, and the largest gradient of the other samples' embeddings and
-        media, which should be 0; each as a share of the largest gradient.
+    Both are shares of the largest gradient; the second should be 0.
     """
     assert packed.embeddings is not None
     expected = torch.zeros_like(packed.embeddings, dtype=torch.float32)
@@ -220,11 +208,8 @@ def compare_gradients(packed: Gradients, pairs: Sequence[tuple[PlacedSample, Gra
         expected[one.row, one.places] += 0.0 if alone.embeddings is None else alone.embeddings[0].float()
     embedded: list[_GradientPair] = [(packed.embeddings.float()[is_own], expected[is_own])]
     kinds: list[list[_GradientPair]] = [embedded, media, [*zip(packed.weights, weights, strict=True)]]
-    of_strangers = [
-        _relative_size([packed.embeddings[~is_own]], [expected]),
-        _relative_size(strangers, [pair[1] for pair in media]),
-    ]
-    shares = [_relative_size([_difference(*pair) for pair in kind], [pair[1] for pair in kind]) for kind in kinds]
+    of_strangers = [_ratio([packed.embeddings[~is_own]], [expected]), _ratio(strangers, [pair[1] for pair in media])]
+    shares = [_ratio([_difference(*pair) for pair in kind], [pair[1] for pair in kind]) for kind in kinds]
     return largest(shares), largest(of_strangers)
 
 
@@ -236,7 +221,7 @@ def _difference(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     return _sum(first, None if second is None else -second)
 
 
-def _relative_size(values: Sequence[Tensor | None], whole: Sequence[Tensor | None]) -> float:
+def _ratio(values: Sequence[Tensor | None], whole: Sequence[Tensor | None]) -> float:
     """Return the largest absolute value of `values` divided by that of `whole`; None counts as 0."""
     return _largest_absolute(values) / max(_largest_absolute(whole), 1e-30)
 

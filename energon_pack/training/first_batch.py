@@ -12,25 +12,19 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 
-from energon_pack.training.as_it_was import (
-    forward_suspended,
-    full_precision,
-    is_sharded,
-    state_restored,
-    without_randomness,
-)
+from energon_pack.training.as_it_was import forward_suspended, full_precision, is_sharded, restored, without_dropout
 from energon_pack.training.comparison import RunOptions, compare
 from energon_pack.training.finding import Finding, difference, variation
 from energon_pack.training.forward_inputs import MixingError
-from energon_pack.training.kind import ForwardKind, TriedKind, forward_kind_of
+from energon_pack.training.kind import ForwardKind, TriedKind, kind_of
 from energon_pack.training.model_trial import (
-    LOW_PRECISION_TOLERANCE,
+    BF16_TOLERANCE,
     SUM_TOLERANCE,
     ModelTrial,
     PendingForward,
     Subject,
     TrialSteps,
-    first_mixing_part,
+    mixing_part,
     refusal_message,
     run_changes,
 )
@@ -57,7 +51,7 @@ def compare_with_alone(pending: PendingForward, probe: Probe) -> SampleCompariso
     plain = probe.inputs_alone
     probe = replace(probe, inputs_alone=lambda sample: switches | plain(sample))
     alone = without_loss(probe.inputs_alone(last.sample))
-    with without_randomness(part):
+    with without_dropout(part):
         is_random = part.training and _is_random(pending, alone)
         finding = replace(compare(way, probe), in_training=part.training)
     span = MemberSpan(last.row, int(last.places[0]), int(last.places[0]) + len(last.places))
@@ -71,11 +65,11 @@ def _run_options(pending: PendingForward) -> RunOptions:
     return RunOptions(
         part,
         pending.call,
-        (SUM_TOLERANCE, LOW_PRECISION_TOLERANCE),
+        (SUM_TOLERANCE, BF16_TOLERANCE),
         compares_gradients=torch.is_grad_enabled(),
         weights=_compared_weights(part),
         uses_model_loss=any(inputs.get(name) is not None for name in ("labels", "shift_labels")),
-        is_divided=inputs.get("num_items_in_batch") is not None,
+        is_loss_divided=inputs.get("num_items_in_batch") is not None,
         repeats_routing=has_experts(part),
         before_run=partial(pending.before_run, 0),
     )
@@ -142,15 +136,11 @@ class FirstBatch:
         if not self._tried_kinds:
             self._is_sharded = is_sharded(self._model)
         subject = self._subject
-        kind = forward_kind_of(
-            self._model, part, inputs, subject.longest_member_len(inputs), subject.has_open_mask(inputs)
-        )
+        kind = kind_of(self._model, part, inputs, subject.max_member_len(inputs), subject.has_open_mask(inputs))
         known = next((one for one in self._tried_kinds if one.kind.covers(kind)), None)
         if known is not None:
             known.batches_left -= 1
-        lacks_others = (
-            known is not None and not known.has_several_members and self._subject.changed_inputs(inputs) is not None
-        )
+        lacks_others = known is not None and not known.is_packed and self._subject.changed_inputs(inputs) is not None
         is_waiting = known is not None and known.batches_left >= 0 and not self._subject.tries_every_batch
         is_tried, is_better = self._on_all_ranks(is_waiting, lacks_others)
         return None if is_tried and not is_better else self._run_trial(part, inputs, kind)
@@ -164,7 +154,7 @@ class FirstBatch:
         asked = None if self._on_any_rank(asked is None) else asked
         place = None
         try:
-            with state_restored(part) as begin, full_precision(), forward_suspended(part) as call:
+            with restored(part) as begin, full_precision(), forward_suspended(part) as call:
                 pending = PendingForward(part, call, copies, begin, self._on_any_rank)
                 moved = [] if asked is None else (yield from run_changes(pending, asked))
                 beside = compare_with_alone(pending, self._subject.probe(pending))
@@ -194,10 +184,9 @@ class FirstBatch:
         if not self._on_any_rank(is_moved or not trial.finding.outputs_agree):
             return None
         pending.before_run(0)
-        with without_randomness(pending.part):
-            return first_mixing_part(
-                pending.part, pending.call, asked.runs if asked and is_moved else beside.runs, SUM_TOLERANCE
-            )
+        with without_dropout(pending.part):
+            runs = asked.runs if asked and is_moved else beside.runs
+            return mixing_part(pending.part, pending.call, runs, SUM_TOLERANCE)
 
     def _remember(self, kind: ForwardKind, has_others: bool, name: str) -> None:
         """Record a trial that passed; log it, or warn once that it proves nothing."""

@@ -79,19 +79,13 @@ def mask_of(inputs: Mapping[str, Any]) -> str:
 
 
 def branch_starts(row: Tensor) -> list[list[int]]:
-    """Return [row, column] of each token that begins a branch of a tree: its position jumps, and not to 0.
-
-    `row` holds the positions [B, S].
-    """
+    """Return [row, column] of each token that begins a tree's branch: positions `row` [B, S] jump, and not to 0."""
     jumps = (row.diff(dim=1) != 1) & (row[:, 1:] != 0)
     return [[number, place + 1] for number, place in jumps.nonzero().tolist()]
 
 
 def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> None:
-    """Raise MixingError if inputs of a forward over packs let members see each other in any model.
-
-    `attention` is the model's attention implementation; None: not known.
-    """
+    """Raise MixingError if a forward's inputs let members see each other in any model with this attention."""
     positions, mask = inputs.get("position_ids"), inputs.get("attention_mask")
     if inputs.get("use_cache") is not False:
         raise MixingError(

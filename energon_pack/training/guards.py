@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 #: the hooks of each guarded model
 _HOOKS_BY_MODEL: weakref.WeakKeyDictionary[Module, Sequence[RemovableHandle]] = weakref.WeakKeyDictionary()
 #: methods that make features of media
-_FEATURE_METHODS = re.compile(r"get_(?!text)\w+_features")
+_GETTERS = re.compile(r"get_(?!text)\w+_features")
 
 
 @dataclass(eq=False)
@@ -227,9 +227,7 @@ def _longest_row_len(inputs: dict[str, Any], longest: int) -> int:
 
 def _media_names(model: Module) -> set[str]:
     """Return the argument names of the methods by which a model's parts encode media."""
-    makes = {
-        kind: [name for name in dir(kind) if _FEATURE_METHODS.fullmatch(name)] for kind in map(type, model.modules())
-    }
+    makes = {kind: [name for name in dir(kind) if _GETTERS.fullmatch(name)] for kind in map(type, model.modules())}
     methods = [getattr(kind, name) for kind, names in makes.items() for name in names]
     named = {name for method in methods for name in inspect.signature(method).parameters}
     return named - {"input_ids", "attention_mask"}

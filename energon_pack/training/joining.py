@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_tensor
 
-MediaInputs = Mapping[str, Tensor]
-_MemberMedia = TypeVar("_MemberMedia")
+Inputs = Mapping[str, Tensor]
+_Media = TypeVar("_Media")
 
 #: values that processors pad with
 _PAD_VALUES = (0.0, -1.0, 1.0)
@@ -64,11 +64,8 @@ class Join:
 _CONCATENATED = Join()
 
 
-def join(parts: Iterable[MediaInputs], joins: Mapping[str, Join] | None = None) -> dict[str, Tensor]:
-    """Join the media inputs of several members, in their order; return one tensor for each name.
-
-    `joins`: rules by name, by default concatenation in dimension 0. ValueError: the rules can't join these members.
-    """
+def join(parts: Iterable[Inputs], joins: Mapping[str, Join] | None = None) -> dict[str, Tensor]:
+    """Join members' media inputs into one tensor a name, by rules or by concatenation. ValueError: they can't be."""
     parts = [part for part in parts if part]
     joined = {}
     alike = {name for name, rule in (joins or {}).items() if rule.only_alike_reason}
@@ -83,7 +80,7 @@ def join(parts: Iterable[MediaInputs], joins: Mapping[str, Join] | None = None) 
     return joined
 
 
-def _joined_input(name: str, rule: Join, parts: Sequence[MediaInputs]) -> Tensor:
+def _joined_input(name: str, rule: Join, parts: Sequence[Inputs]) -> Tensor:
     having = [part for part in parts if name in part]
     counted = [part[rule.indexed_input[0]] for part in having] if rule.indexed_input else []
     return rule([part[name] for part in having], counted)
@@ -98,7 +95,7 @@ class JoinRules:
     #: whether one call for all members gives the same as one call for each
     can_call_once: bool
     #: why media of several sizes, or clips of several lengths, can't be joined; empty: they can
-    limit_reason: str = ""
+    limit: str = ""
 
 
 class JoinError(ValueError):
@@ -106,9 +103,7 @@ class JoinError(ValueError):
 
 
 def find_joins(
-    call: Callable[[Sequence[_MemberMedia], bool], dict[str, Tensor]],
-    members: Sequence[_MemberMedia],
-    twins: Sequence[_MemberMedia],
+    call: Callable[[Sequence[_Media], bool], dict[str, Tensor]], members: Sequence[_Media], twins: Sequence[_Media]
 ) -> JoinRules:
     """Compare calls of a processor for several members with calls for each; return the rules that join their outputs.
 
@@ -116,9 +111,6 @@ def find_joins(
         call: calls the processor for the media of some members, in one text or (True) in a text each.
         members: media of members, in different sizes.
         twins: media of members, all in one size, for processors that take only equal sizes in one call.
-
-    Raises:
-        JoinError: no rule joins them.
     """
     members, of_each = _outputs_alone(call, members)
     first: Exception | None = None
@@ -144,12 +136,12 @@ def find_joins(
         return JoinRules(joins, tried is members and not as_rows, limit)
     why = first if isinstance(first, JoinError) else JoinError(f"{type(first).__name__}: {first}")
     if alike := _joins_of_twins(call, twins, str(why)):
-        return JoinRules(alike, can_call_once=False, limit_reason=str(why))
+        return JoinRules(alike, can_call_once=False, limit=str(why))
     raise why
 
 
 def _joins_of_twins(
-    call: Callable[[Sequence[_MemberMedia], bool], dict[str, Tensor]], twins: Sequence[_MemberMedia], why: str
+    call: Callable[[Sequence[_Media], bool], dict[str, Tensor]], twins: Sequence[_Media], why: str
 ) -> dict[str, Join]:
     """Return rules for members of one size, if the call for several adds only masks that hide nothing; else none."""
     try:
@@ -165,15 +157,13 @@ def _joins_of_twins(
 
 
 def _padding_joins(
-    call: Callable[[Sequence[_MemberMedia], bool], dict[str, Tensor]],
-    members: Sequence[_MemberMedia],
-    of_each: Sequence[MediaInputs],
+    call: Callable[[Sequence[_Media], bool], dict[str, Tensor]], members: Sequence[_Media], of_each: Sequence[Inputs]
 ) -> dict[str, Join] | None:
     """Return rules that pad inputs, if values differ only where a mask or a length tells padding, or at its edge.
 
     None: an input has no such rule. The guard refuses a model that reads padding: it compares packs with samples alone.
     """
-    together: MediaInputs = {}
+    together: Inputs = {}
     for as_rows in (False, True):
         with suppress(Exception):  # any class of any processor may be behind it
             together = together or call(members, as_rows)
@@ -182,11 +172,9 @@ def _padding_joins(
     for name, value in sorted(together.items()):
         if not all(name in part for part in of_each):
             return None
-        shown = (_join_by_mask(name, mask, of_each, together) for mask in masks)
+        shown = (_by_mask(name, mask, of_each, together) for mask in masks)
         rule = (
-            _find_rule(name, of_each, value)
-            or next(filter(None, shown), None)
-            or _join_by_length(name, of_each, together)
+            _find_rule(name, of_each, value) or next(filter(None, shown), None) or _by_length(name, of_each, together)
         )
         if rule is None:
             return None
@@ -194,7 +182,7 @@ def _padding_joins(
     return joins or None
 
 
-def _join_by_mask(name: str, mask: str, of_each: Sequence[MediaInputs], together: MediaInputs) -> Join | None:
+def _by_mask(name: str, mask: str, of_each: Sequence[Inputs], together: Inputs) -> Join | None:
     """Return the rule that pads an input to the longest member, if values differ only where a mask hides them."""
     value, seen = together[name], _without_edge(together[mask] != 0)
     rule = Join(0, pad_value=0.0)
@@ -209,7 +197,7 @@ def _join_by_mask(name: str, mask: str, of_each: Sequence[MediaInputs], together
     return rule if _are_equal(rows, of_call) else None
 
 
-def _join_by_length(name: str, of_each: Sequence[MediaInputs], together: MediaInputs) -> Join | None:
+def _by_length(name: str, of_each: Sequence[Inputs], together: Inputs) -> Join | None:
     """Return the rule that pads an input to the longest member, if another input has the length of each row."""
     value, rule = together[name], Join(0, pad_value=0.0)
     lengths = [
@@ -238,10 +226,10 @@ def _without_edge(mask: Tensor) -> Tensor:
 
 
 def _outputs_alone(
-    call: Callable[[Sequence[_MemberMedia], bool], dict[str, Tensor]], members: Sequence[_MemberMedia]
-) -> tuple[list[_MemberMedia], list[dict[str, Tensor]]]:
+    call: Callable[[Sequence[_Media], bool], dict[str, Tensor]], members: Sequence[_Media]
+) -> tuple[list[_Media], list[dict[str, Tensor]]]:
     """Return the members that the processor takes alone, and its output for each; raise its error if fewer than two."""
-    taken: list[_MemberMedia] = []
+    taken: list[_Media] = []
     outputs: list[dict[str, Tensor]] = []
     errors: list[Exception] = []
     for one in members:
@@ -255,7 +243,7 @@ def _outputs_alone(
     return taken, outputs
 
 
-def _join_error(parts: Sequence[MediaInputs], joins: Mapping[str, Join]) -> str:
+def _join_error(parts: Sequence[Inputs], joins: Mapping[str, Join]) -> str:
     try:
         join(parts, joins)
     except ValueError as error:
@@ -263,7 +251,7 @@ def _join_error(parts: Sequence[MediaInputs], joins: Mapping[str, Join]) -> str:
     return ""
 
 
-def _find_rule(name: str, parts: Sequence[MediaInputs], together: Tensor) -> Join | None:
+def _find_rule(name: str, parts: Sequence[Inputs], together: Tensor) -> Join | None:
     having = [part for part in parts if name in part]
     if not having or any(part[name].dim() != together.dim() or part[name].dtype != together.dtype for part in having):
         return None
@@ -277,7 +265,7 @@ def _find_rule(name: str, parts: Sequence[MediaInputs], together: Tensor) -> Joi
     return None
 
 
-def _candidate_rules(name: str, having: Sequence[MediaInputs], num_dims: int) -> Iterator[Join]:
+def _candidate_rules(name: str, having: Sequence[Inputs], num_dims: int) -> Iterator[Join]:
     along = [Join(dim) for dim in range(num_dims)]
     yield from along
     yield from (replace(rule, pad_value=fill) for fill in _PAD_VALUES for rule in along)

@@ -26,8 +26,8 @@ _GLOBAL_HOOKS = [getattr(torch.nn.modules.module, f"_global{name}") for name in 
 class ForwardKind:
     """The properties by which forwards are alike: model code, inputs, mode and sizes."""
 
-    #: what the model is made of: see `assembly_of`
-    assembly: list[Any]
+    #: what the model is made of: see `model_code_of`
+    model_code: list[Any]
     part: type
     #: names of its inputs and values of its switches, its mask, whether it has several rows, the type of autocast
     input_form: tuple[frozenset[str], str, bool, torch.dtype | None]
@@ -37,15 +37,11 @@ class ForwardKind:
     has_gradients: bool
     #: tokens of a row, and of the longest member
     row_len: int
-    longest_member_len: int
+    max_member_len: int
 
     def covers(self, other: "ForwardKind") -> bool:
         """Say whether a trial with this kind counts for the other: it is as large or larger, and runs alike."""
-        return (
-            self.row_len >= other.row_len
-            and self.longest_member_len >= other.longest_member_len
-            and self.runs_as(other)
-        )
+        return self.row_len >= other.row_len and self.max_member_len >= other.max_member_len and self.runs_as(other)
 
     def runs_as(self, other: "ForwardKind") -> bool:
         """Say whether this kind runs as the other does, whatever their sizes; it may train where the other does not."""
@@ -53,12 +49,12 @@ class ForwardKind:
             (self.part, self.input_form, self.has_open_mask) == (other.part, other.input_form, other.has_open_mask)
             and self.in_training >= other.in_training
             and self.has_gradients >= other.has_gradients
-            and len(self.assembly) == len(other.assembly)
-            and all(map(is_, self.assembly, other.assembly))
+            and len(self.model_code) == len(other.model_code)
+            and all(map(is_, self.model_code, other.model_code))
         )
 
 
-def forward_kind_of(model: Module, part: Module, inputs: Mapping[str, Any], longest: int, is_open: bool) -> ForwardKind:
+def kind_of(model: Module, part: Module, inputs: Mapping[str, Any], longest: int, is_open: bool) -> ForwardKind:
     """Return the kind of a forward that is about to run; `longest` is the length of its longest member in tokens."""
     tokens = tokens_of(inputs)
     (rows, width), device = tokens.shape[:2], tokens.device.type
@@ -66,12 +62,11 @@ def forward_kind_of(model: Module, part: Module, inputs: Mapping[str, Any], long
     switches = {name: value for name, value in inputs.items() if isinstance(value, bool | str)}
     names = {name for name, value in inputs.items() if value is not None}
     form = (frozenset(f"{name}={switches.get(name, '')}" for name in names), mask_of(inputs), rows > 1, cast)
-    return ForwardKind(
-        assembly_of(model), type(part), form, is_open, part.training, torch.is_grad_enabled(), width, longest
-    )
+    mode = part.training, torch.is_grad_enabled()
+    return ForwardKind(model_code_of(model), type(part), form, is_open, *mode, width, longest)
 
 
-def assembly_of(model: Module) -> list[Any]:
+def model_code_of(model: Module) -> list[Any]:
     """List the classes, forwards, hooks and checkpoint flags of a model's parts; compare two lists by identity."""
     kinds: list[Any] = []
     more: list[Any] = []
@@ -104,18 +99,15 @@ class TriedKind:
 
     kind: ForwardKind
     #: whether the batch had members that could see each other
-    has_several_members: bool
+    is_packed: bool
     #: batches between its trials, since a flag may be set, and how many are left until the next one
     batches_between: int = _WAIT_BATCHES
     batches_left: int = _WAIT_BATCHES
 
     def record_trial(self, kind: ForwardKind, has_others: bool) -> None:
         """Record another trial, maybe of larger sizes; after one that was due, multiply `batches_between`."""
-        width, longest = (
-            max(self.kind.row_len, kind.row_len),
-            max(self.kind.longest_member_len, kind.longest_member_len),
-        )
-        self.kind = replace(self.kind, row_len=width, longest_member_len=longest)
-        self.has_several_members |= has_others
+        longest = max(self.kind.max_member_len, kind.max_member_len)
+        self.kind = replace(self.kind, row_len=max(self.kind.row_len, kind.row_len), max_member_len=longest)
+        self.is_packed |= has_others
         self.batches_between *= _WAIT_BATCHES if self.batches_left < 0 else 1
         self.batches_left = self.batches_between

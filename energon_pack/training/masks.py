@@ -21,7 +21,7 @@ from energon_pack.training.layout import IGNORE
 from energon_pack.training.wrapped import unwrapped
 
 
-class ImageAttention(Enum):
+class ImageMask(Enum):
     """In which layers the tokens of one image attend to each other in both directions."""
 
     #: in none: they are read as words are
@@ -34,16 +34,12 @@ class ImageAttention(Enum):
     BEYOND_WINDOWS = auto()
 
 
-def image_attention_of(model: Any) -> ImageAttention:
+def image_mask_of(model: Any) -> ImageMask:
     """Return how a model's image tokens attend to each other; masks for packs have to keep that."""
     text = model.config.get_text_config()
     if getattr(text, "use_bidirectional_attention", None) == "vision":
-        return ImageAttention.BEYOND_WINDOWS if "unified" in text.model_type else ImageAttention.IN_WINDOWS_ALONE
-    return (
-        ImageAttention.IN_WINDOWS
-        if "token_type_ids" in inspect.signature(model.forward).parameters
-        else ImageAttention.CAUSAL
-    )
+        return ImageMask.BEYOND_WINDOWS if "unified" in text.model_type else ImageMask.IN_WINDOWS_ALONE
+    return ImageMask.IN_WINDOWS if "token_type_ids" in inspect.signature(model.forward).parameters else ImageMask.CAUSAL
 
 
 #: a batch has the values under their names behind this: some models have media of the same names
@@ -86,11 +82,11 @@ class Outline:
     proven_mask: str | None
     sliding_window: int | None
     attention_chunk_size: int | None
-    image_attention: ImageAttention
+    image_mask: ImageMask
     dtype: torch.dtype
     device: torch.device
     #: the precomputed inputs for its vision tower; None: it has none
-    tower_proof: TowerProof | None = None
+    tower: TowerProof | None = None
 
     def for_worker(self) -> "Outline":
         """Return the outline for a loader's worker, which must not touch a GPU: it makes masks on the CPU."""
@@ -109,10 +105,10 @@ def outline_of(model: Any) -> Outline:
         proven_mask=PROVEN_MASKS.get(model),
         sliding_window=getattr(text, "sliding_window", None),
         attention_chunk_size=getattr(text, "attention_chunk_size", None),
-        image_attention=image_attention_of(model),
+        image_mask=image_mask_of(model),
         dtype=model.dtype,
         device=model.device,
-        tower_proof=PROVEN_TOWERS.get(model),
+        tower=PROVEN_TOWERS.get(model),
     )
 
 
@@ -131,10 +127,7 @@ def is_answer(doc_ids: Tensor, labels: Tensor) -> Tensor:
 
 
 def prefix_mask(doc_ids: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the additive mask [B, 1, S, S] for models that attend in both directions before the answer.
-
-    `labels` [B, S] are not shifted.
-    """
+    """Return the mask [B, 1, S, S] of models that attend both ways before the answer; `labels` are not shifted."""
     prefix = ~is_answer(doc_ids, labels)
     here = torch.arange(doc_ids.shape[1], device=doc_ids.device)
     seen = (here[:, None] >= here) | (prefix[:, :, None] & prefix[:, None, :])
@@ -158,7 +151,7 @@ def additive_masks(doc_ids: Tensor, types: Tensor, outline: Outline) -> dict[str
     return _masks_by_layer_kind(causal, _is_same_image(types) & same, _places_in_member(doc_ids), outline)
 
 
-class TreeRows(NamedTuple):
+class TreeTensors(NamedTuple):
     """The tensors [B, S] of a batch of trees from which its masks are made."""
 
     tree_end: Tensor
@@ -167,7 +160,7 @@ class TreeRows(NamedTuple):
     types: Tensor
 
 
-def tree_masks(rows: TreeRows, outline: Outline) -> dict[str, Tensor]:
+def tree_masks(rows: TreeTensors, outline: Outline) -> dict[str, Tensor]:
     """Return masks as `additive_masks` does, for trees; windows and chunks count tokens within a sample."""
     block = _is_same_image(rows.types, member_cuts(rows.doc_ids))
     return _masks_by_layer_kind(tree_causal(rows.tree_end), block, rows.tree_index, outline)
@@ -181,15 +174,14 @@ def tree_causal(tree_end: Tensor) -> Tensor:
 
 def _masks_by_layer_kind(causal: Tensor, block: Tensor, index: Tensor, outline: Outline) -> dict[str, Tensor]:
     """Return a mask for each kind of layer, from bool [B, S, S] (is it before, is it in the same image) and places."""
-    attention = outline.image_attention
-    image = block if attention is not ImageAttention.CAUSAL else torch.zeros_like(block)
-    seen = causal if attention is ImageAttention.IN_WINDOWS_ALONE else causal | image
+    attention = outline.image_mask
+    image = block if attention is not ImageMask.CAUSAL else torch.zeros_like(block)
+    seen = causal if attention is ImageMask.IN_WINDOWS_ALONE else causal | image
     masks = {"full_attention": seen}
     if window := outline.sliding_window:
         near = index[:, :, None] - index[:, None, :] < window
-        masks["sliding_attention"] = (
-            causal & near | image if attention is ImageAttention.BEYOND_WINDOWS else (causal | image) & near
-        )
+        near_image = image if attention is ImageMask.BEYOND_WINDOWS else image & near
+        masks["sliding_attention"] = causal & near | near_image
     if outline.attention_chunk_size:
         chunk = index // outline.attention_chunk_size
         masks["chunked_attention"] = seen & (chunk[:, :, None] == chunk[:, None, :])

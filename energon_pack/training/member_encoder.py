@@ -29,7 +29,7 @@ from energon_pack.training.rope import OwnRope, RopeRowsError, RopeRule, rope_po
 
 _log = logging.getLogger(__name__)
 #: media inputs on which rows of M-RoPE depend
-_GRID_INPUTS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
+_GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
 
 
 @dataclass(frozen=True)
@@ -156,9 +156,7 @@ class MemberEncoder:
         joins = {name: rule for part in parts for name, rule in part.joins.items()}
         media = join([part.media for part in parts], joins)
         rows = {name: torch.as_tensor(make([ids.tolist()]))[0] for name, make in self.token_functions.items()}
-        for_rows = {
-            name: value for name, value in media.items() if isinstance(self._rope, OwnRope) or name in _GRID_INPUTS
-        }
+        for_rows = {name: value for name, value in media.items() if isinstance(self._rope, OwnRope) or name in _GRIDS}
         member = Member(ids, labels, types, self._rows(ids, types, for_rows), rows)
         return Encoded(" + ".join(part.sample_id for part in parts), member, media, joins=joins)
 
@@ -218,8 +216,8 @@ class MemberEncoder:
             ]
         media = self._pixels([draft.added_media for draft in drafts])
         self._pixels.refuse_other_features(media, added)
-        images = _rows_by_member(media, _GRID_INPUTS[:1], [len(draft.added_media.of(IMAGE.kind)) for draft in drafts])
-        videos = _rows_by_member(media, _GRID_INPUTS[1:], [len(draft.added_media.of(VIDEO.kind)) for draft in drafts])
+        images = _rows_by_member(media, _GRIDS[:1], [len(draft.added_media.of(IMAGE.kind)) for draft in drafts])
+        videos = _rows_by_member(media, _GRIDS[1:], [len(draft.added_media.of(VIDEO.kind)) for draft in drafts])
         images = _with_shared_rows(images, [draft.num_shared[0] for draft in drafts])
         videos = _with_shared_rows(videos, [draft.num_shared[1] for draft in drafts])
         return media, [image | video for image, video in zip(images, videos, strict=True)]

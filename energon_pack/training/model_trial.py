@@ -25,12 +25,12 @@ from energon_pack.training.comparison import AVERAGED_TOKENS
 from energon_pack.training.finding import Finding, difference, variation
 from energon_pack.training.routing import Routing, has_experts, use_routing
 from energon_pack.training.trial_inputs import MemberSpan, Probe, RunInputs, TrialInputs
-from energon_pack.training.watch import tokens_of, values_of, with_hooks
+from energon_pack.training.watch import hooked, tokens_of, values_of
 
 #: shares of a change that count as rounding: of sums in another order, and of experts whose choices no `topk` shows
 SUM_TOLERANCE, _EXPERT_TOLERANCE = 1e-3, 0.05
 #: the same in bfloat16 and the like
-LOW_PRECISION_TOLERANCE = 0.1
+BF16_TOLERANCE = 0.1
 
 
 @dataclass
@@ -79,8 +79,8 @@ class OutputChange:
         return self.own_change > 1e-6
 
     def with_noise(self, noise: float) -> "OutputChange":
-        """Return a copy whose tolerance covers this much noise, `LOW_PRECISION_TOLERANCE` at most."""
-        share = min(noise / max(self.own_change, 1e-9), LOW_PRECISION_TOLERANCE)
+        """Return a copy whose tolerance covers this much noise, `BF16_TOLERANCE` at most."""
+        share = min(noise / max(self.own_change, 1e-9), BF16_TOLERANCE)
         return replace(self, tolerance=max(self.tolerance, share))
 
     def __str__(self) -> str:
@@ -140,22 +140,19 @@ def run_changes(pending: PendingForward, asked: TrialInputs) -> Generator[Reques
     as_is = yield from run(asked.unchanged, routing)
     tolerance, block = SUM_TOLERANCE, 1
     if routing is not None and not routing.has_choices:
-        tolerance, block = (
-            _EXPERT_TOLERANCE if as_is.dtype == torch.float32 else LOW_PRECISION_TOLERANCE,
-            AVERAGED_TOKENS,
-        )
+        tolerance = _EXPERT_TOLERANCE if as_is.dtype == torch.float32 else BF16_TOLERANCE
+        block = AVERAGED_TOKENS
     num_media = sum(pending.on_any_rank(len(asked.other_media) >= number) for number in (1, 2))
     media = [*asked.other_media, asked.unchanged, asked.unchanged][:num_media]  # so that all ranks run alike
     moved = []
     for kind, inputs in (("words", asked.other_words), *(("media", one) for one in media)):
         values = yield from run(inputs, routing and Routing(routing))
         if inputs is not asked.unchanged:
-            moved.append(_output_change(kind, asked, _member_differences(asked, as_is, values, block), tolerance))
-    if pending.on_any_rank(
-        any(one.others_change > SUM_TOLERANCE * one.own_change for one in moved)
-    ):  # some kernels add in any order
+            moved.append(_output_change(kind, asked, _differences(asked, as_is, values, block), tolerance))
+    # some kernels add in any order
+    if pending.on_any_rank(any(one.others_change > SUM_TOLERANCE * one.own_change for one in moved)):
         again = yield from run(asked.unchanged, routing and Routing(routing))
-        noise = 3 * max(_member_differences(asked, as_is, again, block))
+        noise = 3 * max(_differences(asked, as_is, again, block))
         moved = [one.with_noise(noise) for one in moved]
     return moved
 
@@ -187,8 +184,8 @@ def _output_change(kind: str, asked: TrialInputs, moved: Sequence[float], tolera
     return OutputChange(kind, max(of_changed), max(rest), tolerance)
 
 
-def _member_differences(asked: TrialInputs, first: Tensor, other: Tensor, block: int) -> list[float]:
-    return [difference(member.select(first), member.select(other), block) for member in asked.members]
+def _differences(asked: TrialInputs, first: Tensor, other: Tensor, block: int) -> list[float]:
+    return [difference(member.cut(first), member.cut(other), block) for member in asked.members]
 
 
 class Subject(ABC):
@@ -206,7 +203,7 @@ class Subject(ABC):
     bypass_hint = ""
 
     @abstractmethod
-    def longest_member_len(self, inputs: Mapping[str, Any]) -> int:
+    def max_member_len(self, inputs: Mapping[str, Any]) -> int:
         """Return the number of tokens of the longest member."""
 
     def has_open_mask(self, _: Mapping[str, Any]) -> bool:
@@ -231,9 +228,7 @@ _LOSS_HINT = (
     "Outputs agree, the loss does not: output_router_logits adds one over the routers of the whole row, and a"
     " loss_function may predict more than the next token (model.config.output_router_logits=False). "
 )
-_BACKWARD_HINT = (
-    "Outputs and loss agree, gradients do not: a kernel's backward has no mask, or a hook mixes gradients. "
-)
+_GRAD_HINT = "Outputs and loss agree, gradients do not: a kernel's backward has no mask, or a hook mixes gradients. "
 _MemberValues = list[Tensor] | None
 
 
@@ -246,13 +241,11 @@ def refusal_message(name: str, batch: str, trial: ModelTrial, place: str | None)
         )
     shows = f"It first shows in {place}. " if place else ""
     is_quiet = trial.mixes and not trial.moved_others and trial.finding.outputs_agree
-    beside = "" if not is_quiet else _BACKWARD_HINT if trial.finding.loss_agrees else _LOSS_HINT
+    beside = "" if not is_quiet else _GRAD_HINT if trial.finding.loss_agrees else _LOSS_HINT
     return f"{name} mixes the members of {batch}{'' if trial.mixes else ' on another rank'}: {trial}. {shows}{beside}"
 
 
-def first_mixing_part(
-    part: Module, call: Callable[..., Any], runs: Sequence[RunInputs], tolerance: float
-) -> str | None:
+def mixing_part(part: Module, call: Callable[..., Any], runs: Sequence[RunInputs], tolerance: float) -> str | None:
     """Return name and class of the first part with equal inputs but different outputs for the same members in two runs.
 
     None: no such part is found; compiled code, a backward, and outputs without values for each token are not seen.
@@ -283,7 +276,7 @@ def _inputs_and_outputs(
 
     def of_members(output: Any) -> _MemberValues:
         values = values_of(output, shape)
-        return None if values is None else [member.select(values).detach().clone() for member in members]
+        return None if values is None else [member.cut(values).detach().clone() for member in members]
 
     def hooks(name: str, one: Module) -> list[RemovableHandle]:
         def enter(_: Module, args: Any, keywords: dict[str, Any]) -> None:
@@ -294,6 +287,6 @@ def _inputs_and_outputs(
 
         return [one.register_forward_pre_hook(enter, with_kwargs=True), one.register_forward_hook(leave)]
 
-    with with_hooks(part, hooks), torch.no_grad():
+    with hooked(part, hooks), torch.no_grad():
         call(**inputs)
     return seen

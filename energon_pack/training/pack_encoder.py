@@ -138,9 +138,9 @@ class PackEncoder:
         self.tower: TowerInputs | None = None
         self._widths: Sequence[int] = ()
         if pad_to != "longest":
-            from energon_pack.training.few_shapes import widths_of
+            from energon_pack.training.few_shapes import allowed_widths
 
-            self._widths = widths_of(pad_to, made["max_token_len"], self.max_token_len)
+            self._widths = allowed_widths(pad_to, made["max_token_len"], self.max_token_len)
         is_neat = self.layout == "neat"
         self._is_hybrid = (made["mask"] if self.mask == "indexed" else self.mask) == "hybrid"
         self._drop, self._dummy = on_bad_member == "drop", dummy_image and IMAGE.kind in rules.media_tokens
@@ -249,7 +249,7 @@ class PackEncoder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the arguments: a spawned worker makes a new encoder."""
-        return _unpickled_encoder, (*self._arguments, self.tower)
+        return _unpickled, (*self._arguments, self.tower)
 
     def _padded_len(self, member: layouts.Member) -> int:
         return -(-len(member) // self._form.multiple) * self._form.multiple
@@ -301,9 +301,7 @@ def _num_trained(batch: PackedBatch, packs: Sequence[Sequence[layouts.Member]]) 
     return sum(int((member.labels != IGNORE).sum()) for pack in packs for member in pack)
 
 
-def _unpickled_encoder(
-    made: Mapping[str, Any], rules: InputRules, options: Any, tower: "TowerInputs | None"
-) -> PackEncoder:
+def _unpickled(made: Mapping[str, Any], rules: InputRules, options: Any, tower: "TowerInputs | None") -> PackEncoder:
     encoder = PackEncoder(made, rules, **options)
     encoder.use_tower(tower)
     return encoder

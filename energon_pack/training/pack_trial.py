@@ -49,7 +49,7 @@ class PackSubject(Subject):
     name = "its first batch"
     bypass_hint = " (guard(…, first_batch=False) trains it all the same)"
 
-    def longest_member_len(self, inputs: Mapping[str, Any]) -> int:
+    def max_member_len(self, inputs: Mapping[str, Any]) -> int:
         """Return the number of tokens of the longest member."""
         return int(text_positions(inputs, inputs["position_ids"]).max()) + 1
 
@@ -98,10 +98,8 @@ def _removes_ids(pending: PendingForward, inputs: Mapping[str, Any]) -> bool:
 def _with_positions(probe: Probe, sample: Encoded) -> dict[str, Any]:
     """Return the inputs of a sample alone with its own positions, as a trainer that embeds its ids passes them."""
     place = next(one for one in probe.placed if one.sample.tokens is sample.tokens)
-    return {
-        **probe.inputs_alone(sample),
-        "position_ids": probe.inputs["position_ids"][1:, place.row, None, place.places],
-    }
+    positions = probe.inputs["position_ids"][1:, place.row, None, place.places]
+    return {**probe.inputs_alone(sample), "position_ids": positions}
 
 
 def _usable_members(subject: PackSubject, pending: PendingForward) -> list[Encoded]:

@@ -39,7 +39,7 @@ class _TriedMedia:
     #: why they can't be trained on; empty: they can
     refusal: str = ""
     #: why some can't be joined; empty: all can
-    limit_reason: str = ""
+    limit: str = ""
     #: for each input, the tokens that one of its rows has features for; inputs without such a number are left out
     tokens_of_row: Mapping[str, float] = field(default_factory=dict)
 
@@ -137,18 +137,14 @@ class Pixels:
         else:
             known = self._known_joins
             other = [key for key, rule in proven.joins.items() if known.get(key, rule) != rule]
-            limit = proven.limit_reason or (f"{other[0]} of other media is joined by another rule" if other else "")
+            limit = proven.limit or (f"{other[0]} of other media is joined by another rule" if other else "")
             if other or (limit and kind == IMAGE.kind):
                 tried = _TriedMedia(refusal=f"{name}: {limit}")
             else:
                 without_text = kind == IMAGE.kind and self._needs_no_text([members[0], members[-1]])
                 rows = self._tokens_of_rows(kind, members)
-                tried = _TriedMedia(
-                    proven.joins, proven.can_call_once, without_text, limit_reason=limit, tokens_of_row=rows
-                )
-        if why := tried.refusal or (
-            tried.limit_reason and f"{name}: {tried.limit_reason} ({_REMEDIES.get(kind, 'a pack a batch')})"
-        ):
+                tried = _TriedMedia(proven.joins, proven.can_call_once, without_text, limit=limit, tokens_of_row=rows)
+        if why := tried.refusal or (tried.limit and f"{name}: {tried.limit} ({_REMEDIES.get(kind, 'a pack a batch')})"):
             _log.warning("%s", why)
         return tried
 

@@ -34,7 +34,7 @@ def _other_media(member: Encoded) -> dict[str, Tensor]:
     }
 
 
-def rows_with_twins(members: Sequence[Encoded], mask: str) -> list[list[Encoded]]:
+def twin_rows(members: Sequence[Encoded], mask: str) -> list[list[Encoded]]:
     """Put members in one row and their twins in a second; if the mask is `hybrid`, all in one row."""
     return [[*members, *twins_of(members)]] if mask == "hybrid" else [[*members], twins_of(members)]
 

@@ -26,14 +26,7 @@ from energon_pack.training.comparison import RunOptions, compare
 from energon_pack.training.finding import Finding, Proof
 from energon_pack.training.forward_inputs import TREE_ATTENTION, attention_of, check_inputs
 from energon_pack.training.masks import reads_prefix_whole
-from energon_pack.training.probe_batches import (
-    ProbeSamples,
-    ProbeTree,
-    probe_of,
-    rows_with_twins,
-    samples_of,
-    tree_batch,
-)
+from energon_pack.training.probe_batches import ProbeSamples, ProbeTree, probe_of, samples_of, tree_batch, twin_rows
 from energon_pack.training.small_model import small_model
 from energon_pack.training.trial_inputs import SOUND_INPUTS
 from energon_pack.training.wrapped import class_of, configs_in
@@ -218,7 +211,7 @@ def _finding_of(model: Any, samples: ProbeSamples, mask: str) -> Finding:
         if isinstance(samples, ProbeTree):
             probe, alone = tree_batch(model, samples), partial(_own_attention, model)
         else:
-            probe = probe_of(model, rows_with_twins(samples, mask), mask)
+            probe = probe_of(model, twin_rows(samples, mask), mask)
         check_inputs(probe.inputs, attention_of(model))
         weights = [one for one in model.parameters() if one.requires_grad]
         short = _SHORT_MEDIA_TOLERANCE if any(one.media for one in samples_of(samples)) else _SHORT_TEXT_TOLERANCE

@@ -54,9 +54,6 @@ def rope_positions(
         types: [L]: 0 text, 1 image, 2 video.
         image_grid_thw, video_grid_thw: [media, 3] in patches.
         second_per_grid_ts: [videos] seconds from one row of a video's grid to the next.
-
-    Raises:
-        ValueError: runs of visual tokens and grids do not match; or `tokens_per_second` is needed and not known.
     """
     if image_grid_thw is None and video_grid_thw is None and not bool(types.any()):
         return torch.arange(len(types)).expand(3, -1)
@@ -147,9 +144,8 @@ class OwnRope:
             USE_AUDIO_IN_VIDEO: has_audio_in_video(types),
         }
         try:
-            rows: Tensor = self.get_rope_index(
-                **{name: value for name, value in arguments.items() if name in self._takes}
-            )[0]
+            taken = {name: value for name, value in arguments.items() if name in self._takes}
+            rows: Tensor = self.get_rope_index(**taken)[0]
         except Exception as error:  # foreign code, with a config that may say too little
             why = " ".join(f"{type(error).__name__} {error}".split())[:200]
             raise RopeRowsError(f"{self._make.__name__} makes no positions of its processor's tokens: {why}") from None
@@ -161,7 +157,7 @@ class OwnRope:
         return rows[:, 0].long()
 
     def check(self, members: Sequence[Member]) -> None:
-        """Raise RowsError if images or videos have the same positions as text; sounds are numbered as text is."""
+        """Raise RopeRowsError if images or videos have the same positions as text; sounds are numbered as text is."""
         for member in members:
             is_seen = bool(torch.isin(member.types, _VISUAL_TYPES).any())
             if is_seen and member.rope is not None and bool((member.rope == member.rope[0]).all()):

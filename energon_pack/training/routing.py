@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 
-from energon_pack.training.watch import with_hooks
+from energon_pack.training.watch import hooked
 
 _EXPERT_CLASSES = re.compile("moe|expert|router", re.IGNORECASE)
 
@@ -46,7 +46,7 @@ class Routing(TorchFunctionMode):
         """Whether any expert was chosen by `topk`."""
         return any(choices for times in self._choices.values() for choices in times)
 
-    def enter_part(self, name: str) -> None:
+    def begin(self, name: str) -> None:
         """Note that a part's forward begins."""
         times = self._choices.setdefault(name, [])
         self._number = 0
@@ -94,10 +94,7 @@ def use_routing(part: Module, routing: Routing | None) -> Iterator[None]:
     if routing is None:
         yield
         return
-    with (
-        with_hooks(part, lambda name, one: [one.register_forward_pre_hook(lambda *_: routing.enter_part(name))]),
-        routing,
-    ):
+    with hooked(part, lambda name, one: [one.register_forward_pre_hook(lambda *_: routing.begin(name))]), routing:
         yield
 
 

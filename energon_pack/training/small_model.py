@@ -121,13 +121,9 @@ def small_model(
     members: Sequence[Encoded] = (),
     device: torch.device | str = "cpu",
 ) -> Any:
-    """Build a small model of a class with random weights; in float32, or in bfloat16 for flash attention on a GPU.
+    """Build a small model with random weights; in float32, but for flash attention on a GPU in bfloat16, which rounds.
 
-    Args:
-        config: a config of any size; it is not changed.
-        attention: attention implementation; None: the class's own choice.
-        longest: tokens of the longest pack; None: any length.
-        members: samples that find out which sizes count tokens; none: such sizes stay.
+    `members` show which sizes count tokens, and can be small; without any, such sizes stay.
     """
     small, device = shrink(copy.deepcopy(config), longest), torch.device(device)
     if not members:

@@ -20,7 +20,7 @@ from energon_pack.training.encoded import Encoded
 from energon_pack.training.forward_inputs import attention_of
 from energon_pack.training.host_reads import HostReads
 from energon_pack.training.masks import BOUNDARY_MARK, PROVEN_TOWERS, TOWER_PREFIX, TowerProof, tower_inputs_in
-from energon_pack.training.probe_batches import probe_of, rows_with_twins
+from energon_pack.training.probe_batches import probe_of, twin_rows
 from energon_pack.training.small_model import small_model
 from energon_pack.training.wrapped import class_of, is_transformers_model
 
@@ -93,11 +93,7 @@ _TOLERANCE, _SHORT_TOLERANCE = 1e-6, 1e-2
 
 
 def use_tower(model: Any, encoder: Any, samples: Sequence[Encoded], mask: str) -> frozenset[str]:
-    """Let an encoder precompute inputs of a model's vision tower, if a small model shows no difference.
-
-    Returns:
-        The names of these inputs; empty if the encoder makes none.
-    """
+    """Let an encoder precompute a vision tower's inputs if a small model shows no difference; return their names."""
     PROVEN_TOWERS.pop(model, None)
     tower, device = find_tower(model), model.device if model.device.type == "cuda" else torch.device("cpu")
     if tower is None or not hasattr(encoder, "use_tower") or not any(one.media for one in samples):
@@ -125,7 +121,7 @@ def try_tower(
     model: Any, tower: TowerInputs, samples: Sequence[Encoded], mask: str, device: torch.device
 ) -> TowerProof | None:
     small = small_model(class_of(model), copy.deepcopy(model.config), attention_of(model), device=device)
-    small_tower, batch = find_tower(small), probe_of(small, rows_with_twins(samples, mask), mask).batch
+    small_tower, batch = find_tower(small), probe_of(small, twin_rows(samples, mask), mask).batch
     if small_tower is None:
         return None
     prepared = tower_inputs_in(small_tower(batch))
@@ -140,9 +136,8 @@ def try_tower(
     if ours is None or ours.mixes_devices:
         kept, placed = [], _moved_to(prepared, (), device)
         ours = _count_reads(small, {**inputs, **placed}, (), device)
-    if ours.num_reads >= plain.num_reads or not _are_alike(
-        logits_and_gradients(small, inputs), logits_and_gradients(small, {**inputs, **placed})
-    ):
+    results = (logits_and_gradients(small, one) for one in (inputs, {**inputs, **placed}))
+    if ours.num_reads >= plain.num_reads or not _are_alike(*results):
         return None
     return TowerProof(tower.config_hash, frozenset(prepared), bool(kept), (plain.num_reads, ours.num_reads))
 

@@ -64,7 +64,7 @@ def tree_attention(
     tree_plan: TreePlan | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, None]:
-    """Attend along the branches of trees; transformers calls this.
+    """Attend along the branches of trees; return [B, S, heads, D] and None. Transformers calls this.
 
     Args:
         query: [B, heads, S, D].
@@ -73,9 +73,6 @@ def tree_attention(
         sliding_window: how many tokens of its sample a token sees, itself among them.
         s_aux: [heads]: the sinks of gpt-oss.
         tree_plan: None: the batch has no trees, and attention is sdpa's.
-
-    Returns:
-        [B, S, heads, D], and None.
     """
     if tree_plan is None:
         if softcap is None and s_aux is None:

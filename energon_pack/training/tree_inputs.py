@@ -12,10 +12,10 @@ from torch import Tensor
 
 from energon_pack.training.forward_inputs import TREE_ATTENTION, MixingError, attention_of
 from energon_pack.training.masks import (
-    ImageAttention,
+    ImageMask,
     Outline,
-    TreeRows,
-    image_attention_of,
+    TreeTensors,
+    image_mask_of,
     member_cuts,
     outline_of,
     reads_prefix_whole,
@@ -37,15 +37,12 @@ _MULTI_TOKEN_PARTS = re.compile(r"mtp|nextn|multi_?token", re.IGNORECASE)
 
 
 def attention_inputs(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """Return `attention_mask` for a batch of trees, and `tree_plan` for this package's attention.
-
-    MixingError: the model can't train on these trees.
-    """
+    """Return `attention_mask` and, for this package's attention, `tree_plan` of a batch of trees."""
     refuse_model(model)
     attention = attention_of(model)
     if attention == TREE_ATTENTION:
         register_tree_attention()
-        if image_attention_of(model) is not ImageAttention.CAUSAL and bool((batch["mm_token_type_ids"] > 0).any()):
+        if image_mask_of(model) is not ImageMask.CAUSAL and bool((batch["mm_token_type_ids"] > 0).any()):
             raise MixingError(
                 f"{class_of(model).__name__} sees images in both directions, for which {TREE_ATTENTION} has no place:"
                 " attn_implementation='sdpa' or 'eager' has masks for them"
@@ -117,10 +114,10 @@ def _by_layer_kind(model: Any, mask: Callable[[str], Any]) -> Any:
 
 def _additive_masks(batch: Mapping[str, Any], outline: Outline) -> dict[str, Tensor]:
     """Return additive masks by kind of layer, on the model's device."""
-    if outline.image_attention is not ImageAttention.CAUSAL:
+    if outline.image_mask is not ImageMask.CAUSAL:
         _refuse_cut_images(batch)
     names = ("tree_end", "tree_index", "doc_ids", "mm_token_type_ids")
-    return tree_masks(TreeRows(*(batch[name].to(outline.device) for name in names)), outline)
+    return tree_masks(TreeTensors(*(batch[name].to(outline.device) for name in names)), outline)
 
 
 def _refuse_cut_images(batch: Mapping[str, Any]) -> None:

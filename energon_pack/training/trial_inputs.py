@@ -22,7 +22,7 @@ from energon_pack.training.wrapped import configs_in
 _LOSS_INPUTS = (
     "labels", "shift_labels", "num_items_in_batch", "logits_to_keep", "num_logits_to_keep", "fused_lm_head",
 )  # fmt: skip
-_TOKEN_ID_NAMES = re.compile(r"\w*token_(id|ids|index)")
+_ID_NAMES = re.compile(r"\w*token_(id|ids|index)")
 _TYPE_INPUTS = ("mm_token_type_ids", "token_type_ids")
 #: inputs whose names begin like this hold features of sounds
 SOUND_INPUTS = ("input_features", "input_values", "audio_input_features")
@@ -38,7 +38,7 @@ class MemberSpan:
     start: int
     end: int
 
-    def select(self, values: Tensor) -> Tensor:
+    def cut(self, values: Tensor) -> Tensor:
         """Return the member's part [L, …] of values [B, S, …]."""
         return values[self.row, self.start : self.end]
 
@@ -96,10 +96,7 @@ class TrialInputs:
 
 
 def trial_inputs(inputs: Mapping[str, Any], config: Any, media: frozenset[str]) -> TrialInputs | None:
-    """Make the inputs of test runs from the inputs of a forward: other words in every second member, other media.
-
-    None: no member can change while another stays.
-    """
+    """Make the inputs of test runs from a forward's inputs; None: no member can change while another stays."""
     members, starts = members_of(inputs), text_positions(inputs, inputs["position_ids"])
     media = frozenset() if branch_starts(starts) else media  # branches see the pixels of their root
     return inputs_with_changes(inputs, config, media, members, _ends_of_branches(members, starts))
@@ -111,7 +108,7 @@ def inputs_with_changes(
     """Make test inputs as `trial_inputs` does, for known members; words change only in members in `ends`."""
     as_is = without_loss(inputs)
     is_word = _is_word(as_is, special_ids(config))
-    worded = [member for member in ends if is_word is None or member.select(is_word).any()]
+    worded = [member for member in ends if is_word is None or member.cut(is_word).any()]
     changed = worded[: max(1, len(worded) - 1) : 2]  # the last one, which may see all others, stays
     other_words = _with_other_words(as_is, changed, is_word)
     if not changed or len(members) == len(changed) or other_words is None:
@@ -170,14 +167,14 @@ def members_of(inputs: Mapping[str, Any]) -> list[MemberSpan]:
 
 
 def spans_of(tokens: Tensor, begins: Tensor, real: Tensor) -> list[MemberSpan]:
-    """Return the spans of real tokens between starts, both bool [B, S]; a span of one repeated token is padding."""
+    """Return spans of real tokens from one start to the next, both [B, S]; a span of one repeated token is padding."""
     spans = []
     for row in range(len(tokens)):
         starts = begins[row].nonzero().flatten().tolist()
         for start, end in pairwise([*starts, tokens.shape[1]]):
             places = (start + real[row, start:end].nonzero().flatten()).tolist() or [start]
             span = MemberSpan(row, places[0], places[-1] + 1)
-            if bool((span.select(tokens) == span.select(tokens)[:1]).all()):
+            if bool((span.cut(tokens) == span.cut(tokens)[:1]).all()):
                 continue
             if span.end - span.start != len(places):
                 raise MixingError(f"attention_mask has holes in the member from token {span.start} of row {row} on")
@@ -187,9 +184,7 @@ def spans_of(tokens: Tensor, begins: Tensor, real: Tensor) -> list[MemberSpan]:
 
 def special_ids(config: Any) -> list[int]:
     """Return the token ids that a config names, such as `image_token_id`, sorted."""
-    values = [
-        value for part in configs_in(config) for name, value in vars(part).items() if _TOKEN_ID_NAMES.fullmatch(name)
-    ]
+    values = [value for part in configs_in(config) for name, value in vars(part).items() if _ID_NAMES.fullmatch(name)]
     flat = [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value])]
     return sorted({item for item in flat if isinstance(item, int)})
 
@@ -218,15 +213,15 @@ def _with_other_words(
     tokens = tokens_of(inputs).clone()
     if is_word is None:
         for member in changed:
-            tokens[member.row, member.start : member.end] = member.select(tokens).roll(1, 0) * 1.5
+            tokens[member.row, member.start : member.end] = member.cut(tokens).roll(1, 0) * 1.5
         return {**inputs, "inputs_embeds": tokens}
     words = tokens[is_word].unique()
     if len(words) < 2:
         return None
     for member in changed:
-        ids = member.select(tokens)
+        ids = member.cut(tokens)
         other = words[(torch.searchsorted(words, ids) + len(words) // 2) % len(words)]
-        tokens[member.row, member.start : member.end] = torch.where(member.select(is_word), other, ids)
+        tokens[member.row, member.start : member.end] = torch.where(member.cut(is_word), other, ids)
     return {**inputs, "input_ids": tokens}
 
 
@@ -235,15 +230,13 @@ def _with_other_media(inputs: dict[str, Any], media: Mapping[str, Tensor]) -> li
     seen = {name: value for name, value in media.items() if value.is_floating_point() and value.numel()}
     names = [name for name in seen if "pixel" in name or is_content(name)]
     ends = [(name, bool(number)) for number, name in enumerate((*names[:1], *names[-1:]))]
-    changed = [
-        (name, _with_changed(seen[name], _medium_place(name, seen[name], media, is_last))) for name, is_last in ends
-    ]
+    changed = [(name, _altered(seen[name], _place_of(name, seen[name], media, is_last))) for name, is_last in ends]
     if names[:1] == names[-1:] and changed and torch.equal(changed[0][1], changed[1][1]):
         del changed[-1]
     return [{**inputs, name: value} for name, value in changed]
 
 
-def _medium_place(name: str, value: Tensor, media: Mapping[str, Tensor], is_last: bool) -> Any:
+def _place_of(name: str, value: Tensor, media: Mapping[str, Tensor], is_last: bool) -> Any:
     if value.dim() > 4:  # [rows, images, channels, height, width]
         return (-1, slice(-1, None)) if is_last else (0, slice(1))
     grid = media.get("video_grid_thw" if "_videos" in name else "image_grid_thw" if "pixel" in name else "")
@@ -251,7 +244,7 @@ def _medium_place(name: str, value: Tensor, media: Mapping[str, Tensor], is_last
     return slice(len(value) - num, None) if is_last else slice(num)
 
 
-def _with_changed(value: Tensor, place: Any) -> Tensor:
+def _altered(value: Tensor, place: Any) -> Tensor:
     other = value.clone()
     other[place] = value[place].flip(-1) + 0.5
     return other

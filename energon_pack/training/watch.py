@@ -54,7 +54,7 @@ def run_and_record(
         seen.embeddings = output if output.requires_grad else output.detach().requires_grad_()
         return seen.embeddings.clone()  # some models write images into it
 
-    with with_hooks(part, lambda _, one: [one.register_forward_hook(note)]):
+    with hooked(part, lambda _, one: [one.register_forward_hook(note)]):
         output = call(**inputs)
     loss = output.get("loss") if isinstance(output, Mapping) else None
     seen.loss = loss if isinstance(loss, Tensor) else None
@@ -80,7 +80,7 @@ def values_of(output: Any, shape: torch.Size) -> Tensor | None:
 
 
 @contextmanager
-def with_hooks(part: Module, hooks: Callable[[str, Module], Sequence[RemovableHandle]]) -> Iterator[None]:
+def hooked(part: Module, hooks: Callable[[str, Module], Sequence[RemovableHandle]]) -> Iterator[None]:
     """Put hooks, made by a function of name and part, on all parts of a model while the block runs."""
     handles: list[RemovableHandle] = []
     try:
@@ -107,11 +107,7 @@ class _RunningCalls(threading.local):
 
 
 def hook_calls(model: Module, check_call: InputCheck) -> tuple[list[RemovableHandle], InputCheck]:
-    """Check each outermost call of a model or its parts before it runs, except calls that the check makes.
-
-    Returns:
-        The handles of the hooks, and the check for calling it directly.
-    """
+    """Check each outermost call of a model or its parts; return the hooks' handles, and the check for direct calls."""
     calls = _RunningCalls()
     attention = attention_of(model)
     norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]

@@ -487,5 +487,5 @@ def test_experts_that_checkpoints_run_once_more_pass() -> None:
         model(**inputs_of(model, packs(model)))
     model.activation_checkpointing_enable({"use_reentrant": False})
     model(**inputs_of(model, packs(model))).loss.backward()
-    assert max(held.trials[0].finding.relative_differences) < 1e-4
+    assert max(held.trials[0].finding.differences) < 1e-4
     assert held.trials[0].finding.leaked_gradient == 0

@@ -83,7 +83,7 @@ def test_a_processor_that_takes_one_text_s_media_alone_is_called_for_each() -> N
 
     found = find_joins(call, [[2], [5]], TWINS)
     assert not found.can_call_once
-    assert not found.limit_reason
+    assert not found.limit
     assert join([{"pixels": torch.ones(n, 3)} for n in (2, 5)], found.joins)["pixels"].shape == (7, 3)
 
 
@@ -95,7 +95,7 @@ def test_media_that_only_join_in_one_size_are_told() -> None:
 
     found = find_joins(call, [[2], [5]], TWINS)
     assert found.joins == {"clips": Join(0)}
-    assert "clips of these members can't be joined" in found.limit_reason
+    assert "clips of these members can't be joined" in found.limit
 
 
 def test_one_video_a_text_is_joined_as_texts_in_rows_are() -> None:
@@ -193,7 +193,7 @@ def test_sounds_are_padded_behind_their_lengths() -> None:
     without = find_joins(
         lambda given, as_rows: {"input_features": call(given, as_rows)["input_features"]}, [30, 12], [12, 12]
     )
-    assert "can't be joined" in without.limit_reason
+    assert "can't be joined" in without.limit
 
 
 def test_a_mask_that_comes_with_the_second_sound() -> None:
@@ -212,7 +212,7 @@ def test_a_mask_that_comes_with_the_second_sound() -> None:
     shown = find_joins(
         lambda given, as_rows: call([one for each in given for one in each], as_rows), [[5], [3], [4, 2]], TWINS
     )
-    assert shown.limit_reason.startswith("no rule joins")
+    assert shown.limit.startswith("no rule joins")
     assert {*shown.joins} == {"input_features", "mask"}
     assert join([call([3], False)] * 2, shown.joins)["input_features"].shape == (2, 3, 2)
     for others in ([4], [3, 3]):

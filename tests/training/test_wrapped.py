@@ -146,7 +146,7 @@ def test_members_and_words() -> None:
     found = asked(labels=IDS, logits_to_keep=1)
     assert found.members == [MemberSpan(0, 0, 4), MemberSpan(0, 4, 8), MemberSpan(0, 8, 11)]
     assert found.changed_members == [MemberSpan(0, 0, 4)]
-    assert not {"labels", "logits_to_keep"} & found.as_is.keys()
+    assert not {"labels", "logits_to_keep"} & found.unchanged.keys()
     other = found.other_words["input_ids"]
     assert (other != IDS).tolist() == [[True] * 4 + [False] * 9]
     assert set(other.flatten().tolist()) <= set(IDS.flatten().tolist())
