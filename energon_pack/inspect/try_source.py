@@ -53,7 +53,7 @@ from energon_pack.stages.measuring import Measured
 from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.stages.planning import plan_source
 from energon_pack.steps.cost import max_positions
-from energon_pack.templates.processor import load_saved, processor_folder_of, rules_of
+from energon_pack.templates.processor import load_saved, media_rules_of, processor_folder_of
 from energon_pack.templates.template import Template
 
 _MOST_FILES = 64
@@ -148,7 +148,7 @@ def _measured(run: PackRun, arguments: argparse.Namespace, is_first: bool = Fals
     choices = try_lengths(measured.lengths, config.packing, tried, positions)
     choices = replace(choices, lens=[row.scaled(1 / share) for row in choices.lens])
     best = recommended(choices.lens)
-    first = media_first(measured.lengths, rules_of(folder), tried)
+    first = media_first(measured.lengths, media_rules_of(folder), tried)
     return Tried(run, measured, step, share, choices, best and best.choice, first)
 
 

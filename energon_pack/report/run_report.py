@@ -26,7 +26,7 @@ from energon_pack.report.which_length import advice, job_of, num_tried, try_some
 from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
 from energon_pack.steps.cost import max_positions
-from energon_pack.templates.processor import processor_folder_of, rules_of
+from energon_pack.templates.processor import media_rules_of, processor_folder_of
 
 _EXAMPLES = 3  # examples of each reason
 _MOST_LOOKED_AT = 200_000  # bytes of the sections that show packs
@@ -53,7 +53,7 @@ class RunReport:
         self, config: PackConfig, processor: str, lengths: Lengths, num_repeated: int, method: Method, run: Run
     ):
         self._config, self._processor, self._run = config, processor, run
-        self._lengths, self._repeated, self._rules = lengths, num_repeated, rules_of(method.template_folder)
+        self._lengths, self._repeated, self._rules = lengths, num_repeated, media_rules_of(method.template_folder)
         #: most tokens of a sample that the model has positions for; None: not known
         self.max_positions = max_positions(processor_folder_of(method.template_folder))
         #: results of pack lengths; a future: they are computed for some samples, while the run goes on

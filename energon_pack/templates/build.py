@@ -93,8 +93,10 @@ def _processor_settings(
     model, media = settings.model, settings.media
     values = {**files.processor_settings, **model.processor_kwargs}  # as from_pretrained does
     tokens = {name: text for name, text in files.tokenizer.special_tokens_map.items() if isinstance(text, str)}
-    has_old_names = FAMILIES[model.template].has_old_names
-    video = _merged_settings(files.video_settings, empty.kwargs, video_settings(media), has_old_names=has_old_names)
+    has_pixel_limits = FAMILIES[model.template].has_pixel_limits
+    video = _merged_settings(
+        files.video_settings, empty.kwargs, video_settings(media), has_pixel_limits=has_pixel_limits
+    )
     changed = {name: value for name, value in video_settings(media).items() if value != {}}
     if "size" in changed:  # a call needs the whole value
         changed["size"] = video["size"]
@@ -273,7 +275,7 @@ def _tried_rules(family: type[MediaRules], processor: ProcessorSettings, model: 
     """Return the family's rules for a processor, after a try with example media; raises PackError if it fails."""
     try:
         rules = family(processor)
-        rules.try_out()
+        rules.try_examples()
     except PackError as error:
         if model.template in ASKED:
             raise
@@ -293,13 +295,13 @@ def _video_settings(folder: Path, processor: Mapping[str, Any]) -> dict[str, Any
     return settings_in(folder / "video_preprocessor_config.json") or settings_in(folder / "preprocessor_config.json")
 
 
-def _merged_settings(*layers: Mapping[str, Any], has_old_names: bool) -> dict[str, Any]:
+def _merged_settings(*layers: Mapping[str, Any], has_pixel_limits: bool) -> dict[str, Any]:
     """Merge settings: later ones override earlier ones, and the settings within `size` one by one."""
     merged: dict[str, Any] = {}
     for layer in layers:
         size = {**(merged.get("size") or {}), **(layer.get("size") or {})}
         for edge, old in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
-            if has_old_names and layer.get(old) is not None:
+            if has_pixel_limits and layer.get(old) is not None:
                 size[edge] = layer[old]
         merged |= {**layer, "size": size}
     return merged

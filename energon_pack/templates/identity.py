@@ -61,7 +61,7 @@ class Identity:
     @property
     def fingerprint(self) -> str:
         """Return one hash over `fingerprints`: equal hashes mean equal lengths."""
-        return hash_of(self.fingerprints)
+        return short_hash(self.fingerprints)
 
 
 def fingerprints_of(
@@ -77,11 +77,11 @@ def fingerprints_of(
     if spec.media.alpha is Alpha.auto:  # so that the hash is that of earlier versions
         del media["alpha"]
     return {
-        "tokenizer": hash_of(tokenizer),
-        "chat_template": hash_of(chat),
-        "media": hash_of([spec.family, rules, media]),
+        "tokenizer": short_hash(tokenizer),
+        "chat_template": short_hash(chat),
+        "media": short_hash([spec.family, rules, media]),
         "rules": str(rules_version("".join(spec.chat_templates))),
-        **({"kinds": hash_of(added)} if (added := [one for one in ADDED if one[0] in kinds]) else {}),
+        **({"kinds": short_hash(added)} if (added := [one for one in ADDED if one[0] in kinds]) else {}),
     }
 
 
@@ -94,7 +94,7 @@ def rules_version(chat_template: str) -> int:
     )
 
 
-def hash_of(value: Any) -> str:
+def short_hash(value: Any) -> str:
     """Return a hash of 16 hexadecimal digits of a text, or of a value as JSON."""
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

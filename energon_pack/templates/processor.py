@@ -122,7 +122,7 @@ def load_saved(folder: str) -> Template:
     return Template(spec, FAMILIES[spec.family](spec.processor), tokenizer)
 
 
-def rules_of(folder: str) -> MediaRules | None:
+def media_rules_of(folder: str) -> MediaRules | None:
     """Load the media rules of a saved template, without its tokenizer; None: these rules ask the processor."""
     values = json.loads(Path(folder, "spec.json").read_bytes())
     return None if values["family"] in ASKED else FAMILIES[values["family"]](ProcessorSettings(**values["processor"]))

@@ -85,8 +85,8 @@ class Template(Preparation, Tokenizing):
         """Return the text of a sample, with its media expanded to tokens and its trained characters.
 
         Raises:
-            Skip: `processor_error`, `bad_message`, `control_token` if a message spells the model's own media token, and
-                the errors of the family's rules.
+            Skip: `processor_error`, `bad_message`, `control_token` (a message spells a media token), and those of the
+                rules.
         """
         sample, labels = as_seen(sample), self._labels_of(sample)
         for media in sample.media:
@@ -125,9 +125,8 @@ class Template(Preparation, Tokenizing):
     def _with_media_put_in(
         self, marked: str, around: Sequence[str], media: Sequence[Media], expansions: Sequence[tuple[str, int]]
     ) -> tuple[str, list[tuple[int, int]], list[tuple[int, int]], dict[str, int]]:
-        """Put the expanded media into a rendered text, and take out its marks; return the text, the spans between the
-        marks, the place of each medium, and the numbers of feature tokens by kind. `around`: the texts before and after
-        everything.
+        """Put expanded media, and the texts `around` all, into a marked text; return the text without its marks, the
+        spans between them, the place of each medium, and the number of feature tokens by kind.
         """
         waiting: dict[str, list[tuple[int, str, int]]] = {kind: [] for kind in self.media_tokens}
         for number, (medium, expanded) in enumerate(zip(media, expansions, strict=True)):

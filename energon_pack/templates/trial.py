@@ -79,7 +79,7 @@ class TrialSample:
     seed: int
     is_still: bool  # one colour, or silence: the same everywhere and in all frames
 
-    def pixels(self) -> list[Any]:
+    def noise(self) -> list[Any]:
         """Return for each medium its random content: an image, the frames of a video, or the samples of a sound."""
         rng = np.random.default_rng(self.seed)
         noise = [KINDS[medium.kind].noise(medium, rng) for medium in self.sample.media]
@@ -225,7 +225,7 @@ def _media_arguments(template: Template, one: TrialSample, chooses: bool = False
     """
     chooses = chooses or template.prepares_frames
     values: list[Any] = []
-    for medium, pixels in zip(one.sample.media, one.pixels(), strict=True):
+    for medium, pixels in zip(one.sample.media, one.noise(), strict=True):
         if medium.kind == IMAGE.kind:
             values.append(template.prepare_image(pixels))
         elif medium.kind == VIDEO.kind:

@@ -91,7 +91,7 @@ def _stacked(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     return empty_tensor(shape, tensors[0].dtype)
 
 
-def _joined(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
+def _concatenated(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     if kwargs or not _have_one_type(tensors) or any(tensor.dim() != tensors[0].dim() for tensor in tensors):
         return NotImplemented
     shape = [*tensors[0].shape]
@@ -127,7 +127,7 @@ _MAKERS = {torch.tensor, torch.as_tensor, torch.arange, torch.linspace, *_TAKING
 _SHAPE_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     interpolate: _resized,
     torch.stack: _stacked,
-    torch.cat: _joined,
+    torch.cat: _concatenated,
     **dict.fromkeys((torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like), _empty_like),
     Tensor.numpy: _constant_array,
     Tensor.__array__: _constant_array,

@@ -102,7 +102,7 @@ class Qwen3VL(QwenVL):
     """The rules of Qwen3-VL and Qwen3.5: a video's frames share one pixel budget, and their times stand in the text."""
 
     processors = ("Qwen3VLProcessor", "Lfm3VlProcessor")
-    has_old_names = False
+    has_pixel_limits = False
     video_defaults = {  # noqa: RUF012
         "do_sample_frames": True,
         "fps": 2,

@@ -44,7 +44,7 @@ class MediaRules:
     #: transformers' classes of processors that count media by these rules
     processors: Sequence[str] = ()
     #: whether the video processor knows `min_pixels` and `max_pixels`, older names of the edges of `size`
-    has_old_names = True
+    has_pixel_limits = True
 
     #: the text that the chat template writes for one medium, by kind; other kinds are not supported
     media_tokens: dict[str, str]
@@ -87,7 +87,7 @@ class MediaRules:
         """Pickle only the processor's settings: the cached sizes stay in this process."""
         return type(self), (self._processor_settings,)
 
-    def try_out(self) -> None:
+    def try_examples(self) -> None:
         """Expand an example of each kind of media, so that unusable settings are one error now, not one per sample.
 
         Raises:

@@ -74,7 +74,7 @@ class ShapeRules(MediaRules):
         self._cached_ask = lru_cache(_MAX_CACHED_ANSWERS)(self._ask)
         self._is_independent: dict[str, bool] = {}  # by kind
 
-    def try_out(self) -> None:
+    def try_examples(self) -> None:
         """Raise PackError if the processor does not follow `media.fps` or `media.num_frames`."""
         sampling = self._call_settings["sampling"]
         name = next((name for name in ("num_frames", "fps") if sampling.get(name)), None)
