@@ -132,7 +132,7 @@ def num_media_before(messages: Sequence[Message], kinds: Sequence[str]) -> list[
 
 
 def messages_of_part(messages: Sequence[Message], cut: Cut) -> list[Message]:
-    """Return the messages of a part: the system turn, if there is one, and a range of the others."""
+    """Return the messages of a part of a sample: the system turn, if there is one, and the turns that `cut` names."""
     if cut.first_image and cut.window_text is not None:
         messages = without_images(messages, cut.all_kinds, cut.first_image, cut.window_text)
     if cut.trained_turn:

@@ -15,7 +15,15 @@ import numpy as np
 
 from energon_pack.run.plain_data import plain
 from energon_pack.run.user_cache import version_of
-from energon_pack.samples.input_rules import BLANK, HEARD, PROBE, SIZES, TWINS, InputRules, Trial
+from energon_pack.samples.input_rules import (
+    BLANK_IMAGE,
+    MODEL_PROBE,
+    SAME_SIZE,
+    SEVERAL_SIZES,
+    VIDEOS_WITH_SOUND,
+    InputRules,
+    Trial,
+)
 from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
@@ -90,14 +98,14 @@ def trial_of(template: Template) -> list[Trial]:
     for kind in kinds:
         sizes = _sizes(template, kind)
         for media in sizes:
-            trial += _of_media(template, SIZES, kind, media)
-        trial += _of_media(template, TWINS, kind, sizes[0]) * 2
+            trial += _of_media(template, SEVERAL_SIZES, kind, media)
+        trial += _of_media(template, SAME_SIZE, kind, sizes[0]) * 2
     if template.rules.hears_videos:
         first, second = (_clip(template, *size) for size in _CLIPS[:2])
         for media in ([_heard(template, first, 1.3)], [_sound(template, 0.6), _heard(template, second, 2.9)]):
-            trial += _of_media(template, HEARD, HEARD, media)
+            trial += _of_media(template, VIDEOS_WITH_SOUND, VIDEOS_WITH_SOUND, media)
     if IMAGE.kind in kinds:
-        trial += _of_media(template, BLANK, IMAGE.kind, [Media(IMAGE.kind, 64, 64)])
+        trial += _of_media(template, BLANK_IMAGE, IMAGE.kind, [Media(IMAGE.kind, 64, 64)])
     return trial
 
 
@@ -108,14 +116,14 @@ def _probes(template: Template, kinds: Sequence[str]) -> Iterator[Trial]:
         each.append((kind, _sizes(template, kind)[0] if kind != AUDIO.kind else [_sound(template, _SHORT)]))
     each += [(AUDIO.kind, [_sound(template, _LONG)])] * (AUDIO.kind in kinds)
     if template.rules.hears_videos:
-        each.append((HEARD, [_heard(template, _clip(template, *_CLIPS[0]), _LONG)]))
+        each.append((VIDEOS_WITH_SOUND, [_heard(template, _clip(template, *_CLIPS[0]), _LONG)]))
     for number, (kind, media) in enumerate([*each, ("", [])]):
-        named = VIDEO.kind if kind == HEARD else kind
+        named = VIDEO.kind if kind == VIDEOS_WITH_SOUND else kind
         asked = f"{f'<{named}>' if named else ''} What is number {number}?"
         answered = f"A {named or 'word'}, {number} of 9."
         messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
         with suppress(Skip):  # training can't use such media, either
-            yield Trial(PROBE, kind, *template.member_tokens([Sample(messages, media)]))
+            yield Trial(MODEL_PROBE, kind, *template.member_tokens([Sample(messages, media)]))
 
 
 def _of_media(template: Template, purpose: str, kind: str, media: Sequence[Media]) -> list[Trial]:

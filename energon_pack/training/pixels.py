@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from energon_pack.run.user_cache import version_of
-from energon_pack.samples.input_rules import HEARD, SIZES, TWINS, InputRules
+from energon_pack.samples.input_rules import SAME_SIZE, SEVERAL_SIZES, VIDEOS_WITH_SOUND, InputRules
 from energon_pack.samples.media.arguments import Prepared, merged
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.tokens import SeenMedium
@@ -128,9 +128,9 @@ class Pixels:
     @errors_only()  # warnings about noise say nothing about the data
     def _try(self, kind: str) -> _TriedMedia:
         name = self._call.name
-        members = list(noisy_members(self._rules, SIZES, kind))
+        members = list(noisy_members(self._rules, SEVERAL_SIZES, kind))
         try:
-            proven = prove(self._call, members, list(noisy_members(self._rules, TWINS, kind)))
+            proven = prove(self._call, members, list(noisy_members(self._rules, SAME_SIZE, kind)))
         except Exception as error:  # any class of any processor may be behind it
             why = " ".join(str(error).split())[:300] or type(error).__name__
             tried = _TriedMedia(refused=f"{name}: {KINDS[kind].nouns} of several members can't be joined: {why}")
@@ -151,7 +151,7 @@ class Pixels:
     def _tokens_of_rows(self, kind: str, members: Sequence[Prepared]) -> dict[str, float]:
         """Return `_Tried.tokens_of_row`: what members of several sizes have in common."""
         numbers_of: dict[str, set[float]] = {}
-        for tokens, media in zip(members_of_trial(self._rules, SIZES, kind), members, strict=True):
+        for tokens, media in zip(members_of_trial(self._rules, SEVERAL_SIZES, kind), members, strict=True):
             num_features = sum(medium.num_features for medium in tokens.media)
             try:
                 tensors = self._call([media])
@@ -182,8 +182,8 @@ class Pixels:
     @cached_property
     def _mixes(self) -> bool:
         """Whether media of several kinds give the same in one call as in separate calls."""
-        each = [list(noisy_members(self._rules, SIZES, kind)) for kind in self._call.kinds]
-        heard = [*noisy_members(self._rules, HEARD, HEARD)]
+        each = [list(noisy_members(self._rules, SEVERAL_SIZES, kind)) for kind in self._call.kinds]
+        heard = [*noisy_members(self._rules, VIDEOS_WITH_SOUND, VIDEOS_WITH_SOUND)]
         members = [*(of_kind[0] for of_kind in each), merged([of_kind[1] for of_kind in each]), *heard]
         try:
             together = self._call(members)
