@@ -41,7 +41,7 @@ class Draw(NamedTuple):
 
 
 class Draws:
-    """Draws samples from several datasets for one lane, that is a worker of a rank; no two lanes draw the same.
+    """Draws samples from several datasets for one lane (a worker of a rank); lanes share each pass over a dataset.
 
     Args:
         sizes: number of samples in each dataset.
