@@ -173,7 +173,7 @@ def media_of_part(messages: Sequence[Message], cut: Cut) -> list[int]:
 
 
 def indices_of_kind(cut: Cut, media: Sequence[int], letter: str) -> list[int]:
-    """Return the media of one kind among `media`, each as its index among all media of that kind in the sample.
+    """Return the index, among the sample's media of one kind, of each of these `media` that is of that kind.
 
     `media`: indices among all media of the sample. `letter`: of the kind, `i` for images, `v` for videos.
     """

@@ -32,7 +32,7 @@ NO_OPTIONS = SampleOptions()
 
 
 class Shared(NamedTuple):
-    """The size of the beginning that a member of a pack has in common with the member before it."""
+    """How many first tokens, images and videos a member of a pack has in common with the member before it."""
 
     #: number of its first tokens that are also the first of the member before it; 0: it begins a new tree
     num_tokens: int = 0
