@@ -92,7 +92,7 @@ def read_subflavor(text: str) -> tuple[str, Any]:
     return key, read if is_finite and not isinstance(read, (list, dict)) else value
 
 
-def blend(
+def metadataset_of(
     entries: list[BlendEntry], out: str, weight_by: str, subflavors: dict[str, Any], config: str | None, relative: bool
 ) -> Any:
     """Return a Metadataset that blends these datasets, as a value for YAML.
@@ -267,7 +267,7 @@ def main(arguments: list[str] | None = None) -> int:
         raise PackError(f"{out} exists; --overwrite replaces it")
     entries = [read_entry(text) for text in options.datasets]
     subflavors = dict(map(read_subflavor, options.subflavors))
-    value = blend(entries, out, options.weight, subflavors, options.config, options.relative)
+    value = metadataset_of(entries, out, options.weight, subflavors, options.config, options.relative)
     _write(out, energon_yaml(value))
     print_entries(entries, options.weight, options.batch_size, options.steps)
     say(f"written: {out}")

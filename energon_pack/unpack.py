@@ -50,7 +50,7 @@ _VERIFY_ADVICE = "python -m energon_pack.verify says more"
 #: a member: `order`, the place of its JSON in the source; `key`; `part`, None for a whole sample; `offset` and `size`
 #: of its JSON in the spill file; `packed`, the packed shard that has its media; of each of its `media` name, offset,
 #: size and `reference`, None where it is in the packed shard
-_Row = dict[str, Any]
+_MemberRow = dict[str, Any]
 
 
 def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> int:
@@ -74,7 +74,7 @@ def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> i
         spill = _SpillFile(file)
         with progress.stage("read", plan.num_members(), "samples") as advance:
             for name in folder.shards:
-                for pack, members in _packs(folder, name, flavor, plan):
+                for pack, members in _checked_packs(folder, name, flavor, plan):
                     spill.add_pack(name, pack, members, messages_key)
                     progress.add(len(members))
                     advance(len(members))
@@ -120,7 +120,7 @@ def _flavor_and_messages_key(folder: DatasetFolder) -> tuple[PackedFlavor, str |
     return flavor, read_settings(manifest).messages_key
 
 
-def _packs(
+def _checked_packs(
     folder: DatasetFolder, name: str, flavor: PackedFlavor, plan: PlanFile
 ) -> Iterator[tuple[Pack, list[PlanRow]]]:
     packs, plan_rows = packs_of(folder, name, flavor), PlanRows(plan)
@@ -141,7 +141,7 @@ class _SpillFile:
 
     def __init__(self, file: BinaryIO):
         self._file = file
-        self._rows: dict[str, list[_Row]] = {}
+        self._rows: dict[str, list[_MemberRow]] = {}
         self._num_waiting = 0
         self.num_rows = 0
         #: source shard → offset and size of each of its pieces
@@ -151,7 +151,7 @@ class _SpillFile:
         referred = {reference.name: [*reference] for reference in pack.references}
         samples = zip(pack.flavor.samples(pack.fields), pack.flavor.parts(pack.fields), strict=True)
         for member, (value, names) in zip(members, samples, strict=True):
-            record, parts = single_sample(pack.flavor, value, names, _new_names(member), messages_key)
+            record, parts = single_sample(pack.flavor, value, names, _source_part_names(member), messages_key)
             data = json.dumps(record, ensure_ascii=False).encode()
             row = {
                 "order": member.record_offset,
@@ -180,10 +180,10 @@ class _SpillFile:
         self._rows.clear()
         self._file.flush()
 
-    def rows_of(self, shard: str) -> list[_Row]:
+    def rows_of(self, shard: str) -> list[_MemberRow]:
         """Return the rows of a source shard in its order; parts of one sample get keys of their own (`key#1of2`)."""
         pieces = [self.read(*place) for place in self.pieces_of_shard[shard]]
-        rows: list[_Row] = [json.loads(line) for piece in pieces for line in piece.splitlines()]
+        rows: list[_MemberRow] = [json.loads(line) for piece in pieces for line in piece.splitlines()]
         rows.sort(key=lambda row: (row["order"], int(row["part"].partition("of")[0]) if row["part"] else 0))
         taken = {row["key"] for row in rows if row["part"] is None}
         for row in rows:
@@ -199,7 +199,7 @@ class _SpillFile:
         return os.pread(self._file.fileno(), size, offset)
 
 
-def _new_names(member: PlanRow) -> list[tuple[str, str]]:
+def _source_part_names(member: PlanRow) -> list[tuple[str, str]]:
     """Return the part name and kind of each medium: the name in its tar, or a number if it comes from a JSONL line."""
     if member.record_part != LINE_PART:
         return [(part.name, part.kind) for part in member.parts]
@@ -225,7 +225,7 @@ def _tar_names(shard: str, number: int, taken: set[str]) -> list[str]:
 
 
 def _write_tar(
-    path: Path, rows: list[_Row], packed: dict[str, Shard], reader: Reader, media: DatasetMedia, spill: _SpillFile
+    path: Path, rows: list[_MemberRow], packed: dict[str, Shard], reader: Reader, media: DatasetMedia, spill: _SpillFile
 ) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "xb", buffering=0) as file:

@@ -84,7 +84,7 @@ class Packs:
         self._media = DatasetMedia(self._root)
         self._excluded = prepared.excluded_keys if prepared else {}
         self._counts = prepared.shard_counts if prepared else {}
-        self._names: dict[str, str] = {}
+        self._names_of_urls: dict[str, str] = {}
         self._flavor: str = encoder.made["flavor"]
 
     def __call__(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Pack]:
@@ -116,11 +116,11 @@ class Packs:
 
     def _shard(self, url: str) -> str:
         """Return the name in split.yaml of the shard at an address, which may be relative, remote or a pipe."""
-        if url not in self._names:
+        if url not in self._names_of_urls:
             path = url.removeprefix(self._root)
             named = [name for name in self._counts if path == name or path.endswith(f"/{name}")]
-            self._names[url] = max(named, key=len, default=path)
-        return self._names[url]
+            self._names_of_urls[url] = max(named, key=len, default=path)
+        return self._names_of_urls[url]
 
     def _nonempty(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         """Yield all samples; if there are none, warn that webdataset dealt this worker no shard, or raise PackError."""

@@ -16,7 +16,7 @@ from energon_pack.plan.packs import PackPlan, split_counts, turn_counts
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.samples.flavors.base import Flavor, PackedFlavor
-from energon_pack.samples.tokens_part import FORMAT
+from energon_pack.samples.tokens_part import PACK_FORMAT
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
 from energon_pack.steps.cost import CostModel
@@ -48,7 +48,7 @@ def write_metadata(
     info = write_energon_files(folder, shards, flavor, dataset_yaml, sample_type)
     if sample_type is not None:
         write_whole(meta / SAMPLE_LOADER, sample_loader_py(flavor))
-    content = json.dumps({"format": FORMAT, **manifest}, indent=2, sort_keys=True)
+    content = json.dumps({"format": PACK_FORMAT, **manifest}, indent=2, sort_keys=True)
     write_whole(meta / MANIFEST, content.encode())
     if sqlite:
         _write_sqlite(folder, shards)

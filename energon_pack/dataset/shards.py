@@ -36,7 +36,7 @@ from energon_pack.samples.pack_tokens import pack_tokens
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.tokens import MemberTokens
-from energon_pack.samples.tokens_part import CHECKSUM_FIELD, FORMAT, TOKENS_PART
+from energon_pack.samples.tokens_part import CHECKSUM_FIELD, PACK_FORMAT, TOKENS_PART
 from energon_pack.sources.referenced import END_BYTES
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.shard import Shard
@@ -261,7 +261,7 @@ def _content_of_pack(key: str, pack: Sequence[_Member], job: ShardJob) -> _PackC
     shared_lens = [member.shared_len for member in members]
     shared = {"shared_lens": shared_lens} if "shared_lens" in job.flavor.meta else {}
     meta = {
-        "format": FORMAT,
+        "format": PACK_FORMAT,
         "pack_id": key,
         "sample_ids": [member.sample_id for member in members],
         "token_lens": [member.token_len for member in members],

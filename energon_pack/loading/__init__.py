@@ -103,7 +103,7 @@ def _load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str,
 def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO_SETTINGS) -> dict[str, Any]:
     """Return the fields of a `MultiMixQASample` from an unpacked source sample, read as packing reads it."""
     key, files = str(parts.get("__key__", "")), [Part(name, 0, 0) for name in parts if not name.startswith("__")]
-    record = _record(parts, settings)
+    record = _record_of_parts(parts, settings)
     chosen = media_parts(record, key, files)
     kinds = [kind_of(parts, part.name) for part in chosen]
     placed = place(record, kinds)
@@ -121,7 +121,7 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO_SETTINGS) -> 
     }
 
 
-def _record(parts: Parts, settings: ReadSettings) -> Record:
+def _record_of_parts(parts: Parts, settings: ReadSettings) -> Record:
     if "json" in parts:
         json_part = parts["json"]
         return parse_record(load_json(json_part) if isinstance(json_part, bytes) else json_part, settings)

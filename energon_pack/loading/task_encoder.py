@@ -58,7 +58,7 @@ class MeasuredSample(Sample):
     member: MemberInput
     measured: Any  # plan.sample_measures.SampleMeasures
     #: samples that its worker encoded before
-    number: int
+    num_encoded_before: int
 
 
 class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, PackedBatch, PackedBatch]):
@@ -91,7 +91,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         manifest = self.encoder.made
         content = manifest["content"]
         read = content["source"]
-        self._names = {str(part["path"]): part["name"] for part in manifest.get("parts") or ()}
+        self._dataset_names = {str(part["path"]): part["name"] for part in manifest.get("parts") or ()}
         #: names of the entries of a mixture, for `source_losses`; empty: there is none, or it is in a blend
         self.sources: list[str] = [] if str(path).endswith((".yaml", ".yml")) else manifest.get("entries") or []
         if packing_buffer_size is not None:
@@ -135,13 +135,15 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         member = replace(member, token_len=measured.token_len)
         worker = WorkerConfig.active_worker_config
         number = 0 if worker is None else self.current_sample_index // max(1, worker.num_workers)
-        waiting: MeasuredSample = MeasuredSample.derive_from(sample, member=member, measured=measured, number=number)
+        waiting: MeasuredSample = MeasuredSample.derive_from(
+            sample, member=member, measured=measured, num_encoded_before=number
+        )
         return waiting
 
     def _named_members(self, sample: Any) -> Iterator[MemberInput]:
         """Yield the members of a pack; in an order over several datasets, ids begin with the dataset's name."""
         folder = (sample.__sources__[0].shard_name or "").rpartition("/")[0] if sample.__sources__ else ""
-        name = self._names.get(folder)
+        name = self._dataset_names.get(folder)
         for member in inputs_of(sample):
             yield member if name is None else replace(member, sample_id=f"{name}/{member.sample_id}")
 
@@ -155,7 +157,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
     def _choose_packs(self, samples: list[MeasuredSample], at_end: bool) -> list[list[MeasuredSample]]:
         assert self._measuring is not None, "packing_buffer_size"
         folders = [str(sample.__sources__[0].dataset_path) if sample.__sources__ else "" for sample in samples]
-        ages = [samples[-1].number - sample.number for sample in samples]
+        ages = [samples[-1].num_encoded_before - sample.num_encoded_before for sample in samples]
         packs = self._measuring.choose([sample.measured for sample in samples], folders, ages, at_end)
         return [[samples[i] for i in pack] for pack in packs]
 

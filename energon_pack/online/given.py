@@ -58,13 +58,13 @@ class UserSamples:
         with _naming_errors("conversations"):
             #: all items of the dataset, also those beyond the limit
             self.num_items, self._dataset = len(dataset), without_decoding(dataset)
-        self._num = self.num_items if limit is None else min(limit, self.num_items)
+        self._num_samples = self.num_items if limit is None else min(limit, self.num_items)
         self._settings = settings
         #: the folder that paths of media are relative to
         self.root = os.path.abspath(os.path.expanduser(media_root or ""))
 
     def __len__(self) -> int:
-        return self._num
+        return self._num_samples
 
     def sample_id(self, number: int) -> str:
         """Return the id of an item, for example `conversations/17`."""
@@ -100,7 +100,7 @@ class UserSamples:
             record, media = self._record(item)
             record = with_hearing(record, self._settings)
             opened = [self._open(medium) for medium in media]
-            media_found = [_probe(medium) for _, medium in opened]
+            media_found = [_probed_medium(medium) for _, medium in opened]
             placed = place(record, [medium.kind for medium in media_found])
             fields = placed.record.fields
             if self._settings.media is None:
@@ -129,7 +129,7 @@ class UserSamples:
             item = {
                 key: value
                 for key, value in item.items()
-                if value is not None and (key not in MEDIA_KEYS or _holds_media(value))
+                if value is not None and (key not in MEDIA_KEYS or _may_hold_media(value))
             }
         record = parse_line(_with_named_media(item, held, self._settings), LineSettings(self.root), self._settings)
         texts = [{**message, "content": _without_media(message["content"])} for message in record.messages]
@@ -143,7 +143,7 @@ class UserSamples:
 
     def _kind_of(self, value: Any) -> str | None:
         try:
-            return _probe(self._open(value)[1]).kind
+            return _probed_medium(self._open(value)[1]).kind
         except Skip:
             return None
 
@@ -167,7 +167,7 @@ def _guessed_media_type(item: Any) -> str | None:
     """Guess the media type of an item that can't be read, by its fields and the names in them; None: no media."""
     if not isinstance(item, Mapping):
         return None
-    kinds = [kind for kind, medium in KINDS.items() for key in medium.keys if _holds_media(item.get(key))]
+    kinds = [kind for kind, medium in KINDS.items() for key in medium.keys if _may_hold_media(item.get(key))]
     return media_type(kinds) if kinds else media_type_by_name(list(media_file_names(item)))
 
 
@@ -263,12 +263,12 @@ def _with_media(value: Any, by_name: Mapping[str, Any]) -> Any:
     return by_name.get(value, value) if isinstance(value, str) else value
 
 
-def _holds_media(value: Any) -> bool:
+def _may_hold_media(value: Any) -> bool:
     """Tell whether a field may hold media: its value is no number, not None and not empty."""
     return (
         value is not None and not isinstance(value, (int, float)) and (not hasattr(value, "__len__") or len(value) > 0)
     )
 
 
-def _probe(medium: bytes | Image.Image) -> Media:
+def _probed_medium(medium: bytes | Image.Image) -> Media:
     return probe(io.BytesIO(medium)) if isinstance(medium, bytes) else medium_of(medium)

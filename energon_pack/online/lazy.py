@@ -91,7 +91,7 @@ class LazyPackedDataset(PacksByNumber):
         self._samples = prepared.samples
         # Shared memory, so that persistent workers see a new epoch.
         self._epoch = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()
-        self._keys = prepared.folder.name[:8]
+        self._key_prefix = prepared.folder.name[:8]
         self.fingerprint = f"{prepared.folder.name}-{name}"
 
     @property
@@ -100,7 +100,7 @@ class LazyPackedDataset(PacksByNumber):
         return None if self._plans.first is None else self._plans.first.report
 
     def _pack(self, epoch: int, number: int) -> tuple[str, Iterator[MemberInput | UnreadMember]]:
-        return f"{self._keys}_{epoch:03d}_{number:08d}", map(self._member, self._plans.items(epoch, number))
+        return f"{self._key_prefix}_{epoch:03d}_{number:08d}", map(self._member, self._plans.items(epoch, number))
 
     def _pack_sums(self, epoch: int) -> PackSums:
         return self._plans.pack_sums(epoch)
@@ -147,7 +147,7 @@ class EpochPlans:
 
     def items(self, epoch: int, pack: int) -> list[int]:
         """Return the item numbers of a pack's members."""
-        flat = self._plan_file(epoch)
+        flat = self._written_plan(epoch)
         start, end = flat[pack], flat[pack + 1]
         items: list[int] = flat[self._num_packs + 1 + start : self._num_packs + 1 + end].tolist()
         return items
@@ -163,7 +163,7 @@ class EpochPlans:
         write_whole(path, file.getvalue())
 
     def plan(self, epoch: int) -> PackPlan:
-        """Return the plan of an epoch; raises PackError for a copy."""
+        """Return the plan of an epoch; raises PackError in a pickled copy."""
         first, config = self._first_planned(epoch), self._config
         return plan_of_epoch(first.plan, first.lengths.items, config.packing, config.seed, epoch)
 
@@ -180,7 +180,7 @@ class EpochPlans:
             )
         return self.first
 
-    def _plan_file(self, epoch: int) -> Ints:
+    def _written_plan(self, epoch: int) -> Ints:
         plan = self._mapped_plans.get(epoch)
         if plan is None:
             self.ensure_written(epoch)

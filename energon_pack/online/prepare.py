@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -124,7 +124,7 @@ class _Conversations(TarShard):
 
 
 class _MeasuredSlices(Dataset[pa.Table]):
-    """Each item measures a slice of the samples."""
+    """A dataset whose item is a table with the lengths of one slice of the samples."""
 
     def __init__(self, conversations: UserSamples, slices: Sequence[Ints], method: Method):
         self._conversations, self._slices, self._method = conversations, slices, method
@@ -150,7 +150,6 @@ class _MeasuredSlices(Dataset[pa.Table]):
             yield row, sample
 
 
-Result = TypeVar("Result")
 ITEMS_FOLDER, _ROWS_FILE = "items", "rows.arrow"
 
 

@@ -52,9 +52,13 @@ class MeasuredItem(PlanRow):
     checksum: int = 0  # checksum of its JSON and the ends of its media
 
 
-_COLUMNS = [column.name for column in fields(MeasuredRow)]
+_MEASURED_COLUMNS = [column.name for column in fields(MeasuredRow)]
 _MEASURED_SCHEMA = pa.schema(
-    [*(LENGTHS_SCHEMA.field(name) for name in _COLUMNS), ("shard", pa.string()), LENGTHS_SCHEMA.field("checksum")]
+    [
+        *(LENGTHS_SCHEMA.field(name) for name in _MEASURED_COLUMNS),
+        ("shard", pa.string()),
+        LENGTHS_SCHEMA.field("checksum"),
+    ]
 )
 _INDEXED_SCHEMA = pa.schema([*INDEX_SCHEMA, ("shard", pa.int32())])
 
@@ -63,8 +67,8 @@ def write_measured_rows(path: Path, lengths: Lengths) -> None:
     """Write a file of `MeasuredItem` rows, one for each of `lengths.items`, in their order."""
     schema, names = with_cut_type(_MEASURED_SCHEMA, lengths.cut_type), pa.array(lengths.shard_names)
     tables = (
-        table.add_column(len(_COLUMNS), "shard", names.take(pa.array(numbers))).cast(schema)
-        for _, numbers, table in lengths.tables([*_COLUMNS, "checksum"])
+        table.add_column(len(_MEASURED_COLUMNS), "shard", names.take(pa.array(numbers))).cast(schema)
+        for _, numbers, table in lengths.tables([*_MEASURED_COLUMNS, "checksum"])
     )
     _write(path, tables, schema)
 
@@ -74,10 +78,10 @@ def write_index(path: Path, indexed: Sequence[IndexedShard]) -> None:
 
     A sample that `indexed` draws several times has as many rows.
     """
-    _write(path, _tables(indexed), _INDEXED_SCHEMA)
+    _write(path, _index_tables(indexed), _INDEXED_SCHEMA)
 
 
-def _tables(indexed: Sequence[IndexedShard]) -> Iterator[pa.Table]:
+def _index_tables(indexed: Sequence[IndexedShard]) -> Iterator[pa.Table]:
     for number, item in enumerate(indexed):
         tables = [chunk.read() for chunk in in_chunks([(number, item.pieces)])]
         table = pa.concat_tables([_INDEXED_SCHEMA.empty_table().drop(["shard"]), *tables]).select(INDEX_SCHEMA.names)
@@ -104,14 +108,14 @@ def _batches(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.Recor
 
 
 class StoredRows(Generic[Row]):
-    """The rows of an Arrow file as objects of the class `form`, each read on access; every process opens the file."""
+    """The rows of an Arrow file as objects of `row_class`, each read on access; every process opens the file itself."""
 
-    def __init__(self, path: Path, form: type[Row]):
-        self._path, self._form = path, form
+    def __init__(self, path: Path, row_class: type[Row]):
+        self._path, self._row_class = path, row_class
 
     def __getitem__(self, number: int) -> Row:
         batch = self._file.get_batch(number // _ROWS_PER_BATCH).slice(number % _ROWS_PER_BATCH, 1)
-        (row,) = rows_of(pa.Table.from_batches([batch]), self._form)
+        (row,) = rows_of(pa.Table.from_batches([batch]), self._row_class)
         return row
 
     def __len__(self) -> int:
@@ -123,7 +127,7 @@ class StoredRows(Generic[Row]):
         return pa.ipc.open_file(pa.memory_map(str(self._path)))
 
     def __reduce__(self) -> Any:
-        return StoredRows, (self._path, self._form)
+        return StoredRows, (self._path, self._row_class)
 
 
 class ReadMember(Protocol):

@@ -37,11 +37,11 @@ class Draw(NamedTuple):
     dataset: int
     number: int
     #: permutations of the dataset before this one
-    turn: int
+    num_earlier_passes: int
 
 
 class Draws:
-    """Draws samples from several datasets for one lane, that is a worker of a rank; no two lanes draw the same.
+    """Draws samples from several datasets for one lane (a worker of a rank); lanes share each pass over a dataset.
 
     Args:
         sizes: number of samples in each dataset.
@@ -61,12 +61,12 @@ class Draws:
     ):
         self._sizes = list(sizes)
         self._weights = list(map(float, sizes if weights is None else weights))
-        _check(self._sizes, self._weights)
+        _check_weights(self._sizes, self._weights)
         self._replacement = replacement
         #: the whole state
         self.positions = list(positions)
         chance = RandomStream(seed, 2 * positions[0].epoch)
-        self._keys = [chance.below(_WORD_RANGE) for _ in self._sizes]
+        self._permutation_keys = [chance.below(_WORD_RANGE) for _ in self._sizes]
         self._phase = mix_number(chance.below(_WORD_RANGE) + positions[0].rank)
 
     def next(self) -> Draw | None:
@@ -77,7 +77,7 @@ class Draws:
         dataset = datasets[self._choose([self._weights[d] for d in datasets])]
         turn, place = divmod(self.positions[dataset].number(), self._sizes[dataset])
         self.positions[dataset] = self.positions[dataset].after(1)
-        return Draw(dataset, permuted_number(place, self._sizes[dataset], self._keys[dataset] + turn), turn)
+        return Draw(dataset, permuted_number(place, self._sizes[dataset], self._permutation_keys[dataset] + turn), turn)
 
     def _is_used_up(self, dataset: int) -> bool:
         return not self._replacement and self.positions[dataset].number() >= self._sizes[dataset]
@@ -114,7 +114,7 @@ def permuted_number(place: int, size: int, key: int) -> int:
             return place
 
 
-def _check(sizes: Sequence[int], weights: Sequence[float]) -> None:
+def _check_weights(sizes: Sequence[int], weights: Sequence[float]) -> None:
     if len(sizes) != len(weights) or min(weights, default=0) < 0 or not 0 < sum(weights) < float("inf"):
         raise ValueError(f"weights={weights}: one of at least 0 for each of {len(sizes)} datasets, not all 0")
     for number, (size, weight) in enumerate(zip(sizes, weights, strict=True)):
@@ -136,7 +136,7 @@ class StreamCounters:
         rows = torch.zeros(_MAX_WORKERS, len(_COUNTER_COLUMNS), dtype=torch.int64, device="cpu")
         self._rows: torch.Tensor = rows.share_memory_()
 
-    def row(self, worker: int) -> torch.Tensor:
+    def of_worker(self, worker: int) -> torch.Tensor:
         """Return the counters of a worker: int64, one for each of `COUNTERS`, then one for each `Reason`."""
         if worker >= _MAX_WORKERS:
             raise ValueError(f"num_workers={worker + 1}: at most {_MAX_WORKERS}")
@@ -171,22 +171,22 @@ class OnlinePacks(Iterator[Pack]):
         self._num_skipped_in_row = 0
 
     def __next__(self) -> Pack:
-        """Return the next pack."""
+        """Draw and measure samples until a pack can be made, and return it encoded."""
         while True:
-            self._fill()
+            self._fill_pool()
             waiting = self._pool.take()
             if not waiting:
                 raise StopIteration
             dropped: list[str] = []
-            members = [*self._members(waiting, dropped)]
+            members = [*self._read_members(waiting, dropped)]
             pack = self._encoder.encode(f"{self._name}/{self._pool.num_packs - 1}", members) if members else None
             self._increase(dropped=len(members) if pack is None else len(pack.dropped))
             if pack is not None:
-                self._count(pack)
+                self._count_pack(pack)
                 return replace(pack, dropped=[*dropped, *pack.dropped])
 
     def state(self) -> dict[str, Any]:
-        """Return positions, waiting samples and counters as JSON values, for `load`."""
+        """Return positions, waiting samples and counters as JSON values, for `load_state`."""
         return {
             "positions": [asdict(position) for position in self._draws.positions],
             "has_ended": self._has_ended,
@@ -194,22 +194,22 @@ class OnlinePacks(Iterator[Pack]):
             "counted": self._counters.tolist(),
         }
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Resume from a `state` of this lane; the draws already have its `positions`."""
         self._has_ended = state["has_ended"]
         self._pool.load(state["pool"])
         self._counters.copy_(torch.tensor(state["counted"], device="cpu"))
 
-    def _fill(self) -> None:
+    def _fill_pool(self) -> None:
         while not self._has_ended and (missing := self._pool.num_missing):
             draws = [draw for draw in (self._draws.next() for _ in range(missing)) if draw is not None]
-            self._add(draws)
+            self._add_to_pool(draws)
             if len(draws) < missing:
                 self._pool.end()
                 self._has_ended = True
 
-    def _add(self, draws: Sequence[Draw]) -> None:
-        looked = [self._look(draw) for draw in draws]
+    def _add_to_pool(self, draws: Sequence[Draw]) -> None:
+        looked = [self._sample_or_skip(draw) for draw in draws]
         measured = iter(self._measuring.measure([sample for sample in looked if isinstance(sample, Sample)]))
         for draw, sample in zip(draws, looked, strict=True):
             result = next(measured) if isinstance(sample, Sample) else sample
@@ -220,13 +220,13 @@ class OnlinePacks(Iterator[Pack]):
             else:
                 self._leave_out(draw, result)
 
-    def _look(self, draw: Draw) -> Sample | Skip:
+    def _sample_or_skip(self, draw: Draw) -> Sample | Skip:
         try:
             return self._datasets[draw.dataset].sample_for_measuring(draw.number)
         except Skip as skip:
             return skip
 
-    def _members(self, waiting: Sequence[WaitingSample], dropped: list[str]) -> Iterator[MemberInput]:
+    def _read_members(self, waiting: Sequence[WaitingSample], dropped: list[str]) -> Iterator[MemberInput]:
         for sample in waiting:
             *draw, token_len = sample.name
             try:
@@ -242,7 +242,7 @@ class OnlinePacks(Iterator[Pack]):
         if self._num_skipped_in_row > sum(map(len, self._datasets)):
             raise PackError(f"none of the samples drawn can be packed: {skip}")
 
-    def _count(self, pack: Pack) -> None:
+    def _count_pack(self, pack: Pack) -> None:
         tokens = sum(len(member.tokens) for member in pack.members)
         more = max(0, tokens - self._measuring.packing.max_token_len)
         images = sum(member.num_images for member in pack.members)

@@ -136,10 +136,10 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
 
     def _resume_from(self, lanes: Sequence[Mapping[str, Any]]) -> None:
         with parsing_state("state_dict()"):
-            self._states_to_resume, self._epoch = lanes, self._positions_in(lanes[0])[0].epoch
+            self._states_to_resume, self._epoch = lanes, self._checked_positions(lanes[0])[0].epoch
             self._make_packs(*_worker_number())
 
-    def _positions_in(self, state: Mapping[str, Any]) -> list[Position]:
+    def _checked_positions(self, state: Mapping[str, Any]) -> list[Position]:
         for name, value in self._state_settings.items():
             if state[name] != value:
                 raise PackError(f"{name}={value}: this state goes on with {name}={state[name]} alone")
@@ -165,7 +165,7 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
         )
         positions, lane, waiting = [here for _ in self._datasets], None, list[WaitingSample]()
         if self._states_to_resume:
-            of_lanes = [self._positions_in(lane) for lane in self._states_to_resume]
+            of_lanes = [self._checked_positions(lane) for lane in self._states_to_resume]
             places = [(each.ranks, each.rank) for each, *_ in of_lanes]
             if (here.ranks, here.rank) in places:
                 number = places.index((here.ranks, here.rank))
@@ -184,10 +184,10 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
         pool = Pool(self._measuring.packing, settings["buffer_size"], settings["seed"])
         for sample in waiting:
             pool.add(sample.name, sample.costs, sample.group, sample.since)
-        name, row = f"{self._epoch}/{here.rank}", self._counters.row(worker)
+        name, row = f"{self._epoch}/{here.rank}", self._counters.of_worker(worker)
         packs = OnlinePacks(name, self._datasets, draws, self._measuring, pool, self.encoder, row)
         if lane is not None:
-            packs.load(lane)
+            packs.load_state(lane)
         return packs
 
 

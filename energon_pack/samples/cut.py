@@ -132,7 +132,7 @@ def num_media_before(messages: Sequence[Message], kinds: Sequence[str]) -> list[
 
 
 def messages_of_part(messages: Sequence[Message], cut: Cut) -> list[Message]:
-    """Return the messages of a part: the system turn, if there is one, and a range of the others."""
+    """Return the messages of a part of a sample: the system turn, if there is one, and the turns that `cut` names."""
     if cut.first_image and cut.window_text is not None:
         messages = without_images(messages, cut.all_kinds, cut.first_image, cut.window_text)
     if cut.trained_turn:
@@ -173,7 +173,7 @@ def media_of_part(messages: Sequence[Message], cut: Cut) -> list[int]:
 
 
 def indices_of_kind(cut: Cut, media: Sequence[int], letter: str) -> list[int]:
-    """Return the media of one kind among `media`, each as its index among all media of that kind in the sample.
+    """Return the index, among the sample's media of one kind, of each of these `media` that is of that kind.
 
     `media`: indices among all media of the sample. `letter`: of the kind, `i` for images, `v` for videos.
     """

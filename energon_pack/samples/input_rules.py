@@ -22,7 +22,7 @@ from energon_pack.samples.tokens_part import PackTokens
 INPUTS_FILE, TRIAL_FILE = "inputs.json", "trial.tokens"
 #: what the media of a trial are for: members for a model; media of several sizes, and of one, for a processor; the
 #: same with sounds of videos; an image for ranks without any
-PROBE, SIZES, TWINS, HEARD, BLANK = "probe", "sizes", "twins", "heard", "blank"
+MODEL_PROBE, SEVERAL_SIZES, SAME_SIZE, VIDEOS_WITH_SOUND, BLANK_IMAGE = "probe", "sizes", "twins", "heard", "blank"
 
 
 @dataclass(frozen=True)

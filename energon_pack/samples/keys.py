@@ -112,16 +112,16 @@ _KEYS_WITH_SYNONYMS = tuple(frozenset(key for keys in alike for key in keys) for
 
 _MEDIA_OF_TURN = _ForeignKey("media of a turn: content parts say where they stand", reason=Reason.UNSUPPORTED_MEDIA)
 _TRAINED_CHARACTERS = _ForeignKey("axolotl: characters that are trained; a turn is trained whole")
-_TOKENIZED = _ForeignKey("TRL: a sample that is tokens already")
+_ALREADY_TOKENIZED = _ForeignKey("TRL: a sample that is tokens already")
 _FOREIGN_KEYS: tuple[Mapping[str, _ForeignKey], ...] = (
     {
         "margin": _ForeignKey("ms-swift, TRL: of preference data"),
         "positive_messages": _ForeignKey("ms-swift: of embedding data"),
         "negative_messages": _ForeignKey("ms-swift: of embedding data"),
         "mm_processor_kwargs": _ForeignKey("ms-swift: settings of media, which stand in content parts here"),
-        "input_ids": _TOKENIZED,
-        "completion_mask": _TOKENIZED,
-        "assistant_masks": _TOKENIZED,
+        "input_ids": _ALREADY_TOKENIZED,
+        "completion_mask": _ALREADY_TOKENIZED,
+        "assistant_masks": _ALREADY_TOKENIZED,
         "segments": _ForeignKey("axolotl: the conversation in another form"),
     },
     {

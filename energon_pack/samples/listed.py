@@ -28,7 +28,7 @@ def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
 
 
 def listed_parts(listed_media: Sequence[str], key: str, parts: Sequence[Part]) -> list[Part]:
-    """Return the part for each listed name, which may have any form that `media_parts` takes; raises Skip."""
+    """Return the part for each listed name: a part, a whole member name, or an extension; raises Skip if none fits."""
     by_name = {part.name: part for part in parts}
     chosen = []
     for listed in listed_media:

@@ -23,7 +23,7 @@ from energon_pack.samples.raw_json import parse_json
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 
-_SETTING, _HASH_MARK = "source.map", "#"
+_SETTING_NAME, _HASH_MARK = "source.map", "#"
 RecordMap = Callable[[dict[str, Any]], Any]
 
 
@@ -32,7 +32,7 @@ def name_with_hash(name: str) -> str:
     step = name.partition(_HASH_MARK)[0]
     named = f"{step}{_HASH_MARK}{_load_with_hash(step)[1]}"
     if _HASH_MARK in name and name != named:
-        raise PackError(f"{_SETTING}={name}: the file of {step} has changed since (now {named})")
+        raise PackError(f"{_SETTING_NAME}={name}: the file of {step} has changed since (now {named})")
     return named
 
 
@@ -73,24 +73,26 @@ def _map_function(name: str) -> RecordMap:
 @lru_cache
 def _load_with_hash(name: str) -> tuple[RecordMap, str]:
     """Load a function; return it with a hash of two files: the named module and the module that defines it."""
-    step = load_named(_SETTING, name)
+    step = load_named(_SETTING_NAME, name)
     if isinstance(step, type):
         step = _record_method(step, name)
     if not callable(step):
-        raise PackError(f"{_SETTING}={name} is a {type(step).__name__}, not a function")
+        raise PackError(f"{_SETTING_NAME}={name} is a {type(step).__name__}, not a function")
     modules = {name.partition(":")[0], inspect.unwrap(step).__module__}
     try:
         data = [Path(str(sys.modules[module].__file__)).read_bytes() for module in sorted(modules)]
     except (OSError, AttributeError, KeyError) as error:
-        raise PackError(f"{_SETTING}={name} has no source to read ({one_line(error)}): put it into a file") from None
+        raise PackError(
+            f"{_SETTING_NAME}={name} has no source to read ({one_line(error)}): put it into a file"
+        ) from None
     return step, hashlib.sha256(b"\0".join(data)).hexdigest()[:12]
 
 
 def _record_method(kind: type, name: str) -> Any:
     """Return the method `record` of a new object of the user's class."""
     if not hasattr(kind, "record"):
-        raise PackError(f"{_SETTING}={name} is a class without a method record(self, record)")
+        raise PackError(f"{_SETTING_NAME}={name} is a class without a method record(self, record)")
     try:
         return kind().record
     except Exception as error:  # an error in the user's code
-        raise PackError(f"{_SETTING}={name}: {one_line(error)}") from None
+        raise PackError(f"{_SETTING_NAME}={name}: {one_line(error)}") from None

@@ -32,7 +32,7 @@ NO_OPTIONS = SampleOptions()
 
 
 class Shared(NamedTuple):
-    """The size of the beginning that a member of a pack has in common with the member before it."""
+    """How many first tokens, images and videos a member of a pack has in common with the member before it."""
 
     #: number of its first tokens that are also the first of the member before it; 0: it begins a new tree
     num_tokens: int = 0
@@ -41,7 +41,7 @@ class Shared(NamedTuple):
     num_videos: int = 0
 
 
-NOT_SHARED = Shared()
+NOTHING_SHARED = Shared()
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class MemberInput:
     options: SampleOptions = NO_OPTIONS
     audios: Sequence[bytes] = ()
     #: its beginning that the member before it has, too; `images` and `videos` also hold the shared media
-    shared: Shared = NOT_SHARED
+    shared: Shared = NOTHING_SHARED
     #: media of kinds that packages add, by kind
     others: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     #: what the model is fed of it; None: nobody has tokenized it yet
@@ -70,7 +70,7 @@ class MemberInput:
 
     @property
     def media(self) -> dict[str, Sequence[Any]]:
-        """Its media by kind."""
+        """The member's media by kind: `image`, `video`, `audio` and added kinds."""
         return {IMAGE.kind: self.images, VIDEO.kind: self.videos, AUDIO.kind: self.audios, **self.others}
 
     def refuse_missing(self) -> None:

@@ -58,10 +58,10 @@ def are_nulls_of_table(record: Mapping[str, Any]) -> bool:
 
 def _without_nulls_in_calls(items: list[Any]) -> list[Any]:
     """Do `without_nulls` inside the calls of turns and parts; a key of these that is null itself is no text."""
-    return [{**item, **_calls_of(item)} if isinstance(item, dict) else item for item in items]
+    return [{**item, **_calls_without_nulls(item)} if isinstance(item, dict) else item for item in items]
 
 
-def _calls_of(item: dict[str, Any]) -> dict[str, Any]:
+def _calls_without_nulls(item: dict[str, Any]) -> dict[str, Any]:
     calls = {key: without_nulls(item[key]) for key in _CALL_KEYS if item.get(key)}
     parts = item.get("content")
     return {**calls, "content": _without_nulls_in_calls(parts)} if isinstance(parts, list) else calls

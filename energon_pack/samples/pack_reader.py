@@ -16,7 +16,7 @@ from energon_pack.samples.member import MemberInput, Shared, media_fields
 from energon_pack.samples.pack_tokens import members_of
 from energon_pack.samples.parts import SOURCE_PARTS_FIELD, Parts, ReadMedia, has_references, medium_of, read_referenced
 from energon_pack.samples.tokens import MemberTokens
-from energon_pack.samples.tokens_part import FORMAT, TOKENS_PART, PackTokens, TokensDamaged, read_tokens
+from energon_pack.samples.tokens_part import PACK_FORMAT, TOKENS_PART, PackTokens, TokensDamaged, read_tokens
 
 #: the flavours whose names of media are known here
 READABLE_FLAVORS = ("packed_multi_mix_qa", "packed_trees", "packed_captioning")
@@ -83,20 +83,22 @@ def tokens_of_pack(parts: Parts, meta: Mapping[str, Any]) -> PackTokens:
 
 def format_problem(manifest: Mapping[str, Any]) -> str | None:
     """Return why this version can't read the format of a dataset with this energon_pack.json; None: it can."""
-    number = manifest.get("format", FORMAT)
-    if type(number) is int and number < FORMAT:
-        return f"it has the format {number}, without the tokens of its packs, which {FORMAT} has: pack again"
-    if number != FORMAT:
-        return f"it has the format {short(number)}, this version of energon-pack reads {FORMAT}: install a later one"
+    number = manifest.get("format", PACK_FORMAT)
+    if type(number) is int and number < PACK_FORMAT:
+        return f"it has the format {number}, without the tokens of its packs, which {PACK_FORMAT} has: pack again"
+    if number != PACK_FORMAT:
+        return (
+            f"it has the format {short(number)}, this version of energon-pack reads {PACK_FORMAT}: install a later one"
+        )
     return None
 
 
 def refuse_other_format(meta: Mapping[str, Any]) -> None:
-    """Raise UnknownFormat if a pack has another format than `FORMAT`; `meta`: `_meta` of the pack's JSON."""
-    if (number := meta.get("format")) != FORMAT:
+    """Raise UnknownFormat if a pack has another format than `PACK_FORMAT`; `meta`: `_meta` of the pack's JSON."""
+    if (number := meta.get("format")) != PACK_FORMAT:
         raise UnknownFormat(
-            f"{meta.get('pack_id')}: its format is {short(number)}, this version of energon-pack reads {FORMAT}: pack"
-            " again, or install a later one"
+            f"{meta.get('pack_id')}: its format is {short(number)}, this version of energon-pack reads {PACK_FORMAT}:"
+            " pack again, or install a later one"
         )
 
 

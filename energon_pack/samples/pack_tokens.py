@@ -7,7 +7,7 @@ import numpy as np
 
 from energon_pack.samples.media.kinds import BY_LETTER, KINDS
 from energon_pack.samples.tokens import OPERATIONS, MemberTokens, SeenMedium, Step
-from energon_pack.samples.tokens_part import COLUMNS, Array, PackTokens, TokensDamaged, id_columns, without_default
+from energon_pack.samples.tokens_part import COLUMN_TYPES, Array, PackTokens, TokensDamaged, id_columns, without_default
 
 
 def pack_tokens(members: Sequence[MemberTokens]) -> PackTokens:
@@ -46,7 +46,9 @@ def pack_tokens(members: Sequence[MemberTokens]) -> PackTokens:
         "frame": [frame for medium in videos for frame in medium.frames],
     }
     ids = np.concatenate([np.zeros(0, np.int64), *(member.ids for member in members)])
-    return PackTokens({name: np.array(rows, COLUMNS[name]) for name, rows in lists.items() if rows} | id_columns(ids))
+    return PackTokens(
+        {name: np.array(rows, COLUMN_TYPES[name]) for name, rows in lists.items() if rows} | id_columns(ids)
+    )
 
 
 def _weighted_spans(member: MemberTokens) -> Iterator[tuple[tuple[int, int], float]]:
@@ -60,12 +62,12 @@ def members_of(pack: PackTokens) -> list[MemberTokens]:
         TokensDamaged: its columns contradict each other.
     """
     try:
-        return [*_members(pack)]
+        return [*_read_members(pack)]
     except (ValueError, IndexError, KeyError, StopIteration, RuntimeError) as error:
         raise TokensDamaged(f"tokens whose columns contradict each other ({error})") from None
 
 
-def _members(pack: PackTokens) -> Iterator[MemberTokens]:
+def _read_members(pack: PackTokens) -> Iterator[MemberTokens]:
     lens = pack["length"].tolist()
     number = len(lens)
     starts = [*accumulate(lens, initial=0)]
@@ -78,7 +80,7 @@ def _members(pack: PackTokens) -> Iterator[MemberTokens]:
     weights = pack.entries("weight", len(spans), 1).tolist()
     bounds = [0, *np.searchsorted(spans[:, 1], starts[1:], side="right").tolist()]  # of the spans of each member
     factors, shared = pack.entries("factor", number, 1).tolist(), pack.entries("shared_len", number).tolist()
-    media, counts = iter(_media_of(pack)), pack.entries("num_media", number).tolist()
+    media, counts = iter(_media_of_pack(pack)), pack.entries("num_media", number).tolist()
     if sum(counts) != len(pack["kind"]):
         raise ValueError(f"{len(pack['kind'])} media, and members with {sum(counts)}")
     for index, (start, end) in enumerate(pairwise(starts)):
@@ -93,7 +95,7 @@ def _members(pack: PackTokens) -> Iterator[MemberTokens]:
         raise ValueError("a trained span behind the last member")
 
 
-def _media_of(pack: PackTokens) -> list[SeenMedium]:
+def _media_of_pack(pack: PackTokens) -> list[SeenMedium]:
     number = len(pack["kind"])
     if not number:
         return []

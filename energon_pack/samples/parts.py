@@ -71,7 +71,7 @@ ReadMedia = Callable[[Sequence[Reference], Parts], list[bytes]]
 
 
 def has_references(value: Mapping[str, Any]) -> bool:
-    """Tell whether the media of a pack lie in its source."""
+    """Tell whether a pack refers to media in its source (`output.media=reference`); `value`: the pack's JSON."""
     return REFERENCES_FIELD in value
 
 

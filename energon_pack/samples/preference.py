@@ -47,10 +47,10 @@ def preferred(value: Mapping[str, Any], keys: Sequence[str], take: Take | None) 
     rest = {name: item for name, item in value.items() if name not in PREFERENCE_KEYS}
     if has_pair:
         rest = {name: item for name, item in rest.items() if name not in _PROMPT_KEYS}
-        return {**rest, key: _with_answer(_prompt(value, key), value["chosen"])}
+        return {**rest, key: _with_answer(_prompt_turns(value, key), value["chosen"])}
     if label and completed and not value.get(key):
         rest = {name: item for name, item in rest.items() if name not in ("prompt", "completion")}
-        return {**rest, key: _with_answer(_prompt(value, key), value["completion"])}
+        return {**rest, key: _with_answer(_prompt_turns(value, key), value["completion"])}
     return rest
 
 
@@ -59,7 +59,7 @@ def _is_good(label: Any) -> bool | None:
     return {"true": True, "1": True, "false": False, "0": False}.get(str(label).lower())
 
 
-def _prompt(value: Mapping[str, Any], key: str) -> list[Message]:
+def _prompt_turns(value: Mapping[str, Any], key: str) -> list[Message]:
     """Return the turns before the answer, from the conversation or from a prompt."""
     if isinstance(value.get(key), list):
         return list(value[key])

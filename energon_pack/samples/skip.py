@@ -52,7 +52,7 @@ NOTHING_TRAINED_DETAIL = "none of its tokens is trained"
 
 
 class Skip(Exception):
-    """Raised to leave out this one sample."""
+    """Raised to leave out one sample, with the reason and a detail of one line."""
 
     def __init__(self, reason: Reason, detail: str):
         super().__init__(reason, detail)

@@ -29,7 +29,7 @@ RESIZE, CROP, RESIZE_FRAME, OWN = OPERATIONS = ("resize", "crop", "resize_frame"
 
 @dataclass(frozen=True)
 class SeenMedium:
-    """How a medium's bytes become a model's inputs: its size, the steps that resize it, its frames, its features."""
+    """How a medium's bytes become a model's inputs: size, steps that resize it, chosen frames, number of tokens."""
 
     kind: str  # of `kinds.KINDS`
     num_images: int = 0  # images that a video is made of; 0: it is a file of its own

@@ -18,14 +18,14 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 #: Version of the packs (`_meta.format`) and of `energon_pack.json`.
-FORMAT = 3
+PACK_FORMAT = 3
 #: the name of the part: neither webdataset nor Energon decodes it
 TOKENS_PART = "tokens"
 MAGIC = b"EPK3"
 #: the field of a pack's `_meta` with the CRC-32 of its tokens
 CHECKSUM_FIELD = "tokens_crc32"
 #: type of each column, by what an entry is of
-COLUMNS = {
+COLUMN_TYPES = {
     # a member: its tokens; how many of them the member before it has, too; its weight; its media
     "length": "u4", "shared_len": "u4", "factor": "f8", "num_media": "u2",
     # an id: its low 16 bits; the planes of its higher bits; an id that is repeated, by its place, and how often more
@@ -43,7 +43,7 @@ COLUMNS = {
 }  # fmt: skip
 #: an id is kept once if it comes at least so often in a row
 _MIN_RUN = 4
-_HEADER_BYTES = len(MAGIC) + 4 * len(COLUMNS)
+_HEADER_BYTES = len(MAGIC) + 4 * len(COLUMN_TYPES)
 
 
 class TokensDamaged(ValueError):
@@ -52,13 +52,13 @@ class TokensDamaged(ValueError):
 
 @dataclass(frozen=True)
 class PackTokens:
-    """The columns of a pack's tokens, by name: see `COLUMNS`; an absent column is empty."""
+    """The columns of a pack's tokens, by name: see `COLUMN_TYPES`; an absent column is empty."""
 
     columns: Mapping[str, Array]
 
     def __getitem__(self, name: str) -> Array:
         column = self.columns.get(name)
-        return np.zeros(0, COLUMNS[name]) if column is None else column
+        return np.zeros(0, COLUMN_TYPES[name]) if column is None else column
 
     def entries(self, name: str, number: int, default: float = 0) -> Array:
         """Return `number` entries of a column; an empty column gives as many times its default.
@@ -69,7 +69,7 @@ class PackTokens:
         column = self[name]
         if len(column) not in (0, number):
             raise TokensDamaged(f"{len(column)} entries of {name}, and {number} are needed")
-        return column if len(column) else np.full(number, default, COLUMNS[name])
+        return column if len(column) else np.full(number, default, COLUMN_TYPES[name])
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:
@@ -86,9 +86,9 @@ class PackTokens:
 
     def to_bytes(self) -> bytes:
         """Return the bytes of the pack's file `tokens`."""
-        columns = [self.columns.get(name, ()) for name in COLUMNS]
+        columns = [self.columns.get(name, ()) for name in COLUMN_TYPES]
         counts = np.array([*map(len, columns)], "<u4")
-        named = zip(columns, COLUMNS.values(), strict=True)
+        named = zip(columns, COLUMN_TYPES.values(), strict=True)
         data = [np.ascontiguousarray(column, f"<{kind}").tobytes() for column, kind in named if len(column)]
         return b"".join([MAGIC, counts.tobytes(), *data])
 
@@ -101,14 +101,14 @@ class PackTokens:
         """
         if data[: len(MAGIC)] != MAGIC or len(data) < _HEADER_BYTES:
             raise TokensDamaged(f"no tokens of format 3 ({len(data)} bytes that begin with {data[:4]!r}): pack again")
-        counts = np.frombuffer(data, "<u4", len(COLUMNS), len(MAGIC)).tolist()
-        sizes = [count * np.dtype(kind).itemsize for count, kind in zip(counts, COLUMNS.values(), strict=True)]
+        counts = np.frombuffer(data, "<u4", len(COLUMN_TYPES), len(MAGIC)).tolist()
+        sizes = [count * np.dtype(kind).itemsize for count, kind in zip(counts, COLUMN_TYPES.values(), strict=True)]
         if _HEADER_BYTES + sum(sizes) != len(data):
             raise TokensDamaged(
                 f"tokens of {_HEADER_BYTES + sum(sizes):,} bytes by their header, and {len(data):,} are there"
             )
         columns, place = {}, _HEADER_BYTES
-        for (name, kind), count, size in zip(COLUMNS.items(), counts, sizes, strict=True):
+        for (name, kind), count, size in zip(COLUMN_TYPES.items(), counts, sizes, strict=True):
             if count:
                 columns[name] = np.frombuffer(data, np.dtype(kind).newbyteorder("<"), count, place)
             place += size
@@ -131,7 +131,7 @@ def read_tokens(data: bytes, meta: Mapping[str, Any]) -> PackTokens:
 
 
 def id_columns(ids: npt.NDArray[np.int64]) -> dict[str, Array]:
-    """Split token ids, all below 2³¹, into the columns `low`, `high`, `repeated` and `num_more` (see `COLUMNS`)."""
+    """Split token ids below 2³¹ into the columns `low`, `high`, `repeated` and `num_more` (see `COLUMN_TYPES`)."""
     starts = np.flatnonzero(np.diff(ids, prepend=-1))
     times = np.diff(starts, append=len(ids))
     is_run = times >= _MIN_RUN

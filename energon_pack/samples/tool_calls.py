@@ -32,7 +32,7 @@ def call_turn(turn: Message, index: int) -> Message:
     """
     if turn.get("tool_calls"):
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has calls both in its content and beside it")
-    text, calls = _calls_in(turn["content"], index)
+    text, calls = _text_and_calls(turn["content"], index)
     return {**turn, "role": "assistant", "content": text, "tool_calls": calls}
 
 
@@ -71,7 +71,7 @@ def turns_of_parts(turn: Message, index: int) -> list[Message]:
                 _openai_call({"id": part.get("id"), "name": part.get("name"), "arguments": part.get("input")}, index)
             )
         elif kind == "tool_call":
-            calls += _calls_in(one_value(part, ("value", "tool_call"), "content[]."), index)[1]
+            calls += _text_and_calls(one_value(part, ("value", "tool_call"), "content[]."), index)[1]
         elif kind == "tool_result":
             content = part.get("content")
             named = {"tool_call_id": part["tool_use_id"]} if isinstance(part.get("tool_use_id"), str) else {}
@@ -155,7 +155,7 @@ def _tool_schema(item: Any) -> Any:
     return {"type": "function", "function": function}
 
 
-def _calls_in(value: Any, index: int) -> tuple[str, list[Message]]:
+def _text_and_calls(value: Any, index: int) -> tuple[str, list[Message]]:
     """Split the content of a turn of tool calls into its text and its calls."""
     text, calls = "", value
     if isinstance(value, str):

@@ -48,9 +48,9 @@ def refuse_unread_media(
     """
     if is_tar and has_media and record.listed_media is None:  # all media of a tar's sample are read
         return
-    for field in _fields(record, has_media):
+    for field in _fields_to_check(record, has_media):
         for leaf in leaf_values(field.value):
-            kind = None if _is_one_of(leaf, read) else _kind(leaf, field, kind_of)
+            kind = None if _is_read(leaf, read) else _kind_of_value(leaf, field, kind_of)
             if kind is not None:
                 is_top = "[]" not in field.key and not is_tar
                 reads = f"source.columns.{KINDS[kind].plural}={field.key} reads it" if is_top else ""
@@ -68,7 +68,7 @@ def unread_media_skip(place: str, kind: str, meant: str, reads: str) -> Skip:
     return skip
 
 
-def _fields(record: Record, has_media: bool) -> Iterator[_Field]:
+def _fields_to_check(record: Record, has_media: bool) -> Iterator[_Field]:
     """Yield the fields of a record, of its turns and of its content parts in which a medium counts.
 
     If a sample has media, other fields may name them again, or their masks: then only nearly known keys count. If it
@@ -93,7 +93,7 @@ def _fields(record: Record, has_media: bool) -> Iterator[_Field]:
             yield _Field(key, value, is_near_media_key, True)
 
 
-def _kind(leaf: Any, field: _Field, kind_of: KindOf) -> str | None:
+def _kind_of_value(leaf: Any, field: _Field, kind_of: KindOf) -> str | None:
     named = _kind_by_name(leaf)
     if named and field.is_decided_by_name:
         return named
@@ -103,7 +103,7 @@ def _kind(leaf: Any, field: _Field, kind_of: KindOf) -> str | None:
     return kind_of(leaf)
 
 
-def _is_one_of(leaf: Any, read: Sequence[str]) -> bool:
+def _is_read(leaf: Any, read: Sequence[str]) -> bool:
     """Tell whether a value names a medium that is read, perhaps by a longer or a shorter path."""
     path = f"/{leaf.removeprefix('./')}" if isinstance(leaf, str) else ""
     return bool(path) and any(path.endswith(f"/{name}") or f"/{name}".endswith(path) for name in read)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from energon_pack.samples.flavors.schema import LIST, MEDIA_SCHEMA, NAMES, OBJECTS, Schema
+from energon_pack.samples.flavors.schema import LIST_TYPE, MEDIA_SCHEMA, NAMES_TYPE, OBJECTS_TYPE, Schema
 from energon_pack.samples.sample import MESSAGE_KEYS
 
 Fields = dict[str, Any]
@@ -94,12 +94,12 @@ FORMS: tuple[PackForm, ...] = (
     PackForm(
         "LLaVA-OneVision-2's packed_captioning",
         {
-            "images": NAMES,
-            "prompts": LIST,
-            "captions": LIST,
-            "patch_positions": NAMES,
-            "fps": LIST,
-            "timestamp_decimal": LIST,
+            "images": NAMES_TYPE,
+            "prompts": LIST_TYPE,
+            "captions": LIST_TYPE,
+            "patch_positions": NAMES_TYPE,
+            "fps": LIST_TYPE,
+            "timestamp_decimal": LIST_TYPE,
         },
         frozenset(("patch_positions", "fps", "timestamp_decimal")),
         _column_members,
@@ -114,7 +114,7 @@ FORMS: tuple[PackForm, ...] = (
     ),
     PackForm(
         "LoongForge's packed_chat_mix",
-        {"messages": OBJECTS, "media_files": MEDIA_SCHEMA["media_files"]},
+        {"messages": OBJECTS_TYPE, "media_files": MEDIA_SCHEMA["media_files"]},
         frozenset(),
         _chat_members,
         _is_chats,

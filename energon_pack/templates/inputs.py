@@ -15,7 +15,15 @@ import numpy as np
 
 from energon_pack.run.plain_data import plain
 from energon_pack.run.user_cache import version_of
-from energon_pack.samples.input_rules import BLANK, HEARD, PROBE, SIZES, TWINS, InputRules, Trial
+from energon_pack.samples.input_rules import (
+    BLANK_IMAGE,
+    MODEL_PROBE,
+    SAME_SIZE,
+    SEVERAL_SIZES,
+    VIDEOS_WITH_SOUND,
+    InputRules,
+    Trial,
+)
 from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
@@ -90,14 +98,14 @@ def trial_members(template: Template) -> list[Trial]:
     for kind in kinds:
         sizes = _media_lists(template, kind)
         for media in sizes:
-            trial += _media_members(template, SIZES, kind, media)
-        trial += _media_members(template, TWINS, kind, sizes[0]) * 2
+            trial += _media_members(template, SEVERAL_SIZES, kind, media)
+        trial += _media_members(template, SAME_SIZE, kind, sizes[0]) * 2
     if template.rules.hears_videos:
         first, second = (_video(template, *size) for size in _VIDEO_SIZES[:2])
         for media in ([_with_sound(template, first, 1.3)], [_sound(template, 0.6), _with_sound(template, second, 2.9)]):
-            trial += _media_members(template, HEARD, HEARD, media)
+            trial += _media_members(template, VIDEOS_WITH_SOUND, VIDEOS_WITH_SOUND, media)
     if IMAGE.kind in kinds:
-        trial += _media_members(template, BLANK, IMAGE.kind, [Media(IMAGE.kind, 64, 64)])
+        trial += _media_members(template, BLANK_IMAGE, IMAGE.kind, [Media(IMAGE.kind, 64, 64)])
     return trial
 
 
@@ -108,14 +116,14 @@ def _model_probes(template: Template, kinds: Sequence[str]) -> Iterator[Trial]:
         each.append((kind, _media_lists(template, kind)[0] if kind != AUDIO.kind else [_sound(template, _SHORT_SOUND)]))
     each += [(AUDIO.kind, [_sound(template, _LONG_SOUND)])] * (AUDIO.kind in kinds)
     if template.rules.hears_videos:
-        each.append((HEARD, [_with_sound(template, _video(template, *_VIDEO_SIZES[0]), _LONG_SOUND)]))
+        each.append((VIDEOS_WITH_SOUND, [_with_sound(template, _video(template, *_VIDEO_SIZES[0]), _LONG_SOUND)]))
     for number, (kind, media) in enumerate([*each, ("", [])]):
-        named = VIDEO.kind if kind == HEARD else kind
+        named = VIDEO.kind if kind == VIDEOS_WITH_SOUND else kind
         asked = f"{f'<{named}>' if named else ''} What is number {number}?"
         answered = f"A {named or 'word'}, {number} of 9."
         messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
         with suppress(Skip):  # training can't use such media, either
-            yield Trial(PROBE, kind, *template.member_tokens([Sample(messages, media)]))
+            yield Trial(MODEL_PROBE, kind, *template.member_tokens([Sample(messages, media)]))
 
 
 def _media_members(template: Template, purpose: str, kind: str, media: Sequence[Media]) -> list[Trial]:

@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from energon_pack.samples.input_rules import BLANK, PROBE, InputRules
+from energon_pack.samples.input_rules import BLANK_IMAGE, MODEL_PROBE, InputRules
 from energon_pack.samples.media.arguments import Prepared
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
 from energon_pack.samples.media.prepared import changed, prepared_media
-from energon_pack.samples.member import NOT_SHARED, MemberInput, Shared
+from energon_pack.samples.member import NOTHING_SHARED, MemberInput, Shared
 from energon_pack.samples.tokens import MemberTokens, SeenMedium
 from energon_pack.training.calls import TokenFunction, random_media
 from energon_pack.training.encoded import Encoded as Encoded
@@ -39,7 +39,7 @@ class UnreadMember:
     sample_id: str
     error: Exception
     #: see `MemberInput`
-    shared: Shared = NOT_SHARED
+    shared: Shared = NOTHING_SHARED
 
 
 class MemberEncoder:
@@ -55,7 +55,7 @@ class MemberEncoder:
         def fail(_: object, error: Exception) -> None:
             raise error
 
-        (encoded,), media = self.encode_all([replace(member, shared=NOT_SHARED)], fail)
+        (encoded,), media = self.encode_all([replace(member, shared=NOTHING_SHARED)], fail)
         return replace(encoded, media=media)
 
     def encode_all(
@@ -125,7 +125,7 @@ class MemberEncoder:
         """Return short samples of text and of random media of each kind; without `several_sounds`, one of each kind."""
         members: list[Encoded] = []
         tried: list[str] = []
-        for seed, trial in enumerate(one for one in self._rules.trial if one.purpose == PROBE):
+        for seed, trial in enumerate(one for one in self._rules.trial if one.purpose == MODEL_PROBE):
             kind, is_second = trial.kind, bool(trial.kind) and trial.kind in tried
             if is_second and not several_sounds:
                 continue
@@ -261,7 +261,7 @@ class MemberEncoder:
 
     def blank(self) -> dict[str, Tensor]:
         """Return the media inputs of one small white image, for ranks whose pack has no image."""
-        (medium,) = next(one.tokens.media for one in self._rules.trial if one.purpose == BLANK)
+        (medium,) = next(one.tokens.media for one in self._rules.trial if one.purpose == BLANK_IMAGE)
         white = Image.new("RGB", (medium.width, medium.height), "white")
         return self._pixels([Prepared([IMAGE.kind], changed(self._rules, medium, [white]))])
 

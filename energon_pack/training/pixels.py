@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from energon_pack.run.user_cache import version_of
-from energon_pack.samples.input_rules import HEARD, SIZES, TWINS, InputRules
+from energon_pack.samples.input_rules import SAME_SIZE, SEVERAL_SIZES, VIDEOS_WITH_SOUND, InputRules
 from energon_pack.samples.media.arguments import Prepared, merged
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.tokens import SeenMedium
@@ -128,9 +128,9 @@ class Pixels:
     @quiet_transformers()  # warnings about noise say nothing about the data
     def _try_kind(self, kind: str) -> _TriedMedia:
         name = self._call.name
-        members = list(trial_media(self._rules, SIZES, kind))
+        members = list(trial_media(self._rules, SEVERAL_SIZES, kind))
         try:
-            proven = find_joins(self._call, members, list(trial_media(self._rules, TWINS, kind)))
+            proven = find_joins(self._call, members, list(trial_media(self._rules, SAME_SIZE, kind)))
         except Exception as error:  # any class of any processor may be behind it
             why = " ".join(str(error).split())[:300] or type(error).__name__
             tried = _TriedMedia(refusal=f"{name}: {KINDS[kind].nouns} of several members can't be joined: {why}")
@@ -151,7 +151,7 @@ class Pixels:
     def _tokens_of_rows(self, kind: str, members: Sequence[Prepared]) -> dict[str, float]:
         """Return `_TriedMedia.tokens_of_row`: ratios that are the same for members of several sizes."""
         numbers_of: dict[str, set[float]] = {}
-        for tokens, media in zip(trial_members(self._rules, SIZES, kind), members, strict=True):
+        for tokens, media in zip(trial_members(self._rules, SEVERAL_SIZES, kind), members, strict=True):
             num_features = sum(medium.num_features for medium in tokens.media)
             try:
                 tensors = self._call([media])
@@ -182,8 +182,8 @@ class Pixels:
     @cached_property
     def _can_mix_kinds(self) -> bool:
         """Whether one call for media of several kinds gives the same as separate calls."""
-        each = [list(trial_media(self._rules, SIZES, kind)) for kind in self._call.kinds]
-        heard = [*trial_media(self._rules, HEARD, HEARD)]
+        each = [list(trial_media(self._rules, SEVERAL_SIZES, kind)) for kind in self._call.kinds]
+        heard = [*trial_media(self._rules, VIDEOS_WITH_SOUND, VIDEOS_WITH_SOUND)]
         members = [*(of_kind[0] for of_kind in each), merged([of_kind[1] for of_kind in each]), *heard]
         try:
             together = self._call(members)

@@ -30,7 +30,7 @@ def test_the_page_names_every_dialect_of_the_table() -> None:
     named = " ".join(row[0] for row in ROWS)
     assert set(TURN_FIELDS) <= set(code(named))
     for dialect in DIALECTS:
-        both = len(dialect.needs) == 2 and "questions" not in dialect.name and "answer" in dialect.name
+        both = len(dialect.required_fields) == 2 and "questions" not in dialect.name and "answer" in dialect.name
         assert dialect.name in named or both or dialect.name == "questions and answer"
 
 

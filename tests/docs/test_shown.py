@@ -31,7 +31,7 @@ from energon_pack.plan.noted import NOTES
 from energon_pack.plan.splits import SPLITS
 from energon_pack.samples.flavors import UNPACKED_FLAVOR
 from energon_pack.samples.skip import Reason
-from energon_pack.samples.tokens_part import COLUMNS
+from energon_pack.samples.tokens_part import COLUMN_TYPES
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.pack_encoder import PackEncoder
 from energon_pack.verify.findings import CHECKS
@@ -237,8 +237,8 @@ def compare(folder: Path, processor: Path, read: Callable[[bytes], Any], **optio
 
 def test_thirty_lines_read_what_is_trained(typed_demo: Path, page: dict[str, Any]) -> None:
     """Others read the bytes by this page: a column that moved would give them other tokens."""
-    assert page["COLUMNS"] == COLUMNS
-    assert len(COLUMNS) == 25
+    assert page["COLUMNS"] == COLUMN_TYPES
+    assert len(COLUMN_TYPES) == 25
     assert page["printed"].count("members,") == len(page["packs"]) > 4
     processor = typed_demo / "packed/.cache/demo/v1/processor"
     assert compare(typed_demo / DEMO, processor, page["read_tokens"], loss_weight="token") == 278

@@ -203,7 +203,7 @@ def test_with_replacement_each_turn_has_each_sample_once(sizes: list[int], lanes
     num = 3 * lanes * sum(sizes)
     draws = [draw for lane in range(lanes) for draw in drawn(draws_of(sizes, lane=lane, lanes=lanes), num * len(sizes))]
     for dataset, size in enumerate(sizes):
-        first = Counter(draw.number for draw in draws if draw.dataset == dataset and draw.turn == 0)
+        first = Counter(draw.number for draw in draws if draw.dataset == dataset and draw.num_earlier_passes == 0)
         assert first == dict.fromkeys(range(size), 1)
 
 

@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 
 from energon_pack.samples.pack_tokens import members_of, pack_tokens
 from energon_pack.samples.tokens import OPERATIONS, MemberTokens, SeenMedium, Step
-from energon_pack.samples.tokens_part import COLUMNS, PackTokens, TokensDamaged, id_columns
+from energon_pack.samples.tokens_part import COLUMN_TYPES, PackTokens, TokensDamaged, id_columns
 
 SIZES = st.integers(1, 70_000)
 STEPS = st.lists(st.builds(Step, st.sampled_from(OPERATIONS), SIZES, SIZES), max_size=3).map(tuple)
@@ -146,19 +146,21 @@ PACK = {"length": [3, 7], "start": [1], "end": [3], "num_media": [0, 1], "kind":
 
 
 def pack_of(ids: list[int], **columns: list[int]) -> PackTokens:
-    return PackTokens({name: np.array(own, COLUMNS[name]) for name, own in columns.items()} | id_columns(np.array(ids)))
+    return PackTokens(
+        {name: np.array(own, COLUMN_TYPES[name]) for name, own in columns.items()} | id_columns(np.array(ids))
+    )
 
 
 def test_the_bytes_of_a_pack() -> None:
     """Readers of thirty lines exist outside of this package: no byte may move."""
     data = pack_of(IDS, **PACK).to_bytes()
     assert data[:4] == b"EPK3"
-    counts = dict(zip(COLUMNS, np.frombuffer(data, "<u4", len(COLUMNS), 4).tolist(), strict=True))
+    counts = dict(zip(COLUMN_TYPES, np.frombuffer(data, "<u4", len(COLUMN_TYPES), 4).tolist(), strict=True))
     assert {name: number for name, number in counts.items() if number} == {
         "length": 2, "num_media": 2, "low": 6, "high": 1, "repeated": 1, "num_more": 1, "start": 1, "end": 1, "kind": 1,
         "num_features": 1,
     }  # fmt: skip
-    columns = data[4 + 4 * len(COLUMNS) :]
+    columns = data[4 + 4 * len(COLUMN_TYPES) :]
     assert columns[:8] == bytes([3, 0, 0, 0, 7, 0, 0, 0])
     assert columns[8:12] == bytes([0, 0, 1, 0])
     assert np.frombuffer(columns[12:24], "<u2").tolist() == [7, 8, 9, 7, 70_000 - 65_536, 8]
@@ -184,7 +186,7 @@ def test_any_ids_come_back(ids: np.ndarray) -> None:
 def test_an_id_takes_two_bytes_and_a_quarter() -> None:
     """Ids of a vocabulary of 152,000 have 18 bits."""
     ids = np.arange(131_072, 131_072 + 8_000)
-    assert len(PackTokens(id_columns(ids)).to_bytes()) == 2.25 * 8_000 + 4 + 4 * len(COLUMNS)
+    assert len(PackTokens(id_columns(ids)).to_bytes()) == 2.25 * 8_000 + 4 + 4 * len(COLUMN_TYPES)
 
 
 @pytest.mark.parametrize(

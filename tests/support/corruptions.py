@@ -11,7 +11,7 @@ from zlib import crc32
 
 import numpy as np
 
-from energon_pack.samples.tokens_part import CHECKSUM_FIELD, COLUMNS, PackTokens
+from energon_pack.samples.tokens_part import CHECKSUM_FIELD, COLUMN_TYPES, PackTokens
 from support.damage import (
     Corruption,
     Members,
@@ -63,7 +63,7 @@ def change_tokens(change_columns: Callable[[dict[str, Any]], None]) -> Callable[
 def flip_an_id(members: Members, index: int) -> None:
     """A bit in the tokens, as a disk does it."""
     name, data = members[index + 1]
-    place = 4 + 4 * len(COLUMNS) + 200
+    place = 4 + 4 * len(COLUMN_TYPES) + 200
     members[index + 1] = (name, data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
 
 

@@ -41,10 +41,10 @@ def with_img_tags_as_parts(messages: Sequence[Message], lists_media: bool) -> li
     for name in (name for text in texts for name in img_tag_names(text)):
         if "://" in name:
             raise Skip(Reason.UNSUPPORTED_MEDIA, f"<img>{name}</img> in a text: {DOWNLOAD_ADVICE}")
-    return [m if m["role"] == "assistant" else {**m, "content": _parts(m["content"])} for m in messages]
+    return [m if m["role"] == "assistant" else {**m, "content": _content_parts(m["content"])} for m in messages]
 
 
-def _parts(text: str) -> str | list[Message]:
+def _content_parts(text: str) -> str | list[Message]:
     parts: list[Message] = []
     start = 0
     for match in _IMG_TAG.finditer(text):
@@ -75,19 +75,19 @@ def with_marks_replaced(messages: list[Message], fields: Mapping[str, Any], list
     `fields`: the sample's. `lists_media`: whether it also lists media elsewhere.
     """
     if fields.get("objects"):
-        whole = "".join(text for _, text in _texts(messages))
+        whole = "".join(text for _, text in _roles_and_texts(messages))
         # unless an end tag follows: HTML, `<bbox>1,2,3,4</bbox>`
         if mark := next((m for m in _OBJECT_MARKS if m in whole and m.replace("<", "</") not in whole), None):
             detail = f"{mark} stands for a value of 'objects', which is not put in its place (source.map can write it)"
             raise Skip(Reason.BAD_MESSAGE, detail)
-    for role, text in _texts(messages):
+    for role, text in _roles_and_texts(messages):
         if role != "assistant" and "<img>" in text and img_tag_names(text):
             listed = lists_media or any(map(fields.get, ("name", "media_files", *MEDIA_KEYS)))
             return with_img_tags_as_parts(messages, listed)
     return messages
 
 
-def _texts(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
+def _roles_and_texts(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
     """Yield role and text of every text in the messages."""
     for message in messages:
         content = message["content"]

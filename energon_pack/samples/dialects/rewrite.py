@@ -90,7 +90,7 @@ def with_our_names(value: Any, settings: ReadSettings) -> Any:
     return value | turns
 
 
-def our_turn(message: Any, role_key: str, content_key: str, roles: Mapping[Any, str]) -> Any:
+def turn_with_our_keys(message: Any, role_key: str, content_key: str, roles: Mapping[Any, str]) -> Any:
     """Return a turn with the keys `role` and `content`, its role renamed by `roles`; other values stay unchanged."""
     if not isinstance(message, dict):
         return message
@@ -108,5 +108,5 @@ def _turn_by_settings(message: Any, settings: ReadSettings) -> Any:
     if role_key not in message:
         return message
     roles = {name: ours for ours in _RENAMED_ROLES if (name := getattr(settings.roles, ours)) is not None}
-    turn: Message = our_turn(message, role_key, content_key, roles)
+    turn: Message = turn_with_our_keys(message, role_key, content_key, roles)
     return turn if content_key in message else {key: item for key, item in turn.items() if key != "content"}

@@ -24,24 +24,26 @@ class Dialect(NamedTuple):
 
     name: str
     #: the fields by which it is recognised
-    needs: tuple[str, ...]
+    required_fields: tuple[str, ...]
     #: makes turns of these fields' values; raises Skip for values of other types
-    turns: Callable[[Mapping[str, Any], "Dialect"], list[Any]]
+    make_turns: Callable[[Mapping[str, Any], "Dialect"], list[Any]]
     #: optional fields that it reads
-    reads: tuple[str, ...] = ()
+    optional_fields: tuple[str, ...] = ()
     #: it also is what `source.sample_type=vqa` looks for
     is_vqa: bool = False
 
 
 def alpaca(value: Mapping[str, Any], dialect: Dialect) -> list[Message]:
     """Make turns of a question (with its `input`, if the dialect has one) and an answer, after those of `history`."""
-    asks, answers = dialect.needs
-    asked = [_text(value, key, dialect) for key in (asks, "input") if key == asks or key in dialect.reads]
+    asks, answers = dialect.required_fields
+    asked = [
+        _text_field(value, key, dialect) for key in (asks, "input") if key == asks or key in dialect.optional_fields
+    ]
     question = joined_question(asked)
     if not question:
         raise _other_form_skip(dialect, asks, value[asks])
-    history = value.get("history") if "history" in dialect.reads else None
-    return [*_history(history, dialect), *asked_and_answered(question, _text(value, answers, dialect))]
+    history = value.get("history") if "history" in dialect.optional_fields else None
+    return [*_checked_history(history, dialect), *asked_and_answered(question, _text_field(value, answers, dialect))]
 
 
 def joined_question(texts: list[Any]) -> str:
@@ -63,30 +65,30 @@ def prompt_and_completion(value: Mapping[str, Any], dialect: Dialect) -> list[An
     prompt, completion = value["prompt"], value["completion"]
     if prompt and isinstance(prompt, list) and isinstance(completion, list):
         return [*prompt, *completion]
-    return asked_and_answered(_text(value, "prompt", dialect), _text(value, "completion", dialect))
+    return asked_and_answered(_text_field(value, "prompt", dialect), _text_field(value, "completion", dialect))
 
 
 def listed_pairs(value: Mapping[str, Any], dialect: Dialect) -> list[Message]:
     """Make turns of a list of questions and a list of as many answers."""
-    sides = [value[key] for key in dialect.needs]
-    for key, side in zip(dialect.needs, sides, strict=True):
+    sides = [value[key] for key in dialect.required_fields]
+    for key, side in zip(dialect.required_fields, sides, strict=True):
         if not isinstance(side, list) or not all(text and isinstance(text, str) for text in side):
             raise _other_form_skip(dialect, key, side)
     if len(sides[0]) != len(sides[1]):
-        asks, answers = dialect.needs
+        asks, answers = dialect.required_fields
         raise Skip(Reason.BAD_MESSAGE, f"{len(sides[0])} texts in {asks} for {len(sides[1])} in {answers}")
     return [message for pair in zip(*sides, strict=True) for message in asked_and_answered(*pair)]
 
 
 def turns_as_written(value: Mapping[str, Any], dialect: Dialect) -> list[Any]:
-    """Return the turns of a field that holds turns or pairs."""
-    turns = value[dialect.needs[0]]
+    """Return the list in a dialect's one field, whose entries are turns or pairs already."""
+    turns = value[dialect.required_fields[0]]
     if not isinstance(turns, list) or not all(isinstance(message, dict) for message in turns):
-        raise _other_form_skip(dialect, dialect.needs[0], turns)
+        raise _other_form_skip(dialect, dialect.required_fields[0], turns)
     return turns
 
 
-def _history(history: Any, dialect: Dialect) -> list[Message]:
+def _checked_history(history: Any, dialect: Dialect) -> list[Message]:
     pairs = history or []
     is_pair = isinstance(pairs, list) and all(
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in pairs
@@ -96,11 +98,11 @@ def _history(history: Any, dialect: Dialect) -> list[Message]:
     return history_turns(pairs)
 
 
-def _text(value: Mapping[str, Any], key: str, dialect: Dialect) -> str:
+def _text_field(value: Mapping[str, Any], key: str, dialect: Dialect) -> str:
     text = value.get(key)
-    if not text and key not in dialect.needs:
+    if not text and key not in dialect.required_fields:
         return ""
-    if not isinstance(text, str) or (not text and key == dialect.needs[1]):
+    if not isinstance(text, str) or (not text and key == dialect.required_fields[1]):
         raise _other_form_skip(dialect, key, text)
     return text
 
@@ -126,7 +128,7 @@ DIALECTS = (
 )
 
 #: fields of a conversation, or of a part of one, beside those of turns
-_DIALECT_FIELDS = frozenset(key for dialect in DIALECTS for key in (*dialect.needs, *dialect.reads))
+_DIALECT_FIELDS = frozenset(key for dialect in DIALECTS for key in (*dialect.required_fields, *dialect.optional_fields))
 _CONVERSATION_FIELDS = _DIALECT_FIELDS | {*MESSAGE_KEYS, "prompts", "captions", "caption", "context", "text"}
 _DECIDING_SETTINGS = "source.sample_type, or source.columns.prompt with source.columns.response,"
 _BLANKS_AND_PLACEHOLDERS = re.compile(r"<(?:image|video|audio)>|\s+")
@@ -162,9 +164,11 @@ def possible_readings(value: Mapping[str, Any], settings: ReadSettings) -> Itera
     if kind in (auto, SampleType.vqa) and (written := _single_question(value)):
         yield written
     for dialect in DIALECTS if kind in (auto, SampleType.chat, SampleType.vqa) else ():
-        if (dialect.is_vqa or kind is not SampleType.vqa) and all(value.get(key) is not None for key in dialect.needs):
-            keys = [key for key in (*dialect.needs, *dialect.reads) if key in value]
-            yield ConversationReading(dialect.name, keys, partial(dialect.turns, value, dialect))
+        if (dialect.is_vqa or kind is not SampleType.vqa) and all(
+            value.get(key) is not None for key in dialect.required_fields
+        ):
+            keys = [key for key in (*dialect.required_fields, *dialect.optional_fields) if key in value]
+            yield ConversationReading(dialect.name, keys, partial(dialect.make_turns, value, dialect))
     if kind is auto and isinstance(text := value.get("text"), str) and text.strip():
         yield ConversationReading("text", ("text",), partial(document_of, text))
 
@@ -187,8 +191,8 @@ def conversation_of(
     is_decided = settings.messages_key or columns.messages or (columns.prompt and columns.response)
     if is_decided or not others or settings.sample_type is SampleType.document:
         return first, {}
-    said = _texts([value[key] for key in first.keys])
-    texts = {key: _texts(value[key]) for key in others}
+    said = _normalized_texts([value[key] for key in first.keys])
+    texts = {key: _normalized_texts(value[key]) for key in others}
     others = {key for key, own in texts.items() if not _are_contained(own, said) and not _are_contained(said, own)}
     lists = [key for key in sorted(others & _DIALECT_FIELDS) if isinstance(value[key], list) and key != "answers"]
     rest = [*((way.name, way.keys) for way in ways), *((key, (key,)) for key in lists)] if others else []
@@ -217,7 +221,7 @@ def _single_question(value: Mapping[str, Any]) -> ConversationReading | None:
     return ConversationReading(f"{asks} and {answers}", (asks, answers), turns, (asks,) if len(listed) > 1 else None)
 
 
-def _texts(value: Any) -> set[str]:
+def _normalized_texts(value: Any) -> set[str]:
     """Return all texts of turns, pairs or lists, without their blanks and placeholders."""
     texts, waiting = set[str](), [value]
     while waiting:

@@ -48,7 +48,7 @@ def packed_flavor(name: str) -> PackedFlavor | None:
 
 
 def flavor_by_name(name: object) -> PackedFlavor:
-    """Return the flavour that a dataset's energon_pack.json names; the default flavour if it names none."""
+    """Return the flavour of this name; the default one if it is no text. Raises PackError for an unknown name."""
     flavor = packed_flavor(name) if isinstance(name, str) else DEFAULT_FLAVOR
     if flavor is None:
         known = ", ".join([*PACKED_FLAVORS, TREES_FLAVOR.name])

@@ -122,7 +122,7 @@ class PackedFlavor(Flavor):
 
     @abstractmethod
     def parts(self, value: Fields) -> list[list[str]]:
-        """Return the names of each member's parts from the JSON, in the order of writing; raises as `members` does."""
+        """Return each member's part names from a pack's JSON, in the order of writing; raises KeyError as `members`."""
 
     def media_names(self, parts: Sequence[list[str]]) -> list[list[str]]:
         """Return the value of the field `media_field` for these part names of each member, as `parts` returns them."""

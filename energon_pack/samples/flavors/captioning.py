@@ -9,7 +9,15 @@ from typing import Any, ClassVar
 from energon_pack.errors import short
 from energon_pack.samples.conversation import place
 from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor, sample_value
-from energon_pack.samples.flavors.schema import COUNT, LIST, META_SCHEMA, NAMES, OBJECTS, TEXTS, Schema
+from energon_pack.samples.flavors.schema import (
+    COUNT_TYPE,
+    LIST_TYPE,
+    META_SCHEMA,
+    NAMES_TYPE,
+    OBJECTS_TYPE,
+    TEXTS_TYPE,
+    Schema,
+)
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.member import NO_OPTIONS, MemberInput
 from energon_pack.samples.options import option_fields, options_of
@@ -20,13 +28,13 @@ from energon_pack.samples.sample import Message
 
 #: The fields that are lists with an entry for each member, in the order of writing.
 MEMBER_COLUMNS: Schema = {
-    "images": NAMES,
-    "prompts": TEXTS,
-    "captions": TEXTS,
-    "patch_positions": NAMES,
-    "fps": LIST,
-    "timestamp_decimal": LIST,
-    "source_fields": OBJECTS,
+    "images": NAMES_TYPE,
+    "prompts": TEXTS_TYPE,
+    "captions": TEXTS_TYPE,
+    "patch_positions": NAMES_TYPE,
+    "fps": LIST_TYPE,
+    "timestamp_decimal": LIST_TYPE,
+    "source_fields": OBJECTS_TYPE,
 }
 _OPTIONAL_COLUMNS = ("fps", "source_fields")
 _ALTERNATING_ROLES = ("user", "assistant")
@@ -38,7 +46,7 @@ class PackedCaptioning(PackedFlavor):
     name = "packed_captioning"
     sample_class = "PackedCaptioningSample"
     subflavor = "packed_captioning"
-    schema: ClassVar[Schema] = {**MEMBER_COLUMNS, "sample_count": COUNT}
+    schema: ClassVar[Schema] = {**MEMBER_COLUMNS, "sample_count": COUNT_TYPE}
     optional: ClassVar[tuple[str, ...]] = _OPTIONAL_COLUMNS
     meta: ClassVar[Schema] = META_SCHEMA
     names_content = False  # all images are .jpg

@@ -48,20 +48,24 @@ def _more_than_turns(sample: ReadSample) -> str | None:
 
 
 def _more_than_images(sample: ReadSample) -> str | None:
-    return next((KINDS[kind].noun for kind in _kinds(sample) if kind != IMAGE.kind), None)
+    return next((KINDS[kind].noun for kind in _kinds_seen_by_model(sample) if kind != IMAGE.kind), None)
 
 
-def _more_than_stacks_read(sample: ReadSample) -> str | None:
+def _more_than_other_stacks_read(sample: ReadSample) -> str | None:
     """Return the content that LoongForge's and LLaVA-OneVision-2's loaders lose, or train otherwise; None: none."""
-    return _media_unread(sample) or _turns_unread(sample.messages) or _options_unread(sample.fields)
+    return (
+        _media_other_stacks_refuse(sample)
+        or _turn_other_stacks_misread(sample.messages)
+        or _options_other_stacks_ignore(sample.fields)
+    )
 
 
-def _media_unread(sample: ReadSample) -> str | None:
+def _media_other_stacks_refuse(sample: ReadSample) -> str | None:
     """Return the media for which these encoders refuse a pack; None: none.
 
     They take either images or videos, as many as the text has placeholders.
     """
-    kinds = _kinds(sample)
+    kinds = _kinds_seen_by_model(sample)
     if unread := {*kinds}.difference((IMAGE.kind, VIDEO.kind)):
         return KINDS[min(unread, key=kinds.index)].noun
     if len({*kinds}) > 1:
@@ -79,7 +83,7 @@ def _media_unread(sample: ReadSample) -> str | None:
     return None
 
 
-def _turns_unread(messages: Sequence[Message]) -> str | None:
+def _turn_other_stacks_misread(messages: Sequence[Message]) -> str | None:
     """Return the turn that these parsers refuse, move to the front, or train with another weight; None: none."""
     for number, message in enumerate(messages):
         role = message["role"]
@@ -92,7 +96,7 @@ def _turns_unread(messages: Sequence[Message]) -> str | None:
     return None
 
 
-def _options_unread(fields: Mapping[str, Any]) -> str | None:
+def _options_other_stacks_ignore(fields: Mapping[str, Any]) -> str | None:
     options = options_of(fields)
     if options is not NO_OPTIONS and replace(options, media=tuple(filter(None, options.media))) != NO_OPTIONS:
         return ", ".join(option_fields(fields))
@@ -104,7 +108,7 @@ def _undecoded_format(sample: ReadSample) -> str | None:
     return part and f"{KINDS[part.kind].noun} in {part.extension}, which Energon's decoder leaves as bytes"
 
 
-def _kinds(sample: ReadSample) -> list[str]:
+def _kinds_seen_by_model(sample: ReadSample) -> list[str]:
     """Return the kinds of media as a model sees them: a list of frames is a video."""
     seen = [medium.kind for medium, _ in lists_of_frames(sample.media)] if sample.media else []
     return seen or [part.kind for part in sample.parts]
@@ -113,6 +117,6 @@ def _kinds(sample: ReadSample) -> list[str]:
 FIT_RULES: dict[str, Callable[[ReadSample], str | None]] = {
     "turns": _more_than_turns,
     "images": _more_than_images,
-    "stacks": _more_than_stacks_read,
+    "stacks": _more_than_other_stacks_read,
     "formats": _undecoded_format,
 }

@@ -15,7 +15,14 @@ from energon_pack.samples.flavors.base import (
     PackedFlavor,
     sample_value,
 )
-from energon_pack.samples.flavors.schema import COUNTS, MEDIA_SCHEMA, MESSAGES_FIELD, META_SCHEMA, OBJECTS, Schema
+from energon_pack.samples.flavors.schema import (
+    COUNTS_TYPE,
+    MEDIA_SCHEMA,
+    MESSAGES_FIELD,
+    META_SCHEMA,
+    OBJECTS_TYPE,
+    Schema,
+)
 from energon_pack.samples.media.kinds import BY_LETTER, IMAGE, KINDS, VIDEO
 from energon_pack.samples.member import NO_OPTIONS, MemberInput, Shared, media_fields
 from energon_pack.samples.options import option_fields, options_of
@@ -23,7 +30,7 @@ from energon_pack.samples.pack_reader import num_shared_media
 from energon_pack.samples.parts import Parts, kind_of, media_by_kind
 from energon_pack.samples.sample import media_type
 
-_NAME = re.compile(rf"s\d{{3,}}\.([{''.join(BY_LETTER)}])\d{{2,}}\.[a-z0-9]+")  # s003.i00.jpg
+_MEDIA_PART_NAME = re.compile(rf"s\d{{3,}}\.([{''.join(BY_LETTER)}])\d{{2,}}\.[a-z0-9]+")  # s003.i00.jpg
 
 
 class MultiMixQA(Flavor):
@@ -53,7 +60,7 @@ class PackedMultiMixQA(PackedFlavor):
     name = "packed_multi_mix_qa"
     sample_class = "PackedMultiMixQASample"
     subflavor = "packed_chat_mix"
-    schema: ClassVar[Schema] = {MESSAGES_FIELD: OBJECTS, **MEDIA_SCHEMA}
+    schema: ClassVar[Schema] = {MESSAGES_FIELD: OBJECTS_TYPE, **MEDIA_SCHEMA}
     optional: ClassVar[tuple[str, ...]] = (MESSAGES_FIELD,)
     meta: ClassVar[Schema] = META_SCHEMA
 
@@ -86,7 +93,7 @@ class PackedMultiMixQA(PackedFlavor):
         return list(value["media_files"])
 
     def kind(self, part: str) -> str | None:
-        match = _NAME.fullmatch(part)
+        match = _MEDIA_PART_NAME.fullmatch(part)
         return BY_LETTER[match[1]] if match else None
 
     def load(self, parts: Parts, value: Fields) -> dict[str, Any]:
@@ -136,7 +143,7 @@ class PackedTrees(PackedMultiMixQA):
     name = "packed_trees"
     sample_class = "PackedTreesSample"
     subflavor = "packed_trees"
-    meta: ClassVar[Schema] = {**META_SCHEMA, "shared_lens": COUNTS}
+    meta: ClassVar[Schema] = {**META_SCHEMA, "shared_lens": COUNTS_TYPE}
 
     def load(self, parts: Parts, value: Fields) -> dict[str, Any]:
         counts = list(num_shared_media(self.parts(value), value["_meta"]["shared_lens"]))

@@ -17,13 +17,13 @@ from energon_pack.samples.parts import (
 )
 
 
-def _is_place(value: Any) -> bool:
+def _is_source_place(value: Any) -> bool:
     """Tell whether a value is `[shard, offset, size]`, `[path]` or `[path, key]`."""
     names, numbers = (value[:1], value[1:]) if isinstance(value, list) and len(value) == 3 else (value, [])
     return is_list_of(str)(names) and 0 < len(names) < 3 and all(map(is_count, numbers))
 
 
-def _is_part(value: Any) -> bool:
+def _is_name_size_checksum(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 3 and isinstance(value[0], str) and all(map(is_count, value[1:]))
 
 
@@ -58,11 +58,11 @@ def reference_defects(value: Fields) -> Iterator[str]:
     meta = value["_meta"] if isinstance(value.get("_meta"), dict) else {}
     refs, parts, ids = value[REFERENCES_FIELD], meta.get(SOURCE_PARTS_FIELD), meta.get("sample_ids")
     for name, listed, (said_kind, is_it) in (
-        (REFERENCES_FIELD, refs, ("a list of lists of places in the source", _lists_checker(_is_place))),
+        (REFERENCES_FIELD, refs, ("a list of lists of places in the source", _lists_checker(_is_source_place))),
         (
             f"_meta.{SOURCE_PARTS_FIELD}",
             parts,
-            ("a list of lists of a name, a size and a checksum", _lists_checker(_is_part)),
+            ("a list of lists of a name, a size and a checksum", _lists_checker(_is_name_size_checksum)),
         ),
         ("_meta.sample_ids", ids, ("a list of strings", is_list_of(str))),
     ):

@@ -5,7 +5,7 @@ from typing import Any
 
 from energon_pack.errors import short
 from energon_pack.samples.media.kinds import MEDIA_TYPES
-from energon_pack.samples.tokens_part import CHECKSUM_FIELD, FORMAT
+from energon_pack.samples.tokens_part import CHECKSUM_FIELD, PACK_FORMAT
 
 #: The field with the conversations; `output.messages=false` leaves it out.
 MESSAGES_FIELD = "messages"
@@ -37,28 +37,28 @@ def _is_lists_of_strings(value: Any) -> bool:
     return isinstance(value, list) and all(map(is_list_of(str), value))
 
 
-LIST = ("a list", lambda value: isinstance(value, list))
-NAMES = ("a list of lists of names", _is_lists_of_strings)
-TEXTS = ("a list of lists of texts", _is_lists_of_strings)
-OBJECTS = ("a list of objects", is_list_of(dict))
-COUNT = ("a count", is_count)
-COUNTS = ("a list of counts", lambda value: isinstance(value, list) and all(map(is_count, value)))
-_STRING = ("a string", lambda value: isinstance(value, str))
+LIST_TYPE = ("a list", lambda value: isinstance(value, list))
+NAMES_TYPE = ("a list of lists of names", _is_lists_of_strings)
+TEXTS_TYPE = ("a list of lists of texts", _is_lists_of_strings)
+OBJECTS_TYPE = ("a list of objects", is_list_of(dict))
+COUNT_TYPE = ("a count", is_count)
+COUNTS_TYPE = ("a list of counts", lambda value: isinstance(value, list) and all(map(is_count, value)))
+_STRING_TYPE = ("a string", lambda value: isinstance(value, str))
 
 #: The fields of `_meta` in every pack that this package writes.
 META_SCHEMA: Schema = {
-    "format": (str(FORMAT), lambda value: type(value) is int and value == FORMAT),
-    "pack_id": _STRING,
+    "format": (str(PACK_FORMAT), lambda value: type(value) is int and value == PACK_FORMAT),
+    "pack_id": _STRING_TYPE,
     "sample_ids": ("a list of strings", is_list_of(str)),
-    "token_lens": COUNTS,
-    "num_supervised": COUNTS,
-    "total_token_len": COUNT,
-    "fingerprint": _STRING,
-    "source_parts": NAMES,
-    CHECKSUM_FIELD: COUNT,
+    "token_lens": COUNTS_TYPE,
+    "num_supervised": COUNTS_TYPE,
+    "total_token_len": COUNT_TYPE,
+    "fingerprint": _STRING_TYPE,
+    "source_parts": NAMES_TYPE,
+    CHECKSUM_FIELD: COUNT_TYPE,
 }
 #: Fields of `_meta` in packs that name the media of each member.
 MEDIA_SCHEMA: Schema = {
-    "media_files": NAMES,
+    "media_files": NAMES_TYPE,
     "media_type": (", ".join(MEDIA_TYPES), lambda value: value in MEDIA_TYPES),
 }

@@ -33,7 +33,7 @@ class Prepared(NamedTuple):
 
     @property
     def kinds(self) -> set[str]:
-        """The kinds of media for which a processor makes inputs."""
+        """The kinds of media for which a processor makes inputs; a video with a sound also counts as `audio`."""
         is_heard = any(clip.sound is not None for clip in self.of(VIDEO.kind))
         return {*self.order, *([AUDIO.kind] if is_heard else [])}
 

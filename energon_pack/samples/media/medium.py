@@ -197,7 +197,7 @@ class Medium(ABC):
 
     @property
     def part_types(self) -> tuple[str, ...]:
-        """The types of content parts that stand for one medium."""
+        """The types of content parts that stand for one medium of this kind: `image`, `image_url`."""
         return self.kind, f"{self.kind}_url", *self.other_part_types
 
     @property

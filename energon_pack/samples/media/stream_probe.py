@@ -53,7 +53,7 @@ def decoded_length(container: Any) -> tuple[int, int]:
 
 
 def checked_length(num_samples: int, rate: int) -> tuple[int, int]:
-    """Return both arguments; raises Skip if there are no samples, the rate is none, or the sound is over 4 hours."""
+    """Return both arguments; raises Skip if there are no samples, the rate is invalid, or it is over 4 hours long."""
     if not (num_samples and 0 < rate < 1 << 31):  # more is no rate to FFmpeg
         raise Skip(Reason.UNREADABLE_MEDIA, f"a sound of {num_samples} samples, {rate} a second")
     if num_samples > _LONGEST * rate:

@@ -16,7 +16,7 @@ _MP4 = rb"....ftyp(?!avi|hei|hev|mif|msf|M4[AB])"  # AVIF and HEIF are images in
 
 
 def has_whole_boxes(file: BinaryIO) -> bool:
-    """Tell whether the outermost boxes of an mp4 end with the file: FFmpeg opens a cut mp4 and promises all frames."""
+    """Tell whether the outermost boxes of an mp4 end with the file; FFmpeg opens a cut mp4, and reports all frames."""
     ends = [0, *(end for _, _, end in boxes_of(file))]
     return ends[-1] == file.seek(0, os.SEEK_END)
 

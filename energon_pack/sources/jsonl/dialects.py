@@ -10,7 +10,7 @@ from typing import Any
 
 from energon_pack.run.address import bucket_of
 from energon_pack.samples.dialects.pictures import DOWNLOAD_ADVICE
-from energon_pack.samples.dialects.rewrite import in_our_words, our_turn
+from energon_pack.samples.dialects.rewrite import in_our_words, turn_with_our_keys
 from energon_pack.samples.dialects.table import history_turns, joined_question
 from energon_pack.samples.frame_lists import frame_list_settings
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, MEDIA_KEYS, PART_TYPES, VIDEO
@@ -209,5 +209,5 @@ def _renamed_fields(value: Mapping[str, Any], lines: LineSettings) -> dict[str, 
         tags = dict(lines.tags)
         roles = {tags[name]: role for name, role in _ROLE_TAGS.items() if name in tags}
         keys = tags.get("role_tag", "from"), tags.get("content_tag", "value")
-        value["messages"] = [our_turn(message, *keys, roles) for message in value["messages"]]
+        value["messages"] = [turn_with_our_keys(message, *keys, roles) for message in value["messages"]]
     return value
