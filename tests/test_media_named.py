@@ -22,7 +22,7 @@ from energon_pack.samples.settings import Columns, ReadSettings, UnreadMedia
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.unread import named_media, refuse_unread
 from energon_pack.sources.forms import find_source
-from energon_pack.sources.jsonl.dialects import Lines, parse_line
+from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
@@ -161,7 +161,7 @@ def test_a_sample_without_such_media_stays(tmp_path: Path, line: dict[str, Any])
 def test_no_real_sample_is_left_out(real: Path) -> None:
     """Their records have keys of their own, and no media but those that are read."""
     texts = [text for file in sorted((real / "jsonl").glob("*.jsonl")) for text in file.read_text().splitlines()]
-    records = [parse_line(json.loads(text), Lines("."), ReadSettings()) for text in texts]
+    records = [parse_line(json.loads(text), LineSettings("."), ReadSettings()) for text in texts]
     conversations = json.loads((real / "labels" / "conversations.json").read_text())
     records += [parse_record(value, ReadSettings()) for value in conversations]
     for record in records:

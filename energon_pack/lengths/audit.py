@@ -31,7 +31,7 @@ from energon_pack.samples.media.streams import UndecodableError
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import SeenMedium
-from energon_pack.sources.reader import Reader, whole
+from energon_pack.sources.reader import Reader, whole_range
 from energon_pack.sources.rows import MeasuredRow, rows_of
 from energon_pack.sources.sample import read_again
 from energon_pack.sources.shard import Shard
@@ -190,7 +190,7 @@ def audit(job: AuditJob) -> Audit:
         checked = [(shard, row) for shard, row in samples if not (row.parts and note)]
         num_unchecked += len(samples) - len(checked)
         with Reader() as reader:
-            for shard, row in reader.ahead(checked, lambda one: [one], whole):
+            for shard, row in reader.ahead(checked, lambda one: [one], whole_range):
                 try:
                     difference = _difference(processor, template, reader, shard, row, job)
                 except UndecodableError as error:

@@ -15,10 +15,10 @@ from energon_pack.samples.bytes import Bytes
 from energon_pack.sources.page_content import PageBytes, Snappy, content_of
 from energon_pack.sources.parquet_footer import ColumnChunk, read_struct, varint
 
-#: the step of a way that leads into each element of a list
+#: the step of a path that leads into each element of a list
 EACH_ELEMENT: Final = object()
 
-#: field names and `EACH_ELEMENT`
+#: the path to the values of a column: field names, and `EACH_ELEMENT`
 LeafPath = tuple[Any, ...]
 
 

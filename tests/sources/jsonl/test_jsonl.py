@@ -19,7 +19,7 @@ from energon_pack.samples.record import Record
 from energon_pack.samples.settings import Frames, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.find import make_shard
-from energon_pack.sources.jsonl.dialects import Lines, parse_line
+from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
 from energon_pack.sources.shard import JsonlShard
 from support.finding import find_lines, find_shards
 from support.samples import write_tar
@@ -27,7 +27,7 @@ from support.samples import write_tar
 
 def index(path: Path, data: bytes) -> list[tuple[str, bytes, str | None]]:
     path.write_bytes(data)
-    rows = make_shard(path.name, str(path), JsonlShard, {"lines": Lines(str(path.parent))}).index().to_pylist()
+    rows = make_shard(path.name, str(path), JsonlShard, {"lines": LineSettings(str(path.parent))}).index().to_pylist()
     places = ((row["record_offset"], row["record_size"]) for row in rows)
     texts = [data[offset : offset + size] for offset, size in places]
     return [(row["key"], text, row["reason"]) for row, text in zip(rows, texts, strict=True)]
@@ -74,7 +74,7 @@ def test_elements_of_any_array(tmp_path_factory: pytest.TempPathFactory, values:
 def test_a_file_written_anew_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"a": 1}\n')
-    shard = make_shard("x.jsonl", str(path), JsonlShard, {"lines": Lines(".")})
+    shard = make_shard("x.jsonl", str(path), JsonlShard, {"lines": LineSettings(".")})
     about = {"digest": shard.index().schema.metadata[b"digest"].decode()}
     assert shard.is_unchanged(about)
     path.write_text('{"b": 1}\n')
@@ -128,9 +128,10 @@ def test_a_damaged_line_is_a_line(tmp_path: Path, data: bytes) -> None:
 
 USER, ANSWER = {"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "yes"}
 TURNS = [USER, ANSWER]
+DATA = LineSettings("/data")
 
 
-def parse(value: Any, lines: Lines = Lines("/data")) -> tuple[list[Any], list[str] | None, dict[str, Any]]:  # noqa: B008
+def parse(value: Any, lines: LineSettings = DATA) -> tuple[list[Any], list[str] | None, dict[str, Any]]:
     record = parse_line(value, lines, ReadSettings())
     return record.messages, record.listed_media, record.fields
 
@@ -156,7 +157,7 @@ def test_openai_messages_name_their_media_themselves() -> None:
     calls = [{"function": {"name": "f", "arguments": "{}"}}]
     tool = {"role": "tool", "content": "1"}
     messages = [{"role": "user", "content": content}, {"role": "assistant", "content": None, "tool_calls": calls}, tool]
-    record = parse_line({"messages": [*messages, ANSWER], "tools": [{"f": 1}]}, Lines("/data"), ReadSettings())
+    record = parse_line({"messages": [*messages, ANSWER], "tools": [{"f": 1}]}, LineSettings("/data"), ReadSettings())
     assert (record.listed_media, record.tools) == (["a.jpg"], [{"f": 1}])
     assert [m["role"] for m in record.messages] == ["user", "assistant", "tool", "assistant"]
 
@@ -216,7 +217,7 @@ def test_a_list_of_frames_is_one_video() -> None:
     assert parse({**frames, "sample_fps": 4})[2]["media_settings"][1] == {"list_of_frames": 2, "sample_fps": 4}
     said = parse({**frames, "media_settings": [{"max_pixels": 9}, {"max_pixels": 8}]})[2]["media_settings"]
     assert said == [{"max_pixels": 9}, {"list_of_frames": 2, "max_pixels": 8}, None]
-    images = parse_line(frames, Lines(""), ReadSettings(frames=Frames.images))
+    images = parse_line(frames, LineSettings(""), ReadSettings(frames=Frames.images))
     assert (images.listed_media, images.fields) == (listed, {})
 
 
