@@ -165,11 +165,11 @@ def _jobs(stated: Claims, source: Source | None, template_folder: str | None, op
             fingerprint=stated.manifest.get("fingerprint"),
             decode=options.decode,
             source=by_name,
-            read=read,
+            reading=read,
             media=media,
             template_folder=template_folder,
             has_messages=has_messages(stated.manifest),
-            shares=shares,
+            split_shares=shares,
             seed=seed,
             max_defects=options.max_errors,
         )
@@ -212,7 +212,7 @@ def _check_accounts(
     packs = (pack for shard in shards for _, pack, _ in read_packs(stated.folder, shard.name))
     names = chain((sample for pack in packs for sample, _ in samples_of(pack, None)), ledger.names())
     defects = unaccounted_samples(samples, checks.packed_samples(shards), ledger.samples, names)
-    findings.add("source samples", stated.folder.name, defects, sum(map(len, samples.hashes)))
+    findings.add("source samples", stated.folder.name, defects, sum(map(len, samples.shard_hashes)))
 
 
 # ----------------------------------------------------------------------------------------------- what a user sees

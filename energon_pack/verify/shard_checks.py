@@ -59,10 +59,10 @@ class VerifyJob:
     fingerprint: Any
     decode: bool
     source: dict[str, Shard] | None  # source shards by name; None: not compared
-    read: ReadSettings
+    reading: ReadSettings
     media: DatasetMedia
     max_defects: int
-    shares: Sequence[float] = ()  # of the splits; empty: not known
+    split_shares: Sequence[float] = ()  # of the splits; empty: not known
     seed: int = 0
     template_folder: str | None = None  # the template that tokenizes the source; None: nothing does
     has_messages: bool = True  # what the dataset says: the JSON of its packs holds the conversations
@@ -88,8 +88,8 @@ class VerifiedShard:
         """Add the counts and hashes of a pack. `members`: its rows of the plan; None: there are none."""
         self.packs.append(hash_of(pack.files.key))
         samples = list(checks.samples_of(pack, members))
-        if job.shares:
-            numbers = split_numbers((sample for sample, _ in samples), job.shares, job.seed)
+        if job.split_shares:
+            numbers = split_numbers((sample for sample, _ in samples), job.split_shares, job.seed)
             self.splits |= {SPLITS[number] for number in numbers.tolist()}
         for sample, part in samples:
             if part is None:
@@ -169,7 +169,9 @@ def _verify_pack(
     if members and job.source is not None:
         template = None if job.template_folder is None else load_saved(job.template_folder)
         again = None if template is None or len(tokens) != len(members) else (tokens, template)
-        for check, member, differences in compare_members(parts, pack, members, job.source, sources, job.read, again):
+        for check, member, differences in compare_members(
+            parts, pack, members, job.source, sources, job.reading, again
+        ):
             findings.add(check, f"{where}: {member}", differences)
 
 

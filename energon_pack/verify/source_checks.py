@@ -170,13 +170,13 @@ class DrawSettings:
 
     limit: int | None
     seed: int
-    times: Mapping[str, float] = field(default_factory=dict)  # of samples in an epoch, by entry of a mixture
+    draws_per_epoch: Mapping[str, float] = field(default_factory=dict)  # of samples in an epoch, by entry of a mixture
     num_epochs: int = 1
 
     def max_draws_in(self, shard: str) -> int:
         """Return how often a sample of a file may come in all epochs that were packed."""
-        entry = next(iter(self.times), "") if len(self.times) == 1 else shard.partition("/")[0]
-        return math.ceil(self.times.get(entry, 1) * self.num_epochs)
+        entry = next(iter(self.draws_per_epoch), "") if len(self.draws_per_epoch) == 1 else shard.partition("/")[0]
+        return math.ceil(self.draws_per_epoch.get(entry, 1) * self.num_epochs)
 
 
 def read_draw_settings(report: Mapping[str, Any]) -> DrawSettings:
@@ -195,9 +195,9 @@ class SourceSamples:
     """The samples that packing had to take from a source, as hashes, and the shards that can't be read."""
 
     jobs: "list[_ShardJob]"
-    hashes: list[Hashes]  # of the samples of each shard
+    shard_hashes: list[Hashes]  # of the samples of each shard
     defects: list[str]
-    copies: Hashes  # of the copies that a mixture may draw
+    copy_hashes: Hashes  # of the copies that a mixture may draw
 
 
 def read_source_samples(source: Source, drawn: DrawSettings, run: Run) -> SourceSamples:
@@ -226,9 +226,9 @@ def unaccounted_samples(samples: SourceSamples, packed: Hashes, skipped: Hashes,
         names: all samples of packs and ledger, in which the names of reported hashes are found.
     """
     yield from samples.defects
-    expected, num_expected = np.unique(joined_hashes(samples.hashes), return_counts=True)
+    expected, num_expected = np.unique(joined_hashes(samples.shard_hashes), return_counts=True)
     ours, num_ours = np.unique(joined_hashes([packed, skipped]), return_counts=True)
-    is_copy = np.isin(ours, samples.copies) & (num_ours == 1)
+    is_copy = np.isin(ours, samples.copy_hashes) & (num_ours == 1)
     ours, num_ours = ours[~is_copy], num_ours[~is_copy]
     place = np.searchsorted(ours, expected).clip(0, max(len(ours) - 1, 0))
     times = np.where(ours[place] == expected, num_ours[place], 0) if len(ours) else np.zeros(len(expected), np.int64)
