@@ -40,8 +40,8 @@ from energon_pack.sources.jsonl.line_index import LINE_PART
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import absolute, real_path
-from energon_pack.verify import pack_checks as checks
-from energon_pack.verify.shard_checks import packs_of
+from energon_pack.verify.pack_checks import check_parts, check_placeholders, check_plan
+from energon_pack.verify.shard_checks import read_packs
 from energon_pack.verify.source_checks import read_settings
 
 _MAX_ROWS_IN_MEMORY = 50_000  # rows that are sorted at once
@@ -123,12 +123,12 @@ def _flavor_and_messages_key(folder: DatasetFolder) -> tuple[PackedFlavor, str |
 def _checked_packs(
     folder: DatasetFolder, name: str, flavor: PackedFlavor, plan: PlanFile
 ) -> Iterator[tuple[Pack, list[PlanRow]]]:
-    packs, plan_rows = packs_of(folder, name, flavor), PlanRows(plan)
+    packs, plan_rows = read_packs(folder, name, flavor), PlanRows(plan)
     while group := list(islice(packs, _PACKS_AT_ONCE)):
         rows = plan_rows.members({pack.files.key for _, pack, _ in group})
         for _, pack, defects in group:
             members = rows.get(pack.files.key)
-            for defect in chain(defects, checks.parts(pack), checks.placeholders(pack), checks.plan(pack, members)):
+            for defect in chain(defects, check_parts(pack), check_placeholders(pack), check_plan(pack, members)):
                 raise PackError(f"{folder.path_of(name)}: {pack.files.key}: {defect}; {_VERIFY_ADVICE}")
             yield pack, members or []
 

@@ -90,7 +90,7 @@ def test_a_damage_is_found_in_a_bucket_as_on_disk(name: str, dataset: Path, buck
     here = found(folder, **options)
     there = found(bucket.put_folder(folder, "out/packed"), **options)
     assert lines(there) == lines(here) != ""
-    assert there.num_looked_at == here.num_looked_at
+    assert there.num_checked == here.num_checked
 
 
 def test_lines_and_an_sqlite_index_are_verified_in_a_bucket_as_on_disk(
@@ -155,7 +155,7 @@ def keep_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "_IN_MEMORY", 6)
     monkeypatch.setattr(blockwise, "BLOCKS", blocks.Blocks(most=0))
     monkeypatch.setattr(blockwise, "_MAX_REQUEST_BLOCKS", 2)
-    monkeypatch.setattr(verify_shard, "_BYTES", 1 << 20)
+    monkeypatch.setattr(verify_shard, "_MAX_GROUP_BYTES", 1 << 20)
 
 
 @pytest.mark.parametrize("media", MediaIn)
@@ -326,7 +326,7 @@ def test_verify_looks_for_the_source_where_loading_does(
         for place in (folder, address):
             clean = found(place, source=[], decode=True)
             assert lines(clean) == ""
-            assert clean.num_looked_at["source media"] == clean.num_looked_at["source samples"] == 2
+            assert clean.num_checked["source media"] == clean.num_checked["source samples"] == 2
     with pytest.raises(PackError, match="old"):  # a copy is read by nobody's loader from there
         verify(copied, Options(source=[]))
     monkeypatch.setenv("ENERGON_PACK_SOURCE", str(tmp_path / "nowhere"))

@@ -145,7 +145,7 @@ def test_every_member_has_an_id_of_its_own(config: Make, source: Path) -> None:
     ids = [i for parts in samples(dataset).values() for i in json.loads(parts["json"])["_meta"]["sample_ids"]]
     assert len(ids) == len(set(ids)) == len(lengths(dataset))
     assert "a/b.tar/talk#1of9#1of1" in ids
-    assert verify(dataset, Options(source=[], num_workers=1)).first(9) == []
+    assert verify(dataset, Options(source=[], num_workers=1)).first_defects(9) == []
     (dataset / "pack_plan.parquet").write_bytes(b"no")  # it tells wholes from parts; without it, ids do
     assert verify(dataset, Options(num_workers=1)).num_defects.keys() == {"plan", "totals"}
 
@@ -328,7 +328,7 @@ def test_lines_packed_unpacked_packed(config: Make, tmp_path: Path, flavor: Flav
     assert sum("@2" in name for name in found) == 10
     again = packed(run_of(config, tmp_path / "unpacked", flavor, "again"))
     assert sorted(row[:2] for row in lengths(again).values()) == sorted(row[:2] for row in lengths(first).values())
-    assert verify(again, Options(source=[], num_workers=1)).first(99) == []
+    assert verify(again, Options(source=[], num_workers=1)).first_defects(99) == []
 
 
 def test_captioning_from_tars(config: Make, tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_what_was_packed_is_counted_shown_verified_and_unpacked(
     assert "assistant\nSay 2<|im_end|>" in text
     assert "the whole sample counts ×0.25" in text
 
-    assert verify(folder, Options(source=[], num_workers=1)).first(99) == []
+    assert verify(folder, Options(source=[], num_workers=1)).first_defects(99) == []
     unpack(folder, tmp_path / "unpacked")
     found = samples(tmp_path / "unpacked")
     values = {name.rpartition("/")[2]: json.loads(parts["json"]) for name, parts in found.items()}

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from energon_pack.errors import PackError
 from energon_pack.inspect import is_override
-from energon_pack.inspect.dataset import about, open_dataset
+from energon_pack.inspect.dataset import description_lines, open_dataset
 from energon_pack.report.views.screens import print_blocks, print_next, print_pack
 from energon_pack.report.views.text import Line
 from energon_pack.run.command import positive_int, tool_parser
 from energon_pack.run.console import say
 
-_MOST_THUMBNAILS = 24
+_MAX_THUMBNAILS = 24
 _EXAMPLES = (
     "packed/demo-qwen2_5_vl-neat-8192",
     "packed/demo-qwen2_5_vl-neat-8192 7 --tokens",
@@ -24,7 +24,7 @@ _EXAMPLES = (
     "packed/demo-qwen2_5_vl-neat-8192 demo-000000.tar/demo_00192",
     "--source FOLDER +model=qwen2_5_vl model.processor=FOLDER 12",
 )
-_CODES = {1: "nothing is called so; or refused, in one line"}
+_EXIT_CODES = {1: "nothing is called so; or refused, in one line"}
 
 
 def main() -> int:
@@ -50,7 +50,7 @@ def _show_pack(options: argparse.Namespace) -> int:
         else:
             number = opened.number_of(named)
         if len(options.given) == 1 and options.random is None:
-            for line in about(opened):
+            for line in description_lines(opened):
                 say(line)
             say("")
         vocabulary, missing = None, None
@@ -59,21 +59,21 @@ def _show_pack(options: argparse.Namespace) -> int:
 
             vocabulary, missing = vocabulary_for(opened, options.processor, options.trust_remote_code)
         located = opened.packs[number]
-        view = opened.view(located, vocabulary, _MOST_THUMBNAILS if options.html else 0)
+        view = opened.view(located, vocabulary, _MAX_THUMBNAILS if options.html else 0)
         if options.html:  # written before anything is printed, because `| head` ends the process
             from energon_pack.inspect.pack_page import pack_page
             from energon_pack.inspect.vocabulary import processor_of
 
             how = {"trust_remote_code": options.trust_remote_code}
-            _write(options.html, pack_page(opened, located, view, processor_of(opened, options.processor), how))
+            _write_page(options.html, pack_page(opened, located, view, processor_of(opened, options.processor), how))
         print_blocks(Line(note, "bad") for note in (*opened.notes, *([missing] if missing else [])))
         print_pack(view, options.full)
         following = min(number + 1, len(opened.packs) - 1)
-        print_next(f"python -m energon_pack.inspect {shlex.quote(options.given[0])} {following}", _others(options))
+        print_next(f"python -m energon_pack.inspect {shlex.quote(options.given[0])} {following}", _other_views(options))
     return 0
 
 
-def _write(out: str, page: str) -> None:
+def _write_page(out: str, page: str) -> None:
     """Write the page over what is there, which may be a link or a device; print where."""
     try:
         Path(out).write_text(page, encoding="utf-8")
@@ -82,7 +82,7 @@ def _write(out: str, page: str) -> None:
     say(f"written: {out} ({len(page) / 1000:,.0f} kB)\n")
 
 
-def _others(options: argparse.Namespace) -> list[str]:
+def _other_views(options: argparse.Namespace) -> list[str]:
     """List other things that can be shown."""
     return ["a sample", "--random", *["--tokens"] * (not options.tokens), *["--html OUT"] * (not options.html)]
 
@@ -90,7 +90,7 @@ def _others(options: argparse.Namespace) -> list[str]:
 def _arguments() -> argparse.Namespace:
     takes = "DIR [PACK] | --source PATH +model=MODEL [OVERRIDES] [SAMPLE]"
     purpose = "Look at a pack of a dataset, or at a sample of a source before it is packed."
-    tool = tool_parser("inspect", takes, purpose, _EXAMPLES, _CODES)
+    tool = tool_parser("inspect", takes, purpose, _EXAMPLES, _EXIT_CODES)
     named = "a packed dataset, and the number or key of a pack, or a sample in it"
     tool.add_argument("given", nargs="*", metavar="DIR [PACK]", help=named)
     tool.add_argument("--random", nargs="?", type=positive_int, const=0, metavar="SEED", help="any pack, or any sample")

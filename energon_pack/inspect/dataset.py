@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # a look at a pack needs no tokenizer
 
 
 @dataclass(frozen=True)
-class Opened:
+class Dataset:
     """A packed dataset that is open: its folder, its manifest and report, and its packs by number."""
 
     folder: DatasetFolder
@@ -57,13 +57,13 @@ class Opened:
             if 0 <= number < num_packs:
                 return number
             raise PackError(f"pack {named} of {self.folder}: there are {num_packs:,}, from 0 on")
-        found = self.packs.number_of(self._pack_of(named) or named)
+        found = self.packs.number_of(self._key_of_pack_with(named) or named)
         if found is None:
-            why = next(self._left_out(named), "no such key of a pack, and no such sample in its plan or ledger")
+            why = next(self._reasons_left_out(named), "no such key of a pack, and no such sample in its plan or ledger")
             raise PackError(f"{named} of {self.folder}: {why}")
         return found
 
-    def _pack_of(self, sample: str) -> str | None:
+    def _key_of_pack_with(self, sample: str) -> str | None:
         """Return the key of the first pack with a sample: `<shard>/<key>`, `<file>:<line>`, or its key alone."""
         shards = {sample[place + 1 :]: sample[:place] for place, sign in enumerate(sample) if sign in "/:"}
         for table in self.plan.tables("pack", "shard", "key") if self.plan else ():
@@ -72,7 +72,7 @@ class Opened:
                     return str(row["pack"])
         return None
 
-    def _left_out(self, sample: str) -> Iterator[str]:
+    def _reasons_left_out(self, sample: str) -> Iterator[str]:
         """Yield the reasons in the ledger for which a sample is in no pack; broken lines are passed over."""
         if not self.folder.has(LEDGER):
             return
@@ -91,7 +91,7 @@ class Opened:
         return pack_view(located.file, located.pack, place, rows, vocabulary, max_thumbnails, located.defects)
 
 
-def open_dataset(dataset: str | Path) -> Opened:
+def open_dataset(dataset: str | Path) -> Dataset:
     """Open a packed dataset by its folder or address; raises PackError if it is none, or holds no pack."""
     folder = packed_folder(dataset)
     if not folder.has_files:
@@ -100,8 +100,8 @@ def open_dataset(dataset: str | Path) -> Opened:
             f" of a source: --source {shlex.quote(folder.path)}"
         )
     notes: list[str] = []
-    manifest = _read(folder, f"{META_FOLDER}/{MANIFEST}", notes)
-    report = _read(folder, REPORT, notes)
+    manifest = _read_object(folder, f"{META_FOLDER}/{MANIFEST}", notes)
+    report = _read_object(folder, REPORT, notes)
     packs = PackLookup(folder, flavor_by_name(manifest.get("flavor")))
     if not folder.shards:
         below = list(islice(filter(has_manifest, map(folder.path_of, folder.other_folders)), 4))
@@ -116,10 +116,10 @@ def open_dataset(dataset: str | Path) -> Opened:
         raise PackError(f"{folder}: its shards hold no pack: python -m energon_pack.verify says what is wrong")
     if not manifest and not notes:
         notes.append(f"{META_FOLDER}/{MANIFEST} is missing")
-    return Opened(folder, manifest, report, packs, notes)
+    return Dataset(folder, manifest, report, packs, notes)
 
 
-def _read(folder: DatasetFolder, name: str, notes: list[str]) -> dict[str, Any]:
+def _read_object(folder: DatasetFolder, name: str, notes: list[str]) -> dict[str, Any]:
     try:
         return folder.read_object(name)
     except FileNotFoundError:
@@ -129,29 +129,29 @@ def _read(folder: DatasetFolder, name: str, notes: list[str]) -> dict[str, Any]:
         return {}
 
 
-def about(opened: Opened) -> Iterator[str]:
+def description_lines(opened: Dataset) -> Iterator[str]:
     """Yield lines that describe a dataset: flavour, model, counts, fill; a value that is missing is `?`."""
     manifest, report, packs = opened.manifest, opened.report, opened.packs
     flavor, model = manifest.get("flavor") or packs[0].pack.flavor.name, value_at(manifest, "content", "model", "name")
     for_model = model or "no model that it names"
     yield f"{opened.folder}: {flavor}, for {for_model}, layout {manifest.get('layout', '?')}"
     facts = [f"{amount(len(packs), 'pack')} in {amount(len(packs.shard_counts), 'shard')}"]
-    facts[0] += f", {_number(manifest.get('num_samples'))} samples"
-    facts.append(f"{_number(manifest.get('num_tokens'))} tokens")
+    facts[0] += f", {_count_text(manifest.get('num_samples'))} samples"
+    facts.append(f"{_count_text(manifest.get('num_tokens'))} tokens")
     if isinstance(fill := report.get("fill"), (int, float)):
-        facts.append(f"fill {fill:.2%} of {_number(manifest.get('max_token_len'))}")
+        facts.append(f"fill {fill:.2%} of {_count_text(manifest.get('max_token_len'))}")
     yield " · ".join(facts)
-    kinds = [f"{kind} {_number(value_at(of, 'samples'))}" for kind, of in _items(report.get("by_media"))]
-    parts = [f"{split} {_number(value_at(of, 'packs'))} packs" for split, of in _items(report.get("by_split"))]
+    kinds = [f"{kind} {_count_text(value_at(of, 'samples'))}" for kind, of in _items_of(report.get("by_media"))]
+    parts = [f"{split} {_count_text(value_at(of, 'packs'))} packs" for split, of in _items_of(report.get("by_split"))]
     yield " · ".join(f"{name}: {', '.join(said)}" for name, said in (("samples", kinds), ("splits", parts)) if said)
     processor = value_at(report, "config", "model", "processor") or value_at(manifest, "content", "model", "hub_id")
     is_demo = report and value_at(report, "config", "source", "path") is None
     yield f"processor when it was packed: {'of the built-in demo' if is_demo else processor}"
 
 
-def _items(value: Any) -> Any:
+def _items_of(value: Any) -> Any:
     return value.items() if isinstance(value, dict) else ()
 
 
-def _number(value: Any) -> str:
+def _count_text(value: Any) -> str:
     return f"{value:,}" if type(value) is int else "?"

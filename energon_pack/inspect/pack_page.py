@@ -6,20 +6,20 @@ from typing import Any
 
 from energon_pack.dataset.lookup import LocatedPack
 from energon_pack.errors import PackError, one_line
-from energon_pack.inspect.dataset import Opened, about
+from energon_pack.inspect.dataset import Dataset, description_lines
 from energon_pack.report.pages.html import Html, clipped, page, section, table, tag
 from energon_pack.report.views.screens import pack_section
 from energon_pack.report.views.view import PackView
 from energon_pack.samples.flavors import inputs_of_pack
 
-_MAX_CHARS, _MAX_MEMBERS, _VALUES = 60_000, 64, 24
+_MAX_CHARS, _MAX_MEMBERS, _MAX_VALUES = 60_000, 64, 24
 #: a processor that is missing or takes no such media; a manifest or a pack that is damaged
-_NO_BATCH = (PackError, ValueError, ImportError, OSError, NotImplementedError, KeyError, TypeError, AttributeError)
-_SAYS = "The batch of this pack alone, made by the encoder that training uses, in either layout."
+_BATCH_ERRORS = (PackError, ValueError, ImportError, OSError, NotImplementedError, KeyError, TypeError, AttributeError)
+_BATCH_NOTE = "The batch of this pack alone, made by the encoder that training uses, in either layout."
 
 
 def pack_page(
-    opened: Opened, located: LocatedPack, view: PackView, processor: str | None, how: Mapping[str, Any]
+    opened: Dataset, located: LocatedPack, view: PackView, processor: str | None, how: Mapping[str, Any]
 ) -> str:
     """Return the HTML page of a pack. `processor`: folder or hub id; None: the dataset's; `how`: for `pack_encoder`."""
     # members that share their beginnings lie in a row of `neat` alone
@@ -27,17 +27,17 @@ def pack_page(
     return page(
         f"Pack {view.place.number:,} of {opened.folder.name}",
         tag("h1", f"Pack {view.place.number:,} of {opened.folder.name}"),
-        *(tag("p", line, class_="faint") for line in about(opened)),
+        *(tag("p", line, class_="faint") for line in description_lines(opened)),
         *(tag("p", note, class_="bad") for note in opened.notes),
         pack_section(view, _MAX_CHARS, _MAX_MEMBERS),
         *(
-            section(f"What training gets: {layout}", _batch(opened, located, layout, processor, how), says=_SAYS)
+            section(f"What training gets: {layout}", _batch(opened, located, layout, processor, how), says=_BATCH_NOTE)
             for layout in layouts
         ),
     )
 
 
-def _batch(opened: Opened, located: LocatedPack, layout: str, processor: str | None, how: Mapping[str, Any]) -> Html:
+def _batch(opened: Dataset, located: LocatedPack, layout: str, processor: str | None, how: Mapping[str, Any]) -> Html:
     """List each key of the batch of one pack with its shape, type and first values; or say why there is no batch."""
     from energon_pack.dataset.encoder import pack_encoder  # imports torch, which only a page needs
     from energon_pack.templates.full import quiet_transformers
@@ -50,13 +50,13 @@ def _batch(opened: Opened, located: LocatedPack, layout: str, processor: str | N
             members = inputs_of_pack({"__key__": name, **parts}, located.pack.flavor, opened.packs.media.read)
             pack = encoder.encode(name, members)
             assert pack is not None, "on_bad_member=raise"
-            rows = [*_keys(encoder.batch([pack]))]
-    except _NO_BATCH as error:
+            rows = [*_batch_rows(encoder.batch([pack]))]
+    except _BATCH_ERRORS as error:
         return tag("p", f"No batch: {one_line(error, 400)}", class_="bad")
     return table(("key", "shape", "type", "first values"), rows, num_words=4, class_="keys")
 
 
-def _keys(batch: Mapping[str, Any]) -> Iterator[tuple[Html, str, str, Html]]:
+def _batch_rows(batch: Mapping[str, Any]) -> Iterator[tuple[Html, str, str, Html]]:
     from torch import Tensor
 
     inner = {name: vars(value) for name, value in batch.items() if isinstance(value, SimpleNamespace)}
@@ -65,7 +65,7 @@ def _keys(batch: Mapping[str, Any]) -> Iterator[tuple[Html, str, str, Html]]:
         shape, kind, shown = "", type(value).__name__, str(value)
         if isinstance(value, Tensor):
             shape, kind = " × ".join(map(str, value.shape)) or "scalar", str(value.dtype).removeprefix("torch.")
-            first = value.flatten()[:_VALUES].tolist()
+            first = value.flatten()[:_MAX_VALUES].tolist()
             shown = ", ".join(f"{item:.3g}" if isinstance(item, float) else str(item) for item in first)
-            shown += ", …" * (value.numel() > _VALUES)
+            shown += ", …" * (value.numel() > _MAX_VALUES)
         yield tag("code", name), shape, kind, tag("code", clipped(shown, 160))

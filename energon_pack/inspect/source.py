@@ -43,11 +43,11 @@ from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import TemplateSettings, Untrained
 from energon_pack.templates.template import Template
 
-_MOST_CHARS = 400  # characters of a string in the raw JSON
+_MAX_STRING_CHARS = 400  # characters of a string in the raw JSON
 
 
 @dataclass(frozen=True)
-class SampleLook:
+class ShownSample:
     """A sample of a source as the terminal shows it: its view, its JSON, and remarks."""
 
     view: MemberView
@@ -69,11 +69,11 @@ def show_sample(options: argparse.Namespace) -> int:
     if options.processor:
         config = replace(config, model=replace(config.model, processor=options.processor))
     source = find_source(config.source, options.source)
-    indexed, place, number = _chosen(source, named[0] if named else None, options.random)
+    indexed, place, number = _choose_sample(source, named[0] if named else None, options.random)
     shard = indexed.shard
-    template, missing = template_of(config)
+    template, missing = load_config_template(config)
     with Reader() as reader:
-        looked = look(config, reader, shard, indexed.rows[place], template)
+        looked = look_at_sample(config, reader, shard, indexed.rows[place], template)
     num_files = len(source.shards)
     where = f"sample {place:,} of {shard.name}" + f", a file of {num_files:,} in the source" * (num_files > 1)
     remarks = [*indexed.damage, *looked.remarks]
@@ -86,13 +86,13 @@ def show_sample(options: argparse.Namespace) -> int:
     return 0
 
 
-def look(
+def look_at_sample(
     config: PackConfig,
     reader: Reader,
     shard: Shard,
     row: IndexRow | LengthsRow,
     template: Template | None,
-) -> SampleLook:
+) -> ShownSample:
     """Read a sample as packing does, with its tokens; if it would be in no pack, its view has the reason in `refused`.
 
     `template`: None: no tokens are made.
@@ -114,7 +114,7 @@ def look(
                 measured(iter([(row, sample)]), template, Method("", reads))
     except Skip as skip:
         view = MemberView(sample_id, skip.media_type or "unknown", None, None, None, refused=str(skip))
-        return SampleLook(view, _json(raw, most=None))
+        return ShownSample(view, _short_json(raw, most=None))
     view = sample_view(sample, sample_id, template)
     remarks = [
         f"{noted.replace('_', ' ')}: {why} ({knob})"
@@ -124,12 +124,12 @@ def look(
     unknown = ", ".join(f"{key}{hint(key)}" for key in row.unknown_keys or ())
     remarks += [f"its keys are not known, and nothing reads them: {unknown}"] * bool(unknown)
     if template is not None and view.refused is None:
-        refused, more = _judged(config, row, sample)
+        refused, more = _packing_verdict(config, row, sample)
         view, remarks = replace(view, refused=refused), remarks + more
-    return SampleLook(view, _json(raw), remarks)
+    return ShownSample(view, _short_json(raw), remarks)
 
 
-def _judged(config: PackConfig, row: LengthsRow, sample: ReadSample) -> tuple[str | None, list[str]]:
+def _packing_verdict(config: PackConfig, row: LengthsRow, sample: ReadSample) -> tuple[str | None, list[str]]:
     """Return why packing would leave out a sample with tokens (None: it would not), and remarks on what it would do."""
     remarks, packing, flavor = [], config.packing, config.output.packed_flavor()
     if row.reason is not None:
@@ -147,7 +147,7 @@ def _judged(config: PackConfig, row: LengthsRow, sample: ReadSample) -> tuple[st
     return None, [*remarks, NOTHING_TRAINED_DETAIL]
 
 
-def template_of(config: PackConfig) -> tuple[Template | None, str | None]:
+def load_config_template(config: PackConfig) -> tuple[Template | None, str | None]:
     try:
         return load_template(TemplateSettings(config.model, config.media, config.labels.template_labels)), None
     except (OSError, ValueError, ImportError) as error:
@@ -155,7 +155,7 @@ def template_of(config: PackConfig) -> tuple[Template | None, str | None]:
 
 
 @dataclass(frozen=True)
-class Indexed:
+class IndexedShard:
     """A shard of a source, the rows of its index, and a sentence for each damage."""
 
     shard: Shard
@@ -163,16 +163,16 @@ class Indexed:
     damage: list[str]
 
 
-def index_shard(source: Source, shard: Shard) -> Indexed:
+def index_shard(source: Source, shard: Shard) -> IndexedShard:
     """Index one file of a source; raises PackError where it can't be read."""
     table = shard.index()
     about = index_metadata(table)
     damage = [f"{shard.name} is damaged: {fault} at byte {offset}" for offset, fault in damage_of(about)]
     damage += filter(None, [dotted_keys_error(shard.path, about)])
-    return Indexed(shard, [*rows_of(table, IndexRow)], damage)
+    return IndexedShard(shard, [*rows_of(table, IndexRow)], damage)
 
 
-def _chosen(source: Source, named: str | None, seed: int | None) -> tuple[Indexed, int, int]:
+def _choose_sample(source: Source, named: str | None, seed: int | None) -> tuple[IndexedShard, int, int]:
     """Return a file, the number of the chosen sample in it, and its number in the source.
 
     Files are indexed only up to the one with the sample.
@@ -193,16 +193,16 @@ def _chosen(source: Source, named: str | None, seed: int | None) -> tuple[Indexe
         return indexed, place, place
     number = int(named) if named is not None and named.isdecimal() else None if named else 0
     before = 0
-    for shard in _likely(source.shards, named):
+    for shard in _shards_to_search(source.shards, named):
         indexed = index_shard(source, shard)
-        found = _place(indexed, named, None if number is None else number - before)
+        found = _row_of_sample(indexed, named, None if number is None else number - before)
         if found is not None:
             return indexed, found, before + found
         before += len(indexed.rows)
     raise PackError(f"{named or 0}: no such sample among the {before:,} that were looked at")
 
 
-def _place(indexed: Indexed, named: str | None, number: int | None) -> int | None:
+def _row_of_sample(indexed: IndexedShard, named: str | None, number: int | None) -> int | None:
     """Return the row of a sample in a file, by its number there or by its id or key; None: it is in another."""
     if number is not None:
         return number if number < len(indexed.rows) else None
@@ -210,13 +210,13 @@ def _place(indexed: Indexed, named: str | None, number: int | None) -> int | Non
     return next((place for place, is_it in enumerate(ids) if is_it), None)
 
 
-def _likely(shards: Sequence[Shard], named: str | None) -> Sequence[Shard]:
+def _shards_to_search(shards: Sequence[Shard], named: str | None) -> Sequence[Shard]:
     """Return the shards that may hold a sample: the one that an id names, else all."""
     by_id = [shard for shard in shards if named is not None and named.startswith(f"{shard.name}{shard.key_separator}")]
     return by_id or shards
 
 
-def _json(raw: bytes, most: int | None = _MOST_CHARS) -> str:
+def _short_json(raw: bytes, most: int | None = _MAX_STRING_CHARS) -> str:
     """Indent JSON and shorten its long strings; return anything else unchanged."""
     try:
         return json.dumps(_shortened(load_json(raw), most), indent=2, ensure_ascii=False)

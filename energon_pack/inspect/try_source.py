@@ -23,7 +23,7 @@ from energon_pack.config.compose import compose_config
 from energon_pack.dataset.lost_samples import why_too_much_bad_data, why_too_much_dropped
 from energon_pack.dataset.plan_file import ledger_entries
 from energon_pack.errors import PackError, SamplesLost, amount
-from energon_pack.inspect.source import look
+from energon_pack.inspect.source import look_at_sample
 from energon_pack.lengths.index import every_nth_sample
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import Choice, Choices, try_lengths
@@ -56,14 +56,14 @@ from energon_pack.steps.cost import max_positions
 from energon_pack.templates.processor import load_saved, media_rules_of, processor_folder_of
 from energon_pack.templates.template import Template
 
-_MOST_FILES = 64
-_MOST_SAMPLES = 10_000
-_SHOWN = 5
-_CHARS = 600  # of the text of a sample
+_MAX_FILES = 64
+_MAX_SAMPLES = 10_000
+_NUM_SHOWN = 5
+_MAX_CHARS = 600  # of the text of a sample
 #: cures that a detail names as they are typed
-_TYPED = re.compile(r"source\.(tools|take|remote_media|messages_key|columns\.(images|videos|audios))=\w+")
+_SETTING = re.compile(r"source\.(tools|take|remote_media|messages_key|columns\.(images|videos|audios))=\w+")
 _FEWER_FRAMES = ["media=fps", "media.fps=1"]
-_STAGES = "index", "processor", "lengths", "plan"
+_STAGE_NAMES = "index", "processor", "lengths", "plan"
 _EXAMPLES = (
     "/data/FineVision model.processor=/models/Qwen3-VL-8B-Instruct",
     "train.jsonl +model=qwen2_5_vl source.media_root=images",
@@ -85,14 +85,14 @@ def main() -> int:
             config = compose_config([*arguments.overrides, *cures])
             output = replace(config.output, dir=folder, name="try")
             source = replace(config.source, path=arguments.path)
-            return replace(config, output=output, source=source, cache_dir=config.cache_dir or _kept() or folder)
+            return replace(config, output=output, source=source, cache_dir=config.cache_dir or _user_cache() or folder)
 
         with executor_of(config_with().executor) as executor:
-            _try(arguments, lambda cures: begin_run(config_with(cures), executor, Progress(_STAGES)))
+            _try_source(arguments, lambda cures: begin_run(config_with(cures), executor, Progress(_STAGE_NAMES)))
     return 0
 
 
-def _kept() -> str | None:
+def _user_cache() -> str | None:
     """Return the user's cache, for the next `try` of the same processor and files; None: it can't be written."""
     folder = user_folder("try", "")
     try:
@@ -103,13 +103,13 @@ def _kept() -> str | None:
 
 
 @dataclass(frozen=True)
-class Tried:
+class TrialRun:
     """Samples spread over the source that were measured with one set of settings, and what follows for all of it."""
 
     run: PackRun
     measured: Measured
-    step: int  # one sample in so many is measured
-    share: float  # of the samples of all files
+    sample_every: int  # one sample in so many is measured
+    fraction: float  # of the samples of all files
     choices: Choices  # scaled to the whole source
     best: Choice | None
     media_first: MediaFirst | None
@@ -119,19 +119,19 @@ class Tried:
         return num_lost_to_bad_data(self.measured.lengths.reasons)
 
     @property
-    def _costs(self) -> tuple[int, int, int]:
+    def _rank(self) -> tuple[int, int, int]:
         longest = self.best.max_token_len if self.best else 1 << 62
         return self.num_lost_to_bad_data, longest, self.choices.tokens
 
-    def is_better_than(self, other: "Tried") -> bool:
+    def is_better_than(self, other: "TrialRun") -> bool:
         """Tell whether fewer samples are lost than in another; or as many, but in shorter packs, or of fewer tokens."""
-        return self._costs < other._costs
+        return self._rank < other._rank
 
 
-def _measured(run: PackRun, arguments: argparse.Namespace, is_first: bool = False) -> Tried:
+def _measure_some(run: PackRun, arguments: argparse.Namespace, is_first: bool = False) -> TrialRun:
     """Measure some samples, spread over the source."""
     config, source = run.config, run.source
-    shards = _spread(source.shards, _MOST_FILES)
+    shards = _spread_evenly(source.shards, _MAX_FILES)
     indexed = measuring.index_source(run, shards)
     num_rows = sum(item.num_rows for item in indexed)
     if is_first:
@@ -149,32 +149,32 @@ def _measured(run: PackRun, arguments: argparse.Namespace, is_first: bool = Fals
     choices = replace(choices, lens=[row.scaled(1 / share) for row in choices.lens])
     best = recommended(choices.lens)
     first = media_first(measured.lengths, media_rules_of(folder), tried)
-    return Tried(run, measured, step, share, choices, best and best.choice, first)
+    return TrialRun(run, measured, step, share, choices, best and best.choice, first)
 
 
-def _try(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], PackRun]) -> None:
-    tried = _measured(begin(()), arguments, is_first=True)
+def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], PackRun]) -> None:
+    tried = _measure_some(begin(()), arguments, is_first=True)
     config, lengths = tried.run.config, tried.measured.lengths
     _show_samples(config, lengths, load_saved(tried.measured.method.template_folder))
     print_heading("── what would be lost")
-    examples = _examples(config, lengths)
+    examples = _example_losses(config, lengths)
     _print_losses(lengths, examples)
     if config.packing.overlong in CUTTING_POLICIES:
         _print_cuts(config, plan_source(tried.run, tried.measured).report)
     cures: list[str] = []
     cured = tried
-    for cure in _cures(tried, examples):
+    for cure in _settings_to_try(tried, examples):
         with suppress(PackError):
-            with_cure = _measured(begin([*cures, *cure]), arguments)
+            with_cure = _measure_some(begin([*cures, *cure]), arguments)
             if with_cure.is_better_than(cured):
                 cures, cured = [*cures, *cure], with_cure
     if not (cured.measured.lengths.items.lens > 0).any():
         raise SamplesLost(f"{arguments.path}: no sample can be packed: what would be lost, above, says why")
     print_heading("── the pack length to choose")
-    if tried.share < 1:
+    if tried.fraction < 1:
         num_shards = len(tried.run.source.shards)
-        some = f"{min(num_shards, _MOST_FILES):,} of {amount(num_shards, 'file')}"
-        say(f"measured: 1 sample in {tried.step:,}, of {some}")
+        some = f"{min(num_shards, _MAX_FILES):,} of {amount(num_shards, 'file')}"
+        say(f"measured: 1 sample in {tried.sample_every:,}, of {some}")
     print_choices(tried.choices, [str(tried.media_first)] * bool(tried.media_first))
     if cures:
         say(f"with {' '.join(cures)}, measured again: {cured.num_lost_to_bad_data:,} lost; of these lengths:")
@@ -183,16 +183,16 @@ def _try(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], PackRun
         raise PackError("report.lens: every sample is longer than all of them")
     say(advice(cured.choices.lens))
     lens = cured.measured.lengths.items.lens
-    per_pack = np.count_nonzero((lens > 0) & (lens <= cured.best.max_token_len)) / cured.share / cured.best.packs
+    per_pack = np.count_nonzero((lens > 0) & (lens <= cured.best.max_token_len)) / cured.fraction / cured.best.packs
     say(f"a pack holds {per_pack:.1f} samples: for as many samples a step as before, divide its rows by that")
     print_heading("── next")
     _print_next(arguments, cured.best, cures)
     for state, those in ((f"with {' '.join(cures)}, too,", cured), (f"without {' '.join(cures)}", tried)):
-        if why := why_too_much_bad_data(those.choices, config.max_skipped) or _overlong(those.best, config.packing):
+        if why := why_too_much_bad_data(those.choices, config.max_skipped) or _overlong_refusal(those.best, config.packing):
             raise SamplesLost(f"{why}: {state if cures else 'so'} nothing would be published")
 
 
-def _spread(shards: Sequence[Shard], most: int) -> list[Shard]:
+def _spread_evenly(shards: Sequence[Shard], most: int) -> list[Shard]:
     """Choose files evenly over the source."""
     if len(shards) <= most:
         return [*shards]
@@ -201,18 +201,18 @@ def _spread(shards: Sequence[Shard], most: int) -> list[Shard]:
 
 def _show_samples(config: PackConfig, lengths: Lengths, template: Template) -> None:
     """Print some samples as training gets them, each with its kind: the longest, an odd one, and some in even steps."""
-    numbers = _to_show(lengths)
+    numbers = _samples_to_show(lengths)
     print_heading("── as they are trained: what counts is green, or «so»")
     rows = {place: (shard, row) for place, shard, row, _ in rows_at(lengths, np.array([*numbers]))}
     with Reader() as reader:
         for place, kind in enumerate(numbers.values()):
-            looked = look(config, reader, *rows[place], template)
+            looked = look_at_sample(config, reader, *rows[place], template)
             print_heading(f"{looked.view.sample_id}  ({kind})")
             print_blocks(Line(remark, "bad") for remark in looked.remarks)
-            print_blocks(member_blocks(looked.view), _CHARS)
+            print_blocks(member_blocks(looked.view), _MAX_CHARS)
 
 
-def _to_show(lengths: Lengths) -> dict[int, str]:
+def _samples_to_show(lengths: Lengths) -> dict[int, str]:
     """Return number of a sample → why it is shown, as `the longest` or the share of its medium."""
     items, lens = lengths.items, lengths.sample_lens
     measured = np.flatnonzero(lens[: lengths.num_samples] > 0)
@@ -230,12 +230,12 @@ def _to_show(lengths: Lengths) -> dict[int, str]:
         int(measured[place]): ", ".join(
             (part(int(counts[kind[place]]), len(measured), MEDIA_TYPES[items.media[measured[place]]]), *why)
         )
-        for place in islice(chosen, _SHOWN)
+        for place in islice(chosen, _NUM_SHOWN)
         for why in [[special[place]] if place in special else []]
     }
 
 
-def _examples(config: PackConfig, lengths: Lengths) -> dict[str, tuple[str, str]]:
+def _example_losses(config: PackConfig, lengths: Lengths) -> dict[str, tuple[str, str]]:
     """Return a sample of each reason for which samples would be lost, and its detail, which says what to do."""
     examples: dict[str, tuple[str, str]] = {}
     for entry in ledger_entries(lengths, empty_plan(lengths.items), config.packing) if lengths.reasons else ():
@@ -255,9 +255,9 @@ def _print_losses(lengths: Lengths, examples: Mapping[str, tuple[str, str]]) -> 
         say(f"{number:,} of {lengths.num_samples:,}  {reason}, as {sample}: {detail}")
 
 
-def _cures(tried: Tried, examples: Mapping[str, tuple[str, str]]) -> list[list[str]]:
+def _settings_to_try(tried: TrialRun, examples: Mapping[str, tuple[str, str]]) -> list[list[str]]:
     """Return settings that may lose fewer samples: those that details of losses name, and smaller media."""
-    typed = [[match[0]] for _, detail in examples.values() if (match := _TYPED.search(detail))]
+    typed = [[match[0]] for _, detail in examples.values() if (match := _SETTING.search(detail))]
     if tried.media_first:
         return [*typed, tried.media_first.knob.split()]
     are_dropped = tried.best is not None and tried.best.dropped_tokens_share > MOST_DROPPED
@@ -265,7 +265,7 @@ def _cures(tried: Tried, examples: Mapping[str, tuple[str, str]]) -> list[list[s
     return [*typed, *([_FEWER_FRAMES] if are_dropped and has_videos else [])]
 
 
-def _overlong(best: Choice | None, packing: PackingConfig) -> str | None:
+def _overlong_refusal(best: Choice | None, packing: PackingConfig) -> str | None:
     """Say why a run with the best length would publish nothing, because it drops too much; None: it would publish."""
     if packing.overlong is not Overlong.auto or best is None or best.dropped_tokens_share <= packing.max_dropped_tokens:
         return None
@@ -283,7 +283,7 @@ def _print_cuts(config: PackConfig, report: Report) -> None:
 
 def _print_next(arguments: argparse.Namespace, chosen: Choice, cures: Sequence[str]) -> None:
     settings = dict(override.split("=", 1) for override in arguments.overrides)
-    name = settings.get("output.name") or _named(arguments.path)
+    name = settings.get("output.name") or _dataset_name(arguments.path)
     named = [] if "output.name" in settings else [f"output.name={name}"]
     length = f"packing.max_token_len={chosen.max_token_len}"
     say(f"energon-pack {shlex.join([f'source.path={arguments.path}', *arguments.overrides, *cures, *named, length])}")
@@ -296,7 +296,7 @@ def _print_next(arguments: argparse.Namespace, chosen: Choice, cures: Sequence[s
         say(f"  {trainer:24}recipes/{name}")
 
 
-def _named(path: str) -> str:
+def _dataset_name(path: str) -> str:
     """Name the dataset of a source."""
     return re.sub(r"\W+", "_", default_name(path.rstrip("/"))).strip("_") or "mine"
 
@@ -306,8 +306,8 @@ def _arguments() -> argparse.Namespace:
     tool = tool_parser("try", "PATH model.processor=FOLDER [OVERRIDES]", about, _EXAMPLES)
     tool.add_argument("path", metavar="PATH", help="a folder, a file, a glob, or an address")
     tool.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as of `energon-pack`")
-    most = f"samples that are measured (default {_MOST_SAMPLES:,})"
-    tool.add_argument("-n", "--num-samples", type=positive_int, default=_MOST_SAMPLES, metavar="N", help=most)
+    most = f"samples that are measured (default {_MAX_SAMPLES:,})"
+    tool.add_argument("-n", "--num-samples", type=positive_int, default=_MAX_SAMPLES, metavar="N", help=most)
     return tool.parse_intermixed_args()
 
 

@@ -5,14 +5,14 @@ from pathlib import Path
 from energon_pack.dataset.encoder import read_rules, tokenizer_of
 from energon_pack.dataset.manifest import processor_folder
 from energon_pack.errors import one_line
-from energon_pack.inspect.dataset import Opened
+from energon_pack.inspect.dataset import Dataset
 from energon_pack.report.views.spans import Vocabulary
 from energon_pack.samples.media.kinds import KINDS
-from energon_pack.verify.source_checks import packed_with
+from energon_pack.verify.source_checks import packing_processor
 
 
 def vocabulary_for(
-    opened: Opened, processor: str | None, trust_remote_code: bool
+    opened: Dataset, processor: str | None, trust_remote_code: bool
 ) -> tuple[Vocabulary | None, str | None]:
     """Load the tokenizer that turns token ids of a dataset into text; return None and the reason if it is not here.
 
@@ -22,12 +22,12 @@ def vocabulary_for(
     if not opened.manifest:
         return None, "no tokens: the manifest is missing"
     try:
-        return _written(opened, processor, trust_remote_code), None
+        return _load_vocabulary(opened, processor, trust_remote_code), None
     except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:  # or a damaged manifest
         return None, f"no tokens: {one_line(error, 300)}{'' if processor else ' (--processor FOLDER names another)'}"
 
 
-def _written(opened: Opened, processor: str | None, trust_remote_code: bool) -> Vocabulary:
+def _load_vocabulary(opened: Dataset, processor: str | None, trust_remote_code: bool) -> Vocabulary:
     """Load the tokenizer of a dataset; raises as `read_rules` and `tokenizer_of`."""
     path = opened.folder.path
     rules = read_rules(path, processor or processor_folder(path), trust_remote_code)
@@ -37,6 +37,6 @@ def _written(opened: Opened, processor: str | None, trust_remote_code: bool) -> 
     return Vocabulary(tokenizer, {kind: number for kind in KINDS if (number := rules.feature_id(kind)) is not None})
 
 
-def processor_of(opened: Opened, processor: str | None) -> str | None:
+def processor_of(opened: Dataset, processor: str | None) -> str | None:
     """Return `processor`, or if it is None, the folder or hub id of the processor the dataset was packed with."""
-    return processor or (packed_with(opened.folder, opened.report) if opened.manifest else None)
+    return processor or (packing_processor(opened.folder, opened.report) if opened.manifest else None)

@@ -12,7 +12,7 @@ _COPY_MARK = re.compile(r"@\d+$")
 
 
 def drawn_rows(num_rows: int, ratio: float, name: str, seed: int) -> Ints:
-    """Draw each row of a shard `ratio` times; of a fraction, a random choice of rows comes once more.
+    """Draw each row of a shard `ratio` times; of 1.3, all rows come once, and a random 30% of them once more.
 
     Returns the row numbers, ascending. `name`: of the shard; shards with other names draw other rows.
     """

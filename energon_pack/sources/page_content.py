@@ -33,7 +33,7 @@ class PageBytes(Protocol):
 
 
 @dataclass(frozen=True)
-class Plain:
+class PlainPage:
     """A page that is not compressed."""
 
     offset: int
@@ -48,7 +48,7 @@ _decompressed_pages: LruCache[tuple[str, str, int], bytes] = LruCache(64 << 20, 
 
 
 @dataclass(frozen=True)
-class Compressed:
+class CompressedPage:
     """A page that is decompressed whole."""
 
     codec: str
@@ -74,14 +74,14 @@ class Compressed:
 
 
 @dataclass(frozen=True)
-class Snappy:
+class SnappyPage:
     """A page compressed by snappy, of which only the elements with the bytes asked for are read."""
 
     #: for each element its first byte in the page; and the size of the page
     starts: np.ndarray
     #: for each element: where its bytes lie in the file; below zero: how far before it they stand in the page
     places: np.ndarray
-    whole: Compressed
+    whole: CompressedPage
 
     @property
     def size(self) -> int:
@@ -129,12 +129,12 @@ def content_of(
         packed_size, size: bytes of the page in the file, and decompressed.
     """
     if codec is None:
-        return Plain(offset, size)
-    whole = Compressed(codec, offset, packed_size, size, file_id)
+        return PlainPage(offset, size)
+    whole = CompressedPage(codec, offset, packed_size, size, file_id)
     return (_find_elements(file, whole) if codec == "snappy" else None) or whole
 
 
-def _find_elements(file: Bytes, whole: Compressed) -> Snappy | None:
+def _find_elements(file: Bytes, whole: CompressedPage) -> SnappyPage | None:
     """Find the elements of a snappy page; None: there are too many, or the page is damaged."""
     end = whole.offset + whole.packed_size
     window_start, window = whole.offset, file.read(whole.offset, min(_WINDOW_BYTES, whole.packed_size))
@@ -174,4 +174,4 @@ def _find_elements(file: Bytes, whole: Compressed) -> Snappy | None:
         starts.append(start)
         if len(places) > _MAX_ELEMENTS:
             return None
-    return Snappy(np.array(starts), np.array(places), whole) if start == size and place_of_tag == end else None
+    return SnappyPage(np.array(starts), np.array(places), whole) if start == size and place_of_tag == end else None

@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from energon_pack.samples.bytes import Bytes
-from energon_pack.sources.page_content import PageBytes, Snappy, content_of
+from energon_pack.sources.page_content import PageBytes, SnappyPage, content_of
 from energon_pack.sources.parquet_footer import ColumnChunk, read_struct, varint
 
-#: the step of a way that leads into each element of a list
+#: the step of a path that leads into each element of a list
 EACH_ELEMENT: Final = object()
 
-#: field names and `EACH_ELEMENT`
+#: the path to the values of a column: field names, and `EACH_ELEMENT`
 LeafPath = tuple[Any, ...]
 
 
@@ -40,7 +40,7 @@ class BytesColumn:
     """Where each value of a column of bytes lies, in one row group."""
 
     pages: list[PageBytes]
-    first: np.ndarray  # for each row the number of its first value; and the number of all values
+    first_values: np.ndarray  # for each row the number of its first value; and the number of all values
     page: np.ndarray  # for each value, its page
     start: np.ndarray
     length: np.ndarray  # -1: null
@@ -48,22 +48,22 @@ class BytesColumn:
     @property
     def num_bytes(self) -> int:
         """Return approximately how much memory it takes."""
-        elements = sum(page.starts.nbytes + page.places.nbytes for page in self.pages if isinstance(page, Snappy))
-        return elements + self.first.nbytes + self.page.nbytes + self.start.nbytes + self.length.nbytes
+        elements = sum(page.starts.nbytes + page.places.nbytes for page in self.pages if isinstance(page, SnappyPage))
+        return elements + self.first_values.nbytes + self.page.nbytes + self.start.nbytes + self.length.nbytes
 
-    def value(self, row: int, index: int) -> "Value | None":
+    def value(self, row: int, index: int) -> "ValuePlace | None":
         """Return the place of the value `index` of a row; None: it is null, or the row has fewer values."""
-        number = int(self.first[row]) + index
-        if not 0 <= index < self.first[row + 1] - self.first[row] or self.length[number] < 0:
+        number = int(self.first_values[row]) + index
+        if not 0 <= index < self.first_values[row + 1] - self.first_values[row] or self.length[number] < 0:
             return None
-        return Value(self.pages[self.page[number]], int(self.start[number]), int(self.length[number]))
+        return ValuePlace(self.pages[self.page[number]], int(self.start[number]), int(self.length[number]))
 
     def are_not_null(self, row: int) -> list[bool]:
         """Tell for each value of a row whether it is not null."""
-        return [length >= 0 for length in self.length[self.first[row] : self.first[row + 1]].tolist()]
+        return [length >= 0 for length in self.length[self.first_values[row] : self.first_values[row + 1]].tolist()]
 
 
-class Value(NamedTuple):
+class ValuePlace(NamedTuple):
     """Where the bytes of a value lie: `size` bytes of a page's content, from `start` on."""
 
     page: PageBytes

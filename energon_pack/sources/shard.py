@@ -131,7 +131,7 @@ class _File:
 
     @property
     def ratio(self) -> float:
-        """Return how often each sample comes in an epoch; of a fraction, some samples come once more."""
+        """Return how often each sample comes in an epoch; of 1.3, a random 30% of them come twice."""
         return 1.0
 
     def drawn(self, num_rows: int, seed: int) -> Ints | None:

@@ -32,7 +32,7 @@ from energon_pack.sources.parquet_pages import (
     EACH_ELEMENT,
     BytesColumn,
     LeafPath,
-    Value,
+    ValuePlace,
     column_of,
     is_read_by_pages,
     leaf_paths,
@@ -180,7 +180,7 @@ def _read_without_bytes(table: Table, key: _GroupKey) -> list[Any] | None:
 class _CellFile(File):
     """A value of a column of bytes as a file; the table is opened again if it was closed between reads."""
 
-    def __init__(self, path: str, version: str, value: Value):
+    def __init__(self, path: str, version: str, value: ValuePlace):
         super().__init__(State(value.size, version))
         self._path, self._value = path, value
 
@@ -224,7 +224,7 @@ def _item_at(group: pa.Table, row: int, value: Any, step: str) -> Any:
     return value[int(step) if isinstance(value, pa.ListScalar | pa.LargeListScalar) else step]
 
 
-def _find_in_page(table: Table, group: _GroupKey, row: int, way: list[str]) -> Value | None:
+def _find_in_page(table: Table, group: _GroupKey, row: int, way: list[str]) -> ValuePlace | None:
     """Find a value in its page, by its row in the group and its path; None: pyarrow has to read it."""
     lists = [step for step in way[1:] if step.isdecimal()]
     if len(lists) > 1:
@@ -251,7 +251,7 @@ def _bytes_column(table: Table, group: _GroupKey, leaf: int) -> BytesColumn | No
             TypeError,
         ):  # damaged: pyarrow reports it
             column = None
-        if column is not None and len(column.first) - 1 != table.group_lens[group[2]]:
+        if column is not None and len(column.first_values) - 1 != table.group_lens[group[2]]:
             column = None
         kept = _kept_columns.put((group, leaf), (column,))
     return kept[0]

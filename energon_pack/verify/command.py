@@ -37,18 +37,18 @@ from energon_pack.sources.find import Source
 from energon_pack.verify import dataset_checks as checks
 from energon_pack.verify.findings import CHECKS, Findings
 from energon_pack.verify.pack_checks import samples_of
-from energon_pack.verify.shard_checks import VerifiedShard, VerifyJob, packs_of, verify_shards
+from energon_pack.verify.shard_checks import VerifiedShard, VerifyJob, read_packs, verify_shards
 from energon_pack.verify.source_checks import (
     SourceSamples,
-    drawn_of,
     find_source,
+    read_draw_settings,
     read_settings,
+    read_source_samples,
     saved_template,
-    source_samples,
     trusted_map,
-    unaccounted,
+    unaccounted_samples,
 )
-from energon_pack.verify.totals import Ledger, totals
+from energon_pack.verify.totals import Ledger, check_totals
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,12 @@ def verify(dataset: str | Path, options: Options = _DEFAULTS) -> Findings:
             f"{folder} is no packed dataset: it has no {META_FOLDER}/{MANIFEST}. Packs of another tool are a source:"
             f" energon-pack try {shlex.quote(folder.path)} +model=NAME says what can be read"
         )
-    _verify(folder, options, findings)
+    _run_checks(folder, options, findings)
     return findings
 
 
-def _verify(folder: DatasetFolder, options: Options, findings: Findings) -> None:
-    stated = _stated(folder, findings)
+def _run_checks(folder: DatasetFolder, options: Options, findings: Findings) -> None:
+    stated = _read_claims(folder, findings)
     paths = options.source
     if not has_messages(stated.manifest):
         why = "the packs hold no conversations (output.messages=false)"
@@ -100,7 +100,7 @@ def _verify(folder: DatasetFolder, options: Options, findings: Findings) -> None
         num_jobs = max(len(jobs), len(source.shards) if source else 0)
         with LocalExecutor(1 if num_jobs < 2 else options.num_workers) as executor:  # a single job needs no process
             run = Run(executor, Progress())
-            samples = None if source is None else source_samples(source, drawn_of(stated.report), run)
+            samples = None if source is None else read_source_samples(source, read_draw_settings(stated.report), run)
             shards, ledger = verify_shards(jobs, findings, run), Ledger(folder)
             _check_dataset(stated, shards, ledger, findings)
     if samples is not None:
@@ -108,7 +108,7 @@ def _verify(folder: DatasetFolder, options: Options, findings: Findings) -> None
 
 
 @dataclass(frozen=True)
-class Stated:
+class Claims:
     """The manifest, report and plan of a dataset; empty or None if a file can't be read."""
 
     folder: DatasetFolder
@@ -118,14 +118,14 @@ class Stated:
     plan: PlanFile | None = None
 
 
-def _stated(folder: DatasetFolder, findings: Findings) -> Stated:
-    manifest = _read(folder, f"{META_FOLDER}/{MANIFEST}", "metadata", findings)
+def _read_claims(folder: DatasetFolder, findings: Findings) -> Claims:
+    manifest = _read_object(folder, f"{META_FOLDER}/{MANIFEST}", "metadata", findings)
     flavor = flavor_by_name(manifest.get("flavor"))
-    report = _read(folder, REPORT, "totals", findings)
-    return Stated(folder, flavor, manifest, report, _plan(folder, findings))
+    report = _read_object(folder, REPORT, "totals", findings)
+    return Claims(folder, flavor, manifest, report, _open_plan(folder, findings))
 
 
-def _read(folder: DatasetFolder, name: str, check: str, findings: Findings) -> dict[str, Any]:
+def _read_object(folder: DatasetFolder, name: str, check: str, findings: Findings) -> dict[str, Any]:
     try:
         return folder.read_object(name)
     except FileNotFoundError:  # the check `files` reports it
@@ -135,7 +135,7 @@ def _read(folder: DatasetFolder, name: str, check: str, findings: Findings) -> d
         return {}
 
 
-def _plan(folder: DatasetFolder, findings: Findings) -> PlanFile | None:
+def _open_plan(folder: DatasetFolder, findings: Findings) -> PlanFile | None:
     plan = PlanFile(folder.with_only(PLAN))
     try:
         plan.check()
@@ -145,8 +145,8 @@ def _plan(folder: DatasetFolder, findings: Findings) -> PlanFile | None:
     return plan
 
 
-def _jobs(stated: Stated, source: Source | None, template_folder: str | None, options: Options) -> Iterator[VerifyJob]:
-    shares, seed = _splits(stated.manifest)
+def _jobs(stated: Claims, source: Source | None, template_folder: str | None, options: Options) -> Iterator[VerifyJob]:
+    shares, seed = _split_shares(stated.manifest)
     packing = value_at(stated.manifest, "content", "packing")
     by_name = None if source is None else {shard.name: shard for shard in source.shards}
     is_reference = value_at(stated.manifest, "content", "output", "media") == MediaIn.reference
@@ -165,17 +165,17 @@ def _jobs(stated: Stated, source: Source | None, template_folder: str | None, op
             fingerprint=stated.manifest.get("fingerprint"),
             decode=options.decode,
             source=by_name,
-            read=read,
+            reading=read,
             media=media,
             template_folder=template_folder,
             has_messages=has_messages(stated.manifest),
-            shares=shares,
+            split_shares=shares,
             seed=seed,
             max_defects=options.max_errors,
         )
 
 
-def _splits(manifest: dict[str, Any]) -> tuple[tuple[float, ...], int]:
+def _split_shares(manifest: dict[str, Any]) -> tuple[tuple[float, ...], int]:
     """Return the shares of the splits, and the seed that draws the split of each sample id.
 
     No shares: the manifest is damaged, or samples with the same medium share a split, so ids do not tell it.
@@ -189,28 +189,30 @@ def _splits(manifest: dict[str, Any]) -> tuple[tuple[float, ...], int]:
         return (), 0
 
 
-def _check_dataset(stated: Stated, shards: list[VerifiedShard], ledger: Ledger, findings: Findings) -> None:
+def _check_dataset(stated: Claims, shards: list[VerifiedShard], ledger: Ledger, findings: Findings) -> None:
     folder, manifest = stated.folder, stated.manifest
     prefix = value_at(manifest, "content", "output", "shard_prefix")
     packed = checks.packed_samples(shards)
     name = folder.name
     findings.add(
-        "files", name, checks.files(folder, prefix if isinstance(prefix, str) else "packed"), len(folder.names)
+        "files", name, checks.check_files(folder, prefix if isinstance(prefix, str) else "packed"), len(folder.names)
     )
-    findings.add("keys", name, checks.keys(folder, shards, stated.plan), sum(len(shard.packs) for shard in shards))
-    findings.add("samples", name, checks.samples(folder, shards), len(packed))
+    findings.add(
+        "keys", name, checks.check_keys(folder, shards, stated.plan), sum(len(shard.packs) for shard in shards)
+    )
+    findings.add("samples", name, checks.check_samples(folder, shards), len(packed))
     findings.add("ledger", LEDGER, ledger.check(packed), ledger.reasons.total())
-    findings.add("metadata", META_FOLDER, checks.metadata(folder, stated.report, manifest, shards), len(shards))
-    findings.add("totals", name, totals(stated.report, manifest, shards, ledger))
+    findings.add("metadata", META_FOLDER, checks.check_metadata(folder, stated.report, manifest, shards), len(shards))
+    findings.add("totals", name, check_totals(stated.report, manifest, shards, ledger))
 
 
 def _check_accounts(
-    stated: Stated, samples: SourceSamples, shards: list[VerifiedShard], ledger: Ledger, findings: Findings
+    stated: Claims, samples: SourceSamples, shards: list[VerifiedShard], ledger: Ledger, findings: Findings
 ) -> None:
-    packs = (pack for shard in shards for _, pack, _ in packs_of(stated.folder, shard.name))
+    packs = (pack for shard in shards for _, pack, _ in read_packs(stated.folder, shard.name))
     names = chain((sample for pack in packs for sample, _ in samples_of(pack, None)), ledger.names())
-    defects = unaccounted(samples, checks.packed_samples(shards), ledger.samples, names)
-    findings.add("source samples", stated.folder.name, defects, sum(map(len, samples.hashes)))
+    defects = unaccounted_samples(samples, checks.packed_samples(shards), ledger.samples, names)
+    findings.add("source samples", stated.folder.name, defects, sum(map(len, samples.shard_hashes)))
 
 
 # ----------------------------------------------------------------------------------------------- what a user sees
@@ -221,14 +223,14 @@ def print_findings(findings: Findings, max_errors: int) -> None:
     rows: list[tuple[str, ...]] = []
     wrong = set()
     for check, meaning in CHECKS.items():
-        number_looked_at, number = findings.num_looked_at[check], findings.num_defects[check]
-        if check in findings.num_looked_at or number:
+        number_looked_at, number = findings.num_checked[check], findings.num_defects[check]
+        if check in findings.num_checked or number:
             wrong |= {len(rows)} if number else set()
             rows.append((check, meaning, f"{number_looked_at:,}", amount(number, "defect") if number else "ok"))
     print_table(Rows(("check", "what has to be true", "looked at", "result"), rows, 2, wrong))
     for note in findings.notes:
         say(note)
-    shown = findings.first(max_errors)
+    shown = findings.first_defects(max_errors)
     for defect in shown:
         say(str(defect))
     if num_left := findings.num_defects.total() - len(shown):

@@ -24,30 +24,30 @@ from energon_pack.samples.flavors import packed_flavor, reading_problem
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE
 from energon_pack.sources.tar import TarScan
-from energon_pack.verify.findings import Hashes, hashes, joined, named, several
+from energon_pack.verify.findings import Hashes, hashes_of, joined_hashes, names_with, repeated
 from energon_pack.verify.pack_checks import samples_of
-from energon_pack.verify.shard_checks import VerifiedShard, packs_of
+from energon_pack.verify.shard_checks import VerifiedShard, read_packs
 
-_META_FILES = {
+_META_FILE_NAMES = {
     "dataset.yaml", "crude.yaml", "typed.yaml", "split.yaml", ".info.json", ".info.yaml", MANIFEST,
     "index.sqlite", "index.uuid", SAMPLE_LOADER, INPUTS_FILE, TRIAL_FILE, PACK_SUMS,
 }  # fmt: skip
-INDEX = "index.sqlite"
+INDEX_NAME = "index.sqlite"
 #: as Energon queries its index
-_SAMPLES = "SELECT sample_key, sample_index, byte_offset, byte_size FROM samples WHERE tar_file_id = ? ORDER BY 2"
-_PARTS = (
+_SAMPLES_QUERY = "SELECT sample_key, sample_index, byte_offset, byte_size FROM samples WHERE tar_file_id = ? ORDER BY 2"
+_PARTS_QUERY = (
     "SELECT sample_index, part_name, content_byte_offset, content_byte_size FROM sample_parts WHERE tar_file_id = ?"
     " ORDER BY 1, 3"
 )
-_SHARDS = "SELECT tar_file_id FROM samples UNION SELECT tar_file_id FROM sample_parts"
+_SHARDS_QUERY = "SELECT tar_file_id FROM samples UNION SELECT tar_file_id FROM sample_parts"
 
 
-def files(folder: DatasetFolder, prefix: str) -> Iterator[str]:
+def check_files(folder: DatasetFolder, prefix: str) -> Iterator[str]:
     """Yield files that a packed dataset lacks, or that are none of its files. `prefix`: of the names of its shards."""
     names = set(folder.names)
     yield from (f"{name} is missing" for name in sorted(REQUIRED_FILES - names))
-    known = {PLAN, LEDGER, REPORT, PAGE, *(f"{META_FOLDER}/{name}" for name in _META_FILES)}
-    known |= {f"{META_FOLDER}/{PROCESSOR_FOLDER}/{name}" for name in _of_processor(folder)}
+    known = {PLAN, LEDGER, REPORT, PAGE, *(f"{META_FOLDER}/{name}" for name in _META_FILE_NAMES)}
+    known |= {f"{META_FOLDER}/{PROCESSOR_FOLDER}/{name}" for name in _processor_hashes(folder)}
     shard = shard_name_pattern(prefix)
     for name in sorted(names - known):
         if not shard.fullmatch(name):
@@ -57,7 +57,7 @@ def files(folder: DatasetFolder, prefix: str) -> Iterator[str]:
     yield from (f"{name} is a folder" for name in folder.other_folders)
 
 
-def _of_processor(folder: DatasetFolder) -> dict[str, Any]:
+def _processor_hashes(folder: DatasetFolder) -> dict[str, Any]:
     """Return name → hash of the processor's files that the dataset states; empty: it states none."""
     with suppress(OSError, ValueError):
         hashes = folder.read_object(f"{META_FOLDER}/{INPUTS_FILE}").get("files")
@@ -68,7 +68,7 @@ def _of_processor(folder: DatasetFolder) -> dict[str, Any]:
 def _changed_files(folder: DatasetFolder, manifest: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[str]:
     """Check that the files from which training gets its inputs are as they were packed."""
     expected = {name: value_at(manifest, "hashes", name) for name in HASHED_FILES}
-    expected |= {f"{PROCESSOR_FOLDER}/{name}": its_hash for name, its_hash in _of_processor(folder).items()}
+    expected |= {f"{PROCESSOR_FOLDER}/{name}": its_hash for name, its_hash in _processor_hashes(folder).items()}
     expected |= {MANIFEST: report.get("manifest_hash")} if report else {}
     for name, its_hash in expected.items():
         try:
@@ -79,7 +79,7 @@ def _changed_files(folder: DatasetFolder, manifest: Mapping[str, Any], report: M
                 yield f"{name} can't be read: {error.strerror or error}"
 
 
-def metadata(
+def check_metadata(
     folder: DatasetFolder, report: Mapping[str, Any], manifest: Mapping[str, Any], shards: Sequence[VerifiedShard]
 ) -> Iterator[str]:
     """Yield what is wrong in the manifest and in Energon's own files: counts, splits, hashes, index, dataset.yaml."""
@@ -91,20 +91,20 @@ def metadata(
         yield f"{MANIFEST} has fingerprint={short(fingerprint)}"
     if why := reading_problem(manifest):
         yield f"{MANIFEST}: {why}"
-    yield from counts(folder, manifest, shards)
+    yield from check_counts(folder, manifest, shards)
     yield from _changed_files(folder, manifest, report)
-    if folder.has(f"{META_FOLDER}/{INDEX}"):
-        yield from sqlite(folder, [shard.name for shard in shards])
+    if folder.has(f"{META_FOLDER}/{INDEX_NAME}"):
+        yield from check_sqlite(folder, [shard.name for shard in shards])
     elif value_at(manifest, "content", "output", "sqlite") is True:
-        yield f"{INDEX} is missing"
-    yield from _dataset_yamls(folder, manifest)
+        yield f"{INDEX_NAME} is missing"
+    yield from _check_dataset_yamls(folder, manifest)
 
 
-def counts(folder: DatasetFolder, manifest: Mapping[str, Any], shards: Sequence[VerifiedShard]) -> Iterator[str]:
+def check_counts(folder: DatasetFolder, manifest: Mapping[str, Any], shards: Sequence[VerifiedShard]) -> Iterator[str]:
     """Yield shards of which `.info.json` or `.info.yaml` counts other packs, and what is wrong in `split.yaml`."""
     num_packs = {shard.name: len(shard.packs) for shard in shards}
     for name in (".info.json", ".info.yaml"):
-        value, why = _load(folder, name)
+        value, why = _load_meta_file(folder, name)
         claimed = value_at(value, "shard_counts")
         if value is None or not isinstance(claimed, dict):
             yield from why if value is None else [f"{name} has shard_counts={short(claimed)}"]
@@ -114,13 +114,13 @@ def counts(folder: DatasetFolder, manifest: Mapping[str, Any], shards: Sequence[
                 numbers = f"{short(claimed.get(shard))} packs of {short(shard)}, there are {num_packs.get(shard, 0)}"
                 yield f"{name} counts {numbers}"
     planned = {split: value_at(manifest, "splits", split, "packs") or 0 for split in SPLITS}
-    yield from _splits(folder, num_packs, planned, {shard.name: shard.splits for shard in shards})
+    yield from _check_splits(folder, num_packs, planned, {shard.name: shard.splits for shard in shards})
 
 
-def _splits(
+def _check_splits(
     folder: DatasetFolder, counts: Mapping[str, int], planned: Mapping[str, int], of_samples: Mapping[str, set[str]]
 ) -> Iterator[str]:
-    value, why = _load(folder, "split.yaml")
+    value, why = _load_meta_file(folder, "split.yaml")
     if value is None:
         yield from why
         return
@@ -146,7 +146,7 @@ def _splits(
                 yield f"{name} is in split {part}, and holds samples of {', '.join(sorted(foreign))}"
 
 
-def _dataset_yamls(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterator[str]:
+def _check_dataset_yamls(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterator[str]:
     """Check that Energon is told to read the packs as they are; subflavors may be a user's own."""
     name, which = manifest.get("flavor"), value_at(manifest, "content", "output", "dataset_yaml")
     flavor = packed_flavor(name) if isinstance(name, str) else None
@@ -155,7 +155,7 @@ def _dataset_yamls(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterat
         return
     sample_type = value_at(manifest, "content", "output", "sample_type")
     if isinstance(sample_type, str):
-        yield from _sample_loader(folder, flavor)
+        yield from _check_sample_loader(folder, flavor)
     elif folder.has(f"{META_FOLDER}/{SAMPLE_LOADER}"):
         yield f"{SAMPLE_LOADER} is there, and packing wrote none"
     stack = sample_type if isinstance(sample_type, str) else None
@@ -166,14 +166,14 @@ def _dataset_yamls(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterat
 
 def _changed_yamls(folder: DatasetFolder, yamls: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for name, expected in yamls.items():
-        value, why = _load(folder, name)
+        value, why = _load_meta_file(folder, name)
         if value is None:
             yield from why or [f"{name} is missing"]
         else:
             yield from (f"{name}: {key} is not what packing writes" for key in changed_keys(value, expected))
 
 
-def _sample_loader(folder: DatasetFolder, flavor: PackedFlavor) -> Iterator[str]:
+def _check_sample_loader(folder: DatasetFolder, flavor: PackedFlavor) -> Iterator[str]:
     """Check that sample_loader.py, which Energon runs, is the one that packing wrote."""
     try:
         if folder.read(f"{META_FOLDER}/{SAMPLE_LOADER}") != sample_loader_py(flavor):
@@ -182,7 +182,7 @@ def _sample_loader(folder: DatasetFolder, flavor: PackedFlavor) -> Iterator[str]
         yield f"{SAMPLE_LOADER} can't be read: {error.strerror or error}"
 
 
-def _load(folder: DatasetFolder, name: str) -> tuple[Any, list[str]]:
+def _load_meta_file(folder: DatasetFolder, name: str) -> tuple[Any, list[str]]:
     """Load a file of the metadata, or return None and why it can't be read; the check `files` reports a missing one."""
     path = f"{META_FOLDER}/{name}"
     try:
@@ -193,66 +193,66 @@ def _load(folder: DatasetFolder, name: str) -> tuple[Any, list[str]]:
         return None, [f"{name} can't be read: {short(str(error))}"]
 
 
-def sqlite(folder: DatasetFolder, shards: Sequence[str]) -> Iterator[str]:
+def check_sqlite(folder: DatasetFolder, shards: Sequence[str]) -> Iterator[str]:
     """Yield how Energon's index.sqlite differs from these shards."""
     try:
         with (
-            folder.local_copy(f"{META_FOLDER}/{INDEX}") as path,
+            folder.local_copy(f"{META_FOLDER}/{INDEX_NAME}") as path,
             closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as index,
         ):
             for number, shard in enumerate(shards):
-                yield from _shard(index, number, folder, shard)
-            more = sorted({row[0] for row in index.execute(_SHARDS)} - set(range(len(shards))), key=str)
-            yield from (f"{INDEX} has packs of a shard that is not there: {short(number)}" for number in more)
+                yield from _check_shard_index(index, number, folder, shard)
+            more = sorted({row[0] for row in index.execute(_SHARDS_QUERY)} - set(range(len(shards))), key=str)
+            yield from (f"{INDEX_NAME} has packs of a shard that is not there: {short(number)}" for number in more)
     except (OSError, sqlite3.Error) as error:
-        yield f"{INDEX} can't be read: {error}"
+        yield f"{INDEX_NAME} can't be read: {error}"
 
 
-def _shard(index: sqlite3.Connection, number: int, folder: DatasetFolder, shard: str) -> Iterator[str]:
+def _check_shard_index(index: sqlite3.Connection, number: int, folder: DatasetFolder, shard: str) -> Iterator[str]:
     with folder.open(shard) as file:
         packs = list(packs_in(TarScan(file)))
     samples = [(pack.key, place, pack.start, pack.end - pack.start) for place, pack in enumerate(packs)]
     parts = [(place, *part) for place, pack in enumerate(packs) for part in pack.parts]
-    for noun, expected, query in (("packs", samples, _SAMPLES), ("parts", parts, _PARTS)):
+    for noun, expected, query in (("packs", samples, _SAMPLES_QUERY), ("parts", parts, _PARTS_QUERY)):
         rows: list[Any] = index.execute(query, (number,)).fetchall()
         if len(rows) != len(expected):
-            yield f"{INDEX} has {len(rows)} {noun} of {shard}, there are {len(expected)}"
+            yield f"{INDEX_NAME} has {len(rows)} {noun} of {shard}, there are {len(expected)}"
         elif rows != expected:
             ours, right = next(pair for pair in zip(rows, expected, strict=True) if pair[0] != pair[1])
-            yield f"{INDEX} has {short(ours)} of {shard}, there is {short(right)}"
+            yield f"{INDEX_NAME} has {short(ours)} of {shard}, there is {short(right)}"
 
 
 # ------------------------------------------------------------------------------------------------ packs and samples
 
 
-def keys(folder: DatasetFolder, shards: Sequence[VerifiedShard], plan: PlanFile | None) -> Iterator[str]:
+def check_keys(folder: DatasetFolder, shards: Sequence[VerifiedShard], plan: PlanFile | None) -> Iterator[str]:
     """Yield packs that are in the shards twice, and packs of the plan that are in no shard."""
-    packs = joined([shard.packs for shard in shards])
-    if len(twice := several(packs)):
-        all_keys = (pack.files.key for shard in shards for _, pack, _ in packs_of(folder, shard.name))
-        yield from (f"{key} is there twice" for key in named(twice, all_keys))
+    packs = joined_hashes([shard.packs for shard in shards])
+    if len(twice := repeated(packs)):
+        all_keys = (pack.files.key for shard in shards for _, pack, _ in read_packs(folder, shard.name))
+        yield from (f"{key} is there twice" for key in names_with(twice, all_keys))
     if plan is None:
         return
     try:
-        planned = joined([hashes(map(str, dict.fromkeys(column))) for (column,) in plan.columns("pack")])
+        planned = joined_hashes([hashes_of(map(str, dict.fromkeys(column))) for (column,) in plan.columns("pack")])
         missing = np.setdiff1d(planned, packs)
         if len(missing):
             in_plan = (str(key) for (column,) in plan.columns("pack") for key in column)
-            yield from (f"{key} of the plan is in no shard" for key in named(missing, in_plan))
+            yield from (f"{key} of the plan is in no shard" for key in names_with(missing, in_plan))
     except PackError as error:
         yield str(error)
 
 
-def samples(folder: DatasetFolder, shards: Sequence[VerifiedShard]) -> Iterator[str]:
+def check_samples(folder: DatasetFolder, shards: Sequence[VerifiedShard]) -> Iterator[str]:
     """Yield samples that are in packs twice, and cut samples that lack a part or have one twice."""
     parts: dict[str, list[str]] = {}
     for shard in shards:
-        for sample, numbers in shard.parts.items():
+        for sample, numbers in shard.cut_samples.items():
             parts.setdefault(sample, []).extend(numbers)
-    if len(twice := several(joined([*(shard.samples for shard in shards), hashes(parts)]))):
-        packs = (pack for shard in shards for _, pack, _ in packs_of(folder, shard.name))
+    if len(twice := repeated(joined_hashes([*(shard.samples for shard in shards), hashes_of(parts)]))):
+        packs = (pack for shard in shards for _, pack, _ in read_packs(folder, shard.name))
         all_samples = (sample for pack in packs for sample, _ in samples_of(pack, None))
-        yield from (f"{sample} is there twice" for sample in named(twice, all_samples))
+        yield from (f"{sample} is there twice" for sample in names_with(twice, all_samples))
     for sample, numbers in parts.items():
         counts = Counter(numbers)
         number = int(numbers[0].partition("of")[2])
@@ -262,5 +262,5 @@ def samples(folder: DatasetFolder, shards: Sequence[VerifiedShard]) -> Iterator[
 
 def packed_samples(shards: Sequence[VerifiedShard]) -> Hashes:
     """Return the hashes of all samples that are in packs, whole or in parts."""
-    cut = {sample for shard in shards for sample in shard.parts}
-    return joined([*(shard.samples for shard in shards), hashes(cut)])
+    cut = {sample for shard in shards for sample in shard.cut_samples}
+    return joined_hashes([*(shard.samples for shard in shards), hashes_of(cut)])

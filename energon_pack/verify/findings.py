@@ -58,15 +58,15 @@ class Findings:
     """What the checks found in a shard or in a dataset: by check, the counts, and the first defects."""
 
     max_defects: int  # defects of each check that are kept; all are counted
-    num_looked_at: Counter[str] = field(default_factory=Counter)
+    num_checked: Counter[str] = field(default_factory=Counter)
     num_defects: Counter[str] = field(default_factory=Counter)
     defects: dict[str, list[Defect]] = field(default_factory=dict)
     #: facts that the user has to know, and that are no defects
     notes: list[str] = field(default_factory=list)
 
-    def add(self, check: str, where: str, defects: Iterable[str], num_looked_at: int = 1) -> None:
+    def add(self, check: str, where: str, defects: Iterable[str], num_checked: int = 1) -> None:
         """Count what a check looked at in one place, and the defects that it yields there."""
-        self.num_looked_at[check] += num_looked_at
+        self.num_checked[check] += num_checked
         for text in defects:
             self.num_defects[check] += 1
             self._keep(Defect(check, where, text))
@@ -78,12 +78,12 @@ class Findings:
 
     def merge(self, other: "Findings") -> None:
         """Add the counts and defects of other findings to these."""
-        self.num_looked_at += other.num_looked_at
+        self.num_checked += other.num_checked
         self.num_defects += other.num_defects
         for defect in chain.from_iterable(other.defects.values()):
             self._keep(defect)
 
-    def first(self, number: int) -> list[Defect]:
+    def first_defects(self, number: int) -> list[Defect]:
         """Return at most `number` defects, from as many checks as possible: one check with thousands hides no other."""
         in_turn = chain.from_iterable(zip_longest(*self.defects.values()))
         chosen = [defect for defect in in_turn if defect is not None][:number]
@@ -91,30 +91,30 @@ class Findings:
         return sorted(chosen, key=lambda defect: order.index(defect.check))
 
 
-def hashed(name: str) -> int:
+def hash_of(name: str) -> int:
     """Return a 64-bit hash of a name, because hashes of all samples fit into memory, and names do not."""
     data = name.encode(errors="surrogatepass")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
 
 
-def hashes(names: Iterable[str]) -> Hashes:
-    return np.fromiter(map(hashed, names), np.uint64)
+def hashes_of(names: Iterable[str]) -> Hashes:
+    return np.fromiter(map(hash_of, names), np.uint64)
 
 
-def joined(arrays: Sequence[npt.ArrayLike]) -> Hashes:
+def joined_hashes(arrays: Sequence[npt.ArrayLike]) -> Hashes:
     return np.concatenate([np.zeros(0, np.uint64), *arrays])
 
 
-def named(values: Hashes, names: Iterable[str]) -> Iterator[str]:
+def names_with(values: Hashes, names: Iterable[str]) -> Iterator[str]:
     """Yield the names whose hashes are among `values`, each once."""
     unseen = set(values.tolist())
     for name in names:
-        if unseen and (value := hashed(name)) in unseen:
+        if unseen and (value := hash_of(name)) in unseen:
             unseen.remove(value)
             yield name
 
 
-def several(values: Hashes) -> Hashes:
+def repeated(values: Hashes) -> Hashes:
     """Return the values that occur more than once."""
     unique, counts = np.unique(values, return_counts=True)
     return unique[counts > 1]

@@ -24,11 +24,11 @@ from energon_pack.sources.tar import BLOCK
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 
-_CHUNK = 1 << 20  # bytes compared at once
-_BEFORE, _EXCERPT = 20, 60  # characters before a difference, and of an excerpt
+_CHUNK_BYTES = 1 << 20  # bytes compared at once
+_CHARS_BEFORE, _EXCERPT_CHARS = 20, 60  # characters before a difference, and of an excerpt
 
 
-def compared(
+def compare_members(
     file: Bytes,
     pack: Pack,
     members: Sequence[PlanRow],
@@ -59,24 +59,24 @@ def compared(
             content = conversation(sample, pack.flavor)
             parts = media_parts(sample, content)
         except (PackError, Skip, OSError, IndexError) as error:  # IndexError: it lacks the turn at which it is cut
-            yield "source text", member.sample_id, [_why(error)]
+            yield "source text", member.sample_id, [_reason(error)]
             parts = [*member.parts]
         else:
             packed = next(iter((pack.members or [])[index : index + 1]), None)
             expected = pack.flavor.member_value(index, content)
             if packed is not None or MESSAGES_FIELD not in pack.flavor.optional:
-                yield "source text", member.sample_id, _text_differs(packed, expected)
+                yield "source text", member.sample_id, _text_differences(packed, expected)
             if again is not None:
                 seen = Sample(sample.timed, sample.media, sample.tools, sample.options)
-                yield "source tokens", member.sample_id, made_otherwise(again[0][index], again[1], seen)
+                yield "source tokens", member.sample_id, token_differences(again[0][index], again[1], seen)
         for name, part in zip(next(iter((pack.part_names or [])[index : index + 1]), []), parts, strict=False):
             try:
-                yield "source media", member.sample_id, [*_media_differ(file, pack, name, member, part, sources)]
+                yield "source media", member.sample_id, [*_media_differences(file, pack, name, member, part, sources)]
             except (PackError, OSError) as error:
-                yield "source media", member.sample_id, [_why(error)]
+                yield "source media", member.sample_id, [_reason(error)]
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, SourceChanged):
         return f"{error.path} changed since it was packed: put it back, or pack again"
     return str(error)
@@ -92,7 +92,7 @@ def is_within(member: PlanRow, shard: Shard) -> bool:
     return all(offset >= BLOCK and size >= 0 and offset + size <= shard.size for offset, size in places)
 
 
-def _text_differs(packed: Any, expected: dict[str, Any]) -> Iterator[str]:
+def _text_differences(packed: Any, expected: dict[str, Any]) -> Iterator[str]:
     if not isinstance(packed, dict):
         yield "it is not in the pack's JSON"
         return
@@ -100,8 +100,8 @@ def _text_differs(packed: Any, expected: dict[str, Any]) -> Iterator[str]:
         texts = [_as_json(value[name]) if name in value else "missing" for value in (packed, expected)]
         if texts[0] != texts[1]:
             pairs = enumerate(zip_longest(*texts))
-            start = max(0, next(place for place, pair in pairs if pair[0] != pair[1]) - _BEFORE)
-            ours, right = (text[start : start + _EXCERPT] for text in texts)
+            start = max(0, next(place for place, pair in pairs if pair[0] != pair[1]) - _CHARS_BEFORE)
+            ours, right = (text[start : start + _EXCERPT_CHARS] for text in texts)
             yield f"{name} is {ours}, in the source {right}"
 
 
@@ -109,7 +109,7 @@ def _as_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
-def _media_differ(
+def _media_differences(
     file: Bytes, pack: Pack, name: str, member: PlanRow, source: AnyPart, sources: Sources
 ) -> Iterator[str]:
     """Yield how a medium differs from its source; raises PackError and OSError where that can't be read."""
@@ -120,8 +120,8 @@ def _media_differ(
     if part.size != source.size:
         yield f"{name} has {part.size} bytes, {source.name} in the source {source.size}"
         return
-    for start in range(0, source.size, _CHUNK):
-        number = min(_CHUNK, source.size - start)
+    for start in range(0, source.size, _CHUNK_BYTES):
+        number = min(_CHUNK_BYTES, source.size - start)
         ours, right = file.read(part.offset + start, number), source_file.read(source.offset + start, number)
         if ours != right:
             differs = next((i for i, pair in enumerate(zip(ours, right, strict=False)) if pair[0] != pair[1]), 0)
@@ -129,7 +129,7 @@ def _media_differ(
             return
 
 
-def made_otherwise(written: MemberTokens, template: Template, sample: Sample) -> Iterator[str]:
+def token_differences(written: MemberTokens, template: Template, sample: Sample) -> Iterator[str]:
     """Yield how a member's packed tokens differ from those that a template makes of its sample, line by line."""
     try:
         (again,) = template.member_tokens([sample])
@@ -141,23 +141,23 @@ def made_otherwise(written: MemberTokens, template: Template, sample: Sample) ->
     if numbers[0] != numbers[1]:
         yield f"{numbers[0]} tokens, made again {numbers[1]}"
         return
-    yield from _first("token {} is {}, made again {}", written.ids.tolist(), again.ids.tolist())
+    yield from _diff("token {} is {}, made again {}", written.ids.tolist(), again.ids.tolist())
     if numbers[2] != numbers[3]:
         yield f"{numbers[2]} trained tokens, made again {numbers[3]}"
     else:
-        yield from _first("token {} has the weight {:g}, made again {:g}", written.token_weights, again.token_weights)
+        yield from _diff("token {} has the weight {:g}, made again {:g}", written.token_weights, again.token_weights)
     if written.factor != again.factor:
         yield f"its weight is {written.factor:g}, made again {again.factor:g}"
-    yield from _seen_differ(written.media, again.media)
+    yield from _seen_differences(written.media, again.media)
 
 
-def _first(text: str, written: Sequence[Any], again: Sequence[Any]) -> Iterator[str]:
+def _diff(text: str, written: Sequence[Any], again: Sequence[Any]) -> Iterator[str]:
     pairs = enumerate(zip_longest(written, again))
     if (place := next((place for place, both in pairs if both[0] != both[1]), None)) is not None:
         yield text.format(place, written[place], again[place])
 
 
-def _seen_differ(written: Sequence[SeenMedium], again_media: Sequence[SeenMedium]) -> Iterator[str]:
+def _seen_differences(written: Sequence[SeenMedium], again_media: Sequence[SeenMedium]) -> Iterator[str]:
     if len(written) != len(again_media):
         yield f"{len(written)} media, made again {len(again_media)}"
         return

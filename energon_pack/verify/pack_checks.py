@@ -33,7 +33,7 @@ _ARRAY_MAGIC = b"\x93NUMPY"
 # ------------------------------------------------------------------------------------------------------- its media
 
 
-def parts(pack: Pack) -> Iterator[str]:
+def check_parts(pack: Pack) -> Iterator[str]:
     """Check that a pack's files are its JSON, its tokens, and the media that the JSON names, in that order."""
     names = [part.name for part in pack.files.parts]
     yield from (f"{part.name} holds no bytes of its own" for part in pack.files.parts if part.size < 0)
@@ -57,7 +57,7 @@ def parts(pack: Pack) -> Iterator[str]:
             yield f"member {member} has a medium named {short(name)}: out of order, or no name of a pack's part"
 
 
-def tokens(pack: Pack, members: Sequence[MemberTokens]) -> Iterator[str]:
+def check_tokens(pack: Pack, members: Sequence[MemberTokens]) -> Iterator[str]:
     """Check that the members' token lengths, trained tokens, shared tokens and media are those that the JSON states."""
     numbers = {
         "token_lens": ("tokens", [*map(len, members)]),
@@ -69,7 +69,7 @@ def tokens(pack: Pack, members: Sequence[MemberTokens]) -> Iterator[str]:
             first = next(
                 (index for index, both in enumerate(zip(counts, stated, strict=False)) if both[0] != both[1]), 0
             )
-            yield f"tokens: members of {_few(counts, first)} {noun}, _meta.{name} says {_few(stated, first)}"
+            yield f"tokens: members of {_excerpt(counts, first)} {noun}, _meta.{name} says {_excerpt(stated, first)}"
     for index, (member, kinds) in enumerate(zip(members, pack.kinds, strict=False)):
         found_kinds = Counter(kind for medium in member.media for kind in medium.part_kinds)
         if None not in kinds and found_kinds != Counter(kinds):
@@ -79,13 +79,13 @@ def tokens(pack: Pack, members: Sequence[MemberTokens]) -> Iterator[str]:
             yield f"tokens: member {index} does not begin with the {member.shared_len} tokens that it shares"
 
 
-def _few(numbers: Sequence[int], first: int) -> str:
+def _excerpt(numbers: Sequence[int], first: int) -> str:
     """Return up to eight numbers as a text, from the index `first` on."""
     end = first + 8
     return ", ".join(["…"] * (first > 0) + [*map(str, numbers[first:end])] + ["…"] * (end < len(numbers)))
 
 
-def kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
+def check_kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
     """Check that a medium's first bytes are of the format of its extension, or, if names have none, of its kind."""
     extension, expected = name.rpartition(".")[2], pack.flavor.kind(name)
     if extension == "npy" and not pack.flavor.names_content:
@@ -103,14 +103,14 @@ def kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
         yield f"{line}, not of the kind {expected}"
 
 
-def messages(pack: Pack, expected: bool) -> Iterator[str]:
+def check_messages(pack: Pack, expected: bool) -> Iterator[str]:
     """Check that a pack's JSON holds conversations if `expected` (`output.messages`), else none."""
     if MESSAGES_FIELD in pack.flavor.optional and pack.fields and (MESSAGES_FIELD in pack.fields) != expected:
         has = "no" if expected else "it has"
         yield f"{has} {MESSAGES_FIELD}, and it was packed with output.messages={str(expected).lower()}"
 
 
-def placeholders(pack: Pack) -> Iterator[str]:
+def check_placeholders(pack: Pack) -> Iterator[str]:
     """Check that conversations are as packing writes them, and that their placeholders match the media."""
     for index, member in enumerate(pack.members or ()):
         try:
@@ -134,7 +134,7 @@ def placeholders(pack: Pack) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------------ lengths, the plan
 
 
-def sums(pack: Pack) -> Iterator[str]:
+def check_sums(pack: Pack) -> Iterator[str]:
     if {"total_token_len", "token_lens"} <= pack.meta.keys():
         total, tokens = pack.meta["total_token_len"], sum(_own_lens(pack))
         if total != tokens:
@@ -148,7 +148,7 @@ def _own_lens(pack: Pack) -> list[int]:
     return [length - shared_len for length, shared_len in zip(lens, pack.shared_lens, strict=False)]
 
 
-def capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[PlanRow] | None = None) -> Iterator[str]:
+def check_capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[PlanRow] | None = None) -> Iterator[str]:
     """Check that a pack is not over a limit of `packing.*`.
 
     Args:
@@ -178,13 +178,13 @@ def capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[PlanRow] 
             yield caps.excess_text(name, value, limit)
 
 
-def fingerprint(pack: Pack, expected: Any) -> Iterator[str]:
+def check_fingerprint(pack: Pack, expected: Any) -> Iterator[str]:
     fingerprint = pack.meta.get("fingerprint", expected)
     if fingerprint != expected and expected is not None:
         yield f"fingerprint {short(fingerprint)}, the manifest has {short(expected)}"
 
 
-def plan(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[str]:
+def check_plan(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[str]:
     """Check that a pack holds the members that its rows of the plan name; None: the plan has no such pack."""
     if members is None:
         yield "it is not in the plan"

@@ -39,12 +39,12 @@ from energon_pack.sources.storage import with_bytes_read
 from energon_pack.sources.tar import TarScan
 from energon_pack.templates.processor import load_saved
 from energon_pack.verify import pack_checks as checks
-from energon_pack.verify.findings import Findings, hashed
-from energon_pack.verify.members import compared, is_within
+from energon_pack.verify.findings import Findings, hash_of
+from energon_pack.verify.members import compare_members, is_within
 
 #: How many packs, and bytes of packs, are checked together. The rows of the plan for all of them are held at once,
 #: and their bytes are still in memory when they are read after their headers.
-_PACKS, _BYTES = 256, 16 << 20
+_MAX_GROUP_PACKS, _MAX_GROUP_BYTES = 256, 16 << 20
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class VerifyJob:
     fingerprint: Any
     decode: bool
     source: dict[str, Shard] | None  # source shards by name; None: not compared
-    read: ReadSettings
+    reading: ReadSettings
     media: DatasetMedia
     max_defects: int
-    shares: Sequence[float] = ()  # of the splits; empty: not known
+    split_shares: Sequence[float] = ()  # of the splits; empty: not known
     seed: int = 0
     template_folder: str | None = None  # the template that tokenizes the source; None: nothing does
     has_messages: bool = True  # what the dataset says: the JSON of its packs holds the conversations
@@ -76,9 +76,9 @@ class VerifiedShard:
     findings: Findings
     packs: "array[int]" = field(default_factory=lambda: array("Q"))  # hashes of their keys
     num_members: int = 0
-    ends: "array[int]" = field(default_factory=lambda: array("Q", [0]))  # where each pack begins, and the last one ends
+    pack_offsets: "array[int]" = field(default_factory=lambda: array("Q", [0]))  # start of each pack, and the last end
     samples: "array[int]" = field(default_factory=lambda: array("Q"))  # hashes of whole samples' `<source shard>/<key>`
-    parts: dict[str, list[str]] = field(default_factory=dict)  # the other members: sample → its parts, as `2of3`
+    cut_samples: dict[str, list[str]] = field(default_factory=dict)  # the other members: sample → its parts, as `2of3`
     num_tokens: int = 0
     num_supervised: int = 0
     media_types: Counter[str] = field(default_factory=Counter)
@@ -86,16 +86,16 @@ class VerifiedShard:
 
     def add(self, pack: Pack, members: list[PlanRow] | None, job: VerifyJob) -> None:
         """Add the counts and hashes of a pack. `members`: its rows of the plan; None: there are none."""
-        self.packs.append(hashed(pack.files.key))
+        self.packs.append(hash_of(pack.files.key))
         samples = list(checks.samples_of(pack, members))
-        if job.shares:
-            numbers = split_numbers((sample for sample, _ in samples), job.shares, job.seed)
+        if job.split_shares:
+            numbers = split_numbers((sample for sample, _ in samples), job.split_shares, job.seed)
             self.splits |= {SPLITS[number] for number in numbers.tolist()}
         for sample, part in samples:
             if part is None:
-                self.samples.append(hashed(sample))
+                self.samples.append(hash_of(sample))
             else:
-                self.parts.setdefault(sample, []).append(part)
+                self.cut_samples.setdefault(sample, []).append(part)
         self.num_members += len(pack.sample_ids)
         self.num_tokens += sum(pack.meta.get("token_lens", ())) - sum(pack.shared_lens)
         self.num_supervised += sum(pack.meta.get("num_supervised", ()))
@@ -127,21 +127,21 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
     try:
         with job.folder.open(job.name) as file, Sources(job.source or {}) as sources:
             compressed, scan = unpack_command(file), TarScan(file)
-            for group in _in_turn(packs_in(scan)):
-                shard.ends[-1:] = array("Q", [*(files.start for files in group), group[-1].end])
-                rows = None if plan is None else _rows(plan, job, group, findings)
+            for group in _in_groups(packs_in(scan)):
+                shard.pack_offsets[-1:] = array("Q", [*(files.start for files in group), group[-1].end])
+                rows = None if plan is None else _plan_rows(plan, job, group, findings)
                 plan = None if rows is None else plan
-                packs = [_to_compare(job, (rows or {}).get(files.key, [])) for files in group]
+                packs = [_comparable_members(job, (rows or {}).get(files.key, [])) for files in group]
                 for files, _ in zip(group, sources.read_ahead(packs, are_copied=True), strict=True):
                     _verify_pack(file, files, rows, sources, job, shard)
-            findings.add("tar", job.name, _damage(compressed, scan, len(shard.packs)))
-            findings.add("index", job.name, _index(job, shard), len(shard.packs))
+            findings.add("tar", job.name, _check_tar(compressed, scan, len(shard.packs)))
+            findings.add("index", job.name, _check_index(job, shard), len(shard.packs))
     except OSError as error:
         findings.add("tar", job.name, [f"it can't be read: {error.strerror or error}"])
     return shard
 
 
-def _to_compare(job: VerifyJob, members: list[PlanRow]) -> list[tuple[PlanRow, int]]:
+def _comparable_members(job: VerifyJob, members: list[PlanRow]) -> list[tuple[PlanRow, int]]:
     """Return the members of a pack that can be compared with the source, in the form of `Sources.ahead`."""
     shards = job.source or {}
     return [(row, 0) for row in members if row.shard in shards and is_within(row, shards[row.shard])]
@@ -156,24 +156,26 @@ def _verify_pack(
     shard: VerifiedShard,
 ) -> None:
     findings, where = shard.findings, f"{job.name}: {files.key}"
-    pack, defects = parse_pack(files, _json(file, files), job.flavor)
-    findings.add("json", where, [*defects, *checks.messages(pack, job.has_messages)])
+    pack, defects = parse_pack(files, _read_json(file, files), job.flavor)
+    findings.add("json", where, [*defects, *checks.check_messages(pack, job.has_messages)])
     parts = file_with_media(file, pack, job.media)
     members = rows.get(files.key) if rows is not None else None
     shard.add(pack, members, job)
-    _check(job, pack, members, findings)
-    tokens = _tokens(file, pack, findings, where)
+    _check_pack(job, pack, members, findings)
+    tokens = _read_tokens(file, pack, findings, where)
     _check_media(parts, job, pack, findings)
     if rows is not None:
-        findings.add("plan", where, checks.plan(pack, members))
+        findings.add("plan", where, checks.check_plan(pack, members))
     if members and job.source is not None:
         template = None if job.template_folder is None else load_saved(job.template_folder)
         again = None if template is None or len(tokens) != len(members) else (tokens, template)
-        for check, member, differences in compared(parts, pack, members, job.source, sources, job.read, again):
+        for check, member, differences in compare_members(
+            parts, pack, members, job.source, sources, job.reading, again
+        ):
             findings.add(check, f"{where}: {member}", differences)
 
 
-def _tokens(file: Bytes, pack: Pack, findings: Findings, where: str) -> list[MemberTokens]:
+def _read_tokens(file: Bytes, pack: Pack, findings: Findings, where: str) -> list[MemberTokens]:
     """Read and check the tokens of a pack; none where it has none, or none that can be read."""
     if TOKENS_PART not in pack.parts:
         return []  # the check `parts` reports it
@@ -182,23 +184,23 @@ def _tokens(file: Bytes, pack: Pack, findings: Findings, where: str) -> list[Mem
     except TokensDamaged as error:
         findings.add("tokens", where, [f"tokens: {error}"])
         return []
-    findings.add("tokens", where, checks.tokens(pack, tokens))
+    findings.add("tokens", where, checks.check_tokens(pack, tokens))
     return tokens
 
 
-def _in_turn(packs: Iterator[PackFiles]) -> Iterator[list[PackFiles]]:
+def _in_groups(packs: Iterator[PackFiles]) -> Iterator[list[PackFiles]]:
     """Group the packs of a shard into lists that are checked together."""
     group: list[PackFiles] = []
     for files in packs:
         group.append(files)
-        if len(group) == _PACKS or files.end - group[0].start > _BYTES:
+        if len(group) == _MAX_GROUP_PACKS or files.end - group[0].start > _MAX_GROUP_BYTES:
             yield group
             group = []
     if group:
         yield group
 
 
-def packs_of(
+def read_packs(
     folder: DatasetFolder,
     name: str,
     flavor: PackedFlavor = DEFAULT_FLAVOR,
@@ -207,16 +209,16 @@ def packs_of(
     media = DatasetMedia(folder.path)
     with folder.open(name) as file:
         for files in packs_in(TarScan(file)):
-            pack, defects = parse_pack(files, _json(file, files), flavor)
+            pack, defects = parse_pack(files, _read_json(file, files), flavor)
             yield file_with_media(file, pack, media), pack, defects
 
 
-def _json(file: Bytes, files: PackFiles) -> bytes | None:
+def _read_json(file: Bytes, files: PackFiles) -> bytes | None:
     part = next((part for part in files.parts if part.name == "json" and part.size >= 0), None)
     return None if part is None else file.read(part.offset, part.size)
 
 
-def _damage(compressed: str | None, scan: TarScan, num_packs: int) -> Iterator[str]:
+def _check_tar(compressed: str | None, scan: TarScan, num_packs: int) -> Iterator[str]:
     if compressed:
         yield f"it is compressed: {compressed}"
         return
@@ -225,9 +227,9 @@ def _damage(compressed: str | None, scan: TarScan, num_packs: int) -> Iterator[s
         yield "it holds no pack"
 
 
-def _index(job: VerifyJob, shard: VerifiedShard) -> Iterator[str]:
+def _check_index(job: VerifyJob, shard: VerifiedShard) -> Iterator[str]:
     """Check that the index gives each pack's first header and the end of the last pack, as Energon wants it."""
-    expected = shard.ends if shard.packs else []
+    expected = shard.pack_offsets if shard.packs else []
     try:
         data = job.folder.read(f"{job.name}.idx")
     except OSError as error:
@@ -243,7 +245,7 @@ def _index(job: VerifyJob, shard: VerifiedShard) -> Iterator[str]:
             yield f"entry {number} of its .tar.idx is {entry}, it should be {start}"
 
 
-def _rows(
+def _plan_rows(
     plan: PlanRows, job: VerifyJob, group: list[PackFiles], findings: Findings
 ) -> dict[str, list[PlanRow]] | None:
     """Return the plan's rows of some packs, by pack; None: the plan can't be read."""
@@ -254,13 +256,13 @@ def _rows(
         return None
 
 
-def _check(job: VerifyJob, pack: Pack, members: list[PlanRow] | None, findings: Findings) -> None:
+def _check_pack(job: VerifyJob, pack: Pack, members: list[PlanRow] | None, findings: Findings) -> None:
     where = f"{job.name}: {pack.files.key}"
-    findings.add("parts", where, checks.parts(pack), len(pack.files.parts))
-    findings.add("placeholders", where, checks.placeholders(pack), len(pack.members or ()))
-    findings.add("sums", where, checks.sums(pack))
-    findings.add("capacity", where, checks.capacity(pack, job.packing, members))
-    findings.add("fingerprint", where, checks.fingerprint(pack, job.fingerprint))
+    findings.add("parts", where, checks.check_parts(pack), len(pack.files.parts))
+    findings.add("placeholders", where, checks.check_placeholders(pack), len(pack.members or ()))
+    findings.add("sums", where, checks.check_sums(pack))
+    findings.add("capacity", where, checks.check_capacity(pack, job.packing, members))
+    findings.add("fingerprint", where, checks.check_fingerprint(pack, job.fingerprint))
 
 
 def _check_media(file: Bytes, job: VerifyJob, pack: Pack, findings: Findings) -> None:
@@ -275,14 +277,14 @@ def _check_media(file: Bytes, job: VerifyJob, pack: Pack, findings: Findings) ->
             continue
         if pack.references:
             findings.add("references", where, [])
-        findings.add("kinds", where, checks.kind(pack, part.name, head))
+        findings.add("kinds", where, checks.check_kind(pack, part.name, head))
         if job.decode:
             origin = pack.sample_of_medium(part.name)
             where += f": {origin}" * (origin is not None)
-            findings.add("decode", where, _decoded(file, part))
+            findings.add("decode", where, _check_decoding(file, part))
 
 
-def _decoded(file: Bytes, part: Part) -> Iterator[str]:
+def _check_decoding(file: Bytes, part: Part) -> Iterator[str]:
     """Decode a medium, and yield what fails; of a video, also that it has fewer frames than its header says."""
     try:
         if part.name.endswith(".npy"):

@@ -32,7 +32,7 @@ from energon_pack.sources.find import Source
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import folder_of, path_in
-from energon_pack.verify.findings import Findings, Hashes, hashes, joined, named
+from energon_pack.verify.findings import Findings, Hashes, hashes_of, joined_hashes, names_with
 
 Settings = TypeVar("Settings", bound=ReadSettings)
 
@@ -57,16 +57,16 @@ def find_source(
         if isinstance(stated, dict):
             path = _mixture_now(folder, report, stated)
         elif stated is None:
-            path = demo_of(folder, report)[0]
+            path = demo_folders(folder, report)[0]
         elif isinstance(stated, str):
-            path = _now(folder, report, stated)
+            path = _path_now(folder, report, stated)
         elif isinstance(stated, list) and all(isinstance(entry, str) for entry in stated):
-            path = [_now(folder, report, entry) for entry in stated]
+            path = [_path_now(folder, report, entry) for entry in stated]
         else:
             raise PackError(f"{folder}/{REPORT} has config.source.path={short(stated)}: --source PATH says where it is")
-    asked, root = _settings(SourceConfig, {"format": "wds", **settings}), settings.get("media_root")
+    asked, root = _settings_from(SourceConfig, {"format": "wds", **settings}), settings.get("media_root")
     if media_root is None and isinstance(root, str):
-        media_root = path_when_packed(report, root) if paths else _now(folder, report, root)
+        media_root = path_when_packed(report, root) if paths else _path_now(folder, report, root)
     asked.media_root, asked.remote_media = media_root, settings.get("remote_media") is True
     asked.datasets = settings.get("datasets")
     try:
@@ -81,13 +81,13 @@ def _mixture_now(folder: DatasetFolder, report: Mapping[str, Any], mixture: dict
     for item in entries.values():
         for key in ("path", "media_root"):
             if isinstance(item.get(key), str):
-                item[key] = _now(folder, report, item[key])
+                item[key] = _path_now(folder, report, item[key])
             elif isinstance(item.get(key), list):
-                item[key] = [_now(folder, report, str(path)) for path in item[key]]
+                item[key] = [_path_now(folder, report, str(path)) for path in item[key]]
     return entries
 
 
-def _now(folder: DatasetFolder, report: Mapping[str, Any], path: str) -> str:
+def _path_now(folder: DatasetFolder, report: Mapping[str, Any], path: str) -> str:
     """Return a path of report.json's config as it is now; if packs refer to their source, below the root in use."""
     path, root = path_when_packed(report, path), report.get("source_root")
     if not isinstance(root, str) or not lies_in(path, root):
@@ -105,7 +105,7 @@ def saved_template(
     """
     with TemporaryDirectory(prefix="energon_pack-") as folder_here:
         try:
-            load_template(folder.path, processor or packed_with(folder, report), trust_remote_code).save(
+            load_template(folder.path, processor or packing_processor(folder, report), trust_remote_code).save(
                 Path(folder_here)
             )
         except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
@@ -119,15 +119,15 @@ def saved_template(
         yield folder_here
 
 
-def packed_with(folder: DatasetFolder, report: Mapping[str, Any]) -> str | None:
+def packing_processor(folder: DatasetFolder, report: Mapping[str, Any]) -> str | None:
     """Return the folder or hub id of the processor that a dataset was packed with; None: the model's published one."""
     processor: str | None = value_at(report, "config", "model", "processor")
     if processor is None and value_at(report, "config", "source", "path") is None and report:
-        return demo_of(folder, report)[1]
+        return demo_folders(folder, report)[1]
     return processor_folder(folder.path) or processor  # a hub id, or a folder that is gone
 
 
-def demo_of(folder: DatasetFolder, report: Mapping[str, Any]) -> tuple[str, str]:
+def demo_folders(folder: DatasetFolder, report: Mapping[str, Any]) -> tuple[str, str]:
     """Return the folders of a packed demo's source and processor, which are made again if they are gone."""
     cache = value_at(report, "config", "cache_dir")
     cache_dir = path_when_packed(report, cache) if isinstance(cache, str) else None
@@ -136,20 +136,20 @@ def demo_of(folder: DatasetFolder, report: Mapping[str, Any]) -> tuple[str, str]
 
 def read_settings(manifest: Mapping[str, Any]) -> ReadSettings:
     """Return the settings by which packing read samples, without `source.map`: a dataset can't make code run."""
-    return _settings(ReadSettings, value_at(manifest, "content", "source"))
+    return _settings_from(ReadSettings, value_at(manifest, "content", "source"))
 
 
-def _settings(kind: type[Settings], node: Any) -> Settings:
+def _settings_from(kind: type[Settings], node: Any) -> Settings:
     """Make settings of a class from the texts of a node of the manifest, but `map`; of a damaged node, the defaults."""
-    texts = {key: value for key, value in _texts_of(node).items() if key not in ("map", "path")}
-    names = {key: _texts_of(value_at(node, key)) for key in ("columns", "roles")}
+    texts = {key: value for key, value in _texts_in(node).items() if key not in ("map", "path")}
+    names = {key: _texts_in(value_at(node, key)) for key in ("columns", "roles")}
     try:
         return node_of(kind, texts | names)
     except ValueError:  # the manifest is damaged
         return kind()
 
 
-def _texts_of(node: Any) -> dict[str, str]:
+def _texts_in(node: Any) -> dict[str, str]:
     return {key: name for key, name in node.items() if isinstance(name, str)} if isinstance(node, dict) else {}
 
 
@@ -165,21 +165,21 @@ def trusted_map(manifest: Mapping[str, Any], trusted: str | None) -> str | None:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawSettings:
     """How packing chose the samples of a source: the first `limit` of them, and how often each comes in an epoch."""
 
     limit: int | None
     seed: int
-    times: Mapping[str, float] = field(default_factory=dict)  # of samples in an epoch, by entry of a mixture
+    draws_per_epoch: Mapping[str, float] = field(default_factory=dict)  # of samples in an epoch, by entry of a mixture
     num_epochs: int = 1
 
-    def most_times_of(self, shard: str) -> int:
+    def max_draws_in(self, shard: str) -> int:
         """Return how often a sample of a file may come in all epochs that were packed."""
-        entry = next(iter(self.times), "") if len(self.times) == 1 else shard.partition("/")[0]
-        return math.ceil(self.times.get(entry, 1) * self.num_epochs)
+        entry = next(iter(self.draws_per_epoch), "") if len(self.draws_per_epoch) == 1 else shard.partition("/")[0]
+        return math.ceil(self.draws_per_epoch.get(entry, 1) * self.num_epochs)
 
 
-def drawn_of(report: Mapping[str, Any]) -> Drawn:
+def read_draw_settings(report: Mapping[str, Any]) -> DrawSettings:
     """Read from report.json how packing chose samples; if it is damaged, each sample counts once."""
     limit, seed = value_at(report, "config", "source", "limit"), value_at(report, "config", "seed")
     entries = report.get("mixture")
@@ -191,26 +191,26 @@ def drawn_of(report: Mapping[str, Any]) -> Drawn:
     times = {name: time for name, time in epochs_of.items() if isinstance(time, int | float) and 0 <= time < 1e6}
     epochs = value_at(report, "config", "packing", "epochs")
     num_epochs = epochs if type(epochs) is int and 1 <= epochs <= MOST_EPOCHS else 1
-    return Drawn(limit if type(limit) is int else None, seed if type(seed) is int else 0, times, num_epochs)
+    return DrawSettings(limit if type(limit) is int else None, seed if type(seed) is int else 0, times, num_epochs)
 
 
 @dataclass(frozen=True)
 class SourceSamples:
     """The samples that packing had to take from a source, as hashes, and the shards that can't be read."""
 
-    jobs: "list[_Job]"
-    hashes: list[Hashes]  # of the samples of each shard
+    jobs: "list[_ShardJob]"
+    shard_hashes: list[Hashes]  # of the samples of each shard
     defects: list[str]
-    copies: Hashes  # of the copies that a mixture may draw
+    copy_hashes: Hashes  # of the copies that a mixture may draw
 
 
-def source_samples(source: Source, drawn: Drawn, run: Run) -> SourceSamples:
+def read_source_samples(source: Source, drawn: DrawSettings, run: Run) -> SourceSamples:
     """Index the source, and return its samples. Comes first: blocks read from a store are kept for later checks."""
-    jobs = [_Job(shard, drawn.seed, drawn.most_times_of(shard.name)) for shard in source.shards]
+    jobs = [_ShardJob(shard, drawn.seed, drawn.max_draws_in(shard.name)) for shard in source.shards]
     sample_hashes, defects, copies = list[Hashes](), list[str](), list[Hashes]()
     size = sum(job.shard.size for job in jobs)
     with run.progress.stage("source", len(jobs), "shards", size) as advance:
-        for job, values in zip(jobs, run.executor.map(_samples_of, jobs), strict=True):
+        for job, values in zip(jobs, run.executor.map(_hash_samples, jobs), strict=True):
             if isinstance(values, str):
                 defects.append(values)
                 continue
@@ -219,10 +219,10 @@ def source_samples(source: Source, drawn: Drawn, run: Run) -> SourceSamples:
             sample_hashes.append(samples[: None if drawn.limit is None else drawn.limit - sum(map(len, sample_hashes))])
             run.progress.add(len(sample_hashes[-1]))
             advance(1, job.shard.size)
-    return SourceSamples(jobs, sample_hashes, defects, joined(copies))
+    return SourceSamples(jobs, sample_hashes, defects, joined_hashes(copies))
 
 
-def unaccounted(samples: SourceSamples, packed: Hashes, skipped: Hashes, names: Iterator[str]) -> Iterator[str]:
+def unaccounted_samples(samples: SourceSamples, packed: Hashes, skipped: Hashes, names: Iterator[str]) -> Iterator[str]:
     """Yield shards that can't be read, samples of the source that are lost, and names that it lacks or come too often.
 
     Args:
@@ -230,42 +230,42 @@ def unaccounted(samples: SourceSamples, packed: Hashes, skipped: Hashes, names: 
         names: all samples of packs and ledger, in which the names of reported hashes are found.
     """
     yield from samples.defects
-    expected, num_expected = np.unique(joined(samples.hashes), return_counts=True)
-    ours, num_ours = np.unique(joined([packed, skipped]), return_counts=True)
-    is_copy = np.isin(ours, samples.copies) & (num_ours == 1)
+    expected, num_expected = np.unique(joined_hashes(samples.shard_hashes), return_counts=True)
+    ours, num_ours = np.unique(joined_hashes([packed, skipped]), return_counts=True)
+    is_copy = np.isin(ours, samples.copy_hashes) & (num_ours == 1)
     ours, num_ours = ours[~is_copy], num_ours[~is_copy]
     place = np.searchsorted(ours, expected).clip(0, max(len(ours) - 1, 0))
     times = np.where(ours[place] == expected, num_ours[place], 0) if len(ours) else np.zeros(len(expected), np.int64)
     lost = expected[times < num_expected]
     if len(lost):
-        in_source = (name for job in samples.jobs for name in _names(job))
-        yield from (f"{name} is in no pack, and not in the ledger" for name in named(lost, in_source))
-    too_often = joined([expected[times > num_expected], np.setdiff1d(ours, expected)])
+        in_source = (name for job in samples.jobs for name in _sample_ids(job))
+        yield from (f"{name} is in no pack, and not in the ledger" for name in names_with(lost, in_source))
+    too_often = joined_hashes([expected[times > num_expected], np.setdiff1d(ours, expected)])
     if len(too_often):
-        for name in named(too_often, names):
+        for name in names_with(too_often, names):
             yield f"{name} is no sample of the source, or accounted for twice"
 
 
 @dataclass(frozen=True)
-class _Job:
+class _ShardJob:
     """A source shard, and the settings by which its samples are drawn."""
 
     shard: Shard
     seed: int
-    most_times: int  # that a mixture may draw a sample
+    max_draws: int  # that a mixture may draw a sample
 
 
 @losing_no_fault()
-def _samples_of(job: _Job) -> tuple[Hashes, Hashes] | str:
+def _hash_samples(job: _ShardJob) -> tuple[Hashes, Hashes] | str:
     """Return the hashes of a shard's samples, and of the repeats that a mixture may draw; or why it can't be read."""
     try:
-        names = list(_names(job))
+        names = list(_sample_ids(job))
     except PackError as error:
         return str(error)
-    return hashes(names), hashes(f"{name}@{time}" for time in range(2, job.most_times + 1) for name in names)
+    return hashes_of(names), hashes_of(f"{name}@{time}" for time in range(2, job.max_draws + 1) for name in names)
 
 
-def _names(job: _Job) -> Iterator[str]:
+def _sample_ids(job: _ShardJob) -> Iterator[str]:
     """Yield all samples drawn from a shard in its order."""
     shard = job.shard
     keys = shard.index()["key"].to_pylist()

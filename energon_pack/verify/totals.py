@@ -14,12 +14,12 @@ from energon_pack.errors import short
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason
 from energon_pack.verify.dataset_checks import packed_samples
-from energon_pack.verify.findings import Hashes, hashed, named
+from energon_pack.verify.findings import Hashes, hash_of, names_with
 from energon_pack.verify.shard_checks import VerifiedShard
 
 _REASONS = {reason.value for reason in Reason}
 #: With these reasons a sample may be packed and in the ledger: the entry is a later sample with the same key.
-_OF_ANOTHER = {Reason.DUPLICATE_KEY.value, Reason.TRUNCATED_TAR.value}
+_MAY_BE_PACKED = {Reason.DUPLICATE_KEY.value, Reason.TRUNCATED_TAR.value}
 
 
 class Ledger:
@@ -40,11 +40,11 @@ class Ledger:
                     self.defects.append(f"line {number} is no entry: sample_id {short(sample)}, reason {short(reason)}")
                     continue
                 if reason == Reason.CUT_OFF:
-                    cut_off.append(hashed(sample))
+                    cut_off.append(hash_of(sample))
                     continue
                 self.reasons[reason] += 1
-                samples.append(hashed(sample))
-                if reason not in _OF_ANOTHER:
+                samples.append(hash_of(sample))
+                if reason not in _MAY_BE_PACKED:
                     alone.append(samples[-1])
         except OSError as error:
             self.defects.append(f"it can't be read: {error.strerror or error}")
@@ -70,19 +70,19 @@ class Ledger:
         """
         yield from self.defects
         both = np.intersect1d(self.in_no_pack, packed)
-        yield from (f"{sample} is in a pack, too" for sample in (named(both, self.names()) if len(both) else ()))
+        yield from (f"{sample} is in a pack, too" for sample in (names_with(both, self.names()) if len(both) else ()))
         lost = np.setdiff1d(self._cut_off, packed)
-        yield from (f"{sample} is in no pack" for sample in (named(lost, self.names()) if len(lost) else ()))
+        yield from (f"{sample} is in no pack" for sample in (names_with(lost, self.names()) if len(lost) else ()))
 
 
-def totals(
+def check_totals(
     report: Mapping[str, Any], manifest: Mapping[str, Any], shards: Sequence[VerifiedShard], ledger: Ledger
 ) -> Iterator[str]:
     """Yield each count of report.json and of the manifest that is not the count of the shards and the ledger."""
     packed = len(np.unique(packed_samples(shards)))
-    num_cut = len({sample for shard in shards for sample in shard.parts})
+    num_cut = len({sample for shard in shards for sample in shard.cut_samples})
     num_packs = sum(len(shard.packs) for shard in shards)
-    num_parts = sum(len(shard.samples) + sum(map(len, shard.parts.values())) for shard in shards)
+    num_parts = sum(len(shard.samples) + sum(map(len, shard.cut_samples.values())) for shard in shards)
     num_tokens = sum(shard.num_tokens for shard in shards)
     skipped = ledger.reasons.total()
     counted: dict[str, Any] = {
@@ -98,7 +98,7 @@ def totals(
         "fingerprint": manifest.get("fingerprint"),
     }
     if all(len(shard.splits) == 1 for shard in shards):  # else `metadata` reports it, or the shares are not known
-        counted["by_split"] = _by_split(shards)
+        counted["by_split"] = _counts_by_split(shards)
     yield from (
         f"{REPORT} has {name}={short(report.get(name))}, there is {short(value)}"
         for name, value in (counted.items() if report else ())
@@ -122,12 +122,12 @@ def totals(
             yield f"{REPORT} has {short(claimed)} packs of {short(name)}, there are {media_types[name]}"
 
 
-def _by_split(shards: Sequence[VerifiedShard]) -> dict[str, dict[str, int]]:
+def _counts_by_split(shards: Sequence[VerifiedShard]) -> dict[str, dict[str, int]]:
     """Count packs, samples and tokens of each split; a shard belongs to the split that its samples are in."""
     splits: dict[str, dict[str, int]] = {}
     for shard in shards:
         counts = splits.setdefault(next(iter(shard.splits)), {"packs": 0, "samples": 0, "tokens": 0})
         counts["packs"] += len(shard.packs)
-        counts["samples"] += len(shard.samples) + sum(map(len, shard.parts.values()))
+        counts["samples"] += len(shard.samples) + sum(map(len, shard.cut_samples.values()))
         counts["tokens"] += shard.num_tokens
     return splits

@@ -108,13 +108,13 @@ def lines_of(flavor: Flavor, make: Make, folder: Path) -> dict[str, Any]:
     return {"source": write_lines(folder), "source__format": Format.jsonl, "output__flavor": flavor, **cut}
 
 
-def demo_of(flavor: Flavor, make: Make, folder: Path) -> dict[str, Any]:
+def demo_folders(flavor: Flavor, make: Make, folder: Path) -> dict[str, Any]:
     return {"source": None, "output__flavor": flavor, "source__limit": 90}
 
 
 SOURCES: dict[str, Callable[[Make, Path], dict[str, Any]]] = {
-    "demo": partial(demo_of, Flavor.packed_multi_mix_qa),
-    "demo, captioning": partial(demo_of, Flavor.packed_captioning),
+    "demo": partial(demo_folders, Flavor.packed_multi_mix_qa),
+    "demo, captioning": partial(demo_folders, Flavor.packed_captioning),
     "tars, videos, cut": tars,
     "tars, positions": captioning_tars,
     "lines, lmdb": partial(lines_of, Flavor.packed_multi_mix_qa),
@@ -214,7 +214,7 @@ def test_tools_read_them(both: tuple[Path, Path], tmp_path: Path) -> None:
     """`verify` with all its checks, `unpack` and `inspect` give the same results as with copies."""
     findings = [found(folder, source=[], decode=True) for folder in both]
     assert list(map(lines, findings)) == ["", ""]
-    looked_at, at_references = (dict(each.num_looked_at) for each in findings)
+    looked_at, at_references = (dict(each.num_checked) for each in findings)
     assert at_references.pop("references") == at_references["kinds"] > 8
     assert looked_at == at_references
     copied, referred = both

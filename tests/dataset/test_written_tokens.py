@@ -355,7 +355,7 @@ def test_what_packs_without_conversations_can_not_do_is_said(
     checked = found(folder, source=[], processor=str(demo[1]))
     assert lines(checked) == ""
     assert re.search(rf"{why}: only their tokens are compared", "\n".join(checked.notes))
-    assert checked.num_looked_at["source tokens"] == 3
+    assert checked.num_checked["source tokens"] == 3
     opened, number = open_dataset(folder), 0
     with opened.packs:
         vocabulary, _ = vocabulary_for(opened, str(demo[1]), False)

@@ -18,7 +18,7 @@ from energon_pack.plan.caps import CAPS, COLUMNS, costs, exceeded
 from energon_pack.plan.overlong import cut_settings
 from energon_pack.plan.settings import GroupBy, Layout, Overlong, PackingConfig
 from energon_pack.run.plain_data import plain
-from energon_pack.verify.pack_checks import capacity
+from energon_pack.verify.pack_checks import check_capacity
 from support.samples import chat, write_tar
 
 Members = list[tuple[int, int, int, int, int]]  # token_len, num_images, num_visual_tokens, num_audios, num_audio_tokens
@@ -34,7 +34,7 @@ def verified(members: Members, packing: PackingConfig) -> list[str]:
         SimpleNamespace(num_visual_tokens=seen, num_shared_visual_tokens=0, num_audio_tokens=heard)
         for seen, heard in zip(visual, heard_tokens, strict=True)
     ]
-    return list(capacity(cast(Any, pack), plain(packing), cast(Any, rows)))
+    return list(check_capacity(cast(Any, pack), plain(packing), cast(Any, rows)))
 
 
 def test_a_pack_to_check_by_head() -> None:

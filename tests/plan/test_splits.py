@@ -103,7 +103,7 @@ def test_verify_finds_shards_in_the_wrong_split(copy: Path) -> None:
     parts = value["split_parts"]
     parts["train"], parts["val"] = parts["val"], parts["train"]
     path.write_text(yaml.safe_dump(value))
-    defects = [defect.detail for defect in verify(copy, Options(num_workers=1)).first(20)]
+    defects = [defect.detail for defect in verify(copy, Options(num_workers=1)).first_defects(20)]
     assert "packed-000000.tar is in split val, and holds samples of train" in defects
 
 

@@ -187,12 +187,12 @@ def test_the_tar_of_a_jsonl_is_as_long(
     lens = [lens_in_training(folder, demo[1]) for folder in (from_lines, from_tars)]
     assert sorted(lens[0].values()) == sorted(lens[1].values())
     clean = verify(from_tars, Options(decode=True, source=[], processor=str(demo[1]), num_workers=1))
-    assert clean.first(99) == []
-    assert clean.num_looked_at["source media"] == 17 + 9 * (flavor is Flavor.packed_captioning)
+    assert clean.first_defects(99) == []
+    assert clean.num_checked["source media"] == 17 + 9 * (flavor is Flavor.packed_captioning)
     cut = {"packing__max_token_len": 140, "packing__overlong": Overlong.split_turns, "source__limit": 1}
     folder, _ = packed(config, tmp_path / "tars", flavor, name="cut", **cut)
     assert set(lens_in_training(folder, demo[1])) == {f"s.tar/1#{i}of2" for i in (1, 2)}
-    assert verify(folder, Options(source=[], num_workers=1)).first(99) == []
+    assert verify(folder, Options(source=[], num_workers=1)).first_defects(99) == []
 
 
 def test_what_a_tar_may_name(config: Callable[..., PackConfig], demo: tuple[Path, Path], tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_what_a_tar_may_name(config: Callable[..., PackConfig], demo: tuple[Path
     assert [None if array is None else array.tolist() for array in arrays["x.tar/nested"]] == [[[30] * 3] * 4, None]
     assert arrays["x.tar/none"] == [None, None]
     lens_in_training(folder, demo[1])
-    assert verify(folder, Options(source=[], num_workers=1)).first(99) == []
+    assert verify(folder, Options(source=[], num_workers=1)).first_defects(99) == []
 
 
 def settings_of(messages: Any, kinds: list[str], **fields: Any) -> Any:

@@ -258,7 +258,7 @@ def test_fields_are_those_of_the_field_map(
     (member,) = json.loads(pack["json"])["messages"]
     assert [turn["content"].removeprefix("<image>").strip() for turn in member["messages"]] == turns
     assert len(pack) == 1 + min(2, len(turns))  # its JSON, its tokens, and one image of a question
-    assert verify(folder, Options(source=[], num_workers=1)).first(9) == []
+    assert verify(folder, Options(source=[], num_workers=1)).first_defects(9) == []
 
 
 def test_energon_reads_the_same(tmp_path: Path) -> None:

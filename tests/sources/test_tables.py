@@ -20,7 +20,7 @@ from energon_pack.sources import tables
 from energon_pack.sources.find import files_of_split
 from energon_pack.sources.forms import find_forms, find_source, source_format, source_line
 from energon_pack.sources.named_bytes import name_media
-from energon_pack.sources.page_content import Snappy, content_of
+from energon_pack.sources.page_content import SnappyPage, content_of
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.storage import InMemory, with_bytes_read
 from support.packed import Make, samples
@@ -263,7 +263,7 @@ def test_parts_of_a_snappy_page_are_those_of_the_whole(size: int) -> None:
     for _ in range(300):
         start, length = drawn.randrange(size + 1), drawn.choice([0, 1, 4, 100, 5_000, size])
         assert content.read(file, start, length) == plain[start : start + length]
-    assert isinstance(content, Snappy)
+    assert isinstance(content, SnappyPage)
     wrong = InMemory(b"before" + packed[:-1] + b"!after", "1")
     assert content_of(wrong, ("a", str(size)), "snappy", 6, len(packed) - 1, size) != content
 
@@ -349,7 +349,7 @@ def test_a_damaged_footer_is_an_error_of_one_line(tmp_path: Path) -> None:
 
 def test_a_group_that_would_take_all_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row group of many GB of texts, or of bytes that only pyarrow reads, took as much memory, several times."""
-    monkeypatch.setattr(tables, "LARGEST", 10_000)
+    monkeypatch.setattr(tables, "MAX_GROUP_BYTES", 10_000)
     images, texts = pa.array([bytes(20_000)] * 4, pa.binary()), ["t"] * 4
     deep = pa.array([[[bytes(20_000)]]] * 4, pa.list_(pa.list_(pa.binary())))
     for name, column in (("flat", images), ("deep", deep), ("text", pa.array(["t" * 20_000] * 4))):

@@ -172,7 +172,7 @@ def is_found(folder: Path, corruption: Corruption, **more: Any) -> None:
 
 def lines(findings: Findings) -> str:
     """A line a defect, as a user sees them."""
-    return "\n".join(map(str, findings.first(1000)))
+    return "\n".join(map(str, findings.first_defects(1000)))
 
 
 #: Values that a JSON may have where another type belongs.

@@ -24,7 +24,7 @@ from energon_pack.samples.sample import Part
 from energon_pack.verify import shard_checks as shard
 from energon_pack.verify.command import Options, main, verify
 from energon_pack.verify.findings import CHECKS, Findings
-from energon_pack.verify.pack_checks import capacity
+from energon_pack.verify.pack_checks import check_capacity
 from support.corruptions import CORRUPTIONS, cut_short, duplicate_pack, flip
 from support.damage import (
     HOSTILE,
@@ -63,10 +63,10 @@ def test_a_whole_dataset_has_no_defect(packed: Path, demo: tuple[Path, Path]) ->
     """Every check is asked, and none cries wolf: not of parts of samples, duplicates, or text that spells `<image>`."""
     clean = found(packed, decode=True, source=[], processor=str(demo[1]))
     assert lines(clean) == ""
-    assert set(clean.num_looked_at) == set(CHECKS) - {"references"}  # which has tests of its own
+    assert set(clean.num_checked) == set(CHECKS) - {"references"}  # which has tests of its own
     num_members = pq.read_metadata(packed / "pack_plan.parquet").num_rows
-    assert clean.num_looked_at["source tokens"] == clean.num_looked_at["source text"] == num_members > 34
-    assert clean.num_looked_at["source media"] == clean.num_looked_at["decode"] == 33
+    assert clean.num_checked["source tokens"] == clean.num_checked["source text"] == num_members > 34
+    assert clean.num_checked["source media"] == clean.num_checked["decode"] == 33
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
@@ -123,7 +123,7 @@ def test_a_source_that_lost_or_gained_samples(packed: Path, tmp_path: Path) -> N
 def test_capacity(lens: list[int], packing: dict[str, Any], expected: list[str]) -> None:
     """Padding counts; one sample alone may be longer where the settings say so, two never."""
     one = Pack(PackFiles("p_0", 0, 0, []), {}, meta={"token_lens": lens})
-    defects = list(capacity(one, {"max_token_len": 512, "pad_to_multiple_of": 1, **packing}))
+    defects = list(check_capacity(one, {"max_token_len": 512, "pad_to_multiple_of": 1, **packing}))
     assert len(defects) == len(expected)
     assert all(what.endswith(words) for what, words in zip(defects, expected, strict=True))
 
@@ -180,9 +180,9 @@ def test_a_video_with_fewer_frames_than_its_header_says(monkeypatch: pytest.Monk
     data = film()
     file: Any = SimpleNamespace(read=lambda offset, size: data[offset : offset + size])
     part = Part("s000.v00.mp4", 0, len(data))
-    assert list(shard._decoded(file, part)) == []
+    assert list(shard._check_decoding(file, part)) == []
     monkeypatch.setattr(shard, "frame_times", lambda _: [0.0] * 11)
-    assert list(shard._decoded(file, part)) == ["s000.v00.mp4: 11 frames decode, its header says 12"]
+    assert list(shard._check_decoding(file, part)) == ["s000.v00.mp4: 11 frames decode, its header says 12"]
 
 
 def test_text_in_the_plan_may_be_none(copy: Path) -> None:
@@ -210,7 +210,7 @@ def test_workers_find_the_same(copy: Path) -> None:
     duplicate_pack(copy)
     one, two = found(copy), verify(copy, Options(num_workers=2, max_errors=1000))
     assert lines(one) == lines(two)
-    assert one.num_looked_at == two.num_looked_at
+    assert one.num_checked == two.num_checked
 
 
 def run_tool(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
@@ -256,5 +256,5 @@ def test_findings_keep_the_first_of_each_check() -> None:
     other.add("totals", "b", ["5"])
     findings.merge(other)
     assert findings.num_defects == {"tar": 4, "totals": 1}
-    assert [str(defect) for defect in findings.first(2)] == ["tar: a: 1", "totals: b: 5"]
+    assert [str(defect) for defect in findings.first_defects(2)] == ["tar: a: 1", "totals: b: 5"]
     assert short(["x"] * 9) == "list of 9"

@@ -75,10 +75,10 @@ def test_a_whole_dataset_has_no_defect(packed: Path, demo: tuple[Path, Path]) ->
     """Files, arrays, times in the text or in fields, samples drawn twice: none is complained about."""
     clean = found(packed, decode=True, source=[], processor=str(demo[1]))
     assert lines(clean) == ""
-    assert set(clean.num_looked_at) == set(CHECKS) - {"references"}
-    assert clean.num_looked_at["source samples"] == 15 + 1 + 31
+    assert set(clean.num_checked) == set(CHECKS) - {"references"}
+    assert clean.num_checked["source samples"] == 15 + 1 + 31
     num_arrays = 12 * (packed.name == "packed_captioning")
-    assert clean.num_looked_at["source media"] == clean.num_looked_at["decode"] == 6 + 6 + 2 + 16 + 1 + num_arrays
+    assert clean.num_checked["source media"] == clean.num_checked["decode"] == 6 + 6 + 2 + 16 + 1 + num_arrays
 
 
 def test_a_source_that_moved(packed: Path, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_relative_paths_are_those_of_the_run(
     monkeypatch.chdir(tmp_path / "elsewhere")
     again = found(folder, source=[])
     assert lines(again) == ""
-    assert (again.num_looked_at["source media"], again.num_looked_at["source tokens"]) == (1, 1)
+    assert (again.num_checked["source media"], again.num_checked["source tokens"]) == (1, 1)
     assert lines(found(folder, source=["../project/a.jsonl"])) == ""  # its media where they were
     assert lines(found(folder, source=["../project/a.jsonl"], media_root="../project/media")) == ""
 
@@ -130,7 +130,7 @@ def test_images_of_an_lmdb(config: Callable[..., PackConfig], tmp_path: Path) ->
     run = config(tmp_path / "s.jsonl", source__format=Format.jsonl)
     pack(run)
     clean = found(Path(run.output.dir) / "packed", source=[])
-    assert (lines(clean), clean.num_looked_at["source media"]) == ("", 1)
+    assert (lines(clean), clean.num_checked["source media"]) == ("", 1)
     put("j.lmdb", picture(33, 44, quality=9))
     (tmp_path / "j.lmdb").replace(tmp_path / "i.lmdb")
     assert "source media" in lines(found(Path(run.output.dir) / "packed", source=[]))
@@ -151,7 +151,7 @@ def test_a_source_that_changed(packed: Path, tmp_path: Path, name: str, data: by
     defects = found(packed, source=[str(source / "meta.json")])
     if name == "f1.npy" and packed.name != "packed_captioning":  # its time is in the text
         check, words = "source text", "7.50 seconds"
-    assert any(str(d).startswith(check) and words in str(d) for d in defects.first(1000)), lines(defects)
+    assert any(str(d).startswith(check) and words in str(d) for d in defects.first_defects(1000)), lines(defects)
 
 
 def test_the_first_samples_are_accounted_for(

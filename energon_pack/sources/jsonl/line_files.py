@@ -32,7 +32,7 @@ _LEDGER_NAME = "skipped.jsonl"  # the ledger that packing and converting write b
 class LineFileFinder(FileFinder):
     """Finds the files of one subclass of `JsonlShard`: JSONL, tables, or files that another package reads.
 
-    `stems`: paths of tars without extensions; files of these names describe the tars, and are left out. None: none is.
+    `stems`: paths of tars without extensions; files of these names describe the tars, and are left out.
     """
 
     def __init__(self, settings: SourceConfig, kind: type[JsonlShard], stems: Collection[str] | None = None):

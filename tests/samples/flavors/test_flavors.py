@@ -299,7 +299,7 @@ def test_real_sets(real: Path, config: Make, name: str, num_skipped: int) -> Non
         path = real / format.value / (f"{name}.jsonl" if format is Format.jsonl else name)
         figures, folder = packed(config, path, **settings)
         assert figures["skipped_by_reason"].get("not_in_flavor", 0) == num_skipped
-        defects = verify(folder, Options(source=[], num_workers=1)).first(9)
+        defects = verify(folder, Options(source=[], num_workers=1)).first_defects(9)
         assert defects == []
         rows = pq.read_table(folder / "pack_plan.parquet", columns=["key", "token_len"]).to_pylist()
         keys = {row["key"]: row["token_len"] for row in rows}

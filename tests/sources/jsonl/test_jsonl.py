@@ -128,6 +128,7 @@ def test_a_damaged_line_is_a_line(tmp_path: Path, data: bytes) -> None:
 
 USER, ANSWER = {"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "yes"}
 TURNS = [USER, ANSWER]
+DATA = LineSettings("/data")
 
 
 DATA = LineSettings("/data")
