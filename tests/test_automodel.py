@@ -34,8 +34,8 @@ from energon_pack.config.compose import compose_config
 from energon_pack.errors import PackError
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.layout import Member, RowForm
-from energon_pack.training.layout import neat_inputs as neat_layout
-from energon_pack.training.layout import thd_inputs as thd_layout
+from energon_pack.training.layout import neat as neat_layout
+from energon_pack.training.layout import thd as thd_layout
 from support.automodel import pack_overrides
 from support.running import ROOT, run
 

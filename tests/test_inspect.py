@@ -61,8 +61,8 @@ def test_a_dataset_says_what_it_is_and_shows_its_first_pack(dataset: Path, shown
     assert f"{dataset}: packed_multi_mix_qa, for qwen2_5_vl, layout neat" in text
     assert f"{num_packs} packs in" in text
     assert f"pack 0 of {num_packs}  {first.files.key}" in text
-    for sample_id in first.ids:
-        assert f"#{first.ids.index(sample_id)} {sample_id}\n" in text
+    for sample_id in first.sample_ids:
+        assert f"#{first.sample_ids.index(sample_id)} {sample_id}\n" in text
     assert f"next: python -m energon_pack.inspect {dataset} 1" in text
     assert max(map(len, text.splitlines()[:-1])) <= 120
 
