@@ -35,7 +35,7 @@ def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator
     """Yield one entry of `skipped.jsonl` for each sample in no pack, or in packs without some of its tokens, in the
     order of the source.
     """
-    columns = ["key", *lengths.reads, "detail", "media_type", *caps.COLUMNS]
+    columns = ["key", *lengths.reason_columns, "detail", "media_type", *caps.COLUMNS]
     refused = {row["sample"]: (row["reason"], row["detail"]) for row in lengths.refused.to_pylist()}
     for start, numbers, table in lengths.tables(columns, with_parts=False):
         end = start + table.num_rows
@@ -48,7 +48,7 @@ def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator
         rows = table.filter(pa.array(is_out))
         ids = lengths.sample_ids(numbers[is_out], rows)
         items = start + np.flatnonzero(is_out)
-        most = lengths.largest(items) if lengths.is_cut[items].any() else {}
+        most = lengths.largest_counts(items) if lengths.is_cut[items].any() else {}
         for place, (sample_id, row, code) in enumerate(zip(ids, rows.to_pylist(), left_out[is_out], strict=True)):
             item = int(items[place])
             reason, detail = refused.get(item, (row["reason"], row["detail"]))
@@ -104,7 +104,7 @@ def _policy(row: dict[str, Any], reason: Reason | None, packing: PackingConfig) 
     token_len = row["token_len"]
     padded = caps.padded(token_len, packing.pad_to_multiple_of)
     rounded = f" (padded to {padded})" if padded > token_len else ""
-    name, limit = packing.longest
+    name, limit = packing.longest_sample
     return reason.value, f"{token_len} tokens{rounded}, packing.{name}={limit}"
 
 

@@ -141,7 +141,7 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
         for name, value in self._given.items():
             if state[name] != value:
                 raise PackError(f"{name}={value}: this state goes on with {name}={state[name]} alone")
-        return [Position.of(position) for position in state["positions"]]
+        return [Position.from_dict(position) for position in state["positions"]]
 
     def statistics(self) -> dict[str, Any]:
         """Return packs, samples, tokens and images so far, fill, the longest wait in packs, samples left out by reason.

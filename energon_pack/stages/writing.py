@@ -75,7 +75,7 @@ def shard_jobs(run: PackRun, planned: Planned, staging: Path, is_shared: bool) -
 
 def _measured(lengths: Lengths, items: Ints) -> npt.NDArray[np.void]:
     measured = np.empty(len(items), _MEASURED)
-    measured["checksum"], measured["kept"] = lengths.checksums[items], lengths.kept[items]
+    measured["checksum"], measured["kept"] = lengths.checksums[items], lengths.kept_token_places[items]
     return measured
 
 
