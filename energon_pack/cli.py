@@ -235,9 +235,9 @@ def _sweep_job() -> SweepJob | None:
 def _end_sweep() -> None:
     """Write the page and print the table of the sweep that ran, if one did."""
     if (folder := sweep_folder()) is not None:
-        from energon_pack.report.sweep_page import end_sweep
+        from energon_pack.report.sweep_page import write_sweep
 
-        end_sweep(folder)
+        write_sweep(folder)
 
 
 def _sweeps_folder(output_dir: str) -> str:

@@ -104,7 +104,7 @@ def _ordered_datasets(entries: list[BlendEntry], start: str | None) -> list[Orde
 
 def _print_shares(shares: list[EntryShare], tokens: np.ndarray) -> None:
     for share, number in zip(shares, tokens.tolist(), strict=True):
-        asked = "" if share.asked is None else f" (asked: {share.asked:.2%})"
+        asked = "" if share.requested_share is None else f" (asked: {share.requested_share:.2%})"
         often = ": its packs come often" if share.epochs > MANY_EPOCHS else ""
         part = f"{number / max(1, tokens.sum()):.2%} of the trained tokens"
         say(f"{share.name}: {part}{asked}, each pack {share.epochs:.2f} times{often}")

@@ -36,7 +36,7 @@ def entry(name: str = "a", weight: float | None = None, epochs: float | None = N
 def test_weights_are_shares_of_the_trained_tokens() -> None:
     """Entries of 100 and 300 tokens are asked for 200 each: one comes twice, of the other two samples of three."""
     shares = shares_of([entry("a", 1), entry("b", 1)], np.array([0, 1, 1, 1]), np.array([100, 100, 100, 100]))
-    assert [share.asked for share in shares] == [0.5, 0.5]
+    assert [share.requested_share for share in shares] == [0.5, 0.5]
     assert [round(share.epochs, 9) for share in shares] == [2.0, round(2 / 3, 9)]
     assert num_draws(shares[1].epochs, np.array([100, 100, 100]), True, 0, 1).sum() == 2
 

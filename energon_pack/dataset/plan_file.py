@@ -33,7 +33,7 @@ _IPC_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")  # for the file of sort
 
 def ledger_entries(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator[dict[str, Any]]:
     """Yield the entries of skipped.jsonl in source order: samples in no pack, and samples that lost some tokens."""
-    columns = ["key", *lengths.reads, "detail", "media_type", *caps.COLUMNS]
+    columns = ["key", *lengths.reason_columns, "detail", "media_type", *caps.COLUMNS]
     refused = {row["sample"]: (row["reason"], row["detail"]) for row in lengths.refused.to_pylist()}
     for start, numbers, table in lengths.tables(columns, with_parts=False):
         end = start + table.num_rows
@@ -46,7 +46,7 @@ def ledger_entries(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> 
         rows = table.filter(pa.array(is_out))
         ids = lengths.sample_ids(numbers[is_out], rows)
         items = start + np.flatnonzero(is_out)
-        most = lengths.largest(items) if lengths.is_cut[items].any() else {}
+        most = lengths.largest_counts(items) if lengths.is_cut[items].any() else {}
         for place, (sample_id, row, code) in enumerate(zip(ids, rows.to_pylist(), left_out[is_out], strict=True)):
             item = int(items[place])
             reason, detail = refused.get(item, (row["reason"], row["detail"]))
@@ -102,7 +102,7 @@ def _reason_and_detail(row: dict[str, Any], reason: Reason | None, packing: Pack
     token_len = row["token_len"]
     padded = caps.padded(token_len, packing.pad_to_multiple_of)
     rounded = f" (padded to {padded})" if padded > token_len else ""
-    name, limit = packing.longest
+    name, limit = packing.longest_sample
     return reason.value, f"{token_len} tokens{rounded}, packing.{name}={limit}"
 
 

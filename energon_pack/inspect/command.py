@@ -11,8 +11,8 @@ from pathlib import Path
 from energon_pack.errors import PackError
 from energon_pack.inspect import is_override
 from energon_pack.inspect.dataset import description_lines, open_dataset
-from energon_pack.report.views.screens import print_blocks, print_next, print_pack
-from energon_pack.report.views.text import Line
+from energon_pack.report.views.screens import print_blocks, print_commands, print_pack
+from energon_pack.report.views.text import Sentence
 from energon_pack.run.command import positive_int, tool_parser
 from energon_pack.run.console import say
 
@@ -66,10 +66,10 @@ def _show_pack(options: argparse.Namespace) -> int:
 
             how = {"trust_remote_code": options.trust_remote_code}
             _write_page(options.html, pack_page(opened, located, view, processor_of(opened, options.processor), how))
-        print_blocks(Line(note, "bad") for note in (*opened.notes, *([missing] if missing else [])))
+        print_blocks(Sentence(note, "bad") for note in (*opened.notes, *([missing] if missing else [])))
         print_pack(view, options.full)
         following = min(number + 1, len(opened.packs) - 1)
-        print_next(f"python -m energon_pack.inspect {shlex.quote(options.given[0])} {following}", _other_views(options))
+        print_commands(f"python -m energon_pack.inspect {shlex.quote(options.given[0])} {following}", _other_views(options))
     return 0
 
 

@@ -19,7 +19,7 @@ from energon_pack.dataset.lookup import LocatedPack, PackLookup
 from energon_pack.dataset.manifest import MANIFEST, REPORT, has_manifest
 from energon_pack.errors import PackError, amount
 from energon_pack.report.views.packed import pack_view
-from energon_pack.report.views.view import PackView, Place
+from energon_pack.report.views.view import PackPlace, PackView
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.flavors import flavor_by_name
@@ -87,7 +87,7 @@ class Dataset:
         plan, key = self.plan, located.pack.files.key
         rows = plan.members({key}).get(key) if plan else None
         longest = self.manifest.get("max_token_len")
-        place = Place(located.number, len(self.packs), located.shard, longest if type(longest) is int else None)
+        place = PackPlace(located.number, len(self.packs), located.shard, longest if type(longest) is int else None)
         return pack_view(located.file, located.pack, place, rows, vocabulary, max_thumbnails, located.defects)
 
 

@@ -20,9 +20,9 @@ from energon_pack.lengths.worker import LengthsRow, measured, note
 from energon_pack.plan import caps
 from energon_pack.plan.expand import cuts_of
 from energon_pack.plan.noted import NOTES
-from energon_pack.report.data_rules import NOTED
-from energon_pack.report.views.screens import print_next, print_sample
-from energon_pack.report.views.spans import encoded, vocabulary_of
+from energon_pack.report.data_rules import NOTE_REMARKS
+from energon_pack.report.views.screens import print_commands, print_sample
+from energon_pack.report.views.spans import vocabulary_of, with_tokens
 from energon_pack.report.views.view import Medium, MemberView, turns_of
 from energon_pack.run.console import say
 from energon_pack.samples.conversation import ReadSample
@@ -82,7 +82,7 @@ def show_sample(options: argparse.Namespace) -> int:
     print_sample(looked.view, where, looked.raw, remarks, options.full)
     words = " ".join(map(shlex.quote, ["--source", options.source, *overrides]))
     following = number + 1 if options.random is None else "--random"
-    print_next(f"python -m energon_pack.inspect {words} {following}", ["an id", "--random"])
+    print_commands(f"python -m energon_pack.inspect {words} {following}", ["an id", "--random"])
     return 0
 
 
@@ -118,7 +118,7 @@ def look_at_sample(
     view = sample_view(sample, sample_id, template)
     remarks = [
         f"{noted.replace('_', ' ')}: {why} ({knob})"
-        for noted, (_, why, knob) in NOTED.items()
+        for noted, (_, why, knob) in NOTE_REMARKS.items()
         if getattr(row, NOTES[noted])
     ]
     unknown = ", ".join(f"{key}{hint(key)}" for key in row.unknown_keys or ())
@@ -248,6 +248,6 @@ def sample_view(sample: ReadSample, sample_id: str, template: Template | None = 
         return view
     try:
         (tokens,) = template.member_tokens([Sample(sample.timed, sample.media, sample.tools, sample.options)])
-        return encoded(view, tokens, vocabulary_of(template))
+        return with_tokens(view, tokens, vocabulary_of(template))
     except Skip as skip:
         return replace(view, refused=str(skip))

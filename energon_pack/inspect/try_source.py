@@ -32,10 +32,10 @@ from energon_pack.plan.report import Report, num_lost_to_bad_data
 from energon_pack.plan.settings import CUTTING_POLICIES, Overlong, PackingConfig
 from energon_pack.report.images import MediaFirst, media_first
 from energon_pack.report.printed import part_lines, print_choices
-from energon_pack.report.remark import part
+from energon_pack.report.remark import share_of_samples
 from energon_pack.report.sheet import rows_at
 from energon_pack.report.views.screens import member_blocks, print_blocks, print_heading
-from energon_pack.report.views.text import Line
+from energon_pack.report.views.text import Sentence
 from energon_pack.report.which_length import MOST_DROPPED, advice, lengths_to_choose, recommended
 from energon_pack.run.command import positive_int, run_tool, tool_parser
 from energon_pack.run.console import say
@@ -208,7 +208,7 @@ def _show_samples(config: PackConfig, lengths: Lengths, template: Template) -> N
         for place, kind in enumerate(numbers.values()):
             looked = look_at_sample(config, reader, *rows[place], template)
             print_heading(f"{looked.view.sample_id}  ({kind})")
-            print_blocks(Line(remark, "bad") for remark in looked.remarks)
+            print_blocks(Sentence(remark, "bad") for remark in looked.remarks)
             print_blocks(member_blocks(looked.view), _MAX_CHARS)
 
 
@@ -228,7 +228,7 @@ def _samples_to_show(lengths: Lengths) -> dict[int, str]:
     chosen = dict.fromkeys([*special, *in_order[steps].tolist()])
     return {
         int(measured[place]): ", ".join(
-            (part(int(counts[kind[place]]), len(measured), MEDIA_TYPES[items.media[measured[place]]]), *why)
+            (share_of_samples(int(counts[kind[place]]), len(measured), MEDIA_TYPES[items.media[measured[place]]]), *why)
         )
         for place in islice(chosen, _NUM_SHOWN)
         for why in [[special[place]] if place in special else []]

@@ -89,7 +89,7 @@ class PackStream(SavableDataset[Any]):
     @property
     def has_ended(self) -> bool:
         """Whether this rank has no pack left in the epoch that its position is in."""
-        return self.position.number() >= (self._epoch + 1) * self.num
+        return self.position.number_at() >= (self._epoch + 1) * self.num
 
     def restore_state(self, state: Any) -> None:
         super().restore_state(state)
@@ -99,9 +99,9 @@ class PackStream(SavableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         self.worker_config.assert_worker()
         self._epoch, self._has_ended = self._epoch + self._has_ended, False
-        position, workers = Position.of(self._position), max(1, self.worker_config.num_workers)
+        position, workers = Position.from_dict(self._position), max(1, self.worker_config.num_workers)
         worker, end = self.worker_config.rank_worker_id(), (self._epoch + 1) * self.num
-        while (number := position.number(self._count * workers + worker)) < end:
+        while (number := position.number_at(self._count * workers + worker)) < end:
             self._count += 1
             pack = self._pack(number)
             if pack is not None:
@@ -110,7 +110,7 @@ class PackStream(SavableDataset[Any]):
 
     def _pack(self, position: int) -> Any:
         """Return the parts of the pack at a position, as Energon reads them; None: the dataset excludes the pack."""
-        number = self._stream.index(position)
+        number = self._stream.pack_at(position)
         number = number if self._order is None else int(self._order[number])
         try:
             pack = self._reader[number]

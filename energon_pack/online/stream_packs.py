@@ -75,12 +75,12 @@ class Draws:
         if not datasets:
             return None
         dataset = datasets[self._choose([self._weights[d] for d in datasets])]
-        turn, place = divmod(self.positions[dataset].number(), self._sizes[dataset])
+        turn, place = divmod(self.positions[dataset].number_at(), self._sizes[dataset])
         self.positions[dataset] = self.positions[dataset].after(1)
         return Draw(dataset, permuted_number(place, self._sizes[dataset], self._permutation_keys[dataset] + turn), turn)
 
     def _is_used_up(self, dataset: int) -> bool:
-        return not self._replacement and self.positions[dataset].number() >= self._sizes[dataset]
+        return not self._replacement and self.positions[dataset].number_at() >= self._sizes[dataset]
 
     def _choose(self, weights: Sequence[float]) -> int:
         """Choose a dataset so that every stretch of draws has about the right shares.

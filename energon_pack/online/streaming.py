@@ -143,7 +143,7 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
         for name, value in self._state_settings.items():
             if state[name] != value:
                 raise PackError(f"{name}={value}: this state goes on with {name}={state[name]} alone")
-        return [Position.of(position) for position in state["positions"]]
+        return [Position.from_dict(position) for position in state["positions"]]
 
     def statistics(self) -> dict[str, Any]:
         """Return counts of packs, samples, tokens and images so far, the fill, and skipped samples by reason.

@@ -23,7 +23,7 @@ class Cap(NamedTuple):
     column: str
     #: returns what a member adds, from its value in that column and the multiple that it is padded to; numbers or
     #: arrays
-    cost: Callable[[Any, int], Any]
+    member_cost: Callable[[Any, int], Any]
 
 
 def padded(token_len: Any, multiple: int) -> Any:
@@ -62,7 +62,7 @@ def costs(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[Ints, Ints
     """
     multiple = packing.pad_to_multiple_of
     rows = [
-        counts[cap.name] if cap.name in counts else cap.cost(counts[cap.column].astype(np.int64), multiple)
+        counts[cap.name] if cap.name in counts else cap.member_cost(counts[cap.column].astype(np.int64), multiple)
         for cap, _ in limits(packing)
     ]
     return np.stack(rows), np.array([limit for _, limit in limits(packing)], np.int64)
@@ -74,7 +74,7 @@ def exceeded(counts: Mapping[str, Any], packing: PackingConfig) -> list[str]:
     `counts`: a number for each of `COLUMNS`.
     """
     multiple = packing.pad_to_multiple_of
-    alone = [(cap.name, int(cap.cost(counts[cap.column], multiple)), limit) for cap, limit in limits(packing)]
+    alone = [(cap.name, int(cap.member_cost(counts[cap.column], multiple)), limit) for cap, limit in limits(packing)]
     return [excess_text(name, value, limit) for name, value, limit in alone if value > limit]
 
 

@@ -40,7 +40,7 @@ def expand(lengths: Lengths, labels: LabelsConfig, method: Method, run: Run) -> 
     for block in blocks(lengths.num_samples):
         are_asked[block] = lengths.items.lens[block] > 0
     asked = {name: value for name, value in plain(labels).items() if name in ("expand", "window_images", "window_text")}
-    making = PartsRecipe(
+    recipe = PartsRecipe(
         "expand",
         key_of(asked, _VERSION, how_measured(method)),
         partial(_samples_of, labels=labels),
@@ -49,7 +49,7 @@ def expand(lengths: Lengths, labels: LabelsConfig, method: Method, run: Run) -> 
         ("reason",),
     )
     with forgetting_wrong(lengths.shards, method, run):
-        return make_parts(lengths, are_asked, making, method, run)
+        return make_parts(lengths, are_asked, recipe, method, run)
 
 
 class Expansion(NamedTuple):
@@ -105,6 +105,6 @@ def _measured_rows(whole: WholeSample, cuts: list[Cut], how: Expand) -> list[Len
     counts = whole.template.count([rendered for _, rendered in parts], whole.engine)
     rows = []
     for cut, (part, rendered), of_tokens in zip(cuts, parts, counts, strict=True):
-        row = whole.measured(cut, part, rendered, *of_tokens)
+        row = whole.row_of_part(cut, part, rendered, *of_tokens)
         rows.append(replace(row, does_not_fit=contents_that_do_not_fit(part)))
-    return whole.trained(rows)
+    return whole.keep_trained_parts(rows)

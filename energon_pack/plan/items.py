@@ -61,7 +61,7 @@ class Items:
     #: first tokens that it shares with the item before it in its pack: `counts` leave them out. None: nothing is shared
     shared: AnyInts | None = None
     #: number of its conversation; its items are packed, or left out, together. None: each item stands alone
-    whole: AnyInts | None = None
+    conversation: AnyInts | None = None
 
     @property
     def lens(self) -> AnyInts:
@@ -137,7 +137,7 @@ class Lengths:
     """
 
     #: the columns that `reason` reads
-    reads = ("reason", "does_not_fit", "num_supervised")
+    reason_columns = ("reason", "does_not_fit", "num_supervised")
 
     def __init__(
         self,
@@ -168,11 +168,11 @@ class Lengths:
         self.cut_type = CUT_TYPE
         self._begin()
         for chunk in in_chunks(enumerate(item.pieces for item in measured)):
-            self.add(chunk, None, is_sample=True)
+            self.add_cached_rows(chunk, None, is_sample=True)
         self.num_samples = self.num_items
         #: whether each sample is packed as its parts
         self.is_cut = scratch.zeros(self.num_samples, np.bool_)
-        self.join()
+        self.build_items()
         #: tokens of each sample, whether it was cut or not
         self.sample_lens = self.items.lens
         #: tokens of each sample that none of its parts has
@@ -206,7 +206,7 @@ class Lengths:
                     table = table.set_column(table.schema.get_field_index("cut"), "cut", cuts)
                 yield rows.start, numbers, table
 
-    def places(self, items: Ints) -> Iterator[tuple[Ints, Chunk, Ints]]:
+    def cached_places(self, items: Ints) -> Iterator[tuple[Ints, Chunk, Ints]]:
         """Yield where the rows of items are: places in `items`, the chunk of the cache with them, their rows in it."""
         for rows in self.rows:
             of_items = np.flatnonzero((items >= rows.start) & (items < rows.start + rows.num))
@@ -228,9 +228,9 @@ class Lengths:
     def reason(self, table: pa.Table) -> pa.ChunkedArray:
         """Return for each row the reason why no plan may pack it; null: it may be packed.
 
-        `table`: at least the columns `reads`.
+        `table`: at least the columns `reason_columns`.
         """
-        is_unfit = pc.is_valid(self.unfit(table))
+        is_unfit = pc.is_valid(self.misfits(table))
         is_untrained = pc.and_(pc.equal(table["num_supervised"], 0), self._drops_untrained)
         return pc.coalesce(
             table["reason"],
@@ -238,12 +238,12 @@ class Lengths:
             pc.if_else(is_untrained, Reason.NOTHING_TRAINED.value, None),
         )
 
-    def unfit(self, table: pa.Table) -> pa.ChunkedArray:
+    def misfits(self, table: pa.Table) -> pa.ChunkedArray:
         """Return for each row what packs of this flavor can't hold of its sample; null: it fits."""
         answers = [pc.struct_field(table["does_not_fit"], rule) for rule in self.flavor.rules]
         return pc.coalesce(*answers, pa.scalar(None, pa.large_string()))
 
-    def largest(self, samples: Ints) -> dict[str, Ints]:
+    def largest_counts(self, samples: Ints) -> dict[str, Ints]:
         """Return for each of `caps.COLUMNS` the largest count that each sample, or one of its parts, has.
 
         `samples`: item numbers, ascending.
@@ -255,8 +255,8 @@ class Lengths:
             np.maximum.at(values, place[is_one], self.items.counts[name][self.num_samples :][is_one])
         return most
 
-    def emptied(self) -> "Lengths":
-        """Return a copy without rows. Fill it by `put` and `add`, then call `join`."""
+    def without_rows(self) -> "Lengths":
+        """Return a copy without rows. Fill it by `add_rows` and `add_cached_rows`, then call `build_items`."""
         lengths = copy.copy(self)
         lengths._begin()
         return lengths
@@ -266,14 +266,14 @@ class Lengths:
         self.num_items = 0
         self._growing = {name: self.scratch.column(_COLUMN_TYPES.get(name, np.int32)) for name in _ITEM_COLUMNS}
 
-    def put(self, rows: CachedRows, values: Mapping[str, AnyInts]) -> None:
+    def add_rows(self, rows: CachedRows, values: Mapping[str, AnyInts]) -> None:
         """Add rows whose columns are known: `values` has an array for each column of items."""
         self.rows.append(rows)
         self.num_items += rows.num
         for name, column in self._growing.items():
             column.add(values[name])
 
-    def add(self, chunk: Chunk, rows: Ints | None, is_sample: bool = False) -> None:
+    def add_cached_rows(self, chunk: Chunk, rows: Ints | None, is_sample: bool = False) -> None:
         """Add rows of a cached table (None: all), and compute their columns; samples are counted in `noted`, too."""
         new = CachedRows(chunk, rows, self.num_items, chunk.num_rows if rows is None else len(rows))
         if not new.num:
@@ -285,7 +285,7 @@ class Lengths:
         values = {name: table[name].to_numpy() for name in (*caps.COLUMNS, *_NUMBER_COLUMNS)}
         values |= {"token_len": np.where(is_in, values["token_len"], 0), "media": media.to_numpy(), "shard": numbers}
         values |= {"dataset": self._datasets[numbers], "split": self._splits(numbers, table)}
-        self.put(new, {**values, "turn": np.zeros(new.num, np.int32)})
+        self.add_rows(new, {**values, "turn": np.zeros(new.num, np.int32)})
         if is_sample:
             self.reasons.update(reasons.drop_null().to_pylist())
             places = new.start + np.flatnonzero(is_in)
@@ -300,16 +300,16 @@ class Lengths:
             names = [name if medium is None else f"{medium:016x}" for name, medium in zip(names, media, strict=True)]
         return split_numbers(names, self._shares, self.seed)
 
-    def join(self) -> None:
+    def build_items(self) -> None:
         """Build `items` from all rows that were added."""
         self.columns = {name: column.array() for name, column in self._growing.items()}
         #: bytes of each item as members of a tar, and a checksum of its source
         self.num_bytes, self.checksums = self.columns["num_bytes"], self.columns["checksum"]
         #: where the tokens of each item are kept
-        self.kept = self.columns["kept"]
+        self.kept_token_places = self.columns["kept"]
         columns = {name: self.columns[name] for name in ("media", "shard", "dataset", "split", "num_supervised")}
         if self.cut_type != CUT_TYPE:
-            columns["whole"] = np.concatenate((np.arange(self.num_samples), self.whole_of_part)).astype(np.int32)
+            columns["conversation"] = np.concatenate((np.arange(self.num_samples), self.whole_of_part)).astype(np.int32)
         if self.num_turns > 1:
             columns["turn"] = self.columns["turn"]
         if self.entry_of_shard is not None:

@@ -37,11 +37,11 @@ class EntryShare:
     """The share that an entry of a mixture should have, and how often its samples must come for that."""
 
     name: str
-    asked: float | None  # the requested share; None: epochs were requested
+    requested_share: float | None  # the requested share; None: epochs were requested
     epochs: float  # how often each of its samples comes
     samples: int  # samples that may be drawn
     tokens: int  # their trained tokens
-    of: WeightOf = "tokens"  # whether `asked` is a share of the trained tokens or of the samples
+    unit: WeightOf = "tokens"  # whether `requested_share` is a share of the trained tokens or of the samples
 
 
 def shares_of(entries: Sequence[Entry], entry: Ints, trained: Ints) -> list[EntryShare]:
@@ -130,7 +130,7 @@ def _trainable_samples(lengths: Lengths, packing: PackingConfig) -> tuple[npt.ND
     """Return which samples can be packed for training, and how many trained tokens each has: bool and int64[num]."""
     items, num = lengths.items, lengths.num_samples
     costs, limits = caps.costs(items.counts, packing)
-    limits[0] = packing.longest[1]
+    limits[0] = packing.longest_sample[1]
     fits = (items.lens > 0) & (costs <= limits[:, None]).all(axis=0) & (items.split == _TRAIN_SPLIT)
     tokens = np.where(fits, items.num_supervised.astype(np.int64), 0)
     may, trained = fits[:num].copy(), tokens[:num].copy()
@@ -160,7 +160,7 @@ def _repeat_samples(
     lengths: Lengths, counts: Ints, phase_of_shard: Ints, entry_of_shard: Ints | None = None
 ) -> Lengths:
     """Return the lengths with each sample as often as `counts` says; a sample that never comes stays as not drawn."""
-    drawn = lengths.emptied()
+    drawn = lengths.without_rows()
     drawn.num_turns = len(counts) * (int(phase_of_shard.max(initial=0)) + 1)
     drawn.entry_of_shard = entry_of_shard
     first = np.zeros(lengths.num_samples + 1, np.int64)  # where the draws of each sample begin
@@ -193,12 +193,12 @@ def _repeat_samples(
             drawn.sample_lens[number] = np.where(is_out, 0, lengths.sample_lens[old.items][taken])
         rows = taken if old.rows is None else old.rows[taken]
         copies = np.where(is_out, -1, copies)
-        drawn.put(CachedRows(old.chunk, rows, drawn.num_items, len(taken), copies), values)
+        drawn.add_rows(CachedRows(old.chunk, rows, drawn.num_items, len(taken), copies), values)
     drawn.whole_of_part = np.concatenate(wholes)
     refused = pa.array(first[lengths.refused["sample"].to_numpy()])
     drawn.refused = lengths.refused.set_column(0, REFUSED_SCHEMA.field("sample"), refused)
     drawn.reasons = lengths.reasons + Counter({Reason.NOT_DRAWN.value: int(np.count_nonzero(never))})
-    drawn.join()
+    drawn.build_items()
     return drawn
 
 
@@ -225,12 +225,12 @@ def mixture_figures(
             sums += np.bincount(entry, weights, num)
         for number, tally in enumerate(lens):
             tally.add(items.lens[members][entry == number])
-    sizes = samples if shares and shares[0].of == "samples" else trained
+    sizes = samples if shares and shares[0].unit == "samples" else trained
     return [
         {
             "name": share.name,
-            "asked": share.asked,
-            "share_of": share.of,
+            "asked": share.requested_share,
+            "share_of": share.unit,
             "share": float(sizes[number] / max(1, sizes.sum())),
             "epochs": share.epochs,
             "samples": int(samples[number]),

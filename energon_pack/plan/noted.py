@@ -47,7 +47,7 @@ class SampleNotes:
         for column in NAME_LISTS:
             self._count_names(column, table[column], id_of)
 
-    def listed(self, column: str) -> dict[str, dict[str, Any]]:
+    def most_frequent_names(self, column: str) -> dict[str, dict[str, Any]]:
         """Return the most frequent names in a column of `NAME_LISTS`: the `samples` with each, and an `example`."""
         most = sorted(self._names[column].items(), key=lambda item: (-item[1], item[0]))[:_MAX_NAMES_SHOWN]
         return {name: {"samples": number, "example": self._examples[column, name]} for name, number in most}

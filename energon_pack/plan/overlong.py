@@ -46,7 +46,7 @@ def check_overlong(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> 
         raise PackError(
             f"{amount(int(num), 'sample')} {'is' if num == 1 else 'are'} longer than"
             f" packing.max_token_len={packing.max_token_len}, first"
-            f" {lengths.sample_id(int(first[0]))} with {lengths.largest(first)['token_len'][0]} tokens;"
+            f" {lengths.sample_id(int(first[0]))} with {lengths.largest_counts(first)['token_len'][0]} tokens;"
             " packing.overlong=drop leaves them out"
         )
 
@@ -63,7 +63,7 @@ def cut_overlong(lengths: Lengths, method: Method, packing: PackingConfig, label
     has_forms = packing.overlong == Overlong.split_text or (
         packing.overlong == Overlong.truncate_text and not labels.cut_end
     )
-    making = PartsRecipe(
+    recipe = PartsRecipe(
         "cut",
         key_of(cut_settings(packing), _VERSION, *([] if labels.cut_end else ["open"])),
         partial(_parts, packing=packing, cut_end=labels.cut_end),
@@ -75,7 +75,7 @@ def cut_overlong(lengths: Lengths, method: Method, packing: PackingConfig, label
         ),
         ("token_len", "media_type"),
     )
-    return make_parts(lengths, overlong, making, method, run)
+    return make_parts(lengths, overlong, recipe, method, run)
 
 
 def cut_settings(packing: PackingConfig) -> dict[str, Any]:
@@ -106,9 +106,9 @@ def _parts(whole: WholeSample, packing: PackingConfig, cut_end: bool) -> list[Le
     else:
         parts = [*islice(text_parts(whole, packing), 1)] if is_text and not cut_end else []
         parts = parts or _Conversation(whole, packing, cut_end).beginning()
-    rows = whole.trained(parts) if parts else []
+    rows = whole.keep_trained_parts(parts) if parts else []
     is_cut_off = packing.overlong == Overlong.truncate_text and any(row.reason is None for row in rows)
-    return [*rows, *([whole.cut_off(whole.row.token_len - rows[0].token_len)] if is_cut_off else [])]
+    return [*rows, *([whole.row_of_cut_off(whole.row.token_len - rows[0].token_len)] if is_cut_off else [])]
 
 
 class _Conversation:
@@ -153,7 +153,7 @@ class _Conversation:
         """Return the row of a beginning: nothing in it is trained where only the last answer is, and it lacks that."""
         last = max((i for i, message in enumerate(self._messages) if message["role"] == "assistant"), default=-1)
         lacks_it = row.cut is not None and row.cut.end_turn <= last
-        return replace(row, num_supervised=0) if self._whole.trains_last and lacks_it else row
+        return replace(row, num_supervised=0) if self._whole.trains_only_last and lacks_it else row
 
     def _measured(self, first: int, end: int, num_characters: int | None = None) -> LengthsRow | None:
         """Return the row of a part; None if it does not fit."""
@@ -163,7 +163,7 @@ class _Conversation:
         except Skip:  # a template may refuse turns without the turns before them
             return None
         [counts] = self._whole.template.count([rendered], self._whole.engine)
-        row = self._whole.measured(cut, part, rendered, *counts)
+        row = self._whole.row_of_part(cut, part, rendered, *counts)
         return None if caps.exceeded({name: getattr(row, name) for name in caps.COLUMNS}, self._packing) else row
 
 

@@ -46,7 +46,7 @@ class PackPlan:
     def mean_members(self) -> float:
         return len(self.items) / max(1, self.num_packs)
 
-    def parts(self) -> "Iterator[PackPlan]":
+    def in_blocks(self) -> "Iterator[PackPlan]":
         """Yield plans of many neighbouring packs each, so that one of them at a time is in memory."""
         for packs in blocks(self.num_packs, self.mean_members):
             starts = self.starts[packs.start : packs.stop + 1]
@@ -61,7 +61,7 @@ class PackPlan:
             add: used in place of addition, as `np.bitwise_or`.
         """
         sums, done = np.zeros(self.num_packs, np.int64), 0
-        for part in self.parts():
+        for part in self.in_blocks():
             values = of(*(column[part.items] for column in columns)).astype(np.int64)
             sums[done : done + part.num_packs] = add.reduceat(values, part.starts[:-1])
             done += part.num_packs
@@ -92,7 +92,7 @@ class PackBuilder:
         for block in blocks(len(items)):
             self._items.add(items[block])
 
-    def plan(self, left_out: npt.NDArray[np.int8], bound: int) -> PackPlan:
+    def build_plan(self, left_out: npt.NDArray[np.int8], bound: int) -> PackPlan:
         return PackPlan(np.cumsum(np.concatenate(self._sizes)), self._items.array(), left_out, bound)
 
 
@@ -108,7 +108,7 @@ def select_packs(plan: PackPlan, packs: Sequence[Ints], scratch: Scratch = _IN_M
     for order in packs:
         for block in blocks(len(order), plan.mean_members):
             builder.add(*members_of(plan, order[block]))
-    return builder.plan(plan.left_out, plan.lower_bound)
+    return builder.build_plan(plan.left_out, plan.lower_bound)
 
 
 def members_of(plan: PackPlan, order: Ints) -> tuple[Ints, Ints]:
@@ -166,7 +166,7 @@ def trained_by_entry(items: Items, plan: PackPlan) -> npt.NDArray[np.float64] | 
         return None
     num, done = int(items.entry.max(initial=0)) + 1, 0
     trained = np.zeros((plan.num_packs, num))
-    for part in plan.parts():
+    for part in plan.in_blocks():
         cell = np.repeat(np.arange(part.num_packs) * num, np.diff(part.starts)) + items.entry[part.items]
         sums = np.bincount(cell, items.num_supervised[part.items], part.num_packs * num)
         trained[done : done + part.num_packs] = sums.reshape(-1, num)
@@ -178,12 +178,15 @@ def costs_of_packs(items: Items, plan: PackPlan, cost: CostModel) -> npt.NDArray
     """Return the FLOPs of each pack, float64[2, num_packs]: of the language model, and of the vision encoder."""
     visual = items.counts["num_visual_tokens"], items.counts["num_images"]
     costs = np.empty((2, plan.num_packs), np.float64)
-    costs[0], costs[1] = plan.per_pack(*lm_arguments(items), of=cost.lm), plan.per_pack(*visual, of=cost.vision)
+    costs[0], costs[1] = (
+        plan.per_pack(*lm_arguments(items), of=cost.lm_flops),
+        plan.per_pack(*visual, of=cost.vision_flops),
+    )
     return costs
 
 
 def lm_arguments(items: Items) -> tuple[AnyInts, ...]:
-    """Return the arguments of `CostModel.lm`: the tokens of each item with shared ones, and the shared ones if any."""
+    """Return the arguments of `CostModel.lm_flops`: the tokens of each item, shared ones included, and these."""
     return (items.lens,) if items.shared is None else (items.lens + items.shared, items.shared)
 
 

@@ -63,12 +63,12 @@ class PartsRecipe(NamedTuple):
     key: str  # cache key: a hash of everything that parts depend on, except the lengths
     make: Callable[["WholeSample"], list[LengthsRow]]  # makes the parts of a sample; none: it stays whole
     cut_type: pa.DataType
-    chosen: Callable[[pa.Table], npt.NDArray[np.bool_]]  # tells which rows of lengths may get parts
-    columns: tuple[str, ...]  # the columns that `chosen` reads
+    select_rows: Callable[[pa.Table], npt.NDArray[np.bool_]]  # tells which rows of lengths may get parts
+    columns: tuple[str, ...]  # the columns that `select_rows` reads
 
 
 def make_parts(
-    lengths: Lengths, are_asked: npt.NDArray[np.bool_], making: PartsRecipe, method: Method, run: Run
+    lengths: Lengths, are_asked: npt.NDArray[np.bool_], recipe: PartsRecipe, method: Method, run: Run
 ) -> Lengths:
     """Make parts of samples, in workers or from the cache, and return the lengths with them in place of their samples.
 
@@ -78,27 +78,27 @@ def make_parts(
     of_shards = set[int]()
     for block in blocks(lengths.num_samples):
         of_shards.update(np.unique(items.shard[block][are_asked[block]]).tolist())
-    cache = TableCache(run.cache("cuts", making.key))
+    cache = TableCache(run.cache("cuts", recipe.key))
     keys = {
         number: key_of([(Path(path).stem, *rows) for path, *rows in measured[number].pieces])
         for number in sorted(of_shards)
     }
     todo = [number for number, key in keys.items() if _cached_parts(cache, key) is None]
     num_left = Counter(
-        chain.from_iterable(numbers.tolist() for numbers, _ in _rows_to_cut(measured, todo, making, False))
+        chain.from_iterable(numbers.tolist() for numbers, _ in _rows_to_cut(measured, todo, recipe, False))
     )
     num_parts = dict.fromkeys(num_left, 0)
     at_work: list[Ints] = []  # for each job, the shards of its samples
-    make = partial(_parts_of_job, making.make, making.cut_type)
+    make = partial(_parts_of_job, recipe.make, recipe.cut_type)
 
     def jobs() -> Iterator[PartsJob]:
-        for numbers, rows in _rows_to_cut(measured, todo, making, True):
+        for numbers, rows in _rows_to_cut(measured, todo, recipe, True):
             for start in range(0, len(numbers), _SAMPLES_PER_JOB):
                 at_work.append(numbers[start : start + _SAMPLES_PER_JOB])
                 shards = [measured[number].shard for number in at_work[-1]]
                 yield PartsJob(shards, rows.slice(start, _SAMPLES_PER_JOB), method)
 
-    with run.progress.stage(making.stage, num_left.total(), "samples") as advance:
+    with run.progress.stage(recipe.stage, num_left.total(), "samples") as advance:
         try:
             for (table, sizes), num_bytes in run.executor.map(partial(with_bytes_read, make), jobs()):
                 records = []
@@ -128,15 +128,15 @@ def _cached_parts(cache: TableCache, key: str) -> list[Piece] | None:
 
 
 def _rows_to_cut(
-    measured: Sequence[MeasuredShard], numbers: Sequence[int], making: PartsRecipe, whole: bool
+    measured: Sequence[MeasuredShard], numbers: Sequence[int], recipe: PartsRecipe, whole: bool
 ) -> Iterator[tuple[Ints, pa.Table]]:
     """Yield the samples of some shards that may get parts: the shard number of each, and a table of their rows.
 
     `whole`: read all columns of the rows, not only those that choose them.
     """
     for chunk in in_chunks((number, measured[number].pieces) for number in numbers):
-        table = chunk.read(None if whole else making.columns)
-        are_asked = making.chosen(table)
+        table = chunk.read(None if whole else recipe.columns)
+        are_asked = recipe.select_rows(table)
         yield chunk.numbers_of_rows[are_asked], table.filter(pa.array(are_asked))
 
 
@@ -173,13 +173,13 @@ def with_parts(lengths: Lengths, parts: Iterable[tuple[Chunk, Ints, Ints]]) -> L
     Args:
         parts: rows of a chunk of the cache, and for each of them the number of its sample.
     """
-    cut = lengths.emptied()
+    cut = lengths.without_rows()
     cut.is_cut, is_out = (lengths.scratch.zeros(lengths.num_samples, np.bool_) for _ in range(2))
     cut.cut_off = lengths.scratch.zeros(lengths.num_samples, np.int32)
     cut.is_cut[:], cut.cut_off[:] = lengths.is_cut, lengths.cut_off
     added = []
     for chunk, rows, whole in parts:
-        table = chunk.read([*lengths.reads, "detail", "token_len", "cut"]).take(pa.array(rows))
+        table = chunk.read([*lengths.reason_columns, "detail", "token_len", "cut"]).take(pa.array(rows))
         cut.cut_type = max(cut.cut_type, table["cut"].type, key=len)
         is_off = pc.equal(table["reason"], Reason.CUT_OFF.value).fill_null(False).to_numpy()
         cut.cut_off[whole[is_off]] = table["token_len"].to_numpy()[is_off]
@@ -196,11 +196,11 @@ def with_parts(lengths: Lengths, parts: Iterable[tuple[Chunk, Ints, Ints]]) -> L
         if old.start < lengths.num_samples:
             is_gone = cut.is_cut[old.items] | is_out[old.items]
             values["token_len"] = np.where(is_gone, 0, values["token_len"])
-        cut.put(old, values)
+        cut.add_rows(old, values)
     for chunk, rows, _ in added:
-        cut.add(chunk, rows)
+        cut.add_cached_rows(chunk, rows)
     cut.whole_of_part = np.concatenate([lengths.whole_of_part, *(whole for *_, whole in added)])
-    cut.join()
+    cut.build_items()
     return cut
 
 
@@ -210,7 +210,7 @@ def _refused_samples(lengths: Lengths, table: pa.Table, whole: Ints) -> pa.Table
     rows = np.flatnonzero(pc.is_valid(reasons).to_numpy(zero_copy_only=False))
     samples, first = np.unique(whole[rows], return_index=True)
     taken = pa.array(rows[first])
-    details = pc.coalesce(table["detail"], lengths.unfit(table)).take(taken).combine_chunks()
+    details = pc.coalesce(table["detail"], lengths.misfits(table)).take(taken).combine_chunks()
     return pa.table([pa.array(samples), reasons.take(taken), details], schema=REFUSED_SCHEMA)
 
 
@@ -257,7 +257,9 @@ class WholeSample(NamedTuple):
         part = part_of(self.sample, cut)
         return part, self.template.render(Sample(part.timed, part.media, part.tools, part.options))
 
-    def measured(self, cut: Cut, part: ReadSample, rendered: Rendered, token_len: int, supervised: int) -> LengthsRow:
+    def row_of_part(
+        self, cut: Cut, part: ReadSample, rendered: Rendered, token_len: int, supervised: int
+    ) -> LengthsRow:
         """Return the row of lengths of a part: what `rendered` returns for its cut, its tokens, its trained tokens."""
         counts: dict[str, Any] = counts_of(rendered, part.kinds)
         row = replace(
@@ -283,7 +285,7 @@ class WholeSample(NamedTuple):
         return Sample(self.sample.timed, self.sample.media, self.sample.tools, self.sample.options)
 
     @property
-    def trains_last(self) -> bool:
+    def trains_only_last(self) -> bool:
         """Whether only the last answer of the sample is trained."""
         train_on = self.sample.options.labels.get("train_on", self.template.spec.labels.train_on)
         return bool(train_on == TrainOn.last)
@@ -292,7 +294,7 @@ class WholeSample(NamedTuple):
         """Return the first letter of the kind of each medium, as `iiv` for two images and a video."""
         return "".join(kind[0] for kind in self.sample.kinds)
 
-    def trained(self, parts: Sequence[LengthsRow]) -> list[LengthsRow]:
+    def keep_trained_parts(self, parts: Sequence[LengthsRow]) -> list[LengthsRow]:
         """Drop the parts without a trained token, and number the others; a last row counts the tokens of those dropped.
 
         If no part is left, return one row with the reason why the sample is left out.
@@ -303,8 +305,8 @@ class WholeSample(NamedTuple):
         lost = sum(row.token_len for row in parts) - sum(row.token_len for row in kept)
         cuts = [row.cut and row.cut._replace(part=f"{i}of{len(kept)}") for i, row in enumerate(kept, 1)]
         numbered = [replace(row, cut=cut) for row, cut in zip(kept, cuts, strict=True)]
-        return [*numbered, *([self.cut_off(lost)] if lost else [])]
+        return [*numbered, *([self.row_of_cut_off(lost)] if lost else [])]
 
-    def cut_off(self, num_tokens: int) -> LengthsRow:
+    def row_of_cut_off(self, num_tokens: int) -> LengthsRow:
         """Return a row that is no part, and counts the tokens of the sample that are in no part."""
         return replace(self.row, token_len=num_tokens, reason=Reason.CUT_OFF.value)

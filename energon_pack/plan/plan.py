@@ -67,7 +67,7 @@ def plan_packs(
         PackError: `need_image`, and there are too few items with images.
     """
     if trees is not None:
-        plan = trees.of_items(_plan_all(trees.as_items(items), packing, seed, scratch))
+        plan = trees.expand_plan(_plan_all(trees.as_items(items), packing, seed, scratch))
     else:
         plan = _plan_all(items, packing, seed, scratch)
     return _order_for_steps(plan, items, packing, seed, cost or cost_model(None), scratch)
@@ -94,7 +94,7 @@ def _plan_all(items: Items, packing: PackingConfig, seed: int, scratch: Scratch)
     packs = PackBuilder(scratch)
     for builder in of_splits:
         packs.add_all(builder)
-    return packs.plan(left_out, bound)
+    return packs.build_plan(left_out, bound)
 
 
 def lay_out_packs(plan: PackPlan, items: Items, packing: PackingConfig, seed: int, cost: CostModel) -> PackPlan:
@@ -104,7 +104,7 @@ def lay_out_packs(plan: PackPlan, items: Items, packing: PackingConfig, seed: in
         of_turn = select_packs(plan, [np.flatnonzero(turn == number)])
         ordered = order_by_windows(of_turn, items, packing, epoch_seed(seed, number))
         packs.add(np.diff(ordered.starts), ordered.items)
-    return _order_for_steps(packs.plan(plan.left_out, plan.lower_bound), items, packing, seed, cost, _IN_MEMORY)
+    return _order_for_steps(packs.build_plan(plan.left_out, plan.lower_bound), items, packing, seed, cost, _IN_MEMORY)
 
 
 def _items_by_turn(items: Items) -> Iterator[tuple[int, Ints | slice]]:
@@ -125,11 +125,11 @@ def _pack_window(items: Items, packing: PackingConfig, seed: int) -> PackPlan:
     over_cap = is_there & (costs[1:] > limits[1:, None]).any(axis=0)
     left_out[over_cap] = LEFT_OUT.index(Reason.OVER_CAP)
     overlong = is_there & (costs[0] > limits[0])
-    alone = np.flatnonzero(overlong & (costs[0] <= packing.longest[1]) & (left_out == 0))
+    alone = np.flatnonzero(overlong & (costs[0] <= packing.longest_sample[1]) & (left_out == 0))
     overlong[alone] = False
     left_out[overlong] = LEFT_OUT.index(Reason.OVERLONG)
-    if items.whole is not None:
-        left_out = _leave_out_conversations(left_out, items.whole)
+    if items.conversation is not None:
+        left_out = _leave_out_conversations(left_out, items.conversation)
         alone = alone[left_out[alone] == 0]
 
     to_pack = is_there & (left_out == 0)
@@ -152,7 +152,7 @@ def _pack_window(items: Items, packing: PackingConfig, seed: int) -> PackPlan:
         sizes, packed = _keep_trained_packs(np.diff(bins.starts), members[bins.items], items, left_out)
         bound += max(lower_bound(values, limit) for values, limit in zip(costs[:, packed], limits, strict=True))
         packs.add(sizes, packed)
-    return packs.plan(left_out, bound)
+    return packs.build_plan(left_out, bound)
 
 
 def _keep_trained_packs(sizes: Ints, members: Ints, items: Items, left_out: npt.NDArray[np.int8]) -> tuple[Ints, Ints]:
@@ -204,7 +204,7 @@ def order_by_windows(
             in_row = order_packs(features, kind, epoch_seed(seed, number), trained_by_entry(items, window_plan))
             for block in blocks(len(in_row), window_plan.mean_members):
                 packs.add(*members_of(window_plan, in_row[block]))
-    return packs.plan(plan.left_out, plan.lower_bound)
+    return packs.build_plan(plan.left_out, plan.lower_bound)
 
 
 def _order_for_steps(

@@ -107,7 +107,9 @@ class WaitingSample:
 
 def costs_of(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[int, ...]:
     """Return how much a sample adds to each limited sum of a pack, tokens first; only limits that are set."""
-    return tuple(int(cap.cost(counts[cap.column], packing.pad_to_multiple_of)) for cap, _ in caps.limits(packing))
+    return tuple(
+        int(cap.member_cost(counts[cap.column], packing.pad_to_multiple_of)) for cap, _ in caps.limits(packing)
+    )
 
 
 class Pool:
@@ -125,7 +127,7 @@ class Pool:
     def __init__(self, packing: PackingConfig, buffer_size: int, seed: int = 0):
         check_buffer_size("buffer_size", buffer_size)
         self._limits = tuple(limit for _, limit in caps.limits(packing))
-        self._alone = (packing.longest[1], *self._limits[1:])
+        self._alone = (packing.longest_sample[1], *self._limits[1:])
         self._algorithm, self._buffer_size, self._seed = packing.algorithm, buffer_size, seed
         #: by group, each in the order they came
         self._groups: dict[Hashable, list[WaitingSample]] = {}
@@ -147,10 +149,10 @@ class Pool:
         """How many samples must be added before `take` should make a pack: 0 if there are enough."""
         if self._planned:
             return 0
-        return max(0 if self.fills_one else 1, self._buffer_size - len(self))
+        return max(0 if self.can_fill_pack else 1, self._buffer_size - len(self))
 
     @property
-    def fills_one(self) -> bool:
+    def can_fill_pack(self) -> bool:
         """Whether some group of waiting samples reaches a limit of a pack."""
         return any(self._share(group) >= 1 for group in self._totals)
 

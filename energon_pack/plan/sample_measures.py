@@ -102,7 +102,7 @@ class SampleMeasurer:
             pool.end()
             return [[sample.name for sample in pool.take()] for _ in range(pool.num_planned)]
         packs = [pool.take()]
-        while pool.num_planned or (pool.fills_one and 2 * len(pool) > len(measured)):
+        while pool.num_planned or (pool.can_fill_pack and 2 * len(pool) > len(measured)):
             packs.append(pool.take())
         return [[sample.name for sample in pack] for pack in packs]
 
@@ -139,7 +139,7 @@ class SampleMeasurer:
         kinds = [medium.kind for medium in sample.media]
         counts = {"token_len": token_len, **counts_of(rendered, kinds)}
         measured = SampleMeasures(token_len, costs_of(counts, self.packing), media_type(kinds))
-        name, longest = self.packing.longest
+        name, longest = self.packing.longest_sample
         if measured.costs[0] > longest:
             return Skip(Reason.OVERLONG, caps.excess_text(name, measured.costs[0], longest))
         has_own_pack = measured.costs[0] > self.packing.max_token_len  # which breaks the first limit, and may

@@ -114,7 +114,7 @@ class PackingConfig:
     topology: Topology = field(default_factory=Topology)
 
     @property
-    def longest(self) -> tuple[str, int]:
+    def longest_sample(self) -> tuple[str, int]:
         """Return the most tokens of a sample, padding included, after the name of the setting that limits it."""
         if self.overlong is Overlong.own_pack and self.hard_limit is not None:
             return "hard_limit", self.hard_limit

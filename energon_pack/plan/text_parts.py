@@ -73,7 +73,7 @@ def _part(whole: WholeSample, text: str, span: tuple[int, int], number: int, ids
     part, rendered = whole.rendered(cut)
     [counts] = whole.template.count([rendered], whole.engine)
     num_bytes = num_tar_bytes([len(text[first:last].encode())])
-    return replace(whole.measured(cut, part, rendered, *counts), num_bytes=num_bytes)
+    return replace(whole.row_of_part(cut, part, rendered, *counts), num_bytes=num_bytes)
 
 
 def _context_of_part(

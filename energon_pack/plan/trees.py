@@ -53,7 +53,7 @@ class Trees:
         media = np.bitwise_or.reduceat(items.media[order], self.starts[:-1])
         return replace(roots, counts=counts, media=media, num_supervised=sums(items.num_supervised), shared=None)
 
-    def of_items(self, plan: PackPlan) -> PackPlan:
+    def expand_plan(self, plan: PackPlan) -> PackPlan:
         """Turn a plan whose items are trees (`as_items`) into a plan of the original items."""
         sizes = np.diff(self.starts)
         chosen = sizes[plan.items]
@@ -99,8 +99,8 @@ def trees_of(beginnings: Beginnings, items: Items, packing: PackingConfig, group
             group = np.unique(np.stack((group, values)), axis=1, return_inverse=True)[1].ravel()
     costs, limits = caps.costs(items.counts, packing)
     fits = (items.lens > 0) & (costs <= limits[:, None]).all(axis=0)
-    if items.whole is not None:  # if an item of a conversation does not fit, its other items are left out, too
-        fits &= ~np.isin(items.whole, items.whole[(items.lens > 0) & ~fits])
+    if items.conversation is not None:  # if an item of a conversation does not fit, its other items are left out, too
+        fits &= ~np.isin(items.conversation, items.conversation[(items.lens > 0) & ~fits])
     beginnings = beginnings if fits.all() else beginnings.take(np.flatnonzero(fits[beginnings.item]))
     by_group = beginnings.key ^ mix_array(group[beginnings.item].astype(np.uint64))
     beginnings = _common_beginnings(beginnings._replace(key=by_group), items)

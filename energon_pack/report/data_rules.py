@@ -6,20 +6,20 @@ from energon_pack.errors import amount
 from energon_pack.plan.report import LOST_BITS, num_lost_to_bad_data
 from energon_pack.report.figures import Figures
 from energon_pack.report.pages.html import clipped
-from energon_pack.report.remark import Grade, Remark, named_keys, part, percent
+from energon_pack.report.remark import Grade, Remark, named_keys, percent, share_of_samples
 from energon_pack.samples.skip import Reason
 
 _FEW_TRAINED, _MANY_TRAINED = 0.02, 0.95  # shares of all tokens
-_UNTRAINED = 0.001  # share of the samples
-_AT_BOUND = 0.8  # share of the samples whose images have the least, or the most, tokens the model allows
-_OF_FOLDER = 0.5  # share of a folder's samples
-_OF_MEDIUM = 0.1  # share of the samples of a medium
-_MANY_NOTED = {"assistant_first": 0.5}  # shares of the samples
-_FEW_TOKENS = 64  # an image of so few tokens shows no small print
-_FOLDERS, _NAME = 5, 120  # folders that are named, characters of a name
-_ALIKE = 0.01  # share of the samples
+_UNTRAINED_SHARE = 0.001  # share of the samples
+_MANY_AT_BOUND = 0.8  # share of the samples whose images have the least, or the most, tokens the model allows
+_MUCH_OF_FOLDER = 0.5  # share of a folder's samples
+_MUCH_OF_MEDIUM = 0.1  # share of the samples of a medium
+_WRONG_NOTE_SHARES = {"assistant_first": 0.5}  # shares of the samples
+_FEW_IMAGE_TOKENS = 64  # an image of so few tokens shows no small print
+_MAX_FOLDERS, _MAX_NAME_CHARS = 5, 120  # folders that are named, characters of a name
+_DUPLICATE_SHARE = 0.01  # share of the samples
 #: what helps against samples that are lost, by reason
-_HELP = {
+_REMEDIES = {
     Reason.MISSING_MEDIA: "source.media_root, source.remote_media, or the names in the JSON",
     Reason.UNREADABLE_MEDIA: "convert or remove these files",
     Reason.MEDIA_UNREAD: "the key that names the media (source.columns.images), or source.media=ignore",
@@ -35,7 +35,7 @@ _HELP = {
 
 
 #: what stands out in samples, by the name of its note: what, why it matters, the setting
-NOTED = {
+NOTE_REMARKS = {
     "placeholders_put_in": (
         "had media and no place for them: placeholders were put in front of the first user turn, or videos took the"
         " place of <image>",
@@ -75,7 +75,7 @@ NOTED = {
 }
 
 
-def empty(figures: Figures) -> Iterator[Remark]:
+def nothing_to_pack(figures: Figures) -> Iterator[Remark]:
     """Yield a remark if the source has no samples, or no pack was made."""
     if not figures.source.samples:
         why = "there is nothing to pack: another folder, or settings that leave out every sample"
@@ -99,14 +99,14 @@ def bad_data(figures: Figures, max_skipped: float) -> Iterator[Remark]:
     too_many = num > max_skipped * samples
     yield Remark(
         Grade.wrong if too_many else Grade.look,
-        f"{part(num, samples)} are lost to bad data: {named}",
+        f"{share_of_samples(num, samples)} are lost to bad data: {named}",
         f"nothing is published above max_skipped={max_skipped:g}" if too_many else "they are in no pack; see skipped",
-        _HELP.get(most, "the details under skipped samples say what is wrong with each"),
+        _REMEDIES.get(most, "the details under skipped samples say what is wrong with each"),
         sample=most.value,
     )
 
 
-def modalities(figures: Figures) -> Iterator[Remark]:
+def lost_modalities(figures: Figures) -> Iterator[Remark]:
     """Yield a remark for each media type of the source of which all samples, or many, are in no pack."""
     for name in figures.report.lost_modalities if figures.report else ():
         num = figures.source.by_medium[name].samples
@@ -117,11 +117,11 @@ def modalities(figures: Figures) -> Iterator[Remark]:
 
     for name, row in figures.report.by_media.items() if figures.report else ():
         skipped, all_skipped = row.samples_in - row.samples, figures.report.samples_skipped if figures.report else 0
-        if row.samples and skipped > _OF_MEDIUM * row.samples_in and skipped < all_skipped:
+        if row.samples and skipped > _MUCH_OF_MEDIUM * row.samples_in and skipped < all_skipped:
             why = "the mixture that is trained on is not the one of the source"
             yield Remark(
                 Grade.look,
-                f"{part(skipped, row.samples_in, name)} are skipped",
+                f"{share_of_samples(skipped, row.samples_in, name)} are skipped",
                 why,
                 "see the reasons under skipped samples",
             )
@@ -135,19 +135,22 @@ def no_media(figures: Figures) -> Iterator[Remark]:
         yield Remark(Grade.note, "all samples are text alone", why, "the names of media in the source; or +model=text")
 
 
-def folders(figures: Figures) -> Iterator[Remark]:
+def lossy_folders(figures: Figures) -> Iterator[Remark]:
     """Yield a remark for each folder, or file, of the source that loses most of its samples."""
-    folders = [folder for folder in figures.origins if folder.lost + folder.left_out > _OF_FOLDER * folder.samples]
-    for folder in folders[:_FOLDERS] if len(figures.origins) > 1 else ():
+    folders = [folder for folder in figures.origins if folder.lost + folder.left_out > _MUCH_OF_FOLDER * folder.samples]
+    for folder in folders[:_MAX_FOLDERS] if len(figures.origins) > 1 else ():
         num = folder.lost + folder.left_out
         why = f"{folder.lost:,} to bad data and {folder.left_out:,} by the settings: the mixture is not what was meant"
         knob = "source.path: what is wrong with this one" if folder.lost > folder.left_out else "packing.max_token_len"
         yield Remark(
-            Grade.look, f"{part(num, folder.samples)} of {clipped(folder.name, _NAME)} are in no pack", why, knob
+            Grade.look,
+            f"{share_of_samples(num, folder.samples)} of {clipped(folder.name, _MAX_NAME_CHARS)} are in no pack",
+            why,
+            knob,
         )
 
 
-def trained(figures: Figures) -> Iterator[Remark]:
+def trained_share(figures: Figures) -> Iterator[Remark]:
     """Yield a remark if the share of tokens that are trained on is unusually small or large, or samples have none."""
     source = figures.source
     if not source.measured:
@@ -162,8 +165,8 @@ def trained(figures: Figures) -> Iterator[Remark]:
         yield Remark(Grade.look, fact, "most of each step is context: answers may have been taken for prompts", knob)
     elif share > _MANY_TRAINED:
         yield Remark(Grade.look, fact, "prompts may have been taken for answers", knob)
-    if trained and source.untrained > _UNTRAINED * source.measured:
-        fact = f"{part(source.untrained, source.measured)} have no token that is trained on"
+    if trained and source.untrained > _UNTRAINED_SHARE * source.measured:
+        fact = f"{share_of_samples(source.untrained, source.measured)} have no token that is trained on"
         knob = "labels.train_on, the roles of the turns"
         yield Remark(Grade.look, fact, "they cost time and teach nothing", knob, sample="untrained")
 
@@ -173,23 +176,23 @@ def weights(figures: Figures) -> Iterator[Remark]:
     source = figures.source
     if num := source.noted.samples["weights"]:
         share = percent(source.noted.num_weighted, source.num_supervised)
-        fact = f"{part(num, source.samples)} have weights: {share} of the trained tokens count other than 1"
+        fact = f"{share_of_samples(num, source.samples)} have weights: {share} of the trained tokens count other than 1"
         why = "the loss of such packs is weighted_loss, for a model's own knows of no weights"
         yield Remark(Grade.note, fact, why, "the weights of turns and samples in the source", sample="weights")
 
 
 def notes(figures: Figures) -> Iterator[Remark]:
-    """Yield a remark for each note of `NOTED` that samples have: texts that were changed, or partly left out."""
-    for name, (fact, why, knob) in NOTED.items():
+    """Yield a remark for each note of `NOTE_REMARKS` that samples have: texts that were changed, or partly left out."""
+    for name, (fact, why, knob) in NOTE_REMARKS.items():
         if num := figures.source.noted.samples[name]:
-            most = _MANY_NOTED.get(name, 1.0) * figures.source.samples
+            most = _WRONG_NOTE_SHARES.get(name, 1.0) * figures.source.samples
             grade = Grade.wrong if num > most else Grade.look
-            yield Remark(grade, f"{part(num, figures.source.samples)} {fact}", why, knob, sample=name)
+            yield Remark(grade, f"{share_of_samples(num, figures.source.samples)} {fact}", why, knob, sample=name)
 
 
 def unknown_keys(figures: Figures) -> Iterator[Remark]:
     """Yield a remark if records have keys that energon_pack does not know."""
-    keys = figures.source.noted.listed("unknown_keys")
+    keys = figures.source.noted.most_frequent_names("unknown_keys")
     if not keys:
         return
     fact = f"{amount(len(keys), 'key')} of records {'is' if len(keys) == 1 else 'are'} not known: {named_keys(keys)}"
@@ -205,7 +208,7 @@ def unknown_keys(figures: Figures) -> Iterator[Remark]:
 
 def image_modes(figures: Figures) -> Iterator[Remark]:
     """Yield a remark if images have more than 8 bits a channel, which are lost when they become RGB."""
-    modes = figures.source.noted.listed("image_modes")
+    modes = figures.source.noted.most_frequent_names("image_modes")
     if modes:
         named = ", ".join(f"{mode} ({noted['samples']:,}, as {noted['example']})" for mode, noted in modes.items())
         fact = f"samples have images of more than 8 bits a channel, by mode: {named}"
@@ -214,7 +217,7 @@ def image_modes(figures: Figures) -> Iterator[Remark]:
 
 def images(figures: Figures) -> Iterator[Remark]:
     """Yield remarks if media have no visual token, or most images have the fewest, or most, tokens the model allows."""
-    if num := figures.source.without_visual:
+    if num := figures.source.num_without_visual:
         why = "the model is shown nothing of their media"
         knob = "model.processor, media=…"
         fact = f"{amount(num, 'sample')} with media {'has' if num == 1 else 'have'} no visual token"
@@ -222,21 +225,21 @@ def images(figures: Figures) -> Iterator[Remark]:
     images = figures.source.images
     if images is None or images.most <= 1.5 * images.least:
         return
-    if images.at_most > _AT_BOUND * images.samples:
+    if images.num_at_most > _MANY_AT_BOUND * images.samples:
         yield Remark(
-            Grade.wrong if images.most <= _FEW_TOKENS else Grade.look,
-            f"{percent(images.at_most, images.samples)} of the image samples are shrunk to the most tokens that an"
+            Grade.wrong if images.most <= _FEW_IMAGE_TOKENS else Grade.look,
+            f"{percent(images.num_at_most, images.samples)} of the image samples are shrunk to the most tokens that an"
             f" image may have, {images.most:,}",
             "details are lost for the model"
-            + (": of so few tokens no text can be read" if images.most <= _FEW_TOKENS else ""),
+            + (": of so few tokens no text can be read" if images.most <= _FEW_IMAGE_TOKENS else ""),
             "a larger model.max_pixels, or none; media.image",
             changes_lengths=True,
             sample="most_visual",
         )
-    if images.at_least > _AT_BOUND * images.samples:
+    if images.num_at_least > _MANY_AT_BOUND * images.samples:
         yield Remark(
             Grade.look,
-            f"{percent(images.at_least, images.samples)} of the image samples have the least tokens that an image may"
+            f"{percent(images.num_at_least, images.samples)} of the image samples have the least tokens that an image may"
             f" have, {images.least:,}",
             "the images are tiny, or were shrunk on the way",
             "model.min_pixels, media.image, the source's images",
@@ -244,11 +247,11 @@ def images(figures: Figures) -> Iterator[Remark]:
         )
 
 
-def alike(figures: Figures) -> Iterator[Remark]:
+def duplicates(figures: Figures) -> Iterator[Remark]:
     """Yield a remark if many samples are the same as another one, byte for byte."""
     source = figures.source
-    if source.alike > _ALIKE * source.measured:
-        fact = f"{part(source.alike, source.measured)} are the same as another one, byte for byte"
+    if source.num_duplicates > _DUPLICATE_SHARE * source.measured:
+        fact = f"{share_of_samples(source.num_duplicates, source.measured)} are the same as another one, byte for byte"
         yield Remark(Grade.look, fact, "they are trained on more often than the others", "the source")
 
 

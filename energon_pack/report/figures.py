@@ -26,14 +26,14 @@ from energon_pack.templates.families.rules import MediaRules
 
 _UNKNOWN = "unknown"  # the medium of samples that could not be read
 #: media whose tokens with features are counted
-_WITH_FEATURES = ("mix", *(kind for kind, medium in KINDS.items() if medium.is_visual), AUDIO.kind)
+_MEDIA_WITH_FEATURES = ("mix", *(kind for kind, medium in KINDS.items() if medium.is_visual), AUDIO.kind)
 #: tokens, of which the report names multiples as a `pad_to`
-WIDTH = 512
-_MOST_COMPARED = 1 << 25  # samples; of more, a random share is compared
+PAD_WIDTH = 512
+_MAX_SAMPLES_COMPARED = 1 << 25  # samples; of more, a random share is compared
 
 
 @dataclass(frozen=True)
-class MediumIn:
+class SourceMedium:
     """Counts of the source's samples of one medium, before anything is planned."""
 
     samples: int
@@ -63,14 +63,14 @@ class Source:
     tokens: int
     skipped_by_reason: dict[str, int]  # without the samples that a plan leaves out
     noted: SampleNotes
-    by_medium: dict[str, MediumIn]
+    by_medium: dict[str, SourceMedium]
     token_len: Histogram | None  # None: no sample was measured
     lens: dict[str, int]  # lengths of all media together: min, p50, p90, p99, max
     num_supervised: int  # tokens that are trained on
     visual_tokens: int
     untrained: int  # samples without any trained token
-    alike: int  # samples that are, byte for byte, the same as another one
-    without_visual: int  # samples with media that hold no visual token
+    num_duplicates: int  # samples that are, byte for byte, the same as another one
+    num_without_visual: int  # samples with media that hold no visual token
     images: TokensOfImages | None  # None: there are none, or their rules can't be asked
     sees_media: bool  # whether the model sees media
 
@@ -81,17 +81,17 @@ class Loss:
 
     medium: str  # the medium that most of their tokens belong to
     is_too_much: bool = False  # the run stops at this loss, unless packing.overlong=drop
-    is_meant: bool = False  # the user set packing.overlong=drop
+    is_intended: bool = False  # the user set packing.overlong=drop
     keeps_more: str = ""  # settings that would keep more of the samples that are too long
 
 
 @dataclass(frozen=True)
-class Tries:
+class LengthTrials:
     """What candidate pack lengths would drop and fill, and how many samples they were tried with."""
 
     choices: list[Choice]
     num_samples: int  # samples that the lengths were tried with
-    of: int  # all measured samples
+    num_measured: int  # all measured samples
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,12 @@ class Figures:
 
     max_token_len: int
     source: Source
-    tries: Tries
+    length_trials: LengthTrials
     origins: list[Origin]
     loss: Loss | None = None  # this and the next two are None where nothing was planned
     report: Report | None = None
-    shapes: tuple[int, int] | None = None  # of batches of one pack in an epoch: as long as it is, in multiples of WIDTH
+    #: shapes of batches of one pack in an epoch: as long as it is, and in multiples of PAD_WIDTH
+    batch_shapes: tuple[int, int] | None = None
     demo: bool = False
     media_first: MediaFirst | None = None  # a few large media that make packs long; None: there are none
     examples: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)  # entries of the ledger, by reason
@@ -123,7 +124,7 @@ class Figures:
         return report.skipped_by_reason.get(reason, 0), report.tokens_left_out_by_reason.get(reason, 0)
 
     @property
-    def in_ledger(self) -> dict[str, int]:
+    def ledger_counts(self) -> dict[str, int]:
         """Return the number of ledger entries by reason: the skipped samples, and those that are cut off."""
         num_cut_off = self.report.samples_cut_off if self.report else 0
         return {**self.skipped_by_reason, **({Reason.CUT_OFF.value: num_cut_off} if num_cut_off else {})}
@@ -139,7 +140,7 @@ def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: in
         num_repeated: how many draws took a sample that was drawn before.
     """
     num, items, images = lengths.num_samples, lengths.items, Tally()
-    kinds = {name: _Kind() for name in (*MEDIA_TYPES, _UNKNOWN)}
+    kinds = {name: _MediumCounts() for name in (*MEDIA_TYPES, _UNKNOWN)}
     for block in blocks(num):
         in_block = items.take(slice(block.start, block.stop))
         in_block = replace(in_block, counts={**in_block.counts, "token_len": lengths.sample_lens[block]})
@@ -160,7 +161,7 @@ def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: in
         skipped_by_reason=dict(sorted(lengths.reasons.items())),
         noted=lengths.noted,
         by_medium={
-            name: MediumIn(kind.samples, len(kind.lens), kind.lens.total, kind.num_supervised, kind.lens.spread())
+            name: SourceMedium(kind.samples, len(kind.lens), kind.lens.total, kind.num_supervised, kind.lens.spread())
             for name, kind in kinds.items()
             if kind.samples
         },
@@ -169,18 +170,18 @@ def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: in
         num_supervised=sum(kind.num_supervised for kind in kinds.values()),
         visual_tokens=sum(kind.visual_tokens for kind in kinds.values()),
         untrained=sum(kind.untrained for kind in kinds.values()),
-        alike=_num_alike(lengths) if not num_repeated else 0,
-        without_visual=sum(kinds[name].without_visual for name in _WITH_FEATURES),
+        num_duplicates=_num_duplicates(lengths) if not num_repeated else 0,
+        num_without_visual=sum(kinds[name].num_without_visual for name in _MEDIA_WITH_FEATURES),
         images=tokens_of_images(rules, images.values >> 32, images.values & 0xFFFFFFFF, images.counts),
         sees_media=rules is None or bool(rules.media_tokens),
     )
 
 
-class _Kind:
+class _MediumCounts:
     """Running counts over the samples of one medium."""
 
     def __init__(self) -> None:
-        self.samples = self.num_supervised = self.visual_tokens = self.untrained = self.without_visual = 0
+        self.samples = self.num_supervised = self.visual_tokens = self.untrained = self.num_without_visual = 0
         self.lens = Tally()  # lengths of the samples that were measured
 
     def add(self, items: Items) -> None:
@@ -193,12 +194,12 @@ class _Kind:
         self.visual_tokens += int(visual.sum())
         self.untrained += int((trained == 0).sum())
         features = visual + items.counts["num_audio_tokens"][is_measured]
-        self.without_visual += int((features == 0).sum())
+        self.num_without_visual += int((features == 0).sum())
 
 
-def _num_alike(lengths: Lengths) -> int:
+def _num_duplicates(lengths: Lengths) -> int:
     """Count the samples with the checksum, size and length of an earlier one; among very many samples, estimate it."""
-    share = -(-lengths.num_samples // _MOST_COMPARED)
+    share = -(-lengths.num_samples // _MAX_SAMPLES_COMPARED)
     columns = []
     for block in blocks(lengths.num_samples):
         of = (lengths.checksums[block], lengths.num_bytes[block], lengths.sample_lens[block])
@@ -225,19 +226,19 @@ def origins_of(lengths: Lengths, plan: PackPlan | None) -> list[Origin]:
         for row, some in ((samples, of), (not_there, of[lens == 0]), (left_out, of[out])):
             row += np.bincount(some, minlength=len(names))
         tokens += np.bincount(of[is_in], lens[is_in], len(names)).astype(np.int64)
-    policy = _by_policy(lengths, of_sample, len(names))
+    policy = _num_left_out_by_settings(lengths, of_sample, len(names))
     columns = samples, not_there - policy, left_out + policy, tokens
     rows = zip(names, *(column.tolist() for column in columns), strict=True)
     origins = [Origin(name or ".", *values) for name, *values in rows if values[0]]
     return sorted(origins, key=lambda origin: (-origin.lost - origin.left_out, -origin.samples))
 
 
-def _by_policy(lengths: Lengths, origin: AnyInts, num: int) -> Ints:
+def _num_left_out_by_settings(lengths: Lengths, origin: AnyInts, num: int) -> Ints:
     """Count the samples of each origin that the settings leave out, whatever the plan."""
     out = np.zeros(num, np.int64)
     found_here = [reason.value for reason in (Reason.NOT_IN_FLAVOR, Reason.NOTHING_TRAINED) if lengths.reasons[reason]]
     if found_here:
-        for start, _, table in lengths.tables(lengths.reads, with_parts=False):
+        for start, _, table in lengths.tables(lengths.reason_columns, with_parts=False):
             is_out = pc.is_in(lengths.reason(table), pa.array(found_here)).to_numpy()
             out += np.bincount(origin[start : start + table.num_rows][is_out], minlength=num)
     return out
@@ -248,7 +249,7 @@ def planned_figures(lengths: Lengths, plan: PackPlan, report: Report, packing: P
     loss = Loss(
         _medium_of_overlong(lengths, plan),
         is_too_much=why_too_much_dropped(report, packing) is not None,
-        is_meant=packing.overlong is Overlong.drop,
+        is_intended=packing.overlong is Overlong.drop,
         keeps_more=policies_that_keep_more(packing.overlong),
     )
     tokens, members = plan.per_pack(lengths.items.lens), np.diff(plan.starts)
@@ -256,7 +257,10 @@ def planned_figures(lengths: Lengths, plan: PackPlan, report: Report, packing: P
         "loss": loss,
         "origins": origins_of(lengths, plan),
         "report": report,
-        "shapes": (len(np.unique(np.stack((tokens, members)), axis=1)[0]), len(np.unique(-(-tokens // WIDTH)))),
+        "batch_shapes": (
+            len(np.unique(np.stack((tokens, members)), axis=1)[0]),
+            len(np.unique(-(-tokens // PAD_WIDTH))),
+        ),
     }
 
 

@@ -24,9 +24,9 @@ from energon_pack.templates.families.rules import MediaRules
 
 #: width and height of the smallest images and of the largest; some are flat, because rules that cut tiles like these
 #: best
-_SMALLEST = ((16, 16), (32, 32), (64, 64))
-_LARGEST = ((16_000, 16_000), (16_000, 8_000), (8_000, 16_000), (16_000, 5_000))
-_NEAR = 0.1  # share of the bound that still counts as near
+_SMALLEST_SIZES = ((16, 16), (32, 32), (64, 64))
+_LARGEST_SIZES = ((16_000, 16_000), (16_000, 8_000), (8_000, 16_000), (16_000, 5_000))
+_NEAR_THE_BOUND = 0.1  # share of the bound that still counts as near
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class TokensOfImages:
     least: int  # tokens that any image has, whatever its size
     most: int
     samples: int
-    at_least: int  # samples whose images have about the fewest tokens
-    at_most: int
+    num_at_least: int  # samples whose images have about the fewest tokens
+    num_at_most: int
 
 
 def tokens_of_images(
@@ -50,29 +50,29 @@ def tokens_of_images(
         visual, num_images: each distinct pair of visual tokens and images of a sample.
         counts: how many samples have each pair.
     """
-    bounds = _bounds(rules) if rules and len(visual) else None
+    bounds = _token_bounds(rules) if rules and len(visual) else None
     if bounds is None:
         return None
     least, most = bounds
     each = visual / np.maximum(num_images, 1)
     # Each side is rounded to whole tokens, which matters where there are few.
-    near_least = max(least * (1 + _NEAR), (math.sqrt(least) + 1) ** 2)
-    near_most = min(most * (1 - _NEAR), (math.sqrt(most) - 1) ** 2)
-    at_least, at_most = (int(counts[of].sum()) for of in (each <= near_least, each >= near_most))
-    return TokensOfImages(least, most, int(counts.sum()), at_least, at_most)
+    near_least = max(least * (1 + _NEAR_THE_BOUND), (math.sqrt(least) + 1) ** 2)
+    near_most = min(most * (1 - _NEAR_THE_BOUND), (math.sqrt(most) - 1) ** 2)
+    num_at_least, num_at_most = (int(counts[of].sum()) for of in (each <= near_least, each >= near_most))
+    return TokensOfImages(least, most, int(counts.sum()), num_at_least, num_at_most)
 
 
-def _bounds(rules: MediaRules) -> tuple[int, int] | None:
+def _token_bounds(rules: MediaRules) -> tuple[int, int] | None:
     """Return how many tokens the smallest image has, and the largest; None: the model sees no images."""
     tiles = []
-    for width, height in (*_SMALLEST, *_LARGEST):
+    for width, height in (*_SMALLEST_SIZES, *_LARGEST_SIZES):
         with suppress(Skip):
             tiles.append(rules.expand(Media(IMAGE.kind, width, height), [])[1])
     return (min(tiles), max(tiles)) if tiles else None
 
 
-_FEWEST = 256  # tokens of an image; with fewer it shows little
-_FEW, _MUCH = 0.25, 2  # share of the samples; times as long a pack is needed for these
+_FEWEST_TOKENS_TRIED = 256  # tokens of an image; with fewer it shows little
+_FEW_SAMPLES, _TIMES_LONGER = 0.25, 2  # share of the samples; times as long a pack is needed for these
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class MediaFirst:
     medium: str
     samples: int  # that would be shorter
     knob: str  # the setting, as it is typed
-    needed: int  # tokens of a pack; the first that drops next to nothing, as the media are
-    needed_then: int
+    needed_len: int  # tokens of a pack; the first that drops next to nothing, as the media are
+    needed_len_then: int
     tokens: int  # of all samples
     tokens_then: int  # at most; of videos: of all samples without them
     squares: float  # Σ len² of all samples, the cost of attention
@@ -92,11 +92,11 @@ class MediaFirst:
     def __str__(self) -> str:
         few = f"pixels and frames first: {amount(self.samples, f'{self.medium} sample')} alone"
         few += " needs" if self.samples == 1 else " need"
-        then = f"with {self.knob} all fit {self.needed_then:,}, and {short(self.tokens)} tokens become"
+        then = f"with {self.knob} all fit {self.needed_len_then:,}, and {short(self.tokens)} tokens become"
         if self.medium == VIDEO.kind:
-            then = f"{self.knob}; all others fit {self.needed_then:,}, and of {short(self.tokens)} tokens have"
+            then = f"{self.knob}; all others fit {self.needed_len_then:,}, and of {short(self.tokens)} tokens have"
         attention = f"Σ len² (attention) {short(self.squares)} → {short(self.squares_then)}"
-        return f"{few} packs of {self.needed:,} tokens; {then} {short(self.tokens_then)}, {attention}"
+        return f"{few} packs of {self.needed_len:,} tokens; {then} {short(self.tokens_then)}, {attention}"
 
 
 def media_first(lengths: Lengths, rules: MediaRules | None, lens: Sequence[int]) -> MediaFirst | None:
@@ -109,12 +109,12 @@ def media_first(lengths: Lengths, rules: MediaRules | None, lens: Sequence[int])
         lens: pack lengths, ascending; the first that drops at most `MOST_DROPPED` of the tokens is needed.
     """
     settings = rules.settings if rules else {}
-    square, now = int(settings.get("factor") or 1) ** 2, _Kept(lens)
-    without_videos, limits = _Kept(lens), dict[int, _Kept]()
+    square, now = int(settings.get("factor") or 1) ** 2, _ShrunkTokens(lens)
+    without_videos, limits = _ShrunkTokens(lens), dict[int, _ShrunkTokens]()
     if settings.get("factor") and settings.get("max_pixels") and settings.get("do_resize"):
         most = int(settings["max_pixels"]) // square
-        steps = (_FEWEST * half << step >> 1 for step in range(20) for half in (2, 3))
-        limits = {limit: _Kept(lens) for limit in steps if limit < most}
+        steps = (_FEWEST_TOKENS_TRIED * half << step >> 1 for step in range(20) for half in (2, 3))
+        limits = {limit: _ShrunkTokens(lens) for limit in steps if limit < most}
     for block in blocks(lengths.num_samples):
         items, whole = lengths.items, lengths.sample_lens[block].astype(np.int64)
         images, visual = (items.counts[name][block].astype(np.int64) for name in ("num_images", "num_visual_tokens"))
@@ -127,15 +127,23 @@ def media_first(lengths: Lengths, rules: MediaRules | None, lens: Sequence[int])
     shrunk["media=fps media.fps=1"] = (VIDEO.kind, without_videos)
     rows = [
         MediaFirst(
-            medium, kept.changed, knob, now.needed, kept.needed, now.tokens, kept.tokens, now.squares, kept.squares
+            medium,
+            kept.changed,
+            knob,
+            now.needed_len,
+            kept.needed_len,
+            now.tokens,
+            kept.tokens,
+            now.squares,
+            kept.squares,
         )
         for knob, (medium, kept) in shrunk.items()
-        if 0 < kept.changed <= _FEW * lengths.num_samples and _MUCH * kept.needed <= now.needed
+        if 0 < kept.changed <= _FEW_SAMPLES * lengths.num_samples and _TIMES_LONGER * kept.needed_len <= now.needed_len
     ]
-    return min(reversed(rows), key=lambda each: (each.medium == VIDEO.kind, each.needed_then), default=None)
+    return min(reversed(rows), key=lambda each: (each.medium == VIDEO.kind, each.needed_len_then), default=None)
 
 
-class _Kept:
+class _ShrunkTokens:
     """Sums over samples whose media are shrunk: their tokens, and the tokens that each pack length would drop."""
 
     def __init__(self, lens: Sequence[int]):
@@ -151,7 +159,7 @@ class _Kept:
         self._dropped += [int(after[after > most].sum()) for most in self._lens]
 
     @property
-    def needed(self) -> int:
+    def needed_len(self) -> int:
         """Return the shortest pack length that drops next to nothing; if none does, twice the longest."""
         does = np.flatnonzero(self._dropped <= MOST_DROPPED * self.tokens)
         return self._lens[int(does[0])] if len(does) else 2 * max(self._lens, default=0)

@@ -16,12 +16,12 @@ from energon_pack.report.pages.html import Html, details, tag
 from energon_pack.report.views.packed import pack_view
 from energon_pack.report.views.screens import pack_section
 from energon_pack.report.views.spans import vocabulary_of
-from energon_pack.report.views.view import Place
+from energon_pack.report.views.view import PackPlace
 from energon_pack.samples.flavors import flavor_by_name
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.templates.processor import load_saved
 
-_MOST, _MEMBERS, _CHARS, _THUMBNAILS = 6, 8, 4_000, 4
+_MAX_PACKS, _MAX_MEMBERS, _MAX_CHARS, _MAX_THUMBNAILS = 6, 8, 4_000, 4
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class LookJob:
     packs: dict[int, str]  # its number in the order of the plan → why it is shown
     template_folder: str
     max_token_len: int
-    stored: str | None = None  # the address of its shards, where they are not in the folder
+    shards_address: str | None = None  # the address of its shards, where they are not in the folder
 
 
 def packs_to_look_at(items: Items, plan: PackPlan) -> dict[int, str]:
@@ -50,10 +50,10 @@ def packs_to_look_at(items: Items, plan: PackPlan) -> dict[int, str]:
     edges = {"the fullest": tokens.argmax(), "the emptiest": tokens.argmin(), "the most members": members.argmax()}
     for why, number in edges.items():
         found[int(number)] = f"{found[int(number)]}, {why}" if int(number) in found else why
-    return dict(list(found.items())[:_MOST])
+    return dict(list(found.items())[:_MAX_PACKS])
 
 
-def look(job: LookJob) -> dict[int, Html]:
+def draw_packs(job: LookJob) -> dict[int, Html]:
     """Draw each pack of a job as a section of a page; return number of the pack → section. May run in a worker.
 
     The first packs are shown with their members, the others as a bar.
@@ -65,16 +65,18 @@ def _sections(job: LookJob) -> Iterator[tuple[int, Html]]:
     folder = DatasetFolder(job.folder)
     vocabulary, plan = vocabulary_of(load_saved(job.template_folder)), PlanFile(folder)
     first = next(iter(job.packs), None)
-    shards = None if job.stored is None else DatasetFolder(job.stored)
+    shards = None if job.shards_address is None else DatasetFolder(job.shards_address)
     with PackLookup(folder, flavor_by_name(job.flavor), shards) as packs:
         chosen = {number: packs[number] for number in job.packs}
         rows = plan.members({found.pack.files.key for found in chosen.values()})
         for order, (number, found) in enumerate(chosen.items()):
-            place = Place(number, len(packs), found.shard, job.max_token_len)
-            members, most = rows.get(found.pack.files.key), _MEMBERS if order < _MOST else 0
+            place = PackPlace(number, len(packs), found.shard, job.max_token_len)
+            members, most = rows.get(found.pack.files.key), _MAX_MEMBERS if order < _MAX_PACKS else 0
             try:
-                view = pack_view(found.file, found.pack, place, members, vocabulary, _THUMBNAILS, found.defects, most)
-                shown = pack_section(view, _CHARS, most)
+                view = pack_view(
+                    found.file, found.pack, place, members, vocabulary, _MAX_THUMBNAILS, found.defects, most
+                )
+                shown = pack_section(view, _MAX_CHARS, most)
             except PackError as error:  # a page ends no run
                 shown = tag("p", str(error), class_="bad")
             yield number, details(f"Pack {number:,}: {job.packs[number]}", shown, is_open=number == first)

@@ -10,22 +10,22 @@ from energon_pack.dataset.files import value_at
 from energon_pack.errors import amount
 from energon_pack.plan.report import Report, RunFacts
 from energon_pack.report import particulars
-from energon_pack.report.figures import WIDTH, Figures
+from energon_pack.report.figures import PAD_WIDTH, Figures
 from energon_pack.report.pages.bars import histogram, short
 from energon_pack.report.pages.html import Html, clipped, page, section, table, tag
-from energon_pack.report.printed import besides, length_rows, media_rows
+from energon_pack.report.printed import length_rows, lines_below_table, media_rows
 from energon_pack.report.remark import Grade, Remark
-from energon_pack.report.remarks import CHECKED
+from energon_pack.report.remarks import CHECKED_RULES
 from energon_pack.report.which_length import advice, recommended
 
-_TITLE, _NAME, _VALUE = 120, 120, 60  # characters
-_FOLDERS = 20  # rows
-_RANKS = {"min": "least", "p50": "median", "p90": "90 %", "p99": "99 %", "max": "most"}
-_SETTING = re.compile(r"\b(?:model|media|source|labels|packing|output|measure)\.[a-z_.]*[a-z_]\b(?![=…])")
+_MAX_TITLE_CHARS, _MAX_NAME_CHARS, _MAX_VALUE_CHARS = 120, 120, 60  # characters
+_MAX_FOLDERS = 20  # rows
+_RANK_WORDS = {"min": "least", "p50": "median", "p90": "90 %", "p99": "99 %", "max": "most"}
+_SETTING_NAME = re.compile(r"\b(?:model|media|source|labels|packing|output|measure)\.[a-z_.]*[a-z_]\b(?![=…])")
 
 
 @dataclass(frozen=True)
-class About:
+class PageFacts:
     """What the page of a run shows beside figures: its config, title, processor, files, and why it failed."""
 
     config: PackConfig  # the user's config
@@ -39,7 +39,7 @@ class About:
 
 def run_page(
     figures: Figures,
-    about: About,
+    about: PageFacts,
     found: Sequence[Remark] = (),
     looked_at: Sequence[Html] = (),
     contact_sheet: Html | None = None,
@@ -51,28 +51,34 @@ def run_page(
         looked_at: sections that each show a pack.
         contact_sheet: the section with a few samples; None: there is none.
     """
-    title = clipped(about.title, _TITLE)
+    title = clipped(about.title, _MAX_TITLE_CHARS)
     model = about.config.model
     said = f"stage={about.config.stage.value}, model {model.name}, processor {about.processor}"
     why = "Nothing is published: " if about.config.stage is Stage.all else "stage=all would publish nothing: "
-    failed = tag("p", tag("b", why, class_="bad"), f"{clipped(about.failed, 3 * _TITLE)}.") if about.failed else None
+    failed = (
+        tag("p", tag("b", why, class_="bad"), f"{clipped(about.failed, 3 * _MAX_TITLE_CHARS)}.")
+        if about.failed
+        else None
+    )
     says = "A few packs. Pictures are as they are stored."
     return page(
         f"{title} · energon_pack",
         tag("h1", title),
-        tag("p", clipped(said, 3 * _TITLE), class_="faint"),
+        tag("p", clipped(said, 3 * _MAX_TITLE_CHARS), class_="faint"),
         failed or _verdict(found, about.folder is not None),
-        _length(figures, found),
+        _length_advice(figures, found),
         section("In and out", *_in_and_out(figures)),
         _to_look_at(found, about.config),
         contact_sheet,
         section("Token lengths", *_sample_lengths(figures)),
         section("Which length", *_pack_lengths(figures)),
-        section("Packs", *_packs(figures.report, figures.shapes)) if figures.report and figures.shapes else None,
-        particulars.skipped(figures, about.ledger),
+        section("Packs", *_packs(figures.report, figures.batch_shapes))
+        if figures.report and figures.batch_shapes
+        else None,
+        particulars.skipped_section(figures, about.ledger),
         section("A few packs", tag("div", *looked_at, class_="aside"), says=says) if looked_at else None,
-        particulars.time(about.facts) if about.facts else None,
-        particulars.settings(about.config, about.facts, about.processor, about.folder),
+        particulars.time_section(about.facts) if about.facts else None,
+        particulars.settings_section(about.config, about.facts, about.processor, about.folder),
     )
 
 
@@ -90,9 +96,9 @@ def _verdict(remarks: Sequence[Remark], is_published: bool) -> Html:
     return tag("p", tag("b", done, class_="good"), class_="verdict")
 
 
-def _length(figures: Figures, remarks: Sequence[Remark]) -> Html | None:
+def _length_advice(figures: Figures, remarks: Sequence[Remark]) -> Html | None:
     """Say in one line which pack length to take; None: there is nothing to pack."""
-    text = advice(figures.tries.choices, figures.max_token_len)
+    text = advice(figures.length_trials.choices, figures.max_token_len)
     first = (
         "Mend that first, for lengths change with it. As it is: " if any(it.changes_lengths for it in remarks) else ""
     )
@@ -115,7 +121,7 @@ def _to_look_at(found: Sequence[Remark], config: PackConfig) -> Html:
         )
         for remark in found
     ]
-    nothing = tag("p", f"Nothing stands out. Looked at: {', '.join(CHECKED)}.")
+    nothing = tag("p", f"Nothing stands out. Looked at: {', '.join(CHECKED_RULES)}.")
     return section("What to look at", tag("ul", *parts, class_="remarks") if parts else nothing)
 
 
@@ -126,21 +132,23 @@ def _with_values(knob: str, values: Mapping[str, Any]) -> str:
         value = value_at(values, *match[0].split("."))
         if isinstance(value, dict) or value is None:
             return match[0]
-        return f"{match[0]} (now {clipped(str(value), _VALUE)})"
+        return f"{match[0]} (now {clipped(str(value), _MAX_VALUE_CHARS)})"
 
-    return _SETTING.sub(told, knob)
+    return _SETTING_NAME.sub(told, knob)
 
 
 def _in_and_out(figures: Figures) -> Iterator[Html]:
-    """Yield tables of what became of the samples, by medium and by folder, and the lines of `besides`."""
+    """Yield tables of what became of the samples, by medium and by folder, and the lines of `lines_below_table`."""
     source, report = figures.source, figures.report
     if report:
         yield media_rows(report).to_html()
         share = f"{report.num_supervised / max(1, report.tokens):.1%}"
-        lines = [f"{share} of the packed tokens are trained on", *besides(report)]
-        yield tag("ul", *(tag("li", clipped(line, 3 * _NAME)) for line in lines))
+        lines = [f"{share} of the packed tokens are trained on", *lines_below_table(report)]
+        yield tag("ul", *(tag("li", clipped(line, 3 * _MAX_NAME_CHARS)) for line in lines))
     else:
-        rows = [(name, _n(of.samples), _n(of.measured), _n(of.tokens)) for name, of in source.by_medium.items()]
+        rows = [
+            (name, _count(of.samples), _count(of.measured), _count(of.tokens)) for name, of in source.by_medium.items()
+        ]
         yield table(("medium", "samples", "measured", "tokens"), rows)
     folders = figures.origins
     if len(folders) > 1:
@@ -148,12 +156,12 @@ def _in_and_out(figures: Figures) -> Iterator[Html]:
         yield table(
             header,
             [
-                (clipped(of.name, _NAME), *map(_n, (of.samples, of.lost, of.left_out, of.tokens)))
-                for of in folders[:_FOLDERS]
+                (clipped(of.name, _MAX_NAME_CHARS), *map(_count, (of.samples, of.lost, of.left_out, of.tokens)))
+                for of in folders[:_MAX_FOLDERS]
             ],
         )
-        if len(folders) > _FOLDERS:
-            yield tag("p", f"and {len(folders) - _FOLDERS:,} that lost less", class_="faint")
+        if len(folders) > _MAX_FOLDERS:
+            yield tag("p", f"and {len(folders) - _MAX_FOLDERS:,} that lost less", class_="faint")
 
 
 def _sample_lengths(figures: Figures) -> Iterator[Html]:
@@ -164,13 +172,13 @@ def _sample_lengths(figures: Figures) -> Iterator[Html]:
         return
     yield tag("p", "All samples that were measured, packed or not.", class_="says")
     yield histogram(source.token_len, "tokens of a sample", "samples", (most, f"max_token_len {most:,}"))
-    header = ("medium", "samples", *_RANKS.values(), "tokens", "trained")
+    header = ("medium", "samples", *_RANK_WORDS.values(), "tokens", "trained")
     rows = [
         (
             name,
-            _n(counts.measured),
-            *(_n(counts.token_len[rank]) for rank in _RANKS),
-            _n(counts.tokens),
+            _count(counts.measured),
+            *(_count(counts.token_len[rank]) for rank in _RANK_WORDS),
+            _count(counts.tokens),
             f"{counts.num_supervised / max(1, counts.tokens):.1%}",
         )
         for name, counts in source.by_medium.items()
@@ -181,7 +189,7 @@ def _sample_lengths(figures: Figures) -> Iterator[Html]:
 
 def _pack_lengths(figures: Figures) -> Iterator[Html]:
     """Yield a table of what other pack lengths would drop, and how full their packs would be."""
-    tries, own = figures.tries, figures.max_token_len
+    tries, own = figures.length_trials, figures.max_token_len
     best = recommended(tries.choices)
     if best is None:
         yield tag("p", "There is nothing to pack.")
@@ -191,7 +199,7 @@ def _pack_lengths(figures: Figures) -> Iterator[Html]:
         words = {own: "recommended, this run"}
     yield length_rows(tries.choices, words).to_html()
     whole = f"Planned with {tries.num_samples:,} samples" + (
-        f", a seeded draw of {tries.of:,}, and scaled" if tries.num_samples < tries.of else ""
+        f", a seeded draw of {tries.num_measured:,}, and scaled" if tries.num_samples < tries.num_measured else ""
     )
     yield tag("p", f"{whole}; samples that are too long are dropped (overlong=drop).", class_="faint")
 
@@ -199,15 +207,15 @@ def _pack_lengths(figures: Figures) -> Iterator[Html]:
 def _packs(report: Report, shapes: tuple[int, int]) -> Iterator[Html]:
     """Yield what packs hold and cost, and how many shapes their batches have."""
     columns = {"members": report.members_per_pack, "visual tokens": report.visual_tokens_per_pack}
-    rows = [(name, *(_n(values[rank]) for rank in _RANKS)) for name, values in columns.items() if values]
-    yield table(("of a pack", *_RANKS.values()), rows)
+    rows = [(name, *(_count(values[rank]) for rank in _RANK_WORDS)) for name, values in columns.items() if values]
+    yield table(("of a pack", *_RANK_WORDS.values()), rows)
     attention, flops = report.attention_cost, report.flops
     even = f"{short(attention['mean'])} on average, {short(attention['max'])} at most" if attention else "0"
     parts = {"weights of the language model": "weights", "its attention": "attention", "vision encoder": "vision"}
     total = sum(flops[key] for key in parts.values())
     shares = ", ".join(f"{name} {flops[key] / (total or 1.0):.1%}" for name, key in parts.items())
     segments = report.members_per_pack.get("max", 0) + 1
-    padded = f"{_n(shapes[1])} with pad_to={WIDTH} and pad_segments={segments} in training"
+    padded = f"{_count(shapes[1])} with pad_to={PAD_WIDTH} and pad_segments={segments} in training"
     lines = (
         f"Σ len² of its members, the cost of attention: {even}",
         f"one forward pass over all packs: {shares} (sizes of the model: {clipped(flops['source'], 200)})",
@@ -216,5 +224,5 @@ def _packs(report: Report, shapes: tuple[int, int]) -> Iterator[Html]:
     yield tag("ul", *(tag("li", line) for line in lines))
 
 
-def _n(number: int) -> str:
+def _count(number: int) -> str:
     return f"{number:,}" if number < 1e7 else short(number)

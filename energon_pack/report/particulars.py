@@ -16,13 +16,17 @@ from energon_pack.samples.skip import Reason
 from energon_pack.templates.models import packaged_models, read_model
 from energon_pack.version import VERSION
 
-_TEXT, _CONFIG, _PLACE = 200, 12_000, 4096  # characters of an id or a detail, of all settings, of a path
-_PACKAGES = ("transformers", "tokenizers", "numpy", "pyarrow", "megatron-energon")
+_MAX_TEXT_CHARS, _MAX_CONFIG_CHARS, _MAX_PATH_CHARS = (
+    200,
+    12_000,
+    4096,
+)  # characters of an id or a detail, of all settings, of a path
+_PACKAGES_SHOWN = ("transformers", "tokenizers", "numpy", "pyarrow", "megatron-energon")
 
 
-def skipped(figures: Figures, ledger: str | None) -> Html:
+def skipped_section(figures: Figures, ledger: str | None) -> Html:
     """Build the section that counts skipped and cut samples by reason, with examples; `ledger` is the file with all."""
-    reasons, samples = figures.in_ledger, figures.source.samples
+    reasons, samples = figures.ledger_counts, figures.source.samples
     title = "Skipped samples"
     if not reasons:
         return section(title, tag("p", "None."))
@@ -42,12 +46,13 @@ def skipped(figures: Figures, ledger: str | None) -> Html:
 
 def _examples(entries: Sequence[Mapping[str, Any]]) -> Html:
     rows = [
-        (tag("code", clipped(entry["sample_id"], _TEXT)), clipped(entry["detail"] or "", _TEXT)) for entry in entries
+        (tag("code", clipped(entry["sample_id"], _MAX_TEXT_CHARS)), clipped(entry["detail"] or "", _MAX_TEXT_CHARS))
+        for entry in entries
     ]
     return table(("sample", "what is wrong with it"), rows, 2)
 
 
-def time(facts: RunFacts) -> Html:
+def time_section(facts: RunFacts) -> Html:
     """Build the section of a run's stages: their seconds, samples, bytes and memory."""
     total = sum(facts.seconds.values()) or 1.0
     header = ("stage", "seconds", "of all", "samples", "from the cache", "MB", "peak memory, MB")
@@ -57,10 +62,10 @@ def time(facts: RunFacts) -> Html:
         counts = [short(done[key]) if done.get(key) else "" for key in ("samples", "cached")]
         megabytes = [f"{done.get('bytes', 0) / 1e6:,.0f}", f"{facts.peak_rss_bytes_by_stage.get(name, 0) / 1e6:,.0f}"]
         rows.append((name, f"{seconds:,.1f}", f"{seconds / total:.0%}", *counts, *megabytes))
-    return section("Time", table(header, rows), *_beside(facts))
+    return section("Time", table(header, rows), *_lines_below_times(facts))
 
 
-def _beside(facts: RunFacts) -> Iterator[Html]:
+def _lines_below_times(facts: RunFacts) -> Iterator[Html]:
     cache = facts.cache
     yield tag(
         "p",
@@ -73,7 +78,7 @@ def _beside(facts: RunFacts) -> Iterator[Html]:
     yield tag("p", f"Samples verified in the full processor, or as it agreed before: {checked:,}{rest}.")
 
 
-def settings(config: PackConfig, facts: RunFacts | None, processor: str, folder: str | None) -> Html:
+def settings_section(config: PackConfig, facts: RunFacts | None, processor: str, folder: str | None) -> Html:
     """Build the section with the config, and the Python that loads the packs (`folder`; None: there are none)."""
     values = plain(config)
     changed = [(key, _value(value)) for key, value in _changed(values)]
@@ -81,10 +86,12 @@ def settings(config: PackConfig, facts: RunFacts | None, processor: str, folder:
     if folder:
         parts.append(details("Load it", tag("pre", _snippet(processor, folder)), is_open=True))
     parts.append(
-        details("Every setting", tag("pre", clipped(json.dumps(values, indent=1, ensure_ascii=False), _CONFIG)))
+        details(
+            "Every setting", tag("pre", clipped(json.dumps(values, indent=1, ensure_ascii=False), _MAX_CONFIG_CHARS))
+        )
     )
     versions = {"energon_pack": VERSION, "Python": sys.version.split()[0]}
-    versions |= {name: version for name in _PACKAGES if (version := version_of(name))}
+    versions |= {name: version for name in _PACKAGES_SHOWN if (version := version_of(name))}
     versions_text = ", ".join(f"{name} {version}" for name, version in versions.items())
     if facts:
         versions_text += f"; fingerprint {facts.fingerprint}"
@@ -97,24 +104,26 @@ def _changed(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     name = values["model"]["name"]
     if name in packaged_models():
         defaults["model"] |= read_model(name)
-    return _different("", values, defaults)
+    return _differences("", values, defaults)
 
 
-def _different(prefix: str, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _differences(prefix: str, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         default = defaults.get(key)
         if isinstance(value, dict) and isinstance(default, dict) and default:
-            yield from _different(f"{prefix}{key}.", value, default)
+            yield from _differences(f"{prefix}{key}.", value, default)
         elif value != default:
             yield f"{prefix}{key}", value
 
 
 def _value(value: Any) -> Html:
-    return tag("code", clipped(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), _TEXT))
+    return tag(
+        "code", clipped(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), _MAX_TEXT_CHARS)
+    )
 
 
 def _snippet(processor: str, folder: str) -> str:
-    processor = clipped(processor, _PLACE)
+    processor = clipped(processor, _MAX_PATH_CHARS)
     return (
         "from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset\n\n"
         "from energon_pack import PackedTaskEncoder, train_arguments\n\n"

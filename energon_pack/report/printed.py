@@ -8,7 +8,7 @@ from energon_pack.errors import amount
 from energon_pack.plan.mix import MANY_EPOCHS
 from energon_pack.plan.pack_lengths import Choice, Choices
 from energon_pack.plan.report import LOST_BITS, STEP_COSTS, Report
-from energon_pack.report.pages.bars import barred
+from energon_pack.report.pages.bars import with_bar
 from energon_pack.report.pages.rows import Cell, Rows, print_table
 from energon_pack.report.remark import named_keys
 from energon_pack.run.console import say
@@ -16,19 +16,19 @@ from energon_pack.run.progress import Progress
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
 from energon_pack.samples.skip import Reason
 
-_COUNTS = "samples_in", "samples_packed", "samples_skipped", "packs", "packs_lower_bound", "tokens"
+_TOTAL_FIELDS = "samples_in", "samples_packed", "samples_skipped", "packs", "packs_lower_bound", "tokens"
 
 
 def print_plan(report: Report) -> None:
     """Print samples, packs and fill by media, what was skipped, and how long samples are."""
     print_table(media_rows(report))
-    for line in (*besides(report), *_skipped_lines(report), *_notes(report)):
+    for line in (*lines_below_table(report), *_skipped_lines(report), *_notes(report)):
         say(line)
     if report.token_len:
         say(f"tokens of a sample: {_spread(report.token_len)}")
 
 
-def besides(report: Report) -> Iterator[str]:
+def lines_below_table(report: Report) -> Iterator[str]:
     """Yield the lines below the table of samples by medium: splits, a mixture, parts of samples, steps."""
     yield from _split_lines(report)
     yield from _source_lines(report)
@@ -40,15 +40,15 @@ def media_rows(report: Report) -> Rows:
     """Return a table of what became of the samples of each medium, with a row for the total."""
     header = ("", "samples in", "packed", "skipped", "packs", "at least", "fill", "tokens")
     rows = [
-        (name, *_counts(of.samples_in, of.samples, of.samples_in - of.samples, of.packs), "", f"{of.fill:.2%}",
+        (name, *_written_counts(of.samples_in, of.samples, of.samples_in - of.samples, of.packs), "", f"{of.fill:.2%}",
          f"{of.tokens:,}")
         for name, of in report.by_media.items()
     ]  # fmt: skip
-    *counts, tokens = _counts(*(getattr(report, key) for key in _COUNTS))
+    *counts, tokens = _written_counts(*(getattr(report, key) for key in _TOTAL_FIELDS))
     return Rows(header, [*rows, ("total", *counts, f"{report.fill:.2%}", tokens)], strong={len(rows)})
 
 
-def _counts(*numbers: int) -> Iterator[str]:
+def _written_counts(*numbers: int) -> Iterator[str]:
     return (f"{number:,}" for number in numbers)
 
 
@@ -183,9 +183,9 @@ def length_rows(choices: Sequence[Choice], marks: Mapping[int, str] | None = Non
             *([marks.get(row.max_token_len, "")] if marks else []),
             f"{row.dropped:,}",
             f"{row.dropped_share:.2%}",
-            barred(f"{row.dropped_tokens_share:.2%}", row.dropped_tokens_share),
+            with_bar(f"{row.dropped_tokens_share:.2%}", row.dropped_tokens_share),
             f"{row.packs:,}",
-            barred(f"{row.fill:.2%}", row.fill),
+            with_bar(f"{row.fill:.2%}", row.fill),
         )
         for row in choices
     ]

@@ -10,7 +10,7 @@ from energon_pack.errors import amount
 from energon_pack.report.pages.html import clipped
 from energon_pack.samples.keys import hint
 
-_KEYS, _NAME = 8, 120  # keys that are named, characters of a name
+_MAX_KEYS, _MAX_NAME_CHARS = 8, 120  # keys that are named, characters of a name
 
 
 class Grade(str, Enum):
@@ -30,12 +30,12 @@ class Remark:
     why: str
     knob: str
     changes_lengths: bool = False  # the remedy makes samples longer or shorter
-    #: the samples that it is about, of which the contact sheet shows one: a `Reason`, one of `NOTES` or `LISTED`,
+    #: the samples that it is about, of which the contact sheet shows one: a `Reason`, one of `NOTES` or `NAME_LISTS`,
     #: `untrained`, `without_features`, `most_visual`; empty: none in particular
     sample: str = ""
 
 
-def part(number: int, of: int, medium: str = "") -> str:
+def share_of_samples(number: int, of: int, medium: str = "") -> str:
     """Write how many of `of` samples: `3 of 20 samples (15%)`, or `3 of 20 image samples (15%)`."""
     return f"{number:,} of {amount(of, f'{medium} sample'.strip())} ({percent(number, of)})"
 
@@ -49,6 +49,7 @@ def percent(number: float, of: float) -> str:
 def named_keys(keys: Mapping[str, Mapping[str, Any]]) -> str:
     """List the first unknown keys of records as text, each with its number of samples, and one sample as an example."""
     named = (
-        f"{clipped(key, _NAME)} ({found['samples']:,}, as {found['example']}{hint(key)})" for key, found in keys.items()
+        f"{clipped(key, _MAX_NAME_CHARS)} ({found['samples']:,}, as {found['example']}{hint(key)})"
+        for key, found in keys.items()
     )
-    return f"{', '.join(islice(named, _KEYS))}{', …' * (len(keys) > _KEYS)}"
+    return f"{', '.join(islice(named, _MAX_KEYS))}{', …' * (len(keys) > _MAX_KEYS)}"

@@ -9,7 +9,7 @@ from energon_pack.plan.report import RunFacts
 from energon_pack.report import data_rules
 from energon_pack.report.figures import Figures
 from energon_pack.report.pages.bars import short
-from energon_pack.report.remark import Grade, Remark, part, percent
+from energon_pack.report.remark import Grade, Remark, percent, share_of_samples
 from energon_pack.report.which_length import MOST_DROPPED, recommended
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
 from energon_pack.samples.skip import Reason
@@ -17,17 +17,17 @@ from energon_pack.samples.skip import Reason
 _MANY_DROPPED = 0.25  # share of the tokens
 _LITTLE_FILL = 0.9
 _ABOVE_BOUND = 1.02  # times the fewest packs
-_WAITS = 1.05  # time of an epoch; without waiting it is 1
-_SHORT = 8  # times the longest sample: packs beyond it are called too long
+_LONG_WAIT = 1.05  # time of an epoch; without waiting it is 1
+_TIMES_TOO_LONG = 8  # times the longest sample: packs beyond it are called too long
 
 
 #: what makes media shorter, where no figures are known
-_SMALLER = {
+_WAYS_TO_SHRINK = {
     IMAGE.kind: ["smaller images (model.max_pixels)"],
     VIDEO.kind: ["fewer frames (media=fps media.fps=1)", "smaller frames (media.video_max_pixels)"],
 }
 #: what is said of samples that are left out by choice: what, why it matters, the setting
-_LEFT_OUT = {
+_LEFT_OUT_WORDS = {
     Reason.NOTHING_TRAINED: (
         "are in no pack, for none of their tokens is trained",
         "they would cost time and teach nothing",
@@ -58,8 +58,8 @@ def overlong(figures: Figures) -> Iterator[Remark]:
     loss, tokens, (num, dropped) = figures.loss, figures.source.tokens, figures.overlong
     if not (loss and num and dropped > MOST_DROPPED * tokens):
         return
-    best = recommended(figures.tries.choices)
-    knobs = [figures.media_first.knob] if figures.media_first else [*_SMALLER.get(loss.medium, [])]
+    best = recommended(figures.length_trials.choices)
+    knobs = [figures.media_first.knob] if figures.media_first else [*_WAYS_TO_SHRINK.get(loss.medium, [])]
     if best and best.choice.max_token_len > figures.max_token_len:
         still = best.choice.dropped_tokens_share
         still_dropped = f" ({percent(still, 1)} of the tokens are still dropped)" if still else ""
@@ -68,7 +68,7 @@ def overlong(figures: Figures) -> Iterator[Remark]:
         knobs.append(loss.keeps_more)
     most = dropped > _MANY_DROPPED * tokens or num > figures.source.samples / 2 or loss.is_too_much
     yield Remark(
-        Grade.wrong if most and not loss.is_meant else Grade.look,
+        Grade.wrong if most and not loss.is_intended else Grade.look,
         f"{short(dropped)} tokens ({percent(dropped, tokens)}) are dropped: {amount(num, 'sample')}"
         f" {'is' if num == 1 else 'are'} longer than {figures.max_token_len:,}",
         f"training never sees what is longer than a pack; by tokens it is mostly of {loss.medium} samples",
@@ -94,9 +94,9 @@ def cut_off(figures: Figures) -> Iterator[Remark]:
 
 def left_out(figures: Figures) -> Iterator[Remark]:
     """Yield a remark for each reason by which settings other than the pack length leave samples out."""
-    for reason, (fact, why, knob) in _LEFT_OUT.items():
+    for reason, (fact, why, knob) in _LEFT_OUT_WORDS.items():
         if num := figures.skipped_by_reason.get(reason.value):
-            sentence = f"{part(num, figures.source.samples)} {fact}"
+            sentence = f"{share_of_samples(num, figures.source.samples)} {fact}"
             yield Remark(Grade.look, sentence, why, knob, sample=reason.value)
 
 
@@ -112,7 +112,7 @@ def mixture(figures: Figures) -> Iterator[Remark]:
             )
 
 
-def fill(figures: Figures) -> Iterator[Remark]:
+def badly_filled(figures: Figures) -> Iterator[Remark]:
     """Yield remarks if there are more packs than needed, or the packs of a medium are not full."""
     report = figures.report
     if not report or not report.packs:
@@ -134,19 +134,19 @@ def fill(figures: Figures) -> Iterator[Remark]:
             yield Remark(Grade.look, f"packs of {name} are {medium.fill:.0%} full", why, knob)
 
 
-def length(figures: Figures) -> Iterator[Remark]:
+def packs_too_long(figures: Figures) -> Iterator[Remark]:
     """Yield a remark if packs are much longer than the longest sample."""
     most = figures.source.lens.get("max", 0)
-    if most and most * _SHORT < figures.max_token_len:
+    if most and most * _TIMES_TOO_LONG < figures.max_token_len:
         fact = f"the longest sample has {most:,} tokens, a pack {figures.max_token_len:,}"
         why = "a shorter pack would lose nothing, take less memory, and come more often"
         yield Remark(Grade.note, fact, why, "packing.max_token_len")
 
 
-def steps(figures: Figures) -> Iterator[Remark]:
+def uneven_steps(figures: Figures) -> Iterator[Remark]:
     """Yield a remark if training ranks wait long for each other, because steps are uneven."""
     steps = figures.report.steps if figures.report else None
-    if steps and steps["in_order"]["steps"] and steps["in_order"]["both"]["epoch"] > _WAITS:
+    if steps and steps["in_order"]["steps"] and steps["in_order"]["both"]["epoch"] > _LONG_WAIT:
         fact = f"an epoch takes {steps['in_order']['both']['epoch']:.3f} times what it would without waiting"
         why = "ranks wait for the slowest of each step, and packs are too uneven to be laid out better"
         yield Remark(Grade.look, fact, why, "packing.max_attention_cost, packing.group_by=none")
@@ -162,28 +162,28 @@ def unverified(facts: RunFacts) -> Iterator[Remark]:
 
 #: the rules by the words in which a page lists them where nothing stands out
 RULES: dict[str, Callable[[Figures], Iterator[Remark]]] = {
-    "samples": data_rules.empty,
-    "lost modalities": data_rules.modalities,
+    "samples": data_rules.nothing_to_pack,
+    "lost modalities": data_rules.lost_modalities,
     "media": data_rules.no_media,
-    "sources": data_rules.folders,
+    "sources": data_rules.lossy_folders,
     "overlong samples": overlong,
     "samples that are cut": cut_off,
     "samples without training, limits, flavour": left_out,
-    "trained tokens": data_rules.trained,
+    "trained tokens": data_rules.trained_share,
     "weights": data_rules.weights,
     "placeholders, control tokens, tools": data_rules.notes,
     "keys of records": data_rules.unknown_keys,
     "modes of images": data_rules.image_modes,
     "sizes of images": data_rules.images,
     "mixture": mixture,
-    "fill": fill,
-    "length of packs": length,
+    "fill": badly_filled,
+    "length of packs": packs_too_long,
     "few large media": media_first,
-    "duplicates": data_rules.alike,
-    "waiting": steps,
+    "duplicates": data_rules.duplicates,
+    "waiting": uneven_steps,
     "demo": data_rules.demo,
 }
-CHECKED = ("bad data", *RULES, "verified samples")
+CHECKED_RULES = ("bad data", *RULES, "verified samples")
 
 
 def remarks(figures: Figures, facts: RunFacts | None = None, max_skipped: float = 1.0) -> list[Remark]:

@@ -14,25 +14,25 @@ from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.packs import PackPlan, empty_plan
 from energon_pack.plan.report import Report, RunFacts
-from energon_pack.report.figures import Figures, Tries, origins_of, planned_figures, source_figures
+from energon_pack.report.figures import Figures, LengthTrials, origins_of, planned_figures, source_figures
 from energon_pack.report.images import media_first
-from energon_pack.report.look import LookJob, look, packs_to_look_at
-from energon_pack.report.page import About, run_page
+from energon_pack.report.look import LookJob, draw_packs, packs_to_look_at
+from energon_pack.report.page import PageFacts, run_page
 from energon_pack.report.pages.html import Html
 from energon_pack.report.remark import Grade, Remark
 from energon_pack.report.remarks import remarks
-from energon_pack.report.sheet import Tile, chosen, drawn, sheet
-from energon_pack.report.which_length import advice, job_of, num_tried, try_some
+from energon_pack.report.sheet import Tile, choose_tiles, draw_contact_sheet, draw_tiles
+from energon_pack.report.which_length import advice, num_samples_tried, try_job_of, try_lengths_of_job
 from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
 from energon_pack.steps.cost import max_positions
 from energon_pack.templates.processor import media_rules_of, processor_folder_of
 
-_EXAMPLES = 3  # examples of each reason
-_MOST_LOOKED_AT = 200_000  # bytes of the sections that show packs
+_MAX_EXAMPLES = 3  # examples of each reason
+_MAX_PACK_BYTES = 200_000  # bytes of the sections that show packs
 
 
-class Seen(NamedTuple):
+class PageSummary(NamedTuple):
     """What the terminal shows of a run's page: remarks that are errors, and examples of skipped samples."""
 
     #: some entries of the ledger, by reason
@@ -59,8 +59,8 @@ class RunReport:
         #: results of pack lengths; a future: they are computed for some samples, while the run goes on
         self._choices: Sequence[Choice] | Future[list[Choice]] = []
         if config.stage is not Stage.lengths:
-            job = job_of(lengths, config.packing, config.report.lens, self.max_positions)
-            self._choices = run.executor.start(try_some, job)
+            job = try_job_of(lengths, config.packing, config.report.lens, self.max_positions)
+            self._choices = run.executor.start(try_lengths_of_job, job)
         self._method = method
         self._planned = lengths, empty_plan(lengths.items)
         self._of_plan: dict[str, Any] = {"origins": origins_of(lengths, None)}
@@ -89,7 +89,7 @@ class RunReport:
         failed: str | None = None,
         written: Path | None = None,
         stored: str | None = None,
-    ) -> Seen:
+    ) -> PageSummary:
         """Write the page to `path`.
 
         Args:
@@ -103,39 +103,41 @@ class RunReport:
         """
         with self._run.progress.timed("report"):
             figures = self._figures()
-            figures = replace(figures, examples=some_of_each(ledger, figures.in_ledger))
+            figures = replace(figures, examples=first_entries_by_reason(ledger, figures.ledger_counts))
             found = remarks(figures, facts, self._config.max_skipped)
-            tiles = chosen(*self._planned, found)
-            looked_at = fitting(self._look(written, stored, tiles), _MOST_LOOKED_AT) if written else {}
-            tiles = self._run.executor.result(self._run.executor.start(drawn, (tiles, self._config.source.reading)))
+            tiles = choose_tiles(*self._planned, found)
+            looked_at = first_that_fit(self._look(written, stored, tiles), _MAX_PACK_BYTES) if written else {}
+            tiles = self._run.executor.result(
+                self._run.executor.start(draw_tiles, (tiles, self._config.source.reading))
+            )
             title = self._config.output.name or "run"
-            about = About(self._config, title, self._processor, facts, folder, ledger_name, failed)
-            contact_sheet = sheet(tiles, looked_at.keys())
+            about = PageFacts(self._config, title, self._processor, facts, folder, ledger_name, failed)
+            contact_sheet = draw_contact_sheet(tiles, looked_at.keys())
             write_whole(path, run_page(figures, about, found, [*looked_at.values()], contact_sheet).encode())
-            return Seen(figures.examples, _wrong(found))
+            return PageSummary(figures.examples, _errors_of(found))
 
     def wrong(self) -> list[Remark]:
         """Return the remarks that are errors, for a run that writes no page."""
         with self._run.progress.timed("report"):
-            return _wrong(remarks(self._figures(), None, self._config.max_skipped))
+            return _errors_of(remarks(self._figures(), None, self._config.max_skipped))
 
     def _figures(self) -> Figures:
         most = self._config.packing.max_token_len
         source = source_figures(self._lengths, self._rules, most, self._repeated)
-        tries = self._what_lens_come_to(int(np.count_nonzero(self._lengths.items.lens)))
+        tries = self._length_trials(int(np.count_nonzero(self._lengths.items.lens)))
         return Figures(
             max_token_len=most,
             source=source,
-            tries=tries,
+            length_trials=tries,
             demo=self._config.source.is_demo,
             media_first=media_first(self._lengths, self._rules, [choice.max_token_len for choice in tries.choices]),
             **self._of_plan,
         )
 
-    def _what_lens_come_to(self, num_samples: int) -> Tries:
+    def _length_trials(self, num_samples: int) -> LengthTrials:
         if isinstance(self._choices, Future):
-            return Tries(self._run.executor.result(self._choices), num_tried(num_samples), num_samples)
-        return Tries([*self._choices], num_samples, num_samples)
+            return LengthTrials(self._run.executor.result(self._choices), num_samples_tried(num_samples), num_samples)
+        return LengthTrials([*self._choices], num_samples, num_samples)
 
     def _look(self, folder: Path, stored: str | None, tiles: Sequence[Tile]) -> dict[int, Html]:
         """Draw the fullest pack, the emptiest and some others, and those with samples of the contact sheet."""
@@ -144,14 +146,14 @@ class RunReport:
         of_tiles = {tile.pack: f"of a sample on the sheet, {tile.kind}" for tile in tiles if tile.pack is not None}
         packs = packs_to_look_at(lengths.items, plan)
         job = LookJob(folder, flavor, packs | of_tiles | packs, self._method.template_folder, most, stored)
-        return self._run.executor.result(self._run.executor.start(look, job))
+        return self._run.executor.result(self._run.executor.start(draw_packs, job))
 
 
-def _wrong(found: Sequence[Remark]) -> list[Remark]:
+def _errors_of(found: Sequence[Remark]) -> list[Remark]:
     return [remark for remark in found if remark.grade is Grade.wrong]
 
 
-def fitting(sections: Mapping[int, Html], room: int) -> dict[int, Html]:
+def first_that_fit(sections: Mapping[int, Html], room: int) -> dict[int, Html]:
     """Keep sections as long as they fit into `room` bytes together; one that is too large is left out."""
     taken = {}
     for number, section in sections.items():
@@ -162,14 +164,16 @@ def fitting(sections: Mapping[int, Html], room: int) -> dict[int, Html]:
     return taken
 
 
-def some_of_each(ledger: Iterable[Mapping[str, Any]], reasons: Mapping[str, int]) -> dict[str, list[Mapping[str, Any]]]:
+def first_entries_by_reason(
+    ledger: Iterable[Mapping[str, Any]], reasons: Mapping[str, int]
+) -> dict[str, list[Mapping[str, Any]]]:
     """Return the first few ledger entries of each reason.
 
     Args:
         ledger: entries; read only until each reason has enough of them.
         reasons: how many entries each reason has.
     """
-    missing = {reason: min(number, _EXAMPLES) for reason, number in reasons.items()}
+    missing = {reason: min(number, _MAX_EXAMPLES) for reason, number in reasons.items()}
     examples: dict[str, list[Mapping[str, Any]]] = {}
     for entry in ledger if any(missing.values()) else ():
         if missing.get(entry["reason"]):

@@ -32,11 +32,11 @@ from energon_pack.sources.rows import rows_of
 from energon_pack.sources.sample import read_text_only
 from energon_pack.sources.shard import Shard
 
-Marks = npt.NDArray[np.int8]  # `PackPlan.left_out`
+LeftOutCodes = npt.NDArray[np.int8]  # `PackPlan.left_out`
 TITLE = "Contact sheet"
-_EACH, _BY_CHANCE, _REMARKS = 4, 6, 8  # samples of a kind
-_WORDS, _CAPTION = 150, 90  # characters
-_MOST_BYTES = 8 << 20  # bytes of a medium that is read; of a larger one there is no picture
+_MAX_OF_KIND, _MAX_BY_CHANCE, _MAX_REMARKS = 4, 6, 8  # samples of a kind
+_MAX_WORDS_CHARS, _MAX_CAPTION_CHARS = 150, 90  # characters
+_MAX_MEDIUM_BYTES = 8 << 20  # bytes of a medium that is read; of a larger one there is no picture
 _LONGEST, _SHORTEST, _REMARK, _CHANCE, _OUT = "longest", "shortest", "of a remark", "by chance", "left out"
 
 
@@ -54,12 +54,12 @@ class Tile:
     words: str = ""  # its first words, or why there is no picture
 
 
-def chosen(lengths: Lengths, plan: PackPlan, remarks: Sequence[Remark]) -> list[Tile]:
+def choose_tiles(lengths: Lengths, plan: PackPlan, remarks: Sequence[Remark]) -> list[Tile]:
     """Choose the samples of the contact sheet; their media and text are not read yet."""
     whys = {remark.sample: remark.what for remark in reversed(remarks) if remark.sample}
     picks = [*_by_length(lengths, plan.left_out), *_of_remarks(lengths, plan.left_out, whys)]
     numbers = np.array([number for _, number, _ in picks], np.int64)
-    packs, tiles = _packs_with(lengths, plan, numbers), dict[int, Tile]()
+    packs, tiles = _first_packs_with(lengths, plan, numbers), dict[int, Tile]()
     for place, shard, row, reason in rows_at(lengths, numbers):
         kind, number, why = picks[place]
         left_out = LEFT_OUT[plan.left_out[number]]
@@ -73,14 +73,14 @@ def rows_at(lengths: Lengths, numbers: Ints) -> Iterator[tuple[int, Shard, Lengt
 
     Yields for each its place in `numbers`, its shard, its row, and the reason why no plan may pack it (None: it may).
     """
-    for places, chunk, rows in lengths.places(numbers):
+    for places, chunk, rows in lengths.cached_places(numbers):
         table, shards = chunk.read(None).take(pa.array(rows)), chunk.numbers_of_rows[rows].tolist()
         reasons = lengths.reason(table).to_pylist()
         for place, shard, *of_row in zip(places.tolist(), shards, rows_of(table, LengthsRow), reasons, strict=True):
             yield place, lengths.shards[shard].shard, *of_row
 
 
-def _by_length(lengths: Lengths, left_out: Marks) -> Iterator[tuple[str, int, str]]:
+def _by_length(lengths: Lengths, left_out: LeftOutCodes) -> Iterator[tuple[str, int, str]]:
     """Choose the longest samples, the shortest, some by chance and some in no pack; yield kind, number and ""."""
     lens = lengths.sample_lens
 
@@ -89,7 +89,7 @@ def _by_length(lengths: Lengths, left_out: Marks) -> Iterator[tuple[str, int, st
         for block in blocks(lengths.num_samples):
             here = block.start + np.flatnonzero(is_in(lens[block], left_out[block]))
             best = np.concatenate((best, here))
-            best = best[np.argsort(sign * lens[best].astype(np.int64), kind="stable")[:_EACH]]
+            best = best[np.argsort(sign * lens[best].astype(np.int64), kind="stable")[:_MAX_OF_KIND]]
         return [*map(int, best)]
 
     by_chance = np.random.default_rng(lengths.seed).integers(0, max(1, lengths.num_samples), 64)[: lengths.num_samples]
@@ -97,24 +97,24 @@ def _by_length(lengths: Lengths, left_out: Marks) -> Iterator[tuple[str, int, st
     kinds = {
         _LONGEST: first(lambda lens, out: (lens > 0) & (out == 0), -1),
         _SHORTEST: first(lambda lens, out: (lens > 0) & (out == 0), 1),
-        _CHANCE: packed[:_BY_CHANCE],
+        _CHANCE: packed[:_MAX_BY_CHANCE],
         _OUT: first(lambda _, out: out > 0, -1) + first(lambda lens, out: (lens == 0) & (out == 0), 1),
     }
     yield from ((kind, number, "") for kind, numbers in kinds.items() for number in numbers)
 
 
-def _of_remarks(lengths: Lengths, left_out: Marks, whys: dict[str, str]) -> Iterator[tuple[str, int, str]]:
+def _of_remarks(lengths: Lengths, left_out: LeftOutCodes, whys: dict[str, str]) -> Iterator[tuple[str, int, str]]:
     """Choose for each remark the first sample that it is about; yield kind, number, and the remark's text.
 
     `whys`: `Remark.sample` → the remark's text.
     """
-    missing, of_arrays = dict([*whys.items()][:_REMARKS]), _by_arrays(lengths)
+    missing, of_arrays = dict([*whys.items()][:_MAX_REMARKS]), _by_arrays(lengths)
     for key in of_arrays.keys() & missing.keys():
         yield _REMARK, int(of_arrays[key]().argmax()), missing.pop(key)
-    columns = {NOTES.get(key, key) for key in missing if key in NOTES or key in NAME_LISTS} | {*lengths.reads}
+    columns = {NOTES.get(key, key) for key in missing if key in NOTES or key in NAME_LISTS} | {*lengths.reason_columns}
     for start, _, table in lengths.tables([*columns], with_parts=False) if missing else ():
         for key, why in [*missing.items()]:
-            is_of = _is_of(key, lengths, table, left_out[start : start + table.num_rows])
+            is_of = _rows_of_remark(key, lengths, table, left_out[start : start + table.num_rows])
             if is_of.any():
                 yield _REMARK, start + int(is_of.argmax()), why
                 del missing[key]
@@ -134,7 +134,7 @@ def _by_arrays(lengths: Lengths) -> dict[str, Callable[[], AnyInts]]:
     }
 
 
-def _is_of(key: str, lengths: Lengths, table: pa.Table, left_out: Marks) -> npt.NDArray[np.bool_]:
+def _rows_of_remark(key: str, lengths: Lengths, table: pa.Table, left_out: LeftOutCodes) -> npt.NDArray[np.bool_]:
     """Return which rows a remark (its `sample`: `key`) is about: those with a note, or left out for a reason."""
     if key in NOTES:
         return np.asarray(pc.greater(pc.cast(table[NOTES[key]], pa.int64()), 0))
@@ -145,11 +145,11 @@ def _is_of(key: str, lengths: Lengths, table: pa.Table, left_out: Marks) -> npt.
     return is_lost | is_out
 
 
-def _packs_with(lengths: Lengths, plan: PackPlan, samples: Ints) -> dict[int, int]:
+def _first_packs_with(lengths: Lengths, plan: PackPlan, samples: Ints) -> dict[int, int]:
     """Return for each of some samples the number of the first pack that holds it, or a part of it."""
     packs: dict[int, int] = {}
     num, num_packs = lengths.num_samples, 0
-    for part in plan.parts():
+    for part in plan.in_blocks():
         owners = part.items.copy()
         is_part = owners >= num
         owners[is_part] = lengths.whole_of_part[owners[is_part] - num]
@@ -161,24 +161,24 @@ def _packs_with(lengths: Lengths, plan: PackPlan, samples: Ints) -> dict[int, in
     return packs
 
 
-def drawn(job: tuple[Sequence[Tile], ReadSettings]) -> list[Tile]:
+def draw_tiles(job: tuple[Sequence[Tile], ReadSettings]) -> list[Tile]:
     """Read the chosen samples, and add a picture of the first medium, or the first words; may run in a worker.
 
     Of a sample that can't be read, `words` is the reason.
     """
     tiles, settings = job
     with Reader() as reader:
-        return [_drawn(reader, tile, settings) for tile in tiles]
+        return [_draw_tile(reader, tile, settings) for tile in tiles]
 
 
-def _drawn(reader: Reader, tile: Tile, settings: ReadSettings) -> Tile:
+def _draw_tile(reader: Reader, tile: Tile, settings: ReadSettings) -> Tile:
     shard, row = tile.shard, tile.row
     if row.detail:
         return replace(tile, words=row.detail)
     try:
         if row.parts and KINDS[row.parts[0].kind].has_picture:
             part = row.parts[0]
-            if part.size > _MOST_BYTES:
+            if part.size > _MAX_MEDIUM_BYTES:
                 return replace(tile, words=f"{part.size / 1e6:,.0f} MB: no picture is made of it")
             return replace(tile, picture=thumbnail(reader.read(shard, part), part.kind))
         turns = turns_of(read_text_only(reader, shard, row, settings, reader.raw(shard, row)).messages)
@@ -187,7 +187,7 @@ def _drawn(reader: Reader, tile: Tile, settings: ReadSettings) -> Tile:
         return replace(tile, words=str(error))
 
 
-def sheet(tiles: Sequence[Tile], packs: Collection[int]) -> Html | None:
+def draw_contact_sheet(tiles: Sequence[Tile], packs: Collection[int]) -> Html | None:
     """Build the section of a page with the contact sheet; None: there are no samples.
 
     `packs`: numbers of the packs that the page shows; a picture links to its pack.
@@ -206,10 +206,10 @@ def sheet(tiles: Sequence[Tile], packs: Collection[int]) -> Html | None:
 def _figure(tile: Tile, packs: Collection[int]) -> Html:
     name = tile.shard.sample_id(tile.row.key)
     tokens = f"{tile.num_tokens:,} tokens" if tile.num_tokens else "not measured"
-    shown = tag("blockquote", clipped(tile.words, _WORDS) or "no words")
+    shown = tag("blockquote", clipped(tile.words, _MAX_WORDS_CHARS) or "no words")
     if tile.picture is not None:
         shown = picture(tile.picture, "image/webp", f"{name}, {tokens}", loading="lazy")
     if tile.pack is not None and tile.pack in packs:
         shown = tag("a", shown, href=f"#pack-{tile.pack}")
-    why = tag("figcaption", clipped(tile.why, _CAPTION)) if tile.why else None
+    why = tag("figcaption", clipped(tile.why, _MAX_CAPTION_CHARS)) if tile.why else None
     return tag("figure", shown, tag("figcaption", tag("b", tokens), title=name), why)

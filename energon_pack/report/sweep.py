@@ -10,11 +10,11 @@ from energon_pack.plan.pack_lengths import Choice
 from energon_pack.report.sweep_folder import jobs_of
 from energon_pack.report.which_length import MOST_DROPPED, recommended
 
-_NEAR = 1.01  # times the least cost of a token
+_NEARLY_LEAST = 1.01  # times the least cost of a token
 
 
 @dataclass(frozen=True)
-class Row:
+class JobFigures:
     """The settings and figures of one job of a sweep. None in a field: the job's stage does not compute it."""
 
     number: int
@@ -43,7 +43,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Failed:
+class FailedJob:
     """A job of a sweep that ended with an error, and without figures."""
 
     number: int
@@ -57,8 +57,8 @@ class Sweep:
     """The results of all jobs of a sweep, and which job is the best."""
 
     keys: list[str]  # settings that differ between the jobs
-    rows: list[Row]
-    failed: list[Failed]
+    rows: list[JobFigures]
+    failed: list[FailedJob]
 
     @property
     def is_over_models(self) -> bool:
@@ -66,14 +66,16 @@ class Sweep:
         return not {"model", "model.name", "model.processor", "model.revision"}.isdisjoint(self.keys)
 
     @property
-    def best(self) -> Row | None:
-        """Return the best job by the rule `BEST`; None: there are several models, or no job may be the best."""
+    def best(self) -> JobFigures | None:
+        """Return the best job by the rule `BEST_RULE`; None: there are several models, or no job may be the best."""
         rows = [row for row in self.rows if row.may_be_best and not self.is_over_models]
         keeping = [row for row in rows if row.dropped_tokens_share <= MOST_DROPPED]
         if not keeping:
             return min(rows, key=lambda row: row.dropped_tokens_share, default=None)
         least = min(row.time_of_token or 1.0 for row in keeping)
-        return max((row for row in keeping if (row.time_of_token or 1.0) <= _NEAR * least), key=lambda row: row.fill)
+        return max(
+            (row for row in keeping if (row.time_of_token or 1.0) <= _NEARLY_LEAST * least), key=lambda row: row.fill
+        )
 
     @property
     def why_no_best(self) -> str:
@@ -90,7 +92,7 @@ class Sweep:
         return {"format": 1, "best": best.number if best else None, **asdict(self)}
 
 
-BEST = (
+BEST_RULE = (
     f"of the jobs that drop at most {MOST_DROPPED:.0%} of the tokens, those whose time a token is within 1% of the"
     " least, and of these the fullest; where none drops so little, the one that drops least, if that is at most its"
     " packing.max_dropped_tokens"
@@ -109,9 +111,9 @@ def sweep_of(folder: Path) -> Sweep:
         if figures and _is_whole(figures):
             rows.append(_row(job, settings))
         elif job["error"] is not None:
-            failed.append(Failed(job["number"], settings, job["error"], job.get("page")))
+            failed.append(FailedJob(job["number"], settings, job["error"], job.get("page")))
     sweep = Sweep(keys, rows, failed)
-    return sweep if sweep.is_over_models else replace(sweep, rows=_timed(rows))
+    return sweep if sweep.is_over_models else replace(sweep, rows=_with_times(rows))
 
 
 def _is_whole(figures: Mapping[str, Any]) -> bool:
@@ -119,16 +121,16 @@ def _is_whole(figures: Mapping[str, Any]) -> bool:
     return "lens" in figures or "tokens_left_out" in figures
 
 
-def _row(job: Mapping[str, Any], settings: dict[str, str]) -> Row:
+def _row(job: Mapping[str, Any], settings: dict[str, str]) -> JobFigures:
     figures, keys = job["figures"], ("number", "page", "max_dropped_tokens")
     about = {"settings": settings, "refused": job.get("error"), **{key: job[key] for key in keys}}
     about["samples"] = figures["samples_in"]
     if "lens" in figures:
-        return _of_lengths(figures, about)
+        return _row_of_lengths_stage(figures, about)
     out = figures["tokens_left_out"]
     flops, steps = figures["flops"], figures.get("steps")
     waiting = steps["in_order"]["both"]["epoch"] if steps and steps["in_order"]["steps"] else 1.0
-    return Row(
+    return JobFigures(
         **about,
         max_token_len=figures["max_token_len"],
         dropped=figures["samples_skipped"],
@@ -143,12 +145,12 @@ def _row(job: Mapping[str, Any], settings: dict[str, str]) -> Row:
     )
 
 
-def _of_lengths(figures: Mapping[str, Any], about: Mapping[str, Any]) -> Row:
+def _row_of_lengths_stage(figures: Mapping[str, Any], about: Mapping[str, Any]) -> JobFigures:
     """Return the row of a job with `stage=lengths`, with the figures of the recommended pack length."""
     choices = [Choice(**choice) for choice in figures["lens"]]
     found = recommended(choices)
     best = found.choice if found else Choice(0, 0, 0.0, 0.0, 0, 0.0)
-    return Row(
+    return JobFigures(
         **about,
         max_token_len=best.max_token_len,
         dropped=best.dropped + figures["samples_in"] - figures["samples_measured"],
@@ -178,7 +180,7 @@ def objective_of(figures: Mapping[str, Any], objective: str, max_dropped_tokens:
     return math.nan if value is None else float(value)
 
 
-def _timed(rows: Sequence[Row]) -> list[Row]:
+def _with_times(rows: Sequence[JobFigures]) -> list[JobFigures]:
     """Return the rows with times relative to the shortest."""
     flops = [row.flops for row in rows if row.flops]
     of_token = [row.flops / row.tokens for row in rows if row.flops and row.tokens]

@@ -18,8 +18,8 @@ from omegaconf import DictConfig
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.run.files import naming_full_disk, write_whole
 
-_FOLDER = "ENERGON_PACK_SWEEP"
-_JOBS = "sweep_jobs"  # a folder for results only, because a new sweep empties it
+_FOLDER_VARIABLE = "ENERGON_PACK_SWEEP"
+_JOBS_FOLDER = "sweep_jobs"  # a folder for results only, because a new sweep empties it
 _UNFINISHED = "it did not end: it was killed, or is still at work"
 
 
@@ -32,29 +32,29 @@ class SweepFolder(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(os.path.abspath(str(config.hydra.sweep.dir)))
         for path in [
-            *_left_in(folder),
-            *(folder / _JOBS).glob("*.claim"),
+            *_result_files(folder),
+            *(folder / _JOBS_FOLDER).glob("*.claim"),
         ]:  # left by an earlier sweep with the same folder
             path.unlink(missing_ok=True)
-        os.environ[_FOLDER] = str(folder)
+        os.environ[_FOLDER_VARIABLE] = str(folder)
 
 
 def sweep_folder() -> Path | None:
     """Return the folder of the sweep that this process is part of; None: it is part of none."""
-    folder = os.environ.get(_FOLDER)
+    folder = os.environ.get(_FOLDER_VARIABLE)
     return Path(folder) if folder else None
 
 
 def forget_sweep() -> None:
     """Remove the sweep's folder from the environment, so that a command which a job calls is no job of the sweep."""
-    os.environ.pop(_FOLDER, None)
+    os.environ.pop(_FOLDER_VARIABLE, None)
 
 
 class SweepJob:
     """Writes the state of one job of a sweep to `<number>.json` in the sweep's folder: at its start, and at its end."""
 
     def __init__(self, folder: Path, number: int, overrides: Sequence[str]):
-        self._path = folder / _JOBS / f"{number}.json"
+        self._path = folder / _JOBS_FOLDER / f"{number}.json"
         pairs = (override.partition("=") for override in overrides)
         settings = {key.lstrip("+"): value for key, _, value in pairs}
         self._about: dict[str, Any] = {"number": number, "settings": settings, "error": _UNFINISHED, "page": None}
@@ -123,12 +123,12 @@ def jobs_of(folder: Path) -> list[dict[str, Any]]:
 
     Each is the dict that `SweepJob` wrote. A job that repeats another one gets that job's results.
     """
-    jobs = {job["number"]: job for job in (json.loads(path.read_bytes()) for path in _left_in(folder))}
+    jobs = {job["number"]: job for job in (json.loads(path.read_bytes()) for path in _result_files(folder))}
     for job in jobs.values():
         if (first := job.get("same_as")) is not None:
             job.update({key: value for key, value in jobs[first].items() if key not in ("number", "settings")})
     return [jobs[number] for number in sorted(jobs)]
 
 
-def _left_in(folder: Path) -> list[Path]:
-    return list((folder / _JOBS).glob("*.json"))
+def _result_files(folder: Path) -> list[Path]:
+    return list((folder / _JOBS_FOLDER).glob("*.json"))

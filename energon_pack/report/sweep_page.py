@@ -8,16 +8,16 @@ from typing import Any
 from urllib.parse import quote
 
 from energon_pack.errors import amount
-from energon_pack.report.pages.bars import barred, short
+from energon_pack.report.pages.bars import short, with_bar
 from energon_pack.report.pages.html import Html, clipped, details, join, page, section, table, tag
 from energon_pack.report.pages.rows import Cell, Rows, print_table
-from energon_pack.report.sweep import BEST, Sweep, sweep_of
+from energon_pack.report.sweep import BEST_RULE, Sweep, sweep_of
 from energon_pack.report.which_length import RULE
 from energon_pack.run.console import say
 from energon_pack.run.files import write_whole
 
-_VALUE, _ERROR = 80, 400  # characters
-_TIME = (
+_MAX_VALUE_CHARS, _MAX_ERROR_CHARS = 80, 400  # characters
+_TIME_EXPLAINED = (
     "Time is estimated, and 1 is the shortest: FLOPs of a forward pass over all packs, by the sizes in the model's"
     " config.json (a backward pass takes twice as much again of each part): language model, weights × tokens and"
     " attention Σ len² of each member; vision encoder, by the visual tokens of each image or frame; times what ranks"
@@ -38,7 +38,7 @@ _COLUMNS: list[tuple[str, Callable[[Any], str], str]] = [
 ]
 
 
-def end_sweep(folder: Path) -> None:
+def write_sweep(folder: Path) -> None:
     """Write sweep.html and sweep.json to the folder of a sweep, and print its table; nothing if no job has ended."""
     sweep = sweep_of(folder)
     if not sweep.rows and not sweep.failed:
@@ -62,7 +62,7 @@ def sweep_html(sweep: Sweep, folder: Path) -> str:
         verdict = tag("p", tag("b", "Best: "), tag("b", named, class_="good"), does, class_="verdict")
     return page(
         "Sweep · energon_pack",
-        tag("h1", f"Sweep over {clipped(', '.join(names), 3 * _VALUE) or 'nothing'}"),
+        tag("h1", f"Sweep over {clipped(', '.join(names), 3 * _MAX_VALUE_CHARS) or 'nothing'}"),
         tag("p", ", ".join(said), class_="faint"),
         verdict,
         _jobs(sweep, folder),
@@ -75,13 +75,13 @@ def _jobs(sweep: Sweep, folder: Path) -> Html:
     sources = sorted({row.cost_source for row in sweep.rows if row.cost_source})
     by = None
     if any(row.time for row in sweep.rows):
-        how, by = "", f"{_TIME} Counted by: {clipped('; '.join(sources), _ERROR)}."
+        how, by = "", f"{_TIME_EXPLAINED} Counted by: {clipped('; '.join(sources), _MAX_ERROR_CHARS)}."
     elif not sources:
         how = f"stage=lengths: each row has the length that is recommended: {RULE}."
     else:
         how = "No time: that would be the sizes of the models, not of the data."
     whole = _rows(sweep, folder).to_html() if sweep.rows else tag("p", "None.")
-    star = f"★: {BEST}. " * (sweep.best is not None)
+    star = f"★: {BEST_RULE}. " * (sweep.best is not None)
     says = tag("p", f"Bars: the share of the most in a column. {grey}{star}{how}", class_="faint")
     return section("Jobs", whole, says, details("How time is estimated", tag("p", by, class_="faint")) if by else None)
 
@@ -96,11 +96,11 @@ def _rows(sweep: Sweep, folder: Path) -> Rows:
         link, star = _link(str(row.number), row.page, folder), "★" * (row is best)
         cells: list[str | Cell] = [Cell(f"{row.number}{star}", join((link, star)))]
         cells += [_value(row.settings[key]) for key in sweep.keys]
-        cells += [_sizes(row.cost_source or "")] * sweep.is_over_models
+        cells += [_model_sizes(row.cost_source or "")] * sweep.is_over_models
         cells += [(row.refused or "").partition(",")[0]] * has_why
         for _, told, field in columns:
             value = getattr(row, field)  # None: the stage of a job does not compute it
-            cells.append("" if value is None else barred(told(value), value / most[field]))
+            cells.append("" if value is None else with_bar(told(value), value / most[field]))
         rows.append(cells)
     words = ["job", *_names(sweep.keys), *["sizes"] * sweep.is_over_models, *["refused"] * has_why]
     strong = {number for number, row in enumerate(sweep.rows) if row is best}
@@ -110,13 +110,13 @@ def _rows(sweep: Sweep, folder: Path) -> Rows:
 
 def _value(text: str) -> str:
     """Return a setting's value as it is shown; of a path its last name."""
-    return clipped(text.strip("'\"").rstrip("/").rpartition("/")[2] if "/" in text else text, _VALUE)
+    return clipped(text.strip("'\"").rstrip("/").rpartition("/")[2] if "/" in text else text, _MAX_VALUE_CHARS)
 
 
-def _sizes(source: str) -> str:
+def _model_sizes(source: str) -> str:
     """Say where the sizes of a model come from: its config.json, or what is assumed."""
     _, is_assumed, sizes = source.partition(": ")
-    return f"assumed: {sizes.partition(' and ')[0]}" if is_assumed else clipped(source, _VALUE)
+    return f"assumed: {sizes.partition(' and ')[0]}" if is_assumed else clipped(source, _MAX_VALUE_CHARS)
 
 
 def _names(keys: Sequence[str]) -> list[str]:
@@ -138,7 +138,7 @@ def _columns(sweep: Sweep) -> list[tuple[str, Callable[[Any], str], str]]:
 def _failures(sweep: Sweep, folder: Path) -> Html:
     rows = [
         [_link(str(job.number), job.page, folder), *(_value(job.settings[key]) for key in sweep.keys),
-         clipped(job.error, _ERROR)]
+         clipped(job.error, _MAX_ERROR_CHARS)]
         for job in sweep.failed
     ]  # fmt: skip
     return section("Failed", table(["job", *_names(sweep.keys), "why"], rows, 2 + len(sweep.keys)))
@@ -153,6 +153,6 @@ def _link(text: str, target: str | None, folder: Path) -> Html | str:
 def _print(sweep: Sweep, folder: Path) -> None:
     if sweep.rows:
         print_table(_rows(sweep, folder))
-        say(f"★: {BEST}" if sweep.best else f"no ★: {sweep.why_no_best}")
+        say(f"★: {BEST_RULE}" if sweep.best else f"no ★: {sweep.why_no_best}")
     for job in sweep.failed:
         say(f"job {job.number} failed: {job.error}")

@@ -14,12 +14,12 @@ from energon_pack.plan.settings import Algorithm, PackingConfig
 from energon_pack.run.scratch import blocks
 
 #: samples that each length is tried with, beside the plan of all; of more, a seeded draw is tried
-_MOST_TRIED = 2_000
+_MAX_SAMPLES_TRIED = 2_000
 #: share of the tokens that may be dropped, and share of the packs that has to be filled
-MOST_DROPPED, FILLED = 0.01, 0.95
-_KEEPS = f"drops at most {MOST_DROPPED:.0%} of the tokens"
-RULE = f"the shortest length that {_KEEPS} and fills {FILLED:.0%} of its packs, or has as few packs as any plan"
-_STEP = 1024  # tokens; a length that holds every sample is a multiple of it
+MOST_DROPPED, MIN_FILL = 0.01, 0.95
+_KEEPS_WORDS = f"drops at most {MOST_DROPPED:.0%} of the tokens"
+RULE = f"the shortest length that {_KEEPS_WORDS} and fills {MIN_FILL:.0%} of its packs, or has as few packs as any plan"
+_LENGTH_STEP = 1024  # tokens; a length that holds every sample is a multiple of it
 
 
 class Recommended(NamedTuple):
@@ -33,16 +33,16 @@ def recommended(choices: Sequence[Choice]) -> Recommended | None:
     """Choose a pack length by `RULE`, or by a weaker rule if no length meets it; None: there is nothing to pack."""
     candidates = [choice for choice in choices if choice.packs and not choice.is_beyond_model]
     keeping = [choice for choice in candidates if choice.dropped_tokens_share <= MOST_DROPPED]
-    filling = [choice for choice in keeping if fills(choice)]
+    filling = [choice for choice in keeping if is_filled(choice)]
     if filling:
         shortest = min(filling, key=_length)
-        full = f"fills {FILLED:.0%} of its packs" if shortest.fill >= FILLED else "has as few packs as any plan"
-        return Recommended(shortest, f"the shortest that {_KEEPS} and {full}")
+        full = f"fills {MIN_FILL:.0%} of its packs" if shortest.fill >= MIN_FILL else "has as few packs as any plan"
+        return Recommended(shortest, f"the shortest that {_KEEPS_WORDS} and {full}")
     if keeping:
         fullest = max(keeping, key=lambda choice: choice.fill)
-        return Recommended(fullest, f"the fullest that {_KEEPS}; none of these fills {FILLED:.0%} of its packs")
+        return Recommended(fullest, f"the fullest that {_KEEPS_WORDS}; none of these fills {MIN_FILL:.0%} of its packs")
     if candidates:
-        return Recommended(max(candidates, key=_length), f"the longest that was tried, for none {_KEEPS}")
+        return Recommended(max(candidates, key=_length), f"the longest that was tried, for none {_KEEPS_WORDS}")
     return None
 
 
@@ -55,7 +55,7 @@ def advice(choices: Sequence[Choice], own: int | None = None) -> str:
     best, this = recommended(choices), next((choice for choice in choices if choice.max_token_len == own), None)
     if best is None:
         return ""
-    if this and does(this):
+    if this and drops_little_and_fills(this):
         shorter = "" if this is best.choice else f"; {best.choice.max_token_len:,}, shorter, does as well"
         return f"packing.max_token_len={own} is right: it {_comes_to(this)}{shorter}"
     now = f" (this run: {own:,})" if own else ""
@@ -66,14 +66,14 @@ def _comes_to(choice: Choice) -> str:
     return f"drops {choice.dropped_tokens_share:.2%} of the tokens and fills {choice.fill:.2%} of its packs"
 
 
-def does(choice: Choice) -> bool:
+def drops_little_and_fills(choice: Choice) -> bool:
     """Whether a pack length drops at most `MOST_DROPPED` of the tokens, and fills its packs."""
-    return choice.dropped_tokens_share <= MOST_DROPPED and fills(choice)
+    return choice.dropped_tokens_share <= MOST_DROPPED and is_filled(choice)
 
 
-def fills(choice: Choice) -> bool:
-    """Whether packs of this length are `FILLED`; a few packs need only be as few as their tokens allow."""
-    return choice.fill >= FILLED or choice.packs == math.ceil(choice.fill * choice.packs)
+def is_filled(choice: Choice) -> bool:
+    """Whether packs of this length are `MIN_FILL`; a few packs need only be as few as their tokens allow."""
+    return choice.fill >= MIN_FILL or choice.packs == math.ceil(choice.fill * choice.packs)
 
 
 def _length(choice: Choice) -> int:
@@ -91,7 +91,7 @@ def lengths_to_try(
     """
     whole = {length - length % packing.pad_to_multiple_of for length in lens} | {packing.max_token_len}
     if longest > packing.max_token_len:
-        step = math.lcm(_STEP, packing.pad_to_multiple_of)
+        step = math.lcm(_LENGTH_STEP, packing.pad_to_multiple_of)
         for_all = -(-longest // step) * step
         whole.add(for_all if max_positions is None else min(for_all, max_positions // step * step))
     return sorted(whole - {0})
@@ -106,21 +106,21 @@ def lengths_to_choose(
     return lengths_to_try(lens, replace(packing, max_token_len=largest), longest, max_positions)
 
 
-def num_tried(num_samples: int) -> int:
+def num_samples_tried(num_samples: int) -> int:
     """Return how many of `num_samples` samples the pack lengths are tried with."""
-    return min(num_samples, _MOST_TRIED)
+    return min(num_samples, _MAX_SAMPLES_TRIED)
 
 
 TryJob = tuple[Items, PackingConfig, list[int], int, float, int | None]
 
 
-def job_of(
+def try_job_of(
     lengths: Lengths,
     packing: PackingConfig,
     lens: Sequence[int],
     max_positions: int | None = None,
 ) -> TryJob:
-    """Build the argument of `try_some`: all samples of a small run, or a seeded draw from a large one.
+    """Build the argument of `try_lengths_of_job`: all samples of a small run, or a seeded draw from a large one.
 
     Args:
         lens: pack lengths to try, besides the planned one and one that holds every sample.
@@ -129,7 +129,7 @@ def job_of(
     packing = replace(packing, need_image=False)  # with some lengths there would be too few packs with an image
     upto = np.cumsum([0, *(np.count_nonzero(items.lens[block]) for block in blocks(len(items)))])
     num = int(upto[-1])
-    there = np.arange(num_tried(num))
+    there = np.arange(num_samples_tried(num))
     if num > len(there):
         rng = np.random.default_rng(lengths.seed)
         scale = num / len(there)
@@ -146,8 +146,8 @@ def job_of(
     return items.take(np.concatenate([there[:0], *numbers])), packing, tried, lengths.seed, scale, max_positions
 
 
-def try_some(job: TryJob) -> list[Choice]:
-    """Plan with each pack length of a job (`job_of`); return what each would drop and fill, scaled to the whole run.
+def try_lengths_of_job(job: TryJob) -> list[Choice]:
+    """Plan with each pack length of a job (`try_job_of`); return what each would drop and fill, scaled to all samples.
 
     May run in a worker.
     """

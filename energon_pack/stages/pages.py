@@ -20,7 +20,7 @@ from energon_pack.plan.packs import empty_plan
 from energon_pack.plan.report import Report
 from energon_pack.report.printed import print_choices
 from energon_pack.report.remark import Remark
-from energon_pack.report.run_report import RunReport, Seen
+from energon_pack.report.run_report import PageSummary, RunReport
 from energon_pack.report.which_length import lengths_to_choose
 from energon_pack.run.console import say
 from energon_pack.run.files import naming_full_disk
@@ -68,7 +68,7 @@ def print_remarks(wrong: Iterable[Remark]) -> None:
         say(f"wrong: {remark.what}: {remark.why}; {remark.knob}")
 
 
-def _print_seen(seen: Seen) -> None:
+def _print_seen(seen: PageSummary) -> None:
     """Print the first sample of each reason, if no dataset has a ledger with them; then print what looks wrong."""
     for reason, entries in seen.examples.items():
         say(f"first {reason}: {entries[0]['sample_id']}: {entries[0]['detail']}")

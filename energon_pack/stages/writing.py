@@ -77,7 +77,7 @@ def shard_jobs(run: PackRun, planned: Planned, staging: Path, is_shared: bool) -
 
 def _measured_rows(lengths: Lengths, items: Ints) -> npt.NDArray[np.void]:
     measured = np.empty(len(items), _MEASURED_DTYPE)
-    measured["checksum"], measured["kept"] = lengths.checksums[items], lengths.kept[items]
+    measured["checksum"], measured["kept"] = lengths.checksums[items], lengths.kept_token_places[items]
     return measured
 
 

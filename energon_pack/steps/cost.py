@@ -176,16 +176,16 @@ class CostModel:
     tile: float | None = None
     unit: str = "FLOPs"
 
-    def lm(self, lens: Numbers, shared: Numbers | None = None) -> Floats:
+    def lm_flops(self, lens: Numbers, shared: Numbers | None = None) -> Floats:
         """Return the language model's FLOPs, float64[n], of n samples of `lens` tokens without their first `shared`."""
         if shared is not None:
-            return self.lm(lens) - self.lm(shared)
+            return self.lm_flops(lens) - self.lm_flops(shared)
         tokens: Floats = lens.astype(np.float64)
         beyond = np.maximum(tokens - self.window, 0.0)
         in_window: Floats = self.lm_window * (tokens**2 - beyond**2)
         return self.lm_token * tokens + self.lm_square * tokens**2 + in_window
 
-    def vision(self, visual_tokens: Numbers, num_images: Numbers) -> Floats:
+    def vision_flops(self, visual_tokens: Numbers, num_images: Numbers) -> Floats:
         """Return the vision encoder's FLOPs, float64[n], for n samples with so many visual tokens and images.
 
         A sample's tokens are spread evenly over its images; without images, over frames of `TOKENS_PER_FRAME`.

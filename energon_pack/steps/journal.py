@@ -68,7 +68,7 @@ class Journal:
         if self._stream is not None:
             packs = 0
             for number in batch["positions"]:
-                turn, worker = divmod(self._stream.position.index(number), len(self._read))
+                turn, worker = divmod(self._stream.position.index_of(number), len(self._read))
                 packs += turn + 1 - self._read[worker]
                 self._read[worker] = turn + 1
         samples = sum(map(len, batch["sample_ids"]))

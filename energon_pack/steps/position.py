@@ -35,19 +35,19 @@ class Taken:
     #: ascending
     above: list[int] = field(default_factory=list)
 
-    def left(self, index: int) -> int:
+    def number_at(self, index: int) -> int:
         """Return the index-th number that is not taken, in ascending order."""
         number = self.first + index
         return number + bisect_right(range(len(self.above)), number, key=lambda i: self.above[i] - i)
 
-    def index(self, number: int) -> int:
-        """Return how many smaller numbers are not taken: the inverse of `left`."""
+    def index_of(self, number: int) -> int:
+        """Return how many smaller numbers are not taken: the inverse of `number_at`."""
         return number - self.first - bisect_left(self.above, number)
 
-    def and_of_left(self, num: int, ahead: Iterable[int]) -> "Taken":
-        """Return the set with the first `num` numbers not in it, and with those `ahead`, given as indices of `left`."""
-        first = self.left(num)
-        more = {self.left(index) for index in ahead if index > num}
+    def with_taken(self, num: int, ahead: Iterable[int]) -> "Taken":
+        """Return the set with the first `num` numbers not in it, and with those `ahead`: indices of `number_at`."""
+        first = self.number_at(num)
+        more = {self.number_at(index) for index in ahead if index > num}
         return Taken(first, sorted(more.union(number for number in self.above if number > first)))
 
 
@@ -71,19 +71,19 @@ class Position:
     #: the turns that this rank has taken since
     turns: Taken = Taken()
 
-    def number(self, index: int = 0) -> int:
+    def number_at(self, index: int = 0) -> int:
         """Return the place in the stream (0, 1, 2, …) of an item that this rank has yet to read: 0 is its next one."""
-        return self.before.left(self.turns.left(index) * self.ranks + self.rank)
+        return self.before.number_at(self.turns.number_at(index) * self.ranks + self.rank)
 
-    def index(self, number: int) -> int:
-        """Return how many items this rank reads before the one at a place in the stream: the inverse of `number`.
+    def index_of(self, number: int) -> int:
+        """Return how many items this rank reads before the one at a place in the stream: the inverse of `number_at`.
 
         Raises ValueError if that item is another rank's.
         """
-        turn, rank = divmod(self.before.index(number), self.ranks)
+        turn, rank = divmod(self.before.index_of(number), self.ranks)
         if rank != self.rank:
             raise ValueError(f"pack {number} of the stream is rank {rank}'s, not rank {self.rank}'s of {self.ranks}")
-        return self.turns.index(turn)
+        return self.turns.index_of(turn)
 
     def after(self, *read: int) -> "Position":
         """Return the position after each of the rank's workers has taken so many turns; `read` has one number a worker.
@@ -92,16 +92,16 @@ class Position:
         """
         num = min(n * len(read) + worker for worker, n in enumerate(read))
         ahead = [k * len(read) + worker for worker, n in enumerate(read) for k in range(num // len(read), n)]
-        return replace(self, turns=self.turns.and_of_left(num, ahead))
+        return replace(self, turns=self.turns.with_taken(num, ahead))
 
     @property
     def last(self) -> int:
         """Return the last stream number that was taken without a gap among this rank's; -1: none was taken."""
         turn = self.turns.first - 1
-        return self.before.first - 1 if turn < 0 else self.before.left(turn * self.ranks + self.rank)
+        return self.before.first - 1 if turn < 0 else self.before.number_at(turn * self.ranks + self.rank)
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "Position":
+    def from_dict(cls, values: Mapping[str, Any]) -> "Position":
         """Build a position from the dict that `dataclasses.asdict` made of one; raise an error if a value is wrong."""
         topology, before, turns = values["topology"], Taken(**values["before"]), Taken(**values["turns"])
         numbers = [values["ranks"], values["rank"], values["epoch"], *topology.values(), turns.first, *turns.above]
@@ -134,7 +134,7 @@ def numbers_taken_by(positions: Sequence[Position], reader: str = "rank") -> Tak
         for position in positions
         for turn in [*range(num // ranks, position.turns.first), *position.turns.above]
     ]
-    return before.and_of_left(num, ahead)
+    return before.with_taken(num, ahead)
 
 
 def positions_of_states(states: Sequence[State], here: Position, method: str) -> list[Position]:
@@ -147,7 +147,7 @@ def positions_of_states(states: Sequence[State], here: Position, method: str) ->
     with parsing_state(method):
         if any(state["position"] is None for state in states):
             raise PackError("states of a blend: it is no blend now, and its packs would come twice")
-        positions = [Position.of(state["position"]) for state in states]
+        positions = [Position.from_dict(state["position"]) for state in states]
     for position in positions:
         if position.stream != here.stream:
             raise ValueError(
@@ -193,7 +193,7 @@ class Stream:
         self._orders: LruCache[int, Ints] | None = LruCache(2) if reorders else None
         self._body = max(0, num // topology.unit - 1) * topology.unit if num % topology.unit else num
 
-    def index(self, position: int) -> int:
+    def pack_at(self, position: int) -> int:
         """Return the number on disk (0 to num - 1) of the pack at a place in the stream; places go on over epochs."""
         epoch, place = divmod(position, self.num)
         filled = -epoch * self.num % self.topology.unit if 0 < self._body < self.num else 0

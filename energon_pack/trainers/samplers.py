@@ -64,7 +64,7 @@ class _Dealer(Sampler[Item]):
     def _remaining_items(self) -> Iterator[Item]:
         position = self._upcoming_position()
         for _ in range(self._num_left(position)):
-            epoch, number = position.epoch, position.number()
+            epoch, number = position.epoch, position.number_at()
             while number < 0:  # left over from an epoch before
                 epoch -= 1
                 number += self._num_items(epoch, position.topology)
@@ -207,7 +207,7 @@ class PackSampler(_Dealer[tuple[int, int]]):
         return replace(position, before=Taken(-left_over if epoch else 0))
 
     def _item(self, epoch: int, index: int, topology: Topology) -> tuple[int, int]:
-        return epoch, int(self._order(epoch, topology)[self._stream.index(epoch * len(self._packs) + index)])
+        return epoch, int(self._order(epoch, topology)[self._stream.pack_at(epoch * len(self._packs) + index)])
 
     def _order(self, epoch: int, topology: Topology) -> Ints:
         """Return an epoch's pack numbers, ordered so that steps are even over the ranks with which the stream began."""

@@ -170,7 +170,7 @@ def check_capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[Pla
     }
     squares = [length * (length + 2 * shared_len) for length, shared_len in zip(lens, pack.shared_lens, strict=False)]
     for cap in caps.CAPS:
-        value = sum(cap.cost(number, multiple) for number in counts[cap.column])
+        value = sum(cap.member_cost(number, multiple) for number in counts[cap.column])
         if cap.name == "max_attention_cost":
             value = sum(squares)
         name = knob if cap.name == "max_token_len" else cap.name

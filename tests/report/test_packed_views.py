@@ -21,8 +21,8 @@ from energon_pack.errors import PackError
 from energon_pack.report.views.packed import pack_view
 from energon_pack.report.views.screens import pack_section
 from energon_pack.report.views.spans import vocabulary_of
-from energon_pack.report.views.text import Tokens, shared_evenly
-from energon_pack.report.views.view import PackView, Place, Span, thumbnail
+from energon_pack.report.views.text import Tokens, even_limit
+from energon_pack.report.views.view import PackPlace, PackView, Span, thumbnail
 from energon_pack.samples.flavors import DEFAULT_FLAVOR
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.pack_tokens import pack_tokens
@@ -98,7 +98,7 @@ def test_a_view_has_what_the_plan_and_the_tokenizer_say(dataset: Path, template:
     with PackLookup(DatasetFolder(dataset), DEFAULT_FLAVOR) as packs:
         for found in packs.all():
             its_rows = rows.members({found.pack.files.key})[found.pack.files.key]
-            place = Place(found.number, len(packs), found.shard)
+            place = PackPlace(found.number, len(packs), found.shard)
             stated = pack_view(found.file, found.pack, place, its_rows)
             made = pack_view(found.file, found.pack, place, None, vocabulary_of(template), max_thumbnails=3)
             for ours, theirs, row in zip(made.members, stated.members, its_rows, strict=True):
@@ -124,14 +124,14 @@ def shown(tmp_path: Path, value: Any, template: Template | None = None, **media:
     (files,) = packs_in(TarScan(data))
     pack, defects = parse_pack(files, raw, DEFAULT_FLAVOR)
     vocabulary = None if template is None else vocabulary_of(template)
-    return pack_view(data, pack, Place(0, 1, "x.tar", 512), None, vocabulary, 8, defects)
+    return pack_view(data, pack, PackPlace(0, 1, "x.tar", 512), None, vocabulary, 8, defects)
 
 
 def test_members_that_are_not_shown_are_not_read(dataset: Path) -> None:
     """A page shows eight members of a pack; the headers of all its images, and all its text, were read for it."""
     with PackLookup(DatasetFolder(dataset), DEFAULT_FLAVOR) as packs:
         found = packs[0]
-        place = Place(0, len(packs), found.shard)
+        place = PackPlace(0, len(packs), found.shard)
         first, *others = pack_view(found.file, found.pack, place, most_read=1).members
         whole = pack_view(found.file, found.pack, place)
     assert (first, bool(first.turns), len(others) > 1) == (whole.members[0], True, True)
@@ -237,7 +237,7 @@ def test_a_long_system_turn_takes_no_room_of_what_is_trained_on() -> None:
 @given(st.lists(st.integers(0, 60), max_size=8), st.integers(0, 200))
 def test_room_is_shared_evenly(sizes: list[int], room: int) -> None:
     """None is cut that needs not be, and no character is given away but for what does not divide."""
-    most = shared_evenly(sizes, room)
+    most = even_limit(sizes, room)
     used = sum(min(size, most) for size in sizes)
     assert used <= room
     assert used == sum(sizes) or used + len(sizes) > room

@@ -21,11 +21,11 @@ from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.report import RunFacts
 from energon_pack.report.figures import Origin
 from energon_pack.report.look import packs_to_look_at
-from energon_pack.report.page import About, run_page
+from energon_pack.report.page import PageFacts, run_page
 from energon_pack.report.pages.bars import log_histogram
 from energon_pack.report.pages.html import Html
 from energon_pack.report.remarks import remarks
-from energon_pack.report.run_report import fitting, some_of_each
+from energon_pack.report.run_report import first_entries_by_reason, first_that_fit
 from energon_pack.samples.skip import Reason
 from support.figures import FIGURES, figures
 from support.html_page import check_page
@@ -117,7 +117,7 @@ def test_a_path_may_be_no_utf_8(config: Make, tmp_path: Path) -> None:
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\x00\x1b[31m"
 
 
-def worst() -> tuple[Any, About]:
+def worst() -> tuple[Any, PageFacts]:
     """Many reasons, folders, packs and settings, with long names that mean harm."""
     rng = np.random.default_rng(0)
     kinds = ("text", "image", "video", "mix")
@@ -137,7 +137,7 @@ def worst() -> tuple[Any, About]:
             "packs": 9000,
             "flops": flops,
         },
-        shapes=(9000, 16),
+        batch_shapes=(9000, 16),
         origins=[Origin(text, 1000, 800, 100, 5)] * 500,
         examples={reason: [{**entry, "reason": reason}] * 3 for reason in reasons},
     )
@@ -150,7 +150,7 @@ def worst() -> tuple[Any, About]:
         peak_rss_bytes_by_stage=dict.fromkeys(names, 10**9), bytes_read=10**9, bytes_written=10**9,
         cache={"shards_reused": 3, "shards_measured": 4}, samples_verified=100, samples_not_verified=3,
     )  # fmt: skip
-    return of, About(config, text, text, facts, "/x", "skipped.jsonl", text)
+    return of, PageFacts(config, text, text, facts, "/x", "skipped.jsonl", text)
 
 
 def test_names_that_mean_harm_are_text() -> None:
@@ -173,8 +173,8 @@ def test_the_largest_page_is_small() -> None:
 
 def test_what_is_not_there_is_not_shown() -> None:
     """A run without a plan, and one without measured samples."""
-    bare = figures({"token_len": None, "measured": 0}, report=None, shapes=None, loss=None)
-    about = About(PackConfig(), "a", "b")
+    bare = figures({"token_len": None, "measured": 0}, report=None, batch_shapes=None, loss=None)
+    about = PageFacts(PackConfig(), "a", "b")
     about.config.model.name = about.config.model.template = "x"
     assert "No sample was measured." in check_page(run_page(bare, about))
     assert "batches of one pack" not in check_page(run_page(FIGURES, about))
@@ -263,7 +263,7 @@ def test_no_pack() -> None:
 def test_a_page_takes_what_it_has_room_for() -> None:
     """A pack of large pictures must not keep out the next."""
     sections = {number: Html("a" * size) for number, size in enumerate((5000, 100_000, 4000))}
-    assert [*fitting(sections, 12_000)] == [0, 2]
+    assert [*first_that_fit(sections, 12_000)] == [0, 2]
 
 
 def test_some_examples_of_each_reason_are_enough() -> None:
@@ -275,7 +275,7 @@ def test_some_examples_of_each_reason_are_enough() -> None:
             seen.append(number)
             yield {"reason": reason, "sample_id": str(number)}
 
-    found = some_of_each(ledger(), {"a": 105, "b": 2})
+    found = first_entries_by_reason(ledger(), {"a": 105, "b": 2})
     assert {reason: [entry["sample_id"] for entry in entries] for reason, entries in found.items()} == {
         "a": ["0", "1", "3"],
         "b": ["2", "6"],

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from energon_pack.report.pages.bars import Histogram, Piece, histogram, log_histogram, short, strip
 from energon_pack.report.pages.html import Html, page, section, table, tag
-from energon_pack.report.pages.rows import Rows, code
+from energon_pack.report.pages.rows import Rows, code_cell
 
 
 def test_what_is_not_markup_is_escaped() -> None:
@@ -102,7 +102,7 @@ tables = st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(words, min_size=n
 def test_both_show_each_cell(cells: list[list[str]], num_words: int) -> None:
     """Before, each table was written twice, and the two had other columns and other numbers."""
     header, *rows = cells
-    made = Rows(header, [[code(first), *others] for first, *others in rows], num_words, strong={0})
+    made = Rows(header, [[code_cell(first), *others] for first, *others in rows], num_words, strong={0})
     found = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", made.to_html())
     assert [html.unescape(re.sub("<[^>]*>", "", cell)) for cell in found] == [cell for row in cells for cell in row]
     assert made.texts == rows

@@ -7,8 +7,8 @@ import pytest
 from energon_pack.plan.noted import NAME_LISTS, NOTES
 from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.report import MediaFigures
-from energon_pack.report.data_rules import _HELP
-from energon_pack.report.figures import Figures, Loss, MediumIn, Origin, Tries
+from energon_pack.report.data_rules import _REMEDIES
+from energon_pack.report.figures import Figures, LengthTrials, Loss, Origin, SourceMedium
 from energon_pack.report.images import TokensOfImages
 from energon_pack.report.remark import Grade
 from energon_pack.report.remarks import remarks
@@ -23,7 +23,7 @@ def said(of: Figures, **how: Any) -> list[tuple[str, str]]:
 NONE = {
     "an ordinary run": FIGURES,
     "few of something": figures(  # nobody reads a list that is too long
-        {"untrained": 1, "alike": 10, "images": TokensOfImages(4, 16384, 1000, 300, 300)},
+        {"untrained": 1, "num_duplicates": 10, "images": TokensOfImages(4, 16384, 1000, 300, 300)},
         report=overlong(1, 9000),
         loss=Loss("image"),
         origins=[Origin("a", 900, 0, 0, 9), Origin("b", 100, 40, 0, 1)],
@@ -42,7 +42,7 @@ def test_nothing_stands_out(name: str) -> None:
 
 def test_what_helps_is_a_setting_that_can_be_typed() -> None:
     """`source.…` was printed as it stands here."""
-    assert not [help for help in _HELP.values() if "…" in help]
+    assert not [help for help in _REMEDIES.values() if "…" in help]
 
 
 CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
@@ -53,7 +53,7 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
         ("wrong", "every image sample is skipped, 1,000 in all"),
     ),
     "no media for a model that sees": (
-        figures({"by_medium": {"text": MediumIn(1000, 1000, 1_000_000, 400_000, LENS)}}),
+        figures({"by_medium": {"text": SourceMedium(1000, 1000, 1_000_000, 400_000, LENS)}}),
         ("note", "all samples are text alone"),
     ),
     "a folder that is lost": (
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
         ("wrong", "600k tokens (60%) are dropped: 300 samples are longer than 8,192"),
     ),
     "overlong samples that are dropped by name": (
-        figures(report=overlong(300, 600_000), loss=Loss("video", is_meant=True)),
+        figures(report=overlong(300, 600_000), loss=Loss("video", is_intended=True)),
         ("look", "600k tokens (60%) are dropped: 300 samples are longer than 8,192"),
     ),
     "a limit": (
@@ -103,7 +103,7 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
         ("look", "7 of 1,000 samples (0.70%) had media and no place for them: placeholders were put in front of the"
                  " first user turn, or videos took the place of <image>"),
     ),
-    "no visual token": (figures({"without_visual": 3}), ("wrong", "3 samples with media have no visual token")),
+    "no visual token": (figures({"num_without_visual": 3}), ("wrong", "3 samples with media have no visual token")),
     "images at the most": (
         figures({"images": TokensOfImages(4, 1024, 1000, 0, 970)}),
         ("look", "97% of the image samples are shrunk to the most tokens that an image may have, 1,024"),
@@ -140,7 +140,7 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
         figures({"lens": {**LENS, "max": 900}}), ("note", "the longest sample has 900 tokens, a pack 8,192"),
     ),
     "duplicates": (
-        figures({"alike": 200}), ("look", "200 of 1,000 samples (20%) are the same as another one, byte for byte"),
+        figures({"num_duplicates": 200}), ("look", "200 of 1,000 samples (20%) are the same as another one, byte for byte"),
     ),
     "waiting": (
         figures(report={"steps": {"in_order": {"steps": 4, "both": {"epoch": 1.2}}}}),
@@ -168,11 +168,11 @@ def test_bad_data_is_wrong_where_it_is_too_much() -> None:
 
 
 def test_what_is_wrong_comes_first() -> None:
-    of = figures({"untrained": 50, "without_visual": 3}, demo=True)
+    of = figures({"untrained": 50, "num_without_visual": 3}, demo=True)
     assert [remark.grade for remark in remarks(of)] == [Grade.wrong, Grade.look, Grade.note]
 
 
 def test_a_length_that_would_do_is_named() -> None:
-    longer = Tries([Choice(8192, 30, 0.03, 0.15, 128, 0.95), Choice(32768, 0, 0.0, 0.0, 40, 0.96)], 1000, 1000)
-    (remark,) = remarks(figures(report=overlong(30, 150_000), loss=Loss("image"), tries=longer))
+    longer = LengthTrials([Choice(8192, 30, 0.03, 0.15, 128, 0.95), Choice(32768, 0, 0.0, 0.0, 40, 0.96)], 1000, 1000)
+    (remark,) = remarks(figures(report=overlong(30, 150_000), loss=Loss("image"), length_trials=longer))
     assert remark.knob.startswith("smaller images (model.max_pixels), or packing.max_token_len=32768")

@@ -11,9 +11,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from energon_pack.errors import PackError, SamplesLost
-from energon_pack.report.sweep import BEST, sweep_of
+from energon_pack.report.sweep import BEST_RULE, sweep_of
 from energon_pack.report.sweep_folder import SweepFolder, SweepJob
-from energon_pack.report.sweep_page import end_sweep, sweep_html
+from energon_pack.report.sweep_page import sweep_html, write_sweep
 from support.html_page import check_page
 
 
@@ -65,12 +65,12 @@ def test_no_job_that_drops_more_than_it_may_is_best(
     """A job that dropped 47 % was marked ★, for the others dropped more; and nothing said what ★ is."""
     for number, tokens in enumerate(left_out):
         leave(tmp_path, number, [f"seed={number}", "packing.overlong=drop"], outcome(left_out=tokens), may_drop)
-    end_sweep(tmp_path)
+    write_sweep(tmp_path)
     page, out = check_page((tmp_path / "sweep.html").read_text()), capsys.readouterr().out
     assert json.loads((tmp_path / "sweep.json").read_text())["best"] == best
     none = "each drops more of the tokens than its packing.max_dropped_tokens"
     assert (f"no ★: {none}\n" in out, f"No job is the best: {none}." in page) == (best is None, best is None)
-    assert (f"{best}★" in out, f"★: {BEST}\n" in out) == (best is not None, best is not None)
+    assert (f"{best}★" in out, f"★: {BEST_RULE}\n" in out) == (best is not None, best is not None)
 
 
 def test_an_epoch_takes_as_long_as_ranks_wait(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_jobs_that_failed_are_listed_with_why(tmp_path: Path, capsys: pytest.Cap
     leave(folder, 1, ["seed=1"], SamplesLost("all are lost", str(tmp_path / "1.report.html")))
     leave(folder, 2, ["seed=2"], None)  # killed
     leave(folder, 10, ["seed=10"], outcome())
-    end_sweep(folder)
+    write_sweep(folder)
     said = check_page((folder / "sweep.html").read_text())
     for text in ("1 job done, 3 failed", "no such <folder>", "all are lost", "it did not end", "seed=10"):
         assert text in said
@@ -149,7 +149,7 @@ def test_what_a_stage_does_not_tell_is_no_zero(tmp_path: Path, capsys: pytest.Ca
     lengths = {"samples_in": 100, "samples_measured": 100, "tokens": 1000, "lens": [choice]}
     leave(tmp_path, 0, ["stage=lengths"], lengths)
     leave(tmp_path, 1, ["stage=plan"], outcome())
-    end_sweep(tmp_path)
+    write_sweep(tmp_path)
     assert "0.000" not in check_page((tmp_path / "sweep.html").read_text())
     assert "0.000" not in capsys.readouterr().out
 
@@ -177,7 +177,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_sweep_without_jobs_leaves_nothing(tmp_path: Path) -> None:
-    end_sweep(tmp_path)
+    write_sweep(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -225,7 +225,7 @@ def test_a_job_that_would_be_refused_has_its_figures(tmp_path: Path, capsys: pyt
     why = "9 overlong samples have 33% of all tokens, packing.max_dropped_tokens=0.1 allows less (…)"
     leave(tmp_path, 0, ["packing.max_token_len=64"], SamplesLost(why, "/p.html", outcome(left_out=500)))
     leave(tmp_path, 1, ["packing.max_token_len=512"], outcome())
-    end_sweep(tmp_path)
+    write_sweep(tmp_path)
     page, out = (tmp_path / "sweep.html").read_text(), capsys.readouterr().out
     check_page(page)
     assert '<span class="faint">9 overlong samples have 33% of all tokens</span>' in page
@@ -241,7 +241,7 @@ def test_no_model_is_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         left = outcome(tokens=1000 - number)
         left["flops"]["source"] = sizes
         SweepJob(tmp_path, number, [f"+model={name}"]).done(tmp_path / "report.html", left, 0.1)
-    end_sweep(tmp_path)
+    write_sweep(tmp_path)
     out = capsys.readouterr().out
     assert "no ★: each model has tokens of its own, and the fewest are not the best" in out
     assert re.search(r"internvl3 +sizes of an 8B model +90\.00%", out)

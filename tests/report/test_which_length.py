@@ -12,7 +12,7 @@ from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.settings import Algorithm, PackingConfig
 from energon_pack.report.images import media_first, tokens_of_images
-from energon_pack.report.which_length import does, job_of, lengths_to_try, recommended
+from energon_pack.report.which_length import drops_little_and_fills, lengths_to_try, recommended, try_job_of
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.media.medium import Media
 from energon_pack.templates.families.qwen_vl import QwenVL
@@ -50,7 +50,9 @@ def test_what_is_said_of_the_rule() -> None:
 
 def test_few_packs_need_not_be_full() -> None:
     """Twelve packs where twelve are the least are as good as a fuller plan: the last one is never full."""
-    assert [does(choice(8192, *of, packs=12)) for of in ((0.0, 0.935), (0.0, 0.90), (0.02, 0.99))] == [
+    assert [
+        drops_little_and_fills(choice(8192, *of, packs=12)) for of in ((0.0, 0.935), (0.0, 0.90), (0.02, 0.99))
+    ] == [
         True,
         False,
         False,
@@ -95,7 +97,7 @@ def test_an_estimate_counts_packs_and_does_not_make_them_even(num_samples: int, 
         zeros.astype(np.int8), zeros, zeros, zeros.astype(np.int8), zeros + 1,
     )  # fmt: skip
     lengths = cast(Lengths, SimpleNamespace(items=items, seed=0))
-    tried, packing, *_ = job_of(lengths, PackingConfig(max_token_len=64), [128])
+    tried, packing, *_ = try_job_of(lengths, PackingConfig(max_token_len=64), [128])
     assert (len(tried), packing.algorithm) == (2_000, algorithm)
 
 
@@ -124,7 +126,7 @@ def test_images_at_the_limits(max_pixels: int, sizes: list[tuple[int, int]], at_
     of = rules(3136, max_pixels)
     found = tokens_of_images(of, tokens(of, sizes), *np.ones((2, len(sizes)), np.int64))
     assert found is not None
-    assert (found.samples, found.least, found.at_most, found.at_least) == (len(sizes), 4, at_most, at_least)
+    assert (found.samples, found.least, found.num_at_most, found.num_at_least) == (len(sizes), 4, at_most, at_least)
     assert found.most == pytest.approx(max_pixels / 784, rel=0.01 if max_pixels > 10**6 else 0.1)
 
 
@@ -132,7 +134,7 @@ def test_images_of_samples_with_several_or_none() -> None:
     """With at most 51 tokens an image, two of 49 count as largest; two of 25 do not, though they sum to 50."""
     found = tokens_of_images(rules(3136, 40_000), np.array([98, 50]), np.array([2, 2]), np.array([3, 5]))
     assert found is not None
-    assert (found.samples, found.at_most) == (8, 3)
+    assert (found.samples, found.num_at_most) == (8, 3)
     assert tokens_of_images(None, *np.array([[5], [1], [1]])) is None
     assert tokens_of_images(rules(3136, 40_000), *np.zeros((3, 0), np.int64)) is None
 
@@ -156,7 +158,7 @@ def test_a_few_large_pictures_come_before_a_longer_pack() -> None:
     some = lengths(*[(IMAGE, 16100, 16000, 1)] * 10, *[(TEXT, 800, 0, 0)] * 590)
     first = media_first(some, QWEN, LENS)
     assert first is not None
-    assert (first.knob, first.samples, first.needed, first.needed_then) == (
+    assert (first.knob, first.samples, first.needed_len, first.needed_len_then) == (
         f"model.max_pixels={768 * 28**2}",
         10,
         16384,

@@ -22,8 +22,8 @@ def test_a_token_costs_two_flops_a_weight() -> None:
     model = cost_model_of(TEXT, "text")
     assert model.lm_token == 2 * (2 * (160 + 240) + 800)
     assert model.lm_square == 2 * 2 * 8  # two products 2·len²·8 in two layers, half of each masked
-    assert model.lm(np.array([0, 1, 10])).tolist() == [0, 3200 + 32, 32000 + 3200]
-    assert model.vision(np.array([5]), np.array([1])).tolist() == [0]
+    assert model.lm_flops(np.array([0, 1, 10])).tolist() == [0, 3200 + 32, 32000 + 3200]
+    assert model.vision_flops(np.array([5]), np.array([1])).tolist() == [0]
 
 
 def test_heads_that_a_config_leaves_out_are_as_wide_as_the_model() -> None:
@@ -38,7 +38,7 @@ def test_layers_of_a_window_see_no_further() -> None:
     kinds = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4}
     model = cost_model_of(TEXT | kinds, "text")
     assert (model.lm_square, model.lm_window, model.window) == (16, 16, 4)
-    assert model.lm(np.array([3, 10])).tolist() == [9600 + 32 * 9, 32000 + 16 * 100 + 16 * (100 - 36)]
+    assert model.lm_flops(np.array([3, 10])).tolist() == [9600 + 32 * 9, 32000 + 16 * 100 + 16 * (100 - 36)]
 
 
 def test_only_experts_that_are_taken_cost() -> None:
@@ -53,7 +53,7 @@ def test_a_visual_token_costs_all_its_patches() -> None:
     model = cost_model_of({"text_config": TEXT, "vision_config": VISION | {"spatial_merge_size": 2}}, "both")
     assert model.vision_token == 4 * 2 * 3 * 104 + 2 * 24 * 8
     assert model.vision_square == 3 * 4 * 4 * 4**2  # 4·width of each pair of patches, 16 pairs of patches a pair
-    one, two, none = model.vision(np.array([6, 6, 0]), np.array([1, 2, 0])).tolist()
+    one, two, none = model.vision_flops(np.array([6, 6, 0]), np.array([1, 2, 0])).tolist()
     assert one == 6 * model.vision_token + 36 * model.vision_square
     assert two == 6 * model.vision_token + 2 * 9 * model.vision_square
     assert none == 0
@@ -64,7 +64,7 @@ def test_tiles_of_one_size_do_not_attend_each_other() -> None:
     config = {"text_config": TEXT, "vision_config": VISION | {"image_size": [8, 8]}, "downsample_ratio": 0.5}
     model = cost_model_of(config, "tiles")
     assert model.tile == 4
-    assert model.vision(np.array([52]), np.array([1])) == 13 * model.vision(np.array([4]), np.array([1]))
+    assert model.vision_flops(np.array([52]), np.array([1])) == 13 * model.vision_flops(np.array([4]), np.array([1]))
 
 
 def test_windows_of_the_encoder_are_linear() -> None:
@@ -79,7 +79,9 @@ def test_windows_of_the_encoder_are_linear() -> None:
 def test_a_video_costs_its_frames() -> None:
     """As one image a video of 100 frames would cost 100 times the attention that it has."""
     model = cost_model_of({"text_config": TEXT, "vision_config": VISION | {"spatial_merge_size": 2}}, "both")
-    assert model.vision(np.array([2560]), np.array([0])) == 10 * model.vision(np.array([256]), np.array([1]))
+    assert model.vision_flops(np.array([2560]), np.array([0])) == 10 * model.vision_flops(
+        np.array([256]), np.array([1])
+    )
 
 
 @pytest.mark.parametrize("text", [None, "{", '{"model_type": "llama", "vocab_size": 5}', '["no object"]'])
@@ -105,7 +107,7 @@ def test_sizes_that_are_none_cost_something_all_the_same(name: str, wrong: Any, 
     (tmp_path / "config.json").write_text(json.dumps({"text_config": text, "vision_config": vision}))
     model = cost_model(tmp_path)
     json.dumps(model.to_json(), allow_nan=False)
-    costs = (model.lm(np.array([1, 100_000])), model.vision(np.array([1, 100_000]), np.array([1, 1])))
+    costs = (model.lm_flops(np.array([1, 100_000])), model.vision_flops(np.array([1, 100_000]), np.array([1, 1])))
     assert np.min(costs) > 0
 
 

@@ -59,7 +59,7 @@ def test_every_epoch_has_every_pack_once(
     topology = Topology(data_parallel, workers, workers * rounds)
     packs = Stream(num, topology, reorders)
     for epoch in range(4):
-        assert sorted(packs.index(epoch * num + place) for place in range(num)) == list(range(num))
+        assert sorted(packs.pack_at(epoch * num + place) for place in range(num)) == list(range(num))
 
 
 @given(st.integers(1, 400), _SMALL, st.integers(1, 4), st.booleans())
@@ -67,10 +67,10 @@ def test_units_stay_whole_over_epochs(num: int, data_parallel: int, micro_batche
     """Otherwise the packs left over from an epoch would shift all steps of the next one, which would mix two steps."""
     topology = Topology(data_parallel, 1, micro_batches)
     packs, unit = Stream(num, topology, reorders), topology.unit
-    first = {frozenset(packs.index(start + i) for i in range(unit)) for start in range(0, num // unit * unit, unit)}
+    first = {frozenset(packs.pack_at(start + i) for i in range(unit)) for start in range(0, num // unit * unit, unit)}
     for epoch in range(1, 4):
         start = -(-epoch * num // unit) * unit
-        steps = [frozenset(packs.index(start + unit * k + i) for i in range(unit)) for k in range(num // unit - 2)]
+        steps = [frozenset(packs.pack_at(start + unit * k + i) for i in range(unit)) for k in range(num // unit - 2)]
         assert all(step in first for step in steps)
 
 
@@ -78,7 +78,7 @@ def test_later_epochs_have_the_steps_in_another_order() -> None:
     """The second epoch of a run was the first once more. A stretch of 64 steps is still one of the first epoch."""
     topology = Topology(4, 1, 1)
     packs = Stream(4 * 640, topology, reorders=True)
-    epochs = [[packs.index(epoch * 2560 + place) for place in range(2560)] for epoch in range(3)]
+    epochs = [[packs.pack_at(epoch * 2560 + place) for place in range(2560)] for epoch in range(3)]
     steps = [[tuple(epoch[start : start + 4]) for start in range(0, 2560, 4)] for epoch in epochs]
     assert set(steps[0]) == set(steps[1]) == set(steps[2])
     for one, other in ((0, 1), (1, 2), (0, 2)):
@@ -120,8 +120,8 @@ def test_the_figures_of_a_report_by_hand(dataset: Path) -> None:
     costs: dict[str, float] = {}
     for row in pq.read_table(dataset / "pack_plan.parquet").to_pylist():
         num_images = sum(part["kind"] == "image" for part in row["parts"])
-        lm = model.lm(np.array([row["token_len"]]))[0]
-        vision = model.vision(np.array([row["num_visual_tokens"]]), np.array([num_images]))[0]
+        lm = model.lm_flops(np.array([row["token_len"]]))[0]
+        vision = model.vision_flops(np.array([row["num_visual_tokens"]]), np.array([num_images]))[0]
         costs[row["pack"]] = costs.get(row["pack"], 0.0) + lm + vision
     half = -(-len(costs) // 2)
     steps = [*zip([*costs.values()][:half], [*costs.values()][half:], strict=False)]
@@ -201,23 +201,23 @@ def of_ranks(ranks: int, before: Position = START) -> list[Position]:
 def test_what_is_left_where_some_were_taken_ahead() -> None:
     """0, 1, 2, 4 and 7 are taken."""
     taken = Taken(3, [4, 7])
-    assert [taken.left(index) for index in range(5)] == [3, 5, 6, 8, 9]
-    assert [taken.index(number) for number in (3, 5, 6, 8, 9)] == [0, 1, 2, 3, 4]
-    assert taken.and_of_left(1, [3]) == Taken(5, [7, 8])
+    assert [taken.number_at(index) for index in range(5)] == [3, 5, 6, 8, 9]
+    assert [taken.index_of(number) for number in (3, 5, 6, 8, 9)] == [0, 1, 2, 3, 4]
+    assert taken.with_taken(1, [3]) == Taken(5, [7, 8])
 
 
 def test_two_ranks_of_two_workers_take_turns() -> None:
     """Rank 0 reads the even positions; worker 1 skipped a pack, so it is one ahead, which is not read again."""
     first, second = of_ranks(2)
-    assert [first.number(index) for index in range(4)] == [0, 2, 4, 6]
+    assert [first.number_at(index) for index in range(4)] == [0, 2, 4, 6]
     after = first.after(1, 2)  # 0 by worker 0; 2 and 6 by worker 1
-    assert [after.number(index) for index in range(3)] == [4, 8, 10]
-    assert after.index(8) == 1
+    assert [after.number_at(index) for index in range(3)] == [4, 8, 10]
+    assert after.index_of(8) == 1
     assert (first.last, after.last) == (-1, 2)
     with pytest.raises(ValueError, match=r"pack 3 of the stream is rank 1's, not rank 0's of 2"):
-        first.index(3)
+        first.index_of(3)
     assert numbers_taken_by([second.after(1, 1), after]) == Taken(4, [6])  # 1 and 3
-    assert Position.of(asdict(after)) == after
+    assert Position.from_dict(asdict(after)) == after
 
 
 GOOD: dict[str, Any] = {
@@ -287,16 +287,16 @@ def test_each_pack_is_read_once_an_epoch_whoever_goes_on(
                 worker, first = step % workers, read[step % workers]
                 read[worker] += random.choice([1, 1, 1, 2, 4])
                 turns = [k * workers + worker for k in range(first, read[worker])]
-                seen += map(position.number, turns)
-                assert [position.index(position.number(turn)) for turn in turns] == turns
+                seen += map(position.number_at, turns)
+                assert [position.index_of(position.number_at(turn)) for turn in turns] == turns
             ends.append(position.after(*read))
         begun = replace(begun, before=numbers_taken_by(ends))
         assert len(set(seen)) == len(seen)
         top = max(seen, default=-1)
-        left = [begun.number(index) for index in range(top + 2)]
+        left = [begun.number_at(index) for index in range(top + 2)]
         assert sorted({*seen, *(number for number in left if number <= top)}) == list(range(top + 1))
-    seen += map(begun.number, range(3 * num))
+    seen += map(begun.number_at, range(3 * num))
     stream = Stream(num, topology)
     for epoch in range(2):
-        packs = [stream.index(number) for number in seen if number // num == epoch]
+        packs = [stream.pack_at(number) for number in seen if number // num == epoch]
         assert sorted(packs) == list(range(num))

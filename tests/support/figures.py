@@ -6,17 +6,17 @@ from typing import Any
 from energon_pack.plan.noted import SampleNotes
 from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.report import MediaFigures, Report
-from energon_pack.report.figures import Figures, Loss, MediumIn, Origin, Source, Tries
+from energon_pack.report.figures import Figures, LengthTrials, Loss, Origin, Source, SourceMedium
 from energon_pack.report.pages.bars import Histogram
 
 LENS = {"min": 100, "p50": 1000, "p90": 2000, "p99": 4000, "max": 5000}
 #: 1,000 samples of images, all in 128 packs
 SOURCE = Source(
     samples=1000, measured=1000, tokens=1_000_000, skipped_by_reason={}, noted=SampleNotes(),
-    by_medium={"image": MediumIn(1000, 1000, 1_000_000, 400_000, LENS)},
+    by_medium={"image": SourceMedium(1000, 1000, 1_000_000, 400_000, LENS)},
     token_len=Histogram([64, 1024, 8192], {"image": [500, 500]}), lens=LENS, num_supervised=400_000,
     visual_tokens=0, untrained=0,
-    alike=0, without_visual=0, images=None, sees_media=True,
+    num_duplicates=0, num_without_visual=0, images=None, sees_media=True,
 )  # fmt: skip
 REPORT = Report(
     samples_in=1000, samples_excluded=0, samples_repeated=0, samples_packed=1000, samples_skipped=0, samples_cut=0,
@@ -31,7 +31,7 @@ TRIES = [Choice(4096, 10, 0.01, 0.05, 240, 0.98), Choice(8192, 0, 0.0, 0.0, 128,
 FIGURES = Figures(
     max_token_len=8192,
     source=SOURCE,
-    tries=Tries(TRIES, 1000, 1000),
+    length_trials=LengthTrials(TRIES, 1000, 1000),
     origins=[Origin(".", 1000, 0, 0, 1_000_000)],
     loss=Loss("text"),
     report=REPORT,

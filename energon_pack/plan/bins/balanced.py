@@ -58,7 +58,7 @@ def balance(
         if search.most + 1 <= goal:
             return search.bin_of()
     if search.most > goal:
-        search.must_have(limit())
+        search.limit_bins(limit())
     most = search.most
     search.improve(0, FillOrder.by_chance)
     hasty = [search.fill(tail, FillOrder.hasty, most + _margin(most)) for tail in _LARGE_TAILS]
@@ -97,7 +97,7 @@ class _Search:
         #: More bins are of no use.
         self.most = inf
 
-    def must_have(self, most: float) -> None:
+    def limit_bins(self, most: float) -> None:
         """Forget a best result with more than `most` bins, and look for no larger one."""
         if self._best and self._best.gaps.num_bins > most:
             self._best = None
@@ -172,12 +172,12 @@ class FilledGaps(NamedTuple):
     """A plan that puts items into the free space of bins, and into new bins."""
 
     runs: list[SameBins]
-    names: Ints  # the bin that each bin of the runs stands for
+    bin_numbers: Ints  # the bin that each bin of the runs stands for
     num_bins: int
 
     def bins_of(self) -> AnyInts:
         """Return the bin of each item, in ascending order of length."""
-        return as_int32(self.names)[bins_of(self.runs)]
+        return as_int32(self.bin_numbers)[bins_of(self.runs)]
 
 
 @overload
@@ -213,7 +213,7 @@ def fill_gaps(
     for gap, first, size in np.stack((gaps, firsts, sizes), axis=1)[order].tolist():
         while size and gap >= smallest and (content := _content_of_gap(stock, gap)):
             # Do not fill all alike: that would use up one length.
-            number = stock.times(content, size if way is FillOrder.hasty else -(-size // 2))
+            number = stock.num_fillable_bins(content, size if way is FillOrder.hasty else -(-size // 2))
             runs += stock.take(content, first, number)
             left.append(OpenBins(gap - sum(length * copies for length, copies in content.items()), first, number))
             smallest = stock.smallest
@@ -245,7 +245,7 @@ def _content_of_gap(stock: RemainingItems, gap: int) -> dict[int, int]:
     """Choose items for a gap: any while it is wide, at last those that fill it exactly. Returns length → copies."""
     content: dict[int, int] = {}
     while gap:
-        more = stock.exact(gap)
+        more = stock.find_exact(gap)
         if not more:
             is_wide = gap > 3 * stock.largest
             length = stock.any_within(gap) if is_wide else stock.largest_within(gap)

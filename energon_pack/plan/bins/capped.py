@@ -91,13 +91,13 @@ def _fill_bins(
 
     heavy = order[~is_light[order]]
     packing.spread(heavy, rows, match)
-    left = packing.squeeze(heavy[packing.is_out(heavy)])
+    left = packing.place_anywhere(heavy[packing.is_unpacked(heavy)])
     middle = light[num_tail:num_light][::-1]
     packing.spread(middle, common, match)
-    left = packing.squeeze(np.concatenate((left, middle[packing.is_out(middle)])))
+    left = packing.place_anywhere(np.concatenate((left, middle[packing.is_unpacked(middle)])))
     tail = light[:num_tail]
-    packing.fill_up(tail, seed)
-    return packing.squeeze(np.concatenate((left, tail[packing.is_out(tail)])))
+    packing.fill_exactly(tail, seed)
+    return packing.place_anywhere(np.concatenate((left, tail[packing.is_unpacked(tail)])))
 
 
 class _CappedBins:
@@ -114,7 +114,7 @@ class _CappedBins:
     def num_bins(self) -> int:
         return self._fill.shape[1]
 
-    def is_out(self, items: AnyInts) -> npt.NDArray[np.bool_]:
+    def is_unpacked(self, items: AnyInts) -> npt.NDArray[np.bool_]:
         return self.bin_of[items] < 0
 
     def spread(self, items: AnyInts, rows: Sequence[int], match: bool) -> None:
@@ -140,7 +140,7 @@ class _CappedBins:
             load[bins] = _load(self._fill[:, bins], self.caps, rows)
             at += len(dealt)
 
-    def squeeze(self, items: AnyInts) -> AnyInts:
+    def place_anywhere(self, items: AnyInts) -> AnyInts:
         """Put items into any bins that have room for them; return the items for which none has."""
         for _ in range(_MOST_PASSES):
             before = len(items)
@@ -150,12 +150,12 @@ class _CappedBins:
                 emptiest = np.argsort(self._fill[row], kind="stable")[: len(items)]
                 items = items[np.argsort(-cost[items], kind="stable")]
                 self._place(items[None, : len(emptiest)], emptiest)
-                items = items[self.is_out(items)]
+                items = items[self.is_unpacked(items)]
             if len(items) == before:
                 break
         return items
 
-    def fill_up(self, items: AnyInts, seed: int) -> None:
+    def fill_exactly(self, items: AnyInts, seed: int) -> None:
         """Fill the bins with these items to the last token; a bin that would break another cap stays unchanged."""
         items = items[np.argsort(self.costs[0, items], kind="stable")]
         gaps = fill_gaps(np.bincount(self.costs[0, items]), self.caps[0] - self._fill[0], int(self.caps[0]), seed)
@@ -172,7 +172,7 @@ class _CappedBins:
         while len(items):
             more = int((-(-self.costs[:, items].sum(axis=1) // self.caps)).max())
             self._fill = np.pad(self._fill, ((0, 0), (0, more)))
-            items = self.squeeze(items)
+            items = self.place_anywhere(items)
 
     def _richness(self, costs: Ints) -> npt.NDArray[np.float64]:
         """Return the tokens' share of their cap, less the largest such share of another cost, for bins or items."""

@@ -48,7 +48,7 @@ class RemainingItems:
     def histogram(self) -> Ints:
         return np.array(self._counts, np.int64)
 
-    def times(self, content: dict[int, int], most: int) -> int:
+    def num_fillable_bins(self, content: dict[int, int], most: int) -> int:
         """Return how many bins (at most `most`) the remaining items can fill with a content (length → copies)."""
         for length, copies in content.items():
             most = min(most, self._counts[length] // copies)
@@ -82,7 +82,7 @@ class RemainingItems:
         """Return a random remaining length of at most `gap`; 0: there is none."""
         return self._pick(self._lengths & ((2 << gap) - 1), gap)
 
-    def exact(self, gap: int) -> tuple[int, ...]:
+    def find_exact(self, gap: int) -> tuple[int, ...]:
         """Return one to three remaining lengths, as few as possible, whose sum is `gap`; empty: none was found."""
         if self.count(gap):
             return (gap,)
@@ -145,7 +145,7 @@ def exact_fit(histogram: Ints, capacity: int, seed: int) -> list[SameBins]:
         # Not all items of this length at once: that would use up the lengths that complete the next bins.
         wanted = max(1, stock.count(longest) // (capacity // longest))
         content = _complete_bin(stock, capacity - longest, {longest: 1})
-        number = stock.times(content, wanted)
+        number = stock.num_fillable_bins(content, wanted)
         runs += stock.take(content, num_bins, number)
         num_bins += number
     return runs
@@ -154,7 +154,7 @@ def exact_fit(histogram: Ints, capacity: int, seed: int) -> list[SameBins]:
 def _complete_bin(stock: RemainingItems, gap: int, content: dict[int, int]) -> dict[int, int]:
     """Add items to a bin's content (length → copies) until nothing fits its gap, exactly if possible."""
     while gap:
-        completed = stock.with_more(content, stock.exact(gap))
+        completed = stock.with_more(content, stock.find_exact(gap))
         if completed:
             return completed
         length = stock.largest_within(gap)

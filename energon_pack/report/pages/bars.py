@@ -20,9 +20,9 @@ import numpy.typing as npt
 from energon_pack.report.pages.html import Html, tag
 from energon_pack.report.pages.rows import Cell
 
-_BARS = 20
+_MAX_BARS = 20
 _ROUNDED_UP = 0.9995  # share of a unit; in three digits it is written as one
-_LEAST = 0.1  # percent: the least width of a piece, so that it is seen
+_MIN_WIDTH = 0.1  # percent: the least width of a piece, so that it is seen
 
 
 class Piece(NamedTuple):
@@ -43,7 +43,7 @@ def strip(pieces: Sequence[Piece], total: float, ends: bool = True) -> Html:
             "i",
             title=label,
             class_=f"of-{kind}{' odd' * is_odd}",
-            style=f"width:{max(_LEAST, 100 * size / total):.2f}%",
+            style=f"width:{max(_MIN_WIDTH, 100 * size / total):.2f}%",
         )
         for kind, size, label, is_odd in (*pieces, *rest)
     ]
@@ -61,7 +61,7 @@ def legend(kinds: Mapping[str, object]) -> Html | None:
     return tag("div", *(tag("span", tag("i", class_=f"of-{kind}"), kind) for kind in kinds), class_="legend")
 
 
-def barred(text: str, share: float) -> Cell:
+def with_bar(text: str, share: float) -> Cell:
     """Return a table cell with a bar behind its text, as long as a share (0 to 1) of the column's width."""
     return Cell(text, tag("span", text, class_="bar", style=f"--share:{100 * min(1.0, max(0.0, share)):.1f}%"))
 
@@ -91,7 +91,7 @@ def log_histogram(
     if not len(all_values):
         return None
     low, high = (math.floor(math.log2(max(1.0, end))) for end in (all_values.min(), max(all_values.max(), mark)))
-    per_octave = max(1, min(4, _BARS // (high + 1 - low)))
+    per_octave = max(1, min(4, _MAX_BARS // (high + 1 - low)))
     steps = range((high + 1 - low) * per_octave + 1)
     edges = sorted(
         {float(round(2 ** (low + step / per_octave))) for step in steps} | ({float(mark)} if mark else set())

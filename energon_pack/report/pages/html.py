@@ -11,10 +11,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_EMPTY = {"br", "hr", "img", "input", "meta", "wbr"}  # elements without content and end tag
-_CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
-_CONTROLS |= dict.fromkeys((*range(0x80, 0xA0), *range(0xD800, 0xE000)), 0xFFFD)  # found in names that are no UTF-8
-_STYLE = Path(__file__).with_name("style.css")
+_EMPTY_ELEMENTS = {"br", "hr", "img", "input", "meta", "wbr"}  # elements without content and end tag
+_CONTROL_SIGNS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+_CONTROL_SIGNS |= dict.fromkeys(
+    (*range(0x80, 0xA0), *range(0xD800, 0xE000)), 0xFFFD
+)  # found in names that are no UTF-8
+_STYLE_FILE = Path(__file__).with_name("style.css")
 
 
 class Html(str):
@@ -34,15 +36,15 @@ def tag(element: str, *content: Any, **attributes: Any) -> Html:
         if value is None or value is False:
             continue
         key = key.rstrip("_").replace("_", "-")
-        texts.append(f" {key}" if value is True else f' {key}="{html.escape(_shown(value))}"')
+        texts.append(f" {key}" if value is True else f' {key}="{html.escape(_printable(value))}"')
     start = f"<{element}{''.join(texts)}>"
-    return Html(start if element in _EMPTY else f"{start}{join(content)}</{element}>")
+    return Html(start if element in _EMPTY_ELEMENTS else f"{start}{join(content)}</{element}>")
 
 
 def join(content: Iterable[Any]) -> Html:
     """Join pieces of content to markup; text is escaped, None adds nothing."""
     texts = (
-        item if isinstance(item, Html) else html.escape(_shown(item), quote=False)
+        item if isinstance(item, Html) else html.escape(_printable(item), quote=False)
         for item in content
         if item is not None
     )
@@ -54,9 +56,9 @@ def clipped(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def _shown(value: Any) -> str:
+def _printable(value: Any) -> str:
     """Replace control characters and lone surrogates, which HTML can't hold, by visible signs."""
-    return str(value).translate(_CONTROLS)
+    return str(value).translate(_CONTROL_SIGNS)
 
 
 def table(header: Sequence[Any], rows: Iterable[Sequence[Any]], num_words: int = 1, class_: str | None = None) -> Html:
@@ -116,7 +118,7 @@ def page(title: str, *content: Any) -> str:
 
 @cache
 def _style() -> str:
-    return _STYLE.read_text("utf-8")
+    return _STYLE_FILE.read_text("utf-8")
 
 
 #: All text from data is escaped. The policy helps if some is not: a page holds words and names of strangers.

@@ -14,7 +14,7 @@ from energon_pack.errors import printable
 from energon_pack.report.pages.html import Html, table, tag
 from energon_pack.run.console import console
 
-_LEAST = 16  # characters of a column of words, which is folded into them
+_MIN_WORD_WIDTH = 16  # characters of a column of words, which is folded into them
 
 
 class Cell(NamedTuple):
@@ -24,7 +24,7 @@ class Cell(NamedTuple):
     html: Html
 
 
-def code(text: str) -> Cell:
+def code_cell(text: str) -> Cell:
     """Return a cell with a name from data, which a page shows in a monospaced font."""
     return Cell(text, tag("code", text))
 
@@ -77,7 +77,7 @@ class Rows:
     def least_width(self) -> int:
         """Return how many characters wide a terminal must be to show every number in one line."""
         widths = self._widths(str.split)
-        words = (min(width, _LEAST) for width in widths[: self.num_words])
+        words = (min(width, _MIN_WORD_WIDTH) for width in widths[: self.num_words])
         return sum(words) + sum(widths[self.num_words :]) + 2 * (len(widths) - 1)
 
     def _widths(self, parts: Callable[[str], list[str]]) -> list[int]:

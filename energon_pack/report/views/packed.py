@@ -6,8 +6,8 @@ from dataclasses import replace
 from energon_pack.dataset.contents import Pack, messages_of, written_tokens
 from energon_pack.dataset.files import PlanRow
 from energon_pack.errors import PackError, one_line
-from energon_pack.report.views.spans import Vocabulary, encoded
-from energon_pack.report.views.view import Medium, MemberView, PackView, Place, thumbnail, turns_of
+from energon_pack.report.views.spans import Vocabulary, with_tokens
+from energon_pack.report.views.view import Medium, MemberView, PackPlace, PackView, thumbnail, turns_of
 from energon_pack.samples.bytes import Bytes, Range, as_file
 from energon_pack.samples.flavors.schema import MESSAGES_FIELD
 from energon_pack.samples.media.kinds import IMAGE, KINDS
@@ -21,7 +21,7 @@ from energon_pack.samples.tokens_part import TokensDamaged
 def pack_view(
     file: Bytes,
     pack: Pack,
-    place: Place,
+    place: PackPlace,
     rows: Sequence[PlanRow] | None = None,
     vocabulary: Vocabulary | None = None,
     max_thumbnails: int = 0,
@@ -64,7 +64,7 @@ def _members(
     for index, row in zip(range(len(pack.sample_ids)), rows, strict=True):
         is_read = most_read is None or index < most_read
         view = _member(file, pack, index, row, max_thumbnails, is_read)
-        members.append(encoded(view, tokens[index], vocabulary) if vocabulary is not None and is_read else view)
+        members.append(with_tokens(view, tokens[index], vocabulary) if vocabulary is not None and is_read else view)
         max_thumbnails -= sum(medium.data is not None for medium in view.media)
     return members
 

@@ -8,17 +8,21 @@ from rich.text import Text
 from energon_pack.errors import amount, printable
 from energon_pack.report.pages.bars import Piece, legend, strip
 from energon_pack.report.pages.html import Html, details, join, tag
-from energon_pack.report.pages.rows import Rows, code, print_table
-from energon_pack.report.views.text import MARKED, Block, Line, Pictures, Tokens, Turns
-from energon_pack.report.views.view import Medium, MemberView, PackView, Span, times
+from energon_pack.report.pages.rows import Rows, code_cell, print_table
+from energon_pack.report.views.text import MARKS_EXPLAINED, Block, Pictures, Sentence, Tokens, Turns
+from energon_pack.report.views.view import Medium, MemberView, PackView, Span, weight_text
 from energon_pack.run.console import console, say
 from energon_pack.samples.media.kinds import KINDS
 
-_LEAST_CHARS = 240  # characters of a member's text on a page
-_OPEN = 4  # members that are open without a click
-_LISTED, _SHOWN, _CHARS = 64, 8, 1_200  # members that a terminal lists, whose text it shows, characters of a text
-_MOST_MEDIA = 3  # media that a row of the table names
-_MARKS = " (green, or «so»)"
+_MIN_MEMBER_CHARS = 240  # characters of a member's text on a page
+_OPEN_MEMBERS = 4  # members that are open without a click
+_MEMBERS_LISTED, _MEMBERS_WITH_TEXT, _MAX_TEXT_CHARS = (
+    64,
+    8,
+    1_200,
+)  # members that a terminal lists, whose text it shows, characters of a text
+_MAX_MEDIA_NAMED = 3  # media that a row of the table names
+_MARKS_HINT = " (green, or «so»)"
 
 
 def pack_section(view: PackView, max_chars: int = 12_000, max_members: int = 24) -> Html:
@@ -29,7 +33,7 @@ def pack_section(view: PackView, max_chars: int = 12_000, max_members: int = 24)
         max_members: members that are shown; the others are only pieces of the bar.
     """
     shown = view.members[:max_members]
-    each = max(_LEAST_CHARS, max_chars // max(1, len(shown)))
+    each = max(_MIN_MEMBER_CHARS, max_chars // max(1, len(shown)))
     members = [
         tag(
             "article",
@@ -45,16 +49,18 @@ def pack_section(view: PackView, max_chars: int = 12_000, max_members: int = 24)
         tag("h3", f"Pack {view.place.number:,} of {view.place.num_packs:,}: ", tag("code", view.key)),
         *(block.to_html() for block in _pack_blocks(view)),
         pack_strip(view),
-        tag("p", MARKED, class_="says") if any(member.spans for member in shown) else None,
-        *members[:_OPEN],
-        details(_more(len(members) - _OPEN), *members[_OPEN:]) if members[_OPEN:] else None,
-        Line(f"and {_more(rest)}").to_html() if rest and shown else None,
+        tag("p", MARKS_EXPLAINED, class_="says") if any(member.spans for member in shown) else None,
+        *members[:_OPEN_MEMBERS],
+        details(_more_members(len(members) - _OPEN_MEMBERS), *members[_OPEN_MEMBERS:])
+        if members[_OPEN_MEMBERS:]
+        else None,
+        Sentence(f"and {_more_members(rest)}").to_html() if rest and shown else None,
         class_="pack",
         id=f"pack-{view.place.number}",
     )
 
 
-def _more(number: int) -> str:
+def _more_members(number: int) -> str:
     return amount(number, "more member")
 
 
@@ -64,20 +70,20 @@ def print_pack(view: PackView, full: bool = False) -> None:
     out.print(Text.assemble(f"pack {view.place.number:,} of {view.place.num_packs:,}  ", (view.key, "bold")))
     print_blocks(_pack_blocks(view))
     out.print()
-    print_table(members_rows(view.members if full else view.members[:_LISTED]))
-    shown = view.members if full else view.members[:_SHOWN]
+    print_table(members_rows(view.members if full else view.members[:_MEMBERS_LISTED]))
+    shown = view.members if full else view.members[:_MEMBERS_WITH_TEXT]
     for number, member in enumerate(shown):
         print_heading(f"#{number} {member.sample_id}")
-        print_blocks(member_blocks(member), None if full else _CHARS)
+        print_blocks(member_blocks(member), None if full else _MAX_TEXT_CHARS)
     if rest := len(view.members) - len(shown):
-        print_blocks([Line(f"… the text of {_more(rest)} (--full)")])
+        print_blocks([Sentence(f"… the text of {_more_members(rest)} (--full)")])
 
 
 def print_blocks(blocks: Iterable[Block], most: int | None = None) -> None:
     """Print blocks one below another; `most`: characters of a text, None: all."""
     for block in blocks:
         if drawn := block.to_terminal(most):
-            console().print(drawn, soft_wrap=isinstance(block, Line))
+            console().print(drawn, soft_wrap=isinstance(block, Sentence))
 
 
 def print_heading(text: str) -> None:
@@ -86,8 +92,8 @@ def print_heading(text: str) -> None:
 
 
 def _pack_blocks(view: PackView) -> list[Block]:
-    missing = [] if view.holds_text else [Line("it holds no conversations (output.messages=false)", "bad")]
-    return [Line(pack_facts(view)), *missing]
+    missing = [] if view.holds_text else [Sentence("it holds no conversations (output.messages=false)", "bad")]
+    return [Sentence(pack_facts(view)), *missing]
 
 
 def pack_facts(view: PackView) -> str:
@@ -102,7 +108,7 @@ def pack_facts(view: PackView) -> str:
 def members_rows(members: Sequence[MemberView]) -> Rows:
     """Return a table of members; one that shares its beginning with the member before is shown as its branch."""
     columns = {
-        "member": [code(f"{'└ ' * bool(m.shared_len)}#{n} {m.sample_id}") for n, m in enumerate(members)],
+        "member": [code_cell(f"{'└ ' * bool(m.shared_len)}#{n} {m.sample_id}") for n, m in enumerate(members)],
         "medium": [member.media_type for member in members],
         "media": [_sizes(member.media) for member in members],
         "turns": [f"{len(member.turns):,}" for member in members],
@@ -123,17 +129,17 @@ def _count(number: int | None) -> str:
 
 def _sizes(media: Sequence[Medium]) -> str:
     words = []
-    for medium in media[:_MOST_MEDIA]:
+    for medium in media[:_MAX_MEDIA_NAMED]:
         frames = f" {medium.num_frames:,} frames" if medium.num_frames else ""
         words.append(f"{medium.size}{frames}" if medium.size else "unreadable")
-    return ", ".join(words) + (f" +{len(media) - _MOST_MEDIA:,}" if len(media) > _MOST_MEDIA else "")
+    return ", ".join(words) + (f" +{len(media) - _MAX_MEDIA_NAMED:,}" if len(media) > _MAX_MEDIA_NAMED else "")
 
 
 def member_blocks(member: MemberView, max_chars: int = 0) -> list[Block]:
     """Return the blocks that show a member or a sample: its facts, problems, pictures, and its tokens or turns."""
     return [
-        Line(member_facts(member)),
-        *([Line(f"In no pack: {member.refused}", "bad")] if member.refused else []),
+        Sentence(member_facts(member)),
+        *([Sentence(f"In no pack: {member.refused}", "bad")] if member.refused else []),
         Pictures(member.media),
         Turns(member.turns, max_chars) if member.spans is None else Tokens(member.spans, max_chars),
     ]
@@ -151,7 +157,7 @@ def member_facts(member: MemberView) -> str:
         if (trained := member.num_supervised) is not None:
             facts.append(f"{trained:,} trained on ({trained / max(1, total):.0%})")
     if member.weight != 1:
-        facts.append(f"the whole sample counts {times(member.weight)}")
+        facts.append(f"the whole sample counts {weight_text(member.weight)}")
     return " · ".join(facts)
 
 
@@ -163,25 +169,25 @@ def print_sample(view: MemberView, place: str, raw: str, remarks: Iterable[str],
         raw: its JSON.
         remarks: what is wrong with it.
     """
-    most = None if full or view.refused else _CHARS
+    most = None if full or view.refused else _MAX_TEXT_CHARS
     print_heading(view.sample_id)
     refused = [f"It would be in no pack: {view.refused}"] if view.refused else []
-    print_blocks([Line(place), *(Line(note, "bad") for note in (*refused, *remarks))])
+    print_blocks([Sentence(place), *(Sentence(note, "bad") for note in (*refused, *remarks))])
     parts: dict[str, list[Block]] = {"as it was read": [Tokens([Span(raw, "text", 0, 0.0)])]}
     if view.turns:
         parts["as it was understood"] = [Turns(view.turns), Pictures(view.media)]
     if view.spans is not None:
         facts = f"{_count(view.token_len)} tokens, {_count(view.num_visual_tokens)} visual"
-        parts[f"as tokens: {facts}, {_count(view.num_supervised)} trained on{_MARKS}"] = [Tokens(view.spans)]
+        parts[f"as tokens: {facts}, {_count(view.num_supervised)} trained on{_MARKS_HINT}"] = [Tokens(view.spans)]
     for title, blocks in parts.items():
         print_heading(f"── {title}")
         print_blocks(blocks, most)
 
 
-def print_next(command: str, more: Sequence[str]) -> None:
+def print_commands(command: str, more: Sequence[str]) -> None:
     """Print the commands that may be typed next."""
     say("")
-    print_blocks([Line(f"next: {command}"), Line(f"or:   {', '.join(more)}")])
+    print_blocks([Sentence(f"next: {command}"), Sentence(f"or:   {', '.join(more)}")])
 
 
 _MOST_PIECES = 400  # pieces on a page; more would be narrower than a pixel
@@ -197,7 +203,7 @@ def pack_strip(pack: PackView) -> Html:
     used = sum(piece.size for piece in pieces)
     total = max(pack.place.max_token_len or 0, used)
     kinds = dict.fromkeys([*(piece.kind for piece in pieces), *["padding"] * (total > used)])
-    return join((strip(_fewer(pieces), total), legend(kinds)))
+    return join((strip(_merged_pieces(pieces), total), legend(kinds)))
 
 
 def _member_pieces(member: MemberView, name: str) -> list[Piece]:
@@ -219,7 +225,7 @@ def _member_pieces(member: MemberView, name: str) -> list[Piece]:
     return [Piece(kind, size, f"{where}: {words.get(kind, kind)}, {size:,} tokens") for kind, size in sums if size > 0]
 
 
-def _fewer(pieces: Sequence[Piece]) -> list[Piece]:
+def _merged_pieces(pieces: Sequence[Piece]) -> list[Piece]:
     """Merge neighbouring pieces until at most `_MOST_PIECES` are left; the kind is that of the largest piece."""
     every = -(-len(pieces) // _MOST_PIECES)
     groups = [pieces[start : start + every] for start in range(0, len(pieces), every)]

@@ -78,7 +78,7 @@ def vocabulary_of(template: "Template") -> Vocabulary:
     return Vocabulary(template.tokenizer, template.feature_ids)
 
 
-def encoded(view: MemberView, tokens: MemberTokens, vocabulary: Vocabulary) -> MemberView:
+def with_tokens(view: MemberView, tokens: MemberTokens, vocabulary: Vocabulary) -> MemberView:
     """Add the tokens of a member to its view: spans, exact counts, and the tokens of each medium."""
     media = [*_as_seen(view.media, tokens.media)]
     visual = [number for kind, number in vocabulary.feature_ids.items() if KINDS[kind].is_visual]

@@ -14,16 +14,16 @@ from rich.text import Text
 
 from energon_pack.errors import printable
 from energon_pack.report.pages.html import Html, join, picture, table, tag
-from energon_pack.report.views.view import Medium, Span, Turn, times
+from energon_pack.report.views.view import Medium, Span, Turn, weight_text
 from energon_pack.run.console import has_colours
 from energon_pack.samples.media.kinds import KINDS
 
 MAX_CHARS = 60_000  # characters of a text on a page of its own
-_LEAST_SPANS, _CHARS_OF_SPAN = 24, 16  # spans of a member that are shown, and characters that allow one more
-_LEAST_SHOWN = 40  # characters of a span
+_MIN_SPANS, _CHARS_PER_SPAN = 24, 16  # spans of a member that are shown, and characters that allow one more
+_MIN_SPAN_CHARS = 40  # characters of a span
 _WORTH_A_CUT = 1.25  # times as long a text is shown whole in a terminal
 _COLOURS = {"text": "", "special": "dim", **{kind: medium.colour for kind, medium in KINDS.items()}}
-MARKED = (
+MARKS_EXPLAINED = (
     "Marked text is what is trained on; ×0.5 behind it is how much each of its tokens counts, where that is not 1. Grey"
     " tokens are the chat template's own."
 )
@@ -40,7 +40,7 @@ class Block(Protocol):
 
 
 @dataclass(frozen=True)
-class Line:
+class Sentence:
     """A sentence of its own line, between pictures and tables.
 
     Args:
@@ -73,11 +73,11 @@ class Tokens:
 
     def to_html(self) -> Html:
         spans = self.spans
-        most = max(_LEAST_SPANS, self.max_chars // _CHARS_OF_SPAN)
+        most = max(_MIN_SPANS, self.max_chars // _CHARS_PER_SPAN)
         end = min(len(spans), most // 4)
         head, tail = (list(spans), []) if len(spans) <= most else (spans[: most - end], spans[-end:])
         rest = sum(span.num_tokens for span in spans[len(head) : len(spans) - len(tail)])
-        rooms = iter(_rooms([*head, *tail], self.max_chars))
+        rooms = iter(_char_limits([*head, *tail], self.max_chars))
         gap = tag("span", f" … {rest:,} tokens … ", class_="faint") if rest else None
         return tag("div", *_marked(head, rooms), gap, *_marked(tail, rooms), class_="tokens")
 
@@ -90,8 +90,8 @@ class Tokens:
                 text.append(_plain(span.as_text).plain, "green" if weight else _COLOURS[span.kind])
             text.append(marks[1])
             if weight not in (0, 1):
-                text.append(times(weight), "bold magenta")
-        return _cut(text, most)
+                text.append(weight_text(weight), "bold magenta")
+        return _shortened(text, most)
 
 
 def _marked(spans: Sequence[Span], rooms: Iterator[int]) -> Iterator[Html]:
@@ -102,15 +102,15 @@ def _marked(spans: Sequence[Span], rooms: Iterator[int]) -> Iterator[Html]:
         yield _trained(inner, sum(span.num_tokens for span in group), weight) if weight else join(inner)
 
 
-def _rooms(spans: Sequence[Span], max_chars: int) -> list[int]:
+def _char_limits(spans: Sequence[Span], max_chars: int) -> list[int]:
     """Return how many characters of each span are shown: three quarters go to trained text, if it needs them."""
     trained, others = ([len(s.text) for s in spans if s.kind == "text" and s.is_trained is of] for of in (True, False))
-    of_others = shared_evenly(others, max(max_chars // 4, max_chars - sum(trained)))
-    of_trained = shared_evenly(trained, max(max_chars - sum(min(size, of_others) for size in others), 0))
-    return [max(_LEAST_SHOWN, of_trained if span.is_trained else of_others) for span in spans]
+    of_others = even_limit(others, max(max_chars // 4, max_chars - sum(trained)))
+    of_trained = even_limit(trained, max(max_chars - sum(min(size, of_others) for size in others), 0))
+    return [max(_MIN_SPAN_CHARS, of_trained if span.is_trained else of_others) for span in spans]
 
 
-def shared_evenly(sizes: Sequence[int], room: int) -> int:
+def even_limit(sizes: Sequence[int], room: int) -> int:
     """Return the largest limit so that sizes, each cut to it, fit into `room` together."""
     ascending = sorted(sizes)
     for place, size in enumerate(ascending):
@@ -125,13 +125,13 @@ def _trained(inner: Sequence[Html], num_tokens: int, weight: float) -> Html:
     told = f"trained on: {num_tokens:,} tokens"
     if weight == 1:
         return tag("mark", *inner, title=told)
-    chip = tag("span", times(weight), class_="weight")
+    chip = tag("span", weight_text(weight), class_="weight")
     return tag("mark", *inner, chip, title=f"{told}, each counts {weight:.6g}", class_="less" if weight < 1 else "more")
 
 
 def _token(span: Span, room: int) -> Html:
     if span.kind == "text":
-        return _folded(span.text, room)
+        return _without_middle(span.text, room)
     if span.kind == "special":
         return tag("span", span.text, class_="special")
     return tag("span", span.as_text[1:-1], class_=f"medium on-{span.kind}")
@@ -148,7 +148,7 @@ class Turns:
         if not self.turns:
             return None
         each = max(80, self.max_chars // len(self.turns))
-        rows = ((turn.role, tag("div", _folded(turn.text, each), class_="tokens")) for turn in self.turns)
+        rows = ((turn.role, tag("div", _without_middle(turn.text, each), class_="tokens")) for turn in self.turns)
         return table(("role", "text"), rows, num_words=2, class_="turns")
 
     def to_terminal(self, most: int | None) -> RenderableType:
@@ -156,7 +156,7 @@ class Turns:
             return ""
         lines = Table.grid(padding=(0, 2, 0, 0))
         for turn in self.turns:
-            lines.add_row(Text(turn.role, "cyan"), _cut(_plain(turn.text), most and most // len(self.turns)))
+            lines.add_row(Text(turn.role, "cyan"), _shortened(_plain(turn.text), most and most // len(self.turns)))
         return lines
 
 
@@ -174,7 +174,7 @@ class Pictures:
         for medium in self.media:
             lines.append(Text(f"{medium.as_seen}  {printable(medium.name)}", "dim"))
             if medium.problem:
-                lines.append(Line(f"{medium.name}: {medium.problem}", "bad").to_terminal(most))
+                lines.append(Sentence(f"{medium.name}: {medium.problem}", "bad").to_terminal(most))
         return Text("\n").join(lines)
 
 
@@ -188,7 +188,7 @@ def _figure(medium: Medium) -> Html:
     )
 
 
-def _folded(text: str, most: int) -> Html:
+def _without_middle(text: str, most: int) -> Html:
     """Show a text, or its head, a note of how much is left out, and its end."""
     if len(text) <= most:
         return join([text])
@@ -202,7 +202,7 @@ def _plain(text: str) -> Text:
     return Text("\n".join(map(printable, text.expandtabs(4).split("\n"))))
 
 
-def _cut(text: Text, most: int | None) -> Text:
+def _shortened(text: Text, most: int | None) -> Text:
     """Cut a text to about `most` characters (None: not at all), with a note of how many are left out, if not few."""
     if most is None or len(text) <= _WORTH_A_CUT * most:
         text.rstrip()

@@ -30,7 +30,7 @@ class Span:
         return self.text if self.kind in ("text", "special") else f"[{self.text}, {self.num_tokens:,} tokens]"
 
 
-def times(weight: float) -> str:
+def weight_text(weight: float) -> str:
     """Write a weight in the loss as it is shown: `×0.5`."""
     return f"×{weight:.6g}"
 
@@ -100,7 +100,7 @@ class MemberView:
 
 
 @dataclass(frozen=True)
-class Place:
+class PackPlace:
     """Where a pack is in its dataset: its number, and its shard."""
 
     number: int  # its number in the order of the plan
@@ -114,7 +114,7 @@ class PackView:
     """What is shown of a pack: its place, and its members."""
 
     key: str
-    place: Place
+    place: PackPlace
     media_type: str
     members: list[MemberView]
     holds_text: bool = True  # False: `output.messages=false`
@@ -124,8 +124,8 @@ class PackView:
         return sum((member.token_len or 0) - member.shared_len for member in self.members)
 
 
-_EDGE = 160  # pixels
-_QUALITY = 60
+_THUMBNAIL_PIXELS = 160  # pixels
+_WEBP_QUALITY = 60
 
 
 def thumbnail(data: bytes, kind: str) -> bytes:
@@ -139,11 +139,11 @@ def thumbnail(data: bytes, kind: str) -> bytes:
             image = decode_frames(data, [0])[0]
         else:
             file = opened(io.BytesIO(data))
-            file.draft("RGB", (2 * _EDGE, 2 * _EDGE))  # a large JPEG is not decoded in full
+            file.draft("RGB", (2 * _THUMBNAIL_PIXELS, 2 * _THUMBNAIL_PIXELS))  # a large JPEG is not decoded in full
             image = to_rgb(file)
-        image.thumbnail((_EDGE, _EDGE))
+        image.thumbnail((_THUMBNAIL_PIXELS, _THUMBNAIL_PIXELS))
         written = io.BytesIO()
-        image.save(written, "WEBP", quality=_QUALITY, method=0)  # 0: the quickest
+        image.save(written, "WEBP", quality=_WEBP_QUALITY, method=0)  # 0: the quickest
     except ImportError:
         raise ValueError("no picture: that needs PyAV (pip install 'energon-pack[video]')") from None
     except Exception as error:  # damaged bytes make Pillow's plugins and FFmpeg raise anything
