@@ -69,7 +69,9 @@ def _show_pack(options: argparse.Namespace) -> int:
         print_blocks(Sentence(note, "bad") for note in (*opened.notes, *([missing] if missing else [])))
         print_pack(view, options.full)
         following = min(number + 1, len(opened.packs) - 1)
-        print_commands(f"python -m energon_pack.inspect {shlex.quote(options.given[0])} {following}", _other_views(options))
+        print_commands(
+            f"python -m energon_pack.inspect {shlex.quote(options.given[0])} {following}", _other_views(options)
+        )
     return 0
 
 

@@ -188,7 +188,9 @@ def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], 
     print_heading("── next")
     _print_next(arguments, cured.best, cures)
     for state, those in ((f"with {' '.join(cures)}, too,", cured), (f"without {' '.join(cures)}", tried)):
-        if why := why_too_much_bad_data(those.choices, config.max_skipped) or _overlong_refusal(those.best, config.packing):
+        if why := why_too_much_bad_data(those.choices, config.max_skipped) or _overlong_refusal(
+            those.best, config.packing
+        ):
             raise SamplesLost(f"{why}: {state if cures else 'so'} nothing would be published")
 
 

@@ -239,8 +239,8 @@ def images(figures: Figures) -> Iterator[Remark]:
     if images.num_at_least > _MANY_AT_BOUND * images.samples:
         yield Remark(
             Grade.look,
-            f"{percent(images.num_at_least, images.samples)} of the image samples have the least tokens that an image may"
-            f" have, {images.least:,}",
+            f"{percent(images.num_at_least, images.samples)} of the image samples have the least tokens that an image"
+            f" may have, {images.least:,}",
             "the images are tiny, or were shrunk on the way",
             "model.min_pixels, media.image, the source's images",
             changes_lengths=True,

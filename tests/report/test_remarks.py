@@ -140,7 +140,8 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
         figures({"lens": {**LENS, "max": 900}}), ("note", "the longest sample has 900 tokens, a pack 8,192"),
     ),
     "duplicates": (
-        figures({"num_duplicates": 200}), ("look", "200 of 1,000 samples (20%) are the same as another one, byte for byte"),
+        figures({"num_duplicates": 200}),
+        ("look", "200 of 1,000 samples (20%) are the same as another one, byte for byte"),
     ),
     "waiting": (
         figures(report={"steps": {"in_order": {"steps": 4, "both": {"epoch": 1.2}}}}),
