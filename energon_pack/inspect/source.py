@@ -93,10 +93,7 @@ def look_at_sample(
     row: IndexRow | LengthsRow,
     template: Template | None,
 ) -> ShownSample:
-    """Read a sample as packing does, with its tokens; if it would be in no pack, its view has the reason in `refused`.
-
-    `template`: None: no tokens are made.
-    """
+    """Read a sample as packing does, with tokens if there is a template; `view.refused` says why it is in no pack."""
     sample_id, reads = shard.sample_id(row.key), config.source.reading
     raw = b""
     try:
@@ -155,7 +152,7 @@ def load_config_template(config: PackConfig) -> tuple[Template | None, str | Non
 
 
 @dataclass(frozen=True)
-class IndexedShard:
+class IndexedFile:
     """A shard of a source, the rows of its index, and a sentence for each damage."""
 
     shard: Shard
@@ -163,16 +160,16 @@ class IndexedShard:
     damage: list[str]
 
 
-def index_shard(source: Source, shard: Shard) -> IndexedShard:
+def index_shard(source: Source, shard: Shard) -> IndexedFile:
     """Index one file of a source; raises PackError where it can't be read."""
     table = shard.index()
     about = index_metadata(table)
     damage = [f"{shard.name} is damaged: {fault} at byte {offset}" for offset, fault in damage_of(about)]
     damage += filter(None, [dotted_keys_error(shard.path, about)])
-    return IndexedShard(shard, [*rows_of(table, IndexRow)], damage)
+    return IndexedFile(shard, [*rows_of(table, IndexRow)], damage)
 
 
-def _choose_sample(source: Source, named: str | None, seed: int | None) -> tuple[IndexedShard, int, int]:
+def _choose_sample(source: Source, named: str | None, seed: int | None) -> tuple[IndexedFile, int, int]:
     """Return a file, the number of the chosen sample in it, and its number in the source.
 
     Files are indexed only up to the one with the sample.
@@ -202,7 +199,7 @@ def _choose_sample(source: Source, named: str | None, seed: int | None) -> tuple
     raise PackError(f"{named or 0}: no such sample among the {before:,} that were looked at")
 
 
-def _row_of_sample(indexed: IndexedShard, named: str | None, number: int | None) -> int | None:
+def _row_of_sample(indexed: IndexedFile, named: str | None, number: int | None) -> int | None:
     """Return the row of a sample in a file, by its number there or by its id or key; None: it is in another."""
     if number is not None:
         return number if number < len(indexed.rows) else None
@@ -234,10 +231,7 @@ def _shortened(value: Any, most: int | None) -> Any:
 
 
 def sample_view(sample: ReadSample, sample_id: str, template: Template | None = None) -> MemberView:
-    """Return the values of a sample that a terminal shows; if it can't be tokenized, `refused` says why.
-
-    `template`: None: no tokens are made.
-    """
+    """Return what a terminal shows of a sample, with its tokens if there is a template and they can be made."""
     media = [
         Medium(part.kind, part.name, KINDS[medium.kind].size(medium), medium.num_frames, part.size)
         for part, medium in zip(sample.parts, sample.media, strict=True)

@@ -14,11 +14,7 @@ from energon_pack.verify.source_checks import packing_processor
 def vocabulary_for(
     opened: Dataset, processor: str | None, trust_remote_code: bool
 ) -> tuple[Vocabulary | None, str | None]:
-    """Load the tokenizer that turns token ids of a dataset into text; return None and the reason if it is not here.
-
-    Args:
-        processor: folder or hub id; None: the one that the dataset was packed with, or that it holds.
-    """
+    """Load the tokenizer of a dataset, or return None and why it is not here. `processor`: None: the dataset's own."""
     if not opened.manifest:
         return None, "no tokens: the manifest is missing"
     try:

@@ -12,10 +12,7 @@ _COPY_MARK = re.compile(r"@\d+$")
 
 
 def drawn_rows(num_rows: int, ratio: float, name: str, seed: int) -> Ints:
-    """Draw each row of a shard `ratio` times; of 1.3, all rows come once, and a random 30% of them once more.
-
-    Returns the row numbers, ascending. `name`: of the shard; shards with other names draw other rows.
-    """
+    """Draw each row of a shard `ratio` times (1.3: all once, 30% again); return the row numbers, ascending."""
     whole = int(ratio)
     count = np.full(num_rows, whole)
     chance = np.argsort(random_keys(num_rows, seed, crc32(name.encode())), kind="stable")

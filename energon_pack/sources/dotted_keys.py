@@ -53,10 +53,7 @@ def refusal_message(path: str, name: str, number: int) -> str:
 
 
 class DottedKeys:
-    """Finds the files of a tar that are samples of their own; is shown the tar's samples one after the other.
-
-    `read`: returns the bytes of a part.
-    """
+    """Finds the files of a tar that are samples of their own, from its samples. `read`: returns the bytes of a part."""
 
     def __init__(self, read: Callable[[Member], bytes]):
         self._read = read

@@ -144,10 +144,7 @@ class EntryForms(NamedTuple):
 
 
 def find_forms(entry: str) -> EntryForms:
-    """Return the forms of the files of an entry of `source.path`; a file with another extension counts as JSONL.
-
-    Raises PackError if nothing there can be read.
-    """
+    """Return the forms of the files of an entry of `source.path`; an unknown extension counts as JSONL."""
     _, folders, files = expand(entry)
     forms, stems = set(map(_form_of_file, files)), set[str]()
     for folder in folders:

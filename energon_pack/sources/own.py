@@ -64,10 +64,7 @@ def _merge(settings: Mapping[str, Any], value: Any) -> Any:
 
 
 def read_entry_settings(where: str, item: Mapping[str, Any], run: ReadSettings) -> EntrySettings:
-    """Read the settings of a mixture entry that override the run's; raises PackError if one is of a wrong type.
-
-    `where`: the entry in errors; `item`: the entry; `run`: the settings that it overrides.
-    """
+    """Read the settings of a mixture entry that override the run's. `where`: begins errors; `item`: the entry."""
     texts = {key: item[key] for key in _TEXT_KEYS if item.get(key) is not None}
     if wrong := next((key for key, value in texts.items() if not isinstance(value, str)), None):
         raise PackError(f"{where}: {wrong} is {texts[wrong]!r}, no text")

@@ -43,10 +43,7 @@ class LeftOutSamples(NamedTuple):
 
 
 class SplitSelection:
-    """Tells which samples of each tar are left out, by the nearest folder around it that Energon has prepared.
-
-    `split`: the part of split.yaml that is taken; None: all.
-    """
+    """Tells which samples of a tar the nearest prepared folder around it leaves out. `split`: None: all parts."""
 
     def __init__(self, split: str | None):
         self._split = split

@@ -124,10 +124,7 @@ class StoredFile(File):
 
 
 def read_ahead(ranges_of: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None:
-    """Request ranges of objects before they are read, several at a time; files of other storages need no request.
-
-    `ranges_of`: each file with its ranges, as (offset, size) in bytes.
-    """
+    """Request (offset, size) ranges of files on object stores before they are read; local files need no request."""
     if objects := [(file.blocks, ranges) for file, ranges in ranges_of if isinstance(file, StoredFile)]:
         from energon_pack.sources import blockwise
 

@@ -87,10 +87,7 @@ def damage_of(about: Mapping[str, str]) -> list[tuple[int, str]]:
 
 
 def dotted_keys_error(path: str, about: Mapping[str, str]) -> str | None:
-    """Return the error for a tar with separate samples that Energon reads as parts of one; None: it has none.
-
-    `about`: the metadata of its index.
-    """
+    """Return the error for a tar with separate samples that Energon reads as parts of one; None: it has none."""
     return refusal_message(path, *json.loads(about["dotted"])) if "dotted" in about else None
 
 

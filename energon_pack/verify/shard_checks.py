@@ -169,10 +169,8 @@ def _verify_pack(
     if members and job.source is not None:
         template = None if job.template_folder is None else load_saved(job.template_folder)
         again = None if template is None or len(tokens) != len(members) else (tokens, template)
-        for check, member, differences in compare_members(
-            parts, pack, members, job.source, sources, job.reading, again
-        ):
-            findings.add(check, f"{where}: {member}", differences)
+        for check, member, texts in compare_members(parts, pack, members, job.source, sources, job.reading, again):
+            findings.add(check, f"{where}: {member}", texts)
 
 
 def _read_tokens(file: Bytes, pack: Pack, findings: Findings, where: str) -> list[MemberTokens]:

@@ -99,10 +99,7 @@ def _path_now(folder: DatasetFolder, report: Mapping[str, Any], path: str) -> st
 def saved_template(
     folder: DatasetFolder, report: Mapping[str, Any], processor: str | None, trust_remote_code: bool, findings: Findings
 ) -> Iterator[str | None]:
-    """Save the template that tokenizes a dataset in a temporary folder, and yield the folder.
-
-    None: its processor is not here; a note or a defect then says why.
-    """
+    """Save the template that tokenizes a dataset, and yield its folder; None: it is not here, as a note says."""
     with TemporaryDirectory(prefix="energon_pack-") as folder_here:
         try:
             load_template(folder.path, processor or packing_processor(folder, report), trust_remote_code).save(

@@ -72,10 +72,7 @@ class LineFileFinder(FileFinder):
 
 
 def files_of_samples(stems: Collection[str], files: Sequence[str]) -> list[str]:
-    """Return the files without ledgers, and without tables named like a tar, which img2dataset writes beside it.
-
-    `stems`: paths of tars without extensions.
-    """
+    """Return the files without ledgers, and without tables named like a tar. `stems`: paths of tars, no extensions."""
     return [file for file in files if not file.endswith(_LEDGER_NAME) and stem(file) not in stems]
 
 

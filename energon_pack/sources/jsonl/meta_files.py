@@ -30,10 +30,7 @@ _Entries = dict[str, dict[str, Any]]
 
 
 class EntryChoice:
-    """Chooses entries of meta files by the names in `source.datasets`, and remembers which entries exist.
-
-    `names`: None: every entry whose file is here.
-    """
+    """Chooses entries of meta files by the names in `source.datasets`; None: all whose files are here."""
 
     def __init__(self, names: Sequence[str] | None):
         self._chosen_names, self._existing_names = names, set[str]()
