@@ -180,7 +180,7 @@ def source_line(source: Source, num_samples: int | None = None) -> str:
     `num_samples`: the samples in the whole source; None: not known.
     """
     shards = sorted(source.shards, key=lambda shard: [*Format].index(shard.format))
-    parts = [f"{kind}, {amount(num, 'file')}" for kind, num in Counter(shard.format_name for shard in shards).items()]
+    parts = [f"{kind}, {amount(num, 'file')}" for kind, num in Counter(shard.called for shard in shards).items()]
     roots = Counter(s.media_root for s in shards if s.media_root and s.media_root != folder_of(s.path))
     parts += [f"media in {root}" for root, _ in roots.most_common(3)]
     return "; ".join([*parts, *([amount(num_samples, "sample")] if num_samples is not None else [])])

@@ -49,7 +49,7 @@ class PackShard(TarShard):
         return *super().identity, self.form
 
     @property
-    def format_name(self) -> str:
+    def called(self) -> str:
         return f"packs, each member a sample: {self.form}"
 
     def index(self) -> pa.Table:

@@ -76,7 +76,7 @@ class _File:
         return self.real_path, self.size, self.version, None
 
     @property
-    def format_name(self) -> str:
+    def called(self) -> str:
         """Return the name of the file's format, for the line that describes a source."""
         raise NotImplementedError
 
@@ -166,7 +166,7 @@ class TarShard(_File):
         return *super().identity[:-1], field_map, *([sorted(self.excluded)] if self.excluded else [])
 
     @property
-    def format_name(self) -> str:
+    def called(self) -> str:
         names = [name for name, _ in self.field_map.fields] if self.field_map else []
         read = f", {' and '.join(names)} by Energon's field_map" if names else ""
         return f"WebDataset tars{read}"
@@ -227,7 +227,7 @@ class JsonlShard(_File):
     lines: LineSettings
 
     @property
-    def format_name(self) -> str:
+    def called(self) -> str:
         return "JSONL"
 
     @property

@@ -26,7 +26,7 @@ class TableShard(JsonlShard):
     has_splits = True
 
     @property
-    def format_name(self) -> str:
+    def called(self) -> str:
         return "Parquet"
 
     def index(self) -> pa.Table:
