@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.sources.forms import find_source
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import SourceConfig
-from energon_pack.templates.full import prepare_torchvision
+from energon_pack.sources.source_path import find_source
+from energon_pack.templates.full_processor import prepare_torchvision
 
 prepare_torchvision()  # before the imports that ask for it
 from nemo_automodel.components.datasets.vlm.datasets import PreTokenizedDatasetWrapper  # noqa: E402

@@ -37,7 +37,7 @@ from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.shard_plan import plan_shards
 from energon_pack.report.figures import planned_figures, source_figures
 from energon_pack.report.which_length import try_job_of
-from energon_pack.run.scratch import Scratch
+from energon_pack.run.scratch_arrays import Scratch
 from energon_pack.sources.shard import TarShard
 from energon_pack.steps.cost import cost_model
 

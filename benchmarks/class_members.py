@@ -14,7 +14,7 @@ from torch import Tensor
 from energon_pack.training.batch import tensors_in
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.member_encoder import Encoded
-from energon_pack.training.wrapped import configs_in
+from energon_pack.training.model_wrappers import configs_in
 
 FIRST_WORD = 128
 _FENCES = (

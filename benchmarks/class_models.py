@@ -13,9 +13,9 @@ import torch
 from class_rows import CONFIGS
 from transformers.configuration_utils import ALLOWED_ATTN_LAYER_TYPES
 
-from energon_pack.templates.full import prepare_torchvision
+from energon_pack.templates.full_processor import prepare_torchvision
+from energon_pack.training.model_wrappers import configs_in
 from energon_pack.training.shrink import shrink
-from energon_pack.training.wrapped import configs_in
 
 prepare_torchvision()
 _TESTS = Path(__file__).parents[1] / "tests"

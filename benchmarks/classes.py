@@ -35,10 +35,10 @@ from torch.nn.attention import flex_attention as flex
 
 from energon_pack.training.finding import Proof
 from energon_pack.training.member_encoder import Encoded
+from energon_pack.training.model_wrappers import configs_in
 from energon_pack.training.probe_batches import plain_logits
 from energon_pack.training.proof import prove
 from energon_pack.training.small_model import small_model
-from energon_pack.training.wrapped import configs_in
 from support.emulated_flash import emulated_flash
 
 FLASH = "flash_attention_2"

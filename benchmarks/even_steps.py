@@ -33,7 +33,7 @@ from timing import cpu_seconds
 from energon_pack.plan.packs import PackPlan, costs_of_packs
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded_random import Ints
 from energon_pack.steps.cost import cost_model
 from energon_pack.steps.evenness import evenness_figures
 from energon_pack.steps.topology import Topology, reading_order

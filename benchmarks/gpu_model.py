@@ -13,7 +13,7 @@ from energon_pack.config import ModelConfig, OutputConfig, Overlong, PackConfig,
 from energon_pack.loading.task_encoder import EncodedPack, PackedTaskEncoder, inputs_of
 from energon_pack.pack import pack
 from energon_pack.sources.demo import make_demo
-from energon_pack.templates.full import prepare_torchvision
+from energon_pack.templates.full_processor import prepare_torchvision
 from energon_pack.training.batch import PackedBatch
 
 #: text and image sets, beside the checkout where they are there

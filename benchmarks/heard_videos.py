@@ -21,15 +21,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import media_inputs, prepared_media
 from energon_pack.samples.media.probe import probe
+from energon_pack.samples.media.requested import as_asked
 from energon_pack.samples.media.streams import decode_audio, resampled_length
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.choose import choose_template
-from energon_pack.templates.full import full_processor
+from energon_pack.templates.choose_rules import choose_template
+from energon_pack.templates.full_processor import full_processor
 from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings

@@ -17,7 +17,7 @@ from step_sets import SETS
 from torch.utils.data import DistributedSampler
 
 from energon_pack import PackSampler
-from energon_pack.plan.made import plan_of_epoch
+from energon_pack.plan.existing_packs import plan_of_epoch
 from energon_pack.plan.packs import PackPlan, costs_of_packs
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import GroupBy, PackingConfig

@@ -33,10 +33,10 @@ from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.forms import find_source
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import Shard
-from energon_pack.templates.full import prepare_torchvision
+from energon_pack.sources.source_path import find_source
+from energon_pack.templates.full_processor import prepare_torchvision
 from energon_pack.templates.processor import load_saved, prepare_template
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.settings import ModelConfig, TemplateSettings

@@ -22,7 +22,7 @@ from timing import cpu_seconds
 from energon_pack.plan.items import Items
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded_random import Ints
 from energon_pack.steps.topology import Topology, reading_order
 
 NUM, CAPACITY, NUM_TILES, RANKS = 70_706, 4096, 14, (8, 64)

@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 from step_sets import documents, mixture
 
-from energon_pack.online.begin import prepare_stream
 from energon_pack.online.samples import Samples
+from energon_pack.online.stream_setup import prepare_stream
 from energon_pack.plan.caps import COLUMNS
 from energon_pack.plan.items import Items
 from energon_pack.plan.plan import plan_packs

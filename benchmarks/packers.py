@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded_random import Ints
 
 
 def emptiest_bin(lens: Ints, capacity: int) -> int:

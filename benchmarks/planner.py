@@ -20,7 +20,7 @@ from timing import at_least, at_most, cpu_seconds, cpu_seconds_in_turn
 
 from energon_pack.plan.bins import Bins, lower_bound, lower_bound_l2, pack_bins
 from energon_pack.plan.settings import Algorithm
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded_random import Ints
 
 Rows = list[tuple[str, ...]]
 K = 1024

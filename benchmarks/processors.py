@@ -27,7 +27,7 @@ from processor_classes import Found, processor_classes, quiet, said, save_dummy
 
 from energon_pack.errors import PackError
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.choose import choose_template
+from energon_pack.templates.choose_rules import choose_template
 from energon_pack.templates.identity import UNEVEN_VIDEOS
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template

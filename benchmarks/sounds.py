@@ -35,8 +35,8 @@ from energon_pack.samples.media.prepared import media_inputs
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.streams import decode_audio, resampled_length
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.choose import choose_template
-from energon_pack.templates.full import full_processor
+from energon_pack.templates.choose_rules import choose_template
+from energon_pack.templates.full_processor import full_processor
 from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import ModelConfig, TemplateSettings

@@ -20,7 +20,7 @@ from rich.table import Table
 from timing import at_most, cpu_seconds_in_turn
 from torch import Tensor
 
-from energon_pack.templates.full import prepare_torchvision
+from energon_pack.templates.full_processor import prepare_torchvision
 from energon_pack.training.batch import PackedBatch, weighted_loss
 from energon_pack.training.layout import IGNORE, Member, RowForm, neat
 from energon_pack.training.tree_attention import use_tree_attention

@@ -15,7 +15,7 @@ from energon_pack.plan.items import AnyInts, Items
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import GroupBy, PackingConfig, Share
 from energon_pack.plan.trees import Beginnings, Trees, trees_of, with_own_counts
-from energon_pack.run.seeded import mix_array
+from energon_pack.run.seeded_random import mix_array
 
 PACKING = PackingConfig(max_token_len=8192, share=Share.prefix, group_by=GroupBy.none)
 

@@ -43,11 +43,11 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.sample import MediaPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.demo import make_demo
-from energon_pack.sources.forms import find_source
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import SourceConfig
+from energon_pack.sources.source_path import find_source
 from energon_pack.templates.models import read_model
 from energon_pack.templates.processor import load_saved, prepare_template
 from energon_pack.templates.sample import Sample

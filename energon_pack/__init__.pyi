@@ -6,7 +6,7 @@ from energon_pack.config.compose import compose_config as compose_config
 from energon_pack.config.schema import PackConfig as PackConfig
 from energon_pack.dataset.encoder import pack_encoder as pack_encoder
 from energon_pack.dataset.manifest import read_manifest as read_manifest
-from energon_pack.dataset.packed_with import load_template as load_template
+from energon_pack.dataset.packing_template import load_template as load_template
 from energon_pack.errors import PackError as PackError
 from energon_pack.errors import SamplesLost as SamplesLost
 from energon_pack.flavors import MultiMixQASample as MultiMixQASample
@@ -35,8 +35,8 @@ from energon_pack.sources.shard import JsonlShard as JsonlShard
 from energon_pack.steps.journal import Consumed as Consumed
 from energon_pack.steps.journal import Journal as Journal
 from energon_pack.steps.topology import ranks_here as ranks_here
-from energon_pack.templates.full import prepare_torchvision as prepare_torchvision
-from energon_pack.templates.inputs import sample_of as sample_of
+from energon_pack.templates.full_processor import prepare_torchvision as prepare_torchvision
+from energon_pack.templates.model_inputs import sample_of as sample_of
 from energon_pack.templates.sample import Sample as Sample
 from energon_pack.templates.template import Template as Template
 from energon_pack.trainers.check import check_trainer as check_trainer

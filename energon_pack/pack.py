@@ -22,14 +22,14 @@ from energon_pack.dataset.lost_samples import refuse_future_loss
 from energon_pack.dataset.plan_file import ledger_entries, write_ledger
 from energon_pack.lengths.audit import finish, start
 from energon_pack.lengths.measure import check_unchanged, forgetting_wrong
-from energon_pack.report.printed import print_plan, print_stages
 from energon_pack.report.run_report import RunReport
+from energon_pack.report.terminal_summary import print_plan, print_stages
 from energon_pack.run.console import say
 from energon_pack.run.context import executor_of
 from energon_pack.run.files import naming_full_disk
-from energon_pack.run.part import Part
 from energon_pack.run.progress import Progress
-from energon_pack.sources.forms import source_format, source_line
+from energon_pack.run.work_parts import Part
+from energon_pack.sources.source_path import source_format, source_line
 from energon_pack.stages import measuring, pages, planning, publishing, writing
 from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.stages.planning import Planned

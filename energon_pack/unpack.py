@@ -18,11 +18,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.files import PLAN, PlanFile, PlanRow, PlanRows, has_messages
 from energon_pack.dataset.folder import DatasetFolder, packed_folder
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.manifest import MANIFEST
+from energon_pack.dataset.pack_json import Pack
 from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.errors import PackError, amount
@@ -34,7 +34,7 @@ from energon_pack.run.progress import Progress
 from energon_pack.samples.flavors import packed_flavor, reading_problem
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.parts import Reference
-from energon_pack.samples.single import single_sample
+from energon_pack.samples.single_samples import single_sample
 from energon_pack.sources.find import make_shard
 from energon_pack.sources.jsonl.line_index import LINE_PART
 from energon_pack.sources.reader import Reader

@@ -40,34 +40,36 @@ BELOW = """
 errors version run steps
 samples.media samples.bytes samples.skip samples.sample samples.tokens samples.tokens_part samples.pack_tokens
 samples.parts samples.member samples.pack_reader samples.input_rules
-sources.storage sources.stored sources.blockwise sources.tar sources.other_formats sources.prepared_folder
-templates.folder templates.full
+sources.storage sources.store_listing sources.blockwise sources.tar sources.other_formats sources.prepared_folder
+templates.folder templates.full_processor
 """
 #: Reading: from packs to batches. Energon fills sample classes of all flavours, with messages.
 READING = """
-trainers.on_disk webdataset dataset.encoder training trainers.doors
-dataset.folder dataset.kept_inputs dataset.manifest dataset.pack_files dataset.pack_parts
-dataset.readable dataset.source_media
+trainers.on_disk webdataset dataset.encoder training trainers.pack_datasets
+dataset.folder dataset.input_rules_file dataset.manifest dataset.pack_files dataset.pack_parts
+dataset.damaged_shards dataset.source_media
 """
 ENERGON = "loading.task_encoder loading loading.in_order flavors samples"
 #: Where reading asks more of the package, because a run asks for it: the file, what it imports there, and when.
 ASKED_FOR = {
     ("dataset.manifest", "samples.flavors"): "the flavour is another package's",
     ("dataset.pack_files", "samples.flavors"): "the flavour is another package's, or another tool packed",
-    ("dataset.encoder", "dataset.packed_with"): "another tool packed; or a sample is in no pack",
-    ("dataset.source_media", "sources.referenced"): "media lie in the source",
-    ("loading.task_encoder", "dataset.packed_with"): "Energon packs while it reads",
+    ("dataset.encoder", "dataset.packing_template"): "another tool packed; or a sample is in no pack",
+    ("dataset.source_media", "sources.referenced_media"): "media lie in the source",
+    ("loading.task_encoder", "dataset.packing_template"): "Energon packs while it reads",
     ("loading.task_encoder", "plan.sample_measures"): "Energon packs while it reads",
     ("trainers.on_disk", "plan.settings"): "a sampler makes steps even",
-    ("trainers.doors", "trainers.samplers"): "a trainer takes the packs as rows",
-    ("trainers.doors", "trainers.collator"): "a trainer takes the packs as rows",
-    ("trainers.doors", "trainers.loss"): "a trainer takes the packs as rows",
-    ("trainers.doors", "trainers.numbered_rows"): "a trainer takes the packs as rows",
+    ("trainers.pack_datasets", "trainers.samplers"): "a trainer takes the packs as rows",
+    ("trainers.pack_datasets", "trainers.collator"): "a trainer takes the packs as rows",
+    ("trainers.pack_datasets", "trainers.loss"): "a trainer takes the packs as rows",
+    ("trainers.pack_datasets", "trainers.numbered_rows"): "a trainer takes the packs as rows",
 }
 #: Guard: proves a model. Of reading it imports what a batch is.
 GUARD = "errors version run training"
 #: Modules of training that turn packs into batches: guard has none of them.
-ENCODERS = {f"training.{name}" for name in ("calls", "member_encoder", "pack_encoder", "pixels", "rope")}
+ENCODERS = {
+    f"training.{name}" for name in ("media_inputs", "member_encoder", "pack_encoder", "processor_calls", "rope")
+}
 #: The most modules and lines of this package that a door imports, by what `benchmarks/imports.py` measures.
 MOST = {"a batch of images": (82, 8_200), "guard": (19, 3_200)}
 

@@ -14,19 +14,19 @@ from PIL import Image
 
 from energon_pack.config import Format, PackConfig
 from energon_pack.errors import SamplesLost
-from energon_pack.online.given import UserSamples
+from energon_pack.online.user_dataset import UserSamples
 from energon_pack.pack import pack
 from energon_pack.samples.keys import hint
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import Columns, ReadSettings, UnreadMedia
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.unread import media_file_names, refuse_unread_media
-from energon_pack.sources.forms import find_source
+from energon_pack.samples.unread_media import media_file_names, refuse_unread_media
 from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import SourceConfig
+from energon_pack.sources.source_path import find_source
 from support.packed import json_lines, packed, samples
 from support.samples import chat, picture, write_tar
 

@@ -19,9 +19,9 @@ from energon_pack.errors import PackError
 from energon_pack.online.lazy import LazyPackedDataset
 from energon_pack.pack import pack
 from energon_pack.plan.mix import num_draws, shares_of
-from energon_pack.sources.forms import find_source
 from energon_pack.sources.mixture import Entry
 from energon_pack.sources.settings import SourceConfig
+from energon_pack.sources.source_path import find_source
 from support.packed import Make, json_lines, samples
 from support.running import command_here, run_here
 from support.samples import chat, noise, write_tar

@@ -20,7 +20,7 @@ from energon_pack.loading import train_arguments
 from energon_pack.loading.task_encoder import PackedTaskEncoder
 from energon_pack.order import main
 from energon_pack.pack import pack
-from energon_pack.plan.made import num_draws_by_pass
+from energon_pack.plan.existing_packs import num_draws_by_pass
 from energon_pack.templates.settings import LabelsConfig, TrainOn
 from support.loaders import Training
 from support.packed import demo_config

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from energon_pack.errors import PackError
-from energon_pack.run.by_name import load_entry_point
 from energon_pack.run.executors.settings import ExecutorConfig
+from energon_pack.run.load_by_name import load_entry_point
 from energon_pack.samples.flavors import packed_flavor
 from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
 from energon_pack.sources.settings import SourceConfig

@@ -17,16 +17,16 @@ from megatron.energon.errors import FatalSampleError
 from energon_pack import metadataset
 from energon_pack.config import Rope
 from energon_pack.dataset.manifest import processor_folder, read_manifest
-from energon_pack.dataset.packed_with import load_template
+from energon_pack.dataset.packing_template import load_template
 from energon_pack.errors import PackError
 from energon_pack.flavors import MultiMixQASample, PackedCaptioningSample
 from energon_pack.loading.task_encoder import PackedTaskEncoder
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.training import member_encoder, pack_encoder
 from energon_pack.training.batch import PackedBatch, touch_vision
-from energon_pack.training.calls import ProcessorCalls
 from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE
+from energon_pack.training.processor_calls import ProcessorCalls
 from support.alone import demo_model
 from support.packed import demo_config, prepare, train
 from support.packed import packed as pack_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from energon_pack.plan.pack_lengths import Choice, Choices
-from energon_pack.report.printed import print_choices
+from energon_pack.report.terminal_summary import print_choices
 from support.running import command_here
 from support.samples import chat, picture, video, write_tar
 

@@ -16,11 +16,11 @@ import pytest
 
 from energon_pack.config import Flavor, Format, Overlong, PackConfig
 from energon_pack.errors import PackError
-from energon_pack.samples.listed import media_parts
+from energon_pack.samples.media_parts import media_parts
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.samples.single import single_record
+from energon_pack.samples.single_samples import single_record
 from energon_pack.unpack import unpack
 from energon_pack.verify import Options, verify
 from support.marks import first_of

@@ -16,7 +16,7 @@ from energon_pack.errors import PackError, SamplesLost
 from energon_pack.online.lazy import LazyPackedDataset
 from energon_pack.online.streaming import StreamingPackedDataset
 from energon_pack.pack import pack
-from energon_pack.plan.made import plan_of_epoch
+from energon_pack.plan.existing_packs import plan_of_epoch
 from energon_pack.plan.packs import LEFT_OUT
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.sample_measures import SampleMeasurer, SampleMeasures

@@ -13,7 +13,7 @@ from energon_pack.config import Flavor, ModelConfig, PackConfig, Stage, plain
 from energon_pack.errors import PackError, refuse_password
 from energon_pack.plan.settings import Overlong, Share
 from energon_pack.plan.splits import split_shares
-from energon_pack.run.part import Part
+from energon_pack.run.work_parts import Part
 from energon_pack.templates.models import read_model
 from energon_pack.templates.settings import Expand, Mask, MediaConfig, Think, TrainOn
 

@@ -5,13 +5,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from energon_pack.dataset.kept_inputs import read_input_rules, refuse_other_ids
+from energon_pack.dataset.input_rules_file import read_input_rules, refuse_other_ids
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.folder import local_folder
-from energon_pack.templates.full import quiet_transformers
+from energon_pack.templates.full_processor import quiet_transformers
 from energon_pack.training.pack_encoder import PackEncoder
 
 
@@ -57,6 +57,6 @@ def _tokenize_like_packs(
     dataset: str, processor: str | None, trust_remote_code: bool, member: MemberInput
 ) -> MemberTokens:
     """Tokenize a sample that is in no pack, in the same way as the packs of a dataset."""
-    from energon_pack.dataset.packed_with import tokenize_like_packs
+    from energon_pack.dataset.packing_template import tokenize_like_packs
 
     return tokenize_like_packs(dataset, processor, trust_remote_code, member)

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from energon_pack.dataset.contents import Pack, file_with_media, parse_pack
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_files import packs_in
+from energon_pack.dataset.pack_json import Pack, file_with_media, parse_pack
 from energon_pack.dataset.pack_parts import PackParts
 from energon_pack.errors import PackError
 from energon_pack.samples.bytes import Bytes

@@ -31,7 +31,7 @@ from energon_pack.plan.items import Items
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.run.plain_data import yaml_value
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.flavors import flavor_by_name
 
 

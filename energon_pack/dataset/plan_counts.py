@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.manifest import PackSums
 from energon_pack.dataset.plan_schema import OPTIONAL_COLUMNS
+from energon_pack.plan.existing_packs import packs_of_sizes
 from energon_pack.plan.items import Items
-from energon_pack.plan.made import packs_of_sizes
 from energon_pack.plan.packs import PackPlan, costs_of_packs
 from energon_pack.plan.trees import with_own_counts
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, MEDIA_TYPES
 from energon_pack.steps.cost import CostModel
 

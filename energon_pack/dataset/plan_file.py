@@ -22,8 +22,8 @@ from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.plan.shard_plan import ShardPlan
-from energon_pack.run.scratch import blocks
-from energon_pack.run.seeded import Ints
+from energon_pack.run.scratch_arrays import blocks
+from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.cut import with_cut_type
 from energon_pack.samples.skip import NOTHING_TRAINED_DETAIL, Reason
 

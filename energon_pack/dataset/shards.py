@@ -37,7 +37,7 @@ from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import CHECKSUM_FIELD, PACK_FORMAT, TOKENS_PART
-from energon_pack.sources.referenced import END_BYTES
+from energon_pack.sources.referenced_media import END_BYTES
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.shard import Shard
 

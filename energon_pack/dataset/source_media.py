@@ -17,7 +17,7 @@ from energon_pack.samples.parts import Parts, Reference
 from energon_pack.sources.storage import open_file, path_in
 
 if TYPE_CHECKING:
-    from energon_pack.sources.referenced import SourceMedia
+    from energon_pack.sources.referenced_media import SourceMedia
 
 SOURCE_ROOT_VARIABLE = "ENERGON_PACK_SOURCE"
 
@@ -56,7 +56,7 @@ class DatasetMedia:
 
     @cached_property
     def _source(self) -> "SourceMedia":
-        from energon_pack.sources.referenced import SourceMedia  # most packs hold their media
+        from energon_pack.sources.referenced_media import SourceMedia  # most packs hold their media
 
         return SourceMedia(self._root or source_root(self._dataset))
 

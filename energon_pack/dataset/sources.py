@@ -17,7 +17,7 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.sources.reader import Reader, SourceChanged, whole_range
-from energon_pack.sources.referenced import END_BYTES, Ends, end_ranges, ends_of
+from energon_pack.sources.referenced_media import END_BYTES, Ends, end_ranges, ends_of
 from energon_pack.sources.sample import read_text_only, with_headers
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import File

@@ -40,7 +40,7 @@ def pack_page(
 def _batch(opened: Dataset, located: LocatedPack, layout: str, processor: str | None, how: Mapping[str, Any]) -> Html:
     """List each key of the batch of one pack with its shape, type and first values; or say why there is no batch."""
     from energon_pack.dataset.encoder import pack_encoder  # imports torch, which only a page needs
-    from energon_pack.templates.full import quiet_transformers
+    from energon_pack.templates.full_processor import quiet_transformers
 
     name, file = located.pack.files.key, located.file
     parts = {part.name: file.read(part.offset, part.size) for part in located.pack.files.parts if part.size >= 0}

@@ -19,7 +19,7 @@ from energon_pack.lengths.method import Method
 from energon_pack.lengths.worker import LengthsRow, measured, note
 from energon_pack.plan import caps
 from energon_pack.plan.expand import cuts_of
-from energon_pack.plan.noted import NOTES
+from energon_pack.plan.note_counts import NOTES
 from energon_pack.report.data_rules import NOTE_REMARKS
 from energon_pack.report.views.screens import print_commands, print_sample
 from energon_pack.report.views.spans import vocabulary_of, with_tokens
@@ -32,11 +32,11 @@ from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.skip import NOTHING_TRAINED_DETAIL, Reason, Skip
 from energon_pack.sources.find import Source
-from energon_pack.sources.forms import find_source, source_line
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_again, read_sample
 from energon_pack.sources.shard import Shard
+from energon_pack.sources.source_path import find_source, source_line
 from energon_pack.sources.wds import damage_of, dotted_keys_error, index_metadata
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample

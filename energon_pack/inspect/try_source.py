@@ -30,10 +30,10 @@ from energon_pack.plan.pack_lengths import Choice, Choices, try_lengths
 from energon_pack.plan.packs import empty_plan
 from energon_pack.plan.report import Report, num_lost_to_bad_data
 from energon_pack.plan.settings import CUTTING_POLICIES, Overlong, PackingConfig
+from energon_pack.report.contact_sheet import rows_at
 from energon_pack.report.images import MediaFirst, media_first
-from energon_pack.report.printed import part_lines, print_choices
 from energon_pack.report.remark import share_of_samples
-from energon_pack.report.sheet import rows_at
+from energon_pack.report.terminal_summary import part_lines, print_choices
 from energon_pack.report.views.screens import member_blocks, print_blocks, print_heading
 from energon_pack.report.views.text import Sentence
 from energon_pack.report.which_length import MOST_DROPPED, advice, lengths_to_choose, recommended
@@ -43,10 +43,10 @@ from energon_pack.run.context import executor_of
 from energon_pack.run.progress import Progress
 from energon_pack.run.user_cache import user_folder
 from energon_pack.samples.media.kinds import MEDIA_TYPES, VIDEO
-from energon_pack.sources.forms import source_line
 from energon_pack.sources.mixture import default_name
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard
+from energon_pack.sources.source_path import source_line
 from energon_pack.sources.storage import path_in
 from energon_pack.stages import measuring
 from energon_pack.stages.measuring import Measured

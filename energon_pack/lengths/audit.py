@@ -35,7 +35,7 @@ from energon_pack.sources.reader import Reader, whole_range
 from energon_pack.sources.rows import MeasuredRow, rows_of
 from energon_pack.sources.sample import read_again
 from energon_pack.sources.shard import Shard
-from energon_pack.templates.full import full_processor, prepare_torchvision
+from energon_pack.templates.full_processor import full_processor, prepare_torchvision
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample

@@ -10,7 +10,7 @@ from energon_pack.errors import PackError
 from energon_pack.lengths.table_cache import Chunk, Piece, in_chunks
 from energon_pack.run.context import Run
 from energon_pack.run.executors import Executor
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.reader import state_of
 from energon_pack.sources.shard import Shard

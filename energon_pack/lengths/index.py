@@ -12,10 +12,10 @@ import pyarrow as pa
 from energon_pack.errors import PackError
 from energon_pack.lengths.table_cache import Piece, Record, TableCache, key_of, write_tables
 from energon_pack.run.context import Run
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded_random import Ints
 from energon_pack.run.stores.requests import losing_no_fault
 from energon_pack.sources import reader, wds
-from energon_pack.sources.copies import copy_numbers
+from energon_pack.sources.sample_ratio import copy_numbers
 from energon_pack.sources.shard import Shard, TarShard
 from energon_pack.sources.storage import with_bytes_read
 from energon_pack.sources.tar import NOT_A_TAR

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from energon_pack.run.files import write_whole
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.tokens import MemberTokens, SeenMedium, Step
-from energon_pack.sources.inside import OpenFiles
+from energon_pack.sources.media_containers import OpenFiles
 
 _MAGIC = b"EPKT"
 _HEAD, _SIZES = struct.Struct("<III"), struct.Struct("<II")

@@ -27,12 +27,12 @@ from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Chunk, Piece, Record, TableCache, in_chunks, key_of
 from energon_pack.lengths.worker import BEGINNINGS_VERSION, LENGTHS_VERSION, MeasureJob, measure
 from energon_pack.run.context import Run
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded_random import Ints
 from energon_pack.run.user_cache import version_of
 from energon_pack.samples.flavors.fit import FIT_RULES
 from energon_pack.samples.media.kinds import VIDEO_NAMES
 from energon_pack.sources import reader
-from energon_pack.sources.copies import drawn_keys
+from energon_pack.sources.sample_ratio import drawn_keys
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import with_bytes_read
 from energon_pack.templates.families import ASKED

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from energon_pack.run.recent import LruCache
+from energon_pack.run.lru_cache import LruCache
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.sample import MediaPart
 from energon_pack.sources.reader import Reader

@@ -5,7 +5,7 @@ from functools import partial
 
 from energon_pack.run.context import Run
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.templates.choose import TemplateChoice
+from energon_pack.templates.choose_rules import TemplateChoice
 from energon_pack.templates.identity import Identity
 from energon_pack.templates.processor import choice_of, identity_of, lines_of, prepare_template, saved_template
 from energon_pack.templates.settings import TemplateSettings

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from energon_pack.errors import PackError
 from energon_pack.run.files import digest_of, write_whole
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded_random import Ints
 
 _FILE_ROWS = 50_000  # a file is read whole, whichever of its rows are wanted
 _FILE_RECORDS = 10_000

@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from energon_pack.lengths.counts import counts_of
 from energon_pack.lengths.kept_tokens import Keeping
+from energon_pack.lengths.media_counts import counts_of
 from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.schema import LENGTHS_SCHEMA, SHARED_SCHEMA

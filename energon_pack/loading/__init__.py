@@ -21,8 +21,8 @@ from energon_pack.samples.conversation import place
 from energon_pack.samples.documents import document_of
 from energon_pack.samples.flavors import FLAVORS, UNPACKED_FLAVOR, flavor_by_name, load_pack
 from energon_pack.samples.flavors.base import Flavor, PackedFlavor
-from energon_pack.samples.listed import listed_parts, media_parts
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media_parts import listed_parts, media_parts
 from energon_pack.samples.member import media_fields
 from energon_pack.samples.options import option_fields, options_of
 from energon_pack.samples.parts import Parts, ReadMedia, kind_of, media_by_kind, patch_positions_of

@@ -27,12 +27,12 @@ from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
 from megatron.energon.wrappers import MapDataset, PackingDataset
 from megatron.energon.wrappers.base import BaseWrapperDataset
 
+from energon_pack.dataset.damaged_shards import refuse_damaged_shards, unreadable_shard
 from energon_pack.dataset.manifest import MANIFEST, ORDER_FILE
-from energon_pack.dataset.readable import refuse_damaged_shards, unreadable_shard
 from energon_pack.errors import amount
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded_random import Ints
 from energon_pack.steps.journal import position_to_resume
 from energon_pack.steps.position import Position, State, Stream, positions_of_states
 from energon_pack.steps.topology import Topology, topology_of

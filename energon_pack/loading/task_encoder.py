@@ -99,7 +99,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         self.packing_buffer_size = packing_buffer_size
         self._measuring: SampleMeasurer | None = None
         if packing_buffer_size is not None:
-            from energon_pack.dataset.packed_with import load_template
+            from energon_pack.dataset.packing_template import load_template
             from energon_pack.plan.sample_measures import sample_measurer_of
 
             template = load_template(path, processor, trust_remote_code)

@@ -23,19 +23,19 @@ from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.manifest import PackSums
 from energon_pack.dataset.plan_counts import sums_of_plan
 from energon_pack.errors import PackError
-from energon_pack.online.given import MapStyleDataset
 from energon_pack.online.prepare import ITEMS_FOLDER, prepare
-from energon_pack.plan.made import plan_of_epoch
+from energon_pack.online.user_dataset import MapStyleDataset
+from energon_pack.plan.existing_packs import plan_of_epoch
 from energon_pack.plan.packs import PackPlan, select_packs, split_of_packs
 from energon_pack.plan.report import Report
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import write_whole
-from energon_pack.run.recent import LruCache
-from energon_pack.run.seeded import Ints
+from energon_pack.run.lru_cache import LruCache
+from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.skip import Skip
 from energon_pack.stages.planning import Planned
-from energon_pack.trainers.doors import PacksByNumber
+from energon_pack.trainers.pack_datasets import PacksByNumber
 from energon_pack.training.member_encoder import UnreadMember
 from energon_pack.training.pack_encoder import PackEncoder, check_options
 

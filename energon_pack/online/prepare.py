@@ -36,7 +36,6 @@ from energon_pack.lengths.measure import MeasuredShard, add_news, lengths_cache
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import key_of
 from energon_pack.lengths.worker import LengthsRow, leave_out, lengths_table, measured, note
-from energon_pack.online.given import ID_PREFIX, MapStyleDataset, UserSamples
 from energon_pack.online.samples import (
     MeasuredItem,
     MeasuredSamples,
@@ -44,6 +43,7 @@ from energon_pack.online.samples import (
     StoredRows,
     write_measured_rows,
 )
+from energon_pack.online.user_dataset import ID_PREFIX, MapStyleDataset, UserSamples
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.settings import CUTTING_POLICIES
 from energon_pack.plan.splits import split_shares
@@ -52,7 +52,7 @@ from energon_pack.run.executors import Executor
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_process_at_a_time
 from energon_pack.run.progress import Progress
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.skip import Skip

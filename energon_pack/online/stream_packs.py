@@ -16,7 +16,7 @@ from energon_pack.errors import PackError
 from energon_pack.online.samples import Samples
 from energon_pack.plan.pool import Pool, WaitingSample
 from energon_pack.plan.sample_measures import SampleMeasurer, SampleMeasures
-from energon_pack.run.seeded import RandomStream, mix_number
+from energon_pack.run.seeded_random import RandomStream, mix_number
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.skip import Reason, Skip

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energon_pack.plan.settings import PackingConfig
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded_random import Ints
 
 
 class Cap(NamedTuple):

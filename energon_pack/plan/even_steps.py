@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.plan.alike import Floats, mend_steps, sort_by_cost
 from energon_pack.plan.pack_order import order_packs, with_even_shares
-from energon_pack.run.seeded import Ints, random_keys
+from energon_pack.plan.similar_packs import Floats, mend_steps, sort_by_cost
+from energon_pack.run.seeded_random import Ints, random_keys
 from energon_pack.steps.evenness import largest_deviation, max_over_mean
 from energon_pack.steps.topology import Topology, interleave_halves, reading_order
 

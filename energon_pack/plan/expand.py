@@ -15,7 +15,7 @@ from energon_pack.plan.items import Lengths
 from energon_pack.plan.parts import PartsRecipe, WholeSample, make_parts
 from energon_pack.run.context import Run
 from energon_pack.run.plain_data import plain
-from energon_pack.run.scratch import blocks
+from energon_pack.run.scratch_arrays import blocks
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import EXPANDED_TYPE, Cut, parts_by_answer, parts_by_pair
 from energon_pack.samples.documents import is_document

@@ -17,21 +17,21 @@ import pyarrow.compute as pc
 
 from energon_pack.lengths.measure import MeasuredShard
 from energon_pack.lengths.table_cache import Chunk, in_chunks
-from energon_pack.plan import caps, noted
-from energon_pack.plan.noted import SampleNotes
+from energon_pack.plan import caps, note_counts
+from energon_pack.plan.note_counts import SampleNotes
 from energon_pack.plan.splits import split_numbers
-from energon_pack.run.scratch import Scratch
-from energon_pack.run.seeded import Ints
+from energon_pack.run.scratch_arrays import Scratch
+from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.cut import CUT_TYPE, widened_cuts
 from energon_pack.samples.flavors import DEFAULT_FLAVOR
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
-from energon_pack.sources.copies import drawn_keys
+from energon_pack.sources.sample_ratio import drawn_keys
 from energon_pack.templates.settings import Untrained
 
 _NUMBER_COLUMNS = ("num_supervised", "num_bytes", "checksum", "kept")
-_COLUMNS_READ = {"media_type", *caps.COLUMNS, *_NUMBER_COLUMNS, "reason", "does_not_fit", *noted.COLUMNS}
+_COLUMNS_READ = {"media_type", *caps.COLUMNS, *_NUMBER_COLUMNS, "reason", "does_not_fit", *note_counts.COLUMNS}
 #: samples that are left out because their parts can't be packed
 REFUSED_SCHEMA = pa.schema([("sample", pa.int64()), ("reason", pa.string()), ("detail", pa.large_string())])
 #: The numbers kept for each item; 4 bytes each unless noted.

@@ -15,16 +15,16 @@ import pyarrow as pa
 
 from energon_pack.errors import PackError
 from energon_pack.plan import caps
-from energon_pack.plan.counted import Tally
+from energon_pack.plan.distributions import Tally
 from energon_pack.plan.items import REFUSED_SCHEMA, CachedRows, Lengths
 from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.splits import SPLITS
-from energon_pack.run.scratch import blocks
-from energon_pack.run.seeded import Ints, random_keys
+from energon_pack.run.scratch_arrays import blocks
+from energon_pack.run.seeded_random import Ints, random_keys
 from energon_pack.samples.skip import Reason
-from energon_pack.sources.copies import copy_numbers
 from energon_pack.sources.mixture import Entry, Mixture, WeightOf
+from energon_pack.sources.sample_ratio import copy_numbers
 
 _TRAIN_SPLIT = SPLITS.index("train")
 

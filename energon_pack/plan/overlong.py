@@ -25,7 +25,7 @@ from energon_pack.plan.parts import PartsRecipe, WholeSample, make_parts
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.plan.text_parts import text_parts
 from energon_pack.run.context import Run
-from energon_pack.run.scratch import blocks
+from energon_pack.run.scratch_arrays import blocks
 from energon_pack.samples.cut import CUT_TYPE, TEXT_TYPE, Cut, exchange_bounds
 from energon_pack.samples.documents import DOCUMENT, is_document
 from energon_pack.samples.media.kinds import MEDIA_TYPES

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from energon_pack.plan.counted import Tally
+from energon_pack.plan.distributions import Tally
 from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import Overlong, PackingConfig
-from energon_pack.run.scratch import Scratch, blocks
+from energon_pack.run.scratch_arrays import Scratch, blocks
 from energon_pack.steps.topology import Topology
 
 

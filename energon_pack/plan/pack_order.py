@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.run.seeded import Ints, random_keys
+from energon_pack.run.seeded_random import Ints, random_keys
 
 Floats = npt.NDArray[np.float64]
 

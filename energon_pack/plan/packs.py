@@ -11,8 +11,8 @@ import numpy.typing as npt
 from energon_pack.plan.items import AnyInts, Items
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.splits import SPLITS
-from energon_pack.run.scratch import Scratch, blocks
-from energon_pack.run.seeded import Ints, random_keys
+from energon_pack.run.scratch_arrays import Scratch, blocks
+from energon_pack.run.seeded_random import Ints, random_keys
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel

@@ -19,16 +19,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from energon_pack.lengths.counts import counts_of
 from energon_pack.lengths.measure import MeasuredShard
+from energon_pack.lengths.media_counts import counts_of
 from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Chunk, Piece, Record, TableCache, in_chunks, key_of
 from energon_pack.lengths.worker import LengthsRow, hash_beginnings, hash_media, lengths_table
 from energon_pack.plan.items import REFUSED_SCHEMA, Lengths
 from energon_pack.run.context import Run
-from energon_pack.run.scratch import blocks
-from energon_pack.run.seeded import Ints
+from energon_pack.run.scratch_arrays import blocks
+from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import Cut
 from energon_pack.samples.sample import media_type

@@ -33,8 +33,8 @@ from energon_pack.plan.packs import (
 from energon_pack.plan.settings import GroupBy, PackingConfig, Share
 from energon_pack.plan.splits import SPLITS
 from energon_pack.plan.trees import Trees, find_trees, with_own_counts
-from energon_pack.run.scratch import Scratch, blocks
-from energon_pack.run.seeded import Ints, epoch_seed
+from energon_pack.run.scratch_arrays import Scratch, blocks
+from energon_pack.run.seeded_random import Ints, epoch_seed
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel, cost_model

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from energon_pack.errors import PackError
-from energon_pack.plan.counted import PlanCounts, Tally, by_medium, count_plan
+from energon_pack.plan.distributions import PlanCounts, Tally, by_medium, count_plan
 from energon_pack.plan.expand import Expansion
 from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.mix import EntryShare, mixture_figures
-from energon_pack.plan.noted import NOTES
+from energon_pack.plan.note_counts import NOTES
 from energon_pack.plan.packs import (
     LEFT_OUT,
     PackPlan,
@@ -27,7 +27,7 @@ from energon_pack.plan.plan import num_packs_without_window
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.splits import SPLITS
 from energon_pack.plan.trees import sharing_figures
-from energon_pack.run.seeded import Ints, random_keys
+from energon_pack.run.seeded_random import Ints, random_keys
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel

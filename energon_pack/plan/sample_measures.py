@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.lengths.counts import counts_of
+from energon_pack.lengths.media_counts import counts_of
 from energon_pack.plan import caps
 from energon_pack.plan.pool import Pool, costs_of
 from energon_pack.plan.settings import CUTTING_POLICIES, GroupBy, Overlong, PackingConfig
@@ -16,7 +16,7 @@ from energon_pack.samples.member import MemberInput
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.settings import ControlTokens, ReadSettings
 from energon_pack.samples.skip import NOTHING_TRAINED_DETAIL, Reason, Skip
-from energon_pack.templates.inputs import sample_of
+from energon_pack.templates.model_inputs import sample_of
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.settings import LabelsConfig, Untrained
 from energon_pack.templates.template import Template

@@ -11,8 +11,8 @@ import numpy as np
 
 from energon_pack.plan.items import AnyInts, Lengths
 from energon_pack.plan.packs import PackPlan, split_of_packs
-from energon_pack.run.scratch import blocks
-from energon_pack.run.seeded import Ints
+from energon_pack.run.scratch_arrays import blocks
+from energon_pack.run.seeded_random import Ints
 from energon_pack.sources.tar import BLOCK
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.errors import PackError
-from energon_pack.run.seeded import mix_array
-from energon_pack.sources.copies import source_key
+from energon_pack.run.seeded_random import mix_array
+from energon_pack.sources.sample_ratio import source_key
 
 #: the splits that Energon's tools expect
 SPLITS = ("train", "val", "test")

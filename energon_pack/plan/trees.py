@@ -22,7 +22,7 @@ from energon_pack.plan import caps
 from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.settings import PackingConfig, Share
-from energon_pack.run.seeded import Ints, mix_array
+from energon_pack.run.seeded_random import Ints, mix_array
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
 
 _MANY_SAMPLES = 1000  # if more samples begin alike, the beginning must be at least the following share of their tokens

@@ -9,17 +9,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.dataset.lost_samples import policies_that_keep_more, why_too_much_dropped
-from energon_pack.plan.counted import Tally
+from energon_pack.plan.distributions import Tally
 from energon_pack.plan.items import AnyInts, Items, Lengths
-from energon_pack.plan.noted import SampleNotes
+from energon_pack.plan.note_counts import SampleNotes
 from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.report import Report
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.report.images import MediaFirst, TokensOfImages, tokens_of_images
 from energon_pack.report.pages.bars import Histogram, log_histogram
-from energon_pack.run.scratch import blocks
-from energon_pack.run.seeded import Ints
+from energon_pack.run.scratch_arrays import blocks
+from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.templates.families.rules import MediaRules

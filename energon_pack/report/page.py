@@ -9,13 +9,13 @@ from energon_pack.config import PackConfig, Stage, plain
 from energon_pack.dataset.files import value_at
 from energon_pack.errors import amount
 from energon_pack.plan.report import Report, RunFacts
-from energon_pack.report import particulars
+from energon_pack.report import page_details
 from energon_pack.report.figures import PAD_WIDTH, Figures
 from energon_pack.report.pages.bars import histogram, short
 from energon_pack.report.pages.html import Html, clipped, page, section, table, tag
-from energon_pack.report.printed import length_rows, lines_below_table, media_rows
 from energon_pack.report.remark import Grade, Remark
 from energon_pack.report.remarks import CHECKED_RULES
+from energon_pack.report.terminal_summary import length_rows, lines_below_table, media_rows
 from energon_pack.report.which_length import advice, recommended
 
 _MAX_TITLE_CHARS, _MAX_NAME_CHARS, _MAX_VALUE_CHARS = 120, 120, 60  # characters
@@ -75,10 +75,10 @@ def run_page(
         section("Packs", *_packs(figures.report, figures.batch_shapes))
         if figures.report and figures.batch_shapes
         else None,
-        particulars.skipped_section(figures, about.ledger),
+        page_details.skipped_section(figures, about.ledger),
         section("A few packs", tag("div", *looked_at, class_="aside"), says=says) if looked_at else None,
-        particulars.time_section(about.facts) if about.facts else None,
-        particulars.settings_section(about.config, about.facts, about.processor, about.folder),
+        page_details.time_section(about.facts) if about.facts else None,
+        page_details.settings_section(about.config, about.facts, about.processor, about.folder),
     )
 
 

@@ -14,14 +14,14 @@ from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.packs import PackPlan, empty_plan
 from energon_pack.plan.report import Report, RunFacts
+from energon_pack.report.contact_sheet import Tile, choose_tiles, draw_contact_sheet, draw_tiles
+from energon_pack.report.example_packs import LookJob, draw_packs, packs_to_look_at
 from energon_pack.report.figures import Figures, LengthTrials, origins_of, planned_figures, source_figures
 from energon_pack.report.images import media_first
-from energon_pack.report.look import LookJob, draw_packs, packs_to_look_at
 from energon_pack.report.page import PageFacts, run_page
 from energon_pack.report.pages.html import Html
 from energon_pack.report.remark import Grade, Remark
 from energon_pack.report.remarks import remarks
-from energon_pack.report.sheet import Tile, choose_tiles, draw_contact_sheet, draw_tiles
 from energon_pack.report.which_length import advice, num_samples_tried, try_job_of, try_lengths_of_job
 from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole

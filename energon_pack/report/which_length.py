@@ -11,7 +11,7 @@ import numpy as np
 from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.pack_lengths import Choice, choices_of
 from energon_pack.plan.settings import Algorithm, PackingConfig
-from energon_pack.run.scratch import blocks
+from energon_pack.run.scratch_arrays import blocks
 
 #: samples that each length is tried with, beside the plan of all; of more, a seeded draw is tried
 _MAX_SAMPLES_TRIED = 2_000

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from energon_pack.errors import PackError
 from energon_pack.run import stores
-from energon_pack.run.by_name import load_entry_point
 from energon_pack.run.executors import Executor
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.executors.settings import ExecutorConfig, ExecutorKind
 from energon_pack.run.executors.workers import RAY_IS_QUIET, environment
 from energon_pack.run.files import naming_full_disk, write_whole
+from energon_pack.run.load_by_name import load_entry_point
 from energon_pack.run.progress import Progress
 
 #: The folders of a cache that are worth keeping for other machines.

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from energon_pack.samples.frame_lists import has_lists
+from energon_pack.samples.frame_times import position_names, stamped, time_marks
 from energon_pack.samples.media.kinds import IMAGE, KINDS
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import MemberInput, SampleOptions, media_fields
@@ -20,7 +21,6 @@ from energon_pack.samples.placeholders import part_settings, place_media
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import MediaPart, Message, Part
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.samples.times import position_names, stamped, time_marks
 
 
 class Placed(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 from energon_pack.errors import PackError
 from energon_pack.run.plain_data import yaml_value
-from energon_pack.sources.own import OVERRIDE_KEYS, RUN_SETTINGS
+from energon_pack.sources.entry_settings import OVERRIDE_KEYS, RUN_SETTINGS
 from energon_pack.sources.storage import absolute, folder_of, open_file, path_in
 
 #: bytes of a file that names others

@@ -23,12 +23,12 @@ from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.flavors.schema import wrong_fields
 from energon_pack.samples.parts import has_references
 from energon_pack.samples.raw_json import load_json
-from energon_pack.samples.single import single_sample
+from energon_pack.samples.single_samples import single_sample
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources import wds
-from energon_pack.sources.copies import source_key
-from energon_pack.sources.foreign import FORMS, Member, PackForm, foreign_form
+from energon_pack.sources.foreign_packs import FORMS, Member, PackForm, foreign_form
 from energon_pack.sources.rows import IndexRow, SampleRow, rows_of
+from energon_pack.sources.sample_ratio import source_key
 from energon_pack.sources.shard import Shard, TarShard
 from energon_pack.sources.storage import File, folder_of, open_file, path_in, read_whole
 from energon_pack.sources.tar import TarScan

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from energon_pack.run.bounds import BoundExceeded, bounded
-from energon_pack.run.recent import LruCache
+from energon_pack.run.lru_cache import LruCache
 from energon_pack.samples.bytes import Bytes
 
 _MAX_PAGE_BYTES = 1 << 30  # bytes of a page, beside what it takes in the file

@@ -11,8 +11,8 @@ from energon_pack.samples.record import Record
 from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.blockwise import max_ahead_bytes
-from energon_pack.sources.inside import OpenFiles, open_medium, split_name
-from energon_pack.sources.referenced import ends_of
+from energon_pack.sources.media_containers import OpenFiles, open_medium, split_name
+from energon_pack.sources.referenced_media import ends_of
 from energon_pack.sources.rows import MeasuredRow, SampleRow
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import File, State, read_ahead

@@ -14,21 +14,21 @@ from typing import Any, BinaryIO
 from energon_pack.samples.bytes import Range, as_file
 from energon_pack.samples.conversation import OF_TIMES, Placed, ReadSample, place
 from energon_pack.samples.cut import Cut, fields_of_part, indices_of_kind, media_of_part, messages_of_part
-from energon_pack.samples.media.asked import as_asked
+from energon_pack.samples.frame_times import load_patch_positions, stamped
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe_part
+from energon_pack.samples.media.requested import as_asked
 from energon_pack.samples.options import options_of
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import AnyPart, MediaPart, Part, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.times import load_patch_positions, stamped
-from energon_pack.samples.unread import media_file_names, refuse_unread_media, unread_media_skip
-from energon_pack.sources.copies import source_key
+from energon_pack.samples.unread_media import media_file_names, refuse_unread_media, unread_media_skip
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow
+from energon_pack.sources.sample_ratio import source_key
 from energon_pack.sources.shard import Shard, TarShard
 
 

@@ -6,9 +6,9 @@ from enum import Enum
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.run.by_name import load_entry_point
-from energon_pack.samples.mapping import name_with_hash
+from energon_pack.run.load_by_name import load_entry_point
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.user_map import name_with_hash
 
 
 class Format(str, Enum):

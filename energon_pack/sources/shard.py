@@ -18,25 +18,25 @@ import pyarrow.compute as pc
 from energon_pack.errors import one_line
 from energon_pack.run.address import bucket_of
 from energon_pack.run.plain_data import json_value
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.keys import hint
-from energon_pack.samples.listed import listed_parts, media_parts
-from energon_pack.samples.mapping import map_record
+from energon_pack.samples.media_parts import listed_parts, media_parts
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, parse_record, with_hearing
 from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.user_map import map_record
 from energon_pack.sources import wds
-from energon_pack.sources.copies import drawn_rows, source_key
+from energon_pack.sources.entry_settings import NO_SETTINGS, EntrySettings
 from energon_pack.sources.field_map import FieldMap
-from energon_pack.sources.inside import archive_path, joined_name, split_name
 from energon_pack.sources.jsonl import line_index as lines
 from energon_pack.sources.jsonl.coco import with_image
 from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
+from energon_pack.sources.media_containers import archive_path, joined_name, split_name
 from energon_pack.sources.named_bytes import may_have_base64, name_media
-from energon_pack.sources.own import NO_SETTINGS, EntrySettings
 from energon_pack.sources.rows import SampleRow
+from energon_pack.sources.sample_ratio import drawn_rows, source_key
 from energon_pack.sources.settings import Format
 from energon_pack.sources.storage import File, State, folder_of, open_file, path_in, real_path, state_of
 from energon_pack.sources.tar import BLOCK

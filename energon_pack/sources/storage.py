@@ -158,9 +158,9 @@ def open_file(path: str | os.PathLike[str], expected: State | None = None) -> Fi
 def state_of(path: str) -> State | None:
     """Return size and version of a file as it is now; None: it is no regular file."""
     if is_address(path):
-        from energon_pack.sources import stored
+        from energon_pack.sources import store_listing
 
-        return State(*stored.state_of(path))
+        return State(*store_listing.state_of(path))
     return _state(os.stat(path))
 
 
@@ -225,9 +225,9 @@ def expand(entry: str) -> tuple[str, list[str], list[str]]:
         The folder that names of samples are relative to, the folders and the files of the entry.
     """
     if is_address(entry):
-        from energon_pack.sources import stored
+        from energon_pack.sources import store_listing
 
-        return stored.expand(entry)
+        return store_listing.expand(entry)
     if os.path.isdir(entry):
         return entry, [entry], []
     if os.path.isfile(entry):
@@ -243,9 +243,9 @@ def expand(entry: str) -> tuple[str, list[str], list[str]]:
 def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
     """Return the files of a folder and its subfolders that match a pattern, without those in hidden names."""
     if is_address(folder):
-        from energon_pack.sources import stored
+        from energon_pack.sources import store_listing
 
-        return stored.walk(folder, pattern)
+        return store_listing.walk(folder, pattern)
     paths = []
     seen = set()
     for here, folders, files in os.walk(folder, followlinks=True, onerror=_raise):
@@ -275,9 +275,11 @@ def files_in(folder: str, below: Collection[str] = ()) -> dict[str, State | None
     `below`: subfolders whose files are listed, too, in place of the subfolder.
     """
     if is_address(folder):
-        from energon_pack.sources import stored
+        from energon_pack.sources import store_listing
 
-        return {name: State(*states) if states else None for name, states in stored.files_in(folder, below).items()}
+        return {
+            name: State(*states) if states else None for name, states in store_listing.files_in(folder, below).items()
+        }
     states: dict[str, State | None] = {}
     for inner in ("", *below):
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(os.path.join(folder, inner)) as entries:

@@ -12,11 +12,11 @@ from itertools import pairwise
 import pyarrow as pa
 
 from energon_pack.samples.documents import document_of
-from energon_pack.samples.mapping import map_record
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.user_map import map_record
 from energon_pack.sources.dotted_keys import DottedFile, DottedKeys, Member, refusal_message
 from energon_pack.sources.other_formats import open_uncompressed
 from energon_pack.sources.storage import open_file

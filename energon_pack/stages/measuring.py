@@ -14,8 +14,8 @@ from energon_pack.plan.items import Lengths
 from energon_pack.plan.settings import Share
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.console import say
-from energon_pack.run.part import EqualSpans, Part
-from energon_pack.run.scratch import Scratch
+from energon_pack.run.scratch_arrays import Scratch
+from energon_pack.run.work_parts import EqualSpans, Part
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.shard import Shard
 from energon_pack.stages.pack_run import PackRun

@@ -19,7 +19,7 @@ from energon_pack.run.files import naming_full_disk
 from energon_pack.run.progress import Progress
 from energon_pack.sources.demo import NUM_SAMPLES, make_demo
 from energon_pack.sources.find import Source
-from energon_pack.sources.forms import find_source
+from energon_pack.sources.source_path import find_source
 from energon_pack.templates.folder import refuse_missing_folder
 from energon_pack.templates.settings import overridden_labels
 

@@ -18,9 +18,9 @@ from energon_pack.errors import SamplesLost
 from energon_pack.plan.pack_lengths import try_lengths
 from energon_pack.plan.packs import empty_plan
 from energon_pack.plan.report import Report
-from energon_pack.report.printed import print_choices
 from energon_pack.report.remark import Remark
 from energon_pack.report.run_report import PageSummary, RunReport
+from energon_pack.report.terminal_summary import print_choices
 from energon_pack.report.which_length import lengths_to_choose
 from energon_pack.run.console import say
 from energon_pack.run.files import naming_full_disk

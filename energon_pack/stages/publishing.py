@@ -24,8 +24,8 @@ from energon_pack.errors import PackError, amount
 from energon_pack.lengths.audit import Audit
 from energon_pack.lengths.measure import check_unchanged, forgetting_wrong
 from energon_pack.plan.report import RunFacts
-from energon_pack.report.printed import print_stages
 from energon_pack.report.run_report import RunReport
+from energon_pack.report.terminal_summary import print_stages
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE, InputRules

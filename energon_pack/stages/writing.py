@@ -39,8 +39,8 @@ from energon_pack.plan.splits import SPLITS
 from energon_pack.run.console import say
 from energon_pack.run.executors.admission import packages, why_other_packages
 from energon_pack.run.files import write_whole
-from energon_pack.run.part import EqualSpans, Part
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded_random import Ints
+from energon_pack.run.work_parts import EqualSpans, Part
 from energon_pack.sources.find import Source
 from energon_pack.sources.reader import SourceChanged
 from energon_pack.sources.shard import Shard

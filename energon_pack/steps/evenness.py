@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded_random import Ints
 from energon_pack.steps.cost import Floats
 
 #: steps count as even if their trained tokens are within this share of the mean

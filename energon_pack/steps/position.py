@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.run.recent import LruCache
-from energon_pack.run.seeded import Ints, random_keys
+from energon_pack.run.lru_cache import LruCache
+from energon_pack.run.seeded_random import Ints, random_keys
 from energon_pack.steps.topology import Topology, reading_order
 
 _UNITS_PER_BLOCK = 64  # steps that stay together, so that a stretch of them is still like the whole

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from energon_pack.errors import PackError
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded_random import Ints
 
 
 @dataclass

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 from PIL import Image
 
-from energon_pack.samples.media.asked import lists_of_frames, num_in_source, span_of
 from energon_pack.samples.media.image import Look
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.lazy_image import with_look
 from energon_pack.samples.media.medium import Media, MediumSettings
 from energon_pack.samples.media.prepared import stepped
+from energon_pack.samples.media.requested import lists_of_frames, num_in_source, span_of
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tokens import OWN, RESIZE, RESIZE_FRAME, SeenMedium, Step
 from energon_pack.templates.families.rules import MediaRules

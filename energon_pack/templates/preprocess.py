@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from energon_pack.errors import PackError
-from energon_pack.run.by_name import load_entry_point, load_named
+from energon_pack.run.load_by_name import load_entry_point, load_named
 from energon_pack.samples.media.medium import Media, MediumSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tokens import CROP, RESIZE

@@ -19,7 +19,7 @@ from energon_pack.run.user_cache import read_kept, version_of, write_kept
 from energon_pack.samples.media.kinds import ADDED
 from energon_pack.templates.build import build
 from energon_pack.templates.chat.jinja import writes_date
-from energon_pack.templates.choose import TemplateChoice, TriedTemplate, choose_template
+from energon_pack.templates.choose_rules import TemplateChoice, TriedTemplate, choose_template
 from energon_pack.templates.families import ASKED, AUTO, FAMILIES
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 from energon_pack.templates.folder import local_folder, settings_files

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.samples.media.kinds import AUDIO, IMAGE
-from energon_pack.templates.families.asking import patched
+from energon_pack.templates.families.asked_processor import patched
 from energon_pack.templates.folder import has_media_parts
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from energon_pack.samples.media.asked import has_lists, lists_of_frames
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.requested import has_lists, lists_of_frames
 from energon_pack.samples.member import NO_OPTIONS, SampleOptions
 from energon_pack.samples.placeholders import spells_placeholder, split_content
 from energon_pack.samples.sample import Message

@@ -41,7 +41,7 @@ from energon_pack.templates.identity import (
     TemplateSpec,
     fingerprints_of,
 )
-from energon_pack.templates.inputs import input_rules_of, tokens_of_member
+from energon_pack.templates.model_inputs import input_rules_of, tokens_of_member
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
 from energon_pack.templates.settings import Labels, Think, TrainOn, overridden_labels

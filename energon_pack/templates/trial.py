@@ -11,15 +11,15 @@ from PIL import Image
 
 from energon_pack.errors import one_line
 from energon_pack.samples.media.arguments import Clip, Prepared, media_arguments
-from energon_pack.samples.media.asked import metadata_of
 from energon_pack.samples.media.kinds import ADDED, AUDIO, IMAGE, KINDS, VIDEO, said
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.requested import metadata_of
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import SeenMedium
 from energon_pack.templates.chat.renderer import TOOL
 from energon_pack.templates.families import ASKED
-from energon_pack.templates.full import full_processor, quiet_transformers
+from energon_pack.templates.full_processor import full_processor, quiet_transformers
 from energon_pack.templates.identity import HEARD_VIDEOS, MIXED_MEDIA, UNEVEN_VIDEOS
 from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample

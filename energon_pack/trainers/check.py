@@ -15,14 +15,14 @@ from typing import Any
 import torch
 
 from energon_pack.errors import PackError, amount
-from energon_pack.trainers.alone import SampleLosses, describe_host_reads, run_samples_alone
 from energon_pack.trainers.check_dealing import breaking_setting, check_dealing
 from energon_pack.trainers.collator import Collator
 from energon_pack.trainers.loss import WeightedSteps
-from energon_pack.training.as_it_was import without_dropout
+from energon_pack.trainers.samples_alone import SampleLosses, describe_host_reads, run_samples_alone
 from energon_pack.training.encoded import Pack
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.layout import IGNORE
+from energon_pack.training.restored_model import without_dropout
 
 __all__ = ["check_trainer"]
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.plan.bins.planned_bins import Bins
-from energon_pack.run.seeded import Ints, random_keys
+from energon_pack.run.seeded_random import Ints, random_keys
 
 
 class LengthGroups(NamedTuple):

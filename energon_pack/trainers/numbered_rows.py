@@ -10,7 +10,7 @@ import datasets
 from datasets.iterable_dataset import ExamplesIterable
 
 from energon_pack.errors import PackError
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded_random import Ints
 from energon_pack.trainers.collator import EPOCH_COLUMN, PACK_COLUMN
 from energon_pack.training.encoded import Pack
 

@@ -14,18 +14,18 @@ from typing import Any
 
 import numpy as np
 
+from energon_pack.dataset.damaged_shards import refuse_damaged_shards
 from energon_pack.dataset.encoder import pack_encoder
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import PACK_SUMS, PackSums, is_metadataset, read_unchanged
 from energon_pack.dataset.pack_files import members_of_pack
 from energon_pack.dataset.pack_parts import PackParts
-from energon_pack.dataset.readable import refuse_damaged_shards
 from energon_pack.errors import PackError
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.member import MemberInput
 from energon_pack.sources.prepared_folder import read_prepared
 from energon_pack.steps.topology import ranks_here, topology_of
-from energon_pack.trainers.doors import PacksByNumber
+from energon_pack.trainers.pack_datasets import PacksByNumber
 
 __all__ = ["PackedDataset"]
 

@@ -11,8 +11,8 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from energon_pack.plan.even_steps import lay_out
-from energon_pack.run.recent import LruCache
-from energon_pack.run.seeded import Ints, epoch_seed
+from energon_pack.run.lru_cache import LruCache
+from energon_pack.run.seeded_random import Ints, epoch_seed
 from energon_pack.steps.position import Position, State, Stream, Taken, numbers_taken_by, positions_of_states
 from energon_pack.steps.topology import Topology, ranks_here
 from energon_pack.trainers.length_groups import LengthGroups, group_by_length

@@ -22,7 +22,7 @@ from energon_pack.training.masks import (
     prefix_mask,
     tower_inputs_in,
 )
-from energon_pack.training.wrapped import unwrapped
+from energon_pack.training.model_wrappers import unwrapped
 
 _log = logging.getLogger(__name__)
 #: Megatron's kernels read these on the host
@@ -76,7 +76,7 @@ class PackedBatch(dict[str, Any]):
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "PackedBatch":
         """Copy the batch to a device, except tensors that kernels read on the host."""
-        from energon_pack.training.together import moved_together
+        from energon_pack.training.tensor_buffer import moved_together
 
         on_host = _HOST_KEYS.union(name for name in self if name.startswith(TOWER_PREFIX) and BOUNDARY_MARK in name)
         on_device = [value for name, value in self._tensors() if name not in on_host]
@@ -84,13 +84,13 @@ class PackedBatch(dict[str, Any]):
 
     def pin_memory(self) -> "PackedBatch":
         """Copy the batch into pinned memory, so that `to(…, non_blocking=True)` copies it while the GPU computes."""
-        from energon_pack.training.together import moved_together
+        from energon_pack.training.tensor_buffer import moved_together
 
         return self._with_tensors(moved_together((value for _, value in self._tensors()), Tensor.pin_memory))
 
     def in_one_buffer(self) -> "PackedBatch":
         """Return the batch with its small tensors as views of one buffer, which is moved by one copy."""
-        from energon_pack.training.together import copied_together
+        from energon_pack.training.tensor_buffer import copied_together
 
         return self._with_tensors(copied_together(value for _, value in self._tensors()))
 

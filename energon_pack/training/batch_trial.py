@@ -23,6 +23,8 @@ from energon_pack.training.encoded import Encoded
 from energon_pack.training.forward_inputs import MixingError, attention_of, check_inputs
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.model_trial import PendingForward, Subject
+from energon_pack.training.model_wrappers import class_of
+from energon_pack.training.recording import InputCheck
 from energon_pack.training.trial_inputs import (
     MemberSpan,
     PlacedSample,
@@ -33,8 +35,6 @@ from energon_pack.training.trial_inputs import (
     leaves_of,
     without_loss,
 )
-from energon_pack.training.watch import InputCheck
-from energon_pack.training.wrapped import class_of
 
 _log = logging.getLogger(__name__)
 #: inputs of each token that a member alone has anew

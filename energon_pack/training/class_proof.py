@@ -10,9 +10,9 @@ import torch
 from energon_pack.training.encoded import Encoded, text_sample
 from energon_pack.training.finding import Proof
 from energon_pack.training.forward_inputs import MixingError, attention_of
+from energon_pack.training.model_wrappers import class_of
 from energon_pack.training.probe_batches import ProbeSamples, ProbeTree
 from energon_pack.training.proof import find_remedy, kinds_of, prove
-from energon_pack.training.wrapped import class_of
 
 _log = logging.getLogger(__name__)
 

@@ -34,9 +34,9 @@ from energon_pack.training.finding import (
     variation,
 )
 from energon_pack.training.layout import IGNORE, loss_weights
+from energon_pack.training.recording import RunValues, run_and_record
 from energon_pack.training.routing import Routing, use_routing
 from energon_pack.training.trial_inputs import PlacedSample, Probe, leaves_of
-from energon_pack.training.watch import RunValues, run_and_record
 
 
 class ProbeLoss:

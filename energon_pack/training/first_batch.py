@@ -12,11 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 
-from energon_pack.training.as_it_was import forward_suspended, full_precision, is_sharded, restored, without_dropout
 from energon_pack.training.comparison import RunOptions, compare
 from energon_pack.training.finding import Finding, difference, variation
 from energon_pack.training.forward_inputs import MixingError
-from energon_pack.training.kind import ForwardKind, TriedKind, kind_of
+from energon_pack.training.forward_kind import ForwardKind, TriedKind, kind_of
 from energon_pack.training.model_trial import (
     BF16_TOLERANCE,
     SUM_TOLERANCE,
@@ -28,10 +27,17 @@ from energon_pack.training.model_trial import (
     refusal_message,
     run_changes,
 )
+from energon_pack.training.model_wrappers import class_of
+from energon_pack.training.recording import run_and_record
+from energon_pack.training.restored_model import (
+    forward_suspended,
+    full_precision,
+    is_sharded,
+    restored,
+    without_dropout,
+)
 from energon_pack.training.routing import has_experts
 from energon_pack.training.trial_inputs import MemberSpan, Probe, RunInputs, TrialInputs, flag_inputs, without_loss
-from energon_pack.training.watch import run_and_record
-from energon_pack.training.wrapped import class_of
 
 
 @dataclass(frozen=True)

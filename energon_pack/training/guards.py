@@ -27,9 +27,9 @@ from energon_pack.training.forward_inputs import (
     text_positions,
 )
 from energon_pack.training.model_trial import ModelTrial
+from energon_pack.training.model_wrappers import class_of, is_transformers_model, unwrapped
+from energon_pack.training.recording import InputCheck, hook_calls
 from energon_pack.training.trial_inputs import members_of
-from energon_pack.training.watch import InputCheck, hook_calls
-from energon_pack.training.wrapped import class_of, is_transformers_model, unwrapped
 
 if TYPE_CHECKING:
     from energon_pack.training.batch_members import MemberSizes

@@ -18,7 +18,7 @@ from torch.nn import Module
 
 from energon_pack.training.forward_inputs import PROVEN_MASKS, has_rope_rows
 from energon_pack.training.layout import IGNORE
-from energon_pack.training.wrapped import unwrapped
+from energon_pack.training.model_wrappers import unwrapped
 
 
 class ImageMask(Enum):

@@ -20,11 +20,11 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
 from energon_pack.samples.media.prepared import changed, prepared_media
 from energon_pack.samples.member import NOTHING_SHARED, MemberInput, Shared
 from energon_pack.samples.tokens import MemberTokens, SeenMedium
-from energon_pack.training.calls import TokenFunction, random_media
 from energon_pack.training.encoded import Encoded as Encoded
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Member
-from energon_pack.training.pixels import Pixels
+from energon_pack.training.media_inputs import Pixels
+from energon_pack.training.processor_calls import TokenFunction, random_media
 from energon_pack.training.rope import OwnRope, RopeRowsError, RopeRule, rope_positions
 
 _log = logging.getLogger(__name__)

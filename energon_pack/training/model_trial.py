@@ -23,9 +23,9 @@ from torch.utils.hooks import RemovableHandle
 
 from energon_pack.training.comparison import AVERAGED_TOKENS
 from energon_pack.training.finding import Finding, difference, variation
+from energon_pack.training.recording import hooked, tokens_of, values_of
 from energon_pack.training.routing import Routing, has_experts, use_routing
 from energon_pack.training.trial_inputs import MemberSpan, Probe, RunInputs, TrialInputs
-from energon_pack.training.watch import hooked, tokens_of, values_of
 
 #: shares of a change that count as rounding: of sums in another order, and of experts whose choices no `topk` shows
 SUM_TOLERANCE, _EXPERT_TOLERANCE = 1e-3, 0.05

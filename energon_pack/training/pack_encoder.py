@@ -22,12 +22,12 @@ from energon_pack.samples.member import MemberInput
 from energon_pack.samples.tokens import LengthError
 from energon_pack.training import layout as layouts
 from energon_pack.training.batch import PackedBatch, VisualInputs
-from energon_pack.training.calls import keep_pages_in_worker
 from energon_pack.training.encoded import BadPack, Encoded, Pack, refuse_trees, refuse_weights
 from energon_pack.training.forward_inputs import MEDIA_KEYS, refuse_missing_kernels, refuse_rows
 from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE, RowForm
 from energon_pack.training.member_encoder import MemberEncoder, UnreadMember
+from energon_pack.training.processor_calls import keep_pages_in_worker
 from energon_pack.training.rope import RopeRowsError, rope_of
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from energon_pack.training.forward_inputs import PROVEN_MASKS, branch_starts, ha
 from energon_pack.training.layout import RowForm
 from energon_pack.training.model_trial import PendingForward, Subject
 from energon_pack.training.probe_batches import ProbeTree, plain_inputs, probe_of, tree_batch, twins_of
+from energon_pack.training.recording import tokens_of
 from energon_pack.training.trial_inputs import (
     Probe,
     TrialInputs,
@@ -27,7 +28,6 @@ from energon_pack.training.trial_inputs import (
     trial_inputs,
     without_loss,
 )
-from energon_pack.training.watch import tokens_of
 
 _MIN_TEXT_LEN = 2  # tokens of a made text
 #: inputs of packs that some trainers leave out

@@ -21,15 +21,15 @@ from torch.nn import Module
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from energon_pack.errors import one_line
-from energon_pack.training.as_it_was import full_precision
 from energon_pack.training.comparison import RunOptions, compare
 from energon_pack.training.finding import Finding, Proof
 from energon_pack.training.forward_inputs import TREE_ATTENTION, attention_of, check_inputs
 from energon_pack.training.masks import reads_prefix_whole
+from energon_pack.training.model_wrappers import class_of, configs_in
 from energon_pack.training.probe_batches import ProbeSamples, ProbeTree, probe_of, samples_of, tree_batch, twin_rows
+from energon_pack.training.restored_model import full_precision
 from energon_pack.training.small_model import small_model
 from energon_pack.training.trial_inputs import SOUND_INPUTS
-from energon_pack.training.wrapped import class_of, configs_in
 
 #: masks that `auto` tries, in this order
 _MASKS = ("positions", "dict4d", "hybrid")

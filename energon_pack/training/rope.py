@@ -15,10 +15,10 @@ from torch import Tensor
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
 from energon_pack.templates.folder import first_setting
-from energon_pack.templates.full import full_processor, model_classes_of
+from energon_pack.templates.full_processor import full_processor, model_classes_of
 from energon_pack.training.encoded import USE_AUDIO_IN_VIDEO, has_audio_in_video
 from energon_pack.training.layout import Member
-from energon_pack.training.wrapped import configs_in
+from energon_pack.training.model_wrappers import configs_in
 
 _log = logging.getLogger(__name__)
 

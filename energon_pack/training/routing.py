@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 
-from energon_pack.training.watch import hooked
+from energon_pack.training.recording import hooked
 
 _EXPERT_CLASSES = re.compile("moe|expert|router", re.IGNORECASE)
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from energon_pack.training.wrapped import configs_in
+from energon_pack.training.model_wrappers import configs_in
 
 #: names that configs use for the number of layers or blocks
 _LAYER_NAMES = re.compile(

@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.nn import Module, ModuleList
 
 from energon_pack.errors import one_line
-from energon_pack.training.as_it_was import full_precision
 from energon_pack.training.encoded import Encoded
 from energon_pack.training.forward_inputs import attention_of
 from energon_pack.training.host_reads import HostReads
 from energon_pack.training.masks import BOUNDARY_MARK, PROVEN_TOWERS, TOWER_PREFIX, TowerProof, tower_inputs_in
+from energon_pack.training.model_wrappers import class_of, is_transformers_model
 from energon_pack.training.probe_batches import probe_of, twin_rows
+from energon_pack.training.restored_model import full_precision
 from energon_pack.training.small_model import small_model
-from energon_pack.training.wrapped import class_of, is_transformers_model
 
 #: input of a tower from which it works out the rest
 _GRID_INPUT = "grid_thw"

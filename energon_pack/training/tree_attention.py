@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from energon_pack.training.forward_inputs import TREE_ATTENTION
-from energon_pack.training.wrapped import unwrapped
+from energon_pack.training.model_wrappers import unwrapped
 
 
 class TreePlan(NamedTuple):

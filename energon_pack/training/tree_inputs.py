@@ -21,8 +21,8 @@ from energon_pack.training.masks import (
     reads_prefix_whole,
     tree_masks,
 )
+from energon_pack.training.model_wrappers import class_of
 from energon_pack.training.tree_attention import TreePlan, register_tree_attention
-from energon_pack.training.wrapped import class_of
 
 #: kinds of layers that attend; all others carry a state along the row
 _ATTENTION_KINDS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))

@@ -14,8 +14,8 @@ from torch import Tensor
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import Encoded
 from energon_pack.training.forward_inputs import MEDIA_KEYS, MixingError, branch_starts, text_positions
-from energon_pack.training.watch import tokens_of
-from energon_pack.training.wrapped import configs_in
+from energon_pack.training.model_wrappers import configs_in
+from energon_pack.training.recording import tokens_of
 
 #: inputs that are left out: they make a model compute a loss, or logits of only some tokens, or no logits (TRL's
 #: `fused_lm_head`)

@@ -6,8 +6,8 @@ from dataclasses import fields, replace
 from itertools import zip_longest
 from typing import Any
 
-from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.files import PlanRow
+from energon_pack.dataset.pack_json import Pack
 from energon_pack.dataset.shards import conversation, media_parts
 from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError, short

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.files import PlanRow
+from energon_pack.dataset.pack_json import Pack
 from energon_pack.errors import short
 from energon_pack.plan import caps
 from energon_pack.plan.settings import Overlong

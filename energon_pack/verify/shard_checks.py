@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.dataset.contents import Pack, file_with_media, parse_pack, written_tokens
 from energon_pack.dataset.files import PlanFile, PlanRow, PlanRows
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_files import PackFiles, packs_in
+from energon_pack.dataset.pack_json import Pack, file_with_media, parse_pack, written_tokens
 from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError, short
@@ -24,13 +24,13 @@ from energon_pack.run.stores.requests import losing_no_fault
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors import DEFAULT_FLAVOR
 from energon_pack.samples.flavors.base import PackedFlavor
+from energon_pack.samples.frame_times import load_patch_positions
 from energon_pack.samples.media.kinds import KINDS, VIDEO
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.streams import frame_times
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.times import load_patch_positions
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import TOKENS_PART, TokensDamaged
 from energon_pack.sources.other_formats import unpack_command

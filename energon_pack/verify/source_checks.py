@@ -13,9 +13,9 @@ import numpy as np
 from energon_pack.config.output_dir import cache_folder
 from energon_pack.dataset.files import value_at
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.kept_inputs import OtherTokenizer
+from energon_pack.dataset.input_rules_file import OtherTokenizer
 from energon_pack.dataset.manifest import REPORT, path_when_packed, processor_folder
-from energon_pack.dataset.packed_with import load_template
+from energon_pack.dataset.packing_template import load_template
 from energon_pack.dataset.source_media import source_root
 from energon_pack.errors import PackError, one_line, short
 from energon_pack.plan.settings import MOST_EPOCHS
@@ -23,12 +23,12 @@ from energon_pack.run.address import lies_in, tidy_address
 from energon_pack.run.context import Run
 from energon_pack.run.plain_data import node_of
 from energon_pack.run.stores.requests import losing_no_fault
-from energon_pack.samples.mapping import name_with_hash
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.sources import forms
-from energon_pack.sources.copies import copy_numbers, drawn_keys
+from energon_pack.samples.user_map import name_with_hash
+from energon_pack.sources import source_path
 from energon_pack.sources.demo import make_demo
 from energon_pack.sources.find import Source
+from energon_pack.sources.sample_ratio import copy_numbers, drawn_keys
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import folder_of, path_in
@@ -70,7 +70,7 @@ def find_source(
     asked.media_root, asked.remote_media = media_root, settings.get("remote_media") is True
     asked.datasets = settings.get("datasets")
     try:
-        return forms.find_source(asked, path)
+        return source_path.find_source(asked, path)
     except PackError as error:
         raise PackError(f"{error} (--source PATH says where it is now, --media-root where its media are)") from None
 

@@ -22,7 +22,7 @@ from megatron.energon.flavors import BaseWebdatasetFactory
 from PIL import Image
 
 from energon_pack.config import DatasetYaml, PackConfig
-from energon_pack.dataset.packed_with import load_template
+from energon_pack.dataset.packing_template import load_template
 from energon_pack.flavors import MultiMixQASample, PackedMultiMixQASample
 from energon_pack.loading import cookers, make_sample_loader
 from energon_pack.loading.task_encoder import PackedTaskEncoder

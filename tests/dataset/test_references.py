@@ -21,9 +21,9 @@ from megatron.energon import DefaultTaskEncoder
 from megatron.energon.errors import FatalSampleError
 
 from energon_pack.config import Flavor, Format, MediaIn, Overlong, PackConfig
-from energon_pack.dataset.contents import ShardWithMedia
+from energon_pack.dataset.damaged_shards import refuse_damaged_shards
 from energon_pack.dataset.manifest import read_manifest
-from energon_pack.dataset.readable import refuse_damaged_shards
+from energon_pack.dataset.pack_json import ShardWithMedia
 from energon_pack.dataset.source_media import DatasetMedia, source_root
 from energon_pack.errors import PackError
 from energon_pack.loading import cookers
@@ -32,7 +32,7 @@ from energon_pack.samples.flavors import PACKED_FLAVORS
 from energon_pack.samples.flavors.references import without_references
 from energon_pack.samples.parts import Reference
 from energon_pack.sources.find import Source
-from energon_pack.sources.referenced import SourceMedia
+from energon_pack.sources.referenced_media import SourceMedia
 from energon_pack.sources.shard import Shard, TarShard
 from energon_pack.unpack import unpack
 from support.batches import same
@@ -492,7 +492,7 @@ def test_verify_tells_what_is_damaged(referred: Path, change_json: Callable[[Any
 
 def test_few_files_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A source may have a hundred thousand shards."""
-    monkeypatch.setattr("energon_pack.sources.inside._MAX_OPEN_FILES", 2)
+    monkeypatch.setattr("energon_pack.sources.media_containers._MAX_OPEN_FILES", 2)
     media = SourceMedia(str(tmp_path))
     for i in range(5):
         (tmp_path / f"{i}.jpg").write_bytes(bytes([i]) * 5)

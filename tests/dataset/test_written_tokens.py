@@ -17,7 +17,7 @@ import pytest
 from megatron.energon.errors import FatalSampleError
 
 from energon_pack.config import Format, Mask, MediaIn, ModelConfig, OutputConfig, Overlong, PackConfig, Stage
-from energon_pack.dataset.packed_with import load_template
+from energon_pack.dataset.packing_template import load_template
 from energon_pack.errors import PackError
 from energon_pack.inspect.dataset import open_dataset
 from energon_pack.inspect.vocabulary import vocabulary_for
@@ -32,7 +32,7 @@ from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.pack_tokens import members_of, pack_tokens
 from energon_pack.samples.tokens import MemberTokens, SeenMedium, Step
 from energon_pack.samples.tokens_part import CHECKSUM_FIELD, PackTokens
-from energon_pack.templates.inputs import tokens_of_member
+from energon_pack.templates.model_inputs import tokens_of_member
 from energon_pack.templates.template import Template
 from energon_pack.unpack import unpack
 from support import processors

@@ -27,7 +27,7 @@ from energon_pack.config import PackConfig, conf_dir
 from energon_pack.config.validate import to_config
 from energon_pack.dataset.energon import dataset_yamls
 from energon_pack.loading.task_encoder import PackedTaskEncoder
-from energon_pack.plan.noted import NOTES
+from energon_pack.plan.note_counts import NOTES
 from energon_pack.plan.splits import SPLITS
 from energon_pack.samples.flavors import UNPACKED_FLAVOR
 from energon_pack.samples.skip import Reason

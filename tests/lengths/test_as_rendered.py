@@ -20,7 +20,7 @@ from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.templates.chat.jinja import environment
-from energon_pack.templates.full import full_processor
+from energon_pack.templates.full_processor import full_processor
 from energon_pack.templates.models import read_model
 from energon_pack.templates.processor import lines_of, load_saved, load_template, prepare_template
 from energon_pack.templates.processor_inputs import full_ids

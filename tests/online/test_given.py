@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from energon_pack.errors import PackError
-from energon_pack.online.given import UserSamples
+from energon_pack.online.user_dataset import UserSamples
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from support.running import ROOT, environment, run

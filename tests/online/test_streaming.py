@@ -21,7 +21,7 @@ from energon_pack.online.streaming import StreamingPackedDataset
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.templates.inputs import sample_of
+from energon_pack.templates.model_inputs import sample_of
 from energon_pack.templates.sample import Sample
 from support.alone import demo_model
 from support.packed import demo_config, json_lines, lengths, packed

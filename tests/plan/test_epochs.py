@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from energon_pack.plan.existing_packs import plan_of_epoch
 from energon_pack.plan.items import Items
-from energon_pack.plan.made import plan_of_epoch
 from energon_pack.plan.packs import PackPlan, select_packs, split_of_packs
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import GroupBy, Overlong, PackingConfig

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_pack.plan.alike import mend_steps, sort_by_cost
 from energon_pack.plan.even_steps import deal_evenly, lay_out
-from energon_pack.run.seeded import Ints
+from energon_pack.plan.similar_packs import mend_steps, sort_by_cost
+from energon_pack.run.seeded_random import Ints
 from energon_pack.steps.evenness import evenness_figures
 from energon_pack.steps.topology import Topology, reading_order
 

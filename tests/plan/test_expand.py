@@ -13,7 +13,7 @@ import pytest
 
 from energon_pack import LazyPackedDataset, StreamingPackedDataset
 from energon_pack.config import Expand, Flavor, LabelsConfig, Overlong, PackConfig
-from energon_pack.dataset.packed_with import load_template
+from energon_pack.dataset.packing_template import load_template
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.samples.media.medium import Media

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_pack.config import Overlong, PackConfig
-from energon_pack.dataset.packed_with import load_template
+from energon_pack.dataset.packing_template import load_template
 from energon_pack.errors import SamplesLost
 from energon_pack.online.lazy import LazyPackedDataset
 from energon_pack.pack import pack

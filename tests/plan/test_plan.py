@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_pack.errors import PackError
-from energon_pack.plan.counted import Tally
+from energon_pack.plan.distributions import Tally
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.plan import num_packs_without_window, plan_packs
 from energon_pack.plan.settings import GroupBy, Overlong, PackingConfig

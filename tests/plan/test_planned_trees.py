@@ -10,7 +10,7 @@ from energon_pack.plan.items import Items
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import GroupBy, PackingConfig, Share
 from energon_pack.plan.trees import Beginnings, Trees, trees_of, with_own_counts
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded_random import Ints
 
 PACKING = PackingConfig(max_token_len=100, share=Share.prefix, share_min_tokens=1, group_by=GroupBy.none)
 

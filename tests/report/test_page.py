@@ -19,8 +19,8 @@ from energon_pack.pack import pack
 from energon_pack.plan.items import Items
 from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.report import RunFacts
+from energon_pack.report.example_packs import packs_to_look_at
 from energon_pack.report.figures import Origin
-from energon_pack.report.look import packs_to_look_at
 from energon_pack.report.page import PageFacts, run_page
 from energon_pack.report.pages.bars import log_histogram
 from energon_pack.report.pages.html import Html

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from energon_pack.plan.noted import NAME_LISTS, NOTES
+from energon_pack.plan.note_counts import NAME_LISTS, NOTES
 from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.report import MediaFigures
 from energon_pack.report.data_rules import _REMEDIES

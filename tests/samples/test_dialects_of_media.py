@@ -6,7 +6,7 @@ import pytest
 
 from energon_pack.errors import PackError
 from energon_pack.samples.conversation import place
-from energon_pack.samples.listed import media_parts
+from energon_pack.samples.media_parts import media_parts
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import Columns, ReadSettings, Roles

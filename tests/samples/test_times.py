@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 from energon_pack.config import Flavor, Format, Overlong, PackConfig
-from energon_pack.dataset.packed_with import load_template
+from energon_pack.dataset.packing_template import load_template
 from energon_pack.loading.task_encoder import inputs_of
 from energon_pack.pack import pack
 from energon_pack.samples.conversation import place
 from energon_pack.samples.cut import Cut, fields_of_part
 from energon_pack.samples.flavors import PACKED_FLAVORS
-from energon_pack.samples.media.asked import as_asked
+from energon_pack.samples.frame_times import load_patch_positions, stamped, time_marks
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.requested import as_asked
 from energon_pack.samples.options import options_of
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.times import load_patch_positions, stamped, time_marks
 from energon_pack.templates.sample import Sample, frame_lists_as_videos
 from energon_pack.unpack import unpack
 from energon_pack.verify import Options, verify

@@ -14,11 +14,11 @@ import yaml
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.sources.forms import find_forms, find_source, source_format, source_line
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import Format, SourceConfig
+from energon_pack.sources.source_path import find_forms, find_source, source_format, source_line
 from energon_pack.verify import Options, verify
 from support.finding import find_lines, find_shards
 from support.packed import Make, json_lines, packed, prepare, samples, train

@@ -16,7 +16,7 @@ from energon_pack.errors import PackError
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.lengths.worker import MeasureJob, measure
-from energon_pack.samples.listed import media_parts
+from energon_pack.samples.media_parts import media_parts
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import parse_record

@@ -20,12 +20,12 @@ from energon_pack.pack import pack
 from energon_pack.run import bounds
 from energon_pack.run.plain_data import NotPlain, json_value, yaml_value
 from energon_pack.samples.skip import Skip
-from energon_pack.sources import inside, tables
+from energon_pack.sources import tables
 from energon_pack.sources.field_map import read_field_map
 from energon_pack.sources.find import make_shard
-from energon_pack.sources.inside import open_medium, open_zip_member
 from energon_pack.sources.jsonl.dialects import LineSettings
 from energon_pack.sources.jsonl.line_index import index_lines
+from energon_pack.sources.media_containers import open_medium, open_zip_member
 from energon_pack.sources.prepared_folder import read_prepared
 from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.tables import table_of, table_row
@@ -269,7 +269,7 @@ def test_json_that_is_nested_without_end(tmp_path: Path) -> None:
 
 def test_archives_that_hold_more_than_they_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A medium in a zip is read whole."""
-    monkeypatch.setattr(inside, "_MIN_MEMORY_BYTES", 4 << 20)
+    monkeypatch.setattr(media_containers, "_MIN_MEMORY_BYTES", 4 << 20)
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.png", bytes(100 << 20))
         archive.writestr("b.png", b"b" * 1000)

@@ -14,10 +14,10 @@ import pytest
 from energon_pack.config import Flavor, MediaIn, PackConfig, TrainOn
 from energon_pack.errors import PackError
 from energon_pack.plan.settings import Share
-from energon_pack.sources.forms import find_source
 from energon_pack.sources.pack_shard import PackShard
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import TarShard
+from energon_pack.sources.source_path import find_source
 from support.damage import read_shard, write_shard
 from support.packed import json_lines, lengths, packed, samples
 from support.peers import NAMES, Damage, changed, in_json, write_llava_onevision, write_loongforge, write_theirs

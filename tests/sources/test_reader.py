@@ -21,8 +21,8 @@ from energon_pack.samples.sample import Part
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import storage
 from energon_pack.sources.find import make_shard
-from energon_pack.sources.inside import open_inside
 from energon_pack.sources.jsonl.dialects import LineSettings
+from energon_pack.sources.media_containers import open_inside
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import JsonlShard, Shard
 from energon_pack.sources.storage import File, InMemory, State, open_file, state_of
@@ -48,7 +48,7 @@ def test_a_changed_shard_is_not_read(tmp_path: Path) -> None:
 
 
 def test_open_shards_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("energon_pack.sources.inside._MAX_OPEN_FILES", 2)
+    monkeypatch.setattr("energon_pack.sources.media_containers._MAX_OPEN_FILES", 2)
     shards = {}
     for i in range(4):
         shards[i] = make_shard(f"{i}.tar", str(write_tar(tmp_path / f"{i}.tar", {f"k{i}": b""})))

@@ -24,8 +24,8 @@ from energon_pack.run.stores import objects_of, requests
 from energon_pack.run.stores.blocks import Blocks
 from energon_pack.run.stores.requests import StoreError
 from energon_pack.sources import blockwise, reader
-from energon_pack.sources.forms import find_source
-from energon_pack.sources.inside import OpenFiles
+from energon_pack.sources.media_containers import OpenFiles
+from energon_pack.sources.source_path import find_source
 from energon_pack.sources.storage import open_file, read_ahead, state_of
 from support.marks import slow
 from support.packed import files

@@ -18,10 +18,10 @@ from energon_pack.samples.nulls import without_nulls
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import tables
 from energon_pack.sources.find import files_of_split
-from energon_pack.sources.forms import find_forms, find_source, source_format, source_line
 from energon_pack.sources.named_bytes import name_media
 from energon_pack.sources.page_content import SnappyPage, content_of
 from energon_pack.sources.settings import Format, SourceConfig
+from energon_pack.sources.source_path import find_forms, find_source, source_format, source_line
 from energon_pack.sources.storage import InMemory, with_bytes_read
 from support.packed import Make, samples
 from support.read_source import read

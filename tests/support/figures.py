@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from energon_pack.plan.noted import SampleNotes
+from energon_pack.plan.note_counts import SampleNotes
 from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.report import MediaFigures, Report
 from energon_pack.report.figures import Figures, LengthTrials, Loss, Origin, Source, SourceMedium

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from energon_pack.sources.find import Source
-from energon_pack.sources.forms import find_source
 from energon_pack.sources.settings import SourceConfig
+from energon_pack.sources.source_path import find_source
 
 
 def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:

@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 
 from energon_pack.loading.task_encoder import EncodedPack, PackedTaskEncoder
-from energon_pack.templates.full import prepare_torchvision
+from energon_pack.templates.full_processor import prepare_torchvision
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.layout import IGNORE
 from support.ports import free_ports

@@ -6,11 +6,11 @@ from typing import Any
 from energon_pack.lengths.index import refuse_damaged
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.forms import find_source
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import SourceConfig
+from energon_pack.sources.source_path import find_source
 from energon_pack.sources.wds import index_metadata
 
 #: the texts of a sample in the order of its turns, and the bytes of its media; or why it is left out

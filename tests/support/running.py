@@ -17,7 +17,7 @@ from unittest import mock
 
 import pytest
 
-from energon_pack.templates.full import prepare_torchvision
+from energon_pack.templates.full_processor import prepare_torchvision
 
 #: The checkout, and the real processors and samples beside it.
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.templates.full import prepare_torchvision
+from energon_pack.templates.full_processor import prepare_torchvision
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Member, RowForm, neat

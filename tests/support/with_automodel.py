@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from energon_pack.automodel import PackRow, PackRows, collate, dataset
-from energon_pack.templates.full import prepare_torchvision
+from energon_pack.templates.full_processor import prepare_torchvision
 from energon_pack.training.encoded import Pack
 from energon_pack.training.member_encoder import Encoded
 from support.alone import losses_alone

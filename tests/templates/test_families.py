@@ -20,12 +20,12 @@ from energon_pack.errors import PackError
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.build import build
-from energon_pack.templates.choose import choose_template
+from energon_pack.templates.choose_rules import choose_template
 from energon_pack.templates.families import AUTO
-from energon_pack.templates.families.asking import AskedProcessor
-from energon_pack.templates.families.meta import ShapesOnly
+from energon_pack.templates.families.asked_processor import AskedProcessor
+from energon_pack.templates.families.meta_tensors import ShapesOnly
+from energon_pack.templates.families.sound_steps import StepCache
 from energon_pack.templates.families.stand_ins import BlankMedia
-from energon_pack.templates.families.steps import StepCache
 from energon_pack.templates.folder import processor_class
 from energon_pack.templates.models import packaged_models, read_model
 from energon_pack.templates.processor import choice_of, load_saved, load_template, prepare_template

@@ -12,18 +12,18 @@ import pytest
 
 from energon_pack.errors import PackError
 from energon_pack.samples.media.arguments import sound_arguments
-from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import media_inputs, prepared_media
 from energon_pack.samples.media.probe import probe
+from energon_pack.samples.media.requested import as_asked
 from energon_pack.samples.media.streams import decode_audio
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.build import build
-from energon_pack.templates.choose import choose_template
-from energon_pack.templates.families.asking import AskedProcessor
+from energon_pack.templates.choose_rules import choose_template
+from energon_pack.templates.families.asked_processor import AskedProcessor
 from energon_pack.templates.families.stand_ins import blank_spectrogram_method
-from energon_pack.templates.full import full_processor
+from energon_pack.templates.full_processor import full_processor
 from energon_pack.templates.identity import HEARD_VIDEOS
 from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample
@@ -180,7 +180,9 @@ def test_a_wrong_interleaving_is_seen_before_any_sample(tmp_path: Path, monkeypa
 
     folder = processors.qwen2_5_omni(tmp_path / "processor")
     settings = of_model("auto", folder)
-    monkeypatch.setattr("energon_pack.templates.choose.Trial", partial(Trial, lists=[(), ("video",), (HEARD_VIDEOS,)]))
+    monkeypatch.setattr(
+        "energon_pack.templates.choose_rules.Trial", partial(Trial, lists=[(), ("video",), (HEARD_VIDEOS,)])
+    )
     template, choice = choose_template(settings, folder)
     assert choice.left_out.get(HEARD_VIDEOS) is None
     monkeypatch.setattr(AskedProcessor, "texts", behind)

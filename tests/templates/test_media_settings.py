@@ -16,15 +16,15 @@ import pytest
 import torch
 from PIL import Image
 
-from energon_pack.samples.media.asked import as_asked, lists_of_frames
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import prepared_media
 from energon_pack.samples.media.probe import probe
+from energon_pack.samples.media.requested import as_asked, lists_of_frames
 from energon_pack.samples.options import options_of
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.rules import FrameSampling
-from energon_pack.templates.full import full_processor
+from energon_pack.templates.full_processor import full_processor
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.processor import load_saved, prepare_template
 from energon_pack.templates.processor_inputs import full_ids

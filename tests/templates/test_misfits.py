@@ -13,7 +13,7 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.samples.media.medium import Media
 from energon_pack.templates.build import build
-from energon_pack.templates.choose import TemplateChoice
+from energon_pack.templates.choose_rules import TemplateChoice
 from energon_pack.templates.families.qwen_vl import QwenVL
 from energon_pack.templates.identity import UNEVEN_VIDEOS
 from energon_pack.templates.processor import choice_of, load_template, prepare_template

@@ -14,7 +14,7 @@ import pytest
 
 from energon_pack.errors import PackError
 from energon_pack.templates.folder import files_state
-from energon_pack.templates.full import full_processor
+from energon_pack.templates.full_processor import full_processor
 from energon_pack.templates.processor import load_saved, load_template, prepare_template
 from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample

@@ -13,7 +13,7 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.samples.media.medium import Media
 from energon_pack.templates.build import build
-from energon_pack.templates.choose import TemplateChoice
+from energon_pack.templates.choose_rules import TemplateChoice
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
 from support.models import of_model

@@ -9,7 +9,7 @@ from PIL import Image
 from energon_pack.samples.media.arguments import Prepared
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import media_inputs
-from energon_pack.templates.full import full_processor
+from energon_pack.templates.full_processor import full_processor
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample

@@ -17,7 +17,7 @@ from energon_pack.errors import PackError
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.templates.full import prepare_torchvision
+from energon_pack.templates.full_processor import prepare_torchvision
 from energon_pack.templates.preprocess import smart_resize
 from energon_pack.templates.processor import load_saved, load_template, prepare_template
 from energon_pack.templates.sample import Sample

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from energon_pack.samples.media.asked import as_asked, lists_of_frames
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.probe import probe
+from energon_pack.samples.media.requested import as_asked, lists_of_frames
 from energon_pack.samples.media.streams import decode_frames
 from energon_pack.samples.options import options_of
 from energon_pack.templates.families.qwen_vl import QwenVL

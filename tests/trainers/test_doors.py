@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from energon_pack import PackError, guard
-from energon_pack.dataset.packed_with import load_template
+from energon_pack.dataset.packing_template import load_template
 from energon_pack.trainers.check import check_trainer
 from energon_pack.trainers.collator import Collator
 from energon_pack.trainers.loss import weighted

@@ -12,10 +12,10 @@ from energon_pack.samples.media.arguments import Prepared
 from energon_pack.samples.media.medium import Media
 from energon_pack.templates.build import build
 from energon_pack.templates.template import Template
-from energon_pack.training.calls import ProcessorCalls, _random_medium
 from energon_pack.training.encoded import has_audio_in_video
+from energon_pack.training.media_inputs import Pixels
 from energon_pack.training.member_encoder import Encoded, MemberEncoder
-from energon_pack.training.pixels import Pixels
+from energon_pack.training.processor_calls import ProcessorCalls, _random_medium
 from energon_pack.training.proof import prove
 from energon_pack.training.rope import OwnRope, rope_of
 from support import omni, processors

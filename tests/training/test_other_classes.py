@@ -20,13 +20,13 @@ from PIL import Image
 from torch.nn.functional import cross_entropy
 
 from energon_pack.config import GroupBy, Mask, ModelConfig, PackConfig, Rope
-from energon_pack.dataset.packed_with import load_template
+from energon_pack.dataset.packing_template import load_template
 from energon_pack.loading.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.pack import pack
 from energon_pack.samples.media.prepared import media_inputs, prepared_media
 from energon_pack.samples.placeholders import split_content
-from energon_pack.templates.full import full_processor
-from energon_pack.templates.inputs import sample_of
+from energon_pack.templates.full_processor import full_processor
+from energon_pack.templates.model_inputs import sample_of
 from energon_pack.templates.template import Template
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.forward_inputs import MixingError

@@ -18,13 +18,13 @@ from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.full import full_processor
+from energon_pack.templates.full_processor import full_processor
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample
 from energon_pack.training.batch import PackedBatch, touch_vision
-from energon_pack.training.calls import ProcessorCalls
 from energon_pack.training.joining import Join, JoinError
 from energon_pack.training.member_encoder import Encoded, MemberEncoder
+from energon_pack.training.processor_calls import ProcessorCalls
 from energon_pack.training.rope import RopeRule
 from support import processors
 from support.hearing import HEARING

@@ -20,7 +20,7 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import media_inputs
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.member import MemberInput
-from energon_pack.templates.full import full_processor, model_classes_of
+from energon_pack.templates.full_processor import full_processor, model_classes_of
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template

@@ -16,7 +16,7 @@ from energon_pack.training.guards import guard
 from energon_pack.training.host_reads import HostReads
 from energon_pack.training.masks import PROVEN_TOWERS
 from energon_pack.training.member_encoder import Encoded
-from energon_pack.training.together import moved_together
+from energon_pack.training.tensor_buffer import moved_together
 from energon_pack.training.tower import TowerInputs
 from support.tiny import FAMILIES, make_batch, make_members, make_model
 

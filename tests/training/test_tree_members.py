@@ -13,9 +13,9 @@ from energon_pack.samples.member import MemberInput, Shared
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.template import Template
 from energon_pack.training.encoded import BadPack
+from energon_pack.training.media_inputs import Pixels
 from energon_pack.training.member_encoder import Encoded, MemberEncoder, UnreadMember
 from energon_pack.training.pack_encoder import PackEncoder
-from energon_pack.training.pixels import Pixels
 from energon_pack.training.rope import RopeRule, rope_of
 from support.models import of_model
 from support.processors import glm4v

@@ -13,8 +13,8 @@ from torch.distributed.fsdp import fully_shard
 
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import guard
+from energon_pack.training.model_wrappers import class_of, unwrapped
 from energon_pack.training.trial_inputs import MemberSpan, trial_inputs
-from energon_pack.training.wrapped import class_of, unwrapped
 from support.running import ROOT, command
 from support.tiny import make_batch, make_members, make_model, tf
 

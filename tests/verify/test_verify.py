@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.pack_files import PackFiles
+from energon_pack.dataset.pack_json import Pack
 from energon_pack.errors import PackError, printable, short
 from energon_pack.samples.sample import Part
 from energon_pack.verify import shard_checks as shard

@@ -30,7 +30,7 @@ from energon_pack.plan.bins.planned_bins import (
     shuffled_argsort,
 )
 from energon_pack.plan.settings import Algorithm
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded_random import Ints
 
 __all__ = ["Bins", "lower_bound", "lower_bound_l2", "pack_bins"]
 

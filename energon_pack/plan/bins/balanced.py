@@ -16,7 +16,7 @@ import numpy as np
 from energon_pack.plan.bins.exact import RemainingItems
 from energon_pack.plan.bins.greedy import best_fit_decreasing
 from energon_pack.plan.bins.planned_bins import OpenBins, SameBins, as_int32, bins_of, count_bins
-from energon_pack.run.seeded import AnyInts, Ints, RandomStream, random_keys
+from energon_pack.run.seeded_random import AnyInts, Ints, RandomStream, random_keys
 
 #: Shares of the tokens to keep back for filling gaps: the smaller the share, the more even the bins.
 _TAIL_SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.11, 0.15, 0.3, 0.5)

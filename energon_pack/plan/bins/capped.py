@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from energon_pack.plan.bins.balanced import fill_gaps
 from energon_pack.plan.bins.planned_bins import Bins, group_by_bin, shuffled_argsort
-from energon_pack.run.seeded import AnyInts, Ints
+from energon_pack.run.seeded_random import AnyInts, Ints
 
 _LOAD_LEVELS = 2**16 - 1  # loads are compared as 16-bit shares of a cap: NumPy sorts these by radix
 #: Ways to try: the share of the tokens, in small items without special costs, that is dealt last; and whether bins rich

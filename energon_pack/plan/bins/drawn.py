@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from energon_pack.plan.bins.planned_bins import SameBins, choose_fullest_sum
-from energon_pack.run.seeded import Ints, random_keys
+from energon_pack.run.seeded_random import Ints, random_keys
 
 _MAX_WAITING = 200  # items that wait; after so many bins the oldest begins the next one, else items that fit badly stay
 _MAX_DRAWS = 20_000  # items that are drawn one by one; if there are more, each draw stands for several of its length

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.plan.bins.planned_bins import SameBins
-from energon_pack.run.seeded import Ints, RandomStream
+from energon_pack.run.seeded_random import Ints, RandomStream
 
 _TRIPLE_TRIES = 6  # first items tried for a completion with three
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from energon_pack.plan.bins.planned_bins import OpenBins, SameBins
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded_random import Ints
 
 
 def best_fit_decreasing(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from energon_pack.run.seeded import AnyInts, Ints, random_keys
+from energon_pack.run.seeded_random import AnyInts, Ints, random_keys
 
 _ALL_BITS = 2**64 - 1
 

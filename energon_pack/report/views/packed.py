@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from energon_pack.dataset.contents import Pack, messages_of, written_tokens
 from energon_pack.dataset.files import PlanRow
+from energon_pack.dataset.pack_json import Pack, messages_of, written_tokens
 from energon_pack.errors import PackError, one_line
 from energon_pack.report.views.spans import Vocabulary, with_tokens
 from energon_pack.report.views.view import Medium, MemberView, PackPlace, PackView, thumbnail, turns_of

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.run.by_name import load_entry_point
+from energon_pack.run.load_by_name import load_entry_point
 
 
 class ExecutorKind(str, Enum):

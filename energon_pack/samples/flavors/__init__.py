@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.run.by_name import load_entry_point
+from energon_pack.run.load_by_name import load_entry_point
 from energon_pack.samples.flavors.base import Flavor, PackedFlavor
 from energon_pack.samples.flavors.captioning import PackedCaptioning
 from energon_pack.samples.flavors.fit import FIT_RULES

@@ -9,8 +9,8 @@ from typing import Any
 
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.documents import DOCUMENT
-from energon_pack.samples.media.asked import lists_of_frames
 from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.requested import lists_of_frames
 from energon_pack.samples.member import NO_OPTIONS
 from energon_pack.samples.options import option_fields, options_of
 from energon_pack.samples.placeholders import PLACEHOLDERS

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from energon_pack.run.by_name import load_entry_point, load_named
+from energon_pack.run.load_by_name import load_entry_point, load_named
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.arguments import Clip, Prepared, media_arguments, metadata
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO

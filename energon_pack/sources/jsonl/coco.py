@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from energon_pack.run.lru_cache import LruCache
 from energon_pack.run.plain_data import json_value
-from energon_pack.run.recent import LruCache
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.storage import File
 

@@ -12,10 +12,10 @@ from energon_pack.run.address import bucket_of
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.find import FileFinder, ListedFile, files_of_split, parquet_hint
-from energon_pack.sources.inside import archive_path, open_medium, split_name
 from energon_pack.sources.jsonl.dialects import LineSettings
 from energon_pack.sources.jsonl.line_index import LINE_PART
 from energon_pack.sources.jsonl.meta_files import EntryChoice, listed_files
+from energon_pack.sources.media_containers import archive_path, open_medium, split_name
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import JsonlShard, Shard
 from energon_pack.sources.storage import folder_of, names_in, path_in, real_path, walk

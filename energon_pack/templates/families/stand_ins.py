@@ -1,4 +1,4 @@
-"""Make the stand-ins for media that `asking` shows to a processor: without values, or black and silent.
+"""Make the stand-ins for media that `asked_processor` shows to a processor: without values, or black and silent.
 
 The spectrogram takes nearly all the time of a feature extractor's call: a stand-in of the right shape replaces it. The
 extractor itself still pads, cuts and makes masks, which decide the number of tokens.
@@ -50,7 +50,7 @@ class ShapeOnlyMedia(BlankMedia):
         return blank_spectrogram_method(extractor)
 
     def context(self) -> AbstractContextManager[Any]:
-        from energon_pack.templates.families.meta import ShapesOnly
+        from energon_pack.templates.families.meta_tensors import ShapesOnly
 
         return ShapesOnly()
 

@@ -13,7 +13,7 @@ from energon_pack.plan.bins import Bins, lower_bound, lower_bound_l2, pack_bins
 from energon_pack.plan.bins.balanced import FillOrder, fill_gaps
 from energon_pack.plan.bins.planned_bins import shuffled_argsort
 from energon_pack.plan.settings import Algorithm
-from energon_pack.run.seeded import RandomStream, random_keys
+from energon_pack.run.seeded_random import RandomStream, random_keys
 
 #: a capacity, and lengths that fit it
 cases = st.integers(1, 60).flatmap(lambda c: st.tuples(st.just(c), st.lists(st.integers(1, c), max_size=120)))

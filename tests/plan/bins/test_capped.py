@@ -13,7 +13,7 @@ from energon_pack.plan.bins.drawn import drawn_fit
 from energon_pack.plan.bins.planned_bins import choose_fullest_sum, count_bins
 from energon_pack.plan.pool import Pool
 from energon_pack.plan.settings import Algorithm, PackingConfig
-from energon_pack.run.seeded import Ints, random_keys
+from energon_pack.run.seeded_random import Ints, random_keys
 
 #: caps, and items of which none breaks one alone
 cases = st.lists(st.integers(1, 30), min_size=1, max_size=4).flatmap(

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import EpsImagePlugin, Image, ImageOps
 
+from energon_pack.samples.frame_times import load_patch_positions
 from energon_pack.samples.media.image import open_image
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.probe import probe, probe_part
 from energon_pack.samples.sample import Part
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.samples.times import load_patch_positions
 from energon_pack.sources.storage import InMemory
 from support.samples import picture
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
+from energon_pack.samples.media.requested import as_asked
 from energon_pack.samples.member import NO_OPTIONS
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Reason, Skip

@@ -10,9 +10,9 @@ from typing import Any
 
 from energon_pack.samples import keys as table
 from energon_pack.samples.conversation import place
-from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.kinds import kind_by_name
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.requested import as_asked
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.options import options_of
 from energon_pack.samples.settings import ReadSettings

@@ -3,13 +3,12 @@
 from typing import Any
 
 import energon_pack
-from energon_pack.trainers import doors
 from energon_pack.trainers.collator import Collator
 
 #: names that are replaced, so that no type holds for them
 _PACKAGE: Any = energon_pack
-_ALL: Any = doors.ForTrainers
-_NUMBERED: Any = doors.PacksByNumber
+_ALL: Any = pack_datasets.ForTrainers
+_NUMBERED: Any = pack_datasets.PacksByNumber
 _STREAMED: Any = energon_pack.StreamingPackedDataset
 
 

@@ -10,7 +10,7 @@ import torch
 
 from energon_pack import guard
 from energon_pack.training.forward_inputs import MixingError
-from energon_pack.training.wrapped import unwrapped
+from energon_pack.training.model_wrappers import unwrapped
 
 _kept = ExitStack()
 _main: Any = sys.modules["__main__"]

@@ -31,7 +31,7 @@ from torch.nn.functional import cross_entropy  # noqa: E402
 import energon_pack.trainers.check as checks  # noqa: E402
 from energon_pack.trainers.collator import Collator  # noqa: E402
 from energon_pack.training.encoded import Pack  # noqa: E402
-from energon_pack.training.wrapped import class_of, unwrapped  # noqa: E402
+from energon_pack.training.model_wrappers import class_of, unwrapped  # noqa: E402
 
 torch.backends.cudnn.allow_tf32 = False  # a step on a GPU is compared with the samples on a CPU
 noted: dict[str, Any] = {"losses": [], "expected": [], "checks": []}

@@ -15,7 +15,7 @@ from energon_pack.templates.chat.left_out import refuse_left_out
 from energon_pack.templates.chat.renderer import Renderer
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
-from energon_pack.templates.choose import TemplateChoice
+from energon_pack.templates.choose_rules import TemplateChoice
 from energon_pack.templates.settings import LabelsConfig, TrainOn
 
 CHATML = (

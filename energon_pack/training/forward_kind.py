@@ -13,7 +13,7 @@ import torch
 from torch.nn import Module
 
 from energon_pack.training.forward_inputs import mask_of
-from energon_pack.training.watch import tokens_of
+from energon_pack.training.recording import tokens_of
 
 #: batches of a kind until its second trial; until the third so many times as many
 _WAIT_BATCHES = 16

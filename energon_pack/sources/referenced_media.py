@@ -13,7 +13,7 @@ from energon_pack.run.address import bucket_of
 from energon_pack.samples.bytes import Bytes, Range
 from energon_pack.samples.parts import Reference
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.inside import OpenFiles, joined_name
+from energon_pack.sources.media_containers import OpenFiles, joined_name
 from energon_pack.sources.storage import File, path_in
 from energon_pack.sources.tar import BLOCK, name_and_size
 

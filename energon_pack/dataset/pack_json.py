@@ -16,16 +16,16 @@ from energon_pack.samples.flavors import DEFAULT_FLAVOR
 from energon_pack.samples.flavors.base import Fields, PackedFlavor
 from energon_pack.samples.flavors.references import reference_defects, without_references
 from energon_pack.samples.flavors.schema import Schema, wrong_fields
+from energon_pack.samples.frame_times import load_patch_positions
 from energon_pack.samples.pack_reader import num_shared_media
 from energon_pack.samples.pack_tokens import members_of
 from energon_pack.samples.parts import Reference, has_references, references_of
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.sample import Message, Part, media_type
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.times import load_patch_positions
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import TOKENS_PART, TokensDamaged, read_tokens
-from energon_pack.sources.referenced import MEDIA_AT_ONCE
+from energon_pack.sources.referenced_media import MEDIA_AT_ONCE
 
 
 @dataclass(frozen=True)

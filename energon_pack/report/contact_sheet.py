@@ -17,13 +17,13 @@ import pyarrow.compute as pc
 from energon_pack.errors import PackError
 from energon_pack.lengths.worker import LengthsRow
 from energon_pack.plan.items import AnyInts, Lengths
-from energon_pack.plan.noted import NAME_LISTS, NOTES
+from energon_pack.plan.note_counts import NAME_LISTS, NOTES
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.report.pages.html import Html, clipped, picture, section, tag
 from energon_pack.report.remark import Remark
 from energon_pack.report.views.view import thumbnail, turns_of
-from energon_pack.run.scratch import blocks
-from energon_pack.run.seeded import Ints
+from energon_pack.run.scratch_arrays import blocks
+from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip

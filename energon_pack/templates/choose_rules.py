@@ -13,9 +13,14 @@ from energon_pack.errors import PackError, one_line
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.templates.build import build
 from energon_pack.templates.families import ASKED, AUTO, family_of
-from energon_pack.templates.families.asking import processor_part
+from energon_pack.templates.families.asked_processor import processor_part
 from energon_pack.templates.folder import PROCESSOR_FILES, has_media_parts, processor_class, settings_in
-from energon_pack.templates.full import full_processor, known_processor_classes, model_classes_of, quiet_transformers
+from energon_pack.templates.full_processor import (
+    full_processor,
+    known_processor_classes,
+    model_classes_of,
+    quiet_transformers,
+)
 from energon_pack.templates.identity import HEARD_VIDEOS, MIXED_MEDIA, UNEVEN_VIDEOS
 from energon_pack.templates.models import model_name_of
 from energon_pack.templates.settings import TemplateSettings

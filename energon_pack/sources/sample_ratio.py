@@ -6,7 +6,7 @@ from zlib import crc32
 
 import numpy as np
 
-from energon_pack.run.seeded import Ints, random_keys
+from energon_pack.run.seeded_random import Ints, random_keys
 
 _COPY_MARK = re.compile(r"@\d+$")
 

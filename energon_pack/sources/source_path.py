@@ -14,9 +14,10 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError, amount
-from energon_pack.run.by_name import load_entry_point
+from energon_pack.run.load_by_name import load_entry_point
 from energon_pack.samples.media.kinds import MEDIA_NAMES
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.sources.entry_settings import EntrySettings, read_entry_settings
 from energon_pack.sources.field_map import read_field_map
 from energon_pack.sources.find import JSON_FILE, FileFinder, ListedFile, Source, find_files, parquet_hint, without_plans
 from energon_pack.sources.jsonl.line_files import LineFileFinder, files_of_samples, stem
@@ -29,7 +30,6 @@ from energon_pack.sources.mixture import (
     read_yaml_object,
 )
 from energon_pack.sources.other_formats import ARROW_ADVICE
-from energon_pack.sources.own import EntrySettings, read_entry_settings
 from energon_pack.sources.pack_shard import with_pack_shards
 from energon_pack.sources.prepared_folder import SplitSelection
 from energon_pack.sources.settings import Format, SourceConfig

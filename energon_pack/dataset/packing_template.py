@@ -4,14 +4,14 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from energon_pack.dataset.kept_inputs import read_input_rules, refuse_other_ids
+from energon_pack.dataset.input_rules_file import read_input_rules, refuse_other_ids
 from energon_pack.dataset.manifest import processor_folder, read_manifest
 from energon_pack.errors import PackError
 from energon_pack.run.plain_data import node_of
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.families import ASKED, AUTO
-from energon_pack.templates.inputs import tokens_of_member
+from energon_pack.templates.model_inputs import tokens_of_member
 from energon_pack.templates.processor import load_template as load_model_template
 from energon_pack.templates.settings import Labels, MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.run.by_name import load_named
+from energon_pack.run.load_by_name import load_named
 from energon_pack.samples.raw_json import parse_json
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip

@@ -12,7 +12,7 @@ from energon_pack.training.batch import total_weight, weighted_loss
 from energon_pack.training.encoded import Pack
 from energon_pack.training.host_reads import HostReads
 from energon_pack.training.masks import BOUNDARY_MARK, outline_of
-from energon_pack.training.wrapped import class_of, unwrapped
+from energon_pack.training.model_wrappers import class_of, unwrapped
 
 #: keys of a batch from which a forward would compute a loss
 _LOSS_KEYS = {*LOSS_KEYS, "shift_labels"}

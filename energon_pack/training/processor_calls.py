@@ -18,7 +18,7 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import changed, clip, media_inputs
 from energon_pack.samples.tokens import MemberTokens, SeenMedium
-from energon_pack.templates.full import full_processor, quiet_transformers
+from energon_pack.templates.full_processor import full_processor, quiet_transformers
 from energon_pack.training.joining import JoinError
 
 #: parameters of glibc's mallopt(3): the most large blocks that are mapped; map blocks from this size on; return the

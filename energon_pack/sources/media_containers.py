@@ -10,8 +10,8 @@ from typing import Any
 from energon_pack.errors import one_line
 from energon_pack.run.address import bucket_of
 from energon_pack.run.bounds import BoundExceeded, bounded
+from energon_pack.run.lru_cache import LruCache
 from energon_pack.run.plain_data import json_value
-from energon_pack.run.recent import LruCache
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.named_bytes import medium_at

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.nn.modules.dropout import _DropoutNd
 
-from energon_pack.training.wrapped import configs_in
+from energon_pack.training.model_wrappers import configs_in
 
 #: elements; a larger buffer holds weights (GPTQ, AWQ), which no forward changes
 _MAX_BUFFER_ELEMENTS = 2**20

@@ -18,18 +18,18 @@ from PIL import Image
 
 from energon_pack.errors import PackError
 from energon_pack.samples.conversation import ReadSample, place
-from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.image_probe import medium_of
 from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS, PART_TYPES
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
+from energon_pack.samples.media.requested import as_asked
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.options import options_of
 from energon_pack.samples.record import Record, with_hearing
 from energon_pack.samples.sample import MediaPart, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.samples.unread import leaf_values, media_file_names, refuse_unread_media
+from energon_pack.samples.unread_media import leaf_values, media_file_names, refuse_unread_media
 from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
 from energon_pack.sources.reader import state_of
 from energon_pack.sources.rows import MeasuredRow

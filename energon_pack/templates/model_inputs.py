@@ -24,10 +24,10 @@ from energon_pack.samples.input_rules import (
     InputRules,
     Trial,
 )
-from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
+from energon_pack.samples.media.requested import as_asked
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.skip import Skip

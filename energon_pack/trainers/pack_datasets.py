@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from energon_pack.dataset.manifest import PackSums
 from energon_pack.errors import PackError
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.member import MemberInput
 from energon_pack.steps.topology import ranks_here
 from energon_pack.training.batch import PackedBatch

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from energon_pack.samples.media.arguments import Clip, Prepared, media_arguments
-from energon_pack.samples.media.asked import metadata_of
 from energon_pack.samples.media.kinds import AUDIO, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.requested import metadata_of
 from energon_pack.templates.families.stand_ins import BlankMedia
 
 _SEPARATOR = "\ue000"  # a private-use character: no chat, and no processor, writes it

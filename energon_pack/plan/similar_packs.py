@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded_random import Ints
 
 Floats = npt.NDArray[np.float64]
 

@@ -12,9 +12,9 @@ from energon_pack.config.naming import content_settings
 from energon_pack.dataset.energon import manifest_settings
 from energon_pack.errors import PackError
 from energon_pack.lengths.index import first_samples
-from energon_pack.online.given import MapStyleDataset, UserSamples
 from energon_pack.online.prepare import run_without_files
 from energon_pack.online.samples import IndexedRow, IndexedSamples, Samples, StoredRows, write_index
+from energon_pack.online.user_dataset import MapStyleDataset, UserSamples
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_process_at_a_time
 from energon_pack.run.progress import Progress

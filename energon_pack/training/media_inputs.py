@@ -14,9 +14,9 @@ from energon_pack.samples.input_rules import SAME_SIZE, SEVERAL_SIZES, VIDEOS_WI
 from energon_pack.samples.media.arguments import Prepared, merged
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.tokens import SeenMedium
-from energon_pack.templates.full import quiet_transformers
-from energon_pack.training.calls import ProcessorCalls, TokenFunction, trial_media, trial_members
+from energon_pack.templates.full_processor import quiet_transformers
 from energon_pack.training.joining import Join, JoinError, find_joins, join
+from energon_pack.training.processor_calls import ProcessorCalls, TokenFunction, trial_media, trial_members
 
 _log = logging.getLogger(__name__)
 

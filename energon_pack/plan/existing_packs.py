@@ -18,7 +18,7 @@ from energon_pack.plan.mix import num_draws
 from energon_pack.plan.packs import PackPlan, members_of
 from energon_pack.plan.plan import group_of_items, lay_out_packs, order_by_windows
 from energon_pack.plan.settings import PackingConfig
-from energon_pack.run.seeded import Ints, epoch_seed, random_keys
+from energon_pack.run.seeded_random import Ints, epoch_seed, random_keys
 from energon_pack.steps.cost import CostModel
 
 _MIN_STEPS_PER_PASS = 64  # steps of a pass at least, so that few packs are left over from whole steps

@@ -7,8 +7,8 @@ import numpy as np
 
 from energon_pack.plan.items import AnyInts, Lengths
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
-from energon_pack.run.scratch import blocks
-from energon_pack.run.seeded import Ints
+from energon_pack.run.scratch_arrays import blocks
+from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 
 _PERCENTILES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
