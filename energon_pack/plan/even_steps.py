@@ -1,8 +1,9 @@
 """Order packs so that every step is even over the ranks that train on it, for `packing.topology`.
 
-    packs ──alike──► rows of packs of like cost, one of each worker ──steps──► rows that train evenly much together
-          ──evened──► each worker's sum alike ──order_packs──► steps in an order in which every stretch is alike
-          ──stream──► to where Energon's loader reads them together ──limits──► or unchanged, if that was more even
+    packs ──sort_by_cost──► rows of packs of like cost, one of each worker
+          ──steps──► rows that train evenly much together ──deal_evenly──► each worker's sum alike
+          ──order_packs──► steps in an order in which every stretch is alike
+          ──reading_order──► to where Energon's loader reads them together ──► or unchanged, if that was more even
 
 A rank waits for the slowest rank of its step, twice if vision encoder and language model run one after the other. So
 both costs have to be even at once, and a FLOP of either counts the same. With one pack per rank in a step, alike packs

@@ -1,6 +1,6 @@
 """Put packs that exist already into one order: drawn by epochs, and laid out for steps. Pure.
 
-    packs of several datasets ──times──► passes, each with a pack once or not at all ──laid_out──► numbers of packs
+    packs of several datasets ──times──► passes, each with a pack once or not at all ──lay_out_packs──► their numbers
 
 A pack that comes three times comes in three passes, so that no step has it twice. If passes would then have too few
 steps, a pass has the pack more than once.

@@ -1,6 +1,6 @@
 """The contact sheet of a run: a few samples of each kind, with their tokens; a click opens the strip of their pack.
 
-    lengths, plan, remarks ──chosen──► samples ──drawn, in a worker──► tiles ──sheet──► HTML
+    lengths, plan, remarks ──choose_tiles──► samples ──draw_tiles, in a worker──► tiles ──► HTML
 
 The kinds are the longest, the shortest, one of each remark, some drawn by chance, and what is left out.
 """

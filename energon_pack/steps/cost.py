@@ -1,6 +1,6 @@
 """Estimate a sample's cost in a training step: forward FLOPs of the language model and of the vision encoder.
 
-    config.json of the model ──cost_model──► CostModel ──lm, vision──► FLOPs of each sample
+    config.json of the model ──cost_model──► CostModel ──lm_flops, vision_flops──► FLOPs of each sample
 
 In each of them the backward pass costs about twice the forward pass, so forward FLOPs show how ranks share a step.
 """

@@ -1,6 +1,6 @@
 """How a stream is dealt to ranks, and where each rank is in it: what is taken, what comes next, where others go on.
 
-    Position of a rank ─after─► Position: some turns later ─taken_by, all ranks'─► Taken ─► Position of other ranks …
+    Position of a rank ─after─► Position: some turns later ─numbers_taken_by, all ranks'─► Taken ─► Position of others …
 
 A stream is endless: packs on disk, packs planned while loading, batches of like lengths, or draws from a dataset.
 Rank r's t-th turn is number t · ranks + r of those left, so that in each turn all ranks together take a row of

@@ -20,7 +20,7 @@ from energon_pack.pack import pack
 from energon_pack.run import bounds
 from energon_pack.run.plain_data import NotPlain, json_value, yaml_value
 from energon_pack.samples.skip import Skip
-from energon_pack.sources import tables
+from energon_pack.sources import media_containers, tables
 from energon_pack.sources.field_map import read_field_map
 from energon_pack.sources.find import make_shard
 from energon_pack.sources.jsonl.dialects import LineSettings

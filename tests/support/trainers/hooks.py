@@ -3,6 +3,7 @@
 from typing import Any
 
 import energon_pack
+from energon_pack.trainers import pack_datasets
 from energon_pack.trainers.collator import Collator
 
 #: names that are replaced, so that no type holds for them
