@@ -186,7 +186,7 @@ def _thinned(gradient: Tensor | None) -> Tensor | None:
 
 
 def compare_gradients(packed: Gradients, pairs: Sequence[tuple[PlacedSample, Gradients]]) -> tuple[float, float]:
-    """Return the largest difference of gradients to those alone, and the largest of samples not `in_loss`, as shares."""
+    """Return the largest difference of gradients to those alone, and the largest one not `in_loss`, as shares."""
     assert packed.embeddings is not None
     expected = torch.zeros_like(packed.embeddings, dtype=torch.float32)
     is_own = torch.zeros(expected.shape[:2], dtype=torch.bool, device=expected.device)
