@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from energon_pack.samples.media.asked import as_asked
+from energon_pack.samples.media.asked import with_asked_settings
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import media_inputs, prepared_media
 from energon_pack.samples.media.probe import probe
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def looked_at(data: bytes) -> list[Media]:
-    return as_asked([probe(io.BytesIO(data))], None, HEARD, lambda _: io.BytesIO(data))
+    return with_asked_settings([probe(io.BytesIO(data))], None, HEARD, lambda _: io.BytesIO(data))
 
 
 def made(number: int) -> Iterator[tuple[str, bytes]]:

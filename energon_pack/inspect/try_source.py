@@ -53,7 +53,7 @@ from energon_pack.stages.measuring import Measured
 from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.stages.planning import plan_source
 from energon_pack.steps.cost import max_positions
-from energon_pack.templates.processor import load_saved, processor_folder_of, rules_of
+from energon_pack.templates.processor import load_saved_template, processor_folder_of, rules_of
 from energon_pack.templates.template import Template
 
 _MOST_FILES = 64
@@ -155,7 +155,7 @@ def _measured(run: PackRun, arguments: argparse.Namespace, is_first: bool = Fals
 def _try(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], PackRun]) -> None:
     tried = _measured(begin(()), arguments, is_first=True)
     config, lengths = tried.run.config, tried.measured.lengths
-    _show_samples(config, lengths, load_saved(tried.measured.method.template_folder))
+    _show_samples(config, lengths, load_saved_template(tried.measured.method.template_folder))
     print_heading("── what would be lost")
     examples = _examples(config, lengths)
     _print_losses(lengths, examples)

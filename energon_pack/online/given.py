@@ -18,7 +18,7 @@ from PIL import Image
 
 from energon_pack.errors import PackError
 from energon_pack.samples.conversation import ReadSample, place
-from energon_pack.samples.media.asked import as_asked
+from energon_pack.samples.media.asked import with_asked_settings
 from energon_pack.samples.media.image_probe import medium_of
 from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS, PART_TYPES
 from energon_pack.samples.media.medium import Media
@@ -106,7 +106,7 @@ class UserSamples:
             if self._settings.media is None:
                 refuse_unread_media(placed.record, [name for name, _ in opened], bool(opened), self._kind_of)
             data = [opened[i][1] for i in placed.order]
-            media_found = as_asked(
+            media_found = with_asked_settings(
                 [media_found[i] for i in placed.order],
                 fields.get("video_frames"),
                 options_of(fields),

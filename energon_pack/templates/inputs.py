@@ -16,7 +16,7 @@ import numpy as np
 from energon_pack.run.plain_data import plain
 from energon_pack.run.user_cache import version_of
 from energon_pack.samples.input_rules import BLANK, HEARD, PROBE, SIZES, TWINS, InputRules, Trial
-from energon_pack.samples.media.asked import as_asked
+from energon_pack.samples.media.asked import with_asked_settings
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
@@ -24,7 +24,7 @@ from energon_pack.samples.member import MemberInput
 from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import LengthError, MemberTokens
-from energon_pack.templates.families import ASKED
+from energon_pack.templates.families import ASKING_FAMILIES
 from energon_pack.templates.sample import Sample
 
 #: a `Template`, whose module imports this one
@@ -74,7 +74,7 @@ def input_rules_of(template: Template) -> InputRules:
         nests_images=rules.nests_images,
         hears_videos=rules.hears_videos,
         rate=rules.rate,
-        is_asked=spec.family in ASKED,
+        is_asked=spec.family in ASKING_FAMILIES,
         looks=template.looks,
         media={**plain(spec.media), "factor": template.factor},
         trial=trial_members(template),
@@ -190,7 +190,9 @@ def sample_of(member: MemberInput) -> Sample:
     waiting = {kind: iter(each) for kind, each in member.media.items()}
     data = [next(waiting[kind]) for kind in kinds]
     in_sample = [next(media[kind]) for kind in kinds]
-    seen_media = as_asked(in_sample, member.video_frames, member.options, lambda index: io.BytesIO(data[index]))
+    seen_media = with_asked_settings(
+        in_sample, member.video_frames, member.options, lambda index: io.BytesIO(data[index])
+    )
     return Sample(member.messages, seen_media, member.tools, member.options)
 
 

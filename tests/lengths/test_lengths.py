@@ -20,7 +20,7 @@ from energon_pack.lengths import worker as measuring
 from energon_pack.lengths.index import IndexedShard, every_nth_sample, first_samples, index_shards
 from energon_pack.lengths.measure import measure_shards
 from energon_pack.lengths.method import Method
-from energon_pack.lengths.table_cache import in_chunks
+from energon_pack.lengths.table_cache import chunks_of_pieces
 from energon_pack.pack import pack
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
@@ -51,7 +51,7 @@ def measure(demo: tuple[Path, Path], cache: Path, tmp_path: Path):  # type: igno
 
 
 def rows(measured: list[Any]) -> Any:
-    [chunk] = in_chunks(enumerate(item.pieces for item in measured))
+    [chunk] = chunks_of_pieces(enumerate(item.pieces for item in measured))
     return chunk.read().to_pylist()
 
 
