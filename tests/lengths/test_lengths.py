@@ -61,8 +61,8 @@ def test_slices_batches_and_processes_change_nothing(measure, demo, tmp_path, mo
     assert all(row["reason"] is None and row["token_len"] > row["num_supervised"] > 0 for row in whole)
     for slice_size, batch, workers in ((7, 3, 1), (50, 512, 2)):
         shutil.rmtree(tmp_path / "cache")
-        monkeypatch.setattr(lengths, "_SLICE", slice_size)
-        monkeypatch.setattr(lengths, "_LITTLE", 0)
+        monkeypatch.setattr(lengths, "_SLICE_SAMPLES", slice_size)
+        monkeypatch.setattr(lengths, "_SMALL_COST", 0)
         monkeypatch.setattr(measuring, "_BATCH", batch)
         again = rows(measure(demo[0], num_workers=workers))
         assert [{**row, "kept": 0} for row in again] == [{**row, "kept": 0} for row in whole]
