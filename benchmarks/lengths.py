@@ -37,7 +37,7 @@ from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.source_path import find_source
 from energon_pack.templates.full_processor import prepare_torchvision
-from energon_pack.templates.processor import load_saved, prepare_template
+from energon_pack.templates.processor import load_saved_template, prepare_template
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
@@ -282,7 +282,7 @@ def main() -> None:
         template_folder = prepare_template(
             TemplateSettings(ModelConfig(template="qwen_vl", processor=str(real / "processors" / "qwen2_5_vl"))), folder
         )
-        template = load_saved(template_folder)
+        template = load_saved_template(template_folder)
         rows = [*images(real, template_folder), *texts(real, template), *index(folder), *runs(folder, template_folder)]
     table = Table("what", "per CPU second", "beside", "ratio", "goal, holds", box=None, pad_edge=False)
     for row in rows:

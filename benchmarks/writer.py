@@ -35,7 +35,7 @@ from timing import at_least, at_most, cpu_and_wall_seconds
 from energon_pack.dataset.energon import write_metadata
 from energon_pack.dataset.plan_schema import PLAN_SCHEMA
 from energon_pack.dataset.shards import ShardJob, WrittenShard, write_shard
-from energon_pack.lengths.kept_tokens import Keeping
+from energon_pack.lengths.kept_tokens import TokenWriter
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.plain_data import node_of
 from energon_pack.samples.flavors import DEFAULT_FLAVOR
@@ -49,7 +49,7 @@ from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.source_path import find_source
 from energon_pack.templates.models import read_model
-from energon_pack.templates.processor import load_saved, prepare_template
+from energon_pack.templates.processor import load_saved_template, prepare_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 
@@ -88,9 +88,9 @@ def make_plan(source: Path, path: Path, template: str) -> int:
     the number of its shards.
     """
     rows: list[dict[str, Any]] = []
-    (tokens,) = load_saved(template).member_tokens([Sample([*TURNS], [Media("image", 448, 448)])])
+    (tokens,) = load_saved_template(template).member_tokens([Sample([*TURNS], [Media("image", 448, 448)])])
     counts = {"token_len": len(tokens), "num_supervised": tokens.num_supervised, "num_visual_tokens": 256}
-    keeping = Keeping()
+    keeping = TokenWriter()
     with Reader() as reader:
         for shard in find_source(SourceConfig(), str(source)).shards:
             for sample in rows_of(shard.index(), IndexRow):

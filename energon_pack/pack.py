@@ -21,7 +21,7 @@ from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.lost_samples import refuse_future_loss
 from energon_pack.dataset.plan_file import ledger_entries, write_ledger
 from energon_pack.lengths.audit import finish, start
-from energon_pack.lengths.measure import check_unchanged, forgetting_wrong
+from energon_pack.lengths.measure import check_unchanged, dropping_wrong_lengths
 from energon_pack.report.run_report import RunReport
 from energon_pack.report.terminal_summary import print_plan, print_stages
 from energon_pack.run.console import say
@@ -128,7 +128,7 @@ def _write_and_publish(run: PackRun, planned: Planned, page: RunReport) -> dict[
     """Write shards, check and publish them; for `stage=publish`, other processes have written them."""
     config, destination, lengths, method = run.config, run.destination, planned.lengths, planned.method
     num_bytes = None if run.media_root else planned.shards.num_bytes  # without media, packs are small
-    with _staging(run, planned) as staging, forgetting_wrong(lengths.shards, method, run):
+    with _staging(run, planned) as staging, dropping_wrong_lengths(lengths.shards, method, run):
         write_ledger(staging / LEDGER, lengths, planned.plan, config.packing)
         if why_not := planning.why_unpublished(run, planned.report):
             pages.leave_page(run, page, why_not, planned.report, staging / LEDGER)

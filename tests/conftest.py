@@ -24,7 +24,7 @@ from energon_pack.run.stores import objects_of
 from energon_pack.run.stores.blocks import Blocks
 from energon_pack.sources import blockwise
 from energon_pack.sources.demo import make_demo
-from energon_pack.templates.processor import load_saved, prepare_template
+from energon_pack.templates.processor import load_saved_template, prepare_template
 from energon_pack.templates.template import Template
 from support.models import of_model
 from support.packed import demo_config
@@ -118,7 +118,7 @@ def cache(shared_folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def template(demo: tuple[Path, Path], cache: Path) -> Template:
     """The demo's template."""
-    return load_saved(prepare_template(of_model("qwen_vl", demo[1]), cache))
+    return load_saved_template(prepare_template(of_model("qwen_vl", demo[1]), cache))
 
 
 @pytest.fixture(scope="session")

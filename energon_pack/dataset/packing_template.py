@@ -10,7 +10,7 @@ from energon_pack.errors import PackError
 from energon_pack.run.plain_data import node_of
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.tokens import MemberTokens
-from energon_pack.templates.families import ASKED, AUTO
+from energon_pack.templates.families import ASKING_FAMILIES, AUTO
 from energon_pack.templates.model_inputs import tokens_of_member
 from energon_pack.templates.processor import load_template as load_model_template
 from energon_pack.templates.settings import Labels, MediaConfig, ModelConfig, TemplateSettings
@@ -64,6 +64,6 @@ def _build_template(settings: TemplateSettings) -> Template:
     try:
         return load_model_template(settings)
     except PackError:
-        if settings.model.template not in ASKED:
+        if settings.model.template not in ASKING_FAMILIES:
             raise
         return load_model_template(replace(settings, model=replace(settings.model, template=AUTO)))

@@ -7,7 +7,7 @@ from zlib import crc32
 
 from energon_pack.dataset.files import PlanRow
 from energon_pack.dataset.tar_writer import TarWriter
-from energon_pack.lengths.kept_tokens import Kept
+from energon_pack.lengths.kept_tokens import KeptSample
 from energon_pack.lengths.measure import LengthsWrong
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.member import MemberInput
@@ -22,7 +22,7 @@ from energon_pack.sources.sample import read_text_only, with_headers
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import File
 from energon_pack.sources.tar import is_header_of
-from energon_pack.templates.processor import load_saved
+from energon_pack.templates.processor import load_saved_template
 from energon_pack.templates.sample import Sample
 
 #: The rows of one or more packs, each with the checksum of its sample as measured.
@@ -44,7 +44,7 @@ class Sources:
 
         return self._reader.ahead(packs, samples, whole_range if are_copied else end_ranges)
 
-    def read(self, row: PlanRow, settings: ReadSettings, kept: Kept | None = None) -> ReadSample:
+    def read(self, row: PlanRow, settings: ReadSettings, kept: KeptSample | None = None) -> ReadSample:
         """Read the record of a sample, without media. The conversation is parsed unless `kept` has it."""
         shard, lead = self._shards[row.shard], self._header_size(row)
         raw = self._reader.raw(shard, row, lead)
@@ -132,7 +132,7 @@ class Sources:
 def tokens_of(
     members: RowsWithChecksums,
     samples: Sequence[ReadSample],
-    kept: Sequence[Kept | None],
+    kept: Sequence[KeptSample | None],
     sources: Sources,
     template_folder: str,
     engine: str,
@@ -173,7 +173,7 @@ def tokens_of(
 
 
 def _tokenize(template_folder: str, samples: Sequence[Sample], engine: str) -> list[MemberTokens]:
-    return load_saved(template_folder).member_tokens(samples, engine) if samples else []
+    return load_saved_template(template_folder).member_tokens(samples, engine) if samples else []
 
 
 def _counts_alone(template_folder: str, sample: Sample, engine: str) -> str:

@@ -16,7 +16,7 @@ from energon_pack.config.compose import compose_config
 from energon_pack.errors import PackError, amount
 from energon_pack.inspect import is_override
 from energon_pack.lengths.method import Method
-from energon_pack.lengths.worker import LengthsRow, measured, note
+from energon_pack.lengths.worker import LengthsRow, measured, set_warnings
 from energon_pack.plan import caps
 from energon_pack.plan.expand import cuts_of
 from energon_pack.plan.note_counts import NOTES
@@ -106,7 +106,7 @@ def look_at_sample(
         else:
             sample = read_sample(reader, shard, row, reads)
             row = LengthsRow(row.key, row.record_part, row.record_offset, row.record_size, [], [], None, 0, 0, 0)
-            note(row, sample)
+            set_warnings(row, sample)
             if template is not None:
                 measured(iter([(row, sample)]), template, Method("", reads))
     except Skip as skip:

@@ -53,7 +53,7 @@ from energon_pack.stages.measuring import Measured
 from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.stages.planning import plan_source
 from energon_pack.steps.cost import max_positions
-from energon_pack.templates.processor import load_saved, media_rules_of, processor_folder_of
+from energon_pack.templates.processor import load_saved_template, media_rules_of, processor_folder_of
 from energon_pack.templates.template import Template
 
 _MAX_FILES = 64
@@ -155,7 +155,7 @@ def _measure_some(run: PackRun, arguments: argparse.Namespace, is_first: bool = 
 def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], PackRun]) -> None:
     tried = _measure_some(begin(()), arguments, is_first=True)
     config, lengths = tried.run.config, tried.measured.lengths
-    _show_samples(config, lengths, load_saved(tried.measured.method.template_folder))
+    _show_samples(config, lengths, load_saved_template(tried.measured.method.template_folder))
     print_heading("── what would be lost")
     examples = _example_losses(config, lengths)
     _print_losses(lengths, examples)

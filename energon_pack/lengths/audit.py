@@ -21,7 +21,7 @@ import numpy as np
 from energon_pack.errors import PackError, amount, one_line
 from energon_pack.lengths.measure import LengthsWrong, MeasuredShard
 from energon_pack.lengths.method import Method
-from energon_pack.lengths.table_cache import Chunk, in_chunks, key_of
+from energon_pack.lengths.table_cache import Chunk, chunks_of_pieces, key_of
 from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
 from energon_pack.run.heavy_imports import importing
@@ -36,23 +36,23 @@ from energon_pack.sources.rows import MeasuredRow, rows_of
 from energon_pack.sources.sample import read_again
 from energon_pack.sources.shard import Shard
 from energon_pack.templates.full_processor import full_processor, prepare_torchvision
-from energon_pack.templates.processor import load_saved
+from energon_pack.templates.processor import load_saved_template
 from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
-from energon_pack.templates.trial import features_apart, told_apart
+from energon_pack.templates.trial import feature_difference, token_difference
 
 _JOB_SAMPLES = 2000  # the full processor takes about half a minute for them
 
 #: Drawn rows of a chunk of lengths, and the shards of that chunk by their numbers.
-_Drawn = tuple[dict[int, Shard], Chunk, list[int]]
+_DrawnRows = tuple[dict[int, Shard], Chunk, list[int]]
 
 
 @dataclass(frozen=True)
 class AuditJob:
     """The samples that one worker compares with the full processor, and how they were measured."""
 
-    rows: list[_Drawn]
+    rows: list[_DrawnRows]
     method: Method
 
 
@@ -88,9 +88,9 @@ class Audit:
         return lines
 
 
-def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[_Drawn]:
+def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[_DrawnRows]:
     """Draw a random `share` of the measured samples: at least one, or none if it is 0. Equal seeds draw the same."""
-    chunks = list(in_chunks(enumerate(item.pieces for item in measured))) if share else []
+    chunks = list(chunks_of_pieces(enumerate(item.pieces for item in measured))) if share else []
     ends = np.cumsum([chunk.read(["reason"])["reason"].null_count for chunk in chunks])
     number = math.ceil(ends[-1] * share) if chunks else 0
     if not number:
@@ -106,9 +106,9 @@ def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[_Dr
     return drawn
 
 
-def _kept(measured: Sequence[MeasuredShard], method: Method, share: float, seed: int) -> Path:
+def _result_file(measured: Sequence[MeasuredShard], method: Method, share: float, seed: int) -> Path:
     """Return the file for an audit's result; it exists if the full processor agreed with these very lengths before."""
-    pieces = [(Path(piece.path).name, piece.first, piece.num_rows) for item in measured for piece in item.pieces]
+    pieces = [(Path(piece.path).name, piece.first_row, piece.num_rows) for item in measured for piece in item.pieces]
     return Path(method.template_folder, f"audit-{key_of(pieces, share, seed)}.json")
 
 
@@ -117,7 +117,7 @@ class Auditing:
     """An audit that runs in another process, or the result of an earlier one."""
 
     method: Method
-    kept: Path  # the file for its result
+    result_file: Path  # the file for its result
     future: "Future[Audit] | Audit"
     rest: Sequence[AuditJob] = ()  # for all workers
 
@@ -127,16 +127,16 @@ def start(measured: Sequence[MeasuredShard], method: Method, share: float, seed:
 
     What that process can't do in reasonable time is left to `finish`. An earlier result for these lengths is taken.
     """
-    kept = _kept(measured, method, share, seed)
-    if kept.exists():
-        return Auditing(method, kept, Audit(**{**json.loads(kept.read_bytes()), "is_known": True}))
-    jobs = [AuditJob(part, method) for part in _parts(draw(measured, share, seed))]
-    return Auditing(method, kept, run.executor.start(audit, jobs[0]) if jobs else Audit(0, 0), jobs[1:])
+    result_file = _result_file(measured, method, share, seed)
+    if result_file.exists():
+        return Auditing(method, result_file, Audit(**{**json.loads(result_file.read_bytes()), "is_known": True}))
+    jobs = [AuditJob(part, method) for part in _job_rows(draw(measured, share, seed))]
+    return Auditing(method, result_file, run.executor.start(audit, jobs[0]) if jobs else Audit(0, 0), jobs[1:])
 
 
-def _parts(rows: Sequence[_Drawn]) -> list[list[_Drawn]]:
+def _job_rows(rows: Sequence[_DrawnRows]) -> list[list[_DrawnRows]]:
     """Split the drawn rows into the jobs of an audit, of about `_JOB_SAMPLES` samples each."""
-    parts: list[list[_Drawn]] = []
+    parts: list[list[_DrawnRows]] = []
     num = _JOB_SAMPLES
     for drawn in rows:
         if num >= _JOB_SAMPLES:
@@ -168,19 +168,19 @@ def finish(auditing: Auditing, run: Run) -> Audit:
         if more.difference:
             break
     if result.difference:
-        template = load_saved(auditing.method.template_folder)
+        template = load_saved_template(auditing.method.template_folder)
         raise LengthsWrong(
             f"measure.verify: {result.difference}, by model.template={template.spec.family} with"
             f" {template.rules.settings}; nothing is published, +model=auto asks the processor itself"
         )
     if not result.num_undecodable:
-        write_whole(auditing.kept, json.dumps(asdict(result)).encode())
+        write_whole(auditing.result_file, json.dumps(asdict(result)).encode())
     return result
 
 
 def audit(job: AuditJob) -> Audit:
     """Compare the samples of a job with the full processor until one differs; runs in its own process."""
-    template = load_saved(job.method.template_folder)
+    template = load_saved_template(job.method.template_folder)
     processor, note = _full_processor(template)
     num_checked = num_unchecked = 0
     undecodable: list[str] = []
@@ -238,7 +238,7 @@ def _difference(
         (encoded,) = template.member_tokens([sample], job.method.engine)
         measured_ids = encoded.ids.tolist()
         data = [reader.read(shard, part) for part in read.parts]
-        ids = _ids(processor, template, sample, encoded.media, read.parts, data)
+        ids = _full_processor_ids(processor, template, sample, encoded.media, read.parts, data)
     except (PackError, UndecodableError):  # the source changed; a medium is damaged
         raise
     except Skip as skip:
@@ -248,15 +248,15 @@ def _difference(
     if len(ids) != row.token_len:
         return f"{len(ids)} tokens in the full processor, {row.token_len} as measured"
     if ids != measured_ids:
-        return f"other tokens: {told_apart(measured_ids, ids)}"
-    if features := features_apart(template, encoded.media, ids):
+        return f"other tokens: {token_difference(measured_ids, ids)}"
+    if features := feature_difference(template, encoded.media, ids):
         return features
     num_visual = sum(medium.num_features for medium in encoded.media if KINDS[medium.kind].is_visual)
     is_same = num_visual == row.num_visual_tokens
     return "" if is_same else f"{num_visual} tokens that wait for visual features, {row.num_visual_tokens} as measured"
 
 
-def _ids(
+def _full_processor_ids(
     processor: Any,
     template: Template,
     sample: Sample,

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from energon_pack.errors import PackError
-from energon_pack.lengths.table_cache import Chunk, Piece, in_chunks
+from energon_pack.lengths.table_cache import Chunk, Piece, chunks_of_pieces
 from energon_pack.run.context import Run
 from energon_pack.run.executors import Executor
 from energon_pack.run.seeded_random import Ints
@@ -16,7 +16,9 @@ from energon_pack.sources.reader import state_of
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import State
 
-_MAY_BE_MENDED = {reason.value for reason in (Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)}
+_MENDABLE_REASONS = {
+    reason.value for reason in (Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
+}
 _JOB_ROWS = 50_000
 
 _Job = tuple[dict[int, Shard], Chunk]  # the shards of a chunk by their numbers
@@ -32,7 +34,7 @@ def stale_rows(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], execu
     A media file of such a sample changed, or it was left out for media that were missing, unreadable or unsupported.
     """
     stale: Stale = {}
-    chunks = list(_chunks(shards, pieces))
+    chunks = list(_chunks_with_files(shards, pieces))
     jobs = (_job(shards, chunk) for chunk in chunks)
     for chunk, changes in zip(chunks, executor.map(_stale, jobs, are_short=True), strict=True):
         if changes:
@@ -43,7 +45,7 @@ def stale_rows(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], execu
     return stale
 
 
-def is_news(table: pa.Table, numbers: Ints, rows: Ints, stale: Stale) -> npt.NDArray[np.bool_]:
+def rows_to_write(table: pa.Table, numbers: Ints, rows: Ints, stale: Stale) -> npt.NDArray[np.bool_]:
     """Return for each measured row whether the cache lacks it: not if its sample is left out with the same message.
 
     `numbers` are the rows' shard numbers, `rows` their row numbers there. Equal rows are not written again, because
@@ -62,22 +64,22 @@ def _message(reason: str | None, detail: str | None) -> str | None:
 
 def check_media(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], run: Run) -> None:
     """Raise PackError if a media file of a measured sample changed since it was measured."""
-    chunks = list(_chunks(shards, pieces))
+    chunks = list(_chunks_with_files(shards, pieces))
     jobs = (_job(shards, chunk) for chunk in chunks)
     with run.progress.stage("compare", sum(chunk.num_rows for chunk in chunks), "samples") as advance:
         for chunk, changes in zip(chunks, run.executor.map(_stale, jobs, are_short=True), strict=True):
             advance(chunk.num_rows)
-            changed = next(((place, why) for place, why, _ in changes if why not in _MAY_BE_MENDED), None)
+            changed = next(((place, why) for place, why, _ in changes if why not in _MENDABLE_REASONS), None)
             if changed is not None:
                 path = shards[chunk.numbers_of_rows[changed[0]]].path_of(changed[1])
                 raise PackError(f"{path} changed since it was measured: run again; not published")
 
 
-def _chunks(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]]) -> Iterator[Chunk]:
+def _chunks_with_files(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]]) -> Iterator[Chunk]:
     with_files: Iterable[tuple[int, Sequence[Piece]]] = (
         (number, pieces[number]) for number, shard in enumerate(shards) if shard.media_root is not None
     )
-    return in_chunks(with_files, _JOB_ROWS)
+    return chunks_of_pieces(with_files, _JOB_ROWS)
 
 
 def _job(shards: Sequence[Shard], chunk: Chunk) -> _Job:
@@ -92,7 +94,7 @@ def _stale(job: _Job) -> _Changes:
     changes: _Changes = []
     columns = (table[name].to_pylist() for name in ("reason", "detail", "files"))
     for row, (number, reason, detail, files) in enumerate(zip(chunk.numbers_of_rows.tolist(), *columns, strict=True)):
-        why, message = (reason, _message(reason, detail)) if reason in _MAY_BE_MENDED else (None, None)
+        why, message = (reason, _message(reason, detail)) if reason in _MENDABLE_REASONS else (None, None)
         for name, size, version in (file.values() for file in files or ()):
             path = shards[number].path_of(name)
             if path not in states:

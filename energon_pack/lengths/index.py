@@ -67,10 +67,10 @@ def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, run: Run) -
     )
     size = sum(shards[number].size for number in todo)
     with run.progress.stage("index", len(todo), "shards", size) as advance:
-        results = run.executor.map(partial(with_bytes_read, _index_some), jobs, are_short=True)
+        results = run.executor.map(partial(with_bytes_read, _index_job), jobs, are_short=True)
         for (num_shards, size, paths), num_bytes in results:
             for path in paths:
-                cache.take_in(path)
+                cache.add_file(path)
             run.progress.add(num_bytes=num_bytes)
             advance(num_shards, size)
     for number in todo:
@@ -135,7 +135,7 @@ def first_samples(indexed: list[IndexedShard], limit: int | None) -> list[Indexe
     return first
 
 
-def _index_some(job: tuple[Path, int, list[Shard], list[str]]) -> tuple[int, int, list[Path]]:
+def _index_job(job: tuple[Path, int, list[Shard], list[str]]) -> tuple[int, int, list[Path]]:
     """Index shards into files of the cache, in a worker; return the number of shards, their bytes, and the paths."""
     folder, number, shards, keys = job
     tables: list[pa.Table] = []

@@ -6,7 +6,7 @@
 
 The column `kept` of the lengths says where an entry lies: the digits of its file, then its offset, 32 bits each. An
 entry that is not there, was damaged, or is of another sample is None: the sample is then tokenized anew. So files may
-go at any time: the oldest where all of a cache have more than `_MOST_IN_CACHE` bytes, and all of a folder with any of
+go at any time: the oldest where all of a cache have more than `_MAX_CACHE_BYTES` bytes, and all of a folder with any of
 its lengths.
 """
 
@@ -31,15 +31,15 @@ from energon_pack.sources.media_containers import OpenFiles
 _MAGIC = b"EPKT"
 _HEAD, _SIZES = struct.Struct("<III"), struct.Struct("<II")
 _ID = np.dtype("<u4")
-_MOST_BYTES = 64 << 20  # of a file: what comes behind is not kept
-_MOST_IN_CACHE = 16 << 30
-_STEPS = [field.name for field in fields(SeenMedium)].index("steps")
-_AT_ONCE = 8192  # bytes of an entry that are read at once
-_FORM = 1  # raise it with the form of entries, or where the same sample gets another conversation
+_MAX_FILE_BYTES = 64 << 20  # of a file: what comes behind is not kept
+_MAX_CACHE_BYTES = 16 << 30
+_STEPS_INDEX = [field.name for field in fields(SeenMedium)].index("steps")
+_READ_BYTES = 8192  # bytes of an entry that are read at once
+_FORMAT_VERSION = 1  # raise it with the form of entries, or where the same sample gets another conversation
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=methodcaller("item")).encode
 
 
-class Kept(NamedTuple):
+class KeptSample(NamedTuple):
     """The tokens and the conversation of one sample, read back from a file."""
 
     tokens: MemberTokens
@@ -47,7 +47,7 @@ class Kept(NamedTuple):
     conversation: list[Any] | None
 
 
-class Keeping:
+class TokenWriter:
     """Collects the tokens of a job's samples in memory, and writes them to one file when the job ends."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Keeping:
         """Add a sample's tokens under its checksum; return their byte offset in the file, or 0 if the file is full."""
         entry = _entry(tokens, [] if sample.times_images else [sample.messages, sample.tools, sample.fields], checksum)
         place = self._num_bytes
-        if place + len(entry) > _MOST_BYTES:
+        if place + len(entry) > _MAX_FILE_BYTES:
             return 0
         self._entries.append(entry)
         self._num_bytes += len(entry)
@@ -78,7 +78,7 @@ class KeptTokens:
     def __init__(self, folder: Path):
         self._folder, self._files = folder, OpenFiles()
 
-    def find(self, kept: int, checksum: int) -> Kept | None:
+    def find(self, kept: int, checksum: int) -> KeptSample | None:
         """Return the tokens and conversation of a sample; None: they were not kept, or their file is gone or damaged.
 
         Args:
@@ -93,15 +93,15 @@ class KeptTokens:
         except OSError:
             return None
         place = kept & 0xFFFFFFFF
-        data = file.read(place, _AT_ONCE)
+        data = file.read(place, _READ_BYTES)
         checksum_of_entry, json_len, ids_len = _HEAD.unpack_from(data.ljust(_HEAD.size, b"\0"))
         size = _HEAD.size + json_len + ids_len
-        if len(data) < size <= _MOST_BYTES:
+        if len(data) < size <= _MAX_FILE_BYTES:
             data = file.read(place, size)
-        if checksum_of_entry != crc32(memoryview(data)[4:size], checksum ^ _FORM):
+        if checksum_of_entry != crc32(memoryview(data)[4:size], checksum ^ _FORMAT_VERSION):
             Path(path).unlink(missing_ok=True)  # it was cut or damaged
             return None
-        return _kept(json.loads(data[_HEAD.size : _HEAD.size + json_len]), data[:size], _HEAD.size + json_len)
+        return _kept_sample(json.loads(data[_HEAD.size : _HEAD.size + json_len]), data[:size], _HEAD.size + json_len)
 
     def __enter__(self) -> "KeptTokens":
         return self
@@ -117,7 +117,7 @@ def forget_tokens(folder: Path) -> None:
 
 
 def remove_oldest(cache: Path) -> None:
-    """Remove the oldest token files in a cache's subfolders, until the rest takes at most `_MOST_IN_CACHE` bytes."""
+    """Remove the oldest token files in a cache's subfolders, until the rest takes at most `_MAX_CACHE_BYTES` bytes."""
     states = []
     for path in cache.glob("*/*.tokens"):
         with suppress(FileNotFoundError):  # another process removed it
@@ -125,7 +125,7 @@ def remove_oldest(cache: Path) -> None:
     num_bytes = 0
     for state, path in sorted(states, key=lambda item: item[0].st_mtime_ns, reverse=True):
         num_bytes += state.st_size
-        if num_bytes > _MOST_IN_CACHE:
+        if num_bytes > _MAX_CACHE_BYTES:
             path.unlink(missing_ok=True)
 
 
@@ -134,15 +134,17 @@ def _name(number: int) -> str:
 
 
 def _entry(tokens: MemberTokens, conversation: list[Any], checksum: int) -> bytes:
-    values = _squeezed(tokens.ids) if tokens.media else tokens.ids.astype(_ID)[None]  # only media repeat an id
+    values = (
+        _run_length_encoded(tokens.ids) if tokens.media else tokens.ids.astype(_ID)[None]
+    )  # only media repeat an id
     media = [[*vars(medium).values()] for medium in tokens.media]
     about = [len(values), tokens.supervised, tokens.weights, media, tokens.factor, *conversation]
     text = _encode(about).encode(errors="surrogatepass")
     rest = b"".join([_SIZES.pack(len(text), values.nbytes), text, values.tobytes()])
-    return crc32(rest, checksum ^ _FORM).to_bytes(4, "little") + rest
+    return crc32(rest, checksum ^ _FORMAT_VERSION).to_bytes(4, "little") + rest
 
 
-def _squeezed(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+def _run_length_encoded(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
     """Return ids as one row [1, n]; or, where that is shorter, as two rows: the id and the length of each run."""
     ends = np.flatnonzero(ids[1:] != ids[:-1])
     if 2 * len(ends) + 2 >= len(ids):
@@ -154,14 +156,14 @@ def _squeezed(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
     return rows
 
 
-def _kept(values: Sequence[Any], data: bytes, place: int) -> Kept:
+def _kept_sample(values: Sequence[Any], data: bytes, place: int) -> KeptSample:
     num_rows, supervised, weights, media, factor, *conversation = values
     rows = np.frombuffer(data, _ID, offset=place).reshape(num_rows, -1).astype(np.int64)
     ids = rows[0] if num_rows == 1 else np.repeat(*rows)
     tokens = MemberTokens(ids, [*map(tuple, supervised)], weights, [*map(_medium, media)], factor)
-    return Kept(tokens, conversation or None)
+    return KeptSample(tokens, conversation or None)
 
 
 def _medium(values: list[Any]) -> SeenMedium:
-    values[_STEPS] = [Step(*step) for step in values[_STEPS]]
+    values[_STEPS_INDEX] = [Step(*step) for step in values[_STEPS_INDEX]]
     return SeenMedium(*values)

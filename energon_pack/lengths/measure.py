@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.errors import PackError
-from energon_pack.lengths.changed_media import Stale, is_news, stale_rows
+from energon_pack.lengths.changed_media import Stale, rows_to_write, stale_rows
 from energon_pack.lengths.index import IndexedShard, batches, index_cache
 from energon_pack.lengths.kept_tokens import forget_tokens, remove_oldest
 from energon_pack.lengths.method import Method
-from energon_pack.lengths.table_cache import Chunk, Piece, Record, TableCache, in_chunks, key_of
+from energon_pack.lengths.table_cache import Chunk, Piece, Record, TableCache, chunks_of_pieces, key_of
 from energon_pack.lengths.worker import BEGINNINGS_VERSION, LENGTHS_VERSION, MeasureJob, measure
 from energon_pack.run.context import Run
 from energon_pack.run.seeded_random import Ints
@@ -35,17 +35,17 @@ from energon_pack.sources import reader
 from energon_pack.sources.sample_ratio import drawn_keys
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import with_bytes_read
-from energon_pack.templates.families import ASKED
-from energon_pack.templates.processor import load_saved
+from energon_pack.templates.families import ASKING_FAMILIES
+from energon_pack.templates.processor import load_saved_template
 from energon_pack.templates.tokens.engine import EngineError
 
-_SLICE = 2000  # samples per job: so few that one shard keeps all cores busy
-_LITTLE = 10_000_000  # a cost (`_cost`) so small that one process finishes before others have started
+_SLICE_SAMPLES = 2000  # samples per job: so few that one shard keeps all cores busy
+_SMALL_COST = 10_000_000  # a cost (`_cost`) so small that one process finishes before others have started
 #: jobs, and samples per job, of a very large source: one process deals jobs to a thousand machines
 _MOST_SLICES, _LARGEST_SLICE = 20_000, 20_000
 #: time per sample without its text, and per medium, as the number of bytes of text that take as long
 _SAMPLE_COST, _IMAGE_COST, _VIDEO_COST = 1000, 2000, 80_000
-_COSTS = ("record_size", "parts")  # the columns that the decision needs
+_COST_COLUMNS = ("record_size", "parts")  # the columns that the decision needs
 Lengths = TypeVar("Lengths")
 _IS_VIDEO = rf"(?i)\.({'|'.join(VIDEO_NAMES)})$"
 
@@ -80,7 +80,7 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
     return list(map(MeasuredShard, indexed, pieces, was_cached))
 
 
-def measure_some(indexed: list[IndexedShard], rows: Sequence[Ints], method: Method, run: Run) -> int:
+def measure_rows(indexed: list[IndexedShard], rows: Sequence[Ints], method: Method, run: Run) -> int:
     """Measure only these rows of each shard into the cache; return how many rows they are."""
     cache = lengths_cache(method, run)
     keys = [_lengths_key(item) for item in indexed]
@@ -111,7 +111,7 @@ def _measure(
         todo = {number: rows for number in todo if len(rows := np.intersect1d(todo[number], wanted[number]))}
     if todo and method.engine != "auto":
         try:
-            load_saved(method.template_folder).engine(method.engine)
+            load_saved_template(method.template_folder).engine(method.engine)
         except EngineError as error:
             raise PackError(str(error)) from None
 
@@ -120,7 +120,7 @@ def _measure(
 
     num = sum(map(len, todo.values()))
     total_cost = _total_cost(indexed, todo)
-    size = _LARGEST_SLICE if total_cost < _LITTLE else min(max(_SLICE, num // _MOST_SLICES), _LARGEST_SLICE)
+    size = _LARGEST_SLICE if total_cost < _SMALL_COST else min(max(_SLICE_SAMPLES, num // _MOST_SLICES), _LARGEST_SLICE)
 
     def jobs() -> Iterator[MeasureJob]:
         for numbers, rows, samples in _samples(indexed, todo):
@@ -138,7 +138,7 @@ def _measure(
     with run.progress.stage("measure", num, "samples", total_cost) as advance:
         try:
             for table, num_bytes in run.executor.map(partial(with_bytes_read, measure), jobs()):
-                add_news(cache, keys, table, *slices.pop(0), stale)
+                add_changed_rows(cache, keys, table, *slices.pop(0), stale)
                 run.progress.add(table.num_rows, num_bytes, skipped=Counter(table["reason"].drop_null().to_pylist()))
                 advance(table.num_rows, costs.pop(0))
         finally:
@@ -153,7 +153,7 @@ def _samples(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> Iterator
 
     A sample that is drawn a second time has `@2` at the end of its key.
     """
-    for chunk, places, rows in _places(indexed, todo):
+    for chunk, places, rows in _index_places(indexed, todo):
         table = chunk.read().take(pa.array(places))
         copies = [_copies(indexed[number], mine) for number, mine in zip(chunk.numbers, rows, strict=True)]
         keys = drawn_keys(table["key"].to_pylist(), np.arange(table.num_rows), np.concatenate(copies))
@@ -161,10 +161,10 @@ def _samples(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> Iterator
         yield np.repeat(chunk.numbers, list(map(len, rows))), np.concatenate(rows), table
 
 
-def _places(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> Iterator[tuple[Chunk, Ints, list[Ints]]]:
+def _index_places(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> Iterator[tuple[Chunk, Ints, list[Ints]]]:
     """Yield where the samples to measure are in the index: a chunk, its rows, each piece's row numbers in its shard."""
     of_index = {n: rows if (drawn := indexed[n].rows) is None else drawn[rows] for n, rows in todo.items()}
-    for chunk in in_chunks((number, indexed[number].pieces) for number in todo):
+    for chunk in chunks_of_pieces((number, indexed[number].pieces) for number in todo):
         places, rows = [], []
         before = 0
         for number, start, piece in zip(chunk.numbers, chunk.starts, chunk.pieces, strict=True):
@@ -177,7 +177,9 @@ def _places(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> Iterator[
 
 
 def _total_cost(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> int:
-    return sum(_cost(chunk.read(_COSTS).take(pa.array(places))) for chunk, places, _ in _places(indexed, todo))
+    return sum(
+        _cost(chunk.read(_COST_COLUMNS).take(pa.array(places))) for chunk, places, _ in _index_places(indexed, todo)
+    )
 
 
 def _cost(samples: pa.Table) -> int:
@@ -193,14 +195,16 @@ def _copies(item: IndexedShard, rows: Ints) -> Ints:
     return np.zeros(len(rows), np.int64) if item.copies is None else item.copies[rows]
 
 
-def add_news(cache: TableCache, keys: Sequence[str], table: pa.Table, numbers: Ints, rows: Ints, stale: Stale) -> None:
+def add_changed_rows(
+    cache: TableCache, keys: Sequence[str], table: pa.Table, numbers: Ints, rows: Ints, stale: Stale
+) -> None:
     """Add measured rows to the cache, except those that equal what it has for them.
 
     Args:
         keys: the cache keys of the shards, by number.
         numbers, rows: for each row, the number of its shard and its row number in that shard.
     """
-    is_new = is_news(table, numbers, rows, stale)
+    is_new = rows_to_write(table, numbers, rows, stale)
     if is_new.any():
         cache.add(table.filter(pa.array(is_new)), _records(keys, numbers[is_new], rows[is_new]))
 
@@ -221,7 +225,7 @@ class LengthsWrong(PackError):
 
 
 @contextmanager
-def forgetting_wrong(measured: Sequence[MeasuredShard], method: Method, run: Run) -> Iterator[None]:
+def dropping_wrong_lengths(measured: Sequence[MeasuredShard], method: Method, run: Run) -> Iterator[None]:
     """In this context, an error that shows wrong lengths removes them from the cache, so that the next run measures
     again: of the changed shard after SourceChanged; of all shards after LengthsWrong, and then by the tokenizer alone.
     """
@@ -232,34 +236,34 @@ def forgetting_wrong(measured: Sequence[MeasuredShard], method: Method, run: Run
         if isinstance(error, reader.SourceChanged):
             wrong = [item for item in wrong if item.shard.path == error.path]
             index_cache(run).forget(item.key for item in wrong)
-        forget((how_measured(method), [*map(_lengths_key, wrong)]), run, isinstance(error, LengthsWrong))
+        forget((method_key(method), [*map(_lengths_key, wrong)]), run, isinstance(error, LengthsWrong))
         raise
 
 
 def by_trusted_engine(method: Method, run: Run) -> Method:
     """Return the method, with the tokenizer itself as engine if its lengths turned out wrong in an earlier run."""
-    return replace(method, engine="tokenizers") if _note_of(how_measured(method), run).exists() else method
+    return replace(method, engine="tokenizers") if _wrong_lengths_file(method_key(method), run).exists() else method
 
 
-def _note_of(folder: str, run: Run) -> Path:
+def _wrong_lengths_file(folder: str, run: Run) -> Path:
     """Return the file in a folder of lengths whose existence says that some of them turned out wrong."""
     return run.cache("lengths", folder) / "were_wrong"
 
 
-def cached_as(measured: Sequence[MeasuredShard], method: Method) -> tuple[str, list[str]]:
+def cache_keys_of(measured: Sequence[MeasuredShard], method: Method) -> tuple[str, list[str]]:
     """Return the name of the cache folder with lengths by this method, and the key of each shard there."""
-    return how_measured(method), [_lengths_key(item.indexed) for item in measured]
+    return method_key(method), [_lengths_key(item.indexed) for item in measured]
 
 
 def forget(cached: tuple[str, list[str]], run: Run, are_wrong: bool = True) -> None:
-    """Remove the lengths that `cached_as` named from the cache, and all kept tokens of their folder.
+    """Remove the lengths that `cache_keys_of` named from the cache, and all kept tokens of their folder.
 
     Args:
         are_wrong: whether later runs shall count by the tokenizer alone.
     """
     folder, keys = cached
     if are_wrong:
-        _note_of(folder, run).touch()
+        _wrong_lengths_file(folder, run).touch()
     TableCache(run.cache("lengths", folder)).forget(keys)
     forget_tokens(run.cache("lengths", folder))
 
@@ -295,14 +299,14 @@ def _first_changed(job: list[tuple[Shard, dict[str, str]]]) -> tuple[int, int, S
 
 def lengths_cache(method: Method, run: Run) -> TableCache:
     """Open the cache of the lengths by this method."""
-    return TableCache(run.cache("lengths", how_measured(method)))
+    return TableCache(run.cache("lengths", method_key(method)))
 
 
-def how_measured(method: Method) -> str:
+def method_key(method: Method) -> str:
     """Return a hash of everything in a method that lengths depend on: the name of its folder in the cache."""
     template = method.identity
     versions = LENGTHS_VERSION, reader.INDEX_VERSION, [*FIT_RULES]
-    asked = [version_of(name) for name in ("transformers", "torchvision")] if template.family in ASKED else []
+    asked = [version_of(name) for name in ("transformers", "torchvision")] if template.family in ASKING_FAMILIES else []
     chosen = [*asked, *(template.kinds or [])]  # not among the settings in the fingerprint
     chosen += [f"beginnings {BEGINNINGS_VERSION}"] if method.with_beginnings else []
     return key_of(template.fingerprint, template.labels, method.read.identity, *versions, *chosen)

@@ -9,7 +9,7 @@ from energon_pack.samples.sample import MediaPart
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard
 
-_MOST = 10_000  # media whose hashes are held
+_MAX_HASHES = 10_000  # media whose hashes are held
 
 
 class MediaHashes:
@@ -17,7 +17,7 @@ class MediaHashes:
 
     def __init__(self, reader: Reader):
         self._reader = reader
-        self._known: LruCache[tuple[str, MediaPart], bytes] = LruCache(_MOST)
+        self._known: LruCache[tuple[str, MediaPart], bytes] = LruCache(_MAX_HASHES)
 
     def of(self, shard: Shard, parts: Sequence[MediaPart], media: Sequence[Media]) -> list[tuple[str, bytes]] | None:
         """Return kind and 16-byte hash of each medium of a sample, over its bytes and the sample's settings for it.

@@ -7,7 +7,7 @@ from energon_pack.run.context import Run
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.templates.choose_rules import TemplateChoice
 from energon_pack.templates.identity import Identity
-from energon_pack.templates.processor import choice_of, identity_of, lines_of, prepare_template, saved_template
+from energon_pack.templates.processor import choice_of, identity_of, prepare_template, saved_template, template_lines
 from energon_pack.templates.settings import TemplateSettings
 
 
@@ -15,7 +15,7 @@ from energon_pack.templates.settings import TemplateSettings
 class Method:
     """How samples are measured: all that lengths depend on, except the samples themselves. Every job carries one."""
 
-    template_folder: str  # a folder in the cache, from which `load_saved` reads the template
+    template_folder: str  # a folder in the cache, from which `load_saved_template` reads the template
     read: ReadSettings
     engine: str = "auto"  # the engine that counts tokens
     with_beginnings: bool = False  # for `packing.share`: media are read whole, and beginnings are hashed
@@ -36,7 +36,7 @@ class Method:
         Args:
             asked: the value of `model.template`.
         """
-        return [*self.choice.lines(asked), *lines_of(self.template_folder)]
+        return [*self.choice.lines(asked), *template_lines(self.template_folder)]
 
 
 def prepare(

@@ -1,7 +1,7 @@
 """Keeps tables in a folder under keys, many small ones in a file, so that a few calls read thousands of them.
 
     keys ──add──► <hash of its bytes>.parquet: rows of many keys; its metadata says which rows belong to which key
-    keys ──find──► pieces of files ──in_chunks──► rows in the order of the keys, some hundred thousand at a time
+    keys ──find──► pieces of files ──chunks_of_pieces──► rows in the order of the keys, some hundred thousand at a time
 
 A file never changes: rows in a later file replace rows of the same key in an earlier file. The rows of a key may come
 in several files, so finished rows are kept whenever a run ends. A file whose hash is not its name was cut or damaged:
@@ -30,14 +30,14 @@ _FILE_RECORDS = 10_000
 _FILE_SECONDS = 10.0  # seconds of work that a kill may cost
 _CHUNK_ROWS = 200_000
 _FORGOTTEN = -1
-_NONE = np.zeros(0, np.int64)
+_NO_ROWS = np.zeros(0, np.int64)
 
 
 class Piece(NamedTuple):
     """Consecutive rows of one Parquet file in the cache."""
 
     path: str
-    first: int
+    first_row: int
     num_rows: int
 
 
@@ -50,10 +50,10 @@ class Record(NamedTuple):
     note: dict[str, str] | None = None
 
 
-_Kept = tuple[str, int, int, int, dict[str, str] | None]  # file, row of the file, row of the key, how many, note
+_FileRows = tuple[str, int, int, int, dict[str, str] | None]  # file, row of the file, row of the key, how many, note
 
 
-class _Whole(dict[str, bool]):
+class _UndamagedFiles(dict[str, bool]):
     """By path, whether the hash of a file is its name. Each file is checked once, and a damaged one is removed."""
 
     def __missing__(self, path: str) -> bool:
@@ -73,14 +73,14 @@ class TableCache:
         self.folder = folder
         #: number for the files that are written now: higher than the numbers of all existing files
         self.number = 0
-        self._kept: dict[str, list[_Kept]] = {}
-        self._whole = _Whole()
+        self._kept: dict[str, list[_FileRows]] = {}
+        self._whole = _UndamagedFiles()
         self._waiting: list[pa.Table] = []
         self._records: list[Record] = []
         self._last = time.monotonic()
-        files = [(*described, path) for path in folder.glob("*.parquet") if (described := _describe(path))]
+        files = [(*described, path) for path in folder.glob("*.parquet") if (described := _read_records(path))]
         for number, records, path in sorted(files, key=lambda item: (item[0], item[2])):
-            self._take_in(path, number, records)
+            self._add_file(path, number, records)
 
     def find(self, key: str, num_rows: int) -> tuple[list[Piece], Ints]:
         """Return where the rows of a key are, as pieces in row order, and the numbers of the rows that are missing.
@@ -90,7 +90,7 @@ class TableCache:
         """
         kept = self._whole_files(key)
         if len(kept) == 1 and kept[0][3] == num_rows:
-            return [Piece(*kept[0][:2], num_rows)], _NONE
+            return [Piece(*kept[0][:2], num_rows)], _NO_ROWS
         owner = np.full(num_rows, -1)
         for number, (_, _, start, num, _) in enumerate(kept):
             owner[start : start + num] = number
@@ -121,22 +121,22 @@ class TableCache:
         if self._waiting:
             waiting, records = pa.concat_tables(self._waiting), self._records
             self._waiting, self._records = [], []
-            self.take_in(write_tables(self.folder, self.number, waiting, records))
+            self.add_file(write_tables(self.folder, self.number, waiting, records))
         self._last = time.monotonic()
 
-    def take_in(self, path: Path) -> None:
+    def add_file(self, path: Path) -> None:
         """Make the rows of a file that `write_tables` wrote known to `find`."""
-        described = _describe(path)
+        described = _read_records(path)
         assert described is not None
-        self._take_in(path, *described)
+        self._add_file(path, *described)
 
     def forget(self, keys: Iterable[str]) -> None:
         """Drop all rows of these keys, for this run and all later ones."""
         self.flush()
         records = [Record(key, 0, _FORGOTTEN) for key in keys]
-        self.take_in(write_tables(self.folder, self.number, pa.table({"key": pa.array([], pa.string())}), records))
+        self.add_file(write_tables(self.folder, self.number, pa.table({"key": pa.array([], pa.string())}), records))
 
-    def _take_in(self, path: Path, number: int, records: Sequence[Any]) -> None:
+    def _add_file(self, path: Path, number: int, records: Sequence[Any]) -> None:
         self.number = max(self.number, number + 1)
         first, name, kept = 0, str(path), self._kept
         for key, start, num_rows, note in records:
@@ -150,7 +150,7 @@ class TableCache:
                 kept[key] = [item]
             first += num_rows
 
-    def _whole_files(self, key: str) -> list[_Kept]:
+    def _whole_files(self, key: str) -> list[_FileRows]:
         kept = self._kept.get(key, [])
         return [item for item in kept if self._whole[item[0]]]
 
@@ -171,7 +171,7 @@ def write_tables(folder: Path, number: int, table: pa.Table, records: Sequence[R
     return path
 
 
-def _describe(path: Path) -> tuple[int, list[Any]] | None:
+def _read_records(path: Path) -> tuple[int, list[Any]] | None:
     """Read the number and the records of a file; a file that can't be read is removed."""
     try:
         about = pq.read_metadata(path).metadata
@@ -209,7 +209,7 @@ class Chunk:
         offsets = np.cumsum([0, *(table.num_rows for table in tables)])
         offset = dict(zip(paths, offsets.tolist(), strict=False))
         table = pa.concat_tables(tables)
-        rows = _ranges([offset[piece.path] + piece.first for piece in self.pieces], self._sizes)
+        rows = _ranges([offset[piece.path] + piece.first_row for piece in self.pieces], self._sizes)
         in_a_row = len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all()
         return table.slice(int(rows[0]), len(rows)) if in_a_row else table.take(pa.array(rows))
 
@@ -228,7 +228,7 @@ class Chunk:
         return [piece.num_rows for piece in self.pieces]
 
 
-def in_chunks(kept: Iterable[tuple[int, Sequence[Piece]]], max_rows: int = _CHUNK_ROWS) -> Iterator[Chunk]:
+def chunks_of_pieces(kept: Iterable[tuple[int, Sequence[Piece]]], max_rows: int = _CHUNK_ROWS) -> Iterator[Chunk]:
     """Group pieces, which come with their owner's number, into chunks of at most `max_rows` rows, or one larger one."""
     chunk, num_rows = Chunk([], [], []), 0
     for number, pieces in kept:

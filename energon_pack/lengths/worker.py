@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from energon_pack.lengths.kept_tokens import Keeping
+from energon_pack.lengths.kept_tokens import TokenWriter
 from energon_pack.lengths.media_counts import counts_of
 from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
@@ -29,13 +29,13 @@ from energon_pack.sources.sample import read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.templates.beginnings import beginnings
-from energon_pack.templates.processor import load_saved
+from energon_pack.templates.processor import load_saved_template
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.template import Template
 
 _BATCH = 512  # texts that are tokenized at once
 _BATCH_CHARACTERS = 4_000_000
-_MOST_UNKNOWN = 8  # unknown keys of a sample that are reported
+_MAX_UNKNOWN_KEYS = 8  # unknown keys of a sample that are reported
 #: reasons of samples whose media were not all read: no name may tell a medium (LMDB key, URL), yet they are no text
 _MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 
@@ -52,7 +52,7 @@ class MeasureJob:
     shards: list[Shard]  # the shard of each sample
     samples: pa.Table  # rows of `wds.INDEX_SCHEMA`
     method: Method
-    keeps_in: Path | None = None  # the folder where its tokens are kept
+    tokens_folder: Path | None = None  # the folder where its tokens are kept
 
 
 @dataclass(slots=True)
@@ -98,13 +98,13 @@ class _Waiting:
 
 def measure(job: MeasureJob) -> pa.Table:
     """Measure the samples of a job in a worker; return a table of `LENGTHS_SCHEMA` with a row for each."""
-    template = load_saved(job.method.template_folder)
+    template = load_saved_template(job.method.template_folder)
     warnings.filterwarnings("ignore", module="PIL")  # odd EXIF and the like; unreadable files are in the ledger
     with Reader() as reader, losing_no_fault():
-        keeping = Keeping() if job.keeps_in else None
-        rows = measured(_read_all(reader, job), template, job.method, keeping)
-        if keeping and job.keeps_in:
-            number = keeping.write(job.keeps_in)
+        token_writer = TokenWriter() if job.tokens_folder else None
+        rows = measured(_read_all(reader, job), template, job.method, token_writer)
+        if token_writer and job.tokens_folder:
+            number = token_writer.write(job.tokens_folder)
             for row in rows:
                 row.kept = row.kept and number + row.kept
         return lengths_table(rows, job.method.with_beginnings)
@@ -114,13 +114,13 @@ def measured(
     samples: Iterator[tuple[LengthsRow, ReadSample | None]],
     template: Template,
     method: Method,
-    keeping: Keeping | None = None,
+    token_writer: TokenWriter | None = None,
 ) -> list[LengthsRow]:
     """Render samples and count their tokens in batches; return their rows, filled in, in the same order.
 
     Args:
         samples: pairs of a row without counts and its sample; None if the row already says why the sample is left out.
-        keeping: stores the tokens for later runs; None: they are not stored.
+        token_writer: stores the tokens for later runs; None: they are not stored.
     """
     rows: list[LengthsRow] = []
     waiting: list[_Waiting] = []
@@ -132,9 +132,9 @@ def measured(
         waiting.append(item)
         num_characters += len(item.rendered.text)
         if len(waiting) == _BATCH or num_characters > _BATCH_CHARACTERS:
-            _count(template, waiting, method.engine, keeping)
+            _count_tokens(template, waiting, method.engine, token_writer)
             num_characters = 0
-    _count(template, waiting, method.engine, keeping)
+    _count_tokens(template, waiting, method.engine, token_writer)
     return rows
 
 
@@ -160,7 +160,7 @@ def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, Rea
             continue
         row.parts = sample.parts
         row.positions = list(dict.fromkeys(positions)) if shard.media_root is None else []
-        note(row, sample)
+        set_warnings(row, sample)
         if hashes is not None:
             hash_media(row, hashes, shard, sample)
         row.checksum = reader.checksum(shard, sample.raw, sample.parts)
@@ -168,13 +168,13 @@ def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, Rea
         yield row, sample
 
 
-def note(row: LengthsRow, sample: ReadSample) -> None:
+def set_warnings(row: LengthsRow, sample: ReadSample) -> None:
     """Set the columns of a row that warn about its sample, such as unknown keys, or placeholders without media."""
     row.placeholders_put_in = sample.placeholders_put_in
     row.placeholders_as_text = not sample.media and num_placeholders(sample.messages) > 0
     row.assistant_first = begins_with_assistant(sample.messages)
     row.tools_left_out = sample.leaves_out_tools
-    row.unknown_keys = [*sample.unknown[:_MOST_UNKNOWN]] or None
+    row.unknown_keys = [*sample.unknown[:_MAX_UNKNOWN_KEYS]] or None
     row.image_modes = sorted({medium.mode for medium in sample.media if medium.mode}) or None
     row.nulls_dropped = sample.drops_nulls
 
@@ -218,12 +218,12 @@ def leave_out(row: LengthsRow, skip: Skip) -> None:
     row.tools_left_out, row.nulls_dropped, row.unknown_keys, row.image_modes = False, False, None, None
 
 
-def _count(template: Template, waiting: list[_Waiting], engine: str, keeping: Keeping | None) -> None:
+def _count_tokens(template: Template, waiting: list[_Waiting], engine: str, token_writer: TokenWriter | None) -> None:
     made = template.tokens_of([item.sample for item in waiting], [item.rendered for item in waiting], engine)
     for item, member in zip(waiting, made, strict=True):
         row = item.row
         row.token_len, row.num_supervised, row.num_weighted = len(member), member.num_supervised, member.num_weighted
-        row.kept = keeping.add(member, item.read, row.checksum) if keeping else 0
+        row.kept = token_writer.add(member, item.read, row.checksum) if token_writer else 0
         if not row.token_len:
             row.reason, row.detail = Reason.PROCESSOR_ERROR.value, "the chat template renders nothing"
         if (tokens := item.rendered.token_range) and row.token_len != tokens[1] - tokens[0]:

@@ -32,10 +32,10 @@ from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.lengths.changed_media import Stale, stale_rows
 from energon_pack.lengths.index import IndexedShard
-from energon_pack.lengths.measure import MeasuredShard, add_news, lengths_cache
+from energon_pack.lengths.measure import MeasuredShard, add_changed_rows, lengths_cache
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import key_of
-from energon_pack.lengths.worker import LengthsRow, leave_out, lengths_table, measured, note
+from energon_pack.lengths.worker import LengthsRow, leave_out, lengths_table, measured, set_warnings
 from energon_pack.online.samples import (
     MeasuredItem,
     MeasuredSamples,
@@ -63,7 +63,7 @@ from energon_pack.stages.measuring import Measured, index_source, measure_source
 from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.stages.planning import Planned, plan_source
 from energon_pack.steps.topology import Topology
-from energon_pack.templates.processor import load_saved
+from energon_pack.templates.processor import load_saved_template
 from energon_pack.templates.settings import Expand
 from energon_pack.templates.template import Template
 
@@ -99,7 +99,7 @@ def measure_user_samples(
     with torch.device("cpu"), run.progress.stage("measure", len(todo), "samples") as advance:
         try:
             for numbers, table in zip(slices, loader, strict=True):
-                add_news(cache, [key], table, np.zeros_like(numbers), numbers, stale)
+                add_changed_rows(cache, [key], table, np.zeros_like(numbers), numbers, stale)
                 run.progress.add(table.num_rows)
                 advance(table.num_rows)
         finally:
@@ -133,7 +133,7 @@ class _MeasuredSlices(Dataset[pa.Table]):
         return len(self._slices)
 
     def __getitem__(self, number: int) -> pa.Table:
-        template = load_saved(self._method.template_folder)
+        template = load_saved_template(self._method.template_folder)
         return lengths_table(measured(self._read(self._slices[number]), template, self._method))
 
     def _read(self, numbers: Ints) -> Iterator[tuple[LengthsRow, ReadSample | None]]:
@@ -146,7 +146,7 @@ class _MeasuredSlices(Dataset[pa.Table]):
                 yield row, None
                 continue
             row.media_type, row.files = media_type(sample.kinds), self._conversations.files(sample)
-            note(row, sample)
+            set_warnings(row, sample)
             yield row, sample
 
 
@@ -173,7 +173,7 @@ class PreparedPacks:
     @property
     def template(self) -> Template:
         """The template with which all samples were measured."""
-        return load_saved(self.planned.method.template_folder)
+        return load_saved_template(self.planned.method.template_folder)
 
 
 def prepare(

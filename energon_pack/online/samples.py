@@ -18,7 +18,7 @@ import pyarrow as pa
 from energon_pack.dataset.files import PlanRow
 from energon_pack.lengths.index import IndexedShard
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
-from energon_pack.lengths.table_cache import in_chunks
+from energon_pack.lengths.table_cache import chunks_of_pieces
 from energon_pack.plan.items import Lengths
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import with_cut_type
@@ -83,7 +83,7 @@ def write_index(path: Path, indexed: Sequence[IndexedShard]) -> None:
 
 def _index_tables(indexed: Sequence[IndexedShard]) -> Iterator[pa.Table]:
     for number, item in enumerate(indexed):
-        tables = [chunk.read() for chunk in in_chunks([(number, item.pieces)])]
+        tables = [chunk.read() for chunk in chunks_of_pieces([(number, item.pieces)])]
         table = pa.concat_tables([_INDEXED_SCHEMA.empty_table().drop(["shard"]), *tables]).select(INDEX_SCHEMA.names)
         if item.rows is not None:
             table = table.take(pa.array(item.rows))

@@ -20,7 +20,7 @@ from energon_pack.run.files import make_once, one_process_at_a_time
 from energon_pack.run.progress import Progress
 from energon_pack.stages.measuring import index_source, prepare_method
 from energon_pack.stages.pack_run import PackRun, begin_run
-from energon_pack.templates.processor import load_saved
+from energon_pack.templates.processor import load_saved_template
 from energon_pack.templates.settings import Expand
 from energon_pack.templates.template import Template
 
@@ -108,7 +108,7 @@ def _prepare_all(each: Sequence[tuple[PackConfig, Any]]) -> PreparedStream:
             _samples_in_files(run) if _is_in_files(source) else _samples_in_memory(source, run.config)
             for (_, source), run in zip(each, runs, strict=True)
         ]
-    return PreparedStream(config, datasets, load_saved(method.template_folder))
+    return PreparedStream(config, datasets, load_saved_template(method.template_folder))
 
 
 def _is_overrides(source: Any) -> bool:

@@ -22,7 +22,7 @@ from energon_pack.samples.media.image_probe import medium_of
 from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS, PART_TYPES
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.requested import as_asked
+from energon_pack.samples.media.requested import with_asked_settings
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.options import options_of
 from energon_pack.samples.record import Record, with_hearing
@@ -106,7 +106,7 @@ class UserSamples:
             if self._settings.media is None:
                 refuse_unread_media(placed.record, [name for name, _ in opened], bool(opened), self._kind_of)
             data = [opened[i][1] for i in placed.order]
-            media_found = as_asked(
+            media_found = with_asked_settings(
                 [media_found[i] for i in placed.order],
                 fields.get("video_frames"),
                 options_of(fields),

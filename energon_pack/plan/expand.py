@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow.compute as pc
 
-from energon_pack.lengths.measure import forgetting_wrong, how_measured
+from energon_pack.lengths.measure import dropping_wrong_lengths, method_key
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import key_of
 from energon_pack.lengths.worker import LengthsRow, leave_out
@@ -42,13 +42,13 @@ def expand(lengths: Lengths, labels: LabelsConfig, method: Method, run: Run) -> 
     asked = {name: value for name, value in plain(labels).items() if name in ("expand", "window_images", "window_text")}
     recipe = PartsRecipe(
         "expand",
-        key_of(asked, _VERSION, how_measured(method)),
+        key_of(asked, _VERSION, method_key(method)),
         partial(_samples_of, labels=labels),
         EXPANDED_TYPE,
         lambda table: pc.is_null(table["reason"]).to_numpy(),
         ("reason",),
     )
-    with forgetting_wrong(lengths.shards, method, run):
+    with dropping_wrong_lengths(lengths.shards, method, run):
         return make_parts(lengths, are_asked, recipe, method, run)
 
 

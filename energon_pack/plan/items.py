@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.lengths.measure import MeasuredShard
-from energon_pack.lengths.table_cache import Chunk, in_chunks
+from energon_pack.lengths.table_cache import Chunk, chunks_of_pieces
 from energon_pack.plan import caps, note_counts
 from energon_pack.plan.note_counts import SampleNotes
 from energon_pack.plan.splits import split_numbers
@@ -167,7 +167,7 @@ class Lengths:
         #: the type of the column `cut`
         self.cut_type = CUT_TYPE
         self._begin()
-        for chunk in in_chunks(enumerate(item.pieces for item in measured)):
+        for chunk in chunks_of_pieces(enumerate(item.pieces for item in measured)):
             self.add_cached_rows(chunk, None, is_sample=True)
         self.num_samples = self.num_items
         #: whether each sample is packed as its parts

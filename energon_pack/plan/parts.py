@@ -23,7 +23,7 @@ from energon_pack.lengths.measure import MeasuredShard
 from energon_pack.lengths.media_counts import counts_of
 from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
-from energon_pack.lengths.table_cache import Chunk, Piece, Record, TableCache, in_chunks, key_of
+from energon_pack.lengths.table_cache import Chunk, Piece, Record, TableCache, chunks_of_pieces, key_of
 from energon_pack.lengths.worker import LengthsRow, hash_beginnings, hash_media, lengths_table
 from energon_pack.plan.items import REFUSED_SCHEMA, Lengths
 from energon_pack.run.context import Run
@@ -39,7 +39,7 @@ from energon_pack.sources.sample import part_of, read_again
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import with_bytes_read
 from energon_pack.sources.tar import num_tar_bytes
-from energon_pack.templates.processor import load_saved
+from energon_pack.templates.processor import load_saved_template
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.settings import TrainOn
 from energon_pack.templates.template import Template
@@ -134,7 +134,7 @@ def _rows_to_cut(
 
     `whole`: read all columns of the rows, not only those that choose them.
     """
-    for chunk in in_chunks((number, measured[number].pieces) for number in numbers):
+    for chunk in chunks_of_pieces((number, measured[number].pieces) for number in numbers):
         table = chunk.read(None if whole else recipe.columns)
         are_asked = recipe.select_rows(table)
         yield chunk.numbers_of_rows[are_asked], table.filter(pa.array(are_asked))
@@ -142,7 +142,7 @@ def _rows_to_cut(
 
 def _with_cached_parts(lengths: Lengths, parts: dict[int, list[Piece]], are_asked: npt.NDArray[np.bool_]) -> Lengths:
     """Find the rows of this run's samples among the cached parts of whole shards, and return the lengths with these."""
-    chunks = list(in_chunks(parts.items()))
+    chunks = list(chunks_of_pieces(parts.items()))
     ids = [_row_ids(chunk.numbers_of_rows, chunk.read(["key"])) for chunk in chunks]
     known = pa.chunked_array(ids, pa.large_string())
     have_parts = lengths.scratch.zeros(lengths.num_samples, np.bool_)
@@ -227,7 +227,7 @@ def _parts_of_job(
     make: Callable[["WholeSample"], list[LengthsRow]], cut_type: pa.DataType, job: PartsJob
 ) -> tuple[pa.Table, list[int]]:
     """Return the parts of a job's samples, and how many parts each sample has."""
-    template = load_saved(job.method.template_folder)
+    template = load_saved_template(job.method.template_folder)
     parts: list[list[LengthsRow]] = []
     with Reader() as reader:
         hashes = MediaHashes(reader) if job.method.with_beginnings else None

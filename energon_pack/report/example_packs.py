@@ -19,7 +19,7 @@ from energon_pack.report.views.spans import vocabulary_of
 from energon_pack.report.views.view import PackPlace
 from energon_pack.samples.flavors import flavor_by_name
 from energon_pack.samples.media.kinds import MEDIA_TYPES
-from energon_pack.templates.processor import load_saved
+from energon_pack.templates.processor import load_saved_template
 
 _MAX_PACKS, _MAX_MEMBERS, _MAX_CHARS, _MAX_THUMBNAILS = 6, 8, 4_000, 4
 
@@ -63,7 +63,7 @@ def draw_packs(job: LookJob) -> dict[int, Html]:
 
 def _sections(job: LookJob) -> Iterator[tuple[int, Html]]:
     folder = DatasetFolder(job.folder)
-    vocabulary, plan = vocabulary_of(load_saved(job.template_folder)), PlanFile(folder)
+    vocabulary, plan = vocabulary_of(load_saved_template(job.template_folder)), PlanFile(folder)
     first = next(iter(job.packs), None)
     shards = None if job.shards_address is None else DatasetFolder(job.shards_address)
     with PackLookup(folder, flavor_by_name(job.flavor), shards) as packs:

@@ -74,7 +74,7 @@ def _merged(listed: Any, in_parts: list[dict[str, Any] | None]) -> list[dict[str
 
 
 #: fields that give images times; without them, no file of patch positions is read
-OF_TIMES = frozenset(("fps", "patch_positions"))
+TIME_FIELDS = frozenset(("fps", "patch_positions"))
 
 
 class ReadSample(NamedTuple):
@@ -120,7 +120,7 @@ class ReadSample(NamedTuple):
     @property
     def times_images(self) -> bool:
         """Whether the sample's fields give times to its images: by `fps`, or by files of patch positions."""
-        return not self.fields.keys().isdisjoint(OF_TIMES)
+        return not self.fields.keys().isdisjoint(TIME_FIELDS)
 
     @property
     def options(self) -> SampleOptions:

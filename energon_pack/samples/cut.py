@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from energon_pack.samples.media.kinds import BY_LETTER
-from energon_pack.samples.placeholders import media_alone, split_content, with_media_first, without_images
+from energon_pack.samples.placeholders import media_placeholders, split_content, with_media_first, without_images
 from energon_pack.samples.sample import Message
 from energon_pack.samples.weights import turn_weight, with_zero_weight
 
@@ -144,7 +144,10 @@ def messages_of_part(messages: Sequence[Message], cut: Cut) -> list[Message]:
         start = cut.first_character or 0
         part[-1] = {**part[-1], "content": part[-1]["content"][start : start + cut.num_characters]}
     if (asked := _repeated_media_turn(messages, cut)) is not None:
-        media, asked_content = media_alone(messages[asked]["content"], cut.all_kinds), part[has_system]["content"]
+        media, asked_content = (
+            media_placeholders(messages[asked]["content"], cut.all_kinds),
+            part[has_system]["content"],
+        )
         part[has_system] = {**part[has_system], "content": with_media_first(media, asked_content, cut.all_kinds)}
     return part
 

@@ -17,7 +17,7 @@ from energon_pack.samples.skip import Reason, Skip
 PLACEHOLDERS = {kind: medium.placeholder for kind, medium in KINDS.items()}
 _PLACEHOLDER = re.compile(f"<({'|'.join(KINDS)})>")
 _WITH_SPACE = re.compile(rf"{_PLACEHOLDER.pattern}\s*")
-_OWN = ("name", "settings")  # the key for a content part's settings of its medium
+_PART_SETTING_KEYS = ("name", "settings")  # the key for a content part's settings of its medium
 
 
 def spells_placeholder(text: str) -> bool:
@@ -59,7 +59,7 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
             spelled = [k for m in messages for k in _placeholders(m, tuple(PLACEHOLDERS))]
             raise Skip(Reason.PLACEHOLDER_MISMATCH, f"{_count(spelled)} in the text for {_count(kinds)}")
         else:
-            messages, inserted, spelled_kinds = _put_in(messages, kinds), True, list(kinds)
+            messages, inserted, spelled_kinds = _with_placeholders(messages, kinds), True, list(kinds)
     if spelled_kinds == [*kinds]:
         return messages, [*range(len(kinds))], inserted
     waiting = {kind: [i for i, k in enumerate(kinds) if k == kind] for kind in PLACEHOLDERS}
@@ -123,7 +123,7 @@ def _with_text(content: str | list[Message], number: int, text: str) -> tuple[st
     return parts, number
 
 
-def media_alone(content: str | list[Message], kinds: Sequence[str]) -> str | list[Message]:
+def media_placeholders(content: str | list[Message], kinds: Sequence[str]) -> str | list[Message]:
     """Return a content without its text: the placeholders, each with the white space after it, or the media parts."""
     if isinstance(content, str):
         return "".join(match[0] for match in _WITH_SPACE.finditer(content) if match[1] in kinds)
@@ -133,7 +133,7 @@ def media_alone(content: str | list[Message], kinds: Sequence[str]) -> str | lis
 def with_media_first(
     media: str | list[Message], content: str | list[Message], kinds: Sequence[str]
 ) -> str | list[Message]:
-    """Put the media that `media_alone` returned before the content of a turn."""
+    """Put the media that `media_placeholders` returned before the content of a turn."""
     if isinstance(media, str) and isinstance(content, str):
         return media + content
     parts = [_parts(each, kinds) if isinstance(each, str) else each for each in (media, content)]
@@ -147,14 +147,14 @@ def flat_content(parts: list[Message]) -> str | list[Message]:
     meet.
     """
     texts = [part["text"] for part in parts if part["type"] == "text"]
-    if any(key in part for key in _OWN for part in parts) or any(map(spells_placeholder, texts)):
+    if any(key in part for key in _PART_SETTING_KEYS for part in parts) or any(map(spells_placeholder, texts)):
         return parts
-    if any(map(_has_seam, parts, parts[1:])):  # a template may strip each part
+    if any(map(_has_white_space, parts, parts[1:])):  # a template may strip each part
         return parts
     return "".join(part["text"] if part["type"] == "text" else PLACEHOLDERS[part["type"]] for part in parts)
 
 
-def _has_seam(part: Message, other: Message) -> bool:
+def _has_white_space(part: Message, other: Message) -> bool:
     """Tell whether there is white space where two texts meet."""
     if part["type"] != "text" or other["type"] != "text":
         return False
@@ -221,7 +221,7 @@ def _with_videos(messages: Sequence[Message], kinds: Sequence[str]) -> list[Mess
     return [{**message, "content": message["content"].replace(image, video)} for message in messages]
 
 
-def _put_in(messages: list[Message], kinds: Sequence[str]) -> list[Message]:
+def _with_placeholders(messages: list[Message], kinds: Sequence[str]) -> list[Message]:
     for index, message in enumerate(messages):
         if message["role"] == "user":
             content = message["content"]
@@ -235,9 +235,9 @@ def _put_in(messages: list[Message], kinds: Sequence[str]) -> list[Message]:
 
 def _without_names(message: Message) -> Message:
     content = message["content"]
-    if isinstance(content, str) or not any(key in part for key in _OWN for part in content):
+    if isinstance(content, str) or not any(key in part for key in _PART_SETTING_KEYS for part in content):
         return message
-    parts = [{key: part[key] for key in part if key not in _OWN} for part in content]
+    parts = [{key: part[key] for key in part if key not in _PART_SETTING_KEYS} for part in content]
     return {**message, "content": flat_content(parts)}
 
 

@@ -48,7 +48,8 @@ _ROLES = {
     **dict.fromkeys(("function", "observation", "function_response", "tool_response", "ipython"), "tool"),
 }
 _MEDIA_KEYS = ("name", "media_files")
-_NAMING, _PART = (*PART_TYPES, "path", "url", "source"), "content[]."  # what names the medium of a content part
+_MEDIUM_NAME_KEYS = (*PART_TYPES, "path", "url", "source")  # of a content part
+_PART = "content[]."
 _KIND_KEYS = ("media", "media_type")
 _NOT_FIELDS = (*_KIND_KEYS, "tools", "functions")
 
@@ -93,7 +94,7 @@ def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = F
         raise Skip(Reason.NOT_AN_OBJECT, f"the JSON is a {type(value).__name__}, not an object")
     refuse_texts_between_images(value)
     if not PREFERENCE_KEYS.isdisjoint(value):
-        value = preferred(value, _keys(settings), settings.take)
+        value = preferred(value, _conversation_fields(settings), settings.take)
     without = without_nulls_of_a_table(value, settings.nulls)
     value = value if without is None else without
     messages, used, other_texts = _find_messages(value, settings)
@@ -162,7 +163,7 @@ def begins_with_assistant(messages: Sequence[Message]) -> bool:
     return first == "assistant" and len(messages) > 1
 
 
-def _keys(settings: ReadSettings) -> tuple[str, ...]:
+def _conversation_fields(settings: ReadSettings) -> tuple[str, ...]:
     """Return the fields that may hold the turns."""
     return (settings.messages_key,) if settings.messages_key else MESSAGE_KEYS
 
@@ -179,10 +180,10 @@ def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[li
         raise Skip(Reason.NO_MESSAGES, detail)
     is_chat = settings.sample_type in (SampleType.auto, SampleType.chat)
     fields = " or ".join(MESSAGE_KEYS) if is_chat else settings.sample_type.value
-    raise Skip(Reason.NO_MESSAGES, f"no {fields} among {sorted(value)[:8]} ({_reads(value)})")
+    raise Skip(Reason.NO_MESSAGES, f"no {fields} among {sorted(value)[:8]} ({_field_advice(value)})")
 
 
-def _reads(value: Mapping[str, Any]) -> str:
+def _field_advice(value: Mapping[str, Any]) -> str:
     """Return advice for a message: the setting that names another field as the conversation."""
     turns = [key for key, item in value.items() if isinstance(item, list) and item and isinstance(item[0], dict)]
     if named := next((key for key in turns if not {"role", "from"}.isdisjoint(value[key][0])), None):
@@ -217,7 +218,7 @@ def _turns(message: Any, index: int) -> list[Message]:
     if role is None:
         if named is None and (pair := turns_of_pair(message, index)):
             return pair
-        raise Skip(Reason.BAD_MESSAGE, f"message {index} has the role {named!r}: {_roles_like(named)}")
+        raise Skip(Reason.BAD_MESSAGE, f"message {index} has the role {named!r}: {_role_advice(named)}")
     normal = {"role": role, "content": content}
     if len(message) > 2 or content_key not in message:
         if role_key == "role" and _ROLES.get(str(message.get("from")), role) != role:
@@ -244,7 +245,7 @@ def _turns(message: Any, index: int) -> list[Message]:
     return [normal]
 
 
-def _roles_like(named: Any) -> str:
+def _role_advice(named: Any) -> str:
     """Return advice for a message: the known role that is spelled most like this one, and all known roles."""
     known = [role for role in _ROLES if role not in (DOCUMENT, *CALL_ROLES)]
     near = difflib.get_close_matches(str(named).lower(), known, 1)
@@ -271,7 +272,11 @@ def _content(items: list[Any], index: int) -> str | list[Message]:
             said_once(item, 2)
             parts.append({"type": "text", "text": text})
         elif kind in KINDS:
-            named = one_value({key: name_in(item.get(key)) for key in _NAMING}, (item["type"], kind, *_NAMING), _PART)
+            named = one_value(
+                {key: name_in(item.get(key)) for key in _MEDIUM_NAME_KEYS},
+                (item["type"], kind, *_MEDIUM_NAME_KEYS),
+                _PART,
+            )
             settings = {key: item[key] for key in SETTING_KEYS if item.get(key) is not None}
             if kind == VIDEO.kind and isinstance(named, list):
                 parts += frame_parts(named, settings)

@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from energon_pack.samples.bytes import Range, as_file
-from energon_pack.samples.conversation import OF_TIMES, Placed, ReadSample, place
+from energon_pack.samples.conversation import TIME_FIELDS, Placed, ReadSample, place
 from energon_pack.samples.cut import Cut, fields_of_part, indices_of_kind, media_of_part, messages_of_part
 from energon_pack.samples.frame_times import load_patch_positions, stamped
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe_part
-from energon_pack.samples.media.requested import as_asked
+from energon_pack.samples.media.requested import with_asked_settings
 from energon_pack.samples.options import options_of
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record
@@ -147,14 +147,14 @@ def _as_requested(
         part = parts[index]
         return as_file(Range(reader.part_file(shard, part), part.offset, part.size))
 
-    return as_asked(media, fields.get("video_frames"), options_of(fields), opened)
+    return with_asked_settings(media, fields.get("video_frames"), options_of(fields), opened)
 
 
 def _read_times(
     reader: Reader, shard: Shard, placed: Placed, key: str, parts: Sequence[Part]
 ) -> tuple[list[Part | None], list[str]]:
     """Return the patch positions of each image, and the times that they give."""
-    if placed.record.fields.keys().isdisjoint(OF_TIMES):
+    if placed.record.fields.keys().isdisjoint(TIME_FIELDS):
         return [], []
     names = placed.position_names
     positions = reader.positions(shard, names, key, parts) if names else []

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from energon_pack.config import OnDamaged, plain
 from energon_pack.errors import amount
 from energon_pack.lengths.index import IndexedShard, first_samples, index_shards
-from energon_pack.lengths.measure import by_trusted_engine, measure_shards, measure_some
+from energon_pack.lengths.measure import by_trusted_engine, measure_rows, measure_shards
 from energon_pack.lengths.method import Method, prepare
 from energon_pack.plan.expand import expand
 from energon_pack.plan.items import Lengths
@@ -84,6 +84,6 @@ def measure_part(run: PackRun, part: Part) -> dict[str, int]:
     with run.timed("lengths"):
         first = first_samples(indexed, source.limit)
         rows = [spans.rows_in(part, number, item.num_samples) for number, item in zip(chosen, first, strict=False)]
-        number = measure_some(first, rows, method, run)
+        number = measure_rows(first, rows, method, run)
     say(f"the lengths of {amount(number, 'sample')} are in {run.cache()}: part {part} of the source")
     return {"samples": number}

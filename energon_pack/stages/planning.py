@@ -10,7 +10,7 @@ from energon_pack.config.naming import content_settings, shards_identity
 from energon_pack.config.output_dir import publishes
 from energon_pack.dataset.lost_samples import why_too_much_dropped, why_too_much_lost
 from energon_pack.lengths.changed_media import check_media
-from energon_pack.lengths.measure import MeasuredShard, forgetting_wrong
+from energon_pack.lengths.measure import MeasuredShard, dropping_wrong_lengths
 from energon_pack.lengths.method import Method
 from energon_pack.plan.expand import expansion_of
 from energon_pack.plan.items import Lengths
@@ -52,7 +52,7 @@ def plan_source(run: PackRun, measured: Measured) -> Planned:
     with run.timed("plan"):
         expansion = expansion_of(lengths, config.labels)
         if packing.overlong in CUTTING_POLICIES:
-            with forgetting_wrong(lengths.shards, method, run):
+            with dropping_wrong_lengths(lengths.shards, method, run):
                 lengths = cut_overlong(lengths, method, packing, config.labels, run)
         lengths, entry_shares = draw_samples(lengths, measured.mixture, packing, config.seed)
         num_repeated = measured.num_repeated + lengths.num_samples - measured.lengths.num_samples

@@ -22,7 +22,7 @@ from energon_pack.dataset.plan_file import read_ledger
 from energon_pack.dataset.shards import ShardJob, WrittenShard
 from energon_pack.errors import PackError, amount
 from energon_pack.lengths.audit import Audit
-from energon_pack.lengths.measure import check_unchanged, forgetting_wrong
+from energon_pack.lengths.measure import check_unchanged, dropping_wrong_lengths
 from energon_pack.plan.report import RunFacts
 from energon_pack.report.run_report import RunReport
 from energon_pack.report.terminal_summary import print_stages
@@ -99,7 +99,7 @@ def end_already_published(run: PackRun, planned: Planned, page: RunReport, repor
     """End a run whose dataset is already published: check its source as a writing run does; return `report`."""
     named, output = run.destination.place, run.config.output
     refuse_changed_yamls(named, dataset_yamls(planned.lengths.flavor, output.dataset_yaml.value, output.sample_type))
-    with forgetting_wrong(planned.lengths.shards, planned.method, run):
+    with dropping_wrong_lengths(planned.lengths.shards, planned.method, run):
         check_unchanged(planned.lengths.shards, run)
         check_separate_media(run, planned)
     print_remarks(page.wrong())

@@ -33,7 +33,7 @@ from energon_pack.dataset.lost_samples import refuse_future_loss
 from energon_pack.dataset.plan_file import write_plan
 from energon_pack.dataset.shards import ShardJob, WrittenShard, num_bytes_begun, shard_name
 from energon_pack.errors import PackError, amount
-from energon_pack.lengths.measure import LengthsWrong, cached_as, forget, how_measured
+from energon_pack.lengths.measure import LengthsWrong, cache_keys_of, forget, method_key
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.console import say
@@ -66,7 +66,7 @@ def shard_jobs(run: PackRun, planned: Planned, staging: Path, is_shared: bool) -
     lengths, method = planned.lengths, planned.method
     sources = [item.shard for item in lengths.shards]
     identity = planned.identity if is_shared else None
-    kept_in, fingerprint = how_measured(method), method.identity.fingerprint
+    kept_in, fingerprint = method_key(method), method.identity.fingerprint
     write = partial(_job, run, staging, method.template_folder, kept_in, fingerprint, identity)
     for number, (items, split) in enumerate(
         zip(_items_of_shards(planned), planned.shards.splits.tolist(), strict=True)
@@ -162,7 +162,7 @@ def write_job_files(run: PackRun, planned: Planned, staging: Path, why_not: str 
         "settings": plan_settings(run.config),
         "packages": packages(),
         "source": _source_hash(run.source),
-        "lengths": cached_as(planned.lengths.shards, method),
+        "lengths": cache_keys_of(planned.lengths.shards, method),
         "why_not": why_not,
         "shards": [*zip(splits, np.diff(shards.bounds).tolist(), shards.sizes.tolist(), strict=True)],
     }

@@ -17,7 +17,7 @@ from energon_pack.run.heavy_imports import importing
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.renderer import Renderer
-from energon_pack.templates.families import ASKED, FAMILIES, family_of
+from energon_pack.templates.families import ASKING_FAMILIES, FAMILIES, family_of
 from energon_pack.templates.families.asked_processor import processor_part
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 from energon_pack.templates.folder import files_state, has_media_parts, processor_class, settings_in
@@ -51,7 +51,11 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
             f"model.processor_kwargs.{setting}: source.use_audio_in_video=true has the sound of videos heard"
         )
     empty = ProcessorSettings(folder=os.path.abspath(folder), kwargs=kwargs)
-    files = _full_processor_files(empty, where) if model.template in ASKED else _folder_files(folder, kwargs, where)
+    files = (
+        _full_processor_files(empty, where)
+        if model.template in ASKING_FAMILIES
+        else _folder_files(folder, kwargs, where)
+    )
     chat_template, tool_template = _chat_templates(model.chat_template, files, where)
     processor = _processor_settings(settings, files, empty, chat_template)
     spec = TemplateSpec(
@@ -76,7 +80,7 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
         )
     try:
         backend = files.tokenizer.backend_tokenizer
-        template = Template(spec, rules, _copied_tokenizer(backend) if model.template in ASKED else backend)
+        template = Template(spec, rules, _copied_tokenizer(backend) if model.template in ASKING_FAMILIES else backend)
     except PackError as error:  # raised by the chat template
         raise PackError(f"{where}: {error}") from None
     _refuse_misfits(template, model, where)
@@ -101,7 +105,7 @@ def _processor_settings(
     if "size" in changed:  # a call needs the whole value
         changed["size"] = video["size"]
     written = {}
-    if model.template in ASKED:
+    if model.template in ASKING_FAMILIES:
         with suppress(PackError):  # an unknown template is refused later, by its name
             renderer = Renderer(chat_template, {**tokens, **model.chat_template_kwargs}, model.date)
             written = {kind: medium_text_in_question(renderer.render, kind).strip() for kind in KINDS}
@@ -122,14 +126,14 @@ def _refuse_misfits(template: Template, model: ModelConfig, where: str) -> None:
     """Raise PackError if the tokenizer lacks a token for media, or the chat template does not read a given variable."""
     rules, variables = template.rules, template.spec.variables
     name = processor_class(Path(template.spec.processor.folder))
-    if model.template not in (*ASKED, "text", family_of(name) or model.template):
+    if model.template not in (*ASKING_FAMILIES, "text", family_of(name) or model.template):
         raise PackError(
             f"{where} is a {name}, another family's than model.template={model.template}: +model={model_name_of(name)}"
             " packs with it"
         )
     if model.document_end and template.token_id(model.document_end) is None:
         raise PackError(f"model.document_end={model.document_end}: the tokenizer in {where} has no such token")
-    replaced = () if model.template in ASKED else rules.media_tokens.values()
+    replaced = () if model.template in ASKING_FAMILIES else rules.media_tokens.values()
     for token in (*replaced, *rules.feature_tokens.values(), *rules.mark_tokens):
         if template.token_id(token) is None:
             raise PackError(
@@ -277,7 +281,7 @@ def _tried_rules(family: type[MediaRules], processor: ProcessorSettings, model: 
         rules = family(processor)
         rules.try_examples()
     except PackError as error:
-        if model.template in ASKED:
+        if model.template in ASKING_FAMILIES:
             raise
         raise PackError(f"{error} ({model.path_or_hub_id()} is a {processor_class(Path(processor.folder))})") from None
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:

@@ -12,7 +12,7 @@ from typing import Any
 from energon_pack.errors import PackError, one_line
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.templates.build import build
-from energon_pack.templates.families import ASKED, AUTO, family_of
+from energon_pack.templates.families import ASKING_FAMILIES, AUTO, family_of
 from energon_pack.templates.families.asked_processor import processor_part
 from energon_pack.templates.folder import PROCESSOR_FILES, has_media_parts, processor_class, settings_in
 from energon_pack.templates.full_processor import (
@@ -181,7 +181,7 @@ def _candidate_templates(settings: TemplateSettings, folder: Path, tried: list[T
     """Yield the template with each family's rules, in the order of the trials; add those that fail to `tried`."""
     name = settings.model.template
     first = family_of(processor_class(folder)) if name == AUTO else name
-    for family in dict.fromkeys(filter(None, (first, *ASKED))):
+    for family in dict.fromkeys(filter(None, (first, *ASKING_FAMILIES))):
         try:
             yield build(replace(settings, model=replace(settings.model, template=family)), folder)
         except PackError as error:

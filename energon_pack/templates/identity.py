@@ -9,7 +9,7 @@ from typing import Any
 from energon_pack.samples.media.kinds import ADDED
 from energon_pack.templates.chat.jinja import variables_in, writes_date
 from energon_pack.templates.families.rules import ProcessorSettings
-from energon_pack.templates.settings import DATE, Alpha, Labels, MediaConfig, Think
+from energon_pack.templates.settings import DEFAULT_DATE, Alpha, Labels, MediaConfig, Think
 
 #: further kinds of media: images and videos in one sample, videos with different numbers of frames, and videos whose
 #: sound is heard
@@ -33,7 +33,7 @@ class TemplateSpec:
     kinds: list[str] | None = None  # kinds of media that are measured, also these three; None: all of the family
     add_special_tokens: bool = False  # whether the tokenizer adds its own, besides the chat template's
     document_end: str | None = None  # the token that ends a raw text; None: as `DocumentTexts.end_token` finds it
-    date: str = DATE  # the ISO date that the chat template writes
+    date: str = DEFAULT_DATE  # the ISO date that the chat template writes
     tool_template: str = ""  # the chat template of conversations with tools; empty: the same
     sets_template: bool = False  # `model.chat_template` sets it; else the processor takes the same by itself
     own_special_tokens: bool = False  # whether the tokenizer adds its own in the processor's call by itself

@@ -27,12 +27,12 @@ from energon_pack.samples.input_rules import (
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.requested import as_asked
+from energon_pack.samples.media.requested import with_asked_settings
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import LengthError, MemberTokens
-from energon_pack.templates.families import ASKED
+from energon_pack.templates.families import ASKING_FAMILIES
 from energon_pack.templates.sample import Sample
 
 #: a `Template`, whose module imports this one
@@ -82,7 +82,7 @@ def input_rules_of(template: Template) -> InputRules:
         nests_images=rules.nests_images,
         hears_videos=rules.hears_videos,
         rate=rules.rate,
-        is_asked=spec.family in ASKED,
+        is_asked=spec.family in ASKING_FAMILIES,
         looks=template.looks,
         media={**plain(spec.media), "factor": template.factor},
         trial=trial_members(template),
@@ -198,7 +198,9 @@ def sample_of(member: MemberInput) -> Sample:
     waiting = {kind: iter(each) for kind, each in member.media.items()}
     data = [next(waiting[kind]) for kind in kinds]
     in_sample = [next(media[kind]) for kind in kinds]
-    seen_media = as_asked(in_sample, member.video_frames, member.options, lambda index: io.BytesIO(data[index]))
+    seen_media = with_asked_settings(
+        in_sample, member.video_frames, member.options, lambda index: io.BytesIO(data[index])
+    )
     return Sample(member.messages, seen_media, member.tools, member.options)
 
 

@@ -1,7 +1,7 @@
 """Prepare media before a model's processor sees them, by the run's `media.*` and by the settings of a record.
 
     Media ──choose_frames──► indices ──prepared──► the size that the processor gets
-    Media ──seen──► SeenMedium, with the steps to that size ──stepped──► pixels
+    Media ──seen──► SeenMedium, with the steps to that size ──apply_steps──► pixels
 
 A record's settings for a medium override `media.*`, by qwen_vl_utils' rules; then comes the processor's own rule.
 """
@@ -15,7 +15,7 @@ from energon_pack.samples.media.image import Look
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.lazy_image import with_look
 from energon_pack.samples.media.medium import Media, MediumSettings
-from energon_pack.samples.media.prepared import stepped
+from energon_pack.samples.media.prepared import apply_steps
 from energon_pack.samples.media.requested import lists_of_frames, num_in_source, span_of
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tokens import OWN, RESIZE, RESIZE_FRAME, SeenMedium, Step
@@ -87,7 +87,9 @@ class Preparation:
     ) -> list[Image.Image]:
         shown = [with_look(image, self.looks[kind]) for image in images]
         _, steps = self._size_and_steps(Media(kind, *shown[0].size, settings=settings), len(shown))
-        return [stepped(image, steps, getattr(self._image_rule, "apply", _refuse_changed_pixels)) for image in shown]
+        return [
+            apply_steps(image, steps, getattr(self._image_rule, "apply", _refuse_changed_pixels)) for image in shown
+        ]
 
     def seen(self, media: Sequence[Media], features: Sequence[int] = ()) -> list[SeenMedium]:
         """Return a sample's media as the model sees them, with sizes and frames; a list of frames is one video.

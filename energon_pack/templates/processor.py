@@ -20,7 +20,7 @@ from energon_pack.samples.media.kinds import ADDED
 from energon_pack.templates.build import build
 from energon_pack.templates.chat.jinja import writes_date
 from energon_pack.templates.choose_rules import TemplateChoice, TriedTemplate, choose_template
-from energon_pack.templates.families import ASKED, AUTO, FAMILIES
+from energon_pack.templates.families import ASKING_FAMILIES, AUTO, FAMILIES
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 from energon_pack.templates.folder import local_folder, settings_files
 from energon_pack.templates.identity import RULES_VERSION, Identity, TemplateSpec
@@ -51,7 +51,7 @@ def saved_template(settings: TemplateSettings, cache_dir: Path) -> str | None:
 
 
 def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
-    """Build the template of a model once; return the folder in the cache from which `load_saved` reads it.
+    """Build the template of a model once; return the folder in the cache from which `load_saved_template` reads it.
 
     The folder is keyed by the content of the processor's files: the next run imports neither torch nor transformers,
     and no worker ever does.
@@ -95,7 +95,7 @@ def _template_and_choice(settings: TemplateSettings, folder: Path) -> tuple[Temp
     return template, choice
 
 
-def lines_of(folder: str) -> list[str]:
+def template_lines(folder: str) -> list[str]:
     """Return the lines that a run prints where a saved template differs from the processor's own call."""
     values = json.loads(Path(folder, "spec.json").read_bytes())
     lines, adds = [], values["add_special_tokens"]
@@ -113,7 +113,7 @@ def identity_of(folder: str) -> Identity:
 
 
 @lru_cache(maxsize=2)
-def load_saved(folder: str) -> Template:
+def load_saved_template(folder: str) -> Template:
     """Load a saved template; each process does it once."""
     values = json.loads(Path(folder, "spec.json").read_bytes())
     processor, media = ProcessorSettings(**values["processor"]), node_of(MediaConfig, values["media"])
@@ -125,7 +125,11 @@ def load_saved(folder: str) -> Template:
 def media_rules_of(folder: str) -> MediaRules | None:
     """Load the media rules of a saved template, without its tokenizer; None: these rules ask the processor."""
     values = json.loads(Path(folder, "spec.json").read_bytes())
-    return None if values["family"] in ASKED else FAMILIES[values["family"]](ProcessorSettings(**values["processor"]))
+    return (
+        None
+        if values["family"] in ASKING_FAMILIES
+        else FAMILIES[values["family"]](ProcessorSettings(**values["processor"]))
+    )
 
 
 def processor_folder_of(folder: str) -> Path:

@@ -11,7 +11,7 @@ from energon_pack.run.plain_data import node_of, plain
 from energon_pack.samples.placeholders import spells_placeholder
 
 #: the date that chat templates write as today's: the fallback of Llama 3's templates
-DATE = "2024-07-26"
+DEFAULT_DATE = "2024-07-26"
 _MISSING = "???"  # OmegaConf's value for a setting that must be set; training has no OmegaConf
 
 
@@ -121,7 +121,7 @@ class ModelConfig:
     #: unless the chat template ends turns by it; "": no token
     document_end: str | None = None
     #: the day that a chat template writes as today (`strftime_now`), so that lengths are the same tomorrow
-    date: str = DATE
+    date: str = DEFAULT_DATE
     #: how a batch keeps samples of a pack apart; the model's YAML sets it
     mask: Mask = Mask.positions
     #: the kind of position ids in a batch; the model's YAML sets it
@@ -149,7 +149,7 @@ class ModelConfig:
         try:
             datetime.date.fromisoformat(self.date)
         except ValueError:
-            raise PackError(f"model.date={self.date}: no date; YEAR-MONTH-DAY is one, as in {DATE}") from None
+            raise PackError(f"model.date={self.date}: no date; YEAR-MONTH-DAY is one, as in {DEFAULT_DATE}") from None
 
 
 @dataclass

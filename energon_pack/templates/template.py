@@ -239,7 +239,7 @@ class Template(Preparation, Tokenizing):
             messages = chat.without_thoughts(messages)
         if sample.media and not is_document(messages):
             messages = list(map(frames.with_all_media, messages))
-        return chat.renderer.as_it_wants(messages)
+        return chat.renderer.in_template_form(messages)
 
     def _chat_for(self, sample: Sample) -> tuple[ChatTemplate, MediaTexts]:
         """Return the chat template of a sample, with the sample's variables, and the texts that it writes for media."""
@@ -299,7 +299,7 @@ class Template(Preparation, Tokenizing):
         return Template(replace(self.spec, kinds=kinds), self.rules, self._tokenizer)
 
     def save(self, folder: Path) -> None:
-        """Write spec.json, tokenizer.json, identity.json and the input rules, for `load_saved` and `identity_of`."""
+        """Write spec.json, tokenizer.json, identity.json and the input rules, which `load_saved_template` reads."""
         folder.mkdir(parents=True, exist_ok=True)
         self.input_rules.save(folder)
         write_whole(folder / "identity.json", json.dumps(asdict(self.identity)).encode())

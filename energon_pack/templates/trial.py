@@ -18,7 +18,7 @@ from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import SeenMedium
 from energon_pack.templates.chat.renderer import TOOL
-from energon_pack.templates.families import ASKED
+from energon_pack.templates.families import ASKING_FAMILIES
 from energon_pack.templates.full_processor import full_processor, quiet_transformers
 from energon_pack.templates.identity import HEARD_VIDEOS, MIXED_MEDIA, UNEVEN_VIDEOS
 from energon_pack.templates.processor_inputs import full_ids
@@ -138,7 +138,7 @@ class Trial:
             result = tokens.ids.tolist()
         except Skip as skip:
             result = skip.detail
-        if isinstance(truth, str) and isinstance(result, list) and template.spec.family in ASKED:
+        if isinstance(truth, str) and isinstance(result, list) and template.spec.family in ASKING_FAMILIES:
             truth = _ids_with_chosen_frames(full, template, one) or truth
         are_both = isinstance(truth, str) and isinstance(result, str)
         if isinstance(truth, str) and (are_both or not one.sample.media):  # for a text, training asks the tokenizer
@@ -148,9 +148,9 @@ class Trial:
             return
         media = ", ".join(map(said, one.sample.media)) or "a text"
         if isinstance(truth, str) or result != truth:
-            outcome.difference = f"of {media} it makes {told_apart(result, truth)}"
+            outcome.difference = f"of {media} it makes {token_difference(result, truth)}"
             return
-        if features := features_apart(template, tokens.media, truth):
+        if features := feature_difference(template, tokens.media, truth):
             outcome.difference = f"of {media} it counts {features}"
             return
         outcome.num_compared += max(len(one.sample.media), 1)
@@ -254,7 +254,7 @@ def _clip_argument(template: Template, video: Media, pixels: Any, chooses: bool)
     )
 
 
-def features_apart(template: Template, media: Iterable[SeenMedium], ids: Sequence[int]) -> str:
+def feature_difference(template: Template, media: Iterable[SeenMedium], ids: Sequence[int]) -> str:
     """Return how the numbers of features of media and of tokens for them in `ids` differ; empty: they are equal."""
     media, num_waiting = [*media], Counter(ids)
     num_features = dict.fromkeys(template.feature_ids.values(), 0)  # by token; kinds may share one
@@ -268,7 +268,7 @@ def features_apart(template: Template, media: Iterable[SeenMedium], ids: Sequenc
     return ""
 
 
-def told_apart(result: list[int] | str, truth: list[int] | str) -> str:
+def token_difference(result: list[int] | str, truth: list[int] | str) -> str:
     """Return in a few words how a template's ids differ from the processor's; a text is an error in place of ids."""
     numbers = [f"nothing ({value})" if isinstance(value, str) else f"{len(value)} tokens" for value in (result, truth)]
     if isinstance(result, list) and isinstance(truth, list) and len(result) == len(truth):

@@ -37,7 +37,7 @@ from energon_pack.sources.other_formats import unpack_command
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import with_bytes_read
 from energon_pack.sources.tar import TarScan
-from energon_pack.templates.processor import load_saved
+from energon_pack.templates.processor import load_saved_template
 from energon_pack.verify import pack_checks as checks
 from energon_pack.verify.findings import Findings, hash_of
 from energon_pack.verify.members import compare_members, is_within
@@ -167,7 +167,7 @@ def _verify_pack(
     if rows is not None:
         findings.add("plan", where, checks.check_plan(pack, members))
     if members and job.source is not None:
-        template = None if job.template_folder is None else load_saved(job.template_folder)
+        template = None if job.template_folder is None else load_saved_template(job.template_folder)
         again = None if template is None or len(tokens) != len(members) else (tokens, template)
         for check, member, texts in compare_members(parts, pack, members, job.source, sources, job.reading, again):
             findings.add(check, f"{where}: {member}", texts)

@@ -21,7 +21,7 @@ from energon_pack.dataset.packing_template import load_template
 from energon_pack.errors import PackError
 from energon_pack.inspect.dataset import open_dataset
 from energon_pack.inspect.vocabulary import vocabulary_for
-from energon_pack.lengths.kept_tokens import Keeping, KeptTokens, remove_oldest
+from energon_pack.lengths.kept_tokens import KeptTokens, TokenWriter, remove_oldest
 from energon_pack.lengths.measure import LengthsWrong
 from energon_pack.lengths.table_cache import Record, write_tables
 from energon_pack.loading.task_encoder import PackedTaskEncoder, inputs_of
@@ -254,7 +254,7 @@ def test_kept_tokens_are_those_of_their_sample_or_none(tmp_path: Path) -> None:
         MemberTokens(np.array([1, 2, *[9] * 40, 3]), [(1, 2), (42, 43)], [0.5, 1.0], [frames, SeenMedium("image")]),
         MemberTokens(np.zeros(0, np.int64), []),
     ]
-    keeping = Keeping()
+    keeping = TokenWriter()
     timed = read_of(fps=2.0)
     places = [keeping.add(its, timed if i else read_of(id=7), i) for i, its in enumerate(members)]
     file = keeping.write(tmp_path)
@@ -274,9 +274,9 @@ def test_kept_tokens_are_those_of_their_sample_or_none(tmp_path: Path) -> None:
 
 def test_the_oldest_tokens_go_where_a_cache_has_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing bounded them: each model and each changed source left its tokens on the disk for ever."""
-    monkeypatch.setattr("energon_pack.lengths.kept_tokens._MOST_IN_CACHE", 400)
+    monkeypatch.setattr("energon_pack.lengths.kept_tokens._MAX_CACHE_BYTES", 400)
     for day, folder in enumerate(("a", "b", "a")):
-        keeping = Keeping()
+        keeping = TokenWriter()
         keeping.add(MemberTokens(np.array([day] * 3), []), read_of(), day)
         number = keeping.write(tmp_path / folder) >> 32
         os.utime(tmp_path / folder / f"{number:08x}.tokens", (day, day))
@@ -287,7 +287,7 @@ def test_the_oldest_tokens_go_where_a_cache_has_too_many(tmp_path: Path, monkeyp
 
 def test_a_run_keeps_the_bound(demo: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever measures looks at the cache's size once, and tokens that went are made again."""
-    monkeypatch.setattr("energon_pack.lengths.kept_tokens._MOST_IN_CACHE", 0)
+    monkeypatch.setattr("energon_pack.lengths.kept_tokens._MAX_CACHE_BYTES", 0)
     assert [*packed(demo_config(demo, tmp_path / "cache", tmp_path, source__limit=3)).glob("*.tar")]
     assert [*(tmp_path / "cache").glob("lengths/*")]
     assert not [*(tmp_path / "cache").glob("lengths/*/*.tokens")]

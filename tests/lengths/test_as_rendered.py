@@ -13,7 +13,7 @@ from energon_pack.config import PackConfig
 from energon_pack.lengths.index import index_shards
 from energon_pack.lengths.measure import measure_shards
 from energon_pack.lengths.method import Method, prepare
-from energon_pack.lengths.table_cache import in_chunks
+from energon_pack.lengths.table_cache import chunks_of_pieces
 from energon_pack.pack import pack
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
@@ -22,7 +22,7 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.templates.chat.jinja import environment
 from energon_pack.templates.full_processor import full_processor
 from energon_pack.templates.models import read_model
-from energon_pack.templates.processor import lines_of, load_saved, load_template, prepare_template
+from energon_pack.templates.processor import load_saved_template, load_template, prepare_template, template_lines
 from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
@@ -57,7 +57,7 @@ def measure(source: Path, processor: Path, cache: Path) -> tuple[list[int], Meth
         method = prepare(settings, ReadSettings(), "auto", run)
         indexed = index_shards(find_shards(str(source)).shards, False, 0, run)
         measured = measure_shards(indexed, method, run)
-        [chunk] = in_chunks(enumerate(item.pieces for item in measured))
+        [chunk] = chunks_of_pieces(enumerate(item.pieces for item in measured))
         return chunk.read()["token_len"].to_pylist(), method
 
 
@@ -71,7 +71,7 @@ def test_a_template_that_looks_at_texts_is_measured_right_at_once(
     pings: Path, demo: tuple[Path, Path], tmp_path: Path
 ) -> None:
     lens, method = measure(pings, demo[1], tmp_path / "cache")
-    assert lens == truth(load_saved(method.template_folder))
+    assert lens == truth(load_saved_template(method.template_folder))
 
 
 def test_a_date_is_in_the_fingerprint_of_templates_that_write_it_alone(demo: tuple[Path, Path]) -> None:
@@ -147,10 +147,10 @@ def test_special_tokens_are_those_of_the_processors_own_call(demo: tuple[Path, P
 
     def num_tokens(family: str, adds: bool | None) -> tuple[int, list[str]]:
         saved = prepare_template(of_model(family, folder, add_special_tokens=adds), tmp_path / "cache")
-        template = load_saved(saved)
+        template = load_saved_template(saved)
         ids = template.encode(sample).ids
         assert ids == full_ids(full_processor(template.spec.processor), template, sample, {})
-        return len(ids), [line for line in lines_of(saved) if "add_special_tokens" in line]
+        return len(ids), [line for line in template_lines(saved) if "add_special_tokens" in line]
 
     by_itself, _ = num_tokens("qwen_vl", None)
     assert num_tokens("qwen_vl", True) == (by_itself, [])
@@ -175,5 +175,5 @@ def test_what_a_template_would_read_of_a_record_is_named(demo: tuple[Path, Path]
             run = Run(executor, Progress(quiet=True), cache)
             method = prepare(of_model("text", demo[1], chat_template=template), ReadSettings(), "auto", run)
             measured = measure_shards(index_shards(find_shards(str(source)).shards, False, 0, run), method, run)
-            [chunk] = in_chunks(enumerate(item.pieces for item in measured))
+            [chunk] = chunks_of_pieces(enumerate(item.pieces for item in measured))
             assert chunk.read()["unknown_keys"].to_pylist() == [expected, None]

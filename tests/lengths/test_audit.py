@@ -19,7 +19,7 @@ from energon_pack.lengths.audit import (
     Audit,
     Auditing,
     AuditJob,
-    _kept,
+    _result_file,
     audit,
     draw,
     finish,
@@ -29,7 +29,7 @@ from energon_pack.lengths.audit import (
 from energon_pack.lengths.index import index_shards
 from energon_pack.lengths.measure import LengthsWrong, MeasuredShard, measure_shards
 from energon_pack.lengths.method import Method
-from energon_pack.lengths.table_cache import in_chunks
+from energon_pack.lengths.table_cache import chunks_of_pieces
 from energon_pack.pack import pack
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
@@ -134,9 +134,10 @@ def test_a_sweep_asks_the_full_processor_once(
         for others in ((shards[:1], method, 0.05, 0), (shards, method, 0.06, 0), (shards, method, 0.05, 1)):
             assert not finish(start(*others, run), run).is_known
         moved = [
-            replace(item, pieces=[piece._replace(first=piece.first + 1) for piece in item.pieces]) for item in shards
+            replace(item, pieces=[piece._replace(first_row=piece.first_row + 1) for piece in item.pieces])
+            for item in shards
         ]
-        known, other = (_kept(items, method, 0.05, 0) for items in (shards, moved))
+        known, other = (_result_file(items, method, 0.05, 0) for items in (shards, moved))
         assert known.exists()
         assert not other.exists(), "lengths of several sources lie in one file: their results are apart"
         for kept in Path(method.template_folder).glob("audit-*"):
@@ -163,7 +164,7 @@ def test_what_one_process_can_not_do_is_dealt(
 ) -> None:
     """A share of 0.002 of a billion samples takes one process seven hours."""
     shards, method = measured
-    monkeypatch.setattr("energon_pack.lengths.audit.in_chunks", partial(in_chunks, max_rows=1))
+    monkeypatch.setattr("energon_pack.lengths.audit.chunks_of_pieces", partial(chunks_of_pieces, max_rows=1))
     with LocalExecutor(1) as executor:
         run = Run(executor, Progress(quiet=True), tmp_path)
         whole = start(shards, method, 0.05, 0, run)

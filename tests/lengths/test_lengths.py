@@ -20,7 +20,7 @@ from energon_pack.lengths import worker as measuring
 from energon_pack.lengths.index import IndexedShard, every_nth_sample, first_samples, index_shards
 from energon_pack.lengths.measure import measure_shards
 from energon_pack.lengths.method import Method
-from energon_pack.lengths.table_cache import in_chunks
+from energon_pack.lengths.table_cache import chunks_of_pieces
 from energon_pack.pack import pack
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
@@ -51,7 +51,7 @@ def measure(demo: tuple[Path, Path], cache: Path, tmp_path: Path):  # type: igno
 
 
 def rows(measured: list[Any]) -> Any:
-    [chunk] = in_chunks(enumerate(item.pieces for item in measured))
+    [chunk] = chunks_of_pieces(enumerate(item.pieces for item in measured))
     return chunk.read().to_pylist()
 
 
@@ -61,8 +61,8 @@ def test_slices_batches_and_processes_change_nothing(measure, demo, tmp_path, mo
     assert all(row["reason"] is None and row["token_len"] > row["num_supervised"] > 0 for row in whole)
     for slice_size, batch, workers in ((7, 3, 1), (50, 512, 2)):
         shutil.rmtree(tmp_path / "cache")
-        monkeypatch.setattr(lengths, "_SLICE", slice_size)
-        monkeypatch.setattr(lengths, "_LITTLE", 0)
+        monkeypatch.setattr(lengths, "_SLICE_SAMPLES", slice_size)
+        monkeypatch.setattr(lengths, "_SMALL_COST", 0)
         monkeypatch.setattr(measuring, "_BATCH", batch)
         again = rows(measure(demo[0], num_workers=workers))
         assert [{**row, "kept": 0} for row in again] == [{**row, "kept": 0} for row in whole]

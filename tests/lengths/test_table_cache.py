@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_pack.lengths import table_cache
-from energon_pack.lengths.table_cache import Piece, Record, TableCache, in_chunks
+from energon_pack.lengths.table_cache import Piece, Record, TableCache, chunks_of_pieces
 
 
 def table(*values: int) -> pa.Table:
@@ -19,7 +19,9 @@ def table(*values: int) -> pa.Table:
 def found(cache: TableCache, key: str, num_rows: int) -> list[int | None]:
     """Return the rows of a key, None for each missing row."""
     pieces, missing = cache.find(key, num_rows)
-    values: list[int | None] = [value for chunk in in_chunks([(0, pieces)]) for value in chunk.read()["x"].to_pylist()]
+    values: list[int | None] = [
+        value for chunk in chunks_of_pieces([(0, pieces)]) for value in chunk.read()["x"].to_pylist()
+    ]
     for row in missing.tolist():
         values.insert(row, None)
     return values
@@ -56,7 +58,7 @@ def test_what_was_written_last_is_found(
     cache = TableCache(folder)
     assert {key: found(cache, key, 10) for key in "ab"} == wanted
     pieces = [(number, cache.find(key, 10)[0]) for number, key in enumerate("ab")]
-    chunks = list(in_chunks(pieces, max_rows))
+    chunks = list(chunks_of_pieces(pieces, max_rows))
     assert all(chunk.num_rows <= max_rows or len(chunk.pieces) == 1 for chunk in chunks)
     rows = [
         (number, value)
@@ -98,7 +100,7 @@ def test_a_file_is_read_once_for_all_its_keys(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(table_cache, "_read", spy)
     order = [*range(999, -1, -2), *range(0, 1000, 2)]
-    [chunk] = in_chunks((key, cache.find(str(key), 1)[0]) for key in order)
+    [chunk] = chunks_of_pieces((key, cache.find(str(key), 1)[0]) for key in order)
     assert chunk.read()["x"].to_pylist() == chunk.numbers_of_rows.tolist() == order
     assert len(reads) == 1
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from energon_pack.lengths.worker import LengthsRow, note
+from energon_pack.lengths.worker import LengthsRow, set_warnings
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.keys import _FOREIGN_KEYS, _HARMLESS_KEYS, _KNOWN_KEYS, _READ_KEYS, unknown_keys
 from energon_pack.samples.media.medium import RATE_KEYS, SETTING_KEYS
@@ -50,7 +50,7 @@ def test_unknown_keys_are_named_with_their_place() -> None:
 def test_a_sample_reports_its_first_unknown_keys() -> None:
     """Names of people as keys would fill the report."""
     row, names = LengthsRow("a", "", 0, 0, [], [], None, 0, 0, 0), [f"key {number}" for number in range(100)]
-    note(row, ReadSample(b"", [], [], None, {}, [], [], [], False, [], unknown=names))
+    set_warnings(row, ReadSample(b"", [], [], None, {}, [], [], [], False, [], unknown=names))
     assert row.unknown_keys == names[:8]
 
 

@@ -28,7 +28,7 @@ from energon_pack.templates.families.sound_steps import StepCache
 from energon_pack.templates.families.stand_ins import BlankMedia
 from energon_pack.templates.folder import processor_class
 from energon_pack.templates.models import packaged_models, read_model
-from energon_pack.templates.processor import choice_of, load_saved, load_template, prepare_template
+from energon_pack.templates.processor import choice_of, load_saved_template, load_template, prepare_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
 from support.models import of_model
@@ -98,7 +98,7 @@ def test_a_real_processor_keeps_its_rules(
 def test_videos_that_are_no_one_tensor_cost_their_sample(real: Path, tmp_path: Path) -> None:
     """The processor stacks all videos of a sample: with other numbers of frames, training would end at that sample."""
     settings = of_model("internvl", real / "processors" / "internvl3_hf")
-    template = load_saved(prepare_template(settings, tmp_path))
+    template = load_saved_template(prepare_template(settings, tmp_path))
     messages = [{"role": "user", "content": "<video><video>"}, {"role": "assistant", "content": "Two."}]
     even, uneven = ([Media("video", 320, 240, "mp4", number, 10.0) for number in counts] for counts in ((8, 8), (8, 9)))
     assert template.encode(Sample(messages, even)).num_supervised

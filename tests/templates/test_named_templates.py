@@ -15,7 +15,7 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.templates.folder import files_state
 from energon_pack.templates.full_processor import full_processor
-from energon_pack.templates.processor import load_saved, load_template, prepare_template
+from energon_pack.templates.processor import load_saved_template, load_template, prepare_template
 from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
@@ -79,7 +79,7 @@ def test_a_sample_with_tools_gets_the_tokenizers_template_for_them(
     folder_of: Make, tmp_path: Path, default: str, in_files: bool
 ) -> None:
     folder = folder_of(default, in_files)
-    template = load_saved(prepare_template(of_model("text", folder), tmp_path / "cache"))
+    template = load_saved_template(prepare_template(of_model("text", folder), tmp_path / "cache"))
     written = [template.render(sample) for sample in SAMPLES]
     assert ["Tools: " in each.text for each in written] == [True, True, False]
     assert not any(each.leaves_out_tools for each in written)
@@ -136,7 +136,10 @@ def test_both_templates_are_in_the_fingerprint(folder_of: Make, tmp_path: Path) 
     file.write_text(FOR_TOOLS.replace("Tools:", "Tool :"))
     after = prepare_template(of_model("text", folder), tmp_path / "cache")
     assert files_state(folder) != state
-    assert load_saved(before).fingerprints["chat_template"] != load_saved(after).fingerprints["chat_template"]
+    assert (
+        load_saved_template(before).fingerprints["chat_template"]
+        != load_saved_template(after).fingerprints["chat_template"]
+    )
     file.write_text("{{ strftime_now('%Y') }}" + FOR_TOOLS)
     dated = load_template(of_model("text", folder, date="1999-12-31"))
     assert dated.render(SAMPLES[0]).text.startswith("1999")

@@ -16,7 +16,7 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.placeholders import place_media
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.preprocess import IMAGE_PREPROCESSORS, image_preprocessor, video_settings
-from energon_pack.templates.processor import load_saved, prepare_template
+from energon_pack.templates.processor import load_saved_template, prepare_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
 from energon_pack.templates.template import Template
@@ -64,7 +64,7 @@ def test_a_crop_is_the_middle() -> None:
 
 
 def of_demo(demo: tuple[Path, Path], cache: Path, **media: Any) -> Template:
-    return load_saved(prepare_template(of_model("qwen_vl", demo[1], MediaConfig(**media)), cache))
+    return load_saved_template(prepare_template(of_model("qwen_vl", demo[1], MediaConfig(**media)), cache))
 
 
 def num_image_tokens(template: Template, width: int, height: int) -> int:

@@ -19,7 +19,7 @@ from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.full_processor import prepare_torchvision
 from energon_pack.templates.preprocess import smart_resize
-from energon_pack.templates.processor import load_saved, load_template, prepare_template
+from energon_pack.templates.processor import load_saved_template, load_template, prepare_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from support.models import of_model
@@ -159,7 +159,7 @@ def test_control_tokens_in_the_text(template: Template) -> None:
 
 
 def test_what_a_family_does_not_see_is_unsupported_not_free(demo: tuple[Path, Path], cache: Path) -> None:
-    blind = load_saved(prepare_template(of_model("text", demo[1]), cache))
+    blind = load_saved_template(prepare_template(of_model("text", demo[1]), cache))
     placed, _, _ = place_media(turns("<image>", "x"), ["image"])
     with pytest.raises(Skip) as skip:
         blind.render(Sample(placed, [Media("image", 28, 28)]))
@@ -246,7 +246,7 @@ def test_the_cached_template_is_the_built_one(demo: tuple[Path, Path], tmp_path:
     folder = prepare_template(settings, tmp_path)
     assert prepare_template(settings, tmp_path) == folder
     sample = Sample(turns("q", "Sort these numbers."), [])
-    assert load_saved(folder).encode(sample) == load_template(settings).encode(sample)
+    assert load_saved_template(folder).encode(sample) == load_template(settings).encode(sample)
 
 
 def test_a_changed_processor_is_not_the_cached_one(demo: tuple[Path, Path], tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_changed_processor_is_not_the_cached_one(demo: tuple[Path, Path], tmp_
     settings = json.loads((folder / "preprocessor_config.json").read_text())
     (folder / "preprocessor_config.json").write_text(json.dumps({**settings, "max_pixels": 50_176}))
     second = prepare_template(of_model("qwen_vl", folder), tmp_path)
-    assert load_saved(first).fingerprint != load_saved(second).fingerprint
+    assert load_saved_template(first).fingerprint != load_saved_template(second).fingerprint
 
 
 @pytest.mark.parametrize(

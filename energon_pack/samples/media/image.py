@@ -14,7 +14,7 @@ _FORMATS = (
 _ORIENTATION = 0x0112  # EXIF tag; 5..8 turn the image on its side
 _PNG_ORIENTATION_CHUNKS = frozenset((b"eXIf", b"tEXt", b"zTXt", b"iTXt"))
 #: EXIF orientation → the operation that turns the stored picture upright
-_TURNS = {
+_TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -59,7 +59,7 @@ def open_image(data: bytes) -> Image.Image:
 def to_rgb(image: Image.Image, look: Look = PLAIN) -> Image.Image:
     """Convert an open image to RGB as `look` says: upright by its EXIF orientation, on a background."""
     image.load()
-    turn = _TURNS.get(orientation(image)) if look.is_upright else None
+    turn = _TRANSPOSES.get(orientation(image)) if look.is_upright else None
     image = image if turn is None else image.transpose(turn)
     if not look.background or look.only not in ("", image.mode) or not image.has_transparency_data:
         return image.convert("RGB")

@@ -93,27 +93,28 @@ def _extension(format_name: str) -> str:
     return _EXTENSIONS.get(format_name, format_name.lower())
 
 
-_END = 1024  # bytes at each end; the checksum covers the same bytes, so they are read once
-_HEADS = _END, 4096  # bytes; in most files the pixels begin within the first, in nearly all within the second
+_END_BYTES = 1024  # bytes at each end; the checksum covers the same bytes, so they are read once
+#: bytes; in most files the pixels begin within the first, in nearly all within the second
+_HEAD_SIZES = _END_BYTES, 4096
 _int = int.from_bytes
 
 _JPEG_FRAMES = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended and progressive
 _JPEG_SCAN, _JPEG_QUANTIZATION, _JPEG_PROFILE = 0xDA, 0xDB, 0xE2
 #: Other segments to skip, each with the least length that Pillow can read.
-_JPEG_PASSED = {
+_JPEG_SKIPPED = {
     **{marker: 2 for marker in (0xC4, 0xDD, 0xFE, *range(0xE3, 0xED), 0xEF)},  # not 0xED, Photoshop's
     0xE0: 16,  # JFIF
     0xEE: 14,  # Adobe
 }
 
 _PNG_BEGIN = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
-_PNG_DEEP = b"\x10\0"  # 16 bits of grey; Pillow reads the other 16 bits as 8
+_PNG_GREY_16 = b"\x10\0"  # 16 bits of grey; Pillow reads the other 16 bits as 8
 _PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # channels of each colour type
 _PNG_LENGTHS = {b"gAMA": 4, b"sRGB": 1, b"pHYs": 9, b"cHRM": 32}
-_PNG_PASSED = frozenset((*_PNG_LENGTHS, b"PLTE", b"tRNS", b"bKGD", b"sBIT", b"tIME", b"hIST", b"tEXt"))
-_PNG_TURNS = frozenset((b"eXIf", b"zTXt", b"iTXt"))
+_PNG_SKIPPED = frozenset((*_PNG_LENGTHS, b"PLTE", b"tRNS", b"bKGD", b"sBIT", b"tIME", b"hIST", b"tEXt"))
+_PNG_ORIENTATION_CHUNKS = frozenset((b"eXIf", b"zTXt", b"iTXt"))
 _PNG_BEHIND = frozenset((b"tEXt", b"tIME"))
-_MOST_TEXT = 1 << 20  # bytes: Pillow refuses 64 of this
+_MAX_TEXT_BYTES = 1 << 20  # bytes: Pillow refuses 64 of this
 #: Keywords of text chunks that surely hold no EXIF.
 _PNG_TOPICS = frozenset(
     topic.encode()
@@ -126,7 +127,7 @@ _PNG_TOPICS = frozenset(
 
 def plain_image(file: Bytes, offset: int, size: int) -> Media | None:
     """Read the size of a simple JPEG, PNG or WebP in a range of a file, without Pillow; None: only Pillow can tell."""
-    for most in _HEADS:
+    for most in _HEAD_SIZES:
         medium = _plain(file, offset, size, file.read(offset, min(size, most)))
         if medium is not None or size <= most:
             return medium
@@ -136,7 +137,7 @@ def plain_image(file: Bytes, offset: int, size: int) -> Media | None:
 def _plain(file: Bytes, offset: int, size: int, head: bytes) -> Media | None:
     if head.startswith(b"\xff\xd8\xff"):
         sides, extension = _jpeg(head), "jpg"
-        end = min(size, _END)
+        end = min(size, _END_BYTES)
         if sides and not file.read(offset + size - end, end).endswith(b"\xff\xd9"):
             return None
     elif head.startswith(_PNG_BEGIN):
@@ -147,7 +148,7 @@ def _plain(file: Bytes, offset: int, size: int, head: bytes) -> Media | None:
         return None
     if sides is None or not all(sides) or sides[0] * sides[1] > (Image.MAX_IMAGE_PIXELS or 0):
         return None
-    is_deep = extension == "png" and head[24:26] == _PNG_DEEP
+    is_deep = extension == "png" and head[24:26] == _PNG_GREY_16
     return Media("image", *sides, extension, mode="I;16" if is_deep else "")
 
 
@@ -160,8 +161,8 @@ def _jpeg(head: bytes) -> tuple[int, int] | None:
         position += 2 + length
         if position > len(head):
             return None
-        if marker in _JPEG_PASSED:
-            if length < _JPEG_PASSED[marker]:
+        if marker in _JPEG_SKIPPED:
+            if length < _JPEG_SKIPPED[marker]:
                 return None
         elif marker == _JPEG_QUANTIZATION:
             while start < position:
@@ -199,10 +200,12 @@ def _png(data: Bytes, head: bytes) -> tuple[int, int] | None:
         position += 12 + length
         if kind == b"IDAT" and position <= size:
             has_pixels = True
-        elif kind in _PNG_TURNS or (kind == b"tEXt" and not is_about_else(data.read(chunk + 8, 80), length)):
+        elif kind in _PNG_ORIENTATION_CHUNKS or (
+            kind == b"tEXt" and not is_about_else(data.read(chunk + 8, 80), length)
+        ):
             return None
         elif not has_pixels:  # Pillow reads and checks the chunks before the pixels
-            if kind not in _PNG_PASSED or position > len(head) or length != _PNG_LENGTHS.get(kind, length):
+            if kind not in _PNG_SKIPPED or position > len(head) or length != _PNG_LENGTHS.get(kind, length):
                 return None
             if kind == b"tRNS" and length < {0: 2, 2: 6}.get(color, 0):
                 return None
@@ -221,7 +224,7 @@ def is_about_else(text: bytes, length: int) -> bool:
     `text`: the chunk's first bytes. `length`: bytes of the whole chunk.
     """
     topic, zero, _ = text[:length].partition(b"\0")
-    return bool(zero) and topic in _PNG_TOPICS and length < _MOST_TEXT
+    return bool(zero) and topic in _PNG_TOPICS and length < _MAX_TEXT_BYTES
 
 
 def _webp(head: bytes, size: int) -> tuple[int, int] | None:

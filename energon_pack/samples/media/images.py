@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _SIDES = (32, 1500)  # pixels of random images
-_MOST_ASPECT = 9
+_MAX_ASPECT = 9
 
 
 class Image(Medium):
@@ -80,5 +80,5 @@ class Image(Medium):
 def drawn_size(rng: "np.random.Generator", least: int, most: int) -> tuple[int, int]:
     """Draw a random width and height, in pixels from `least` to `most`."""
     width = round(math.exp(rng.uniform(math.log(least), math.log(most))))
-    aspect = math.exp(rng.uniform(-math.log(_MOST_ASPECT), math.log(_MOST_ASPECT)))
+    aspect = math.exp(rng.uniform(-math.log(_MAX_ASPECT), math.log(_MAX_ASPECT)))
     return width, min(max(round(width * aspect), least), most)

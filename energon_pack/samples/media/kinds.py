@@ -15,14 +15,14 @@ from energon_pack.samples.media.sounds import Sound
 from energon_pack.samples.media.videos import Video
 
 IMAGE, VIDEO, AUDIO = Image(), Video(), Sound()
-OURS: tuple[Medium, ...] = (IMAGE, VIDEO, AUDIO)
+BUILTIN_KINDS: tuple[Medium, ...] = (IMAGE, VIDEO, AUDIO)
 _KIND = re.compile("[a-z][a-z0-9]*")
-_TAKEN = ("text", "mix")  # what a sample may be beside a kind
+_RESERVED_TYPES = ("text", "mix")  # what a sample may be beside a kind
 
 
 def _with_added(points: Iterable[EntryPoint]) -> dict[str, Medium]:
     """Return our kinds, and those that installed packages add, in the order of their names."""
-    kinds = {medium.kind: medium for medium in OURS}
+    kinds = {medium.kind: medium for medium in BUILTIN_KINDS}
     for point in sorted(points, key=lambda point: point.name):
         try:
             medium = point.load()()
@@ -39,8 +39,8 @@ def _defect(medium: Any, kinds: Iterable[Medium]) -> str:
     """Say why a kind can't join others; empty: it can."""
     if not isinstance(medium, Medium):
         return f"{type(medium).__name__} is no energon_pack.Medium"
-    if not _KIND.fullmatch(medium.kind) or medium.kind in _TAKEN:
-        return f"kind = {medium.kind!r}: lower-case letters and digits, not {' or '.join(_TAKEN)}"
+    if not _KIND.fullmatch(medium.kind) or medium.kind in _RESERVED_TYPES:
+        return f"kind = {medium.kind!r}: lower-case letters and digits, not {' or '.join(_RESERVED_TYPES)}"
     if " " not in medium.noun or not medium.formats or not medium.fields or not medium.parts:
         return "noun is a noun with its article, and formats, fields and parts are not empty"
     if medium.token_type <= AUDIO.token_type:
@@ -57,7 +57,7 @@ def _defect(medium: Any, kinds: Iterable[Medium]) -> str:
 #: all kinds by name, in the order of every list of kinds
 KINDS = _with_added(entry_points(group="energon_pack.kinds"))
 #: names and versions of the kinds that packages add; caches and fingerprints hold them
-ADDED = tuple((kind, medium.version) for kind, medium in KINDS.items() if medium not in OURS)
+ADDED = tuple((kind, medium.version) for kind, medium in KINDS.items() if medium not in BUILTIN_KINDS)
 #: what a sample may be by its media, `mix` with several kinds; reports and plans know them by their places here
 MEDIA_TYPES = ("text", IMAGE.kind, VIDEO.kind, "mix", *[*KINDS][2:])
 #: type of a content part → the kind of the medium that it stands for

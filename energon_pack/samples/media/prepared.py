@@ -68,7 +68,7 @@ def _pixels(rules: InputRules, medium: SeenMedium, images: Sequence[Any]) -> lis
 
 def changed(rules: InputRules, medium: SeenMedium, images: Sequence[Image.Image]) -> list[Image.Image]:
     """Apply the steps of a medium (resize, crop …) to its images or frames."""
-    return [stepped(image, medium.steps, partial(_changed_by_another, rules)) for image in images]
+    return [apply_steps(image, medium.steps, partial(_changed_by_another, rules)) for image in images]
 
 
 def _changed_by_another(rules: InputRules, image: Image.Image) -> Image.Image:
@@ -90,7 +90,7 @@ def media_inputs(rules: InputRules, media: Prepared) -> dict[str, Any]:
     return media_arguments(media, rules.call_settings, rules.nests_images)
 
 
-def stepped(image: Image.Image, steps: Sequence[Step], change: Callable[[Image.Image], Image.Image]) -> Image.Image:
+def apply_steps(image: Image.Image, steps: Sequence[Step], change: Callable[[Image.Image], Image.Image]) -> Image.Image:
     """Apply steps (resize, crop …) to an image in their order. `change`: runs the preprocessor of another package."""
     for step in steps:
         size = step.width, step.height

@@ -13,7 +13,7 @@ from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.skip import Reason, Skip
 
 #: what is there instead, by its first bytes; no other bytes are shown: a record may name any file of this machine
-_OTHERS = {
+_NON_MEDIA = {
     b"<!doctype": "it is an HTML page",
     b"<html": "it is an HTML page",
     b"version https://": "it is a pointer of Git LFS: git lfs pull gets the file",
@@ -48,7 +48,7 @@ def probe(file: BinaryIO) -> Media:
         file.seek(0)
         return IMAGE.probe(file)  # Pillow tries all of its formats, which takes as long as the header of a sound
     except UnidentifiedImageError:
-        what = next((f"; {what}" for magic, what in _OTHERS.items() if head.lower().startswith(magic)), "")
+        what = next((f"; {what}" for magic, what in _NON_MEDIA.items() if head.lower().startswith(magic)), "")
         raise Skip(Reason.UNREADABLE_MEDIA, f"no known image or video{what}") from None
     except (Skip, PackError):
         raise

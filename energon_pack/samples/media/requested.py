@@ -26,7 +26,7 @@ from energon_pack.samples.skip import Reason, Skip, one_value
 _FPS = 2.0  # frames a second of a list of frames without a rate, as in qwen_vl_utils
 
 
-def as_asked(
+def with_asked_settings(
     media: Sequence[Media],
     video_frames: Any,
     options: SampleOptions,
@@ -50,10 +50,10 @@ def as_asked(
     if not options.use_audio_in_video:
         return result
     assert opened is not None, "videos are to be heard, and nothing opens them"
-    return [_heard(m, opened(index)) if m.kind == VIDEO.kind else m for index, m in enumerate(result)]
+    return [_with_sound(m, opened(index)) if m.kind == VIDEO.kind else m for index, m in enumerate(result)]
 
 
-def _heard(video: Media, file: BinaryIO) -> Media:
+def _with_sound(video: Media, file: BinaryIO) -> Media:
     """Return a video with its sound; like processors, return a silent video unchanged."""
     if video.settings is not None and video.settings.is_range:
         detail = (
@@ -109,11 +109,11 @@ def lists_of_frames(media: Sequence[Media]) -> Iterator[tuple[Media, slice]]:
     while start < len(media):
         medium = media[start]
         end = start + ((medium.settings and medium.settings.list_of_frames) or 1)
-        yield _clip(medium) if medium.settings and medium.settings.list_of_frames else medium, slice(start, end)
+        yield _listed_video(medium) if medium.settings and medium.settings.list_of_frames else medium, slice(start, end)
         start = end
 
 
-def _clip(first: Media) -> Media:
+def _listed_video(first: Media) -> Media:
     """Return the video of which this image is the first listed frame."""
     settings = first.settings
     assert settings is not None
@@ -173,15 +173,15 @@ def metadata_of(video: Media, frames: Sequence[int] | None = None) -> dict[str, 
     return metadata(num_in_source(video), video.fps, indices)
 
 
-_OF_IMAGES = PIXEL_KEYS[:4]
-_OF = {
+_IMAGE_KEYS = PIXEL_KEYS[:4]
+_KEYS_OF_KIND = {
     **{kind: frozenset[str]() for kind in KINDS},
-    IMAGE.kind: frozenset(_OF_IMAGES),
+    IMAGE.kind: frozenset(_IMAGE_KEYS),
     VIDEO.kind: frozenset((*PIXEL_KEYS, *NUMBER_OF_FRAMES_KEYS, *RANGE_KEYS)),
     FRAMES: frozenset((*PIXEL_KEYS, *RATE_KEYS, "fps", FRAMES)),
 }
 #: the largest number that a float can hold
-_MOST = sys.float_info.max
+_MAX_NUMBER = sys.float_info.max
 _NOUNS = {FRAMES: "a list of frames", **{kind: medium.noun for kind, medium in KINDS.items()}}
 
 
@@ -197,10 +197,12 @@ def settings_of(of_this: Mapping[str, Any] | None, of_all: Mapping[str, Any], ki
     if not values and not of_all:
         return None
     noun = FRAMES if FRAMES in values else kind
-    if unknown := sorted(values.keys() - _OF[noun]):
-        keys = ", ".join(key for key in SETTING_KEYS if key in _OF[noun])
+    if unknown := sorted(values.keys() - _KEYS_OF_KIND[noun]):
+        keys = ", ".join(key for key in SETTING_KEYS if key in _KEYS_OF_KIND[noun])
         raise Skip(Reason.BAD_MESSAGE, f"{unknown[0]} of {_NOUNS[noun]}: there are {keys}")
-    values = {key: of_all[key] for key in SHARED_KEYS if key in _OF[noun] and of_all.get(key) is not None} | values
+    values = {
+        key: of_all[key] for key in SHARED_KEYS if key in _KEYS_OF_KIND[noun] and of_all.get(key) is not None
+    } | values
     if not values:
         return None
     settings = MediumSettings(**{field.name: _number(values, field.name) for field in fields(MediumSettings)})  # type: ignore[arg-type]
@@ -218,7 +220,7 @@ def _number(values: Mapping[str, Any], key: str) -> float | None:
     value = values.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _MOST:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _MAX_NUMBER:
         raise Skip(Reason.BAD_MESSAGE, f"{key} is {str(value)[:40]!r}, no number")
     if value <= 0 and key not in RANGE_KEYS:
         raise Skip(Reason.BAD_MESSAGE, f"{key} is {value}, no number above 0")

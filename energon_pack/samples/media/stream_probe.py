@@ -9,15 +9,15 @@ import struct
 from typing import Any, BinaryIO
 
 from energon_pack.samples.media.medium import SOUNDS_LIKE, Media, MediaFormat
-from energon_pack.samples.media.streams import film, is_cover, may_turn, opened, pieces_in, probing, upright
+from energon_pack.samples.media.streams import is_cover, may_turn, opened, pieces_in, probing, shown_stream, upright
 from energon_pack.samples.skip import Reason, Skip
 
-_HIDDEN = 0.01  # fraction of a frame that counts as a rounding error
-_LONGEST = 4 * 3600  # seconds: a longer sound, decoded, would fill the memory, and no model hears so much
-_MOST_CHUNKS = 1000
+_ROUNDING = 0.01  # fraction of a frame that counts as a rounding error
+_MAX_SECONDS = 4 * 3600  # seconds: a longer sound, decoded, would fill the memory, and no model hears so much
+_MAX_CHUNKS = 1000
 #: sizes of data that programs write before they know its end, and into a pipe never correct; 0 is another
 _UNKNOWN_SIZES = tuple(range(most - 64, most + 1) for most in (0x7F000024, 0x7FFFF000, 0x80000000, 0xFFFFFFFF))
-_NOT_SAMPLES = (b"LIST", b"id3 ", b"fact", b"cue ", b"bext")  # chunks that FFmpeg decodes behind empty data
+_CHUNKS_WITHOUT_SAMPLES = (b"LIST", b"id3 ", b"fact", b"cue ", b"bext")  # chunks that FFmpeg decodes behind empty data
 
 
 def probe_audio(file: BinaryIO, container: MediaFormat) -> tuple[int, int]:
@@ -42,7 +42,7 @@ def decoded_length(container: Any) -> tuple[int, int]:
     with probing("sound"):
         for piece, rate in pieces_in(container):
             num_samples += len(piece)
-            if num_samples > _LONGEST * rate:
+            if num_samples > _MAX_SECONDS * rate:
                 break
         checked_length(num_samples, rate)
         stream = container.streams.best("audio")
@@ -56,7 +56,7 @@ def checked_length(num_samples: int, rate: int) -> tuple[int, int]:
     """Return both arguments; raises Skip if there are no samples, the rate is invalid, or it is over 4 hours long."""
     if not (num_samples and 0 < rate < 1 << 31):  # more is no rate to FFmpeg
         raise Skip(Reason.UNREADABLE_MEDIA, f"a sound of {num_samples} samples, {rate} a second")
-    if num_samples > _LONGEST * rate:
+    if num_samples > _MAX_SECONDS * rate:
         raise Skip(Reason.UNREADABLE_MEDIA, f"a sound of {num_samples / rate / 3600:.1f} hours: more than 4")
     return num_samples, rate
 
@@ -68,7 +68,7 @@ def _by_chunks(file: BinaryIO, is_wav: bool) -> tuple[int, int] | None:
     file.seek(4)
     whole, position = int.from_bytes(file.read(4), order), 12
     sizes_of_64_bits: tuple[int, int] | None = None
-    for _ in range(_MOST_CHUNKS):
+    for _ in range(_MAX_CHUNKS):
         file.seek(position)
         name, size = file.read(4), int.from_bytes(file.read(4), order)
         position += 8
@@ -84,7 +84,7 @@ def _by_chunks(file: BinaryIO, is_wav: bool) -> tuple[int, int] | None:
             is_known = size > 0 and not any(size in sizes for sizes in _UNKNOWN_SIZES)
             if is_known and size > end - position and whole + 8 - end not in (-1, 0):
                 raise _cut_short(f"its header promises {size:,} bytes, {end - position:,} are there")
-            if not size and file.read(4) in (*_NOT_SAMPLES, b""):
+            if not size and file.read(4) in (*_CHUNKS_WITHOUT_SAMPLES, b""):
                 return 0, rate
             return (size // block, rate) if block and 0 < size <= end - position else None
         elif len(name) < 4:
@@ -119,7 +119,7 @@ def probe_video(file: BinaryIO, container_format: MediaFormat) -> Media:
         if extension in SOUNDS_LIKE and _has_no_pictures(container):
             num_samples, hertz = decoded_length(container)
             return Media("audio", extension=SOUNDS_LIKE[extension], num_samples=num_samples, rate=hertz)
-        stream = film(container)
+        stream = shown_stream(container)
         num_frames = _num_shown(container, stream)
         rate = stream.average_rate or stream.guessed_rate
         width, height = stream.codec_context.width, stream.codec_context.height
@@ -130,7 +130,7 @@ def probe_video(file: BinaryIO, container_format: MediaFormat) -> Media:
         )
     if may_turn(file, format_name):
         with probing("video"), opened(file) as container:
-            width, height = upright(next(container.decode(film(container)))).size
+            width, height = upright(next(container.decode(shown_stream(container)))).size
     return Media("video", width, height, extension, num_frames, float(rate))
 
 
@@ -144,7 +144,7 @@ def _num_shown(container: Any, stream: Any) -> int:
     if stream.frames and hasattr(stream, "index_entries"):  # an older PyAV does not tell
         entries = stream.index_entries
         seconds, rate = stream.duration and stream.duration * stream.time_base, stream.average_rate
-        if seconds and rate and len(entries) == stream.frames and abs(seconds * rate - stream.frames) < _HIDDEN:
+        if seconds and rate and len(entries) == stream.frames and abs(seconds * rate - stream.frames) < _ROUNDING:
             return int(stream.frames)  # the duration covers all frames: none is hidden
         return sum(not entry.is_discard for entry in entries)
     packets = [packet for packet in container.demux(stream) if packet.size]

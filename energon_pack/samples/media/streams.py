@@ -21,9 +21,9 @@ from PIL import Image
 from energon_pack.samples.media.medium import boxes_of
 from energon_pack.samples.skip import Reason, Skip
 
-_ASKEW = 0.02  # of a side: a display matrix is rounded
+_MATRIX_TOLERANCE = 0.02  # of a side: a display matrix is rounded
 #: the direction on the screen of the stored rows, then of the columns → the operation that makes the picture upright
-_TURNS = {
+_TRANSPOSES = {
     (1, 0, 0, 1): None,
     (0, -1, 1, 0): Image.Transpose.ROTATE_90,
     (-1, 0, 0, -1): Image.Transpose.ROTATE_180,
@@ -37,15 +37,16 @@ _TURNS = {
 
 Samples = npt.NDArray[np.float32]
 
-_MOST_PLANES = 7  # of more channels in planes, PyAV reads memory that is not theirs, and the process ends
-_TAIL = 256  # samples of silence after the sound, at the lower of the two rates: the resampler's filter ends in them
+_MAX_PLANES = 7  # of more channels in planes, PyAV reads memory that is not theirs, and the process ends
+#: samples of silence after the sound, at the lower of the two rates: the resampler's filter ends in them
+_TAIL_SAMPLES = 256
 
 
 _FORMATS = "mov,avi,matroska,mpegts,flv,asf,mpeg,wav,flac,ogg,mp3,aac,aiff"  # FFmpeg's names of `formats.FORMATS`
 #: other formats (playlists, lists of files, SDP) let FFmpeg open any file or address that they name
-_ONLY = {"format_whitelist": _FORMATS, "protocol_whitelist": "-"}
-_PICTURES = frozenset(("mjpeg", "png", "bmp", "gif", "tiff", "webp"))  # codecs of covers and previews
-_COVERS = "attached_pic", "timed_thumbnails", "still_image"
+_FFMPEG_OPTIONS = {"format_whitelist": _FORMATS, "protocol_whitelist": "-"}
+_PICTURE_CODECS = frozenset(("mjpeg", "png", "bmp", "gif", "tiff", "webp"))  # codecs of covers and previews
+_COVER_FLAGS = "attached_pic", "timed_thumbnails", "still_image"
 
 
 class UndecodableError(ValueError):
@@ -57,11 +58,11 @@ def opened(file: BinaryIO) -> Iterator[Any]:
     """Open a video or a sound with PyAV, from the file's beginning; the context gives PyAV's container."""
     av: Any = importlib.import_module("av")
     file.seek(0)
-    with av.open(file, mode="r", metadata_errors="replace", container_options=_ONLY) as container:
+    with av.open(file, mode="r", metadata_errors="replace", container_options=_FFMPEG_OPTIONS) as container:
         yield container
 
 
-def film(container: Any) -> Any:
+def shown_stream(container: Any) -> Any:
     """Return the video stream of a container that a player shows.
 
     It is FFmpeg's best (`av_find_best_stream`: by the flag `default`, then by frames and bits), as in torchcodec,
@@ -74,14 +75,14 @@ def film(container: Any) -> Any:
 
     def rank(stream: Any) -> tuple[bool, bool, bool, int]:
         codec = stream.codec_context
-        return stream.frames != 1, codec.name not in _PICTURES, stream is best, codec.width * codec.height
+        return stream.frames != 1, codec.name not in _PICTURE_CODECS, stream is best, codec.width * codec.height
 
     return max(streams, key=rank)
 
 
 def is_cover(stream: Any) -> bool:
     """Tell whether a video stream is a cover, thumbnails or a still, by the container's flags."""
-    return any(stream.disposition & getattr(type(stream.disposition), name) for name in _COVERS)
+    return any(stream.disposition & getattr(type(stream.disposition), name) for name in _COVER_FLAGS)
 
 
 @contextmanager
@@ -119,7 +120,7 @@ def decode_audio(data: bytes, rate: int) -> Samples:
                 num_samples += len(piece)
                 pieces += [piece] if own_rate == rate else _resampled(av, resampler, piece, own_rate)
         if own_rate not in (0, rate):
-            silence = np.zeros(_TAIL * -(-own_rate // min(own_rate, rate)), np.float32)
+            silence = np.zeros(_TAIL_SAMPLES * -(-own_rate // min(own_rate, rate)), np.float32)
             pieces += [*_resampled(av, resampler, silence, own_rate), *_resampled(av, resampler, None, own_rate)]
     except av.FFmpegError as error:
         raise UndecodableError(f"a sound can't be decoded after {num_samples} samples: {error}") from None
@@ -149,7 +150,7 @@ def pieces_in(container: Any) -> Iterator[tuple[Samples, int]]:
 def _mean(av: Any, frame: Any) -> Samples:
     """Return the mean of a frame's channels, float32 [n]."""
     name = frame.format.name
-    if frame.format.is_planar and frame.layout.nb_channels > _MOST_PLANES:
+    if frame.format.is_planar and frame.layout.nb_channels > _MAX_PLANES:
         packed = av.AudioResampler(format=frame.format.packed, layout=frame.layout, rate=frame.sample_rate)
         (frame,) = packed.resample(frame)
     values = frame.to_ndarray()
@@ -218,7 +219,7 @@ def frame_times(data: bytes) -> list[float]:
 def _shown(av: Any, data: bytes) -> Iterator[tuple[str, Iterator[Any]]]:
     """Open a video; the context gives FFmpeg's name of its format, and its frames in the order they are shown."""
     with opened(io.BytesIO(data)) as container:
-        stream = film(container)
+        stream = shown_stream(container)
         stream.thread_type = _thread_type(av)
         yield container.format.name, container.decode(stream)
 
@@ -237,11 +238,11 @@ def upright(frame: Any) -> Image.Image:
         return image
     axes /= np.linalg.norm(axes, axis=1, keepdims=True)
     turn = tuple(int(value) for value in axes.round().flat)
-    if turn not in _TURNS or np.abs(axes - axes.round()).max() > _ASKEW:
+    if turn not in _TRANSPOSES or np.abs(axes - axes.round()).max() > _MATRIX_TOLERANCE:
         numbers = ", ".join(f"{value:.2f}" for value in axes.flat)
         detail = f"a film that players do not turn by a right angle: its display matrix is {numbers}"
         raise Skip(Reason.UNSUPPORTED_MEDIA, detail)
-    method = _TURNS[turn]
+    method = _TRANSPOSES[turn]
     return image if method is None else image.transpose(method)
 
 
@@ -252,11 +253,11 @@ def _thread_type(av: Any) -> str:
     return "AUTO" if av.logging.get_level() is None else "NONE"
 
 
-_MOST_HEADER = 16 << 20  # bytes that are searched
+_MAX_HEADER_BYTES = 16 << 20  # bytes that are searched
 _MATRIX = bytes.fromhex("00010000" + "00" * 12 + "00010000" + "00" * 12 + "40000000")  # of an mp4: it changes nothing
-_PLACES = {b"mvhd": (36, 48), b"tkhd": (40, 52)}  # of the matrix, in bytes behind the name, in version 0 and 1
+_MATRIX_OFFSETS = {b"mvhd": (36, 48), b"tkhd": (40, 52)}  # of the matrix, in bytes behind the name, in version 0 and 1
 _TRACKS, _PROJECTION = b"\x16\x54\xae\x6b", b"\x76\x70"  # of a Matroska
-_IN_TRACKS = (b"\xae", b"\xbf", b"\xec")  # a track, a checksum, a gap: what can stand first
+_FIRST_IN_TRACKS = (b"\xae", b"\xbf", b"\xec")  # a track, a checksum, a gap: what can stand first
 
 
 def may_turn(file: BinaryIO, format_name: str) -> bool:
@@ -268,7 +269,7 @@ def may_turn(file: BinaryIO, format_name: str) -> bool:
         return not _is_plain(_moov(file))
     if format_name.startswith("matroska"):
         file.seek(0)
-        tracks = _tracks(file.read(_MOST_HEADER))
+        tracks = _tracks(file.read(_MAX_HEADER_BYTES))
         return not tracks or any(_PROJECTION in track for track in tracks)
     return False
 
@@ -277,7 +278,7 @@ def _is_plain(tables: bytes) -> bool:
     """Tell whether each matrix of an mp4 changes nothing; the header of a track of chapters holds one more."""
     matrices = []
     for match in re.finditer(b"mvhd|tkhd", tables):
-        start = match.end() + _PLACES[match[0]][tables[match.end() : match.end() + 1] == b"\1"]
+        start = match.end() + _MATRIX_OFFSETS[match[0]][tables[match.end() : match.end() + 1] == b"\1"]
         matrices.append(tables[start : start + len(_MATRIX)])
     return set(matrices) == {_MATRIX}
 
@@ -289,7 +290,7 @@ def _tracks(header: bytes) -> list[bytes]:
         num_bytes = 9 - int.from_bytes(header[match.end() : match.end() + 1], "big").bit_length()  # of its size
         start = match.end() + num_bytes
         size = int.from_bytes(header[match.end() : start], "big") & ((1 << 7 * num_bytes) - 1)
-        if header[start : start + 1] in _IN_TRACKS and start + size <= len(header):
+        if header[start : start + 1] in _FIRST_IN_TRACKS and start + size <= len(header):
             lists.append(header[start : start + size])
     return lists
 
@@ -298,4 +299,4 @@ def _moov(file: BinaryIO) -> bytes:
     """Return the tables of an mp4; empty: there are none, or they are too large."""
     place = next(((start, end - start) for name, start, end in boxes_of(file) if name == b"moov"), (0, 0))
     file.seek(place[0])
-    return file.read(place[1] if place[1] <= _MOST_HEADER else 0)
+    return file.read(place[1] if place[1] <= _MAX_HEADER_BYTES else 0)

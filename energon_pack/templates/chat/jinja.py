@@ -11,7 +11,7 @@ import jinja2.ext
 from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from energon_pack.templates.settings import DATE
+from energon_pack.templates.settings import DEFAULT_DATE
 
 #: the variable with the marks to write around each `{% generation %}` block
 GENERATION_MARKS = "energon_pack_generation_marks"
@@ -93,7 +93,7 @@ def _by_chance(*args: Any, **kwargs: Any) -> None:
     raise jinja2.TemplateError("it writes by chance, and the same source has to give the same bytes")
 
 
-def environment(today: str = DATE) -> ImmutableSandboxedEnvironment:
+def environment(today: str = DEFAULT_DATE) -> ImmutableSandboxedEnvironment:
     """Return the Jinja environment of transformers' chat templates; `today`: the ISO date for `strftime_now`."""
     jinja = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
     jinja.filters["tojson"] = _tojson

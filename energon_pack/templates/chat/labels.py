@@ -48,7 +48,7 @@ def adjusted(
         spans = [span._replace(end=_before(pattern, text, span)) for span in spans]
     if labels.think in (Think.mask, Think.mask_empty):
         only_empty = labels.think is Think.mask_empty
-        spans = without(spans, [hole for span in spans for hole in _thoughts(text, span, think, only_empty)])
+        spans = without_holes(spans, [hole for span in spans for hole in _thoughts(text, span, think, only_empty)])
     if labels.prompt_weight:
         ends_of = [0, *(position for span in turns for position in span[:2]), len(text)]
         gaps = zip(ends_of[::2], ends_of[1::2], strict=True)
@@ -72,7 +72,7 @@ def turn_weights(messages: Sequence[Message], train_on: TrainOn, with_zeros: boo
     return {i: weight for i, (weight, is_zero) in enumerate(zip(weights, told, strict=True)) if weight or is_zero}
 
 
-def without(spans: Iterable[Trained], holes: Sequence[Range]) -> list[Trained]:
+def without_holes(spans: Iterable[Trained], holes: Sequence[Range]) -> list[Trained]:
     """Return spans without the holes that are cut out of them; spans and holes ascend."""
     rest: list[Trained] = []
     passed = 0

@@ -31,9 +31,9 @@ def refuse_left_out(template: "Renderer", messages: Sequence[Message], tools: Se
     named = [_mark(-1 - number) for number in range(len(tools or ()))]
     if not named and (not turns or ([*turns] == [0] and messages[0]["role"] == "system" and template.shows_system)):
         return False
-    probed = [_told(message, turns[i]) if i in turns else message for i, message in enumerate(messages)]
+    probed = [_with_text(message, turns[i]) if i in turns else message for i, message in enumerate(messages)]
     try:
-        text = template.render(probed, [*map(_renamed, tools, named)] if tools else None)
+        text = template.render(probed, [*map(_renamed_tool, tools, named)] if tools else None)
     except Skip:
         text = ""
     if missing := [messages[i]["role"] for i, mark in turns.items() if mark not in text]:
@@ -57,7 +57,7 @@ def _text(message: Message) -> str:
     return "".join(str(part.get("text") or "") for part in parts).strip()
 
 
-def _told(message: Message, text: str) -> Message:
+def _with_text(message: Message, text: str) -> Message:
     """Return a message with another text; its media stay."""
     content = message["content"]
     if not isinstance(content, list):
@@ -68,7 +68,7 @@ def _told(message: Message, text: str) -> Message:
     }
 
 
-def _renamed(tool: Any, name: str) -> Any:
+def _renamed_tool(tool: Any, name: str) -> Any:
     """Return a tool with another name; what is no object stays as it is, and the template refuses it."""
     if not isinstance(tool, dict):
         return tool

@@ -16,8 +16,8 @@ from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.jinja import GENERATION_MARKS, environment
 from energon_pack.templates.chat.leaves import GENERATION
-from energon_pack.templates.chat.watched import LooksAtText, watched
-from energon_pack.templates.settings import DATE
+from energon_pack.templates.chat.watched import LooksAtText, guarded_template
+from energon_pack.templates.settings import DEFAULT_DATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,15 +31,15 @@ _MEMORY, _CHARACTERS, _SECONDS = 256 << 20, 10_000_000, 20.0
 #: characters that a turn counts beside its text: its header, and the messages around it
 _TURN = 64
 #: whether templates raise an error when they look at texts
-_IS_WATCHED: ContextVar[bool] = ContextVar("is_watched", default=False)
+_IS_GUARDED: ContextVar[bool] = ContextVar("is_guarded", default=False)
 
 
-def normal(messages: list[Message]) -> list[Message]:
+def normalized(messages: list[Message]) -> list[Message]:
     """Return messages without keys whose value is None, and with their reasoning under both names that templates read.
 
     Keys inside tool calls and content parts stay, even if None, as in transformers.
     """
-    return [_normal(message) for message in messages]
+    return [_normalized_message(message) for message in messages]
 
 
 def last_question(messages: Sequence[Message]) -> int:
@@ -57,7 +57,7 @@ def with_reasoning(message: Message, text: str) -> Message:
     return {**message, **dict.fromkeys(REASONING_KEYS[:2], text)}
 
 
-def _normal(message: Message) -> Message:
+def _normalized_message(message: Message) -> Message:
     if None in message.values():
         message = {key: value for key, value in message.items() if value is not None}
     if len(message) < 3 or (reasoning := reasoning_of(message)) is None:
@@ -68,7 +68,7 @@ def _normal(message: Message) -> Message:
 class Renderer:
     """Renders conversations by one chat template with fixed variables (`bos_token`, … and `chat_template_kwargs`)."""
 
-    def __init__(self, source: str, variables: Mapping[str, Any], date: str = DATE, needs_tools: bool = False):
+    def __init__(self, source: str, variables: Mapping[str, Any], date: str = DEFAULT_DATE, needs_tools: bool = False):
         """Compile a template.
 
         Args:
@@ -87,8 +87,8 @@ class Renderer:
         self.variables = {"documents": None, **variables}
         self.variables.pop("add_generation_prompt", None)
         self._tools_of_questions = [TOOL] if needs_tools else None
-        self._wants_parts, self._takes_parts = False, True  # until it is known, `_written` changes no contents
-        as_text, as_parts = self._written("probe"), self._written(_as_parts("probe"))
+        self._wants_parts, self._takes_parts = False, True  # until it is known, `_question_text` changes no contents
+        as_text, as_parts = self._question_text("probe"), self._question_text(_as_parts("probe"))
         self._wants_parts = "probe" not in as_text and "probe" in as_parts  # for example LLaVA's template
         self._takes_parts = self._wants_parts or as_text == as_parts  # other templates print a list
 
@@ -103,13 +103,13 @@ class Renderer:
 
         Raises:
             Skip: `processor_error` if the template refuses the conversation.
-            LooksAtText: only within `is_watched`.
+            LooksAtText: only within `guarding_texts`.
         """
-        messages = normal(self.as_it_wants(messages))
+        messages = normalized(self.in_template_form(messages))
         if tools and (no_objects := [tool for tool in tools if not isinstance(tool, dict)]):
             raise Skip(Reason.PROCESSOR_ERROR, f"a tool is a {type(no_objects[0]).__name__}, not an object")
         variables = {**self.variables, GENERATION_MARKS: GENERATION} if marks else self.variables
-        template = self._watched if _IS_WATCHED.get() else self._template
+        template = self._guarded_template if _IS_GUARDED.get() else self._template
         if template is None:
             raise LooksAtText
         try:
@@ -120,14 +120,17 @@ class Renderer:
         except Exception as error:  # a template is a program: if it raises an error, the sample is left out
             raise Skip(Reason.PROCESSOR_ERROR, f"chat template: {error}") from None
 
-    def as_it_wants(self, messages: list[Message]) -> list[Message]:
+    def in_template_form(self, messages: list[Message]) -> list[Message]:
         """Return messages in the form that the template takes: content as text or parts, tool arguments as objects."""
         if max(map(len, messages), default=0) > 2 and any(message.get("tool_calls") for message in messages):
             messages = list(map(_with_objects, messages)) if self._wants_objects else messages
         if self._part_types and any(not isinstance(message["content"], str) for message in messages):
-            messages = [{**message, "content": _renamed(message["content"], self._part_types)} for message in messages]
+            messages = [
+                {**message, "content": _with_renamed_types(message["content"], self._part_types)}
+                for message in messages
+            ]
         if not self._takes_parts:
-            return [{**message, "content": _joined(message["content"])} for message in messages]
+            return [{**message, "content": _with_joined_texts(message["content"])} for message in messages]
         if not self._wants_parts:
             return messages
         return [{**message, "content": _as_parts(message["content"])} for message in messages]
@@ -162,16 +165,18 @@ class Renderer:
     def _wants_objects(self) -> bool:
         """Whether tool arguments must be objects: the template refuses a JSON text (OpenAI's form), or quotes it."""
         for content in ("", "b"):  # a template may refuse an answer without a text
-            text, parsed = (self._called(content, arguments) for arguments in (f'{{"{_PROBE}": "b"}}', {_PROBE: "b"}))
+            text, parsed = (
+                self._call_text(content, arguments) for arguments in (f'{{"{_PROBE}": "b"}}', {_PROBE: "b"})
+            )
             if text or parsed:
                 return _PROBE in parsed and (not text or f'\\"{_PROBE}' in text)
         return False
 
-    def _called(self, content: str, arguments: Any) -> str:
+    def _call_text(self, content: str, arguments: Any) -> str:
         """Return the text that the template writes for a tool call; empty: it refuses the call."""
         call = {"id": "call_0001", "type": "function", "function": {"name": "f", "arguments": arguments}}
         answer: Message = {"role": "assistant", "content": content, "tool_calls": [call]}
-        return self._probed([{"role": "user", "content": "a"}, answer]) or ""
+        return self._probe_text([{"role": "user", "content": "a"}, answer]) or ""
 
     @cached_property
     def _part_types(self) -> dict[str, str]:
@@ -185,9 +190,9 @@ class Renderer:
 
     def _takes_part(self, name: str) -> bool:
         messages = [{"role": "user", "content": [{"type": "text", "text": _PROBE}, {"type": name}]}]
-        return self._probed(messages) is not None
+        return self._probe_text(messages) is not None
 
-    def _probed(self, messages: list[Message], **more: Any) -> str | None:
+    def _probe_text(self, messages: list[Message], **more: Any) -> str | None:
         """Return the text of a short test conversation; None: the template refuses it."""
         try:
             return _filled(self._template, messages, tools=self._tools_of_questions, **self.variables, **more)
@@ -197,23 +202,23 @@ class Renderer:
             return None
 
     @cached_property
-    def _watched(self) -> jinja2.Template | None:
-        return watched(self.source, self._date)
+    def _guarded_template(self) -> jinja2.Template | None:
+        return guarded_template(self.source, self._date)
 
-    def _written(self, content: Any) -> str:
+    def _question_text(self, content: Any) -> str:
         """Return the text of a question; empty: the template refuses it."""
-        messages = normal(self.as_it_wants([{"role": "user", "content": content}]))
-        return self._probed(messages, add_generation_prompt=False) or ""
+        messages = normalized(self.in_template_form([{"role": "user", "content": content}]))
+        return self._probe_text(messages, add_generation_prompt=False) or ""
 
 
 @contextmanager
-def is_watched() -> "Iterator[None]":
+def guarding_texts() -> "Iterator[None]":
     """In this context, `Renderer.render` raises LooksAtText if the template does more with a text than to copy it."""
-    token = _IS_WATCHED.set(True)
+    token = _IS_GUARDED.set(True)
     try:
         yield
     finally:
-        _IS_WATCHED.reset(token)
+        _IS_GUARDED.reset(token)
 
 
 def _filled(template: jinja2.Template, messages: list[Message], **variables: Any) -> str:
@@ -232,13 +237,13 @@ def _as_parts(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _renamed(content: Any, types: Mapping[str, str]) -> Any:
+def _with_renamed_types(content: Any, types: Mapping[str, str]) -> Any:
     if isinstance(content, str):
         return content
     return [{**part, "type": types.get(part["type"], part["type"])} for part in content]
 
 
-def _joined(content: Any) -> Any:
+def _with_joined_texts(content: Any) -> Any:
     """Join text parts into one text; return content with other parts unchanged."""
     if isinstance(content, str) or any(part["type"] != "text" for part in content):
         return content

@@ -19,9 +19,16 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.leaves import Level, Mark, TextLeaf, WrittenText, mark_leaves, read_marks
 from energon_pack.templates.chat.left_out import REMEDY
 from energon_pack.templates.chat.renderer import last_question
-from energon_pack.templates.chat.turns import Prefixes, Span, SpecialTokens, TurnForm, pattern_of, shared_beginning
+from energon_pack.templates.chat.turns import (
+    PrefixRendering,
+    Span,
+    SpecialTokens,
+    TurnForm,
+    pattern_of,
+    shared_beginning,
+)
 
-_MOST_PATTERNS = 10_000
+_MAX_PATTERNS = 10_000
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,7 @@ class Spans:
             generates: whether the template has such blocks.
         """
         self._render, self._turn, self._special, self._generates = render, turn, special, generates
-        self._prefixes = Prefixes(render, turn, special)
+        self._prefix_rendering = PrefixRendering(render, turn, special)
         self._before_calls: dict[tuple[Any, ...], int] = {}  # by pattern of turns, and the text before a call's name
 
     def find(
@@ -88,11 +95,11 @@ class Spans:
                 leaves_out_calls = True
             elif {*trained} <= {leaf.message for leaf in written}:
                 is_told = self._generates and marked.written.generated
-                spans = self._of_blocks(marked, trained) if is_told else self._of_texts(marked, trained)
+                spans = self._spans_of_blocks(marked, trained) if is_told else self._spans_of_texts(marked, trained)
                 return spans if with_calls else self._without_calls(marked, spans)
         if leaves_out_calls:
             raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out tool calls {REMEDY}")
-        return _apart([self._proved(messages, tools, plain, i) for i in trained])
+        return _ascending_spans([self._span_by_prefixes(messages, tools, plain, i) for i in trained])
 
     def _marked(self, messages: Sequence[Message], tools: Any, level: Level) -> _Marked | None:
         """Render a conversation with marks; None: the template refuses it, because names or ids need a certain form."""
@@ -105,7 +112,7 @@ class Spans:
 
     # ------------------------------------------------------------------------------------- the template's own blocks
 
-    def _of_blocks(self, marked: _Marked, trained: Sequence[int]) -> list[Span]:
+    def _spans_of_blocks(self, marked: _Marked, trained: Sequence[int]) -> list[Span]:
         """Return the trained spans: answers by the template's `{% generation %}` blocks, other turns by marks."""
         questions = [i for i in trained if marked.messages[i]["role"] != "assistant"]
         answers = [i for i, message in enumerate(marked.messages) if message["role"] == "assistant"]
@@ -121,7 +128,7 @@ class Spans:
             owner = next(iter(touched), next((i for i in answers if i > before), -1))
             if owner in trained:
                 spans.append(Span(start, self._with_stop(marked.text, start, end), owner))
-        return _apart([*spans, *self._of_texts(marked, questions)])
+        return _ascending_spans([*spans, *self._spans_of_texts(marked, questions)])
 
     def _with_stop(self, text: str, start: int, end: int) -> int:
         """Return the end of a block, moved behind the token that ends its turn if the block leaves that out."""
@@ -135,16 +142,16 @@ class Spans:
 
     # ----------------------------------------------------------------------------------------------- marks of texts
 
-    def _of_texts(self, marked: _Marked, trained: Sequence[int]) -> list[Span]:
-        spans, doubts = self._around_texts(marked, {*trained})
+    def _spans_of_texts(self, marked: _Marked, trained: Sequence[int]) -> list[Span]:
+        spans, doubts = self._spans_around_texts(marked, {*trained})
         question = last_question(marked.messages)
         for i, turn_spans in spans.items():
             if marked.messages[i]["role"] == "assistant":
-                proved = self._otherwise(marked, i, question, turn_spans, i in doubts)
+                proved = self._differing_span(marked, i, question, turn_spans, i in doubts)
                 spans[i] = turn_spans if proved is None else [proved]
-        return _apart([span for turn_spans in spans.values() for span in turn_spans])
+        return _ascending_spans([span for turn_spans in spans.values() for span in turn_spans])
 
-    def _around_texts(self, marked: _Marked, trained: set[int]) -> tuple[dict[int, list[Span]], set[int]]:
+    def _spans_around_texts(self, marked: _Marked, trained: set[int]) -> tuple[dict[int, list[Span]], set[int]]:
         """Return the spans of turns around their marked texts, and the turns that lack a header or an end."""
         text, doubts = marked.text, set[int]()
         spans: dict[int, list[Span]] = {}
@@ -171,7 +178,7 @@ class Spans:
         """Return where a turn without an end token ends, by rendering it without later turns; None: unknown."""
         closing = marked.text[segment.last : following]
         if following == len(marked.text):
-            return self._prefixes.next_turn(marked.text, segment.last + len(closing.rstrip()))
+            return self._prefix_rendering.next_turn(marked.text, segment.last + len(closing.rstrip()))
         alone = self._marked(marked.messages[: segment.message + 1], marked.tools, marked.level)
         here = [mark.position for mark in alone.written.marks if mark.leaf == segment.leaf] if alone else []
         if alone is None or not here:
@@ -179,31 +186,33 @@ class Spans:
         stop = next((mark.position for mark in alone.written.marks if mark.position > here[-1]), len(alone.text))
         shared = shared_beginning(closing, alone.text[here[-1] : stop])
         length = len(shared[: self._special.whole(closing, len(shared))].rstrip())
-        return self._prefixes.next_turn(marked.text, segment.last + length)
+        return self._prefix_rendering.next_turn(marked.text, segment.last + length)
 
-    def _otherwise(self, marked: _Marked, i: int, question: int, turn_spans: list[Span], in_doubt: bool) -> Span | None:
+    def _differing_span(
+        self, marked: _Marked, i: int, question: int, turn_spans: list[Span], in_doubt: bool
+    ) -> Span | None:
         """Return the span of a turn by prefix rendering if it differs from the spans by marks; None: these are right.
 
         Turns of a pattern that was compared once are not rendered again.
         """
         pattern = pattern_of(marked.messages, i, question)
-        is_known, agrees = self._prefixes.agrees(pattern)
+        is_known, agrees = self._prefix_rendering.agrees(pattern)
         if is_known and agrees is not False and not in_doubt:
             return None
-        span = self._prefixes.span(marked.messages, marked.tools, marked.text, i)
+        span = self._prefix_rendering.span(marked.messages, marked.tools, marked.text, i)
         if span is not None and any(
             span.start < mark.position < span.end and leaf.message != i for mark, leaf in marked.owners
         ):
             span = None  # the result of a tool is in the same turn
-        agrees = self._prefixes.compare(pattern, marked.text, turn_spans, span)
+        agrees = self._prefix_rendering.compare(pattern, marked.text, turn_spans, span)
         if span is None and in_doubt:
             problem = f"the chat template does not show where what is trained of message {i} begins or ends"
             raise Skip(Reason.PROCESSOR_ERROR, problem)
         return span if agrees is False else None
 
-    def _proved(self, messages: Sequence[Message], tools: Any, text: str, i: int) -> Span:
+    def _span_by_prefixes(self, messages: Sequence[Message], tools: Any, text: str, i: int) -> Span:
         """Return the span of a turn by prefix rendering alone, for a template that changes texts; raises Skip."""
-        span = self._prefixes.span(messages, tools, text, i)
+        span = self._prefix_rendering.span(messages, tools, text, i)
         if span is None or messages[i]["role"] != "assistant" or not self._turn.headers:
             raise Skip(Reason.PROCESSOR_ERROR, "the chat template changes assistant text; no labels can be found")
         for call in messages[i].get("tool_calls") or ():
@@ -231,7 +240,7 @@ class Spans:
             pattern = pattern_of(marked.messages, span.message, question)
             key = (pattern, marked.level, bool(texts), marked.text[start : calls[0]])
             if key not in self._before_calls:
-                if len(self._before_calls) >= _MOST_PATTERNS:
+                if len(self._before_calls) >= _MAX_PATTERNS:
                     self._before_calls.clear()
                 length = self._length_before_calls(marked, span, texts[-1] if texts else None, calls[0])
                 self._before_calls[key] = length
@@ -300,7 +309,7 @@ def _segments(marked: _Marked) -> list[_Segment]:
     return segments
 
 
-def _apart(spans: list[Span]) -> list[Span]:
+def _ascending_spans(spans: list[Span]) -> list[Span]:
     """Return spans in ascending order; raises Skip if two overlap."""
     spans = sorted(spans)
     for one, other in pairwise(spans):

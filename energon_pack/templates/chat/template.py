@@ -25,14 +25,14 @@ from energon_pack.templates.chat.leaves import (
     texts_of,
     with_numbers,
 )
-from energon_pack.templates.chat.renderer import Renderer, is_watched
+from energon_pack.templates.chat.renderer import Renderer, guarding_texts
 from energon_pack.templates.chat.spans import Spans
 from energon_pack.templates.chat.turns import SpecialTokens, TurnForm, put_marks, shared_beginning
 from energon_pack.templates.chat.watched import LooksAtText
-from energon_pack.templates.settings import DATE, Labels, ToolCalls
+from energon_pack.templates.settings import DEFAULT_DATE, Labels, ToolCalls
 
-_MOST_SHAPES = 10_000
-_MOST_VARIANTS = 100
+_MAX_SHAPES = 10_000
+_MAX_VARIANTS = 100
 _ALL = Labels()
 _THINK = ThinkMarks("<think>", "</think>")
 _PROBE = "energon_pack_probe"
@@ -53,7 +53,7 @@ class ChatTemplate:
         source: str,
         variables: Mapping[str, Any],
         special_tokens: Collection[str],
-        date: str = DATE,
+        date: str = DEFAULT_DATE,
         needs_tools: bool = False,
     ):
         """Compile a template; raises PackError if it is not valid Jinja.
@@ -77,7 +77,7 @@ class ChatTemplate:
             return self
         key = json.dumps(variables, sort_keys=True, default=str)
         if key not in self._variants:
-            if len(self._variants) >= _MOST_VARIANTS:
+            if len(self._variants) >= _MAX_VARIANTS:
                 self._variants.clear()
             renderer = self.renderer
             self._variants[key] = ChatTemplate(renderer.source, {**renderer.variables, **variables}, *self._made_of)
@@ -152,10 +152,10 @@ class ChatTemplate:
             return None
         key = (shape, trained)
         if key not in self._skeletons:
-            if len(self._skeletons) > _MOST_SHAPES:
+            if len(self._skeletons) > _MAX_SHAPES:
                 self._skeletons.clear()
             try:
-                with is_watched():
+                with guarding_texts():
                     numbered = with_numbers(messages)
                     plain = self.render(numbered, None)
                     marked, _ = self._marked(plain, numbered, None, dict.fromkeys(trained, 1.0))

@@ -23,7 +23,7 @@ from energon_pack.samples.skip import Skip
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
 _MARKS = re.compile(f"({OPEN}|{CLOSE})")
 
-_MOST_PATTERNS = 10_000
+_MAX_PATTERNS = 10_000
 _MANY_CALLS = 4  # calls of one turn; templates write all calls between the first and the last alike
 
 Pattern = tuple[Any, ...]
@@ -124,7 +124,7 @@ class Span(NamedTuple):
     is_trained: bool = True  # False for a call that `labels.tool_calls` masks
 
 
-class Prefixes:
+class PrefixRendering:
     """Finds a turn in a rendered text by prefix rendering: the conversation up to the turn, with and without it."""
 
     def __init__(self, render: Callable[..., str], turn: TurnForm, special: SpecialTokens):
@@ -165,7 +165,7 @@ class Prefixes:
         The first result for a pattern is kept for `agrees`.
         """
         agrees = None if proved is None else self._are_same(text, spans, proved)
-        if len(self._agrees) < _MOST_PATTERNS:
+        if len(self._agrees) < _MAX_PATTERNS:
             self._agrees.setdefault(pattern, agrees)
         return agrees
 
@@ -182,10 +182,10 @@ class Prefixes:
 def pattern_of(messages: Sequence[Message], i: int, last_question: int) -> Pattern:
     """Return all that the form of turn `i` may depend on except its texts: content, neighbours and place."""
     near = (messages[k] if 0 <= k < len(messages) else None for k in (i - 1, i, i + 1))
-    return (*map(_holds, near), i > last_question, i + 1 == len(messages))
+    return (*map(_content_form, near), i > last_question, i + 1 == len(messages))
 
 
-def _holds(message: Message | None) -> tuple[Any, ...] | None:
+def _content_form(message: Message | None) -> tuple[Any, ...] | None:
     if message is None:
         return None
     content, calls = message.get("content"), message.get("tool_calls")

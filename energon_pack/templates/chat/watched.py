@@ -18,21 +18,21 @@ from energon_pack.templates.chat.jinja import environment
 from energon_pack.templates.chat.leaves import BEGIN, END
 
 #: tests that check only the type of a value
-_OF_TYPE = (
+_TYPE_TESTS = (
     *("string", "number", "integer", "float", "boolean", "none", "true", "false", "mapping", "sequence", "iterable"),
     *("defined", "undefined", "callable"),
 )
 #: filters that copy members of a list
-_OF_LIST = ("length", "count", "list", "first", "last", "reverse")
+_LIST_FILTERS = ("length", "count", "list", "first", "last", "reverse")
 #: attributes of messages and parts that are not texts
-_NO_TEXTS = ("role", "type")
+_NON_TEXT_ATTRIBUTES = ("role", "type")
 #: functions that only pass on their arguments
-_HAND_ON = frozenset(("namespace", "dict", "raise_exception", "caller"))
+_FORWARDING_FUNCTIONS = frozenset(("namespace", "dict", "raise_exception", "caller"))
 #: of these, those that make keys of the pairs in a list
-_OF_PAIRS = ("namespace", "dict")
+_PAIR_FUNCTIONS = ("namespace", "dict")
 #: functions that read their arguments
-_READ = frozenset(("range", "strftime_now"))
-_KNOWN = (
+_READING_FUNCTIONS = frozenset(("range", "strftime_now"))
+_KNOWN_NODES = (
     *(nodes.Template, nodes.Output, nodes.TemplateData, nodes.Const, nodes.Name, nodes.NSRef, nodes.Scope, nodes.With),
     *(nodes.For, nodes.If, nodes.Macro, nodes.CallBlock, nodes.Assign, nodes.Break, nodes.Continue),
     *(nodes.Tuple, nodes.List, nodes.Dict, nodes.Pair, nodes.Keyword, nodes.CondExpr, nodes.Filter, nodes.Test),
@@ -45,7 +45,7 @@ class LooksAtText(Exception):
     """A chat template does more with a text than copy it, or does something that this module does not know."""
 
 
-def watched(source: str, today: str) -> jinja2.Template | None:
+def guarded_template(source: str, today: str) -> jinja2.Template | None:
     """Compile a chat template that raises LooksAtText unless it only copies `with_numbers`' texts; None: impossible."""
     jinja = environment(today)
     jinja.filters.update({_filter(guard): guard for guard in (_holds_none, _not_text, _written, _keys)})
@@ -130,11 +130,11 @@ class _Guarding(NodeTransformer):
 
     def __init__(self, tree: nodes.Template):
         stored = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
-        self._hand_on = ({macro.name for macro in tree.find_all(nodes.Macro)} | _HAND_ON) - stored
-        self._read = _READ - stored
+        self._hand_on = ({macro.name for macro in tree.find_all(nodes.Macro)} | _FORWARDING_FUNCTIONS) - stored
+        self._read = _READING_FUNCTIONS - stored
 
     def generic_visit(self, node: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(node, _KNOWN):
+        if not isinstance(node, _KNOWN_NODES):
             raise LooksAtText
         super().generic_visit(node, *args, **kwargs)
         for name, guard in _OPERANDS.get(type(node), {}).items():
@@ -146,14 +146,14 @@ class _Guarding(NodeTransformer):
         if node.recursive:  # `loop(…)` loops over its argument
             raise LooksAtText
         self.generic_visit(node)
-        node.iter = _guard(node.iter, _holds_none if _is_apart(node.target) else _not_text)
+        node.iter = _guard(node.iter, _holds_none if _unpacks(node.target) else _not_text)
         if node.test is not None:
             node.test = _guard(node.test, _not_text)
         return node
 
     def visit_Assign(self, node: Any) -> Any:
         self.generic_visit(node)
-        if _is_apart(node.target):
+        if _unpacks(node.target):
             node.node = _guard(node.node, _not_text)
         return node
 
@@ -170,17 +170,17 @@ class _Guarding(NodeTransformer):
 
     def visit_Test(self, node: Any) -> Any:
         self.generic_visit(node)
-        return node if node.name in _OF_TYPE else _all_guarded(node)
+        return node if node.name in _TYPE_TESTS else _all_guarded(node)
 
     def visit_Filter(self, node: Any) -> Any:
         if node.node is None:  # the filter of a block
             raise LooksAtText
         self.generic_visit(node)
-        if node.name in _OF_LIST and not (node.args or node.kwargs):
+        if node.name in _LIST_FILTERS and not (node.args or node.kwargs):
             node.node = _guard(node.node, _not_text)
             return node
         first = node.args[0].value if node.args and isinstance(node.args[0], nodes.Const) else None
-        if node.name in ("selectattr", "rejectattr") and first in _NO_TEXTS and not node.kwargs:  # LLaVA's
+        if node.name in ("selectattr", "rejectattr") and first in _NON_TEXT_ATTRIBUTES and not node.kwargs:  # LLaVA's
             node.node = _guard(node.node, _not_text)  # else it goes through the characters of a text
             node.args = [_guard(item, _holds_none) for item in node.args]
             return node
@@ -192,7 +192,7 @@ class _Guarding(NodeTransformer):
         if node.dyn_args is not None or node.dyn_kwargs is not None:
             raise LooksAtText
         if isinstance(called, nodes.Name) and called.name in self._hand_on:
-            if called.name in _OF_PAIRS:
+            if called.name in _PAIR_FUNCTIONS:
                 node.args = [_guard(item, _keys) for item in node.args]
             return node
         if isinstance(called, nodes.Getattr):
@@ -207,7 +207,7 @@ class _Guarding(NodeTransformer):
         return _all_guarded(node, and_node=False)
 
 
-def _is_apart(target: nodes.Node) -> bool:
+def _unpacks(target: nodes.Node) -> bool:
     """Say whether an assignment splits a value into several names."""
     if not isinstance(target, nodes.Tuple):
         return False

@@ -20,7 +20,7 @@ FAMILIES: dict[str, type[MediaRules]] = {
 }
 
 #: families that ask the full processor
-ASKED = ("shapes", "pixels")
+ASKING_FAMILIES = ("shapes", "pixels")
 #: the value of `model.template` that chooses rules when the template is built
 AUTO = "auto"
 

@@ -32,7 +32,7 @@ class AddedTokens:
         self._ends = {token[i:] for token in self.all for i in range(1, len(token))}
         self._stands_alone: dict[str, bool | None] = dict.fromkeys(self.all)  # None: not computed yet
 
-    def may_go_on(self, text: str) -> bool:
+    def may_begin_token(self, text: str) -> bool:
         """Say whether an added token could begin within a text and end after it."""
         return any(text[-i:] in self._begins for i in range(1, min(len(text), self.longest) + 1))
 
@@ -41,7 +41,7 @@ class AddedTokens:
         known = self._stands_alone.get(text, False)
         if known is None:
             known = self._stands_alone[text] = (
-                not self.may_go_on(text)
+                not self.may_begin_token(text)
                 and not any(text[:i] in self._ends for i in range(1, len(text)))
                 and not any(text in other for other in self.all if other != text)
             )
@@ -107,7 +107,7 @@ class Runs:
         return sorted(places)
 
 
-def grow(ids: Ids, numbers: Mapping[int, int], spans: Ranges, runs: Sequence[Run]) -> tuple[Ids, Ranges]:
+def expand_runs(ids: Ids, numbers: Mapping[int, int], spans: Ranges, runs: Sequence[Run]) -> tuple[Ids, Ranges]:
     """Return the ids of a text with its runs at full length, and the token ranges of its spans.
 
     Args:

@@ -32,8 +32,8 @@ Text = tuple[str, Sequence[int]]
 #: makes the ids of several texts, one behind the other, and counts those of each
 Encode = Callable[[list[str]], tuple[npt.NDArray[np.uint32], list[int]]]
 
-_FAR_BACK = 60  # most characters from the start of a span back to an added token
-_WORTH_AN_ENGINE = 15_000_000  # characters: with words as many take 0.7 s, and setting it up 0.6 s
+_MAX_LOOKBACK = 60  # most characters from the start of a span back to an added token
+_MIN_GIGATOKEN_CHARACTERS = 15_000_000  # characters: with words as many take 0.7 s, and setting it up 0.6 s
 
 _EMOJI = range(0x1F000, 0x1FB00)  # symbols, or unassigned in old tables: never letters, numbers or spaces
 _CJK = range(0x20000, 0x2A6D7)  # letters of Extension B, which old tables have, too
@@ -70,7 +70,7 @@ class TokenEngine:
             return
         self._encode: Encode = WordTokens(tokenizer, pattern, self._added).encode
         if engine == "auto":
-            self._tokenizer, self._characters_to_engine = tokenizer, _WORTH_AN_ENGINE
+            self._tokenizer, self._characters_to_engine = tokenizer, _MIN_GIGATOKEN_CHARACTERS
 
     def tokens(self, texts: Sequence[Text]) -> list[tuple[Ids, list[int]] | None]:
         """Return the ids of each text, and the number of tokens before each position; None: ask the tokenizer."""
@@ -78,7 +78,7 @@ class TokenEngine:
             return [None] * len(texts)
         pieces: list[str] = []
         nums: list[int] = []  # pieces of each text; 0: the reference is asked
-        unsure = self._unsure([text for text, _ in texts])
+        unsure = self._uncertain_texts([text for text, _ in texts])
         for number, (text, positions) in enumerate(texts):
             before = len(pieces)
             if number not in unsure and all(self._is_between_words(text, position) for position in positions):
@@ -105,10 +105,10 @@ class TokenEngine:
     def _use_gigatoken(self, tokenizer: Tokenizer) -> None:
         self._encode, self.engine = _checked_gigatoken(tokenizer), "gigatoken"
 
-    def _unsure(self, texts: Sequence[str]) -> set[int]:
+    def _uncertain_texts(self, texts: Sequence[str]) -> set[int]:
         """Return the indices of texts that only the tokenizer itself makes tokens of for sure."""
         wide = [i for i, text in enumerate(texts) if not text.isascii()]
-        unsure = {wide[i] for i in doubtful([texts[i] for i in wide])}
+        unsure = {wide[i] for i in doubtful_texts([texts[i] for i in wide])}
         if self._normalizes:
             unsure.update(i for i in wide if i not in unsure and not unicodedata.is_normalized("NFC", texts[i]))
         return unsure
@@ -117,7 +117,7 @@ class TokenEngine:
         """Say whether the tokenizer certainly cuts a text at this position: at an added token, or where a word ends."""
         if position in (0, len(text)) or text.endswith(self._added.all, 0, position):
             return True
-        begin = max(0, position - _FAR_BACK)
+        begin = max(0, position - _MAX_LOOKBACK)
         end, limit = 0 if begin == 0 else -1, len(text)
         for match in self._added.pattern.finditer(text, begin):
             if match.end() > position:
@@ -180,7 +180,7 @@ def _checked_gigatoken(tokenizer: Tokenizer) -> Encode:
 
 
 def _first_wrong(tokenizer: Tokenizer, encode: Encode) -> str | None:
-    left_out = doubtful(HOSTILE)
+    left_out = doubtful_texts(HOSTILE)
     for text in (text for i, text in enumerate(HOSTILE) if i not in left_out):
         ids, expected = encode([text])[0].tolist(), tokenizer.encode(text, add_special_tokens=False).ids
         if ids != expected:
@@ -188,7 +188,7 @@ def _first_wrong(tokenizer: Tokenizer, encode: Encode) -> str | None:
     return None
 
 
-def doubtful(texts: Sequence[str]) -> set[int]:
+def doubtful_texts(texts: Sequence[str]) -> set[int]:
     """Return the indices of texts with a character that is newer than Unicode 3.2, on which tokenizers may differ."""
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
     ends = list(accumulate(map(len, texts)))

@@ -14,7 +14,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from energon_pack.templates.sample import Rendered, Tokens
-from energon_pack.templates.tokens.added import Ids, Ranges, Runs, grow, within_range, without_first
+from energon_pack.templates.tokens.added import Ids, Ranges, Runs, expand_runs, within_range, without_first
 from energon_pack.templates.tokens.engine import TokenEngine
 
 #: approximate characters of a text that is cut, and of its pieces
@@ -22,7 +22,7 @@ LONG = 100_000
 #: seams: before a space between letters, and after the end of a line
 _SEAM = re.compile(r"(?<=[a-zA-Z])(?= [a-zA-Z])|(?<=\n)(?=[a-zA-Z\u4e00-\u9fa5])")
 #: texts that may stand beside a seam: each kind of character, also those on which Unicode tables differ
-_BESIDE = ["", *"aZ1 '.-_<[\n\r\t\u00a0", "你", "é", "e\u0301", "\u017f", "\u0e33", "🙂", "'s", "  ", "\n\n", "12"]
+_SIDES = ["", *"aZ1 '.-_<[\n\r\t\u00a0", "你", "é", "e\u0301", "\u017f", "\u0e33", "🙂", "'s", "  ", "\n\n", "12"]
 _SEAMS = [("a", " b"), ("Z", " a"), ("\n", "a"), ("\n", "Z"), ("\n", "你")]
 
 
@@ -79,7 +79,7 @@ class Tokenizing:
         results = []
         for text, tokens, (_, spans, runs) in zip(asked, self.engine(engine).tokens(asked), squeezed, strict=True):
             ids, numbers = tokens or self._by_tokenizers(*text)
-            results.append(grow(ids, dict(zip(text[1], numbers, strict=True)), spans, runs))
+            results.append(expand_runs(ids, dict(zip(text[1], numbers, strict=True)), spans, runs))
         return results
 
     def _by_tokenizers(self, text: str, positions: Sequence[int]) -> tuple[Ids, list[int]]:
@@ -103,7 +103,7 @@ class Tokenizing:
             return False
         return not any(_SEAM.search(token.content) for token in added) and all(
             any(start == len(before) for _, (start, _) in cut.pre_tokenize_str(before + after))
-            for (head, tail), first, last in product(_SEAMS, _BESIDE, _BESIDE)
+            for (head, tail), first, last in product(_SEAMS, _SIDES, _SIDES)
             for before, after in [(first + head, tail + last)]
         )
 

@@ -15,12 +15,14 @@ from tokenizers import Tokenizer
 from energon_pack.templates.tokens.added import AddedTokens
 
 _GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_MOST_WORDS = 500_000  # words in a dictionary, about 100 MB; then it starts again
-_SHOWN = {*range(33, 127), *range(161, 173), *range(174, 256)}
+_MAX_WORDS = 500_000  # words in a dictionary, about 100 MB; then it starts again
+_VISIBLE_BYTES = {*range(33, 127), *range(161, 173), *range(174, 256)}
 #: how a byte-level BPE writes the bytes that are no visible characters of Latin-1 (GPT-2's encoder)
-_BYTES = {byte: 256 + number for number, byte in enumerate(byte for byte in range(256) if byte not in _SHOWN)}
+_CODE_POINT_OF_BYTE = {
+    byte: 256 + number for number, byte in enumerate(byte for byte in range(256) if byte not in _VISIBLE_BYTES)
+}
 #: the ASCII characters in classes of Unicode
-_ASCII_OF = {
+_ASCII_OF_CLASS = {
     "L": "a-zA-Z",
     "Lu": "A-Z",
     "Ll": "a-z",
@@ -28,9 +30,9 @@ _ASCII_OF = {
     "Nd": "0-9",
     **dict.fromkeys(("Lt", "Lm", "Lo", "M", "Mn", "Mc", "Me", "Nl", "No", "Han"), r"\x80"),  # nothing
 }
-_CLASS = re.compile(r"\\p\{(\w+)\}")
+_UNICODE_CLASS = re.compile(r"\\p\{(\w+)\}")
 #: nested sets and the like, which are not supported
-_HARD = re.compile(r"&&|--|\|\||~~|\\[P\[\]]|\[[^\]]*\[")
+_UNSUPPORTED = re.compile(r"&&|--|\|\||~~|\\[P\[\]]|\[[^\]]*\[")
 
 #: texts on which tokenizers were seen to differ
 HOSTILE = [
@@ -52,9 +54,9 @@ class _Words(dict[str, str]):
         self._tokenize = tokenizer.model.tokenize
 
     def __missing__(self, word: str) -> str:
-        if len(self) > _MOST_WORDS:
+        if len(self) > _MAX_WORDS:
             self.clear()
-        as_bytes = word.encode().decode("latin-1").translate(_BYTES)
+        as_bytes = word.encode().decode("latin-1").translate(_CODE_POINT_OF_BYTE)
         ids = self[word] = "".join([chr(token.id) for token in self._tokenize(as_bytes)])
         return ids
 
@@ -130,15 +132,15 @@ def word_pattern(settings: dict[str, Any]) -> "regex.Pattern[str] | None":
 def ascii_pattern(pattern: "regex.Pattern[str]") -> "re.Pattern[str] | None":
     """Return a pattern for Python's `re` that finds the same words in ASCII texts twice as fast; None: none does."""
     source = pattern.pattern
-    if _HARD.search(source) or not _ASCII_OF.keys() >= set(_CLASS.findall(source)):
+    if _UNSUPPORTED.search(source) or not _ASCII_OF_CLASS.keys() >= set(_UNICODE_CLASS.findall(source)):
         return None
 
     def ranges(match: "re.Match[str]") -> str:
         is_in_set = source.rfind("[", 0, match.start()) > source.rfind("]", 0, match.start())
-        return _ASCII_OF[match[1]] if is_in_set else f"[{_ASCII_OF[match[1]]}]"
+        return _ASCII_OF_CLASS[match[1]] if is_in_set else f"[{_ASCII_OF_CLASS[match[1]]}]"
 
     try:
-        in_ascii = re.compile(_CLASS.sub(ranges, source), re.ASCII)
+        in_ascii = re.compile(_UNICODE_CLASS.sub(ranges, source), re.ASCII)
     except re.error:
         return None
     # Test every character next to every kind of character.

@@ -14,14 +14,14 @@ from PIL import Image
 
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.requested import as_asked
+from energon_pack.samples.media.requested import with_asked_settings
 from energon_pack.samples.member import NO_OPTIONS
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.llava import LlavaOneVision
 from energon_pack.templates.families.qwen_vl import Qwen3VL, QwenVL
 from energon_pack.templates.families.rules import ProcessorSettings
-from energon_pack.templates.processor import load_saved, prepare_template
+from energon_pack.templates.processor import load_saved_template, prepare_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
 from support.models import of_model
@@ -173,7 +173,7 @@ def test_times_stand_before_each_pair_of_frames() -> None:
 
 def test_a_video_is_measured_and_shown_with_the_same_frames(demo: tuple[Path, Path], cache: Path) -> None:
     settings = of_model("qwen_vl", demo[1], MediaConfig(video="uniform", num_frames=6))
-    template = load_saved(prepare_template(settings, cache))
+    template = load_saved_template(prepare_template(settings, cache))
     data = video()
     medium = probe(io.BytesIO(data))
     messages = [{"role": "user", "content": "<video>what?"}, {"role": "assistant", "content": "grey"}]
@@ -187,7 +187,7 @@ def test_a_video_is_measured_and_shown_with_the_same_frames(demo: tuple[Path, Pa
 
 def test_qwen_vl_utils_resizes_frames_itself(demo: tuple[Path, Path], cache: Path) -> None:
     settings = of_model("qwen_vl", demo[1], MediaConfig(video="qwen_vl_utils"))
-    template = load_saved(prepare_template(settings, cache))
+    template = load_saved_template(prepare_template(settings, cache))
     frames = template.prepare_frames([Image.new("RGB", (64, 48))] * 4)
     width, height = frames[0].size
     assert width % 28 == height % 28 == 0
@@ -239,12 +239,14 @@ def test_llavas_choice_is_in_whole_numbers() -> None:
 
 def test_listed_frames_are_those_the_model_sees(demo: tuple[Path, Path], cache: Path) -> None:
     """`video_frames` goes before the model's own choice; each list belongs to the video at its place."""
-    template = load_saved(prepare_template(of_model("qwen_vl", demo[1]), cache))
-    image, first, second = as_asked([Media("image", 56, 56), clip(30), clip(9)], [[0, 10, 20, 29], None], NO_OPTIONS)
+    template = load_saved_template(prepare_template(of_model("qwen_vl", demo[1]), cache))
+    image, first, second = with_asked_settings(
+        [Media("image", 56, 56), clip(30), clip(9)], [[0, 10, 20, 29], None], NO_OPTIONS
+    )
     assert image == Media("image", 56, 56)
     assert template.choose_frames(first) == [0, 10, 20, 29]
     assert template.choose_frames(second) == list(range(9))
-    assert as_asked([clip(30)], None, NO_OPTIONS) == [clip(30)]
+    assert with_asked_settings([clip(30)], None, NO_OPTIONS) == [clip(30)]
 
 
 @pytest.mark.parametrize(
@@ -261,7 +263,7 @@ def test_listed_frames_are_those_the_model_sees(demo: tuple[Path, Path], cache: 
 )
 def test_frames_that_are_not_there_cost_the_sample(listed: object, reason: Reason) -> None:
     with pytest.raises(Skip) as skip:
-        as_asked([clip(30)], listed, NO_OPTIONS)
+        with_asked_settings([clip(30)], listed, NO_OPTIONS)
     assert skip.value.reason is reason
 
 

@@ -12,7 +12,7 @@ from energon_pack.samples import keys as table
 from energon_pack.samples.conversation import place
 from energon_pack.samples.media.kinds import kind_by_name
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.requested import as_asked
+from energon_pack.samples.media.requested import with_asked_settings
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.options import options_of
 from energon_pack.samples.settings import ReadSettings
@@ -118,7 +118,9 @@ def ours(template: Template, value: Any) -> Outcome:
         names = record.listed_media or []
         placed = place(record, [str(kind_by_name(name)) for name in names])
         options = options_of(placed.record.fields)
-        media = as_asked([FILES[names[i]] for i in placed.order], placed.record.fields.get("video_frames"), options)
+        media = with_asked_settings(
+            [FILES[names[i]] for i in placed.order], placed.record.fields.get("video_frames"), options
+        )
         made = render(template, Sample(placed.timed([]), media, record.tools, options))
         lengths = template.num_features(media)
     except Skip as skip:

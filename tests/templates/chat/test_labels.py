@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from energon_pack.templates.chat.labels import Trained, without
+from energon_pack.templates.chat.labels import Trained, without_holes
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.settings import LabelsConfig, Think
@@ -99,9 +99,9 @@ def test_the_text_around_answers_has_a_weight() -> None:
 
 def test_spans_without_other_ranges() -> None:
     spans = [Trained(0, 10, 1.0), Trained(12, 20, 0.5)]
-    assert without(spans, [(2, 4), (8, 14), (19, 30)]) == [(0, 2, 1.0), (4, 8, 1.0), (14, 19, 0.5)]
-    assert without(spans, [(0, 30)]) == []
-    assert without(spans, []) == spans
+    assert without_holes(spans, [(2, 4), (8, 14), (19, 30)]) == [(0, 2, 1.0), (4, 8, 1.0), (14, 19, 0.5)]
+    assert without_holes(spans, [(0, 30)]) == []
+    assert without_holes(spans, []) == spans
 
 
 def test_what_is_masked_by_name_stays_so_where_all_else_has_a_weight() -> None:

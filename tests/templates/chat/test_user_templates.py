@@ -14,7 +14,7 @@ from energon_pack.templates.chat.jinja import environment
 from energon_pack.templates.chat.leaves import with_numbers
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
-from energon_pack.templates.chat.watched import LooksAtText, watched
+from energon_pack.templates.chat.watched import LooksAtText, guarded_template
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\nBODY<|im_end|>\n{% endfor %}"
@@ -116,7 +116,7 @@ def test_a_template_that_looks_at_texts_is_asked_each_time(name: str) -> None:
 @pytest.mark.parametrize("name", LOOKING)
 def test_it_shows_while_numbers_stand_for_its_texts(name: str) -> None:
     """Without any text that triggers it: what is proved so holds for all texts, not for those that were tried."""
-    template = watched(CHATML.replace("BODY", LOOKING[name][0]), "2024-07-26")
+    template = guarded_template(CHATML.replace("BODY", LOOKING[name][0]), "2024-07-26")
     if template is not None:  # a block with a filter can't be watched
         with pytest.raises((LooksAtText, jinja2.UndefinedError, TypeError)):
             template.render(messages=with_numbers(conversation("a")), tools=None)

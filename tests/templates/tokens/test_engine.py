@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from energon_pack.samples.placeholders import place_media
-from energon_pack.templates.processor import load_saved, prepare_template
+from energon_pack.templates.processor import load_saved_template, prepare_template
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.template import Template
 from energon_pack.templates.tokens import tokenizing
-from energon_pack.templates.tokens.added import AddedTokens, Runs, grow
-from energon_pack.templates.tokens.engine import EngineError, TokenEngine, doubtful
+from energon_pack.templates.tokens.added import AddedTokens, Runs, expand_runs
+from energon_pack.templates.tokens.engine import EngineError, TokenEngine, doubtful_texts
 from energon_pack.templates.tokens.tokenizing import Tokenizing
 from energon_pack.templates.tokens.words import HOSTILE, ascii_pattern
 from support.models import of_model
@@ -83,7 +83,7 @@ def test_hostile_texts_of_real_vocabularies(
     real: Path, cache: Path, engine: str, processor: str, family: str, step: int
 ) -> None:
     """Pairs of them; each text is the first and the last of some, also where not all pairs are tried."""
-    template = load_saved(prepare_template(of_model(family, real / "processors" / processor), cache))
+    template = load_saved_template(prepare_template(of_model(family, real / "processors" / processor), cache))
     pairs = [a + b for a in HOSTILE for b in HOSTILE][::step]
     rendered = [Rendered(text, [(len(text) // 2, len(text))], 0, 0) for text in pairs]
     try:
@@ -117,7 +117,7 @@ def test_most_conversations_need_no_reference(template: Template) -> None:
 
 def test_young_characters_are_left_to_the_reference() -> None:
     new = "\u208f"  # a subscript that came with Unicode 16
-    assert doubtful(["a1 é 一 🙂 ,\n", "", f"a{new}", "", f"{new}{new}", "a"]) == {2, 4}
+    assert doubtful_texts(["a1 é 一 🙂 ,\n", "", f"a{new}", "", f"{new}{new}", "a"]) == {2, 4}
 
 
 def test_old_characters_make_the_same_words_in_every_table(template: Template) -> None:
@@ -127,7 +127,7 @@ def test_old_characters_make_the_same_words_in_every_table(template: Template) -
     differ = []
     for start in range(0, 0x20000, 64):
         characters = [c for c in map(chr, range(start, start + 64)) if not "\ud800" <= c <= "\udfff"]
-        young = doubtful(characters)
+        young = doubtful_texts(characters)
         text = "".join(f"a{c}a 1{c}1 .{c}. '{c} {c}\n" for i, c in enumerate(characters) if i not in young)
         ours = [match.span() for match in pattern.finditer(text)]
         if ours != [span for _, span in cut.pre_tokenize_str(text)]:
@@ -182,7 +182,7 @@ def test_an_engine_that_counts_otherwise_is_refused(template: Template, monkeypa
     monkeypatch.setattr(engines, "_gigatoken", lambda tokenizer: lambda texts: other)
     with pytest.raises(EngineError, match="the reference"):
         TokenEngine(template._tokenizer, "gigatoken")
-    monkeypatch.setattr(engines, "_WORTH_AN_ENGINE", 0)
+    monkeypatch.setattr(engines, "_MIN_GIGATOKEN_CHARACTERS", 0)
     engine = TokenEngine(template._tokenizer, "auto")
     for _ in range(2):
         ((ids, _),) = filter(None, engine.tokens([("a b", [])]))
@@ -196,7 +196,7 @@ def test_few_texts_set_no_engine_up(template: Template, monkeypatch: pytest.Monk
 
     asked: list[int] = []
     monkeypatch.setattr(engines, "_gigatoken", asked.append)
-    monkeypatch.setattr(engines, "_WORTH_AN_ENGINE", 1_000_000)
+    monkeypatch.setattr(engines, "_MIN_GIGATOKEN_CHARACTERS", 1_000_000)
     engine = TokenEngine(template._tokenizer, "auto")
     engine.tokens([("a " * 1000, [])])
     assert not asked
@@ -290,7 +290,7 @@ def test_by_hand() -> None:
     assert runs == [(9, 2), (19, 1)]
     assert spans == [(9, 10)]
     ids = np.array(TOKENIZER.encode(squeezed).ids)
-    grown, ranges = grow(ids, {9: 3, 10: 4, 19: 5}, [(9, 10), (10, 19)], runs)
+    grown, ranges = expand_runs(ids, {9: 3, 10: 4, 19: 5}, [(9, 10), (10, 19)], runs)
     assert grown.tolist() == TOKENIZER.encode(text).ids
     assert ranges == [(5, 6), (6, 8)]
 
@@ -314,7 +314,7 @@ def test_a_token_that_another_overlaps_or_holds_does_not_stand_alone() -> None:
     assert added.stands_alone("<q>") is False
     assert AddedTokens(["<a>", "<b>"]).stands_alone("<a>")
     assert [token for token in added.all if added.stands_alone(token)] == ["x<d"]
-    assert [added.may_go_on(text) for text in ("a <b", "<b><", "a", "b", "")] == [True, True, True, False, False]
+    assert [added.may_begin_token(text) for text in ("a <b", "<b><", "a", "b", "")] == [True, True, True, False, False]
 
 
 @given(st.sets(st.text("ab<", min_size=1, max_size=4), min_size=1, max_size=5), st.text("ab<c", max_size=30))
