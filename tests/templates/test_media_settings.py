@@ -20,7 +20,7 @@ from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import prepared_media
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.requested import with_asked_settings, lists_of_frames
+from energon_pack.samples.media.requested import lists_of_frames, with_asked_settings
 from energon_pack.samples.options import options_of
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.rules import FrameSampling

@@ -16,7 +16,7 @@ from PIL import Image
 
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.requested import with_asked_settings, lists_of_frames
+from energon_pack.samples.media.requested import lists_of_frames, with_asked_settings
 from energon_pack.samples.media.streams import decode_frames
 from energon_pack.samples.options import options_of
 from energon_pack.templates.families.qwen_vl import QwenVL
