@@ -115,7 +115,7 @@ def test_what_drops_too_much_ends_as_the_run_does_and_names_fewer_frames(
     }
     source = write_tar(tmp_path / "s" / "x.tar", members)
     words = (source, f"model.processor={demo[1]}", "executor.num_workers=1")
-    monkeypatch.setattr("energon_pack.steps.cost.most_positions", lambda _: 1024)
+    monkeypatch.setattr("energon_pack.steps.cost.max_positions", lambda _: 1024)
     shown = tried(tmp_path, *words, "report.lens=[512]")
     assert shown.returncode == 3
     assert "with media=fps media.fps=1, measured again: 0 lost" in shown.stdout

@@ -78,7 +78,7 @@ def choices_of(
 
     Args:
         scratch: where arrays of the plans lie; None: in memory.
-        most_positions: the context length of the model, in tokens; None: not known.
+        max_positions: the context length of the model, in tokens; None: not known.
     """
     measured = _measured_lens(items)
     packing = replace(packing, overlong=Overlong.drop, hard_limit=None, topology=Topology())
