@@ -87,7 +87,7 @@ def lengths_to_try(
 
     Args:
         longest: tokens of the longest sample.
-        most_positions: the model's context length; the length for the longest sample is no more. None: not known.
+        max_positions: the model's context length; the length for the longest sample is no more. None: not known.
     """
     whole = {length - length % packing.pad_to_multiple_of for length in lens} | {packing.max_token_len}
     if longest > packing.max_token_len:

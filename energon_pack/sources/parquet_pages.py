@@ -223,7 +223,7 @@ def put_placeholders(row: dict[str, Any], way: LeafPath, are_not_null: Sequence[
     Args:
         row: a row without the leaf, and without structs that hold only the leaf.
         way: the path, with at most one `EACH_ELEMENT`.
-        are_there: whether each element is there; for an empty or missing list, a single False.
+        are_not_null: whether each element is there; for an empty or missing list, a single False.
     """
     values = [b"" if is_there else None for is_there in are_not_null]
     if EACH_ELEMENT not in way:
