@@ -19,7 +19,7 @@ Config = Mapping[str, Any]
 
 
 def language_coefficients(config: Config) -> dict[str, Any]:
-    """Return a language model's forward FLOPs, from its config.json: the fields `lm_*` and `window` of a CostModel."""
+    """Return the coefficients of a language model's forward FLOPs: the fields `lm_*` and `window` of `CostModel`."""
     text = _text(config)
     layers, hidden = _size(text, "num_hidden_layers", "n_layer"), _hidden(text)
     kinds = [str(kind).partition("_")[0] for kind in text.get("layer_types") or ()]
@@ -38,7 +38,10 @@ def language_coefficients(config: Config) -> dict[str, Any]:
 
 
 def vision_coefficients(config: Config) -> dict[str, Any]:
-    """Return the forward FLOPs of vision encoder and projector: the fields `vision_*` and `tile` of a CostModel."""
+    """Return the coefficients of the forward FLOPs of vision encoder and projector, by the model's config.json.
+
+    The keys are `vision_token`, `vision_square` and `tile` of `CostModel`: 0, 0 and None without a vision encoder.
+    """
     config = config.get("thinker_config") or config
     vision = config.get("vision_config") or config.get("visual")
     if not vision:
@@ -156,13 +159,13 @@ _DEFAULT_SOURCE = "28 layers × 3584 and a vision encoder of 32 × 1280, 4 patch
 
 @dataclass(frozen=True)
 class CostModel:
-    """The forward FLOPs of a model for a sample of any length: weights cost by the token, attention by the square."""
+    """Coefficients of a model's forward FLOPs for a sample: of its length (weights), and of its square (attention)."""
 
     #: the file from which the costs come, or why there is no file
     source: str
     #: FLOPs a token: weights
     lm_token: float
-    #: factor of len²: attention
+    #: factor of len², the square of a sample's tokens: attention
     lm_square: float
     #: FLOPs a visual token: all its patches, and the projector
     vision_token: float
@@ -177,7 +180,7 @@ class CostModel:
     unit: str = "FLOPs"
 
     def lm_flops(self, lens: Numbers, shared: Numbers | None = None) -> Floats:
-        """Return the language model's FLOPs, float64[n], of n samples of `lens` tokens without their first `shared`."""
+        """Return the language model's FLOPs, float64[n], for n samples of `lens` tokens, of which `shared` are free."""
         if shared is not None:
             return self.lm_flops(lens) - self.lm_flops(shared)
         tokens: Floats = lens.astype(np.float64)
@@ -205,7 +208,7 @@ class CostModel:
 
 
 def cost_model(folder: Path | None) -> CostModel:
-    """Return the cost model for the `config.json` in a processor's folder; if a size is missing, that of a 7B model."""
+    """Return the cost model by `config.json` in a folder; if it or a size in it is missing, that of a 7B model."""
     path = folder / "config.json" if folder else None
     if path is None or not path.is_file():
         return cost_model_of(_DEFAULT_CONFIG, f"no config.json: {_DEFAULT_SOURCE}")

@@ -22,7 +22,7 @@ _NEAR_THE_MEAN = 0.02
 class Spread:
     """How unevenly one cost (FLOPs) is spread over the ranks of each whole step; every field is 1 if it is even.
 
-    Ranks wait for the slowest, so a step takes max over ranks, relative to the mean over ranks.
+    Ranks wait for the slowest, so a step lasts max/mean: the largest cost of a rank divided by the mean over ranks.
     """
 
     #: time of an epoch relative to even steps: Σ max / Σ mean
@@ -30,9 +30,9 @@ class Spread:
     #: max/mean of a step: the mean over all steps, and the worst
     mean: float
     worst: float
-    #: no order of the same packs has a smaller `epoch`
+    #: lower bound of `epoch` over all orders of the same packs
     bound: float
-    #: in no order of the same packs is the worst max/mean smaller
+    #: lower bound of `worst` over all orders of the same packs
     worst_bound: float
 
 

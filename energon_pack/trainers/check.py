@@ -94,13 +94,13 @@ def _collator(collate: Any) -> Collator:
 
 @dataclass(frozen=True)
 class TrainerStep:
-    """The trainer's loss for a step, and the numbers of trained tokens of this rank's packs."""
+    """The trainer's loss for a step, and the number of trained tokens of each of this rank's packs."""
 
     loss: float
     num_trained: list[int]
 
     def compare(self, alone: SampleLosses, trainer: Any) -> str:
-        """Return a text that the losses are equal; PackError: they differ, with the cause and a cure."""
+        """Return a text that this loss equals that of samples alone; PackError: it differs, with cause and cure."""
         total = _summed_over_ranks(trainer, [self.loss, 1.0, *alone.rank_sums])
         loss, summed, trained = total[0] / total[1], total[2], total[3]
         expected, means, added = summed / trained, total[4] / total[5], total[4] / total[1]

@@ -115,8 +115,8 @@ def _epoch_fault(trainer: Any, loader: Any) -> str:
     return "" if heard else "; set_epoch never arrives, so all epochs are the first: packs.as_dataset(epochs=…)"
 
 
-def describe_dealing(dealt: Sequence[Sequence[Sequence[int]]], num: int, in_order: str) -> str:
-    """Return a text on how `num` rows are dealt, given each rank's batches; PackError: some come twice or never."""
+def describe_dealing(dealt: Sequence[Sequence[Sequence[int]]], num: int, order_setting: str) -> str:
+    """Return a text on how `num` rows are dealt, by `dealt[rank][batch]`; PackError: some come twice or never."""
     rows = [row for batches in dealt for batch in batches for row in batch]
     of_turn = len(dealt) * max((len(batch) for batches in dealt for batch in batches), default=0)
     twice, never = len(rows) - len({*rows}), num - len({*rows})
@@ -127,7 +127,7 @@ def describe_dealing(dealt: Sequence[Sequence[Sequence[int]]], num: int, in_orde
     in_turn = [row for turn in zip(*dealt, strict=False) for batch in turn for row in batch]
     order = "in the order of as_dataset, so steps are even"
     if in_turn != sorted(in_turn):
-        order = f"shuffled by the trainer, so steps are even by chance alone: {in_order}"
+        order = f"shuffled by the trainer, so steps are even by chance alone: {order_setting}"
     return f"{num} packs are dealt once to {amount(len(dealt), 'rank')}, {order}"
 
 

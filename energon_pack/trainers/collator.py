@@ -15,7 +15,7 @@ LOSS_KEYS = ("labels", "loss_weight", "_packed_seq_ids")
 
 
 class Collator:
-    """Builds batches. It holds a few facts about the model and no weights, so a loader's workers can have it.
+    """Builds batches from rows. It holds a few facts about the model and no weights, so a loader's workers can have it.
 
     Args:
         model: a model of transformers; guard it first. A batch has the inputs that its `forward` takes.

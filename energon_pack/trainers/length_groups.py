@@ -24,7 +24,7 @@ class LengthGroups(NamedTuple):
     order: Ints
 
     def samples(self, place: int) -> Ints:
-        """Return the sample numbers of the batch at a place of the order."""
+        """Return the sample numbers of the batch that is at index `place` of `order`."""
         batch, (starts, items) = self.order[place], self.batches
         samples: Ints = items[starts[batch] : starts[batch + 1]]
         return samples

@@ -16,14 +16,14 @@ from energon_pack.training.layout import IGNORE
 def token_mean(
     outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None, *, shifted: bool = False
 ) -> Tensor:
-    """Return a batch's part of Σ ce / all trained tokens of the step, the loss of the unpacked samples: 0-d.
+    """Return Σ ce of a batch / the trained tokens of the whole step, 0-d; batches add up to the unpacked samples' loss.
 
     Args:
         outputs: outputs of the model, with logits [B, S, vocabulary].
         labels: [B, S].
         num_items_in_batch: trained tokens of the whole step, of accumulated batches and ranks; None: count those of
             this batch, as in evaluation.
-        shifted: a label stands at the position that predicts it.
+        shifted: whether a label is at the position that predicts it, not at its own token.
     """
     logits = outputs.logits
     if logits is None:

@@ -84,7 +84,7 @@ class StreamRows(datasets.IterableDataset):
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw packs in another order; the first epoch has already begun, so nothing changes for it."""
+        """Set the stream's epoch, so that it draws packs in another order; 0 changes nothing: it has already begun."""
         if epoch:
             self._packs.set_epoch(epoch)  # type: ignore[attr-defined]
 

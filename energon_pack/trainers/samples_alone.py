@@ -29,7 +29,7 @@ class SampleLosses:
 
     @property
     def rank_sums(self) -> list[float]:
-        """The numbers to add up over ranks: Σ w·ce, Σ w, the sum of the packs' means, numbers of packs and samples."""
+        """The numbers to add up over ranks: Σ w·ce, Σ w, the sum of the packs' mean losses, num packs, num samples."""
         means = [each / num for each, num in zip(self.loss_sums, self.weight_sums, strict=True)]
         return [sum(self.loss_sums), sum(self.weight_sums), sum(means), len(means), self.num_samples]
 

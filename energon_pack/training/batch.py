@@ -56,7 +56,7 @@ class PackedBatch(dict[str, Any]):
 
     @property
     def mask(self) -> str:
-        """How attention keeps the samples of a pack apart: a value of `model.mask`; `auto`: as `guard` found."""
+        """How attention keeps the samples of a pack apart: a value of `model.mask`; `auto`: what `guard` found."""
         mask: str = self.get("mask", "positions")
         return mask
 
@@ -89,7 +89,7 @@ class PackedBatch(dict[str, Any]):
         return self._with_tensors(moved_together((value for _, value in self._tensors()), Tensor.pin_memory))
 
     def in_one_buffer(self) -> "PackedBatch":
-        """Return the batch with its small tensors as views of one buffer, which is moved by one copy."""
+        """Return the batch with its small tensors in one buffer, so that one copy moves them all to a device."""
         from energon_pack.training.tensor_buffer import copied_together
 
         return self._with_tensors(copied_together(value for _, value in self._tensors()))
@@ -286,7 +286,7 @@ def _refuse_cut(batch: Mapping[str, Any]) -> None:
 def touch_vision(model: Any, batch: Mapping[str, Any]) -> Tensor:
     """Return 0, computed from the batch's dummy image by the vision tower; add it to the loss.
 
-    Each rank then has gradients for this tower. In a model that takes sounds, all other towers take part, too.
+    Each rank then has gradients for this tower. In a model that takes sounds, the other towers have some, too.
     """
     return _touch_vision_tower(model, batch) + _touch_audio_towers(model)
 

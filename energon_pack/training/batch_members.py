@@ -23,7 +23,7 @@ LAYOUT_INPUTS = frozenset(("position_ids", "attention_mask", "seq_idx"))
 
 
 def is_layout_input(name: str) -> bool:
-    """Say whether an input tells where the members of a row begin, or how long the longest is."""
+    """Say whether an input of this name tells where members begin in a row, or how long the longest member is."""
     return name in LAYOUT_INPUTS or name.startswith((*_BOUNDARY_PREFIXES, "max_length_", "max_seqlen"))
 
 
@@ -32,7 +32,7 @@ def read_members(inputs: Mapping[str, Any], members: MemberSizes | None = None) 
 
     `cu_seq_lens…` are boundaries in the concatenated rows. `position_ids` restart with each member, in all rows of
     M-RoPE. `attention_mask` [B, S] with values above 1, and `seq_idx`, number the members; a mask of ones tells
-    nothing. Padding is masked, or repeats one token.
+    nothing. Padding is masked, or repeats one token. `members`: sizes that the user gives, checked against the inputs.
 
     Raises:
         MixingError: no input tells where members begin; two inputs contradict each other, and both are named; tokens
@@ -57,9 +57,9 @@ def read_members(inputs: Mapping[str, Any], members: MemberSizes | None = None) 
 
 @dataclass(frozen=True)
 class ReadMembers:
-    """The members that were found in a batch."""
+    """The members that `read_members` found in a batch, and the inputs that tell where they are."""
 
-    #: the inputs that tell where they are
+    #: names of these inputs, joined by "and"
     sources: str
     spans: list[MemberSpan]
 
@@ -102,7 +102,7 @@ def _starts_by_sizes(members: MemberSizes, tokens: Tensor, real: Tensor) -> Tens
 
 
 def num_tokens_of(member: MemberSize) -> int:
-    """Return the number of tokens of a member, given as a number or under `tokens`."""
+    """Return a member's number of tokens: `member` is this number, or a mapping that has it under `tokens`."""
     return member["tokens"] if isinstance(member, Mapping) else member
 
 

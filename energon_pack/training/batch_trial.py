@@ -37,9 +37,9 @@ from energon_pack.training.trial_inputs import (
 )
 
 _log = logging.getLogger(__name__)
-#: inputs of each token that a member alone has anew
+#: inputs of each token that are made anew for a member alone
 _REMADE = ("input_ids", "labels", "shift_labels")
-#: what is added to a score that nobody is to see
+#: an additive mask hides a token by a value at or below this
 _MASKED_SCORE = -1e4
 
 
@@ -61,7 +61,7 @@ class BatchSubject(Subject):
         batches: Sequence[Mapping[str, Any]],
         members: Sequence[MemberSizes] | None,
     ) -> bool:
-        """Try the model with each batch; return whether later batches can be tried, too: not if `members` are given."""
+        """Call `check` on the model with each batch; return whether later ones can be tried, too: `members` is None."""
         if isinstance(batches, Mapping) or not all(isinstance(one, Mapping) for one in batches):
             raise ValueError("batches= is a list of batches, each a mapping of inputs by name: batches=[batch]")
         if not batches or (members is not None and len(members) != len(batches)):
@@ -85,7 +85,7 @@ class BatchSubject(Subject):
         return members is None
 
     def read(self, inputs: Mapping[str, Any]) -> ReadMembers:
-        """Return the members of a batch; raise MixingError if its labels train a token outside or first in a member."""
+        """Return a batch's members; MixingError: its labels train a token in no member, or a member's first token."""
         members = read_members(inputs, self.next_sizes)
         _refuse_labels(inputs, members)
         return members
@@ -119,7 +119,7 @@ class BatchSubject(Subject):
         return Probe(_batch_of_labels(pending.inputs, placed), placed, inputs, _inputs_alone)
 
     def remedy(self, inputs: Mapping[str, Any]) -> str:
-        """Say which inputs tell members apart, and which of them are known to mix members in any model."""
+        """Return the advice for an error: which inputs tell members apart, and what `check_inputs` has against them."""
         by, attention = self.read(inputs).sources, attention_of(self.model)
         told = f"Members are told by {by}, which the model, or its attention ({attention}), does not heed"
         return "; ".join([told, *dict.fromkeys(self._reasons(inputs))])

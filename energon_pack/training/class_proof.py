@@ -22,7 +22,7 @@ class Encoder(Protocol):
 
     @property
     def mask(self) -> str:
-        """How its batches keep members apart: a value of `model.mask`; `auto`: as the guard finds."""
+        """How its batches keep members apart: a value of `model.mask`, as `positions`; `auto`: the guard finds it."""
 
     @property
     def max_token_len(self) -> int | None:
@@ -53,7 +53,7 @@ class ClassProof:
 def prove_class(model: Any, encoder: Encoder | None, is_trusted: bool) -> ClassProof:
     """Test with a small model that a model's class keeps members of packs apart; without an encoder, with text only.
 
-    MixingError: it does not; if `is_trusted`, that is only logged.
+    Raises MixingError if the class does not; with `is_trusted`, it only logs that.
     """
     attention, name = attention_of(model), class_of(model).__name__
     mask, longest = (encoder.mask, encoder.max_token_len) if encoder else ("auto", None)

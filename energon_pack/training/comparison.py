@@ -40,30 +40,30 @@ from energon_pack.training.trial_inputs import PlacedSample, Probe, leaves_of
 
 
 class ProbeLoss:
-    """The loss over the samples with `in_loss`: of a run of the batch, and of runs of single samples."""
+    """Computes the loss over a probe's samples with `in_loss`, from a run of the batch or of each sample alone."""
 
-    def __init__(self, probe: Probe, is_own: bool, is_divided: bool):
+    def __init__(self, probe: Probe, uses_model_loss: bool, is_loss_divided: bool):
         """Drop the labels of samples without `in_loss`; for the flags see `RunOptions`."""
         batch = probe.batch
         counts = torch.zeros_like(batch["labels"], dtype=torch.bool)
         for one in probe.placed:
             counts[one.row, one.places] |= one.in_loss
-        self._is_own, self._is_divided, self._kind = is_own, is_divided, probe.loss_weight
+        self._is_own, self._is_divided, self._kind = uses_model_loss, is_loss_divided, probe.loss_weight
         self._batch = PackedBatch({**batch, "labels": torch.where(counts, batch["labels"], IGNORE)})
         if "loss_weight" in batch:
             self._batch["loss_weight"] = batch["loss_weight"] * counts
         self._total = total_weight(self._batch)
 
     def inputs(self) -> dict[str, Any]:
-        """Return the labels with which the model computes the batch's loss itself; empty if it does not."""
+        """Return the labels from which the model computes the batch's loss, as inputs; {} unless `uses_model_loss`."""
         return self._label_inputs(self._batch["labels"], self._batch["labels"])
 
     def inputs_alone(self, labels: Tensor) -> dict[str, Any]:
-        """Return the inputs, from one sample's labels [1, L], with which the model computes its loss itself."""
+        """Return the same inputs for a run of one sample alone, from its labels [1, L]."""
         return self._label_inputs(labels, pad_tensor(labels[:, 1:], (0, 1), value=IGNORE))
 
     def of_batch(self, seen: RunValues) -> Tensor:
-        """Return the loss, 0-d, of a run of the batch."""
+        """Return the batch's loss, 0-d, from what its run recorded."""
         if self._is_own:
             return _model_loss(seen)
         values = logits_of(seen)
@@ -97,7 +97,7 @@ def _model_loss(seen: RunValues) -> Tensor:
 
 
 def logits_of(seen: RunValues) -> Tensor:
-    """Return the outputs [B, S, values] of a run in float32."""
+    """Return the recorded outputs [B, S, values] of a run, converted to float32."""
     assert seen.values is not None
     return seen.values.float()
 

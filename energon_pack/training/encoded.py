@@ -33,7 +33,7 @@ class BadPack(ValueError):
 
 @dataclass
 class Pack:
-    """A pack of encoded samples, its members."""
+    """A pack whose members (samples) are encoded, and their joined media."""
 
     key: str
     members: list[Encoded]
@@ -50,7 +50,7 @@ def refuse_trees(packs: Sequence[Pack], where: str) -> None:
 
 
 def refuse_weights(packs: Sequence[Pack], where: str, way_out: str) -> None:
-    """Raise BadPack if a sample or one of its turns has a weight other than 1, which `where` does not support."""
+    """Raise BadPack if a sample or turn has a weight that `where` does not support; the message ends with `way_out`."""
     why = f"it or one of its turns has a weight other than 1, and {where} has no place for it; {way_out}"
     _refuse(packs, lambda tokens: tokens.is_weighted, why)
 
@@ -62,18 +62,18 @@ def _refuse(packs: Sequence[Pack], is_bad: Callable[[Member], bool], why: str) -
 
 
 def text_sample(ids: Tensor, rows: Iterable[str] = ()) -> Encoded:
-    """Return a text sample of token ids [L], each trained but the first; `rows` names further inputs, all 0."""
+    """Return a text sample of token ids [L], trained on all but the first; inputs named in `rows` are zeros [L]."""
     zeros, labels = torch.zeros_like(ids), torch.cat([torch.full((1,), IGNORE), ids[1:]])
     return Encoded("text", Member(ids, labels, zeros, rows=dict.fromkeys(rows, zeros)))
 
 
-#: argument of `forward` and of `get_rope_index` that says that videos are heard
+#: argument of `forward` and of `get_rope_index` that says that videos have sound
 USE_AUDIO_IN_VIDEO = "use_audio_in_video"
 #: tokens of a video and of a sound in `mm_token_type_ids`
 _VIDEO, _SOUND = 2, 3
 
 
 def has_audio_in_video(types: Tensor) -> bool:
-    """Say whether a sample's videos have sound: tokens of sounds stand beside tokens of videos in `types` [L]."""
+    """Say whether a sample's videos have sound: in `types` [L] a sound's token is next to a video's token."""
     pairs = torch.stack([types[:-1], types[1:]]).sort(dim=0).values
     return bool(((pairs[0] == _VIDEO) & (pairs[1] == _SOUND)).any())

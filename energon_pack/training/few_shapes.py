@@ -14,7 +14,12 @@ _MAX_LENGTH_KEYS = ("max_length_q", "max_length_k", "max_seqlen_q", "max_seqlen_
 
 
 def check_shapes(pad_to: Any, pad_segments: Any) -> None:
-    """Raise ValueError if `pad_to` gives no row widths in tokens, or `pad_segments` is not None and below 2."""
+    """Raise ValueError for a bad option of `PackEncoder`.
+
+    Args:
+        pad_to: `longest`, `max_token_len`, a number of tokens ≥ 1, or a list of such numbers.
+        pad_segments: a number ≥ 2, or None.
+    """
     widths = [pad_to] if isinstance(pad_to, int) else [] if pad_to in ("longest", "max_token_len") else pad_to
     if isinstance(widths, str) or any(type(width) is not int or width < 1 for width in widths):
         raise ValueError(f"pad_to={pad_to}: longest, max_token_len, a number of tokens, or a list of widths")
@@ -23,7 +28,7 @@ def check_shapes(pad_to: Any, pad_segments: Any) -> None:
 
 
 def allowed_widths(pad_to: str | int | Sequence[int], planned: int, longest: int | None) -> Sequence[int]:
-    """Return the row widths in tokens, ascending, for packs of `planned` tokens, or `longest` if that is more."""
+    """Return the row widths in tokens, ascending, that `pad_to` allows; packs have up to `planned` or `longest`."""
     if isinstance(pad_to, int):
         return range(pad_to, -(-max(planned, longest or 0) // pad_to) * pad_to + 1, pad_to)
     widths = [planned] if isinstance(pad_to, str) else sorted(pad_to)
@@ -33,7 +38,7 @@ def allowed_widths(pad_to: str | int | Sequence[int], planned: int, longest: int
 
 
 def padded_boundaries(batch: Mapping[str, Any], num_segments: int) -> dict[str, Any]:
-    """Return a batch's boundaries, filled up with empty segments at the end, and the row's width as longest length."""
+    """Return boundaries [num_segments + 1], filled up with empty segments, and the row width as the maximum length."""
     width, filled = batch["input_ids"].shape[1], {}
     for name in _BOUNDARY_KEYS:
         if (ends := batch.get(name)) is not None:

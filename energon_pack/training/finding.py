@@ -38,7 +38,7 @@ class Finding:
 
     @property
     def differences(self) -> list[float]:
-        """The differences of outputs, loss and gradients, each relative to its size."""
+        """The relative differences of outputs, loss and gradients, each to be compared with `tolerance`."""
         outputs = self.output_difference / max(self.output_variation, 1e-30)
         return [outputs, self.loss_difference or 0.0, (self.gradient_difference or 0.0) / _GRADIENT_ROUNDING]
 
@@ -65,7 +65,7 @@ class Finding:
 
     @property
     def may_be_rounding(self) -> bool:
-        """Whether the difference is small enough to be rounding; a run in float64 can tell."""
+        """Whether `mixes` is true by at most 10 times the tolerance; only a run in float64 then excludes rounding."""
         return self.mixes and self.is_conclusive and all(share <= 10 * self.tolerance for share in self.differences)
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ class Proof:
 
 
 def difference(first: Tensor, second: Tensor, block: int) -> float:
-    """Return the largest difference of two outputs [L, values]: root mean square, averaged over `block` tokens."""
+    """Return the largest difference of outputs [L, values]: root mean square of a token, mean over `block` tokens."""
     first, second = first.float(), second.float()
     each = torch.where(first == second, 0.0, first - second).square().mean(-1).sqrt()  # some logits are always -inf
     return largest([float(part.mean()) for part in each.split(block)])
@@ -140,7 +140,7 @@ _GradientPair = tuple[Tensor | None, Tensor | None]
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradients of one run; None where the loss does not reach."""
+    """The gradients of one run; None for a tensor that the loss does not depend on."""
 
     #: [B, S, width]; None: nothing is followed
     embeddings: Tensor | None = None
@@ -186,7 +186,7 @@ def _thinned(gradient: Tensor | None) -> Tensor | None:
 
 
 def compare_gradients(packed: Gradients, pairs: Sequence[tuple[PlacedSample, Gradients]]) -> tuple[float, float]:
-    """Return the largest difference of gradients to those alone, and the largest one not `in_loss`, as shares."""
+    """Return as shares: the largest difference to gradients alone; the largest gradient of samples not `in_loss`."""
     assert packed.embeddings is not None
     expected = torch.zeros_like(packed.embeddings, dtype=torch.float32)
     is_own = torch.zeros(expected.shape[:2], dtype=torch.bool, device=expected.device)

@@ -42,7 +42,7 @@ from energon_pack.training.trial_inputs import MemberSpan, Probe, RunInputs, Tri
 
 @dataclass(frozen=True)
 class SampleComparison:
-    """How samples in a batch compare with their runs alone."""
+    """The result of comparing samples in a batch with their runs alone."""
 
     finding: Finding
     #: whether random numbers other than dropout's change outputs
@@ -52,7 +52,7 @@ class SampleComparison:
 
 
 def compare_with_alone(pending: PendingForward, probe: Probe) -> SampleComparison:
-    """Compare each sample of a batch with its run alone, without dropout."""
+    """Compare the outputs, loss and gradients of each sample of a probe with its run alone, without dropout."""
     part, way, switches, last = pending.part, _run_options(pending), flag_inputs(pending.inputs), probe.placed[-1]
     plain = probe.inputs_alone
     probe = replace(probe, inputs_alone=lambda sample: switches | plain(sample))
@@ -113,7 +113,7 @@ class FirstBatch:
         self._subject, self._model = subject, subject.model
         self._is_sharded = self._is_warned = False
         self._tried_kinds: list[TriedKind] = []
-        #: the results
+        #: the results, one for each trial
         self.trials: list[ModelTrial] = []
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]  # what is compiled is tried compiled

@@ -20,7 +20,7 @@ _has_rope_rows_by_model: weakref.WeakKeyDictionary[Module, bool] = weakref.WeakK
 PROVEN_MASKS: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
 
 
-#: the error of a batch that asks for that mask
+#: the error of a batch with mask `auto` and a model that is not guarded
 NOT_GUARDED_ERROR = "mask=auto: guard(model, encoder) finds what the model needs, model_inputs(model) uses it"
 
 
@@ -49,7 +49,7 @@ def refuse_rows(num_rows: int) -> None:
 
 
 def has_rope_rows(model: Module) -> bool:
-    """Say whether a model takes M-RoPE rows as `position_ids`; without positions it computes them itself."""
+    """Say whether a model takes M-RoPE rows as `position_ids`: one of its parts has `get_rope_index`."""
     if model not in _has_rope_rows_by_model:
         _has_rope_rows_by_model[model] = any(hasattr(type(module), "get_rope_index") for module in model.modules())
     return _has_rope_rows_by_model[model]
@@ -62,9 +62,9 @@ def attention_of(model: Any) -> str | None:
 
 
 def mask_of(inputs: Mapping[str, Any]) -> str:
-    """Return which kind of mask the inputs have: `dict4d`, `prefix4d`, `indexed`, `hybrid` or `positions` (none).
+    """Return the kind of mask that inputs have: `dict4d`, `prefix4d`, `indexed`, `hybrid` or `positions` (no mask).
 
-    Batches of trees have `tree_plan`, or additive masks: `dict4d` or `prefix4d`.
+    For batches of trees it is `tree_plan`, or `dict4d` or `prefix4d` for additive masks.
     """
     mask = inputs.get("attention_mask")
     if inputs.get("tree_plan") is not None:
@@ -78,9 +78,9 @@ def mask_of(inputs: Mapping[str, Any]) -> str:
     return "hybrid" if inputs.get("seq_idx") is not None else "positions"
 
 
-def branch_starts(row: Tensor) -> list[list[int]]:
-    """Return [row, column] of each token that begins a tree's branch: positions `row` [B, S] jump, and not to 0."""
-    jumps = (row.diff(dim=1) != 1) & (row[:, 1:] != 0)
+def branch_starts(positions: Tensor) -> list[list[int]]:
+    """Return [row, column] of each token that begins a branch of a tree: `positions` [B, S] jump, but not to 0."""
+    jumps = (positions.diff(dim=1) != 1) & (positions[:, 1:] != 0)
     return [[number, place + 1] for number, place in jumps.nonzero().tolist()]
 
 
@@ -153,7 +153,7 @@ def _check_trees(inputs: Mapping[str, Any], attention: str | None, row: Tensor, 
 
 
 def text_positions(inputs: Mapping[str, Any], positions: Tensor) -> Tensor:
-    """Return the positions [B, S] that restart with each member: `positions`, or the first of M-RoPE's four rows."""
+    """Return the positions [B, S] that restart with each member: `positions` [B, S], or the first of [4, B, S]."""
     ids = inputs.get("input_ids")
     shape = ids.shape if ids is not None else inputs["inputs_embeds"].shape[:2]
     if positions.dim() == 3 and positions.shape[0] == 3:

@@ -15,7 +15,7 @@ from torch.nn import Module
 from energon_pack.training.forward_inputs import mask_of
 from energon_pack.training.recording import tokens_of
 
-#: batches of a kind until its second trial; until the third so many times as many
+#: batches of a kind until its second trial; each later wait is this many times longer
 _WAIT_BATCHES = 16
 _HOOK_ATTRIBUTES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 #: hooks on all modules
@@ -40,11 +40,11 @@ class ForwardKind:
     max_member_len: int
 
     def covers(self, other: "ForwardKind") -> bool:
-        """Say whether a trial with this kind counts for the other: it is as large or larger, and runs alike."""
+        """Say whether a trial with this kind counts for the other: it is at least as large, and `runs_as` the other."""
         return self.row_len >= other.row_len and self.max_member_len >= other.max_member_len and self.runs_as(other)
 
     def runs_as(self, other: "ForwardKind") -> bool:
-        """Say whether this kind runs as the other does, whatever their sizes; it may train where the other does not."""
+        """Say whether both run the same code, whatever their sizes; this one may train where the other does not."""
         return (
             (self.part, self.input_form, self.has_open_mask) == (other.part, other.input_form, other.has_open_mask)
             and self.in_training >= other.in_training
@@ -55,7 +55,7 @@ class ForwardKind:
 
 
 def kind_of(model: Module, part: Module, inputs: Mapping[str, Any], longest: int, is_open: bool) -> ForwardKind:
-    """Return the kind of a forward that is about to run; `longest` is the length of its longest member in tokens."""
+    """Return the kind of a forward before it runs; `longest`: its `max_member_len`, `is_open`: its `has_open_mask`."""
     tokens = tokens_of(inputs)
     (rows, width), device = tokens.shape[:2], tokens.device.type
     cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -105,7 +105,7 @@ class TriedKind:
     batches_left: int = _WAIT_BATCHES
 
     def record_trial(self, kind: ForwardKind, has_others: bool) -> None:
-        """Record another trial, maybe of larger sizes; after one that was due, multiply `batches_between`."""
+        """Record another trial: keep the larger sizes, and wait longer for the next if this one was due."""
         longest = max(self.kind.max_member_len, kind.max_member_len)
         self.kind = replace(self.kind, row_len=max(self.kind.row_len, kind.row_len), max_member_len=longest)
         self.is_packed |= has_others

@@ -40,7 +40,7 @@ __all__ = ["Guard", "MixingError", "check_inputs", "guard"]
 _log = logging.getLogger(__name__)
 #: the hooks of each guarded model
 _HOOKS_BY_MODEL: weakref.WeakKeyDictionary[Module, Sequence[RemovableHandle]] = weakref.WeakKeyDictionary()
-#: methods that make features of media
+#: names of methods that encode media
 _GETTERS = re.compile(r"get_(?!text)\w+_features")
 
 
@@ -48,7 +48,7 @@ _GETTERS = re.compile(r"get_(?!text)\w+_features")
 class Guard:
     """The hooks on a guarded model and the tests that it passed; `remove()` removes the hooks."""
 
-    #: every test of the class; the last one counts
+    #: every test of the class; the last one is the result
     proofs: Sequence[Proof]
     #: the test of the class with trees; None: the encoder's packs have none
     trees: Proof | None

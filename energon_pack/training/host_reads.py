@@ -50,7 +50,7 @@ class HostReads(TorchFunctionMode):
         return id(tensor) in self._kept or (not self._is_cpu and tensor.is_cpu)
 
     def count_read(self) -> None:
-        """Count a read at the first line of code outside of PyTorch and this file."""
+        """Count a read in `reads_by_line`, under the innermost line of code outside of PyTorch and this file."""
         frame: Any = sys._getframe(1)
         while frame.f_back and frame.f_code.co_filename.startswith(_SKIPPED_FILES):
             frame = frame.f_back

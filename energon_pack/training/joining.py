@@ -18,7 +18,7 @@ from torch.nn.functional import pad as pad_tensor
 Inputs = Mapping[str, Tensor]
 _Media = TypeVar("_Media")
 
-#: values that processors pad with
+#: values that processors pad media inputs with
 _PAD_VALUES = (0.0, -1.0, 1.0)
 #: the last frames of a sound, which depend on the padding behind them
 _EDGE_FRAMES = 4
@@ -39,7 +39,7 @@ class Join:
     only_alike_reason: str = ""
 
     def __call__(self, values: Sequence[Tensor], counted: Sequence[Tensor] = ()) -> Tensor:
-        """Join the members' tensors; `counted` are their tensors of the input that `indexed_input` names."""
+        """Join the members' tensors; `counted`: their tensors of the other input, which `indexed_input` names."""
         if len(values) == 1:
             return values[0]
         if self.pad_value is not None:
@@ -65,7 +65,7 @@ _CONCATENATED = Join()
 
 
 def join(parts: Iterable[Inputs], joins: Mapping[str, Join] | None = None) -> dict[str, Tensor]:
-    """Join members' media inputs into one tensor a name, by rules or by concatenation. ValueError: they can't be."""
+    """Join members' inputs into one tensor for each name, by its rule or by concatenation; ValueError if none fits."""
     parts = [part for part in parts if part]
     joined = {}
     alike = {name for name, rule in (joins or {}).items() if rule.only_alike_reason}
@@ -108,7 +108,7 @@ def find_joins(
     """Compare calls of a processor for several members with calls for each; return the rules that join their outputs.
 
     Args:
-        call: calls the processor for the media of some members, in one text or (True) in a text each.
+        call: calls the processor for media of members: False: all in one text, True: those of each in their own text.
         members: media of members, in different sizes.
         twins: media of members, all in one size, for processors that take only equal sizes in one call.
     """

@@ -63,11 +63,11 @@ class RowForm:
     width: int | None = None
     #: each member's length is rounded up to a multiple of this (thd)
     multiple: int = 1
-    #: labels shifted within each member (neat; thd's always are)
+    #: whether labels are shifted within each member (neat; thd's always are)
     shifted: bool = False
     #: None, token, sample or sqrt: see `loss_weights`
     weights: str | None = None
-    #: position_ids hold M-RoPE rows
+    #: whether position_ids hold M-RoPE rows
     rope: bool = False
 
 
@@ -276,7 +276,7 @@ def _padded_to(values: Tensor, width: int, value: float) -> Tensor:
 
 
 def _restarting_counts(lengths: Tensor) -> Tensor:
-    """Return 0..length-1 for each length, concatenated."""
+    """Return 0, 1, … length - 1 for each length, concatenated."""
     starts = lengths.cumsum(0) - lengths
     return torch.arange(int(lengths.sum())) - torch.repeat_interleave(starts, lengths)
 

@@ -42,9 +42,9 @@ def image_mask_of(model: Any) -> ImageMask:
     return ImageMask.IN_WINDOWS if "token_type_ids" in inspect.signature(model.forward).parameters else ImageMask.CAUSAL
 
 
-#: a batch has the values under their names behind this: some models have media of the same names
+#: put before the names of tower inputs in a batch: some models have media inputs of the same names
 TOWER_PREFIX = "tower_"
-#: part of the names of boundaries, which attention without variable lengths reads on the host
+#: in the names of inputs that are boundaries, which attention without variable lengths reads on the host
 BOUNDARY_MARK = "_cu_"
 
 
@@ -127,7 +127,7 @@ def is_answer(doc_ids: Tensor, labels: Tensor) -> Tensor:
 
 
 def prefix_mask(doc_ids: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the mask [B, 1, S, S] of models that attend both ways before the answer; `labels` are not shifted."""
+    """Return the additive mask [B, 1, S, S] of models that attend both ways before the answer; labels not shifted."""
     prefix = ~is_answer(doc_ids, labels)
     here = torch.arange(doc_ids.shape[1], device=doc_ids.device)
     seen = (here[:, None] >= here) | (prefix[:, :, None] & prefix[:, None, :])
@@ -167,7 +167,7 @@ def tree_masks(rows: TreeTensors, outline: Outline) -> dict[str, Tensor]:
 
 
 def tree_causal(tree_end: Tensor) -> Tensor:
-    """Return bool [B, S, S]: whether a token (dimension 1) follows another (dimension 2) in some sample."""
+    """Return bool [B, S, S]: true at [b, q, k] if token q sees token k: k is q, or is before it in some sample."""
     here = torch.arange(tree_end.shape[1], device=tree_end.device)
     return (here[:, None] >= here) & (here[:, None] < tree_end[:, None, :])
 

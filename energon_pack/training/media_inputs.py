@@ -79,10 +79,10 @@ class Pixels:
         return all(self._tried_media(kind).can_call_once for kind in used) and (len(used) < 2 or self._can_mix_kinds)
 
     def check_split(self, whole: Prepared, last: Prepared) -> None:
-        """Check that a member's media give the same inputs in one call as in two, one for the media before `last`.
+        """Check that a call for all media of a member (`whole`) equals two: for those before `last`, and for `last`.
 
         Raises:
-            JoinError: they give others.
+            JoinError: the inputs differ.
         """
         first = whole.first(len(whole.order) - len(last.order))
         together = self([whole])
@@ -102,7 +102,7 @@ class Pixels:
 
     @property
     def token_functions(self) -> dict[str, TokenFunction]:
-        """Functions, by input name, from token ids to inputs of one value per token that only this model has."""
+        """Functions that make a model's special inputs with one value per token, from token ids; by input name."""
         self.check()
         return self._call.token_functions()
 
@@ -162,7 +162,7 @@ class Pixels:
         return {name: numbers.pop() for name, numbers in numbers_of.items() if len(numbers) == 1}
 
     def refuse_other_features(self, tensors: Mapping[str, Tensor], media: Iterable[SeenMedium]) -> None:
-        """Raise ValueError if media inputs make features for more or fewer tokens than the pack has for its media."""
+        """Raise ValueError if inputs (`tensors`) have features for more or fewer tokens than the pack's media have."""
         waiting: Counter[str] = Counter()
         for medium in media:
             waiting[medium.kind] += medium.num_features

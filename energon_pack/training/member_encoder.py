@@ -34,7 +34,7 @@ _GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
 
 @dataclass(frozen=True)
 class UnreadMember:
-    """A member that could not be read, with the error."""
+    """Takes the place of a member that could not be read; holds the error."""
 
     sample_id: str
     error: Exception
@@ -108,7 +108,7 @@ class MemberEncoder:
         return drafts
 
     def check(self) -> None:
-        """Try a processor that has no tested rules with random media, and check the model's own M-RoPE rows."""
+        """Try a processor without tested rules with random media; check that the model class makes M-RoPE rows."""
         if self._rules.is_asked:
             self._pixels.check()
         if isinstance(self._rope, OwnRope):
@@ -250,7 +250,7 @@ class MemberEncoder:
 
     @cached_property
     def token_functions(self) -> Mapping[str, TokenFunction]:
-        """Functions, by input name, from token ids to inputs of one value per token that only this model has."""
+        """Functions that make a model's special inputs with one value per token, from token ids; by input name."""
         return self._pixels.token_functions if self._rules.is_asked else {}
 
     def _rows(self, ids: Tensor, types: Tensor, media: dict[str, Tensor]) -> Tensor | None:

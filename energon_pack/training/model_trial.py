@@ -35,7 +35,7 @@ BF16_TOLERANCE = 0.1
 
 @dataclass
 class RequestedRun:
-    """A run that the caller of a generator makes, so that compiled code runs compiled; it sets `output`."""
+    """A run that a generator asks its caller for, so that compiled code runs compiled; the caller sets `output`."""
 
     call: Callable[..., Any]
     inputs: Mapping[str, Any]
@@ -70,7 +70,7 @@ class OutputChange:
     own_change: float
     #: outputs of the other member that moved most
     others_change: float
-    #: share of `own` that counts as rounding
+    #: share of `own_change` that counts as rounding
     tolerance: float = SUM_TOLERANCE
 
     @property
@@ -79,7 +79,7 @@ class OutputChange:
         return self.own_change > 1e-6
 
     def with_noise(self, noise: float) -> "OutputChange":
-        """Return a copy whose tolerance covers this much noise, `BF16_TOLERANCE` at most."""
+        """Return a copy whose tolerance covers a change of outputs by `noise`, up to `BF16_TOLERANCE`."""
         share = min(noise / max(self.own_change, 1e-9), BF16_TOLERANCE)
         return replace(self, tolerance=max(self.tolerance, share))
 
@@ -102,7 +102,7 @@ class ModelTrial:
 
     @property
     def is_conclusive(self) -> bool:
-        """Whether outputs vary, and each change moved something; if not, the trial proves nothing."""
+        """Whether outputs vary, and each change moved the changed members' outputs; else the trial proves nothing."""
         return self.finding.is_conclusive and all(one.is_conclusive for one in self.output_changes)
 
     @property
@@ -134,7 +134,7 @@ class ModelTrial:
 
 
 def run_changes(pending: PendingForward, asked: TrialInputs) -> Generator[RequestedRun, None, list[OutputChange]]:
-    """Run a batch unchanged, then with other words and other media; return how far each change moved outputs."""
+    """Run a batch unchanged, then with the changes in `asked`; yield each run, return how far changes moved outputs."""
     routing = Routing() if has_experts(pending.part) else None
     run = partial(_run, pending)
     as_is = yield from run(asked.unchanged, routing)
@@ -189,7 +189,7 @@ def _differences(asked: TrialInputs, first: Tensor, other: Tensor, block: int) -
 
 
 class Subject(ABC):
-    """A guarded model, and how members are read from its batches."""
+    """A guarded model that is tried, and how members are found in its batches and compared."""
 
     #: the model of transformers
     model: Any
@@ -220,7 +220,7 @@ class Subject(ABC):
 
     @abstractmethod
     def remedy(self, inputs: Mapping[str, Any]) -> str:
-        """Return the advice for an error: what keeps members apart, where these inputs do not."""
+        """Return the advice for an error's message: what would keep members apart in place of these inputs."""
 
 
 #: where outputs are those of the members alone

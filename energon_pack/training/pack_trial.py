@@ -116,7 +116,7 @@ def _usable_members(subject: PackSubject, pending: PendingForward) -> list[Encod
 def probe_like_batch(model: Any, inputs: Mapping[str, Any], members: Sequence[Encoded], longest: int | None) -> Probe:
     """Lay samples and their twins out at the end of the first row; random texts fill the rest of the batch.
 
-    Texts are as long as the members of the batch; the first and shortest is compared, too.
+    Texts are as long as the batch's members; the first is compared, too. Twins are left out beyond `longest` tokens.
     """
     num_rows, width = tokens_of(inputs).shape[:2]
     spans = members_of(inputs)

@@ -49,7 +49,7 @@ def probe_of(
 ) -> Probe:
     """Lay samples out in rows, as one batch to try a model with.
 
-    Counted back from the last compared sample, every second one is in the loss; the first is not.
+    The loss covers the last compared sample, the third last, and so on; not the first, nor any without trained tokens.
 
     Args:
         mask: how members are kept apart: a value of `model.mask`.
@@ -79,14 +79,14 @@ def probe_from_batch(
     device: torch.device | None = None,
     weights: str = "token",
 ) -> Probe:
-    """Return a probe of a batch of packs, whose samples run alone with the inputs that a processor gives."""
+    """Return a probe of a batch of packs; its samples alone get a processor's inputs. `weights`: its `loss_weight`."""
     device = device or model.device
     inputs = batch.to(device).model_inputs(model, labels=False)
     return Probe(batch, placed, inputs, partial(plain_inputs, model, device=device), weights)
 
 
 def add_media(batch: PackedBatch, samples: Sequence[Encoded], media: Iterable[Mapping[str, Tensor]]) -> None:
-    """Join the media of samples and put them into their batch."""
+    """Put media into a batch in place: `media` has the inputs of each sample, joined by the rules of `samples`."""
     batch |= join(media, {name: rule for one in samples for name, rule in one.joins.items()})
     batch["media_keys"] = sorted({name for one in samples for name in (*one.media, *one.tokens.rows)})
 
@@ -145,14 +145,14 @@ ProbeSamples = Sequence[Encoded] | ProbeTree
 
 
 def samples_of(samples: ProbeSamples) -> Sequence[Encoded]:
-    """Return the samples as a list, also those of trees."""
+    """Return the samples themselves, or those of a `ProbeTree`, as a sequence."""
     return samples.samples if isinstance(samples, ProbeTree) else samples
 
 
 def probe_tree(members: Sequence[Encoded], joined: Callable[[Sequence[Encoded]], Encoded]) -> ProbeTree:
-    """Make trees of samples: media in the root and in a branch, a fork in a fork, a fork right before an answer.
+    """Make samples that share beginnings: a fork in a branch, a fork before an answer, media before and after forks.
 
-    Two samples are equal, one ends inside others, and their weights differ. `joined` concatenates samples.
+    Two samples are equal, one is the beginning of others, and their weights differ. `joined` concatenates samples.
     """
     texts = [member for member in members if not member.media]
     first, *later = [member for member in members if member.media] or texts[:1]
@@ -200,7 +200,7 @@ def _with_reversed_tokens(member: Encoded) -> Encoded:
 
 
 def tree_batch(model: Any, tree: ProbeTree, device: torch.device | None = None) -> Probe:
-    """Lay the samples of trees out in one row, shared tokens once."""
+    """Lay the samples of trees out in one row, shared tokens once, as a batch to try a model with."""
     from energon_pack.training.tree_rows import neat_trees, token_places
 
     tokens = [sample.tokens for sample in tree.samples]

@@ -25,15 +25,15 @@ from energon_pack.training.joining import JoinError
 #: heap's end above this
 _MMAP_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -4, -3, -1
 _RETURNED_BLOCK_BYTES, _KEPT_HEAP_BYTES = 256 << 20, 512 << 20
-#: the process in which this was done
+#: id of the process in which `keep_pages_in_worker` ran
 _set_in_process = [0]
 
 
 def keep_pages_in_worker() -> None:
     """Let glibc keep freed memory for later packs, if this process is a worker of a DataLoader.
 
-    Blocks of 256 MB and more are still returned: one a pack costs little, and the worker would hold the most there ever
-    were. Another allocator than glibc's is left alone.
+    Blocks of 256 MB and more are still returned: to allocate one for each pack costs little, and kept ones would add up
+    to the largest ever needed. Another allocator than glibc's is left alone.
     """
     if _set_in_process[0] == os.getpid() or get_worker_info() is None:
         return
@@ -99,7 +99,7 @@ class ProcessorCalls:
         return _tensors({name: value for name, value in output.items() if name in names})
 
     def token_functions(self) -> dict[str, TokenFunction]:
-        """Return functions from a member's token ids to inputs of one value per token that only this model has."""
+        """Return by name functions that make a model's special inputs with one value per token, from token ids."""
         processor, _ = self._loaded
         functions = {name: getattr(processor, f"create_{name}", None) for name in self._token_outputs - _UNUSED_OUTPUTS}
         if lost := sorted(name for name, make in functions.items() if make is None):

@@ -52,7 +52,7 @@ def prove(
     device: torch.device | str = "cpu",
     kinds: frozenset[str] | None = None,
 ) -> list[Proof]:
-    """Compare packs of a few members with each member alone, in a small model of a class; an exact proof is the last.
+    """Compare packs with each member alone, in a small model of the class `make`; return all tries, an exact one last.
 
     The first try is for packs of any length. If it fails, the second is for packs of `longest` tokens: it leaves out
     effects that begin beyond them (a scale, a block of keys, other angles of RoPE).
@@ -158,8 +158,8 @@ def try_class(model: Any, samples: ProbeSamples, mask: str = "positions") -> Fin
     """Compare packed samples with each alone: outputs in eval(); outputs, loss and gradients in train().
 
     Returns:
-        A finding that mixes, or that of train(). A difference that may be rounding (recursion lets it grow) is tried
-        again in float64, if the class can run in it.
+        The finding that mixes, if one does, else that of train(). If the difference may be rounding (recursion lets it
+        grow), both modes are tried again in float64, and that finding counts if it does not mix.
     """
     finding = _worst_finding(model, samples, mask)
     if not finding.may_be_rounding or model.dtype == torch.float64:

@@ -41,7 +41,7 @@ def run_and_record(
     call: Callable[..., Any],
     follow: bool = False,
 ) -> RunValues:
-    """Run a part of a model and record its outputs; `follow`: its embeddings require gradients, even if frozen."""
+    """Run a part of a model by `call`; record its outputs. `follow`: record embeddings that require gradients, too."""
     seen, shape = RunValues(), tokens_of(inputs).shape[:2]
 
     def note(_: Module, __: Any, output: Any) -> Any:
@@ -107,7 +107,7 @@ class _RunningCalls(threading.local):
 
 
 def hook_calls(model: Module, check_call: InputCheck) -> tuple[list[RemovableHandle], InputCheck]:
-    """Check each outermost call of a model or its parts; return the hooks' handles, and the check for direct calls."""
+    """Hook `check_call` before outermost calls of a model and its parts; return the handles, and a check of inputs."""
     calls = _RunningCalls()
     attention = attention_of(model)
     norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]

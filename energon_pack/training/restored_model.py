@@ -132,7 +132,7 @@ def is_sharded(model: Module) -> bool:
 
 @contextmanager
 def forward_suspended(part: Module) -> Iterator[Callable[..., Any]]:
-    """Suspend FSDP2's pending forward while the block runs another one, by the function that this yields."""
+    """Suspend FSDP2's pending forward while the block runs; yield a function that runs the part with other inputs."""
     every = {id(state): state for one in part.modules() for state in _fsdp_states(one)}
     pending = [state for state in every.values() if state._training_state.name == "FORWARD"]
     within = {*part.modules()}

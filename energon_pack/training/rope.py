@@ -170,7 +170,7 @@ class OwnRope:
 def rope_of(
     stated: str | None, rules: InputRules, tokens_per_second: float | None = None, is_needed: bool = True
 ) -> RopeRule | OwnRope | None:
-    """Return what makes the M-RoPE rows of a dataset's batches; None: they have plain positions.
+    """Return the `RopeRule` or `OwnRope` that makes a dataset's M-RoPE rows; None: its positions are plain.
 
     Args:
         stated: `model.rope` of the dataset. If it is `none` or `auto`, the processor's models are asked instead.

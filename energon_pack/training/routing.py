@@ -47,7 +47,7 @@ class Routing(TorchFunctionMode):
         return any(choices for times in self._choices.values() for choices in times)
 
     def begin(self, name: str) -> None:
-        """Note that a part's forward begins."""
+        """Record that the forward of the part `name` begins."""
         times = self._choices.setdefault(name, [])
         self._number = 0
         if self.is_over:

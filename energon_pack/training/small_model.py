@@ -121,9 +121,9 @@ def small_model(
     members: Sequence[Encoded] = (),
     device: torch.device | str = "cpu",
 ) -> Any:
-    """Build a small model with random weights; in float32, but for flash attention on a GPU in bfloat16, which rounds.
+    """Build a small model of the class `make`, random weights; in float32, or bfloat16 for flash attention on a GPU.
 
-    `members` show which sizes count tokens, and can be small; without any, such sizes stay.
+    Runs of `members` show which sizes count tokens (windows, chunks) and can be small; without members, these stay.
     """
     small, device = shrink(copy.deepcopy(config), longest), torch.device(device)
     if not members:

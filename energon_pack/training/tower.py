@@ -72,7 +72,7 @@ class TowerInputs:
 
 
 def find_tower(model: Module) -> TowerInputs | None:
-    """Return what precomputes inputs of a model's vision tower; None: it takes no grids, or transformers is too old."""
+    """Return the `TowerInputs` of a model; None: its vision tower takes no grids, or transformers is too old."""
     try:
         import transformers.exporters.utils  # noqa: F401
     except ImportError:
@@ -158,7 +158,7 @@ def _count_reads(model: Any, inputs: Mapping[str, Any], kept: Sequence[Tensor], 
 
 
 def logits_and_gradients(model: Any, inputs: Mapping[str, Any]) -> list[Tensor]:
-    """Return the logits of a run, and the gradients of all parameters from their mean square."""
+    """Return the logits of a run, and the gradients of their mean square for all parameters."""
     model.zero_grad(set_to_none=True)
     logits = model(**inputs).logits
     logits.float().square().mean().backward()

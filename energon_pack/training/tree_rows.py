@@ -39,7 +39,7 @@ from energon_pack.training.layout import (
 
 
 def token_places(lengths: Sequence[int], shared_lens: Sequence[int]) -> list[Tensor]:
-    """Return for each member of a row where its tokens, shared ones included, are in the row: int64 [L], ascending."""
+    """Return for each member the indices of its tokens, shared ones included, in the row: int64 [L], ascending."""
     places: list[Tensor] = []
     begin, before = 0, torch.zeros(0, dtype=torch.int64)
     for length, shared in zip(lengths, shared_lens, strict=True):
@@ -51,7 +51,7 @@ def token_places(lengths: Sequence[int], shared_lens: Sequence[int]) -> list[Ten
 
 
 def refuse_unlike(members: Sequence[Member], names: Sequence[str]) -> None:
-    """Raise ValueError if tokens that members share differ, or a member trains the first token of a branch."""
+    """Raise ValueError if shared tokens differ in ids or other inputs, or the first token of a branch is trained on."""
     if not has_trees([members]):
         return
     for (before, name_before), (member, name) in pairwise(zip(members, names, strict=True)):
@@ -97,7 +97,7 @@ class MergedRow:
     tokens: Member
     #: [T]: each token's place in its sample
     tree_index: Tensor
-    #: [T]: the first token of the row, behind it, that does not see it
+    #: [T]: the index of the first later token that does not see it
     tree_end: Tensor
     #: [T] int32: the number, from 1, of the member that brings it
     doc_ids: Tensor
@@ -143,8 +143,8 @@ def neat_trees(rows: Sequence[Sequence[Member]], form: RowForm) -> Batch:
         The keys of `neat`, with `loss_weight` always; doc_ids is the number of the member that brings a token;
         cu_seq_lens_q int32 [segments + 1] over the flattened B·S: what each member brings, then a pad tail;
         cu_seq_lens_k int32 [segments + 1]: whole members; k_index int64 [keys]: where in the flattened B·S each
-        segment's keys are; tree_index [B, S]: each token's place in its sample; tree_end [B, S]: the first token of
-        the row, behind it, that does not see it.
+        segment's keys are; tree_index [B, S]: each token's place in its sample; tree_end [B, S]: the index in
+        the row of the first later token that does not see it.
     """
     merged = [merge_members(row, form.weights or "token") for row in rows]
     batch = neat([[one.tokens] for one in merged], replace(form, weights="token"))

@@ -105,7 +105,7 @@ def trial_inputs(inputs: Mapping[str, Any], config: Any, media: frozenset[str]) 
 def inputs_with_changes(
     inputs: Mapping[str, Any], config: Any, media: frozenset[str], members: list[MemberSpan], ends: Sequence[MemberSpan]
 ) -> TrialInputs | None:
-    """Make test inputs as `trial_inputs` does, for known members; words change only in members in `ends`."""
+    """Make test inputs as `trial_inputs` does, if members are known; only words of members in `ends` are replaced."""
     as_is = without_loss(inputs)
     is_word = _is_word(as_is, special_ids(config))
     worded = [member for member in ends if is_word is None or member.cut(is_word).any()]
@@ -118,7 +118,7 @@ def inputs_with_changes(
 
 
 def without_loss(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs without those by which a model computes a loss, or leaves out logits."""
+    """Return the inputs without labels and others that make a model compute a loss, or leave out logits."""
     return {name: value for name, value in inputs.items() if name not in _LOSS_INPUTS}
 
 
@@ -143,7 +143,7 @@ def is_content(name: str) -> bool:
 
 
 def leaves_of(media: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies of pixels and sounds that require gradients."""
+    """Return by name copies of pixels and sounds that require gradients, without sizes, masks and the like."""
     return {
         name: value.detach().clone().requires_grad_()
         for name, value in media.items()
@@ -158,7 +158,7 @@ def _are_kinds_added() -> bool:
 
 
 def members_of(inputs: Mapping[str, Any]) -> list[MemberSpan]:
-    """Return the places of the members of packs, by positions that restart."""
+    """Return where the members of packs lie in a batch: each begins where positions restart."""
     tokens, mask = tokens_of(inputs), inputs.get("attention_mask")
     positions = text_positions(inputs, inputs["position_ids"]).expand(tokens.shape[:2])
     begins = torch.nn.functional.pad(positions.diff() != 1, (1, 0), value=True)
@@ -167,7 +167,7 @@ def members_of(inputs: Mapping[str, Any]) -> list[MemberSpan]:
 
 
 def spans_of(tokens: Tensor, begins: Tensor, real: Tensor) -> list[MemberSpan]:
-    """Return spans of real tokens from one start to the next, both [B, S]; a span of one repeated token is padding."""
+    """Return the spans of `real` tokens between starts (`begins`), all [B, S]; without spans of one repeated token."""
     spans = []
     for row in range(len(tokens)):
         starts = begins[row].nonzero().flatten().tolist()
