@@ -24,7 +24,7 @@ from gpu_exact import true_fp32
 from gpu_stalls import reads_in
 
 from energon_pack.training.masks import BOUNDARY_MARK, tower_inputs_in
-from energon_pack.training.probe_batches import probe_of
+from energon_pack.training.probe_batches import new_probe
 from energon_pack.training.small_model import small_model
 from energon_pack.training.tower import find_tower, logits_and_gradients, try_tower
 
@@ -45,7 +45,7 @@ def row_of(one: Named, device: str) -> Row:
         given = [member for member in members(one, model.cpu(), True) if member.media]
         if not given:
             return {**row, "why": "its image processor gives nothing that the model takes"}
-        batch = probe_of(model, [(given * NUM_IMAGES)[:NUM_IMAGES]], "positions").batch
+        batch = new_probe(model, [(given * NUM_IMAGES)[:NUM_IMAGES]], "positions").batch
         model = model.to(device)
         inputs = batch.to(device).model_inputs(model, labels=False)
         row["plain"] = dict(reads_in(model, inputs))

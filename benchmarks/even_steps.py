@@ -119,7 +119,7 @@ def compare(console: Console, name: str, by_arithmetic: bool) -> dict[str, Any]:
     table = Table("ranks×workers, packs a step", "steps", "LM", "bound", "vision", "bound", "both", "bound", box=None)
     for column in ("trained: worst", "beyond 2 %", "plan CPU s"):
         table.add_column(column)
-    topologies = [topology for topology in TOPOLOGIES if topology.unit <= without.num_packs]
+    topologies = [topology for topology in TOPOLOGIES if topology.unit_size <= without.num_packs]
     worlds = sorted({(topology.data_parallel, topology.workers) for topology in topologies})
     if by_arithmetic:
         together = {world: reading_order(without.num_packs, Topology(*world)) for world in worlds}

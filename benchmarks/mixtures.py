@@ -87,7 +87,7 @@ def keys_of_rank(folder: Path, rank: int, topology: Topology, num: int) -> list[
 def read(folder: Path, topology: Topology, num: int) -> list[tuple[str, str]]:
     """All packs of whole rows, in the order in which the ranks together read them."""
     ranks = range(topology.data_parallel)
-    jobs = [(folder, rank, topology, num // topology.row * topology.workers) for rank in ranks]
+    jobs = [(folder, rank, topology, num // topology.row_size * topology.workers) for rank in ranks]
     if topology.workers > 1:
         by_rank = [keys_of_rank(*job) for job in jobs]
     else:
@@ -188,7 +188,7 @@ def main() -> None:
         mix.write_text(json.dumps({"mixture": listed}))
         for group_by in ("none", "media"):
             for topology in TOPOLOGIES[: args.topologies]:
-                name = f"{group_by}-{topology.row}-{topology.micro_batches}"
+                name = f"{group_by}-{topology.row_size}-{topology.micro_batches}"
                 label = f"{topology.data_parallel}×{topology.workers}, {topology.micro_batches}"
                 path = packed(folder, name, mix, args.epochs, group_by, topology)
                 keys = read(path, topology, read_manifest(path)["num_packs"])
@@ -197,7 +197,7 @@ def main() -> None:
         given = [f"{path}={SETS[name][1]}" for name, path in alone.items()]
         packs = Packs(alone, False)
         for topology in TOPOLOGIES[: args.topologies]:
-            out = folder / f"order-{topology.row}-{topology.micro_batches}"
+            out = folder / f"order-{topology.row_size}-{topology.micro_batches}"
             who = ("--ranks", topology.data_parallel, "--workers", topology.workers)
             steps = ("--micro-batches", topology.micro_batches, "--epochs", args.epochs)
             order([str(out), *given, *map(str, (*who, *steps))])

@@ -59,7 +59,7 @@ def order_packs(
     ]
     shares = shares_of(asked, entry_of, trained)
     times = [share.epochs for share in shares]
-    counts = num_draws_by_pass(times, entry_of, trained, topology.unit, seed, num_epochs)
+    counts = num_draws_by_pass(times, entry_of, trained, topology.unit_size, seed, num_epochs)
     order = order_existing_packs(items, packs, counts, PackingConfig(topology=topology), seed, cost)
     write_order_folder(Path(out), parts, order, asdict(topology), len(counts))
     _print_shares(shares, np.bincount(entry_of[order], trained[order], len(parts)))

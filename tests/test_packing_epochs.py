@@ -170,7 +170,7 @@ def test_steps_are_even_in_every_epoch(topology: Topology) -> None:
     read = reading_order(plan.num_packs, topology)
     in_time = turn_of_packs(some, plan)[read]
     out_of_turn = np.flatnonzero(np.diff(np.maximum.accumulate(in_time) - in_time) != 0)
-    assert np.count_nonzero(np.maximum.accumulate(in_time) != in_time) < 2 * topology.unit, out_of_turn
+    assert np.count_nonzero(np.maximum.accumulate(in_time) != in_time) < 2 * topology.unit_size, out_of_turn
     costs = costs_of_packs(some, plan, cost_model(None))[0][read]
     waits = max_over_mean(costs, topology.data_parallel, topology.micro_batches)
     alone = replace(some, turn=None).take(np.flatnonzero(epoch == 0))

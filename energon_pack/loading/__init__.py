@@ -213,8 +213,8 @@ def _refuse_other_ranks(dataset: str | Path, worker: Any, ours: bool, goes_on: b
         raise ValueError(f"{dataset} is an order over datasets, which Energon's own dealing does not know: {knob}")
     planned = topology_of(manifest)
     ranks, workers = worker.world_size, max(1, worker.num_workers)
-    if not planned.has_steps or ranks * workers == planned.row:
+    if not planned.has_steps or ranks * workers == (num := planned.row_size):
         return
-    planned_for = f"{dataset} is laid out for {planned.data_parallel} ranks × {planned.workers} workers ({planned.row})"
-    fits = f"set num_workers={planned.row // ranks}, or " if planned.row % ranks == 0 else ""
+    planned_for = f"{dataset} is laid out for {planned.data_parallel} ranks × {planned.workers} workers ({num})"
+    fits = f"set num_workers={num // ranks}, or " if num % ranks == 0 else ""
     raise ValueError(f"{planned_for}, these are {ranks} × {workers}: {fits}{knob}")

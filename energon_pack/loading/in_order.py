@@ -73,7 +73,9 @@ class PackStream(SavableDataset[Any]):
             factory.shards,
             part_filter=factory.part_filter,
             sample_filter=factory.sample_filter,
-            itar_cache_size=_MAX_OPEN_SHARDS if order is not None else min(_MAX_OPEN_SHARDS, position.topology.row),
+            itar_cache_size=min(
+                _MAX_OPEN_SHARDS, _MAX_OPEN_SHARDS if order is not None else position.topology.row_size
+            ),
         )
         self.reset_state_own()
 
@@ -261,7 +263,7 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
                 " that divide %d, steps of %d packs of all ranks, from whole steps on, with no pack excluded"
             )
             with_packs = f" with {amount(self._micro_batches, 'pack')} each" if self._micro_batches else ""
-            read, all_packs = position.before.first + len(position.before.above), planned.unit
+            read, all_packs = position.before.first + len(position.before.above), planned.unit_size
             _log.warning(
                 warning,
                 factory.path,
@@ -269,7 +271,7 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
                 amount(ranks, "rank"),
                 with_packs,
                 read,
-                planned.row,
+                planned.row_size,
                 all_packs,
             )
         return PackStream(factory, position, worker, has_one_turn, order)
@@ -278,11 +280,11 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
 def _has_even_steps(planned: Topology, position: Position, micro_batches: int | None) -> bool:
     """Tell whether the planned steps stay whole with these ranks, their packs in a step, and this position."""
     ranks, before = position.ranks, position.before
-    if planned.row % ranks:
+    if planned.row_size % ranks:
         return False
-    size, of_each = ranks, planned.unit // ranks
+    size, of_each = ranks, planned.unit_size // ranks
     if planned.rows_per_step > 1:
-        size = planned.unit
+        size = planned.unit_size
         if ranks != planned.data_parallel if micro_batches is None else micro_batches % of_each > 0:
             return False
     return (before.first + len(before.above)) % size == 0

@@ -116,11 +116,11 @@ def _reading_order_of(
     costs: Floats, trains: Floats, topology: Topology, seed: int, most_off: float, amounts: Floats | None
 ) -> Ints:
     """Lay out all packs, and return them in the order in which all ranks together read them."""
-    num, unit = trains.shape[1], topology.unit
+    num, unit = trains.shape[1], topology.unit_size
     by_chance = np.argsort(random_keys(num, seed, 20), kind="stable")  # packs of equal cost may come from any data
     in_order = by_chance[np.argsort(costs.sum(axis=0)[by_chance], kind="stable")]
     over = _middle_packs(trains[0, in_order], num % unit)
-    size = min(topology.row, topology.data_parallel * topology.micro_batches)
+    size = min(topology.row_size, topology.data_parallel * topology.micro_batches)
     over_packs = _order_left_over(costs, trains[0], in_order[over], size, seed, most_off)
     if num < unit:
         return over_packs
@@ -168,14 +168,14 @@ def _relative_to_mean(costs: npt.NDArray[Any]) -> Floats:
 def _group_into_units(
     costs: Floats, trains: Floats, packs: Ints, topology: Topology, seed: int, most_off: float
 ) -> Ints:
-    """Group packs into units of whole rows, each in reading order: int64[num_units, topology.unit]."""
+    """Group packs into units of whole rows, each in reading order: int64[num_units, topology.unit_size]."""
     if topology.rows_per_step == 1:
-        rows = sort_by_cost(costs, packs, topology.row, None, trains[0], most_off)
-        packs = sort_by_cost(costs, rows, topology.data_parallel, topology.row, trains[0], most_off)
+        rows = sort_by_cost(costs, packs, topology.row_size, None, trains[0], most_off)
+        packs = sort_by_cost(costs, rows, topology.data_parallel, topology.row_size, trains[0], most_off)
         return _rows_by_worker(packs, topology, seed)
-    rows = sort_by_cost(costs, packs, topology.row).reshape(-1, topology.row)
+    rows = sort_by_cost(costs, packs, topology.row_size).reshape(-1, topology.row_size)
     steps = _deal_rows_to_steps(trains[:, rows].sum(axis=2), topology.rows_per_step)
-    return deal_evenly(costs, rows[steps]).swapaxes(0, 1).reshape(-1, topology.unit)
+    return deal_evenly(costs, rows[steps]).swapaxes(0, 1).reshape(-1, topology.unit_size)
 
 
 def _deal_rows_to_steps(trains: Floats, num_rows: int) -> Ints:
@@ -244,4 +244,4 @@ def _rows_by_worker(packs: Ints, topology: Topology, seed: int) -> Ints:
     by_chance = np.argsort(random_keys(blocks.size, seed, 22).reshape(blocks.shape), axis=2, kind="stable")
     dealt = np.empty_like(blocks)
     dealt[:, interleave_halves(np.arange(topology.workers))] = np.take_along_axis(blocks, by_chance, axis=2)
-    return dealt.reshape(-1, topology.row)
+    return dealt.reshape(-1, topology.row_size)

@@ -225,7 +225,7 @@ def _order_for_steps(
             of_mine = None if amounts is None else amounts[of_turn]
             laid = lay_out(flops[:, of_turn], trained[of_turn], topology, epoch_seed(seed, number), amounts=of_mine)
             in_time = of_turn[laid[reading_order(len(of_turn), topology)]]
-            num = len(of_turn) if number == last else len(of_turn) // topology.unit * topology.unit
+            num = len(of_turn) if number == last else len(of_turn) // topology.unit_size * topology.unit_size
             read.append(in_time[:num])
             over = in_time[num:]  # packs that make no whole step come with the next turn
         written = np.empty_like(of_split)

@@ -20,15 +20,15 @@ Config = Mapping[str, Any]
 
 def language_coefficients(config: Config) -> dict[str, Any]:
     """Return the coefficients of a language model's forward FLOPs: the fields `lm_*` and `window` of `CostModel`."""
-    text = _text(config)
-    layers, hidden = _size(text, "num_hidden_layers", "n_layer"), _hidden(text)
+    text = _text_config(config)
+    layers, hidden = _first_size(text, "num_hidden_layers", "n_layer"), _hidden_size(text)
     kinds = [str(kind).partition("_")[0] for kind in text.get("layer_types") or ()]
     window = float(text.get("sliding_window") or text.get("attention_chunk_size") or 0)
     num_linear = kinds.count("linear")
     num_windowed = kinds.count("sliding") + kinds.count("chunked") if window else 0
     weights, heads = _attention_weights(text, hidden)
     linear = _linear_attention_weights(text, hidden) if num_linear else 0.0
-    mlps = _mlp_weights(text, hidden, layers) + hidden * _size(text, "vocab_size")
+    mlps = _mlp_weights(text, hidden, layers) + hidden * _first_size(text, "vocab_size")
     return {
         "lm_token": 2 * ((layers - num_linear) * weights + num_linear * linear + mlps),
         "lm_square": heads * (layers - num_linear - num_windowed),
@@ -46,14 +46,14 @@ def vision_coefficients(config: Config) -> dict[str, Any]:
     vision = config.get("vision_config") or config.get("visual")
     if not vision:
         return {"vision_token": 0.0, "vision_square": 0.0, "tile": None}
-    width, depth = _size(vision, "embed_dim", "hidden_size"), _size(vision, "depth", "num_hidden_layers")
+    width, depth = _first_size(vision, "embed_dim", "hidden_size"), _first_size(vision, "depth", "num_hidden_layers")
     kind = str(vision.get("model_type"))
     # GLM-4V's encoder takes this size from another setting.
     glm = vision.get("out_hidden_size") if kind.startswith("glm4v") else None
     inner = glm or vision.get("intermediate_size") or width * (vision.get("mlp_ratio") or 4)
     num_matrices = 3 if kind == "pixtral" or vision.get("hidden_act") == "silu" else 2  # gated
-    patch, whole = _size(vision, "patch_size"), _size(vision, "image_size", default=0)
-    merged, hidden = _patches_of_token(vision, config, (whole / patch) ** 2), _hidden(_text(config))
+    patch, whole = _first_size(vision, "patch_size"), _first_size(vision, "image_size", default=0)
+    merged, hidden = _patches_of_token(vision, config, (whole / patch) ** 2), _hidden_size(_text_config(config))
     window, full = vision.get("window_size") or 0, vision.get("fullatt_block_indexes")
     num_windowed = depth - len(full) if window and full is not None else 0
     in_windows = num_windowed * 4 * width * (window / patch) ** 2
@@ -69,23 +69,23 @@ def vision_coefficients(config: Config) -> dict[str, Any]:
 
 def max_positions_of(config: Config) -> int | None:
     """Return the context length of a model in tokens, `max_position_embeddings`; None: its config does not say."""
-    number = _text(config).get("max_position_embeddings")
+    number = _text_config(config).get("max_position_embeddings")
     return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else None
 
 
-def _text(config: Config) -> Config:
+def _text_config(config: Config) -> Config:
     config = config.get("thinker_config") or config
     nested = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
     return next((part for part in nested if part), config)
 
 
-def _hidden(text: Config) -> float:
-    return _size(text, "hidden_size", "n_embd")
+def _hidden_size(text: Config) -> float:
+    return _first_size(text, "hidden_size", "n_embd")
 
 
 def _attention_weights(text: Config, hidden: float) -> tuple[float, float]:
     """Return how many attention weights a layer has, and its FLOPs per len²; the mask hides half of the pairs."""
-    heads = _size(text, "num_attention_heads", "n_head", default=hidden / 128)  # Gemma 3's config lacks this size
+    heads = _first_size(text, "num_attention_heads", "n_head", default=hidden / 128)  # Gemma 3's config lacks this size
     if latent := text.get("kv_lora_rank"):  # DeepSeek's latent attention
         rope, value = text["qk_rope_head_dim"], text["v_head_dim"]
         plain, rank = text["qk_nope_head_dim"], text.get("q_lora_rank")
@@ -109,14 +109,14 @@ def _linear_attention_weights(text: Config, hidden: float) -> float:
 
 def _mlp_weights(text: Config, hidden: float, layers: float) -> float:
     """Return how many MLP weights a token passes in all layers together; each MLP or expert has three matrices."""
-    experts = _size(text, "num_experts", "n_routed_experts", "num_local_experts", default=0)
-    taken = _size(text, "num_experts_per_tok", "num_experts_per_token", "experts_per_token", default=0)
+    experts = _first_size(text, "num_experts", "n_routed_experts", "num_local_experts", default=0)
+    taken = _first_size(text, "num_experts_per_tok", "num_experts_per_token", "experts_per_token", default=0)
     if not experts or not taken:
-        return layers * 3 * hidden * _size(text, "intermediate_size")
-    width = _size(text, "moe_intermediate_size", "intermediate_size")
+        return layers * 3 * hidden * _first_size(text, "intermediate_size")
+    width = _first_size(text, "moe_intermediate_size", "intermediate_size")
     shared = text.get("shared_expert_intermediate_size") or width * (text.get("n_shared_experts") or 0)
     num_dense = text.get("first_k_dense_replace") or len(text.get("mlp_only_layers") or ())
-    dense = 3 * hidden * _size(text, "intermediate_size", default=width)
+    dense = 3 * hidden * _first_size(text, "intermediate_size", default=width)
     return num_dense * dense + (layers - num_dense) * hidden * (3 * (taken * width + shared) + experts)
 
 
@@ -125,15 +125,15 @@ def _patches_of_token(vision: Config, config: Config, in_tile: float) -> float:
     for place in (vision, config):
         for name in ("spatial_merge_size", "scale_factor", "merge_kernel_size", "pooling_kernel_size"):
             if place.get(name):
-                return _size(place, name) ** 2
+                return _first_size(place, name) ** 2
         for name in ("downsample_ratio", "pixel_shuffle_ratio"):
             if place.get(name):
-                return 1 / _size(place, name) ** 2
-    tokens = _size(config, "mm_tokens_per_image", "image_seq_length", default=0)
+                return 1 / _first_size(place, name) ** 2
+    tokens = _first_size(config, "mm_tokens_per_image", "image_seq_length", default=0)
     return in_tile / tokens if tokens and in_tile else 1.0
 
 
-def _size(config: Config, *names: str, default: float | None = None) -> float:
+def _first_size(config: Config, *names: str, default: float | None = None) -> float:
     """Return the size under the first of these names that the config has; for [height, width], the height."""
     value = next((config[name] for name in names if config.get(name) is not None), default)
     if value is None:

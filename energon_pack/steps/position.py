@@ -180,8 +180,8 @@ def parsing_state(method: str) -> Iterator[None]:
 class Stream:
     """The endless order in which all ranks together read the packs of a dataset, epoch after epoch.
 
-    Every epoch has each pack once. If their number is no multiple of `topology.unit`, an epoch ends within a unit. The
-    next epoch first fills that unit up, with its last unit and the packs left over, so all other units stay whole.
+    Every epoch has each pack once. If their number is no multiple of `topology.unit_size`, an epoch ends within a unit.
+    The next epoch first fills that unit up, with its last unit and the packs left over, so all other units stay whole.
 
     Args:
         reorders: later epochs have another order of units; else all have the order of the first.
@@ -191,12 +191,12 @@ class Stream:
         self.num, self.topology = num, topology
         self._stream = reading_order(num, topology)
         self._orders: LruCache[int, Ints] | None = LruCache(2) if reorders else None
-        self._body = max(0, num // topology.unit - 1) * topology.unit if num % topology.unit else num
+        self._body = max(0, num // topology.unit_size - 1) * topology.unit_size if num % topology.unit_size else num
 
     def pack_at(self, position: int) -> int:
         """Return the number on disk (0 to num - 1) of the pack at a place in the stream; places go on over epochs."""
         epoch, place = divmod(position, self.num)
-        filled = -epoch * self.num % self.topology.unit if 0 < self._body < self.num else 0
+        filled = -epoch * self.num % self.topology.unit_size if 0 < self._body < self.num else 0
         if place < filled:
             place += self._body
         elif place < filled + self._body:
@@ -208,9 +208,9 @@ class Stream:
             return place
         order = self._orders.get(epoch)
         if order is None:
-            order = self._orders.put(epoch, order_of_epoch(self._body // self.topology.unit, epoch))
-        unit, offset = divmod(place, self.topology.unit)
-        return int(order[unit]) * self.topology.unit + offset
+            order = self._orders.put(epoch, order_of_epoch(self._body // self.topology.unit_size, epoch))
+        unit, offset = divmod(place, self.topology.unit_size)
+        return int(order[unit]) * self.topology.unit_size + offset
 
 
 def order_of_epoch(num: int, epoch: int) -> Ints:

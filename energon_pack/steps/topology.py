@@ -34,19 +34,19 @@ class Topology:
     micro_batches: int = 1
 
     @property
-    def row(self) -> int:
+    def row_size(self) -> int:
         """Number of packs that are read at once: one by each worker of each rank."""
         return self.data_parallel * self.workers
 
     @property
     def rows_per_step(self) -> int:
-        """Number of rows (see `row`) in a step, or 1 if a row holds several steps."""
+        """Number of rows (see `row_size`) in a step, or 1 if a row holds several steps."""
         return max(1, self.micro_batches // self.workers)
 
     @property
-    def unit(self) -> int:
+    def unit_size(self) -> int:
         """Number of packs, in whole rows, after which a new step begins, however ranks and workers divide a row."""
-        return self.row * self.rows_per_step
+        return self.row_size * self.rows_per_step
 
     @property
     def has_steps(self) -> bool:
@@ -103,11 +103,11 @@ def reading_order(num: int, topology: Topology) -> Ints:
         int64[num]: the number on disk of the p-th pack. Ranks read at the same time, in the order of their numbers,
         each from its first worker to its last; workers with one more pack than others come last.
     """
-    sizes = sizes_of_stretches(num, topology.row)
+    sizes = sizes_of_stretches(num, topology.row_size)
     starts = np.cumsum(sizes) - sizes
     # In a row: worker 0 of all ranks, then worker 1 of all ranks, and so on.
-    turn = np.arange(topology.row).reshape(topology.data_parallel, topology.workers).T.ravel()
-    whole = num // topology.row
+    turn = np.arange(topology.row_size).reshape(topology.data_parallel, topology.workers).T.ravel()
+    whole = num // topology.row_size
     rows = starts[turn][None, :] + np.arange(whole)[:, None]
     has_more = turn[sizes[turn] > whole]
     return np.concatenate((rows.ravel(), starts[has_more] + whole))

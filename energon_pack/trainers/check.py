@@ -57,7 +57,7 @@ def check_trainer(trainer: Any) -> str:
     if collator.weights and not isinstance(trainer, WeightedSteps):
         raise PackError(f"{type(trainer).__name__}: its loss ignores the weights of tokens: weighted(trainer)")
     dealt = check_dealing(trainer, loader)
-    rows = _two_rows(trainer, collator, loader)
+    rows = _rows_to_compare(trainer, collator, loader)
     step = _run_step(trainer, collate, rows)
     alone = run_samples_alone(trainer, collator, rows)
     told = step.compare(alone, trainer)
@@ -133,7 +133,7 @@ def _denominator_fix(trainer: Any) -> str:
     return "compute_loss_func=packs.loss_func(), or after it is made: trainer.compute_loss_func = packs.loss_func()"
 
 
-def _two_rows(trainer: Any, collator: Collator, loader: Any) -> list[Any]:
+def _rows_to_compare(trainer: Any, collator: Collator, loader: Any) -> list[Any]:
     """Return the two rows whose trained tokens differ most; each rank looks at other rows."""
     rank = trainer.accelerator.process_index
     data = trainer.train_dataset

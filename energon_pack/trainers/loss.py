@@ -13,7 +13,7 @@ from energon_pack.training.batch import total_weight, weighted_loss
 from energon_pack.training.layout import IGNORE
 
 
-def token_mean(
+def token_mean_loss(
     outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None, *, shifted: bool = False
 ) -> Tensor:
     """Return Σ ce of a batch / the trained tokens of the whole step, 0-d; batches add up to the unpacked samples' loss.

@@ -53,9 +53,9 @@ class ForTrainers:
 
         Without it, Trainers compute the mean of the packs' means for most models with images.
         """
-        from energon_pack.trainers.loss import token_mean
+        from energon_pack.trainers.loss import token_mean_loss
 
-        return partial(token_mean, shifted=self.encoder.labels_shifted)
+        return partial(token_mean_loss, shifted=self.encoder.labels_shifted)
 
 
 class PacksByNumber(ForTrainers, Dataset[Pack]):

@@ -28,7 +28,7 @@ Item = TypeVar("Item")
 _COST_JITTER = 0.005
 
 #: `overlong`: the treatment of a sample with more tokens than a batch may have, as a warning tells it
-_OVERLONG = {"alone": "each is a batch of its own", "drop": "they are in no batch"}
+_OVERLONG_CHOICES = {"alone": "each is a batch of its own", "drop": "they are in no batch"}
 
 
 class _Dealer(Sampler[Item]):
@@ -124,7 +124,7 @@ class _Dealer(Sampler[Item]):
         return position
 
     def _epoch_end(self, position: Position) -> int:
-        start, step = position.before.first, self._beginning.topology.unit
+        start, step = position.before.first, self._beginning.topology.unit_size
         return start + (self._num_items(position.epoch, position.topology) - start) // step * step
 
     def _num_left(self, position: Position) -> int:
@@ -203,7 +203,7 @@ class PackSampler(_Dealer[tuple[int, int]]):
     def _epoch_start(self, epoch: int) -> Position:
         position, num = super()._epoch_start(epoch), len(self._packs)
         number = self._position.epoch * num + self._position.before.first  # steps are whole ones from here on
-        left_over = (epoch * num - number) % self._beginning.topology.unit
+        left_over = (epoch * num - number) % self._beginning.topology.unit_size
         return replace(position, before=Taken(-left_over if epoch else 0))
 
     def _item(self, epoch: int, index: int, topology: Topology) -> tuple[int, int]:
@@ -261,8 +261,8 @@ class LengthGroupedSampler(_Dealer[list[int]]):
         if (batch_size is None) is (max_batch_tokens is None) or (batch_size or max_batch_tokens or 0) < 1:
             raise ValueError(f"{limits}: give one of the two, at least 1")
         all_lens, self._limits, self._seed = np.asarray(lens, np.int64), (batch_size, max_batch_tokens), seed
-        if overlong not in _OVERLONG:
-            raise ValueError(f"overlong={overlong!r}; there are: {', '.join(_OVERLONG)}")
+        if overlong not in _OVERLONG_CHOICES:
+            raise ValueError(f"overlong={overlong!r}; there are: {', '.join(_OVERLONG_CHOICES)}")
         if window < 1:
             raise ValueError(f"window={window}: at least 1 batch")
         are_overlong = np.greater(all_lens, max_batch_tokens or np.inf)
@@ -278,7 +278,7 @@ class LengthGroupedSampler(_Dealer[list[int]]):
         if rank == 0 and are_overlong.any():
             num, longest = np.count_nonzero(are_overlong), all_lens.max()
             which = f"{num} of {len(all_lens)} samples have more than max_batch_tokens={max_batch_tokens} tokens"
-            _log.warning("%s, at most %d: %s (overlong=%r)", which, longest, _OVERLONG[overlong], overlong)
+            _log.warning("%s, at most %d: %s (overlong=%r)", which, longest, _OVERLONG_CHOICES[overlong], overlong)
 
     def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:
         """Return the state: numbers and texts, the same on all ranks except for the rank's number.

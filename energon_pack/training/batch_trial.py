@@ -30,9 +30,9 @@ from energon_pack.training.trial_inputs import (
     PlacedSample,
     Probe,
     TrialInputs,
+    differentiable_copies,
     flag_inputs,
     inputs_with_changes,
-    leaves_of,
     without_loss,
 )
 
@@ -186,7 +186,7 @@ def _placed_samples(
         ids = span.cut(inputs["input_ids"])
         tokens = Member(ids, span.cut(labels), torch.zeros_like(ids), None, {k: span.cut(v) for k, v in rows.items()})
         sample, places = Encoded(f"member {number}", tokens, media), torch.arange(span.start, span.end)
-        placed.append(PlacedSample(sample, span.row, places, False, leaves_of(media)))
+        placed.append(PlacedSample(sample, span.row, places, False, differentiable_copies(media)))
     trained = [number for number, one in enumerate(placed) if (one.sample.tokens.labels[1:] != IGNORE).any()]
     return [replace(one, in_loss=number in trained[::-1][::2]) for number, one in enumerate(placed)]
 

@@ -12,7 +12,7 @@ from energon_pack.training.finding import Proof
 from energon_pack.training.forward_inputs import MixingError, attention_of
 from energon_pack.training.model_wrappers import class_of
 from energon_pack.training.probe_batches import ProbeSamples, ProbeTree
-from energon_pack.training.proof import find_remedy, kinds_of, prove
+from energon_pack.training.proof import find_remedy, part_kinds_of, prove
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def prove_class(model: Any, encoder: Encoder | None, is_trusted: bool) -> ClassP
     device = model.device if model.device.type == "cuda" else torch.device("cpu")
 
     def proved(samples: ProbeSamples, mask: str) -> list[Proof]:
-        return prove(class_of(model), model.config, samples, mask, attention, longest, device, kinds_of(model))
+        return prove(class_of(model), model.config, samples, mask, attention, longest, device, part_kinds_of(model))
 
     proofs = proved(samples, mask)
     images = [member for member in samples if not member.num_videos]
@@ -76,9 +76,9 @@ def prove_class(model: Any, encoder: Encoder | None, is_trusted: bool) -> ClassP
     tree = getattr(encoder, "probe_tree", lambda _: None)(samples)
     if tree is None:
         return ClassProof(proofs, samples)
-    from energon_pack.training.tree_inputs import refuse_model
+    from energon_pack.training.tree_inputs import refuse_model_for_trees
 
-    refuse_model(model)
+    refuse_model_for_trees(model)
     of_trees = proved(tree, "")
     lacks = "is not shown to train on trees as on their samples alone"
     _refuse_unproven(model, lacks, of_trees, tree, attention, longest, is_trusted)

@@ -36,7 +36,7 @@ from energon_pack.training.finding import (
 from energon_pack.training.layout import IGNORE, loss_weights
 from energon_pack.training.recording import RunValues, run_and_record
 from energon_pack.training.routing import Routing, use_routing
-from energon_pack.training.trial_inputs import PlacedSample, Probe, leaves_of
+from energon_pack.training.trial_inputs import PlacedSample, Probe, differentiable_copies
 
 
 class ProbeLoss:
@@ -62,7 +62,7 @@ class ProbeLoss:
         """Return the same inputs for a run of one sample alone, from its labels [1, L]."""
         return self._label_inputs(labels, pad_tensor(labels[:, 1:], (0, 1), value=IGNORE))
 
-    def of_batch(self, seen: RunValues) -> Tensor:
+    def batch_loss(self, seen: RunValues) -> Tensor:
         """Return the batch's loss, 0-d, from what its run recorded."""
         if self._is_own:
             return _model_loss(seen)
@@ -71,7 +71,7 @@ class ProbeLoss:
         labels = torch.where(labels == IGNORE, IGNORE, labels % values.shape[-1])  # outputs are thinned
         return weighted_loss(values, {**self._batch, "labels": labels}, self._total)
 
-    def of_sample_alone(self, sample: Encoded, seen: RunValues) -> Tensor:
+    def sample_loss(self, sample: Encoded, seen: RunValues) -> Tensor:
         """Return a sample's part of the batch's loss, 0-d, from a run of the sample alone."""
         weights = loss_weights(sample.tokens, self._kind)[1:]
         if self._is_own:
@@ -148,7 +148,7 @@ def compare(way: RunOptions, probe: Probe) -> Finding:
     loss = ProbeLoss(probe, way.uses_model_loss, way.is_loss_divided)
     routing = Routing() if way.repeats_routing else None
     leaves = [leaf for one in probe.placed for leaf in one.leaves.values()]
-    packed = _run(way, {**probe.inputs, **loss.inputs()}, loss.of_batch, leaves, routing)
+    packed = _run(way, {**probe.inputs, **loss.inputs()}, loss.batch_loss, leaves, routing)
     alone: dict[int, _ForwardRun] = {}
     for one in probe.placed:
         if _run_key(way, one) not in alone:
@@ -186,7 +186,7 @@ def _run_alone(
 ) -> _ForwardRun:
     """Run a sample alone for all its places in a batch [B, S, …]; gradients are computed if one is `in_loss`."""
     sample, in_loss = places[0].sample, any(one.in_loss for one in places)
-    leaves = leaves_of(sample.media) if places[0].leaves else {}
+    leaves = differentiable_copies(sample.media) if places[0].leaves else {}
     inputs = probe.inputs_alone(replace(sample, media={**sample.media, **leaves}))
     device = inputs["input_ids"].device
     rows = (places[0].row * shape[1] + places[0].places).to(device)
@@ -194,7 +194,7 @@ def _run_alone(
     inputs |= loss.inputs_alone(sample.tokens.labels[None].to(device))
     followed = way if in_loss else replace(way, compares_gradients=False)
     with way.alone_context():
-        return _run(followed, inputs, partial(loss.of_sample_alone, sample), [*leaves.values()], again)
+        return _run(followed, inputs, partial(loss.sample_loss, sample), [*leaves.values()], again)
 
 
 def _run(

@@ -70,10 +70,10 @@ def text_sample(ids: Tensor, rows: Iterable[str] = ()) -> Encoded:
 #: argument of `forward` and of `get_rope_index` that says that videos have sound
 USE_AUDIO_IN_VIDEO = "use_audio_in_video"
 #: tokens of a video and of a sound in `mm_token_type_ids`
-_VIDEO, _SOUND = 2, 3
+_VIDEO_TYPE, _SOUND_TYPE = 2, 3
 
 
 def has_audio_in_video(types: Tensor) -> bool:
     """Say whether a sample's videos have sound: in `types` [L] a sound's token is next to a video's token."""
     pairs = torch.stack([types[:-1], types[1:]]).sort(dim=0).values
-    return bool(((pairs[0] == _VIDEO) & (pairs[1] == _SOUND)).any())
+    return bool(((pairs[0] == _VIDEO_TYPE) & (pairs[1] == _SOUND_TYPE)).any())

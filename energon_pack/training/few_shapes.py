@@ -13,7 +13,7 @@ _BOUNDARY_KEYS = (
 _MAX_LENGTH_KEYS = ("max_length_q", "max_length_k", "max_seqlen_q", "max_seqlen_kv")
 
 
-def check_shapes(pad_to: Any, pad_segments: Any) -> None:
+def check_padding_options(pad_to: Any, pad_segments: Any) -> None:
     """Raise ValueError for a bad option of `PackEncoder`.
 
     Args:

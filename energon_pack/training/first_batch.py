@@ -15,7 +15,7 @@ from torch.nn import Module
 from energon_pack.training.comparison import RunOptions, compare
 from energon_pack.training.finding import Finding, difference, variation
 from energon_pack.training.forward_inputs import MixingError
-from energon_pack.training.forward_kind import ForwardKind, TriedKind, kind_of
+from energon_pack.training.forward_kind import ForwardKind, TriedKind, forward_kind_of
 from energon_pack.training.model_trial import (
     BF16_TOLERANCE,
     SUM_TOLERANCE,
@@ -105,7 +105,7 @@ def _is_random(pending: PendingForward, alone: Mapping[str, Any]) -> bool:
 _log = logging.getLogger(__name__)
 
 
-class FirstBatch:
+class FirstBatchTrials:
     """Tries one guarded model with the first batch of each kind, and keeps the results."""
 
     def __init__(self, subject: Subject):
@@ -142,7 +142,7 @@ class FirstBatch:
         if not self._tried_kinds:
             self._is_sharded = is_sharded(self._model)
         subject = self._subject
-        kind = kind_of(self._model, part, inputs, subject.max_member_len(inputs), subject.has_open_mask(inputs))
+        kind = forward_kind_of(self._model, part, inputs, subject.max_member_len(inputs), subject.has_open_mask(inputs))
         known = next((one for one in self._tried_kinds if one.kind.covers(kind)), None)
         if known is not None:
             known.batches_left -= 1
@@ -156,17 +156,17 @@ class FirstBatch:
         copies = {
             k: v.clone() if isinstance(v, Tensor) and k not in self._subject.media else v for k, v in inputs.items()
         }
-        asked = self._subject.changed_inputs(copies)
-        asked = None if self._on_any_rank(asked is None) else asked
+        edits = self._subject.changed_inputs(copies)
+        edits = None if self._on_any_rank(edits is None) else edits
         place = None
         try:
             with restored(part) as begin, full_precision(), forward_suspended(part) as call:
                 pending = PendingForward(part, call, copies, begin, self._on_any_rank)
-                moved = [] if asked is None else (yield from run_changes(pending, asked))
-                beside = compare_with_alone(pending, self._subject.probe(pending))
-                trial = ModelTrial(beside.finding, moved, beside.is_random, round(time.perf_counter() - start, 3))
+                moved = [] if edits is None else (yield from run_changes(pending, edits))
+                compared = compare_with_alone(pending, self._subject.probe(pending))
+                trial = ModelTrial(compared.finding, moved, compared.is_random, round(time.perf_counter() - start, 3))
                 if mixes := self._on_any_rank(trial.mixes):
-                    place = self._mixing_part(pending, asked, trial, beside)
+                    place = self._mixing_part(pending, edits, trial, compared)
         except (MixingError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # foreign code, with inputs that it may not be made for
@@ -179,11 +179,11 @@ class FirstBatch:
         if mixes:
             why = refusal_message(name, self._subject.name, trial, place)
             raise MixingError(f"{why}{self._subject.remedy(inputs)}{self._subject.bypass_hint}")
-        self._remember(kind, asked is not None, name)
+        self._remember(kind, edits is not None, name)
         yield None
 
     def _mixing_part(
-        self, pending: PendingForward, asked: TrialInputs | None, trial: ModelTrial, beside: SampleComparison
+        self, pending: PendingForward, edits: TrialInputs | None, trial: ModelTrial, compared: SampleComparison
     ) -> str | None:
         """Return the name of the part that mixes members; None: outputs agree, so only loss or gradients show it."""
         is_moved = self._on_any_rank(trial.moved_others)
@@ -191,7 +191,7 @@ class FirstBatch:
             return None
         pending.before_run(0)
         with without_dropout(pending.part):
-            runs = asked.runs if asked and is_moved else beside.runs
+            runs = edits.runs if edits and is_moved else compared.runs
             return mixing_part(pending.part, pending.call, runs, SUM_TOLERANCE)
 
     def _remember(self, kind: ForwardKind, has_others: bool, name: str) -> None:

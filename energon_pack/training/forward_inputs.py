@@ -14,7 +14,7 @@ from torch.nn import Module
 #: name of this package's attention for trees among transformers' implementations
 TREE_ATTENTION = "energon_pack_tree"
 #: kernels of layers that carry a state: the module to import, the package to install
-_KERNELS = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d"}
+_KERNEL_PACKAGES = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d"}
 _has_rope_rows_by_model: weakref.WeakKeyDictionary[Module, bool] = weakref.WeakKeyDictionary()
 #: the mask that was shown to keep members apart, by guarded model
 PROVEN_MASKS: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
@@ -30,7 +30,7 @@ class MixingError(ValueError):
 
 def missing_kernels() -> list[str]:
     """Return the names of the packages with kernels for hybrid models that are not installed here."""
-    return [name for module, name in _KERNELS.items() if importlib.util.find_spec(module) is None]
+    return [name for module, name in _KERNEL_PACKAGES.items() if importlib.util.find_spec(module) is None]
 
 
 def refuse_missing_kernels() -> None:
@@ -42,7 +42,7 @@ def refuse_missing_kernels() -> None:
         )
 
 
-def refuse_rows(num_rows: int) -> None:
+def refuse_several_rows(num_rows: int) -> None:
     """Raise MixingError if a batch for a hybrid model has several rows: its kernels take one."""
     if num_rows > 1:
         raise MixingError(f"a hybrid model keeps members apart in one row only, not in {num_rows}: batch_size=1")
@@ -61,7 +61,7 @@ def attention_of(model: Any) -> str | None:
     return name
 
 
-def mask_of(inputs: Mapping[str, Any]) -> str:
+def mask_kind_of(inputs: Mapping[str, Any]) -> str:
     """Return the kind of mask that inputs have: `dict4d`, `prefix4d`, `indexed`, `hybrid` or `positions` (no mask).
 
     For batches of trees it is `tree_plan`, or `dict4d` or `prefix4d` for additive masks.
@@ -100,7 +100,7 @@ def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> Non
         raise MixingError("position_ids are missing: they are what tells members apart")
     row = text_positions(inputs, positions)
     forks = branch_starts(row)
-    if inputs.get("tree_plan") is not None or (forks and mask_of(inputs) in ("dict4d", "prefix4d")):
+    if inputs.get("tree_plan") is not None or (forks and mask_kind_of(inputs) in ("dict4d", "prefix4d")):
         _check_trees(inputs, attention, row, forks)
         return
     is_prefix = isinstance(mask, Tensor) and mask.dim() == 4 and mask.is_floating_point()
@@ -113,7 +113,7 @@ def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> Non
     elif mask is not None:
         raise MixingError(f"attention_mask is a {type(mask).__name__}, which is used as it is; leave it out")
     if (is_prefix or isinstance(mask, dict)) and attention and "flash" in attention:
-        name = mask_of(inputs)
+        name = mask_kind_of(inputs)
         raise MixingError(f"{attention} takes no masks, and this batch has some ({name}): eager or sdpa does")
     has_cu = inputs.get("cu_seq_lens_q") is not None
     if attention and "flash" in attention and len(row) > 1 and not has_cu:
@@ -121,7 +121,7 @@ def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> Non
     if has_cu:
         _check_boundaries(row, inputs["cu_seq_lens_q"])
     if inputs.get("seq_idx") is not None:
-        refuse_rows(len(row))
+        refuse_several_rows(len(row))
         if not has_cu:
             raise MixingError("seq_idx needs cu_seq_lens_q beside it, to begin anew with each member")
     if forks:
@@ -135,7 +135,7 @@ def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> Non
 def _check_trees(inputs: Mapping[str, Any], attention: str | None, row: Tensor, forks: Sequence[Sequence[int]]) -> None:
     """Check that the first token of each branch does not see the token before it, which is of another branch."""
     mask = inputs["attention_mask"]
-    if mask_of(inputs) == "tree_plan":
+    if mask_kind_of(inputs) == "tree_plan":
         if attention != TREE_ATTENTION:
             raise MixingError(f"a tree_plan, and attention is {attention}, which does not read it: model_inputs(model)")
         begins = {int(place) for place in inputs["tree_plan"].cu_seq_lens_q.tolist()}

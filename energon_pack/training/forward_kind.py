@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from energon_pack.training.forward_inputs import mask_of
+from energon_pack.training.forward_inputs import mask_kind_of
 from energon_pack.training.recording import tokens_of
 
 #: batches of a kind until its second trial; each later wait is this many times longer
@@ -54,14 +54,14 @@ class ForwardKind:
         )
 
 
-def kind_of(model: Module, part: Module, inputs: Mapping[str, Any], longest: int, is_open: bool) -> ForwardKind:
+def forward_kind_of(model: Module, part: Module, inputs: Mapping[str, Any], longest: int, is_open: bool) -> ForwardKind:
     """Return the kind of a forward before it runs; `longest`: its `max_member_len`, `is_open`: its `has_open_mask`."""
     tokens = tokens_of(inputs)
     (rows, width), device = tokens.shape[:2], tokens.device.type
     cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     switches = {name: value for name, value in inputs.items() if isinstance(value, bool | str)}
     names = {name for name, value in inputs.items() if value is not None}
-    form = (frozenset(f"{name}={switches.get(name, '')}" for name in names), mask_of(inputs), rows > 1, cast)
+    form = (frozenset(f"{name}={switches.get(name, '')}" for name in names), mask_kind_of(inputs), rows > 1, cast)
     mode = part.training, torch.is_grad_enabled()
     return ForwardKind(model_code_of(model), type(part), form, is_open, *mode, width, longest)
 

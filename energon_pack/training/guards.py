@@ -14,7 +14,7 @@ from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
 from energon_pack.training.finding import Proof
-from energon_pack.training.first_batch import FirstBatch
+from energon_pack.training.first_batch import FirstBatchTrials
 from energon_pack.training.forward_inputs import (
     MEDIA_KEYS,
     PROVEN_MASKS,
@@ -23,7 +23,7 @@ from energon_pack.training.forward_inputs import (
     branch_starts,
     check_inputs,
     has_rope_rows,
-    mask_of,
+    mask_kind_of,
     text_positions,
 )
 from energon_pack.training.model_trial import ModelTrial
@@ -134,7 +134,7 @@ def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_
     if first_batch and not is_trusted:
         from energon_pack.training.pack_trial import PackSubject
 
-        first = FirstBatch(PackSubject(model, media, shown.samples, shown.tree_samples, shown.max_row_len))
+        first = FirstBatchTrials(PackSubject(model, media, shown.samples, shown.tree_samples, shown.max_row_len))
     check = _pack_check(model, shown, media, tried, first)
     _HOOKS_BY_MODEL[model], _ = hook_calls(model, check)
     return Guard(shown.proofs, shown.tree_proof, first.trials if first else (), _HOOKS_BY_MODEL[model], model)
@@ -145,7 +145,7 @@ def _guard_batches(model: Any, batches: Sequence[Mapping[str, Any]], members: "S
     from energon_pack.training.batch_trial import BatchSubject
 
     _remove_earlier_hooks(model)
-    first = FirstBatch(subject := BatchSubject(model))
+    first = FirstBatchTrials(subject := BatchSubject(model))
     handles, check = hook_calls(model, first.check)
     guarded, goes_on = Guard((), None, first.trials, handles, model), False
     try:
@@ -182,7 +182,7 @@ def _model_to_guard(model: Any) -> Any:
 
 
 def _pack_check(
-    model: Module, shown: "ClassProof", media: frozenset[str], tried: frozenset[str], first: FirstBatch | None
+    model: Module, shown: "ClassProof", media: frozenset[str], tried: frozenset[str], first: FirstBatchTrials | None
 ) -> InputCheck:
     """Return the check of each forward: its inputs keep members apart in the way that was proven."""
     attention, rope_rows, longest = attention_of(model), has_rope_rows(model), shown.max_row_len
@@ -194,7 +194,7 @@ def _pack_check(
 
     def check(part: Module, inputs: dict[str, Any]) -> None:
         check_inputs(inputs, attention)
-        mask = mask_of(inputs)
+        mask = mask_kind_of(inputs)
         if mask not in masks:
             by = " or ".join(sorted(masks))
             raise MixingError(f"inputs with mask={mask}, and {type(model).__name__} was shown with mask={by}")

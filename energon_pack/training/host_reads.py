@@ -45,7 +45,7 @@ class HostReads(TorchFunctionMode):
         """Number of reads so far."""
         return self.reads_by_line.total()
 
-    def is_kept(self, tensor: Tensor) -> bool:
+    def stays_on_host(self, tensor: Tensor) -> bool:
         """Say whether a tensor stays on the host."""
         return id(tensor) in self._kept or (not self._is_cpu and tensor.is_cpu)
 
@@ -56,16 +56,16 @@ class HostReads(TorchFunctionMode):
             frame = frame.f_back
         self.reads_by_line[f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"] += 1
 
-    def track_kept(self, inputs: list[Tensor], output: Any) -> None:
+    def mark_outputs_kept(self, inputs: list[Tensor], output: Any) -> None:
         """Treat an operator's outputs as kept on the host if all its input tensors are."""
-        kept = [one for one in inputs if self.is_kept(one)]
+        kept = [one for one in inputs if self.stays_on_host(one)]
         self.mixes_devices |= any(one.dim() and id(one) in self._kept for one in kept) and len(kept) < len(inputs)
         if inputs and len(kept) == len(inputs):
             self._kept |= {id(one): one for one in tree_leaves(output) if isinstance(one, Tensor)}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function, and count it if it reads a tensor on the host."""
-        if func in _READING_METHODS and not self.is_kept(args[0]):
+        if func in _READING_METHODS and not self.stays_on_host(args[0]):
             self.count_read()
         return func(*args, **(kwargs or {}))
 
@@ -88,10 +88,10 @@ class _OperatorReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         inputs = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        if _needs_host_values(func, args) and not all(map(self._reads.is_kept, inputs)):
+        if _needs_host_values(func, args) and not all(map(self._reads.stays_on_host, inputs)):
             self._reads.count_read()
         output = func(*args, **(kwargs or {}))
-        self._reads.track_kept(inputs, output)
+        self._reads.mark_outputs_kept(inputs, output)
         return output
 
 

@@ -172,17 +172,15 @@ def _padding_joins(
     for name, value in sorted(together.items()):
         if not all(name in part for part in of_each):
             return None
-        shown = (_by_mask(name, mask, of_each, together) for mask in masks)
-        rule = (
-            _find_rule(name, of_each, value) or next(filter(None, shown), None) or _by_length(name, of_each, together)
-        )
+        shown = (_mask_rule(name, mask, of_each, together) for mask in masks)
+        rule = _find_rule(name, of_each, value) or next(filter(None, shown), None) or _len_rule(name, of_each, together)
         if rule is None:
             return None
         joins[name] = rule
     return joins or None
 
 
-def _by_mask(name: str, mask: str, of_each: Sequence[Inputs], together: Inputs) -> Join | None:
+def _mask_rule(name: str, mask: str, of_each: Sequence[Inputs], together: Inputs) -> Join | None:
     """Return the rule that pads an input to the longest member, if values differ only where a mask hides them."""
     value, seen = together[name], _without_edge(together[mask] != 0)
     rule = Join(0, pad_value=0.0)
@@ -197,7 +195,7 @@ def _by_mask(name: str, mask: str, of_each: Sequence[Inputs], together: Inputs) 
     return rule if _are_equal(rows, of_call) else None
 
 
-def _by_length(name: str, of_each: Sequence[Inputs], together: Inputs) -> Join | None:
+def _len_rule(name: str, of_each: Sequence[Inputs], together: Inputs) -> Join | None:
     """Return the rule that pads an input to the longest member, if another input has the length of each row."""
     value, rule = together[name], Join(0, pad_value=0.0)
     lengths = [

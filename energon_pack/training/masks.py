@@ -118,7 +118,7 @@ def reads_prefix_whole(make: Any, config: Any) -> bool:
     return is_both_ways and "token_type_ids" in inspect.signature(make.forward).parameters
 
 
-def is_answer(doc_ids: Tensor, labels: Tensor) -> Tensor:
+def answer_mask(doc_ids: Tensor, labels: Tensor) -> Tensor:
     """Return bool [B, S]: true from each member's first trained token on; labels are not shifted."""
     trained = (labels != IGNORE).long()
     first = torch.arange(doc_ids.shape[1], device=doc_ids.device) - _places_in_member(doc_ids)
@@ -128,7 +128,7 @@ def is_answer(doc_ids: Tensor, labels: Tensor) -> Tensor:
 
 def prefix_mask(doc_ids: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the additive mask [B, 1, S, S] of models that attend both ways before the answer; labels not shifted."""
-    prefix = ~is_answer(doc_ids, labels)
+    prefix = ~answer_mask(doc_ids, labels)
     here = torch.arange(doc_ids.shape[1], device=doc_ids.device)
     seen = (here[:, None] >= here) | (prefix[:, :, None] & prefix[:, None, :])
     return _additive(seen & (doc_ids[:, :, None] == doc_ids[:, None, :]), dtype)
@@ -162,7 +162,7 @@ class TreeTensors(NamedTuple):
 
 def tree_masks(rows: TreeTensors, outline: Outline) -> dict[str, Tensor]:
     """Return masks as `additive_masks` does, for trees; windows and chunks count tokens within a sample."""
-    block = _is_same_image(rows.types, member_cuts(rows.doc_ids))
+    block = _is_same_image(rows.types, member_start_mask(rows.doc_ids))
     return _masks_by_layer_kind(tree_causal(rows.tree_end), block, rows.tree_index, outline)
 
 
@@ -211,6 +211,6 @@ def _is_same_image(types: Tensor, cuts: Tensor | None = None) -> Tensor:
     return (block[:, :, None] == block[:, None, :]) & (block > 0)[:, :, None]
 
 
-def member_cuts(doc_ids: Tensor) -> Tensor:
+def member_start_mask(doc_ids: Tensor) -> Tensor:
     """Return bool [B, S]: whether a token belongs to another member than the token before it."""
     return torch.nn.functional.pad(doc_ids.diff(dim=1) != 0, (1, 0))

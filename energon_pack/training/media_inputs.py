@@ -35,7 +35,7 @@ class _TriedMedia:
     #: whether one call for all members gives the same as one call for each
     can_call_once: bool = False
     #: whether the image processor alone makes the same, without any text
-    without_text: bool = False
+    needs_no_text: bool = False
     #: why they can't be trained on; empty: they can
     refusal: str = ""
     #: why some can't be joined; empty: all can
@@ -44,7 +44,7 @@ class _TriedMedia:
     tokens_of_row: Mapping[str, float] = field(default_factory=dict)
 
 
-class Pixels:
+class MediaProcessor:
     """Makes media inputs with a model's processor; each kind of media is tried with noise before its first use."""
 
     def __init__(self, rules: InputRules):
@@ -63,7 +63,7 @@ class Pixels:
             raise JoinError(refused)
         joins = {name: rule for one in tried for name, rule in one.joins.items()}
         is_one = len(members) == 1
-        if all(one.without_text and (is_one or one.can_call_once) for one in tried):
+        if all(one.needs_no_text and (is_one or one.can_call_once) for one in tried):
             return self._call.images(members, joins)
         if is_one or (all(one.can_call_once for one in tried) and (len(kinds) == 1 or self._can_mix_kinds)):
             tensors = self._call(members)
@@ -141,9 +141,9 @@ class Pixels:
             if other or (limit and kind == IMAGE.kind):
                 tried = _TriedMedia(refusal=f"{name}: {limit}")
             else:
-                without_text = kind == IMAGE.kind and self._needs_no_text([members[0], members[-1]])
+                needs_no_text = kind == IMAGE.kind and self._needs_no_text([members[0], members[-1]])
                 rows = self._tokens_of_rows(kind, members)
-                tried = _TriedMedia(proven.joins, proven.can_call_once, without_text, limit=limit, tokens_of_row=rows)
+                tried = _TriedMedia(proven.joins, proven.can_call_once, needs_no_text, limit=limit, tokens_of_row=rows)
         if why := tried.refusal or (tried.limit and f"{name}: {tried.limit} ({_REMEDIES.get(kind, 'a pack a batch')})"):
             _log.warning("%s", why)
         return tried
@@ -161,7 +161,7 @@ class Pixels:
                 numbers_of.setdefault(name, set()).add(num_features / max(1, len(value)))
         return {name: numbers.pop() for name, numbers in numbers_of.items() if len(numbers) == 1}
 
-    def refuse_other_features(self, tensors: Mapping[str, Tensor], media: Iterable[SeenMedium]) -> None:
+    def refuse_feature_mismatch(self, tensors: Mapping[str, Tensor], media: Iterable[SeenMedium]) -> None:
         """Raise ValueError if inputs (`tensors`) have features for more or fewer tokens than the pack's media have."""
         waiting: Counter[str] = Counter()
         for medium in media:

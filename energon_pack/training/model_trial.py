@@ -115,11 +115,11 @@ class ModelTrial:
         """Whether any change of some members moved the outputs of others."""
         return any(map(self.moves_others, self.output_changes))
 
-    def moves_others(self, moved: OutputChange) -> bool:
+    def moves_others(self, change: OutputChange) -> bool:
         """Say whether this change of some members moved the outputs of others."""
         by_words = max((one.own_change for one in self.output_changes if one.changed_inputs == "words"), default=0.0)
-        scale = max(moved.own_change, 0.2 * by_words)  # pixels may move little
-        return moved.is_conclusive and not moved.others_change <= moved.tolerance * scale
+        scale = max(change.own_change, 0.2 * by_words)  # pixels may move little
+        return change.is_conclusive and not change.others_change <= change.tolerance * scale
 
     @property
     def unproven_reason(self) -> str:
@@ -133,26 +133,26 @@ class ModelTrial:
         return "; ".join(map(str, (*self.output_changes, self.finding)))
 
 
-def run_changes(pending: PendingForward, asked: TrialInputs) -> Generator[RequestedRun, None, list[OutputChange]]:
-    """Run a batch unchanged, then with the changes in `asked`; yield each run, return how far changes moved outputs."""
+def run_changes(pending: PendingForward, edits: TrialInputs) -> Generator[RequestedRun, None, list[OutputChange]]:
+    """Run a batch unchanged, then with the changes in `edits`; yield each run, return how far changes moved outputs."""
     routing = Routing() if has_experts(pending.part) else None
     run = partial(_run, pending)
-    as_is = yield from run(asked.unchanged, routing)
+    as_is = yield from run(edits.unchanged, routing)
     tolerance, block = SUM_TOLERANCE, 1
     if routing is not None and not routing.has_choices:
         tolerance = _EXPERT_TOLERANCE if as_is.dtype == torch.float32 else BF16_TOLERANCE
         block = AVERAGED_TOKENS
-    num_media = sum(pending.on_any_rank(len(asked.other_media) >= number) for number in (1, 2))
-    media = [*asked.other_media, asked.unchanged, asked.unchanged][:num_media]  # so that all ranks run alike
+    num_media = sum(pending.on_any_rank(len(edits.other_media) >= number) for number in (1, 2))
+    media = [*edits.other_media, edits.unchanged, edits.unchanged][:num_media]  # so that all ranks run alike
     moved = []
-    for kind, inputs in (("words", asked.other_words), *(("media", one) for one in media)):
+    for kind, inputs in (("words", edits.other_words), *(("media", one) for one in media)):
         values = yield from run(inputs, routing and Routing(routing))
-        if inputs is not asked.unchanged:
-            moved.append(_output_change(kind, asked, _differences(asked, as_is, values, block), tolerance))
+        if inputs is not edits.unchanged:
+            moved.append(_output_change(kind, edits, _differences(edits, as_is, values, block), tolerance))
     # some kernels add in any order
     if pending.on_any_rank(any(one.others_change > SUM_TOLERANCE * one.own_change for one in moved)):
-        again = yield from run(asked.unchanged, routing and Routing(routing))
-        noise = 3 * max(_differences(asked, as_is, again, block))
+        again = yield from run(edits.unchanged, routing and Routing(routing))
+        noise = 3 * max(_differences(edits, as_is, again, block))
         moved = [one.with_noise(noise) for one in moved]
     return moved
 
@@ -175,17 +175,17 @@ def _save_nothing(_: Any) -> Any:
     return None
 
 
-def _output_change(kind: str, asked: TrialInputs, moved: Sequence[float], tolerance: float) -> OutputChange:
+def _output_change(kind: str, edits: TrialInputs, moved: Sequence[float], tolerance: float) -> OutputChange:
     if kind == "media":  # of one member
         *_, second, first = sorted([0.0, *moved])
         return OutputChange(kind, first, second, tolerance)
-    of_changed = [value for value, member in zip(moved, asked.members, strict=True) if member in asked.changed_members]
-    rest = [value for value, member in zip(moved, asked.members, strict=True) if member not in asked.changed_members]
+    of_changed = [value for value, member in zip(moved, edits.members, strict=True) if member in edits.changed_members]
+    rest = [value for value, member in zip(moved, edits.members, strict=True) if member not in edits.changed_members]
     return OutputChange(kind, max(of_changed), max(rest), tolerance)
 
 
-def _differences(asked: TrialInputs, first: Tensor, other: Tensor, block: int) -> list[float]:
-    return [difference(member.cut(first), member.cut(other), block) for member in asked.members]
+def _differences(edits: TrialInputs, first: Tensor, other: Tensor, block: int) -> list[float]:
+    return [difference(member.cut(first), member.cut(other), block) for member in edits.members]
 
 
 class Subject(ABC):

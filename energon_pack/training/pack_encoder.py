@@ -23,12 +23,12 @@ from energon_pack.samples.tokens import LengthError
 from energon_pack.training import layout as layouts
 from energon_pack.training.batch import PackedBatch, VisualInputs
 from energon_pack.training.encoded import BadPack, Encoded, Pack, refuse_trees, refuse_weights
-from energon_pack.training.forward_inputs import MEDIA_KEYS, refuse_missing_kernels, refuse_rows
+from energon_pack.training.forward_inputs import MEDIA_KEYS, refuse_missing_kernels, refuse_several_rows
 from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE, RowForm
 from energon_pack.training.member_encoder import MemberEncoder, UnreadMember
 from energon_pack.training.processor_calls import keep_pages_in_worker
-from energon_pack.training.rope import RopeRowsError, rope_of
+from energon_pack.training.rope import RopeRowsError, rope_rule_of
 
 if TYPE_CHECKING:
     from energon_pack.training.probe_batches import ProbeTree
@@ -64,9 +64,9 @@ def check_options(options: Mapping[str, Any], layout: str) -> None:
             raise ValueError(f"{name}={options[name]}: one of {', '.join(map(str, choices))}")
     shapes = options.get("pad_to", "longest"), options.get("pad_segments")
     if shapes != ("longest", None):
-        from energon_pack.training.few_shapes import check_shapes
+        from energon_pack.training.few_shapes import check_padding_options
 
-        check_shapes(*shapes)
+        check_padding_options(*shapes)
     layout = options.get("layout") or layout
     for name, (default, served) in _LAYOUTS_OF_OPTION.items():
         if options.get(name, default) != default and layout not in served:
@@ -145,7 +145,7 @@ class PackEncoder:
         self._is_hybrid = (made["mask"] if self.mask == "indexed" else self.mask) == "hybrid"
         self._drop, self._dummy = on_bad_member == "drop", dummy_image and IMAGE.kind in rules.media_tokens
         with_rows = rope_rows or is_neat
-        rope = rope_of(made["content"]["model"].get("rope"), rules, tokens_per_second, with_rows)
+        rope = rope_rule_of(made["content"]["model"].get("rope"), rules, tokens_per_second, with_rows)
         self._form = RowForm(
             pad_id=rules.token_id(rules.tokens.get("pad_token", "")) or 0,
             multiple=1 if is_neat else _pad_multiple(pad_to_multiple_of, made["pad_to_multiple_of"]),
@@ -184,10 +184,10 @@ class PackEncoder:
         except Exception as error:  # conversations and joined media raise anything
             raise BadPack(f"{key}: {type(error).__name__}: {error}") from error
         if layouts.has_trees([[one.tokens for one in encoded]]):
-            from energon_pack.training.tree_rows import refuse_unlike
+            from energon_pack.training.tree_rows import refuse_invalid_trees
 
             try:
-                refuse_unlike([one.tokens for one in encoded], [one.sample_id for one in encoded])
+                refuse_invalid_trees([one.tokens for one in encoded], [one.sample_id for one in encoded])
             except ValueError as error:
                 raise BadPack(f"{key}: {error}") from None
         return Pack(key, encoded, media, dropped) if encoded else None
@@ -269,7 +269,7 @@ class PackEncoder:
             make = neat_trees
         batch = PackedBatch(make(packs, self._row_form_of(packs)))
         if self._is_hybrid:
-            refuse_rows(len(packs))
+            refuse_several_rows(len(packs))
             batch["seq_idx"] = layouts.seq_idx(batch["cu_seq_lens_q"])
         if self.mask == "indexed":
             batch["attention_mask"] = batch["doc_ids"]
@@ -280,7 +280,7 @@ class PackEncoder:
         of_tokens = {name for name in self.members.token_functions if name in batch} if media else set()
         named_media: dict[str, Any] = {**media, "media_keys": sorted({*media, *of_tokens})}
         if self._dummy and not has_images:
-            named_media |= {f"dummy_{name}": value for name, value in self.members.blank().items()}
+            named_media |= {f"dummy_{name}": value for name, value in self.members.blank_image_inputs().items()}
         if self.layout == "thd":
             types = batch["mm_token_type_ids"] if media else None
             named = dict.fromkeys(sorted(MEDIA_KEYS)) | media

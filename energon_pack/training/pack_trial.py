@@ -17,7 +17,7 @@ from energon_pack.training.encoded import Encoded, text_sample
 from energon_pack.training.forward_inputs import PROVEN_MASKS, branch_starts, has_rope_rows, text_positions
 from energon_pack.training.layout import RowForm
 from energon_pack.training.model_trial import PendingForward, Subject
-from energon_pack.training.probe_batches import ProbeTree, plain_inputs, probe_of, tree_batch, twins_of
+from energon_pack.training.probe_batches import ProbeTree, new_probe, plain_inputs, probe_of_tree, twins_of
 from energon_pack.training.recording import tokens_of
 from energon_pack.training.trial_inputs import (
     Probe,
@@ -62,7 +62,7 @@ class PackSubject(Subject):
         batch, device = pending.inputs, pending.inputs["position_ids"].device
         has_trees = bool(branch_starts(text_positions(batch, batch["position_ids"])))
         if self.tree_samples is not None and pending.on_any_rank(has_trees):
-            probe = tree_batch(self.model, self.tree_samples, device)
+            probe = probe_of_tree(self.model, self.tree_samples, device)
         else:
             probe = probe_like_batch(self.model, batch, _usable_members(self, pending), self.max_row_len)
         named = {k: v for k, v in probe.inputs.items() if k in batch or k not in _OPTIONAL_INPUTS}
@@ -129,7 +129,7 @@ def probe_like_batch(model: Any, inputs: Mapping[str, Any], members: Sequence[En
     first = texts.to_fill(lengths, max(_MIN_TEXT_LEN, end - _row_len(compared)))
     rows = [[*first, *compared], *(texts.to_fill(lengths[::-1], end) for _ in range(1, num_rows))]
     form = RowForm(width=max(width, _row_len(rows[0])), shifted=inputs.get("shift_labels") is not None)
-    return probe_of(model, rows, PROVEN_MASKS[model], [*first[:1], *compared], form, inputs["position_ids"].device)
+    return new_probe(model, rows, PROVEN_MASKS[model], [*first[:1], *compared], form, inputs["position_ids"].device)
 
 
 def _row_len(row: Sequence[Encoded]) -> int:

@@ -15,8 +15,8 @@ from energon_pack.training.encoded import USE_AUDIO_IN_VIDEO, Encoded, has_audio
 from energon_pack.training.forward_inputs import has_rope_rows
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, RowForm, neat
-from energon_pack.training.masks import is_answer, reads_prefix_whole
-from energon_pack.training.trial_inputs import PlacedSample, Probe, is_content, leaves_of
+from energon_pack.training.masks import answer_mask, reads_prefix_whole
+from energon_pack.training.trial_inputs import PlacedSample, Probe, differentiable_copies, is_media_content
 
 #: tokens behind the last member
 PAD_TAIL_LEN = 3
@@ -29,7 +29,7 @@ def twins_of(members: Sequence[Encoded]) -> list[Encoded]:
 
 def _other_media(member: Encoded) -> dict[str, Tensor]:
     return {
-        name: value.flip(0) + 0.5 if value.is_floating_point() and is_content(name) else value
+        name: value.flip(0) + 0.5 if value.is_floating_point() and is_media_content(name) else value
         for name, value in member.media.items()
     }
 
@@ -39,7 +39,7 @@ def twin_rows(members: Sequence[Encoded], mask: str) -> list[list[Encoded]]:
     return [[*members, *twins_of(members)]] if mask == "hybrid" else [[*members], twins_of(members)]
 
 
-def probe_of(
+def new_probe(
     model: Any,
     rows: Sequence[Sequence[Encoded]],
     mask: str,
@@ -58,7 +58,7 @@ def probe_of(
     """
     form = form or RowForm(width=PAD_TAIL_LEN + max(sum(len(member.tokens) for member in row) for row in rows))
     batch = PackedBatch(neat([[one.tokens for one in row] for row in rows], replace(form, rope=has_rope_rows(model))))
-    placed = [replace(one, leaves=leaves_of(one.sample.media)) for one in _placed_samples(rows)]
+    placed = [replace(one, leaves=differentiable_copies(one.sample.media)) for one in _placed_samples(rows)]
     add_media(batch, [one.sample for one in placed], ({**one.sample.media, **one.leaves} for one in placed))
     batch.mask = mask
     if mask == "indexed":
@@ -120,7 +120,7 @@ def plain_inputs(model: Any, member: Encoded, device: torch.device | None = None
         inputs[USE_AUDIO_IN_VIDEO] = True
     if reads_prefix_whole(type(model), model.config):
         labels = member.tokens.labels[None].to(device)
-        inputs["token_type_ids"] = is_answer(torch.ones_like(ids), labels).long()
+        inputs["token_type_ids"] = answer_mask(torch.ones_like(ids), labels).long()
     inputs |= {name: value.to(device) for name, value in member.media.items()}
     if member.media:
         inputs |= {name: row[None].to(device) for name, row in member.tokens.rows.items()}
@@ -199,7 +199,7 @@ def _with_reversed_tokens(member: Encoded) -> Encoded:
     return replace(member, tokens=replace(tokens, ids=ids, labels=labels))
 
 
-def tree_batch(model: Any, tree: ProbeTree, device: torch.device | None = None) -> Probe:
+def probe_of_tree(model: Any, tree: ProbeTree, device: torch.device | None = None) -> Probe:
     """Lay the samples of trees out in one row, shared tokens once, as a batch to try a model with."""
     from energon_pack.training.tree_rows import neat_trees, token_places
 

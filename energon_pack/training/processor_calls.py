@@ -26,7 +26,7 @@ from energon_pack.training.joining import JoinError
 _MMAP_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -4, -3, -1
 _RETURNED_BLOCK_BYTES, _KEPT_HEAP_BYTES = 256 << 20, 512 << 20
 #: id of the process in which `keep_pages_in_worker` ran
-_set_in_process = [0]
+_configured_pid = [0]
 
 
 def keep_pages_in_worker() -> None:
@@ -35,9 +35,9 @@ def keep_pages_in_worker() -> None:
     Blocks of 256 MB and more are still returned: to allocate one for each pack costs little, and kept ones would add up
     to the largest ever needed. Another allocator than glibc's is left alone.
     """
-    if _set_in_process[0] == os.getpid() or get_worker_info() is None:
+    if _configured_pid[0] == os.getpid() or get_worker_info() is None:
         return
-    _set_in_process[0] = os.getpid()
+    _configured_pid[0] = os.getpid()
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         if not mallopt(_MMAP_THRESHOLD, _RETURNED_BLOCK_BYTES):  # an older glibc takes 32 MB at most

@@ -26,13 +26,13 @@ from energon_pack.training.finding import Finding, Proof
 from energon_pack.training.forward_inputs import TREE_ATTENTION, attention_of, check_inputs
 from energon_pack.training.masks import reads_prefix_whole
 from energon_pack.training.model_wrappers import class_of, configs_in
-from energon_pack.training.probe_batches import ProbeSamples, ProbeTree, probe_of, samples_of, tree_batch, twin_rows
+from energon_pack.training.probe_batches import ProbeSamples, ProbeTree, new_probe, probe_of_tree, samples_of, twin_rows
 from energon_pack.training.restored_model import full_precision
 from energon_pack.training.small_model import small_model
 from energon_pack.training.trial_inputs import SOUND_INPUTS
 
 #: masks that `auto` tries, in this order
-_MASKS = ("positions", "dict4d", "hybrid")
+_AUTO_MASKS = ("positions", "dict4d", "hybrid")
 #: shares that count as no difference: in float32; in shorter types, for which encoders of media round a pack otherwise.
 #: Text in bfloat16 on an H100, flash-attn: 90 classes have at most 0.016; BlenderbotSmall, which mixes, has 0.031.
 _FLOAT32_TOLERANCE, _SHORT_TEXT_TOLERANCE, _SHORT_MEDIA_TOLERANCE = 1e-4, 2e-2, 5e-2
@@ -64,19 +64,19 @@ def prove(
             choice of masks.
         attention: attention implementation; None: the class's own choice.
         longest: tokens of the longest pack; None: not known.
-        kinds: kinds of parts that the small model must have: see `kinds_of`. None: all kinds of the full-size model.
+        kinds: kinds of parts that the small model must have: see `part_kinds_of`; None: those of the full-size model.
     """
 
     @cache
     def small(longest: int | None) -> Any:
         needed = _full_size_kinds(make, config, attention) if kinds is None else kinds
         model = small_model(make, config, attention, longest, samples_of(samples), device)
-        if lost := sorted(needed - kinds_of(model)):
+        if lost := sorted(needed - part_kinds_of(model)):
             raise ValueError(f"a small copy of it has no {lost[0]}")
         return model
 
     proofs: list[Proof] = []
-    for name in masks_for(make, config, samples) if mask == "auto" else (mask,):
+    for name in masks_to_try(make, config, samples) if mask == "auto" else (mask,):
         proofs.append(_attempt(Proof(make.__name__, attention or "default", name), small, samples, longest))
         if proofs[-1].is_exact:
             break
@@ -96,10 +96,10 @@ def _attempt(proof: Proof, small: Callable[[int | None], Any], samples: ProbeSam
     return replace(proof, seconds=round(time.perf_counter() - start, 2))
 
 
-def masks_for(make: Any, config: Any, samples: ProbeSamples) -> Sequence[str]:
+def masks_to_try(make: Any, config: Any, samples: ProbeSamples) -> Sequence[str]:
     if isinstance(samples, ProbeTree):
         return ("",)
-    return ("prefix4d",) if reads_prefix_whole(make, config) else _MASKS
+    return ("prefix4d",) if reads_prefix_whole(make, config) else _AUTO_MASKS
 
 
 def _full_size_kinds(make: Any, config: Any, attention: str | None) -> frozenset[str]:
@@ -109,10 +109,10 @@ def _full_size_kinds(make: Any, config: Any, attention: str | None) -> frozenset
     is_named = attention and attention != TREE_ATTENTION  # this package's is of the text part alone
     chosen = {"attn_implementation": attention} if is_named else {}  # some models have a layer class for each
     with torch.device("meta"):
-        return kinds_of(make._from_config(copy.deepcopy(config), **chosen))
+        return part_kinds_of(make._from_config(copy.deepcopy(config), **chosen))
 
 
-def kinds_of(model: Module) -> frozenset[str]:
+def part_kinds_of(model: Module) -> frozenset[str]:
     """Return the kinds of a model's parts: each class, and each class with one of its bool, str or None attributes.
 
     Parts from other packages (adapters, quantized weights) are left out.
@@ -209,9 +209,9 @@ def _finding_of(model: Any, samples: ProbeSamples, mask: str) -> Finding:
     with torch.set_grad_enabled(follow):
         alone: Callable[[], AbstractContextManager[None]] = nullcontext
         if isinstance(samples, ProbeTree):
-            probe, alone = tree_batch(model, samples), partial(_own_attention, model)
+            probe, alone = probe_of_tree(model, samples), partial(_own_attention, model)
         else:
-            probe = probe_of(model, twin_rows(samples, mask), mask)
+            probe = new_probe(model, twin_rows(samples, mask), mask)
         check_inputs(probe.inputs, attention_of(model))
         weights = [one for one in model.parameters() if one.requires_grad]
         short = _SHORT_MEDIA_TOLERANCE if any(one.media for one in samples_of(samples)) else _SHORT_TEXT_TOLERANCE
@@ -251,7 +251,7 @@ def find_remedy(
     config = copy.deepcopy(config)
     config._attn_implementation = None  # a name that is given reaches all parts
     for name in dict.fromkeys([attention, *(_TREE_ATTENTIONS if isinstance(samples, ProbeTree) else _ATTENTIONS)]):
-        for mask in masks_for(make, config, samples):
+        for mask in masks_to_try(make, config, samples):
             if name == attention and mask in masks and not is_partly_set:
                 continue
             proof = prove(make, config, samples, mask, name, longest)[-1]

@@ -167,7 +167,7 @@ class OwnRope:
                 )
 
 
-def rope_of(
+def rope_rule_of(
     stated: str | None, rules: InputRules, tokens_per_second: float | None = None, is_needed: bool = True
 ) -> RopeRule | OwnRope | None:
     """Return the `RopeRule` or `OwnRope` that makes a dataset's M-RoPE rows; None: its positions are plain.

@@ -20,7 +20,7 @@ from energon_pack.training.forward_inputs import attention_of
 from energon_pack.training.host_reads import HostReads
 from energon_pack.training.masks import BOUNDARY_MARK, PROVEN_TOWERS, TOWER_PREFIX, TowerProof, tower_inputs_in
 from energon_pack.training.model_wrappers import class_of, is_transformers_model
-from energon_pack.training.probe_batches import probe_of, twin_rows
+from energon_pack.training.probe_batches import new_probe, twin_rows
 from energon_pack.training.restored_model import full_precision
 from energon_pack.training.small_model import small_model
 
@@ -34,14 +34,14 @@ class TowerInputs:
     """Precomputes inputs of a vision tower (boundaries, positions) from the grids of images and videos."""
 
     def __init__(self, make: Any, config: Any):
-        self._given = make, config
+        self._class_and_config = make, config
         content = [make.__module__, make.__qualname__, config.to_dict()]
         #: identifies the tower's class and config
         self.config_hash = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
     def __reduce__(self) -> tuple[type["TowerInputs"], tuple[Any, Any]]:
         """Pickle only the class and the config."""
-        return TowerInputs, self._given
+        return TowerInputs, self._class_and_config
 
     def __call__(self, media: Mapping[str, Any]) -> dict[str, Any]:
         """Return the precomputed inputs for the media of a batch.
@@ -62,7 +62,7 @@ class TowerInputs:
 
     @cached_property
     def _module(self) -> Any:
-        make, config = self._given
+        make, config = self._class_and_config
         with torch.device("meta"):
             module = make._from_config(copy.deepcopy(config))
         module.config._attn_implementation = "flash_attention_2"  # only flash attention asks for the longest
@@ -121,7 +121,7 @@ def try_tower(
     model: Any, tower: TowerInputs, samples: Sequence[Encoded], mask: str, device: torch.device
 ) -> TowerProof | None:
     small = small_model(class_of(model), copy.deepcopy(model.config), attention_of(model), device=device)
-    small_tower, batch = find_tower(small), probe_of(small, twin_rows(samples, mask), mask).batch
+    small_tower, batch = find_tower(small), new_probe(small, twin_rows(samples, mask), mask).batch
     if small_tower is None:
         return None
     prepared = tower_inputs_in(small_tower(batch))

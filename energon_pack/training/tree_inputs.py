@@ -16,7 +16,7 @@ from energon_pack.training.masks import (
     Outline,
     TreeTensors,
     image_mask_of,
-    member_cuts,
+    member_start_mask,
     outline_of,
     reads_prefix_whole,
     tree_masks,
@@ -38,7 +38,7 @@ _MULTI_TOKEN_PARTS = re.compile(r"mtp|nextn|multi_?token", re.IGNORECASE)
 
 def attention_inputs(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
     """Return `attention_mask` and, for this package's attention, `tree_plan` of a batch of trees."""
-    refuse_model(model)
+    refuse_model_for_trees(model)
     attention = attention_of(model)
     if attention == TREE_ATTENTION:
         register_tree_attention()
@@ -53,7 +53,7 @@ def attention_inputs(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
 
 
 def tree_mask_kind(model: Any) -> str:
-    """Return which mask a model's batches of trees have, as `mask_of` names it: `tree_plan`, `prefix4d` or `dict4d`."""
+    """Return the mask of a model's tree batches, as `mask_kind_of` names it: `tree_plan`, `prefix4d` or `dict4d`."""
     if attention_of(model) == TREE_ATTENTION:
         return "tree_plan"
     return "prefix4d" if len(layer_kinds(model.config.get_text_config())) == 1 else "dict4d"
@@ -66,7 +66,7 @@ def tree_plan_of(batch: Mapping[str, Any]) -> TreePlan:
     return TreePlan(*(batch[name] for name in names), *ends)
 
 
-def refuse_model(model: Any) -> None:
+def refuse_model_for_trees(model: Any) -> None:
     """Raise MixingError if a model can't train on trees: branches would see each other, or have another loss."""
     name, text, attention = class_of(model).__name__, model.config.get_text_config(), attention_of(model)
     wrong = [
@@ -123,7 +123,7 @@ def _additive_masks(batch: Mapping[str, Any], outline: Outline) -> dict[str, Ten
 def _refuse_cut_images(batch: Mapping[str, Any]) -> None:
     """Raise MixingError if a branch begins with an image's tokens right behind another image's, seen as one image."""
     is_image, index = batch["mm_token_type_ids"] > 0, batch["tree_index"]
-    for row, place in (member_cuts(batch["doc_ids"]) & (index > 0) & is_image).nonzero().tolist():
+    for row, place in (member_start_mask(batch["doc_ids"]) & (index > 0) & is_image).nonzero().tolist():
         before = (index[row, :place] == index[row, place] - 1) & (batch["tree_end"][row, :place] > place)
         if bool((is_image[row, :place] & before).any()):
             raise MixingError(f"a branch begins inside a run of image tokens, at token {place} of row {row}")

@@ -50,7 +50,7 @@ def token_places(lengths: Sequence[int], shared_lens: Sequence[int]) -> list[Ten
     return places
 
 
-def refuse_unlike(members: Sequence[Member], names: Sequence[str]) -> None:
+def refuse_invalid_trees(members: Sequence[Member], names: Sequence[str]) -> None:
     """Raise ValueError if shared tokens differ in ids or other inputs, or the first token of a branch is trained on."""
     if not has_trees([members]):
         return
@@ -106,7 +106,7 @@ class MergedRow:
 
 
 def merge_members(members: Sequence[Member], kind: str = "token") -> MergedRow:
-    """Merge the members of a pack into one row; call `refuse_unlike` before.
+    """Merge the members of a pack into one row; call `refuse_invalid_trees` before.
 
     Args:
         kind: of `loss_weights`: each member's weights are by its own trained tokens, not by the tree's.

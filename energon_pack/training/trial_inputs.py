@@ -134,7 +134,7 @@ def _ends_of_branches(members: Sequence[MemberSpan], starts: Tensor) -> list[Mem
     return [member for member, goes_on in zip(members, [*is_built_on, False], strict=False) if not goes_on]
 
 
-def is_content(name: str) -> bool:
+def is_media_content(name: str) -> bool:
     """Say whether an input of floats holds pixels or sounds, not sizes, rates or masks.
 
     Inputs for kinds of media that plugins add may have any name.
@@ -142,12 +142,12 @@ def is_content(name: str) -> bool:
     return name.startswith(_CONTENT_INPUTS) or (name not in MEDIA_KEYS and _are_kinds_added())
 
 
-def leaves_of(media: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def differentiable_copies(media: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return by name copies of pixels and sounds that require gradients, without sizes, masks and the like."""
     return {
         name: value.detach().clone().requires_grad_()
         for name, value in media.items()
-        if value.is_floating_point() and is_content(name)
+        if value.is_floating_point() and is_media_content(name)
     }
 
 
@@ -228,7 +228,7 @@ def _with_other_words(
 def _with_other_media(inputs: dict[str, Any], media: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     """Return inputs with another first medium, and with another last one if there are two; each is one member's."""
     seen = {name: value for name, value in media.items() if value.is_floating_point() and value.numel()}
-    names = [name for name in seen if "pixel" in name or is_content(name)]
+    names = [name for name in seen if "pixel" in name or is_media_content(name)]
     ends = [(name, bool(number)) for number, name in enumerate((*names[:1], *names[-1:]))]
     changed = [(name, _altered(seen[name], _place_of(name, seen[name], media, is_last))) for name, is_last in ends]
     if names[:1] == names[-1:] and changed and torch.equal(changed[0][1], changed[1][1]):

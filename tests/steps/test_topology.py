@@ -66,7 +66,7 @@ def test_every_epoch_has_every_pack_once(
 def test_units_stay_whole_over_epochs(num: int, data_parallel: int, micro_batches: int, reorders: bool) -> None:
     """Otherwise the packs left over from an epoch would shift all steps of the next one, which would mix two steps."""
     topology = Topology(data_parallel, 1, micro_batches)
-    packs, unit = Stream(num, topology, reorders), topology.unit
+    packs, unit = Stream(num, topology, reorders), topology.unit_size
     first = {frozenset(packs.pack_at(start + i) for i in range(unit)) for start in range(0, num // unit * unit, unit)}
     for epoch in range(1, 4):
         start = -(-epoch * num // unit) * unit
@@ -90,8 +90,8 @@ def test_later_epochs_have_the_steps_in_another_order() -> None:
 
 def test_a_unit_is_of_whole_rows() -> None:
     """Whichever factors ranks and workers have: 8 × 4 with 8 packs a step are 16 × 2 with 4."""
-    assert Topology(8, 4, 8).unit == Topology(16, 2, 4).unit == Topology(32, 1, 2).unit == 64
-    assert Topology(8, 4, 1).unit == Topology(8, 4, 2).unit == 32
+    assert Topology(8, 4, 8).unit_size == Topology(16, 2, 4).unit_size == Topology(32, 1, 2).unit_size == 64
+    assert Topology(8, 4, 1).unit_size == Topology(8, 4, 2).unit_size == 32
 
 
 @pytest.mark.parametrize(

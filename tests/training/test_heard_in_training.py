@@ -13,11 +13,11 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.templates.build import build
 from energon_pack.templates.template import Template
 from energon_pack.training.encoded import has_audio_in_video
-from energon_pack.training.media_inputs import Pixels
+from energon_pack.training.media_inputs import MediaProcessor
 from energon_pack.training.member_encoder import Encoded, MemberEncoder
 from energon_pack.training.processor_calls import ProcessorCalls, _random_medium
 from energon_pack.training.proof import prove
-from energon_pack.training.rope import OwnRope, rope_of
+from energon_pack.training.rope import OwnRope, rope_rule_of
 from support import omni, processors
 from support.models import of_model
 from support.running import need_torchvision
@@ -55,7 +55,7 @@ def config_of(name: str, template: Template) -> Any:
 
 
 def members_of(template: Template) -> list[Encoded]:
-    rope = rope_of("auto", template.input_rules)
+    rope = rope_rule_of("auto", template.input_rules)
     assert isinstance(rope, OwnRope)
     return MemberEncoder(template.input_rules, rope).probe_members()
 
@@ -113,7 +113,7 @@ def test_inputs_of_members_are_joined_as_the_processor_shows(template: Template,
     """One call for all, or a call for each: sounds of videos and others are in the order of their tokens."""
     members = list(given(template))
     alone = [ProcessorCalls(template.input_rules)([member]) for member in members]
-    together = Pixels(template.input_rules)(members)
+    together = MediaProcessor(template.input_rules)(members)
     for key, value in together.items():
         if key != "input_features":  # whose last frames see the padding
             assert torch.equal(value, torch.cat([_grown(part[key], value) for part in alone if key in part])), key

@@ -11,7 +11,7 @@ from energon_pack.training import proof
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import IGNORE
-from energon_pack.training.proof import kinds_of, prove, replaced_forwards, try_class
+from energon_pack.training.proof import part_kinds_of, prove, replaced_forwards, try_class
 from energon_pack.training.shrink import shrink
 from energon_pack.training.small_model import SMALL_LEN, small_model
 from support.tiny import TEXT, MadeEncoder, make_batch, make_members, make_model, text_members, tf
@@ -314,10 +314,10 @@ def test_a_layer_that_a_small_copy_has_not_is_not_shown() -> None:
     """The last of ten layers carries a state: with four such, members differ by 2.3. Its copy has the first."""
     config = tf.BambaConfig(vocab_size=64, num_hidden_layers=10, attn_layer_indices=list(range(9)))
     with torch.device("meta"):
-        kinds = kinds_of(tf.BambaForCausalLM(config))
+        kinds = part_kinds_of(tf.BambaForCausalLM(config))
     tried = prove(tf.BambaForCausalLM, config, text_members(64), kinds=kinds)
     assert not any(one.is_exact for one in tried)
-    lost = kinds_of(make_model("qwen2")) | {"Qwen2Memory"}
+    lost = part_kinds_of(make_model("qwen2")) | {"Qwen2Memory"}
     tried = prove(tf.Qwen2ForCausalLM, tf.Qwen2Config(**TEXT), text_members(64), kinds=lost)
     assert "a small copy of it has no Qwen2Memory" in str(tried[-1])
     assert prove(tf.Qwen2ForCausalLM, tf.Qwen2Config(**TEXT), text_members(64), kinds=lost - {"Qwen2Memory"})[
@@ -328,6 +328,6 @@ def test_a_layer_that_a_small_copy_has_not_is_not_shown() -> None:
 def test_layers_that_share_what_others_hold_are_in_the_copy() -> None:
     config = tf.Gemma4TextConfig(vocab_size=64, vocab_size_per_layer_input=64, num_kv_shared_layers=4)
     with torch.device("meta"):
-        kinds = kinds_of(tf.Gemma4ForCausalLM(config))
+        kinds = part_kinds_of(tf.Gemma4ForCausalLM(config))
     assert "Gemma4TextAttention with is_kv_shared_layer=True" in kinds
-    assert kinds <= kinds_of(small_model(tf.Gemma4ForCausalLM, config))
+    assert kinds <= part_kinds_of(small_model(tf.Gemma4ForCausalLM, config))

@@ -27,7 +27,7 @@ from energon_pack.templates.template import Template
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import Member, RowForm, neat, thd
 from energon_pack.training.member_encoder import MemberEncoder
-from energon_pack.training.rope import OwnRope, RopeRowsError, RopeRule, rope_of, rope_positions, small_config
+from energon_pack.training.rope import OwnRope, RopeRowsError, RopeRule, rope_positions, rope_rule_of, small_config
 from energon_pack.training.shrink import shrink
 from support.models import of_model
 from support.running import ROOT, need_torchvision
@@ -178,7 +178,7 @@ def plain_inputs(template: Template, encoder: MemberEncoder) -> dict[str, Any]:
 def test_rows_and_types_are_what_the_model_alone_makes(dummies: Folders, name: str) -> None:
     """With positions of another rule a model trains, learns less, and nothing says so."""
     template = template_of(dummies, name)
-    rope = rope_of("auto", template.input_rules)
+    rope = rope_rule_of("auto", template.input_rules)
     encoder = MemberEncoder(template.input_rules, rope)
     encoder.check()
     member = encoder.encode(MEMBER)
@@ -203,7 +203,7 @@ def test_rows_and_types_are_what_the_model_alone_makes(dummies: Folders, name: s
 def test_each_member_of_a_pack_has_the_rows_that_it_has_alone(dummies: Folders) -> None:
     """Rows of a class's own rule are asked for member by member, of its own media."""
     template = template_of(dummies, "Ernie4_5_VLMoe")
-    encoder = MemberEncoder(template.input_rules, rope_of("auto", template.input_rules))
+    encoder = MemberEncoder(template.input_rules, rope_rule_of("auto", template.input_rules))
     alone = encoder.encode(MEMBER).tokens
     text = MemberInput("t", [{"role": "user", "content": "?"}, {"role": "assistant", "content": "That."}], [], [])
     members, media = encoder.encode_all([MEMBER, text, MEMBER], fail)
@@ -217,7 +217,7 @@ def test_each_member_of_a_pack_has_the_rows_that_it_has_alone(dummies: Folders) 
 def test_another_process_has_the_rule_too(dummies: Folders) -> None:
     """Workers that are spawned get the encoder by pickle, and a model on the meta device can't go along."""
     template = template_of(dummies, "Ernie4_5_VLMoe")
-    rope = rope_of("auto", template.input_rules)
+    rope = rope_rule_of("auto", template.input_rules)
     member = MemberEncoder(template.input_rules, rope).encode(MEMBER)
     copied = pickle.loads(pickle.dumps(rope))
     assert torch.equal(copied(member.tokens.ids, member.tokens.types, member.media), rope_rows(member.tokens))
@@ -226,7 +226,7 @@ def test_another_process_has_the_rule_too(dummies: Folders) -> None:
 def test_what_a_model_takes_of_each_token_lies_beside_the_tokens(dummies: Folders) -> None:
     """ERNIE's experts for images are chosen by a row of its own: without it those of texts are trained on images."""
     template = template_of(dummies, "Ernie4_5_VLMoe")
-    encoder = MemberEncoder(template.input_rules, rope_of("auto", template.input_rules))
+    encoder = MemberEncoder(template.input_rules, rope_rule_of("auto", template.input_rules))
     member, plain = encoder.encode(MEMBER).tokens, plain_inputs(template, encoder)
     row = member.rows["moe_mm_token_type_ids"]
     assert torch.equal(row, plain["moe_mm_token_type_ids"][0])
@@ -245,7 +245,7 @@ def test_tokens_that_a_class_does_not_look_for_are_an_error_at_start(dummies: Fo
     path.write_text(path.read_text().replace("<|vision_bos|>", ""))
     template = load_template(of_model("shapes", folder))
     with pytest.raises(ValueError, match="Qwen2_5OmniThinkerForConditionalGeneration finds no media in the tokens"):
-        MemberEncoder(template.input_rules, rope_of("auto", template.input_rules)).check()
+        MemberEncoder(template.input_rules, rope_rule_of("auto", template.input_rules)).check()
 
 
 def test_the_model_s_config_is_taken_where_the_processor_has_it(dummies: Folders, tmp_path: Path) -> None:
@@ -255,13 +255,13 @@ def test_the_model_s_config_is_taken_where_the_processor_has_it(dummies: Folders
     config = tf.Qwen2_5OmniConfig()
     config.save_pretrained(folder)
     with pytest.raises(RopeRowsError, match="makes no positions of its processor's tokens: AttributeError"):
-        MemberEncoder(template.input_rules, rope_of("auto", template.input_rules)).check()
+        MemberEncoder(template.input_rules, rope_rule_of("auto", template.input_rules)).check()
     for name in ("image_token", "video_token", "audio_token", "vision_bos_token", "audio_bos_token"):
         token_id = template.token_id(template.spec.processor.tokens[name])
         setattr(config.thinker_config, f"{name.replace('bos', 'start')}_id", token_id)
     config.thinker_config.position_id_per_seconds = 7
     config.save_pretrained(folder)
-    encoder = MemberEncoder(template.input_rules, rope_of("auto", template.input_rules))
+    encoder = MemberEncoder(template.input_rules, rope_rule_of("auto", template.input_rules))
     encoder.check()
     rows = rope_rows(encoder.encode(MEMBER).tokens)
     (step,) = set(rows[0][encoder.encode(MEMBER).tokens.types == 2].unique().diff().tolist())
@@ -286,7 +286,7 @@ def test_a_placeholder_stands_between_the_tokens_that_its_class_looks_for(dummie
     encoder.check()
     assert encoder.blank().keys() == {"pixel_values", "image_grid_thw"}
     with pytest.raises(ValueError, match=r"can't be asked for them|has 4 rows of positions"):
-        MemberEncoder(template.input_rules, rope_of("auto", template.input_rules)).check()
+        MemberEncoder(template.input_rules, rope_rule_of("auto", template.input_rules)).check()
 
 
 @pytest.mark.slow
@@ -296,7 +296,7 @@ def test_a_pack_has_the_logits_of_its_members_alone(
 ) -> None:
     """Processor, positions and model together, by the guard itself; GLM-4V's model takes images or videos, not both."""
     template = template_of(dummies, name)
-    encoder = MemberEncoder(template.input_rules, rope_of("auto", template.input_rules))
+    encoder = MemberEncoder(template.input_rules, rope_rule_of("auto", template.input_rules))
     (make, *_) = model_classes_of(Path(template.spec.processor.folder))
     members = encoder.probe_members()
     kinds = [member.sample_id.partition(" ")[0] for member in members]

@@ -13,10 +13,10 @@ from energon_pack.samples.member import MemberInput, Shared
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.template import Template
 from energon_pack.training.encoded import BadPack
-from energon_pack.training.media_inputs import Pixels
+from energon_pack.training.media_inputs import MediaProcessor
 from energon_pack.training.member_encoder import Encoded, MemberEncoder, UnreadMember
 from energon_pack.training.pack_encoder import PackEncoder
-from energon_pack.training.rope import RopeRule, rope_of
+from energon_pack.training.rope import RopeRule, rope_rule_of
 from support.models import of_model
 from support.processors import glm4v
 from support.running import need_torchvision
@@ -95,16 +95,16 @@ def broken(member: MemberInput) -> MemberInput:
 def test_an_image_that_can_not_be_processed_costs_all_samples_that_have_it(
     template: Template, inputs: list[MemberInput], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = Pixels.__call__
+    process = MediaProcessor.__call__
 
-    def failing(self: Pixels, members: Sequence[Prepared]) -> dict[str, Tensor]:
+    def failing(self: MediaProcessor, members: Sequence[Prepared]) -> dict[str, Tensor]:
         if any(image.width == 84 for member in members for image in member.of("image")):
             raise OSError("broken")
         return process(self, members)
 
     encoder = PackEncoder(MADE, template.input_rules, tokens_per_second=2, on_bad_member="drop")
     expected = encoder.encode("p", [*inputs[:4], inputs[6]])
-    monkeypatch.setattr(Pixels, "__call__", failing)
+    monkeypatch.setattr(MediaProcessor, "__call__", failing)
     pack = encoder.encode("p", inputs)
     assert pack is not None
     assert expected is not None
@@ -161,7 +161,7 @@ def test_other_processors_give_each_image_once(name: str, request: pytest.Fixtur
     folder = glm4v(tmp_path) if name == "glm4v" else request.getfixturevalue("real") / "processors" / name
     family = {"qwen3_vl": "qwen3_vl", "internvl3_hf": "internvl"}.get(name, "auto")
     template = load_template(of_model(family, folder))
-    encoder = MemberEncoder(template.input_rules, rope_of("auto", template.input_rules))
+    encoder = MemberEncoder(template.input_rules, rope_rule_of("auto", template.input_rules))
     inputs = with_shares(encoder, conversations())
     assert [one.shared.num_images for one in inputs] == [0, 1, 1, 2, 2, 3, 0]
     members, media = encoder.encode_all(inputs, fail)

@@ -18,10 +18,10 @@ from energon_pack.training.batch import PackedBatch, source_losses, total_weight
 from energon_pack.training.forward_inputs import MixingError, has_rope_rows
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, RowForm, loss_weights
-from energon_pack.training.probe_batches import ProbeTree, tree_batch
+from energon_pack.training.probe_batches import ProbeTree, probe_of_tree
 from energon_pack.training.proof import try_class
 from energon_pack.training.tree_attention import use_tree_attention
-from energon_pack.training.tree_rows import neat_trees, refuse_unlike, token_places
+from energon_pack.training.tree_rows import neat_trees, refuse_invalid_trees, token_places
 from support.emulated_flash import flash_attn_varlen_func
 from support.marks import slow
 from support.tiny import alone, make_model
@@ -53,7 +53,7 @@ def model_of(name: str, how: str) -> Any:
 def batch_of(model: Any, tree: ProbeTree, **form: Any) -> PackedBatch:
     """Two rows: all of the trees, and the first samples alone, so that a tail is padded."""
     tokens = [one.tokens for one in tree.samples]
-    refuse_unlike(tokens, [one.sample_id for one in tree.samples])
+    refuse_invalid_trees(tokens, [one.sample_id for one in tree.samples])
     rows = [tokens, tokens[:3]]
     batch = PackedBatch(neat_trees(rows, RowForm(rope=has_rope_rows(model), **form)))
     return PackedBatch(batch | join([*tree.added_media, *tree.added_media[:3]]))
@@ -203,7 +203,7 @@ def test_a_fork_right_before_an_answer_shows_in_loss_and_gradients_alone(how: st
     assert finding.output_difference < 1e-5
     assert min(finding.loss_difference or 0, finding.gradient_difference or 0) > 10 * finding.tolerance
     with pytest.raises(ValueError, match=r"trains its token .* with which a branch begins"):
-        refuse_unlike([one.tokens for one in wrong.samples], ["s"] * len(wrong.samples))
+        refuse_invalid_trees([one.tokens for one in wrong.samples], ["s"] * len(wrong.samples))
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
@@ -243,7 +243,7 @@ def test_models_without_trees_are_refused_by_name(name: str, change: dict[str, A
     for key, value in change.items():
         setattr(model.config.get_text_config(), key, value)
     with pytest.raises(MixingError, match=says):
-        tree_batch(model, tree).batch.model_inputs(model)
+        probe_of_tree(model, tree).batch.model_inputs(model)
 
 
 def test_parts_that_carry_a_state_or_predict_further_are_refused_by_name() -> None:
@@ -251,7 +251,7 @@ def test_parts_that_carry_a_state_or_predict_further_are_refused_by_name() -> No
         """As in LFM2."""
 
     model = make_model("llama")
-    batch = tree_batch(model, tiny_tree("llama", model)).batch
+    batch = probe_of_tree(model, tiny_tree("llama", model)).batch
     model.model.layers[0].conv = ShortConv()
     with pytest.raises(MixingError, match="LlamaForCausalLM has a ShortConv, which carries a state along the row"):
         batch.model_inputs(model)
@@ -265,7 +265,7 @@ def test_parts_that_carry_a_state_or_predict_further_are_refused_by_name() -> No
 
 def test_images_seen_in_both_directions_have_masks_alone() -> None:
     model = make_model("gemma3")
-    batch = tree_batch(model, tiny_tree("gemma3", model)).batch
+    batch = probe_of_tree(model, tiny_tree("gemma3", model)).batch
     use_tree_attention(model)
     with pytest.raises(MixingError, match="sees images in both directions, for which energon_pack_tree has no place"):
         batch.model_inputs(model)

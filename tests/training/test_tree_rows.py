@@ -14,7 +14,7 @@ from energon_pack.config import Rope
 from energon_pack.loading.task_encoder import inputs_of
 from energon_pack.plan.settings import Share
 from energon_pack.training.layout import IGNORE, Member, RowForm, has_trees, loss_weights, neat
-from energon_pack.training.tree_rows import merge_members, neat_trees, refuse_unlike
+from energon_pack.training.tree_rows import merge_members, neat_trees, refuse_invalid_trees
 from support.alone import demo_model
 from support.marks import first_of
 from support.packed import demo_config, packed, train
@@ -126,9 +126,9 @@ A, B, C = three()
     ],
 )
 def test_what_is_not_shared_is_refused_with_both_names(members: dict[str, Member], says: str) -> None:
-    refuse_unlike([A, B, C], ["a", "b", "c"])
+    refuse_invalid_trees([A, B, C], ["a", "b", "c"])
     with pytest.raises(ValueError, match=says):
-        refuse_unlike([*members.values()], [*members])
+        refuse_invalid_trees([*members.values()], [*members])
 
 
 def test_positions_of_shared_tokens_have_to_agree() -> None:
@@ -136,7 +136,7 @@ def test_positions_of_shared_tokens_have_to_agree() -> None:
     some = Member(torch.arange(4), torch.full((4,), IGNORE), torch.zeros(4), rows)
     other = Member(torch.arange(4), torch.full((4,), IGNORE), torch.zeros(4), rows + 1, shared_len=2)
     with pytest.raises(ValueError, match="differ in their positions"):
-        refuse_unlike([some, other], ["a", "b"])
+        refuse_invalid_trees([some, other], ["a", "b"])
     assert merge_members([some]).tokens.rope is not None
 
 
