@@ -284,7 +284,7 @@ def test_a_placeholder_stands_between_the_tokens_that_its_class_looks_for(dummie
     template = template_of(dummies, "HunYuanVL")
     encoder = MemberEncoder(template.input_rules)
     encoder.check()
-    assert encoder.blank().keys() == {"pixel_values", "image_grid_thw"}
+    assert encoder.blank_image_inputs().keys() == {"pixel_values", "image_grid_thw"}
     with pytest.raises(ValueError, match=r"can't be asked for them|has 4 rows of positions"):
         MemberEncoder(template.input_rules, rope_rule_of("auto", template.input_rules)).check()
 

@@ -87,7 +87,7 @@ def test_warnings_of_transformers_are_not_lost(dataset: Path, demo: tuple[Path, 
     verbosity = tf.logging.get_verbosity()
     tf.logging.set_verbosity_warning()
     encoder = PackedTaskEncoder(dataset, str(demo[1]), dummy_image=True)
-    assert encoder.members.blank()
+    assert encoder.members.blank_image_inputs()
     assert tf.logging.get_verbosity() == tf.logging.WARNING
     tf.logging.set_verbosity(verbosity)
 
