@@ -21,14 +21,14 @@ from energon_pack.plan.pool import Pool, WaitingSample, waiting_samples
 from energon_pack.plan.sample_measures import SampleMeasurer
 from energon_pack.steps.position import Position, numbers_taken_by, parsing_state
 from energon_pack.steps.topology import ranks_here
-from energon_pack.trainers.pack_datasets import ForTrainers, import_numbered_rows
+from energon_pack.trainers.pack_datasets import PacksForTrainers, import_numbered_rows
 from energon_pack.training.encoded import Pack
 from energon_pack.training.pack_encoder import PackEncoder
 
 __all__ = ["StreamingPackedDataset"]
 
 
-class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
+class StreamingPackedDataset(PacksForTrainers, IterableDataset[Pack]):
     """An iterable dataset of packs, made from samples that are drawn from several datasets.
 
     Args:

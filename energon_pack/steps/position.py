@@ -200,10 +200,10 @@ class Stream:
         if place < filled:
             place += self._body
         elif place < filled + self._body:
-            place = self._in_epoch(epoch, place - filled)
+            place = self._pack_in_epoch(epoch, place - filled)
         return int(self._stream[place])
 
-    def _in_epoch(self, epoch: int, place: int) -> int:
+    def _pack_in_epoch(self, epoch: int, place: int) -> int:
         if not epoch or self._orders is None:
             return place
         order = self._orders.get(epoch)

@@ -71,7 +71,7 @@ def topology_of(manifest: Mapping[str, Any]) -> Topology:
     return Topology(**manifest.get("topology") or {})
 
 
-def sizes_of_stretches(num: int, row: int) -> Ints:
+def num_packs_by_worker(num: int, row: int) -> Ints:
     """Return how many neighbouring packs Energon deals to each worker of each rank, int64[row].
 
     Rank r's worker w is at r · workers + w. Packs left over after equal shares go to workers far apart, one each:
@@ -103,7 +103,7 @@ def reading_order(num: int, topology: Topology) -> Ints:
         int64[num]: the number on disk of the p-th pack. Ranks read at the same time, in the order of their numbers,
         each from its first worker to its last; workers with one more pack than others come last.
     """
-    sizes = sizes_of_stretches(num, topology.row_size)
+    sizes = num_packs_by_worker(num, topology.row_size)
     starts = np.cumsum(sizes) - sizes
     # In a row: worker 0 of all ranks, then worker 1 of all ranks, and so on.
     turn = np.arange(topology.row_size).reshape(topology.data_parallel, topology.workers).T.ravel()

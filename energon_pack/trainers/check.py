@@ -151,7 +151,7 @@ def _rows_to_compare(trainer: Any, collator: Collator, loader: Any) -> list[Any]
         rows = [row for row, _ in zip(stream, range(_CANDIDATE_PACKS), strict=False)]
     if len(rows) < 2:
         raise PackError(f"{amount(len(rows), 'pack')}: two are needed, which share a step")
-    packs = [collator.pack(row) for row in rows]
+    packs = [collator.pack_of_row(row) for row in rows]
     by_trained = sorted(range(len(rows)), key=lambda i: _num_trained(packs[i]))
     least = next((i for i in by_trained if _num_trained(packs[i])), by_trained[0])
     if least == by_trained[-1]:
@@ -167,7 +167,7 @@ def _num_trained(pack: Pack) -> int:
 def _run_step(trainer: Any, collate: Any, rows: Sequence[Any]) -> TrainerStep:
     """Run a step as the trainer's own loop does: count tokens, forward, scale, backward."""
     device = trainer.args.device
-    with _accumulating(trainer, len(rows)), _without_engine(trainer.accelerator):
+    with _accumulating_batches(trainer, len(rows)), _without_deepspeed(trainer.accelerator):
         batches, num_items = trainer.get_batch_samples(iter([collate([row]) for row in rows]), len(rows), device)
         trained = [int((batch["labels"] != IGNORE).sum()) for batch in batches]
         losses = []
@@ -180,7 +180,7 @@ def _run_step(trainer: Any, collate: Any, rows: Sequence[Any]) -> TrainerStep:
 
 
 @contextmanager
-def _accumulating(trainer: Any, num: int) -> Iterator[None]:
+def _accumulating_batches(trainer: Any, num: int) -> Iterator[None]:
     """Let the trainer accumulate `num` batches, without dropout; then restore modes and drop gradients."""
     model, name = trainer.model, "current_gradient_accumulation_steps"
     before, training = getattr(trainer, name, None), model.training
@@ -197,7 +197,7 @@ def _accumulating(trainer: Any, num: int) -> Iterator[None]:
 
 
 @contextmanager
-def _without_engine(accelerator: Any) -> Iterator[None]:
+def _without_deepspeed(accelerator: Any) -> Iterator[None]:
     """Run backward without DeepSpeed while `train()` has not made its engine yet."""
     kind = str(getattr(accelerator, "distributed_type", ""))
     if not kind.endswith("DEEPSPEED") or accelerator.deepspeed_engine_wrapped is not None:

@@ -58,7 +58,7 @@ def breaking_setting(trainer: Any) -> str:
     return ""
 
 
-def ordered_setting(trainer: Any) -> str:
+def in_order_setting(trainer: Any) -> str:
     """Return the setting that makes a trainer read rows in their order."""
     modules = {kind.__module__.partition(".")[0] for kind in type(trainer).__mro__}
     return next((setting for module, setting in _ORDERINGS.items() if module in modules), _ORDERINGS["transformers"])
@@ -94,7 +94,7 @@ def check_dealing(trainer: Any, loader: Any) -> str:
         return f"{len(data):,} packs for {amount(ranks, 'rank')}{epochs}"
     with torch.random.fork_rng():  # a sampler that shuffles draws its seed
         of_rank = [[int(row) for row in batch] for batch in sampler]
-    return describe_dealing(_gather(of_rank, ranks), len(data), ordered_setting(trainer)) + epochs
+    return describe_dealing(_gather_batches(of_rank, ranks), len(data), in_order_setting(trainer)) + epochs
 
 
 def _epoch_fault(trainer: Any, loader: Any) -> str:
@@ -138,7 +138,7 @@ def _has_pack_sampler(sampler: Any) -> bool:
     return sampler is not None
 
 
-def _gather(of_rank: list[list[int]], ranks: int) -> list[list[list[int]]]:
+def _gather_batches(of_rank: list[list[int]], ranks: int) -> list[list[list[int]]]:
     if ranks == 1:
         return [of_rank]
     every: list[Any] = [None] * ranks

@@ -33,9 +33,9 @@ class Collator:
 
     def __call__(self, rows: Sequence[Any], **_: Any) -> dict[str, Any]:
         """Lay out the packs of some rows as the inputs of `model.forward`."""
-        return self.of_packs([self.pack(row) for row in rows])
+        return self.batch_of_packs([self.pack_of_row(row) for row in rows])
 
-    def pack(self, row: Any) -> Pack:
+    def pack_of_row(self, row: Any) -> Pack:
         """Return the pack that a row names or holds; PackError: it has none."""
         if isinstance(row, Pack):
             return row
@@ -48,7 +48,7 @@ class Collator:
         named = row[PACK_COLUMN]
         return named if isinstance(named, Pack) else self.packs[int(row[EPOCH_COLUMN]), int(named)]
 
-    def of_packs(self, packs: Sequence[Pack]) -> dict[str, Any]:
+    def batch_of_packs(self, packs: Sequence[Pack]) -> dict[str, Any]:
         """Lay packs out as the inputs of `model.forward`; BadPack: they share tokens, or have unexpected weights."""
         refuse_trees(packs, "a trainer's own loss")
         batch: PackedBatch = self.packs.encoder.batch(packs)

@@ -49,14 +49,14 @@ def group_by_length(
     if max_batch_tokens is not None:
         starts = _starts_by_tokens(lens[order], max_batch_tokens)
     else:
-        starts = _even_starts(num, -(-num // (batch_size or 1)))
+        starts = _starts_by_count(num, -(-num // (batch_size or 1)))
     num_batches = -(-(len(starts) - 1) // num_ranks) * num_ranks
     if num_batches > num:  # even batches of one sample do not make whole steps
         starts = np.arange(num + 1)
     elif max_batch_tokens is not None:
-        starts = _halved(starts, num_batches)
+        starts = _halve_batches(starts, num_batches)
     else:
-        starts = _even_starts(num, num_batches)
+        starts = _starts_by_count(num, num_batches)
     by_chance, whole = np.argsort(random_keys(len(starts) - 1, seed, 31)), (len(starts) - 1) // num_ranks * num_ranks
     steps = np.sort(by_chance[:whole]).reshape(-1, num_ranks)
     whose = np.argsort(random_keys(steps.size, seed, 32).reshape(steps.shape), axis=1)
@@ -73,7 +73,7 @@ def _sorted_windows(lens: Ints, window: float, seed: int) -> Ints:
     return shuffled[np.lexsort((up_and_down, window_of))]
 
 
-def _even_starts(num: int, num_batches: int) -> Ints:
+def _starts_by_count(num: int, num_batches: int) -> Ints:
     """Return the starts of batches whose sizes differ by at most one sample."""
     return np.arange(num_batches + 1) * num // max(1, num_batches)
 
@@ -89,7 +89,7 @@ def _starts_by_tokens(lens: Ints, max_batch_tokens: int) -> Ints:
     return np.array([*starts, len(lens)])
 
 
-def _halved(starts: Ints, num_batches: int) -> Ints:
+def _halve_batches(starts: Ints, num_batches: int) -> Ints:
     """Halve the batches with most samples until there are `num_batches`."""
     while len(starts) - 1 < num_batches:
         sizes = np.diff(starts)

@@ -56,7 +56,7 @@ def run_samples_alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> 
 def _single_sample_packs(collator: Collator, row: Any) -> Iterator[Pack]:
     """Yield each member of a pack as its own pack; for a stream, which keeps no samples, yield the pack itself."""
     if not (isinstance(row, Mapping) and hasattr(collator.packs, "members")):
-        yield collator.pack(row)
+        yield collator.pack_of_row(row)
         return
     epoch, number = int(row[EPOCH_COLUMN]), int(row[PACK_COLUMN])
     for member in collator.packs.members(epoch, number):
@@ -68,7 +68,7 @@ def _single_sample_packs(collator: Collator, row: Any) -> Iterator[Pack]:
 @torch.no_grad()
 def _loss_sums(model: Any, collator: Collator, pack: Pack) -> tuple[float, float]:
     """Return Σ w·ce and Σ w of a pack."""
-    inputs = collator.of_packs([pack])
+    inputs = collator.batch_of_packs([pack])
     of_loss = collator.packs.encoder.batch([pack])
     arguments = {name: _to_device(value, model.device) for name, value in inputs.items() if name not in _LOSS_KEYS}
     logits = class_of(model).forward(model, **arguments).logits

@@ -27,11 +27,11 @@ from energon_pack.training.finding import (
     Finding,
     Gradients,
     compare_gradients,
-    difference,
     gradients_of,
-    largest,
+    max_difference,
+    max_or_nan,
     root_mean_square,
-    variation,
+    token_variation,
 )
 from energon_pack.training.layout import IGNORE, loss_weights
 from energon_pack.training.recording import RunValues, run_and_record
@@ -158,17 +158,17 @@ def compare(way: RunOptions, probe: Probe) -> Finding:
     eps = max((torch.finfo(dtype).eps for dtype in packed.dtypes), default=0.0)
     is_low = eps > 1e-6
     tolerance, block = (way.tolerances[1], AVERAGED_TOKENS) if is_low else (way.tolerances[0], 1)
-    differences = [difference(packed.values[one.row, one.places], run.values[0], block) for one, run in pairs]
-    outputs_vary = sum(variation(run.values[0]) for run in alone.values()) / len(alone)
+    differences = [max_difference(packed.values[one.row, one.places], run.values[0], block) for one, run in pairs]
+    outputs_vary = sum(token_variation(run.values[0]) for run in alone.values()) / len(alone)
     if is_low:  # values that hardly vary are rounded like all others of their size
         size = sum(root_mean_square(run.values[0]) for run in alone.values()) / len(alone)
         outputs_vary = max(outputs_vary, MIN_VARIATION_IN_EPS * eps * size)
     if not way.compares_gradients:
-        return Finding(largest(differences), outputs_vary, tolerance=tolerance)
+        return Finding(max_or_nan(differences), outputs_vary, tolerance=tolerance)
     expected = sum(run.loss for one, run in pairs if one.in_loss)
     gradients, of_strangers = compare_gradients(packed.gradients, [(one, run.gradients) for one, run in pairs])
     by_loss = abs(packed.loss - expected) / max(abs(expected), 1e-30)
-    return Finding(largest(differences), outputs_vary, by_loss, gradients, of_strangers, tolerance)
+    return Finding(max_or_nan(differences), outputs_vary, by_loss, gradients, of_strangers, tolerance)
 
 
 def _run_key(way: RunOptions, one: PlacedSample) -> int:

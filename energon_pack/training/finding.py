@@ -105,14 +105,14 @@ class Proof:
         return f"{tried}: {self.finding}" if self.finding else f"{tried} could not be tried: {self.error}"
 
 
-def difference(first: Tensor, second: Tensor, block: int) -> float:
+def max_difference(first: Tensor, second: Tensor, block: int) -> float:
     """Return the largest difference of outputs [L, values]: root mean square of a token, mean over `block` tokens."""
     first, second = first.float(), second.float()
     each = torch.where(first == second, 0.0, first - second).square().mean(-1).sqrt()  # some logits are always -inf
-    return largest([float(part.mean()) for part in each.split(block)])
+    return max_or_nan([float(part.mean()) for part in each.split(block)])
 
 
-def variation(values: Tensor) -> float:
+def token_variation(values: Tensor) -> float:
     """Return how much the outputs [L, values] of a sample vary from token to token, as a root mean square."""
     outputs = _possible_outputs(values)
     return float((outputs - outputs.mean(0)).square().mean().sqrt())
@@ -128,7 +128,7 @@ def _possible_outputs(values: Tensor) -> Tensor:
     return torch.where(values.abs() < _IMPOSSIBLE_LOGIT, values, 0.0).float()
 
 
-def largest(values: Iterable[float]) -> float:
+def max_or_nan(values: Iterable[float]) -> float:
     """Return the largest value, at least 0; NaN if any value is NaN."""
     return float(torch.tensor([0.0, *values]).max())  # Python's `max` passes over NaN
 
@@ -207,7 +207,7 @@ def compare_gradients(packed: Gradients, pairs: Sequence[tuple[PlacedSample, Gra
     kinds: list[list[_GradientPair]] = [embedded, media, [*zip(packed.weights, weights, strict=True)]]
     of_strangers = [_ratio([packed.embeddings[~is_own]], [expected]), _ratio(strangers, [pair[1] for pair in media])]
     shares = [_ratio([_difference(*pair) for pair in kind], [pair[1] for pair in kind]) for kind in kinds]
-    return largest(shares), largest(of_strangers)
+    return max_or_nan(shares), max_or_nan(of_strangers)
 
 
 def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
@@ -224,4 +224,4 @@ def _ratio(values: Sequence[Tensor | None], whole: Sequence[Tensor | None]) -> f
 
 
 def _largest_absolute(values: Iterable[Tensor | None]) -> float:
-    return largest(float(one.abs().max()) for one in values if one is not None and one.numel())
+    return max_or_nan(float(one.abs().max()) for one in values if one is not None and one.numel())

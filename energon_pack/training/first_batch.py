@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from energon_pack.training.comparison import RunOptions, compare
-from energon_pack.training.finding import Finding, difference, variation
+from energon_pack.training.finding import Finding, max_difference, token_variation
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.forward_kind import ForwardKind, TriedKind, forward_kind_of
 from energon_pack.training.model_trial import (
@@ -58,7 +58,7 @@ def compare_with_alone(pending: PendingForward, probe: Probe) -> SampleCompariso
     probe = replace(probe, inputs_alone=lambda sample: switches | plain(sample))
     alone = without_loss(probe.inputs_alone(last.sample))
     with without_dropout(part):
-        is_random = part.training and _is_random(pending, alone)
+        is_random = part.training and _outputs_are_random(pending, alone)
         finding = replace(compare(way, probe), in_training=part.training)
     span = MemberSpan(last.row, int(last.places[0]), int(last.places[0]) + len(last.places))
     return SampleComparison(
@@ -87,7 +87,7 @@ def _compared_weights(part: Module) -> list[Tensor]:
     return every if not is_sharded(part) and all(one.grad is None for one in every) else []
 
 
-def _is_random(pending: PendingForward, alone: Mapping[str, Any]) -> bool:
+def _outputs_are_random(pending: PendingForward, alone: Mapping[str, Any]) -> bool:
     """Say whether other seeds change the outputs of a sample alone more than a second run with the same seed does."""
 
     def run(seed: int) -> Tensor:
@@ -98,8 +98,8 @@ def _is_random(pending: PendingForward, alone: Mapping[str, Any]) -> bool:
         return values[0].detach()
 
     first = run(0)
-    same, *other_seeds = (difference(first, run(seed), 1) for seed in (0, 1, 2, 3))
-    return max(other_seeds) > 3 * same + 1e-6 * variation(first)
+    same, *other_seeds = (max_difference(first, run(seed), 1) for seed in (0, 1, 2, 3))
+    return max(other_seeds) > 3 * same + 1e-6 * token_variation(first)
 
 
 _log = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ class ImageMask(Enum):
     #: in all layers; in layers with a window, only within it: Gemma 3
     IN_WINDOWS = auto()
     #: only in layers with a window, within it: Gemma 4
-    IN_WINDOWS_ALONE = auto()
+    ONLY_IN_WINDOWS = auto()
     #: in all layers, even beyond their window: Gemma 4 unified
     BEYOND_WINDOWS = auto()
 
@@ -38,7 +38,7 @@ def image_mask_of(model: Any) -> ImageMask:
     """Return how a model's image tokens attend to each other; masks for packs have to keep that."""
     text = model.config.get_text_config()
     if getattr(text, "use_bidirectional_attention", None) == "vision":
-        return ImageMask.BEYOND_WINDOWS if "unified" in text.model_type else ImageMask.IN_WINDOWS_ALONE
+        return ImageMask.BEYOND_WINDOWS if "unified" in text.model_type else ImageMask.ONLY_IN_WINDOWS
     return ImageMask.IN_WINDOWS if "token_type_ids" in inspect.signature(model.forward).parameters else ImageMask.CAUSAL
 
 
@@ -176,7 +176,7 @@ def _masks_by_layer_kind(causal: Tensor, block: Tensor, index: Tensor, outline: 
     """Return a mask for each kind of layer, from bool [B, S, S] (is it before, is it in the same image) and places."""
     attention = outline.image_mask
     image = block if attention is not ImageMask.CAUSAL else torch.zeros_like(block)
-    seen = causal if attention is ImageMask.IN_WINDOWS_ALONE else causal | image
+    seen = causal if attention is ImageMask.ONLY_IN_WINDOWS else causal | image
     masks = {"full_attention": seen}
     if window := outline.sliding_window:
         near = index[:, :, None] - index[:, None, :] < window

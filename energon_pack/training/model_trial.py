@@ -22,8 +22,8 @@ from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
 from energon_pack.training.comparison import AVERAGED_TOKENS
-from energon_pack.training.finding import Finding, difference, variation
-from energon_pack.training.recording import hooked, tokens_of, values_of
+from energon_pack.training.finding import Finding, max_difference, token_variation
+from energon_pack.training.recording import hooked, token_values_of, tokens_of
 from energon_pack.training.routing import Routing, has_experts, use_routing
 from energon_pack.training.trial_inputs import MemberSpan, Probe, RunInputs, TrialInputs
 
@@ -164,7 +164,7 @@ def _run(
     pending.before_run(0)
     with saved_tensors_hooks(_save_nothing, _save_nothing), use_routing(pending.part, routing):
         yield (step := RequestedRun(pending.call, inputs))
-    values = values_of(step.output, tokens_of(inputs).shape[:2])
+    values = token_values_of(step.output, tokens_of(inputs).shape[:2])
     step.output = None  # the caller holds the step until the next one
     if values is None:
         raise ValueError("its output has no values of each token")
@@ -185,7 +185,7 @@ def _output_change(kind: str, edits: TrialInputs, moved: Sequence[float], tolera
 
 
 def _differences(edits: TrialInputs, first: Tensor, other: Tensor, block: int) -> list[float]:
-    return [difference(member.cut(first), member.cut(other), block) for member in edits.members]
+    return [max_difference(member.cut(first), member.cut(other), block) for member in edits.members]
 
 
 class Subject(ABC):
@@ -256,7 +256,7 @@ def mixing_part(part: Module, call: Callable[..., Any], runs: Sequence[RunInputs
         if these is None or those is None:
             return True
         pairs = zip(these, those, strict=True)
-        return all(difference(a, b, 1) <= tolerance * max(variation(a), variation(b)) for a, b in pairs)
+        return all(max_difference(a, b, 1) <= tolerance * max(token_variation(a), token_variation(b)) for a, b in pairs)
 
     kinds = {name: type(one).__name__ for name, one in part.named_modules()}
     for name, (entered, outputs) in first.items():
@@ -275,7 +275,7 @@ def _inputs_and_outputs(
     seen: dict[str, tuple[_MemberValues, _MemberValues]] = {}
 
     def of_members(output: Any) -> _MemberValues:
-        values = values_of(output, shape)
+        values = token_values_of(output, shape)
         return None if values is None else [member.cut(values).detach().clone() for member in members]
 
     def hooks(name: str, one: Module) -> list[RemovableHandle]:

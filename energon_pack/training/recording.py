@@ -46,7 +46,7 @@ def run_and_record(
 
     def note(_: Module, __: Any, output: Any) -> Any:
         seen.dtypes.update(one.dtype for one in tensors_in(output) if one.is_floating_point())
-        if (values := values_of(output, shape)) is None:
+        if (values := token_values_of(output, shape)) is None:
             return None
         seen.values = values  # of the last part that has some: a fused loss leaves logits out
         if not follow or seen.embeddings is not None or not isinstance(output, Tensor):
@@ -70,7 +70,7 @@ def tokens_of(inputs: Mapping[str, Any]) -> Tensor:
     return tokens
 
 
-def values_of(output: Any, shape: torch.Size) -> Tensor | None:
+def token_values_of(output: Any, shape: torch.Size) -> Tensor | None:
     """Return a part's first output [B, S, values] with `_NUM_OUTPUT_VALUES` values a token; None: it has none."""
     parts = output.values() if isinstance(output, Mapping) else (output,)
     for one in tensors_in([*parts]):

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from energon_pack.training.recording import hooked
 
-_EXPERT_CLASSES = re.compile("moe|expert|router", re.IGNORECASE)
+_EXPERT_CLASS_NAMES = re.compile("moe|expert|router", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -100,4 +100,4 @@ def use_routing(part: Module, routing: Routing | None) -> Iterator[None]:
 
 def has_experts(part: Module) -> bool:
     """Say whether a part has experts, by the class names of its modules."""
-    return any(_EXPERT_CLASSES.search(type(one).__name__) for one in part.modules())
+    return any(_EXPERT_CLASS_NAMES.search(type(one).__name__) for one in part.modules())

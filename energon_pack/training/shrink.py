@@ -28,12 +28,12 @@ _SIZE_LIMITS = {
     "n_group": 1, "topk_group": 1, "num_expert_group": 1, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0,
 }  # fmt: skip
 _NUM_HEADS = 2
-_FEW_HEADS = 4  # few enough to stay
+_MAX_KEPT_HEADS = 4  # few enough to stay
 _INDEXER_HEADS = 16  # with fewer heads, an indexer's keys have equal scores, and it picks by their place
-_FEW_LAYERS = 4  # few enough to stay
+_MAX_KEPT_LAYERS = 4  # few enough to stay
 _MAX_LAYERS = 8
 _MAX_MERGED_PATCHES = 16  # patches in a token
-_NO_HEADS_WIDTH = 256  # width for models without heads
+_WIDTH_WITHOUT_HEADS = 256  # width for models without heads
 
 
 def shrink_sizes(config: Any) -> None:
@@ -62,13 +62,13 @@ def shrink_sizes(config: Any) -> None:
         width_name = _width_name(part)
         for name, value in list(vars(part).items()):
             if name != width_name and type(value) is int and value > 0 and _is_width_name(name):
-                setattr(part, name, _narrowed(value, widths, part is config))
+                setattr(part, name, _narrowed_size(value, widths, part is config))
         for name in ("out_hidden_size", *(("hidden_size",) if width_name == "embed_dim" else ())):
             if vars(part).get(name) and part is not config:
                 setattr(part, name, text.hidden_size)
 
 
-def _narrowed(value: int, widths: dict[int, int], may_be_multiple: bool) -> int:
+def _narrowed_size(value: int, widths: dict[int, int], may_be_multiple: bool) -> int:
     """Return a size's new value if it is another part's width, or a multiple of one in the outermost config."""
     if value in widths:
         return widths[value]
@@ -81,7 +81,7 @@ def _narrowed(value: int, widths: dict[int, int], may_be_multiple: bool) -> int:
 def _shrink_layers(part: Any) -> None:
     """Keep one layer of each kind, at least two; shorten lists with an entry for each layer in the same way."""
     for name, number in list(vars(part).items()):
-        if not _LAYER_NAMES.fullmatch(name) or not isinstance(number, int) or number <= _FEW_LAYERS:
+        if not _LAYER_NAMES.fullmatch(name) or not isinstance(number, int) or number <= _MAX_KEPT_LAYERS:
             continue
         lists = {k: v for k, v in vars(part).items() if isinstance(v, (list, tuple)) and len(v) == number}
         first_shared = number - (vars(part).get("num_kv_shared_layers") or 0)
@@ -142,8 +142,8 @@ def _shrink_width(part: Any, foreign: set[int]) -> dict[int, int]:
     if not name:
         return {}
     width = vars(part)[name]
-    heads = vars(part)[names[0]] if names else max(1, width // _NO_HEADS_WIDTH * _NUM_HEADS)
-    if heads <= _FEW_HEADS:
+    heads = vars(part)[names[0]] if names else max(1, width // _WIDTH_WITHOUT_HEADS * _NUM_HEADS)
+    if heads <= _MAX_KEPT_HEADS:
         return {}
     common = math.gcd(heads, width)
     factor = max((f for f in range(1, common + 1) if common % f == 0 and heads // f >= _NUM_HEADS), default=common)

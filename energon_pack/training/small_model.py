@@ -59,7 +59,7 @@ def with_small_sizes(
     model = build(config)
     sizes = [size for size in _sizes_in_text_configs(config) if longest is None or size.value < longest]
     shaped = shapes(config) if sizes else None
-    sizes = [size for size in sizes if _while_small([size], lambda: shapes(config) == shaped or None)]
+    sizes = [size for size in sizes if _answer_while_small([size], lambda: shapes(config) == shaped or None)]
     if not sizes:
         return model
     first = logits(model)[: SMALL_LEN - 1]
@@ -69,15 +69,15 @@ def with_small_sizes(
         other = build(config)
         return other if torch.allclose(logits(other)[: SMALL_LEN - 1], first, rtol=0, atol=tolerance) else None
 
-    small = _while_small(sizes, alike)
+    small = _answer_while_small(sizes, alike)
     if small is None:
-        sizes = [size for size in sizes if _while_small([size], alike) is not None]
+        sizes = [size for size in sizes if _answer_while_small([size], alike) is not None]
     for size in sizes:
         size.set(SMALL_LEN)
     return build(config) if small is None else small
 
 
-def _while_small(sizes: list[ConfigSize], question: Callable[[], _Answer | None]) -> _Answer | None:
+def _answer_while_small(sizes: list[ConfigSize], question: Callable[[], _Answer | None]) -> _Answer | None:
     """Return the answer of a function while these sizes are small; None: the class refuses such sizes."""
     try:
         for size in sizes:
@@ -127,12 +127,12 @@ def small_model(
     """
     small, device = shrink(copy.deepcopy(config), longest), torch.device(device)
     if not members:
-        return _build(make, small, attention, device)
+        return _build_model(make, small, attention, device)
     return with_small_sizes(
         small,
         longest,
         lambda config: _weight_shapes(make, config, attention),
-        lambda config: _build(make, config, attention, device),
+        lambda config: _build_model(make, config, attention, device),
         lambda model: _logits(model, members),
     )
 
@@ -176,7 +176,7 @@ def _unset_attention(config: Any, full_config: Any) -> None:
             part._attn_implementation = None
 
 
-def _build(make: Any, config: Any, attention: str | None, device: torch.device) -> Any:
+def _build_model(make: Any, config: Any, attention: str | None, device: torch.device) -> Any:
     with torch.random.fork_rng():  # leaves the user's random numbers alone
         torch.manual_seed(0)
         model = _new_model(make, config, attention)

@@ -88,7 +88,7 @@ def tree_attention(
     batch, heads, length, _ = query.shape
     queries = query.transpose(1, 2).flatten(0, 1)
     keys, values = (part.transpose(1, 2).flatten(0, 1)[tree_plan.k_index] for part in (key, value))
-    flash = _flash_for(query, value, s_aux)
+    flash = _flash_kernel_for(query, value, s_aux)
     if flash is not None:
         out = flash(
             queries,
@@ -145,7 +145,7 @@ def _attend(
     return torch.nn.functional.dropout(shares, dropout) @ value
 
 
-def _flash_for(query: Tensor, value: Tensor, sinks: Tensor | None) -> Any:
+def _flash_kernel_for(query: Tensor, value: Tensor, sinks: Tensor | None) -> Any:
     """Return flash-attn's kernel for segments of several lengths; None: not installed, or not for these tensors."""
     if not query.is_cuda or query.dtype.itemsize > 2 or sinks is not None or query.shape[-1] != value.shape[-1]:
         return None

@@ -21,7 +21,7 @@ from energon_pack.steps.cost import cost_model
 from energon_pack.steps.evenness import Spread, evenness_figures, spread_of
 from energon_pack.steps.journal import Consumed, Journal, position_to_resume
 from energon_pack.steps.position import Position, Stream, Taken, numbers_taken_by
-from energon_pack.steps.topology import Topology, reading_order, sizes_of_stretches
+from energon_pack.steps.topology import Topology, num_packs_by_worker, reading_order
 from support.packed import demo_config, packed
 
 _SMALL = st.integers(1, 12)
@@ -31,7 +31,7 @@ _SMALL = st.integers(1, 12)
 def test_stretches_are_those_of_energon(num: int, row: int) -> None:
     """Energon's own sharder says which packs a worker reads; a rule of ours that differed would mix up steps."""
     of_energon = Sharder.split_samples_to_workers(0, num, WorkerConfig(rank=0, world_size=1, num_workers=row))
-    assert np.diff(of_energon).tolist() == sizes_of_stretches(num, row).tolist()
+    assert np.diff(of_energon).tolist() == num_packs_by_worker(num, row).tolist()
 
 
 def test_the_stream_by_head() -> None:
@@ -43,7 +43,7 @@ def test_the_stream_by_head() -> None:
 @given(st.integers(0, 300), _SMALL, _SMALL)
 def test_the_stream_is_what_ranks_read_by_turns(num: int, data_parallel: int, workers: int) -> None:
     """Each rank takes from its workers by turns, as torch's loader does, each worker from its stretch."""
-    edges = [0, *np.cumsum(sizes_of_stretches(num, data_parallel * workers)).tolist()]
+    edges = [0, *np.cumsum(num_packs_by_worker(num, data_parallel * workers)).tolist()]
     stretches = [list(range(first, end)) for first, end in pairwise(edges)]
     read = []
     for turn in range(max(map(len, stretches)) * workers):

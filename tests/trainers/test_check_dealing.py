@@ -7,7 +7,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from energon_pack import PackError
-from energon_pack.trainers.check_dealing import breaking_setting, check_dealing, describe_dealing, ordered_setting
+from energon_pack.trainers.check_dealing import breaking_setting, check_dealing, describe_dealing, in_order_setting
 
 
 @pytest.mark.parametrize(
@@ -121,5 +121,5 @@ def test_the_setting_that_keeps_the_order_is_the_trainer_s_own() -> None:
     """TRL, LLaMA-Factory and axolotl are subclasses of transformers' Trainer, and shuffle by settings of their own."""
     theirs = type("Trainer", (), {"__module__": "transformers.trainer"})
     swift = type("Seq2SeqTrainer", (theirs,), {"__module__": "swift.trainers.seq2seq_trainer"})
-    assert ordered_setting(theirs()) == 'train_sampling_strategy="sequential"'
-    assert ordered_setting(swift()) == "train_dataloader_shuffle=False"
+    assert in_order_setting(theirs()) == 'train_sampling_strategy="sequential"'
+    assert in_order_setting(swift()) == "train_dataloader_shuffle=False"

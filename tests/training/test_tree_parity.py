@@ -220,7 +220,7 @@ def test_the_kernel_of_flash_attention_gets_what_it_needs(name: str, monkeypatch
             called.append(settings["window_size"])
             return flash_attn_varlen_func(q, k, v, **settings)
 
-        monkeypatch.setattr(attentions, "_flash_for", lambda *_: kernel)
+        monkeypatch.setattr(attentions, "_flash_kernel_for", lambda *_: kernel)
         found = model(**batch.model_inputs(model, labels=False)).logits
     assert called == [(7, 0) if name == "mistral" else (-1, -1)] * 2
     assert float((found - expected).abs().max()) < 1e-5
