@@ -50,7 +50,7 @@ _DrawnRows = tuple[dict[int, Shard], Chunk, list[int]]
 
 @dataclass(frozen=True)
 class AuditJob:
-    """The samples that one worker compares with the full processor, and how they were measured."""
+    """The samples that one worker compares with the full processor, and the method that measured them."""
 
     rows: list[_DrawnRows]
     method: Method
@@ -89,7 +89,7 @@ class Audit:
 
 
 def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[_DrawnRows]:
-    """Draw a random `share` of the measured samples: at least one, or none if it is 0. Equal seeds draw the same."""
+    """Draw a random `share` (0 to 1) of the measured samples, rounded up to a whole one; equal seeds draw the same."""
     chunks = list(chunks_of_pieces(enumerate(item.pieces for item in measured))) if share else []
     ends = np.cumsum([chunk.read(["reason"])["reason"].null_count for chunk in chunks])
     number = math.ceil(ends[-1] * share) if chunks else 0
@@ -114,7 +114,7 @@ def _result_file(measured: Sequence[MeasuredShard], method: Method, share: float
 
 @dataclass(frozen=True)
 class Auditing:
-    """An audit that runs in another process, or the result of an earlier one."""
+    """An audit that was started: it runs in another process, or its result is known from an earlier run."""
 
     method: Method
     result_file: Path  # the file for its result
@@ -123,9 +123,9 @@ class Auditing:
 
 
 def start(measured: Sequence[MeasuredShard], method: Method, share: float, seed: int, run: Run) -> Auditing:
-    """Start to compare a random share of the samples with the full processor, in another process, and return at once.
+    """Start to compare a random `share` (0 to 1) of the samples with the full processor; return before it is done.
 
-    What that process can't do in reasonable time is left to `finish`. An earlier result for these lengths is taken.
+    Another process compares the first of them; `finish` does the rest. A saved result for these lengths is reused.
     """
     result_file = _result_file(measured, method, share, seed)
     if result_file.exists():
@@ -148,11 +148,11 @@ def _job_rows(rows: Sequence[_DrawnRows]) -> list[list[_DrawnRows]]:
 
 
 def finish(auditing: Auditing, run: Run) -> Audit:
-    """Wait for an audit, let all workers do the rest of it, and save its result for later runs.
+    """Wait for the audit that `start` began, compare the remaining samples in all workers, and save the result.
 
     Raises:
         LengthsWrong: a length differs.
-        PackError: its process was killed, or is stuck.
+        PackError: the process of the audit was killed, or is stuck.
     """
     if isinstance(auditing.future, Audit):
         return auditing.future
@@ -179,7 +179,7 @@ def finish(auditing: Auditing, run: Run) -> Audit:
 
 
 def audit(job: AuditJob) -> Audit:
-    """Compare the samples of a job with the full processor until one differs; runs in its own process."""
+    """Compare the samples of a job with the full processor, up to the first that differs; runs in a worker process."""
     template = load_saved_template(job.method.template_folder)
     processor, note = _full_processor(template)
     num_checked = num_unchecked = 0
@@ -221,7 +221,7 @@ def _full_processor(template: Template) -> tuple[Any, str]:
 
 
 def what_is_missing(error: ImportError) -> str:
-    """Return which package a full processor needs, in a few words, from the error of its import."""
+    """Return which package a full processor needs, with `pip install`, or else the text of the error of its import."""
     text = " ".join(str(error).split())
     if name := re.search(r"requires the (\w+) library", text):
         return f"the full processor needs {name[1].lower()} (pip install {name[1].lower()})"

@@ -29,9 +29,10 @@ Stale = dict[int, dict[int, str | None]]
 
 
 def stale_rows(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], executor: Executor) -> Stale:
-    """Return the samples to measure again, by shard number and row number; the values are their old messages, if any.
+    """Return the samples to measure again: {index of the shard: {row number in its pieces: message or None}}.
 
-    A media file of such a sample changed, or it was left out for media that were missing, unreadable or unsupported.
+    Such a sample has a media file that changed (None), or was left out because of missing, unreadable or unsupported
+    media, for the reason that the message says.
     """
     stale: Stale = {}
     chunks = list(_chunks_with_files(shards, pieces))
@@ -46,10 +47,10 @@ def stale_rows(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], execu
 
 
 def rows_to_write(table: pa.Table, numbers: Ints, rows: Ints, stale: Stale) -> npt.NDArray[np.bool_]:
-    """Return for each measured row whether the cache lacks it: not if its sample is left out with the same message.
+    """Return for each measured row whether to write it to the cache: not if its sample is left out as it was before.
 
-    `numbers` are the rows' shard numbers, `rows` their row numbers there. Equal rows are not written again, because
-    that would give every run another identity.
+    `numbers` are the shard indices of the rows of `table`, `rows` their row numbers in these shards. If equal rows were
+    written again, every run would get another identity.
     """
     if not stale:
         return np.ones(table.num_rows, np.bool_)
@@ -63,7 +64,7 @@ def _message(reason: str | None, detail: str | None) -> str | None:
 
 
 def check_media(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], run: Run) -> None:
-    """Raise PackError if a media file of a measured sample changed since it was measured."""
+    """Raise PackError if a media file changed since its sample was measured."""
     chunks = list(_chunks_with_files(shards, pieces))
     jobs = (_job(shards, chunk) for chunk in chunks)
     with run.progress.stage("compare", sum(chunk.num_rows for chunk in chunks), "samples") as advance:

@@ -26,7 +26,7 @@ _INDEX_ROWS = 50_000  # rows of a file
 
 @dataclass(frozen=True)
 class IndexedShard:
-    """A source shard, the place of its index (rows of `wds.INDEX_SCHEMA`) in the cache, and the rows that are drawn."""
+    """A source shard, the place of its index in the cache (`wds.INDEX_SCHEMA`: a row a sample), and its drawn rows."""
 
     shard: Shard
     key: str  # its key in the cache
@@ -43,7 +43,7 @@ class IndexedShard:
 
     @cached_property
     def copies(self) -> Ints | None:
-        """For each drawn row, how often the same sample is drawn before it; None: each sample is drawn once."""
+        """For each drawn row, how many earlier rows draw the same sample; None: all samples are drawn, each once."""
         return None if self.rows is None else copy_numbers(self.rows)
 
     @property
@@ -52,7 +52,7 @@ class IndexedShard:
 
 
 def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, run: Run) -> list[IndexedShard]:
-    """Index every shard that is not in the cache yet, and draw each shard's samples as often as its `ratio` says.
+    """Index every shard that the cache lacks, and draw its samples: a `ratio` of 0.5 draws half of them, 2 all twice.
 
     Raises:
         PackError: a tar is compressed; or, unless `keep_damaged`, a shard is damaged, or its keys have dots.
@@ -83,7 +83,7 @@ def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, run: Run) -
 
 
 def refuse_damaged(indexed: Iterable[tuple[Shard, Mapping[str, str]]]) -> None:
-    """Raise PackError if a shard, which comes with the metadata of its index, is damaged or has keys with dots."""
+    """Raise PackError if one of these shards (shard, metadata of its index) is damaged or has keys with dots."""
     damaged: list[tuple[Shard, int, str]] = []
     for shard, about in indexed:
         if dotted := wds.dotted_keys_error(shard.path, about):
@@ -108,7 +108,7 @@ def _drawn(item: IndexedShard, seed: int) -> IndexedShard:
 
 
 def every_nth_sample(step: int, indexed: Sequence[IndexedShard]) -> list[IndexedShard]:
-    """Return the shards with every `step`-th sample drawn, counted across shards, from the first sample on."""
+    """Return the shards with only every `step`-th sample drawn: samples 0, step, 2·step … counted across all shards."""
     ends = accumulate((item.num_samples for item in indexed), initial=0)
     firsts = [-start % step for start, _ in zip(ends, indexed, strict=False)]
     return [
@@ -122,7 +122,7 @@ def every_nth_sample(step: int, indexed: Sequence[IndexedShard]) -> list[Indexed
 
 
 def first_samples(indexed: list[IndexedShard], limit: int | None) -> list[IndexedShard]:
-    """Return the first `limit` samples, across shards; None: all. Their lengths have the cache keys of whole shards."""
+    """Return the shards of the first `limit` samples, the last shard cut; None: all. Their cache keys stay the same."""
     if limit is None:
         return indexed
     first = list[IndexedShard]()
@@ -177,7 +177,7 @@ def _indexed(cache: TableCache, shard: Shard, key: str) -> IndexedShard | None:
 
 
 def batches(numbers: Sequence[int], shards: Sequence[Shard]) -> Iterator[list[int]]:
-    """Group the numbers of shards into jobs: many small shards (at most 256, and 64 MiB), or one large shard."""
+    """Group shards, by their indices (`numbers`), into jobs of at most 256 shards and 64 MiB, or of one large shard."""
     batch: list[int] = []
     num_bytes = 0
     for number in numbers:

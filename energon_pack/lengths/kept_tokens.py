@@ -54,7 +54,7 @@ class TokenWriter:
         self._entries, self._num_bytes = [_MAGIC], len(_MAGIC)
 
     def add(self, tokens: MemberTokens, sample: ReadSample, checksum: int) -> int:
-        """Add a sample's tokens under its checksum; return their byte offset in the file, or 0 if the file is full."""
+        """Add the tokens of a sample; return their byte offset in the file, or 0 if the file is full (not added)."""
         entry = _entry(tokens, [] if sample.times_images else [sample.messages, sample.tools, sample.fields], checksum)
         place = self._num_bytes
         if place + len(entry) > _MAX_FILE_BYTES:
@@ -64,7 +64,7 @@ class TokenWriter:
         return place
 
     def write(self, folder: Path) -> int:
-        """Write the file; return its number << 32: this plus a sample's offset is its value in the column `kept`."""
+        """Write the file; return its number << 32, to which a sample's offset is added for the column `kept`."""
         data = b"".join(self._entries)
         number = crc32(data)
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ class TokenWriter:
 
 
 class KeptTokens:
-    """Reads the token files in a folder."""
+    """Reads tokens back from the files that `TokenWriter` wrote to a folder."""
 
     def __init__(self, folder: Path):
         self._folder, self._files = folder, OpenFiles()
@@ -83,7 +83,7 @@ class KeptTokens:
 
         Args:
             kept: the sample's value in the column `kept`; 0: it was not kept.
-            checksum: the sample's checksum. If the entry has another one, its file is removed.
+            checksum: the sample's checksum; if that of the entry differs, the file is damaged and is removed.
         """
         if not kept:
             return None
@@ -117,7 +117,7 @@ def forget_tokens(folder: Path) -> None:
 
 
 def remove_oldest(cache: Path) -> None:
-    """Remove the oldest token files in a cache's subfolders, until the rest takes at most `_MAX_CACHE_BYTES` bytes."""
+    """Remove the oldest token files in the subfolders of `cache`, until the others have at most 16 GiB."""
     states = []
     for path in cache.glob("*/*.tokens"):
         with suppress(FileNotFoundError):  # another process removed it

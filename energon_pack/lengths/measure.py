@@ -52,7 +52,7 @@ _IS_VIDEO = rf"(?i)\.({'|'.join(VIDEO_NAMES)})$"
 
 @dataclass(frozen=True)
 class MeasuredShard:
-    """A shard whose drawn samples are all measured, and where their rows of `LENGTHS_SCHEMA` are in the cache."""
+    """A shard whose drawn samples are all measured, and where the cache has their rows of `LENGTHS_SCHEMA`."""
 
     indexed: IndexedShard
     pieces: list[Piece]
@@ -81,7 +81,7 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
 
 
 def measure_rows(indexed: list[IndexedShard], rows: Sequence[Ints], method: Method, run: Run) -> int:
-    """Measure only these rows of each shard into the cache; return how many rows they are."""
+    """Measure only these rows of each shard, and keep their lengths in the cache; return how many rows are given."""
     cache = lengths_cache(method, run)
     keys = [_lengths_key(item) for item in indexed]
     found = [cache.find(key, item.num_samples) for key, item in zip(keys, indexed, strict=True)]
@@ -198,11 +198,12 @@ def _copies(item: IndexedShard, rows: Ints) -> Ints:
 def add_changed_rows(
     cache: TableCache, keys: Sequence[str], table: pa.Table, numbers: Ints, rows: Ints, stale: Stale
 ) -> None:
-    """Add measured rows to the cache, except those that equal what it has for them.
+    """Add measured rows to the cache, except samples that are left out again for the same reason.
 
     Args:
-        keys: the cache keys of the shards, by number.
-        numbers, rows: for each row, the number of its shard and its row number in that shard.
+        keys: the cache key of each shard.
+        numbers, rows: for each row of `table`, the index of its shard in `keys`, and its row number in that shard.
+        stale: the samples that were measured again, as `stale_rows` returns them.
     """
     is_new = rows_to_write(table, numbers, rows, stale)
     if is_new.any():
@@ -221,13 +222,13 @@ def _records(keys: Sequence[str], numbers: Ints, rows: Ints) -> list[Record]:
 
 
 class LengthsWrong(PackError):
-    """The full processor gives another length for a sample, so all lengths by this method are in doubt."""
+    """The full processor makes other tokens of a sample than were measured: all lengths by this method are in doubt."""
 
 
 @contextmanager
 def dropping_wrong_lengths(measured: Sequence[MeasuredShard], method: Method, run: Run) -> Iterator[None]:
-    """In this context, an error that shows wrong lengths removes them from the cache, so that the next run measures
-    again: of the changed shard after SourceChanged; of all shards after LengthsWrong, and then by the tokenizer alone.
+    """In this context, SourceChanged removes the lengths of the changed shard from the cache, and LengthsWrong those of
+    all shards, so that the next run measures again; after LengthsWrong it uses the tokenizer itself as engine.
     """
     try:
         yield
@@ -241,7 +242,7 @@ def dropping_wrong_lengths(measured: Sequence[MeasuredShard], method: Method, ru
 
 
 def by_trusted_engine(method: Method, run: Run) -> Method:
-    """Return the method, with the tokenizer itself as engine if its lengths turned out wrong in an earlier run."""
+    """Return the method; with the engine `tokenizers`, which is slower and exact, if its lengths were wrong before."""
     return replace(method, engine="tokenizers") if _wrong_lengths_file(method_key(method), run).exists() else method
 
 
@@ -251,7 +252,7 @@ def _wrong_lengths_file(folder: str, run: Run) -> Path:
 
 
 def cache_keys_of(measured: Sequence[MeasuredShard], method: Method) -> tuple[str, list[str]]:
-    """Return the name of the cache folder with lengths by this method, and the key of each shard there."""
+    """Return the name of the cache folder for lengths by this method, and the key of each shard in it, for `forget`."""
     return method_key(method), [_lengths_key(item.indexed) for item in measured]
 
 
@@ -259,7 +260,7 @@ def forget(cached: tuple[str, list[str]], run: Run, are_wrong: bool = True) -> N
     """Remove the lengths that `cache_keys_of` named from the cache, and all kept tokens of their folder.
 
     Args:
-        are_wrong: whether later runs shall count by the tokenizer alone.
+        are_wrong: whether the lengths were wrong, so that later runs use the engine `tokenizers` (`by_trusted_engine`).
     """
     folder, keys = cached
     if are_wrong:
@@ -272,7 +273,7 @@ def check_unchanged(measured: Sequence[MeasuredShard], run: Run) -> None:
     """Compare the headers of shards whose lengths came from the cache with the headers they were measured with.
 
     Raises:
-        SourceChanged: a shard was written anew with the same size and time.
+        SourceChanged: the headers differ, though size and modification time of the shard are the same.
     """
     cached = [item.indexed for item in measured if item.was_cached]
     jobs = (
@@ -303,7 +304,7 @@ def lengths_cache(method: Method, run: Run) -> TableCache:
 
 
 def method_key(method: Method) -> str:
-    """Return a hash of everything in a method that lengths depend on: the name of its folder in the cache."""
+    """Hash all settings of a method that lengths depend on; the hash names the folder of its lengths in the cache."""
     template = method.identity
     versions = LENGTHS_VERSION, reader.INDEX_VERSION, [*FIT_RULES]
     asked = [version_of(name) for name in ("transformers", "torchvision")] if template.family in ASKING_FAMILIES else []

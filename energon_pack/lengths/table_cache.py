@@ -42,7 +42,7 @@ class Piece(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Says which key a run of rows in a file belongs to. The records of a file are in the order of its rows."""
+    """Says to which key some consecutive rows of a file belong. The records of a file are in the order of its rows."""
 
     key: str
     start: int  # number of the first of them among the rows of the key
@@ -67,7 +67,7 @@ class _UndamagedFiles(dict[str, bool]):
 
 
 class TableCache:
-    """A cache on disk: rows of tables by key, in the Parquet files of one folder."""
+    """A cache on disk that finds table rows by key; they are in the Parquet files of one folder."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -83,10 +83,10 @@ class TableCache:
             self._add_file(path, number, records)
 
     def find(self, key: str, num_rows: int) -> tuple[list[Piece], Ints]:
-        """Return where the rows of a key are, as pieces in row order, and the numbers of the rows that are missing.
+        """Return the pieces of files with the rows of a key, in row order, and the row numbers that the cache lacks.
 
         Args:
-            num_rows: how many rows the key has when none is missing.
+            num_rows: the number of rows of the key, missing ones included.
         """
         kept = self._whole_files(key)
         if len(kept) == 1 and kept[0][3] == num_rows:
@@ -108,7 +108,7 @@ class TableCache:
         return kept[-1][4] if kept else None
 
     def add(self, table: pa.Table, records: Iterable[Record]) -> None:
-        """Buffer rows, with their records in the same order; they are written when there are many, or after a while."""
+        """Buffer rows and their records, in equal order; `flush` after 50,000 rows, 10,000 records or 10 seconds."""
         self._waiting.append(table)
         self._records += records
         num_rows = sum(table.num_rows for table in self._waiting)
@@ -131,7 +131,7 @@ class TableCache:
         self._add_file(path, *described)
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Drop all rows of these keys, for this run and all later ones."""
+        """Make `find` miss all rows of these keys, in this run and in later runs."""
         self.flush()
         records = [Record(key, 0, _FORGOTTEN) for key in keys]
         self.add_file(write_tables(self.folder, self.number, pa.table({"key": pa.array([], pa.string())}), records))
@@ -159,7 +159,7 @@ def write_tables(folder: Path, number: int, table: pa.Table, records: Sequence[R
     """Write rows to a new file of the cache, named after its hash; return its path.
 
     Args:
-        number: rows in this file replace rows of the same key in files with lower numbers.
+        number: orders the files: a row of a key replaces the same row in files with lower numbers.
     """
     folder.mkdir(parents=True, exist_ok=True)
     about = {"number": str(number), "records": json.dumps(records)}
@@ -188,7 +188,7 @@ def _read_records(path: Path) -> tuple[int, list[Any]] | None:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Pieces that are read together. Each belongs to an owner, such as a shard, which is known by its number."""
+    """Pieces that are read as one table. Each belongs to an owner, such as a shard, that is known by its index."""
 
     pieces: list[Piece]
     numbers: list[int]  # for each piece, the number of its owner
@@ -215,12 +215,12 @@ class Chunk:
 
     @property
     def numbers_of_rows(self) -> Ints:
-        """Return for each row the number of its owner."""
+        """Return for each row of the chunk the index of its owner."""
         return np.repeat(np.array(self.numbers, np.int64), self._sizes)
 
     @property
     def rows(self) -> Ints:
-        """Return for each row its row number within its owner."""
+        """Return for each row of the chunk its row number among the rows of its owner."""
         return _ranges(self.starts, self._sizes)
 
     @property
@@ -229,7 +229,7 @@ class Chunk:
 
 
 def chunks_of_pieces(kept: Iterable[tuple[int, Sequence[Piece]]], max_rows: int = _CHUNK_ROWS) -> Iterator[Chunk]:
-    """Group pieces, which come with their owner's number, into chunks of at most `max_rows` rows, or one larger one."""
+    """Group the pieces of owners (index, pieces) into chunks of at most `max_rows` rows, or of one larger piece."""
     chunk, num_rows = Chunk([], [], []), 0
     for number, pieces in kept:
         start = 0
@@ -263,5 +263,5 @@ def _ranges(starts: Sequence[int], sizes: Sequence[int]) -> Ints:
 
 
 def key_of(*identity: Any) -> str:
-    """Return a cache key of 24 hexadecimal digits: a hash of these values as JSON."""
+    """Hash JSON values into a cache key of 24 hexadecimal digits."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]

@@ -47,7 +47,7 @@ BEGINNINGS_VERSION = 1
 
 @dataclass(frozen=True)
 class MeasureJob:
-    """The samples that one worker measures, and how."""
+    """The samples that one worker measures, and the method that it measures them by."""
 
     shards: list[Shard]  # the shard of each sample
     samples: pa.Table  # rows of `wds.INDEX_SCHEMA`
@@ -97,7 +97,7 @@ class _Waiting:
 
 
 def measure(job: MeasureJob) -> pa.Table:
-    """Measure the samples of a job in a worker; return a table of `LENGTHS_SCHEMA` with a row for each."""
+    """Measure the samples of a job, in a worker process; return a table of `LENGTHS_SCHEMA`, a row for each sample."""
     template = load_saved_template(job.method.template_folder)
     warnings.filterwarnings("ignore", module="PIL")  # odd EXIF and the like; unreadable files are in the ledger
     with Reader() as reader, losing_no_fault():
@@ -116,10 +116,10 @@ def measured(
     method: Method,
     token_writer: TokenWriter | None = None,
 ) -> list[LengthsRow]:
-    """Render samples and count their tokens in batches; return their rows, filled in, in the same order.
+    """Render samples, count their tokens in batches, and write the counts into their rows; return the rows in order.
 
     Args:
-        samples: pairs of a row without counts and its sample; None if the row already says why the sample is left out.
+        samples: pairs of a row without counts and its sample; None in its place: the row says why it is left out.
         token_writer: stores the tokens for later runs; None: they are not stored.
     """
     rows: list[LengthsRow] = []
@@ -233,13 +233,13 @@ def _count_tokens(template: Template, waiting: list[_Waiting], engine: str, toke
 
 
 def hash_media(row: LengthsRow, hashes: MediaHashes, shard: Shard, sample: ReadSample) -> None:
-    """Hash a sample's media, which are read whole, into `media_hashes` and `first_medium` of its row."""
+    """Read and hash a sample's media; set `media_hashes` and `first_medium` of its row."""
     row.media_hashes = hashes.of(shard, sample.parts, sample.media)
     row.first_medium = hashes.first(shard, sample.parts)
 
 
 def hash_beginnings(template: Template, samples: Sequence[tuple[LengthsRow, Rendered]]) -> None:
-    """Set `beginnings` in the rows that have `media_hashes`; other rows stay as they are."""
+    """Hash beginnings of samples into the column `beginnings` of their rows, except where `media_hashes` is None."""
     asked = [(row, rendered, row.media_hashes) for row, rendered in samples if row.media_hashes is not None]
     found = beginnings(template, [rendered for _, rendered, _ in asked], [media for _, _, media in asked])
     for (row, _, _), of_sample in zip(asked, found, strict=True):

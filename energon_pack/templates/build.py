@@ -37,7 +37,7 @@ _PROBE_MESSAGES = [{"role": "user", "content": "What is it?"}, {"role": "assista
 
 @quiet_transformers()
 def build(settings: TemplateSettings, folder: Path) -> Template:
-    """Build the template for the processor in a folder, with the media rules that `model.template` names."""
+    """Build the template for the processor in a folder, with the media rules of the family `model.template`."""
     with importing():
         prepare_torchvision()
     model = settings.model

@@ -29,16 +29,16 @@ _DOCUMENT_END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<eos>")
 
 
 class MediaTexts:
-    """Knows the texts that a chat template writes for media and around them, to keep them out of labels."""
+    """Finds the texts that a chat template writes for media and around them, and cuts them out of trained spans."""
 
     def __init__(
         self, chat: ChatTemplate, media_tokens: Mapping[str, str], beside: Iterable[str], special: Iterable[str]
     ):
-        """Take a chat template.
+        """Store a chat template and its tokens.
 
         Args:
-            media_tokens: by kind, the text that it writes for one medium.
-            beside: tokens that the processor writes in place of these, and around them.
+            media_tokens: by kind, the text that the template writes for one medium.
+            beside: tokens that the processor writes in place of those texts, and around them.
             special: all special tokens of the tokenizer.
         """
         self._chat = chat
@@ -55,7 +55,7 @@ class MediaTexts:
         return self._text_in_question[kind]
 
     def with_all_media(self, message: Message) -> Message:
-        """Return a message in which media that the template would drop in such a turn are text, as in a user's turn."""
+        """Return a message in which media that the template drops for its role are text, as for the role `user`."""
         if message["role"] == "user" or isinstance(message["content"], str):
             return message
         content = [
@@ -67,14 +67,14 @@ class MediaTexts:
         return {**message, "content": content}
 
     def spells_media_tokens(self, text: str) -> bool:
-        """Say whether a text contains a token that stands for a medium, or around one."""
+        """Say whether a text contains a token that is written for a medium or beside one, such as `<|image_pad|>`."""
         for token in self._media_special_tokens.all:  # noqa: SIM110 (a third of the time of `any`, for every text)
             if token in text:
                 return True
         return False
 
     def without_media(self, text: str, trained: Sequence[Trained], media: Iterable[Range]) -> list[Trained]:
-        """Cut media, the text around them and all media tokens out of a text's trained parts; `media`: their places."""
+        """Cut media, the text that frames them and media tokens out of trained spans; `media`: character ranges."""
         rest = without_holes(trained, [self._with_surrounding_text(text, *place) for place in media])
         holes: list[Range] = []
         for start, end, _ in rest:

@@ -55,7 +55,7 @@ def video_preprocessor(media: MediaConfig, factor: int) -> VideoPreprocessor | N
 
 
 def check_media(media: MediaConfig) -> None:
-    """Raise PackError if the `media` node is invalid, as far as that is known without a model or others' classes."""
+    """Raise PackError if the `media` node is invalid; what needs a model or a class of your own is not checked."""
     for kind, name, known in (("image", media.image, IMAGE_PREPROCESSORS), ("video", media.video, VIDEO_PREPROCESSORS)):
         if ":" not in name:
             _load_preprocessor(kind, name, media, _EXAMPLE_FACTOR, known)
@@ -117,7 +117,7 @@ def _refuse_other_models(kind: str, factor: int) -> None:
 
 @dataclass(frozen=True)
 class SizeRule:
-    """An image preprocessor that only resizes or crops (`tokens.OPERATIONS`), so packs can store the resulting size."""
+    """An image preprocessor that only resizes or crops, to `size(width, height)`, so packs can store that size."""
 
     #: width and height afterwards, from those before
     size: Callable[[int, int], tuple[int, int]]

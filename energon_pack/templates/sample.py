@@ -23,7 +23,7 @@ class Sample:
 
 
 def as_seen(sample: Sample) -> Sample:
-    """Return the sample with each list of frames as one video, as a model sees it; raises Skip for text in a list."""
+    """Return the sample with each list of frames as one video, as models see it; raises Skip for text in a list."""
     if not sample.media:
         return sample
     messages, media = frame_lists_as_videos(sample.messages, sample.media)
@@ -60,7 +60,7 @@ def frame_lists_as_videos(messages: list[Message], media: list[Media]) -> tuple[
 
 @dataclass(frozen=True)
 class Rendered:
-    """The text of a sample, with its media expanded to tokens, and which of its characters are trained."""
+    """The text of a sample, in which media are written as their tokens, and the ranges of its trained characters."""
 
     text: str
     spans: list[tuple[int, int]]  # supervised characters of `text`
@@ -77,7 +77,7 @@ class Rendered:
 
 @dataclass(frozen=True)
 class Tokens:
-    """The token ids of a sample, and which of them are trained."""
+    """The token ids of a sample, and the ranges of those that are trained."""
 
     ids: list[int]
     supervised: list[tuple[int, int]]  # ranges of token indices

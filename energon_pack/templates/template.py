@@ -190,7 +190,7 @@ class Template(Preparation, Tokenizing):
             raise Skip(Reason.BAD_MESSAGE, f"label_settings: {error}") from None
 
     def raw_text(self, sample: Sample) -> str | None:
-        """Return the text of a sample that is a document, before its media are expanded; None: the sample is a chat."""
+        """Return the text of a document, before its media become tokens; None: the sample is a chat."""
         messages = self.messages(sample)
         return self._document_texts.text(messages[0]) if is_document(messages) else None
 
@@ -247,7 +247,7 @@ class Template(Preparation, Tokenizing):
         return chat.with_variables(sample.options.chat_template_kwargs), self._media_texts[chat]
 
     def encode(self, sample: Sample) -> Tokens:
-        """Return the tokens of one sample: `len(encode(sample).ids)` is its `token_len` in the packs."""
+        """Return the token ids of one sample; their number is its `token_len` in the packs."""
         return self.tokenize([self.render(sample)])[0]
 
     def member_tokens(self, samples: Sequence[Sample], engine: str = "tokenizers") -> list[MemberTokens]:
@@ -263,7 +263,7 @@ class Template(Preparation, Tokenizing):
         ]
 
     def rules_by(self, engine: str) -> InputRules:
-        """Return `input_rules` with this `measure.engine`, which tokenizes members that come from no pack."""
+        """Return `input_rules` that tokenize members from no pack with this engine (`measure.engine`)."""
         return replace(self.input_rules, tokenize=partial(tokens_of_member, self, engine=engine))
 
     @cached_property
@@ -295,7 +295,7 @@ class Template(Preparation, Tokenizing):
         return self._chat_for(sample)[0].render(self.messages(sample), sample.tools)
 
     def only(self, kinds: list[str]) -> "Template":
-        """Return a copy of the template for only these kinds of media and samples (MIXED_MEDIA, UNEVEN_VIDEOS …)."""
+        """Return a copy of the template that refuses all but these kinds of samples (`image`, MIXED_MEDIA …)."""
         return Template(replace(self.spec, kinds=kinds), self.rules, self._tokenizer)
 
     def save(self, folder: Path) -> None:

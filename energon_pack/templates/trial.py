@@ -58,7 +58,7 @@ _PROBE_MESSAGES = [{"role": "user", "content": "What is it?"}, {"role": "assista
 
 @dataclass
 class TrialOutcome:
-    """How a template and the full processor compared on the random samples of one kind."""
+    """The result of comparing the tokens of a template and of the full processor for the random samples of one kind."""
 
     num_compared: int = 0  # compared media; for texts, samples
     num_refused: int = 0  # media that the full processor itself refuses
@@ -97,7 +97,7 @@ class TrialSample:
 
 
 class Trial:
-    """Random samples, on which templates are compared with full processors, and the tokens that these make."""
+    """Random samples, for which the tokens of templates are compared with those of full processors."""
 
     def __init__(self, seed: int = 0, lists: Sequence[Sequence[str]] = _MEDIA_KINDS):
         """Draw the samples.
@@ -193,7 +193,7 @@ def _uniform(noise: Any) -> Any:
 
 
 def sample_kinds_of(media: Iterable[str]) -> set[str]:
-    """Return these kinds of media, with MIXED_MEDIA and UNEVEN_VIDEOS where their samples can be so."""
+    """Return these kinds of media, with MIXED_MEDIA if they are several, and UNEVEN_VIDEOS if videos are among them."""
     kinds = {*media}
     return kinds | ({MIXED_MEDIA} if len(kinds) > 1 else set()) | ({UNEVEN_VIDEOS} if VIDEO.kind in kinds else set())
 
@@ -255,7 +255,7 @@ def _clip_argument(template: Template, video: Media, pixels: Any, chooses: bool)
 
 
 def feature_difference(template: Template, media: Iterable[SeenMedium], ids: Sequence[int]) -> str:
-    """Return how the numbers of features of media and of tokens for them in `ids` differ; empty: they are equal."""
+    """Say how the number of features of media differs from that of their tokens in `ids`; empty: it does not."""
     media, num_waiting = [*media], Counter(ids)
     num_features = dict.fromkeys(template.feature_ids.values(), 0)  # by token; kinds may share one
     for medium in media:
@@ -269,7 +269,7 @@ def feature_difference(template: Template, media: Iterable[SeenMedium], ids: Seq
 
 
 def token_difference(result: list[int] | str, truth: list[int] | str) -> str:
-    """Return in a few words how a template's ids differ from the processor's; a text is an error in place of ids."""
+    """Say how a template's ids (`result`) differ from the processor's (`truth`); a text in place of ids is an error."""
     numbers = [f"nothing ({value})" if isinstance(value, str) else f"{len(value)} tokens" for value in (result, truth)]
     if isinstance(result, list) and isinstance(truth, list) and len(result) == len(truth):
         first = next(index for index, pair in enumerate(zip(result, truth, strict=True)) if pair[0] != pair[1])

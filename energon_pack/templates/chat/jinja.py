@@ -94,7 +94,7 @@ def _by_chance(*args: Any, **kwargs: Any) -> None:
 
 
 def environment(today: str = DEFAULT_DATE) -> ImmutableSandboxedEnvironment:
-    """Return the Jinja environment of transformers' chat templates; `today`: the ISO date for `strftime_now`."""
+    """Return an environment of Jinja like transformers' for chat templates; `today`: the ISO date of `strftime_now`."""
     jinja = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
     jinja.filters["tojson"] = _tojson
     jinja.globals["raise_exception"] = _raise_exception
@@ -106,17 +106,17 @@ def environment(today: str = DEFAULT_DATE) -> ImmutableSandboxedEnvironment:
 
 
 def writes_date(*sources: str) -> bool:
-    """Say whether one of these chat templates calls `strftime_now`, which writes the date."""
+    """Say whether one of these chat templates, given as Jinja source, calls `strftime_now`, which writes the date."""
     return any("strftime_now" in source for source in sources)
 
 
 @lru_cache
 def variables_in(source: str) -> frozenset[str]:
-    """Return the names of the variables that a template reads, besides the conversation's (`messages`, `tools`)."""
+    """Return the names of the variables that a chat template reads, except a conversation's (`messages`, `tools`)."""
     known = {*environment().globals, "messages", "tools", "add_generation_prompt"}
     return frozenset(find_undeclared_variables(environment().parse(source)) - known)
 
 
 def generates(source: str) -> bool:
-    """Say whether a template has `{% generation %}` blocks, which mark what is trained."""
+    """Say whether a chat template has `{% generation %}` blocks, which mark the trained text."""
     return _GENERATION.search(source) is not None

@@ -37,7 +37,7 @@ class ThinkMarks(NamedTuple):
 def adjusted(
     text: str, spans: Iterable[Trained], labels: Labels, turn: TurnForm, special: SpecialTokens, think: ThinkMarks
 ) -> list[Trained]:
-    """Apply `labels` to the spans of whole turns; return all trained spans, ascending, without those of weight 0."""
+    """Cut or widen the spans of trained turns as `labels` says; return the trained spans of weight > 0, ascending."""
     spans = list(spans)
     turns = spans
     if labels.after_turn:
@@ -57,10 +57,10 @@ def adjusted(
 
 
 def turn_weights(messages: Sequence[Message], train_on: TrainOn, with_zeros: bool) -> dict[int, float]:
-    """Return the loss weights of the trained turns, by message number.
+    """Return the loss weights of the trained turns, by the index of the message.
 
     Args:
-        with_zeros: whether to include turns whose own weight is 0.
+        with_zeros: whether to include turns to which the sample itself gives weight 0.
     """
     answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     last = answers[-1] if answers else -1
@@ -73,7 +73,7 @@ def turn_weights(messages: Sequence[Message], train_on: TrainOn, with_zeros: boo
 
 
 def without_holes(spans: Iterable[Trained], holes: Sequence[Range]) -> list[Trained]:
-    """Return spans without the holes that are cut out of them; spans and holes ascend."""
+    """Cut ranges (`holes`) out of spans; return the parts that remain. Spans and holes ascend."""
     rest: list[Trained] = []
     passed = 0
     for start, end, weight in spans:
@@ -94,7 +94,7 @@ def without_holes(spans: Iterable[Trained], holes: Sequence[Range]) -> list[Trai
 
 
 def without_thoughts(messages: Sequence[Message], think: ThinkMarks) -> list[Message]:
-    """Return messages in which answers before the last question have no thoughts."""
+    """Return the messages; the assistant's before the user's last one lose their reasoning and thoughts."""
     last = last_question(messages)
 
     def silent(message: Message) -> Message:

@@ -37,7 +37,7 @@ Shape = tuple[Any, ...]
 
 
 class Level(Enum):
-    """Which texts of a conversation get marks: a template may look at some texts, and leave others out."""
+    """Which texts of a conversation get marks; a template may refuse marks in some texts, or leave some texts out."""
 
     ALL = "all"
     EMPTY = "empty"  # also empty texts beside reasoning or tool calls
@@ -46,7 +46,7 @@ class Level(Enum):
 
 
 class TextLeaf(NamedTuple):
-    """Names the message, or the tool call of a message, that one text of a conversation belongs to."""
+    """The index of the message that a text belongs to, and of its tool call if the text is part of one."""
 
     message: int
     call: int | None = None  # the number of the tool call that it belongs to; None: it belongs to none
@@ -69,7 +69,7 @@ class WrittenText:
 
 
 def mark_leaves(messages: Sequence[Message], level: Level) -> tuple[list[Message], list[TextLeaf]]:
-    """Return the conversation with marks around its texts, and the owner of each text, by the text's number."""
+    """Return a copy of the messages with numbered marks around their texts, and for each number the text's owner."""
     leaves: list[TextLeaf] = []
 
     def marked(text: str, leaf: TextLeaf) -> str:
@@ -84,7 +84,7 @@ def mark_leaves(messages: Sequence[Message], level: Level) -> tuple[list[Message
 
 
 def read_marks(output: str) -> WrittenText:
-    """Take the marks of `mark_leaves` out of a rendered text; return the text and where they were."""
+    """Remove the marks of `mark_leaves` from a rendered text; return the text, and the positions of the marks in it."""
     pieces: list[str] = []
     marks: list[Mark] = []
     generated: list[tuple[int, int]] = []
@@ -164,9 +164,9 @@ def _marked_value(value: Any, leaf: TextLeaf, marked: Any) -> Any:
 
 
 def shape_of(messages: Sequence[Message]) -> Shape | None:
-    """Return all of the messages but their texts (roles, part types, weights); None: they have other keys.
+    """Return a key of what messages have besides texts: roles, part types and weights; None: they have other keys, too.
 
-    A template that only copies texts writes all conversations of one shape alike.
+    For two conversations of one shape, a template that only copies texts writes the same output around the texts.
     """
     shape: list[Any] = []
     for message in messages:
@@ -197,7 +197,7 @@ def texts_of(messages: Sequence[Message]) -> list[str]:
 
 
 def with_numbers(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with each text replaced by its number between two marks, for `Skeleton`."""
+    """Return the messages with each text replaced by its number (0, 1 …) between two marks, for `Skeleton`."""
     number = count()
 
     def content(value: Any) -> Any:
@@ -209,10 +209,10 @@ def with_numbers(messages: Sequence[Message]) -> list[Message]:
 
 
 class Skeleton:
-    """The output of a chat template for all conversations of one shape, with gaps for their texts."""
+    """A rendered conversation with gaps for its texts; filled, it is the output for any conversation of its shape."""
 
     def __init__(self, output: str, num_texts: int):
-        """Find the gaps in the output of `with_numbers`; raises ValueError if a text stands there twice, or never."""
+        """Find the gaps in the rendered `with_numbers` messages; raises ValueError unless each number is there once."""
         self._pieces = _TEXT.split(output)
         self._order = list(map(int, self._pieces[1::2]))
         if sorted(self._order) != list(range(num_texts)):

@@ -35,7 +35,7 @@ _IS_GUARDED: ContextVar[bool] = ContextVar("is_guarded", default=False)
 
 
 def normalized(messages: list[Message]) -> list[Message]:
-    """Return messages without keys whose value is None, and with their reasoning under both names that templates read.
+    """Return messages without keys whose value is None, and with their reasoning under both keys that templates read.
 
     Keys inside tool calls and content parts stay, even if None, as in transformers.
     """
@@ -99,7 +99,7 @@ class Renderer:
 
         Args:
             prompt: end with the header of an assistant's turn.
-            marks: put marks around the output of `{% generation %}` blocks.
+            marks: put the noncharacters `leaves.GENERATION` around the output of `{% generation %}` blocks.
 
         Raises:
             Skip: `processor_error` if the template refuses the conversation.

@@ -64,12 +64,11 @@ class Spans:
     """Finds which characters of a rendered conversation are trained, for one chat template."""
 
     def __init__(self, render: Callable[..., str], turn: TurnForm, special: SpecialTokens, generates: bool):
-        """Take a chat template.
+        """Store the functions and texts of one chat template.
 
         Args:
-            render: renders messages and tools, with the keywords `prompt` and `marks` (whether to mark the output of
-                `{% generation %}`); raises Skip.
-            generates: whether the template has such blocks.
+            render: `Renderer.render` of the template; raises Skip.
+            generates: whether the template has `{% generation %}` blocks.
         """
         self._render, self._turn, self._special, self._generates = render, turn, special, generates
         self._prefix_rendering = PrefixRendering(render, turn, special)
@@ -82,7 +81,7 @@ class Spans:
 
         Args:
             plain: the conversation as rendered without marks.
-            trained: the numbers of the messages that are trained.
+            trained: the indices of the messages that are trained.
             with_calls: whether tool calls are trained, too.
         """
         leaves_out_calls = False

@@ -39,14 +39,14 @@ _PROBE = "energon_pack_probe"
 
 
 class Marked(NamedTuple):
-    """A conversation as text, with marks around its trained spans, and the spans' loss weights."""
+    """A rendered conversation with `OPEN` and `CLOSE` around its trained spans, and the loss weights of the spans."""
 
     text: str
     weights: list[float]  # of each span; 0: the other text counts (`labels.prompt_weight`), but this span does not
 
 
 class ChatTemplate:
-    """A chat template of a model: renders conversations, and marks what is trained in them."""
+    """Renders conversations by the chat template of a model, and marks what is trained in them."""
 
     def __init__(
         self,
@@ -103,11 +103,11 @@ class ChatTemplate:
         return self._marked(plain, messages, tools, weights, labels.tool_calls is ToolCalls.train, with_zeros)
 
     def adjusted(self, text: str, spans: Sequence[Trained], labels: Labels) -> list[Trained]:
-        """Apply `labels` (thoughts, end tokens, prompt weight) to the spans of whole turns; return what is trained."""
+        """Cut or widen the spans of trained turns as `labels` says; return the trained spans of weight > 0."""
         return adjusted(text, spans, labels, self._turn, self._special, self._think)
 
     def without_thoughts(self, messages: Sequence[Message]) -> list[Message]:
-        """Return messages in which answers before the last question have no thoughts."""
+        """Return the messages; the assistant's before the user's last one lose their reasoning and thoughts."""
         return without_thoughts(messages, self._think)
 
     @cached_property
@@ -136,7 +136,7 @@ class ChatTemplate:
 
     @cached_property
     def after_answers(self) -> list[str]:
-        """The texts behind an answer that another turn follows, and behind the last; empty: the template shows none."""
+        """The texts behind the first of two answers and behind the last; empty list: the template refuses the test."""
         question: Message = {"role": "user", "content": "a"}
         answer: Message = {"role": "assistant", "content": _PROBE}
         try:

@@ -31,7 +31,7 @@ Pattern = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class TurnForm:
-    """How a chat template writes an assistant's turn: what stands before and after its trained part."""
+    """The texts that a chat template writes before and after the trained part of an assistant's turn."""
 
     headers: tuple[str, ...]  # `<|im_start|>assistant\n`, and other texts before trained parts; longest first
     begins: str  # the token that every header begins with
@@ -41,7 +41,7 @@ class TurnForm:
     lead: str = ""  # white space that begins a turn without a header: LLaVA's `[/INST]` belongs to the question
 
     def has_whole(self, marked: str) -> bool:
-        """Say whether each part between marks is a whole turn: after a header, and up to the end of a turn."""
+        """Say whether each text between `OPEN` and `CLOSE` stands after a header, and ends as a turn ends."""
         before = _MARKS.split(marked)
         return all(
             text.endswith(self.headers if mark == OPEN else self.ends)
@@ -82,7 +82,7 @@ class SpecialTokens:
         return max((match.end() for match in self._pattern.finditer(text)), default=0)
 
     def token_at(self, text: str, position: int) -> str:
-        """Return the special token at a position, after white space; empty: there is none."""
+        """Return the special token at a position, or after white space there; empty: there is none."""
         while position < len(text) and text[position].isspace():
             position += 1
         match = self._pattern.match(text, position)
@@ -93,7 +93,7 @@ class SpecialTokens:
         return self._some.fullmatch(text, start) is not None
 
     def whole(self, text: str, end: int) -> int:
-        """Return `end`, moved back to the start of a special token if it would cut that token in two."""
+        """Return the position `end`, or the start of a special token if `end` lies within that token."""
         for match in self._pattern.finditer(text):
             if match.start() < end < match.end():
                 return match.start()
@@ -125,14 +125,14 @@ class Span(NamedTuple):
 
 
 class PrefixRendering:
-    """Finds a turn in a rendered text by prefix rendering: the conversation up to the turn, with and without it."""
+    """Finds a turn in a rendered text: renders the conversation up to the turn, with and without it, and compares."""
 
     def __init__(self, render: Callable[..., str], turn: TurnForm, special: SpecialTokens):
         self._render, self._turn, self._special = render, turn, special
         self._agrees: dict[Pattern, bool | None] = {}  # pattern of turns → whether prefixes agree; None: can't tell
 
     def span(self, messages: Sequence[Message], tools: Any, text: str, i: int) -> Span | None:
-        """Return the span that message `i` adds to the output; None: the template refuses it, or changes older ones."""
+        """Return the span that message `i` adds to `text`; None: the template refuses, or rewrites earlier messages."""
         if not self._turn.has_prompt:
             return None
         try:
@@ -151,18 +151,18 @@ class PrefixRendering:
         return Span(len(before) + len(header), self.next_turn(text, end), i)
 
     def next_turn(self, text: str, end: int) -> int:
-        """Return the end of a turn, moved behind the first token of the next turn if generation stops only there."""
+        """Return `end`, the end of a turn, or the end of the next turn's first token if generation stops only there."""
         token = self._special.token_at(text, end) if self._turn.is_next else ""
         return text.index(token, end) + len(token) if token else end
 
     def agrees(self, pattern: Pattern) -> tuple[bool, bool | None]:
-        """Return whether turns of this pattern were compared before, and the result; None: it could not be told."""
+        """Return whether a turn of this pattern was compared before, and the result of `compare`; None: unknown."""
         return pattern in self._agrees, self._agrees.get(pattern)
 
     def compare(self, pattern: Pattern, text: str, spans: Sequence[Span], proved: Span | None) -> bool | None:
-        """Say whether a turn's spans equal `proved`, its span by prefix rendering, but for white space; None: unknown.
+        """Say whether a turn's spans have the text of `proved`, its span by prefix rendering, except white space.
 
-        The first result for a pattern is kept for `agrees`.
+        Returns None if `proved` is None. The first result for a pattern is kept for `agrees`.
         """
         agrees = None if proved is None else self._are_same(text, spans, proved)
         if len(self._agrees) < _MAX_PATTERNS:
@@ -180,7 +180,7 @@ class PrefixRendering:
 
 
 def pattern_of(messages: Sequence[Message], i: int, last_question: int) -> Pattern:
-    """Return all that the form of turn `i` may depend on except its texts: content, neighbours and place."""
+    """Return a key of turns that a template writes alike: roles and keys of turn `i` and its neighbours, its place."""
     near = (messages[k] if 0 <= k < len(messages) else None for k in (i - 1, i, i + 1))
     return (*map(_content_form, near), i > last_question, i + 1 == len(messages))
 

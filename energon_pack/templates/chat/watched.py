@@ -46,7 +46,7 @@ class LooksAtText(Exception):
 
 
 def guarded_template(source: str, today: str) -> jinja2.Template | None:
-    """Compile a chat template that raises LooksAtText unless it only copies `with_numbers`' texts; None: impossible."""
+    """Compile a chat template that raises LooksAtText if it does more with a text than copy it; None: impossible."""
     jinja = environment(today)
     jinja.filters.update({_filter(guard): guard for guard in (_holds_none, _not_text, _written, _keys)})
     tree = jinja.parse(source)

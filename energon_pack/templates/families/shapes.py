@@ -29,7 +29,7 @@ _Answers = tuple[list[tuple[str, int]], tuple[str, str]]
 
 
 class ShapeRules(MediaRules):
-    """The rules of any other processor: they run its own call on tensors that have shapes and no values."""
+    """Counts media of any other processor: runs its own call on tensors that have shapes and no values."""
 
     _blanks: BlankMedia = ShapeOnlyMedia()
 
@@ -233,7 +233,7 @@ class ShapeRules(MediaRules):
 
 
 class PixelRules(ShapeRules):
-    """The rules of processors that refuse tensors without values: their calls get blank images."""
+    """Counts media of a processor that refuses tensors without values: runs its own call on blank images."""
 
     _blanks = BlankMedia()
 

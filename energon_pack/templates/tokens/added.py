@@ -33,11 +33,11 @@ class AddedTokens:
         self._stands_alone: dict[str, bool | None] = dict.fromkeys(self.all)  # None: not computed yet
 
     def may_begin_token(self, text: str) -> bool:
-        """Say whether an added token could begin within a text and end after it."""
+        """Say whether the end of a text is the beginning of an added token, as in `a<|im_`."""
         return any(text[-i:] in self._begins for i in range(1, min(len(text), self.longest) + 1))
 
     def stands_alone(self, text: str) -> bool:
-        """Say whether a text is an added token with which no other can overlap, whatever stands beside it."""
+        """Say whether a text is an added token that no other added token can overlap in any text."""
         known = self._stands_alone.get(text, False)
         if known is None:
             known = self._stands_alone[text] = (
@@ -72,7 +72,7 @@ class Runs:
         self._tokens = sorted(token for token in tokens if _is_plain(added[token]) and known.stands_alone(token))
 
     def squeeze(self, text: str, spans: Ranges) -> tuple[str, Ranges, list[Run]]:
-        """Return the text with each run as one token, the spans in it, and the runs; no span may end within a run."""
+        """Shorten each run to one token; return the text, the spans in it, and the runs: none if a span cuts one."""
         places = self._places(text)
         if not places or _cuts(spans, [(start, end) for start, end, _ in places]):
             return text, spans, []
@@ -108,7 +108,7 @@ class Runs:
 
 
 def expand_runs(ids: Ids, numbers: Mapping[int, int], spans: Ranges, runs: Sequence[Run]) -> tuple[Ids, Ranges]:
-    """Return the ids of a text with its runs at full length, and the token ranges of its spans.
+    """Undo `squeeze` in ids: return the ids with all runs at full length, and the token ranges of the spans.
 
     Args:
         ids: the ids of the text with short runs.
@@ -128,7 +128,7 @@ def expand_runs(ids: Ids, numbers: Mapping[int, int], spans: Ranges, runs: Seque
 
 
 def within_range(ids: Ids, ranges: Ranges, token_range: tuple[int, int] | None) -> tuple[Ids, Ranges]:
-    """Return the ids in a range of tokens, and the part of each range that lies in it, perhaps empty; None: all."""
+    """Return the ids in `token_range`, and the part of each range in it, counted from its start; None: everything."""
     if token_range is None:
         return ids, ranges
     start, end = token_range
@@ -136,7 +136,7 @@ def within_range(ids: Ids, ranges: Ranges, token_range: tuple[int, int] | None) 
 
 
 def without_first(ranges: Ranges, weights: Sequence[float] = ()) -> tuple[Ranges, list[float]]:
-    """Return ranges without the text's first token, which nothing predicts, and their weights; empty: all are 1."""
+    """Return token ranges without token 0, which nothing predicts, and their weights (an empty list: all are 1)."""
     pairs = zip(ranges, weights or repeat(1.0, len(ranges)), strict=True)
     trained = [((max(start, 1), end), weight) for (start, end), weight in pairs if end > max(start, 1)]
     kept = [weight for _, weight in trained]

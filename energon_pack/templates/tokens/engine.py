@@ -73,7 +73,7 @@ class TokenEngine:
             self._tokenizer, self._characters_to_engine = tokenizer, _MIN_GIGATOKEN_CHARACTERS
 
     def tokens(self, texts: Sequence[Text]) -> list[tuple[Ids, list[int]] | None]:
-        """Return the ids of each text, and the number of tokens before each position; None: ask the tokenizer."""
+        """Return the ids of each text, and how many tokens begin before each given position; None: not certain."""
         if self.engine == "tokenizers":
             return [None] * len(texts)
         pieces: list[str] = []
@@ -189,7 +189,7 @@ def _first_wrong(tokenizer: Tokenizer, encode: Encode) -> str | None:
 
 
 def doubtful_texts(texts: Sequence[str]) -> set[int]:
-    """Return the indices of texts with a character that is newer than Unicode 3.2, on which tokenizers may differ."""
+    """Return the indices of texts with a character newer than Unicode 3.2, on which tokenizers may disagree."""
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
     ends = list(accumulate(map(len, texts)))
     return set(np.searchsorted(ends, np.flatnonzero(_is_doubtful()[codes]), side="right").tolist())

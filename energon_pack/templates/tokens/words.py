@@ -98,7 +98,7 @@ def word_pattern(settings: dict[str, Any]) -> "regex.Pattern[str] | None":
         settings: the tokenizer's JSON.
 
     Returns:
-        None if its words can't be tokenized one by one.
+        None if the tokens of a word depend on more than the word, or the expression is not understood.
     """
     model, normalizer, cutter = settings["model"], settings["normalizer"], settings["pre_tokenizer"] or {}
     affixes = [model.get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix", "dropout")]
@@ -130,7 +130,7 @@ def word_pattern(settings: dict[str, Any]) -> "regex.Pattern[str] | None":
 
 
 def ascii_pattern(pattern: "regex.Pattern[str]") -> "re.Pattern[str] | None":
-    """Return a pattern for Python's `re` that finds the same words in ASCII texts twice as fast; None: none does."""
+    """Return a pattern of Python's `re` with the same words in ASCII texts, twice as fast; None: there is none."""
     source = pattern.pattern
     if _UNSUPPORTED.search(source) or not _ASCII_OF_CLASS.keys() >= set(_UNICODE_CLASS.findall(source)):
         return None
