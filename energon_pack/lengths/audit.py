@@ -37,7 +37,7 @@ from energon_pack.sources.sample import read_again
 from energon_pack.sources.shard import Shard
 from energon_pack.templates.full_processor import full_processor, prepare_torchvision
 from energon_pack.templates.processor import load_saved_template
-from energon_pack.templates.processor_inputs import full_ids
+from energon_pack.templates.processor_inputs import full_processor_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from energon_pack.templates.trial import feature_difference, token_difference
@@ -113,25 +113,25 @@ def _result_file(measured: Sequence[MeasuredShard], method: Method, share: float
 
 
 @dataclass(frozen=True)
-class Auditing:
+class StartedAudit:
     """An audit that was started: it runs in another process, or its result is known from an earlier run."""
 
     method: Method
     result_file: Path  # the file for its result
     future: "Future[Audit] | Audit"
-    rest: Sequence[AuditJob] = ()  # for all workers
+    other_jobs: Sequence[AuditJob] = ()  # for all workers
 
 
-def start(measured: Sequence[MeasuredShard], method: Method, share: float, seed: int, run: Run) -> Auditing:
+def start(measured: Sequence[MeasuredShard], method: Method, share: float, seed: int, run: Run) -> StartedAudit:
     """Start to compare a random `share` (0 to 1) of the samples with the full processor; return before it is done.
 
     Another process compares the first of them; `finish` does the rest. A saved result for these lengths is reused.
     """
     result_file = _result_file(measured, method, share, seed)
     if result_file.exists():
-        return Auditing(method, result_file, Audit(**{**json.loads(result_file.read_bytes()), "is_known": True}))
+        return StartedAudit(method, result_file, Audit(**{**json.loads(result_file.read_bytes()), "is_known": True}))
     jobs = [AuditJob(part, method) for part in _job_rows(draw(measured, share, seed))]
-    return Auditing(method, result_file, run.executor.start(audit, jobs[0]) if jobs else Audit(0, 0), jobs[1:])
+    return StartedAudit(method, result_file, run.executor.start(audit, jobs[0]) if jobs else Audit(0, 0), jobs[1:])
 
 
 def _job_rows(rows: Sequence[_DrawnRows]) -> list[list[_DrawnRows]]:
@@ -147,7 +147,7 @@ def _job_rows(rows: Sequence[_DrawnRows]) -> list[list[_DrawnRows]]:
     return parts
 
 
-def finish(auditing: Auditing, run: Run) -> Audit:
+def finish(auditing: StartedAudit, run: Run) -> Audit:
     """Wait for the audit that `start` began, compare the remaining samples in all workers, and save the result.
 
     Raises:
@@ -157,7 +157,7 @@ def finish(auditing: Auditing, run: Run) -> Audit:
     if isinstance(auditing.future, Audit):
         return auditing.future
     result = run.executor.result(auditing.future)
-    for more in run.executor.map(audit, () if result.difference else auditing.rest):
+    for more in run.executor.map(audit, () if result.difference else auditing.other_jobs):
         result = replace(
             more,
             num_checked=result.num_checked + more.num_checked,
@@ -185,7 +185,7 @@ def audit(job: AuditJob) -> Audit:
     num_checked = num_unchecked = 0
     undecodable: list[str] = []
     for shards, chunk, indices in job.rows:
-        numbers = chunk.numbers_of_rows[indices].tolist()
+        numbers = chunk.owners_of_rows[indices].tolist()
         rows = rows_of(chunk.read().take(indices), MeasuredRow)
         samples = [(shards[number], row) for number, row in zip(numbers, rows, strict=True)]
         checked = [(shard, row) for shard, row in samples if not (row.parts and note)]
@@ -216,11 +216,11 @@ def _full_processor(template: Template) -> tuple[Any, str]:
         try:
             return full_processor(settings), ""
         except ImportError as error:
-            note = what_is_missing(error)
+            note = missing_package(error)
     return AutoTokenizer.from_pretrained(settings.folder, **settings.kwargs), note
 
 
-def what_is_missing(error: ImportError) -> str:
+def missing_package(error: ImportError) -> str:
     """Return which package a full processor needs, with `pip install`, or else the text of the error of its import."""
     text = " ".join(str(error).split())
     if name := re.search(r"requires the (\w+) library", text):
@@ -271,4 +271,4 @@ def _full_processor_ids(
     except OSError as error:  # of an image
         raise UndecodableError(one_line(error, 160)) from None
     first, end = sample.options.token_range or (0, None)
-    return full_ids(processor, template, sample, media_inputs(template.input_rules, prepared))[first:end]
+    return full_processor_ids(processor, template, sample, media_inputs(template.input_rules, prepared))[first:end]

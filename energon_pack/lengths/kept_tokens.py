@@ -29,8 +29,8 @@ from energon_pack.samples.tokens import MemberTokens, SeenMedium, Step
 from energon_pack.sources.media_containers import OpenFiles
 
 _MAGIC = b"EPKT"
-_HEAD, _SIZES = struct.Struct("<III"), struct.Struct("<II")
-_ID = np.dtype("<u4")
+_HEAD, _SIZES = struct.Struct("<III"), struct.Struct("<II")  # (CRC-32, bytes of JSON, bytes of ids), and without the CRC-32
+_ID_DTYPE = np.dtype("<u4")
 _MAX_FILE_BYTES = 64 << 20  # of a file: what comes behind is not kept
 _MAX_CACHE_BYTES = 16 << 30
 _STEPS_INDEX = [field.name for field in fields(SeenMedium)].index("steps")
@@ -135,7 +135,7 @@ def _name(number: int) -> str:
 
 def _entry(tokens: MemberTokens, conversation: list[Any], checksum: int) -> bytes:
     values = (
-        _run_length_encoded(tokens.ids) if tokens.media else tokens.ids.astype(_ID)[None]
+        _run_length_encoded(tokens.ids) if tokens.media else tokens.ids.astype(_ID_DTYPE)[None]
     )  # only media repeat an id
     media = [[*vars(medium).values()] for medium in tokens.media]
     about = [len(values), tokens.supervised, tokens.weights, media, tokens.factor, *conversation]
@@ -148,17 +148,17 @@ def _run_length_encoded(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
     """Return ids as one row [1, n]; or, where that is shorter, as two rows: the id and the length of each run."""
     ends = np.flatnonzero(ids[1:] != ids[:-1])
     if 2 * len(ends) + 2 >= len(ids):
-        return ids.astype(_ID)[None]
+        return ids.astype(_ID_DTYPE)[None]
     edges = np.empty(len(ends) + 2, np.int64)
     edges[0], edges[1:-1], edges[-1] = -1, ends, len(ids) - 1
-    rows = np.empty((2, len(ends) + 1), _ID)
+    rows = np.empty((2, len(ends) + 1), _ID_DTYPE)
     rows[0], rows[1] = ids[edges[1:]], edges[1:] - edges[:-1]
     return rows
 
 
 def _kept_sample(values: Sequence[Any], data: bytes, place: int) -> KeptSample:
     num_rows, supervised, weights, media, factor, *conversation = values
-    rows = np.frombuffer(data, _ID, offset=place).reshape(num_rows, -1).astype(np.int64)
+    rows = np.frombuffer(data, _ID_DTYPE, offset=place).reshape(num_rows, -1).astype(np.int64)
     ids = rows[0] if num_rows == 1 else np.repeat(*rows)
     tokens = MemberTokens(ids, [*map(tuple, supervised)], weights, [*map(_medium, media)], factor)
     return KeptSample(tokens, conversation or None)

@@ -19,7 +19,9 @@ class MediaHashes:
         self._reader = reader
         self._known: LruCache[tuple[str, MediaPart], bytes] = LruCache(_MAX_HASHES)
 
-    def of(self, shard: Shard, parts: Sequence[MediaPart], media: Sequence[Media]) -> list[tuple[str, bytes]] | None:
+    def of_media(
+        self, shard: Shard, parts: Sequence[MediaPart], media: Sequence[Media]
+    ) -> list[tuple[str, bytes]] | None:
         """Return the kind of each medium of a sample, and a 16-byte hash over its bytes, size and settings.
 
         Returns:
@@ -32,7 +34,7 @@ class MediaHashes:
             for part, medium in zip(parts, media, strict=True)
         ]
 
-    def first(self, shard: Shard, parts: Sequence[MediaPart]) -> int | None:
+    def of_first_medium(self, shard: Shard, parts: Sequence[MediaPart]) -> int | None:
         """Return 64 bits of the hash of the first medium's bytes, as an int; None: the sample has no media."""
         return int.from_bytes(self._content(shard, parts[0])[:8], "little") if parts else None
 

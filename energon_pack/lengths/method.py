@@ -39,7 +39,7 @@ class Method:
         return [*self.choice.lines(asked), *template_lines(self.template_folder)]
 
 
-def prepare(
+def method_of_model(
     settings: TemplateSettings, read: ReadSettings, engine: str, run: Run, with_beginnings: bool = False
 ) -> Method:
     """Return the method that measures for a model; if the cache lacks its template, another process builds it first."""

@@ -29,7 +29,7 @@ _FILE_ROWS = 50_000  # a file is read whole, whichever of its rows are wanted
 _FILE_RECORDS = 10_000
 _FILE_SECONDS = 10.0  # seconds of work that a kill may cost
 _CHUNK_ROWS = 200_000
-_FORGOTTEN = -1
+_NUM_ROWS_IF_FORGOTTEN = -1
 _NO_ROWS = np.zeros(0, np.int64)
 
 
@@ -41,12 +41,12 @@ class Piece(NamedTuple):
     num_rows: int
 
 
-class Record(NamedTuple):
+class RowRun(NamedTuple):
     """Says to which key some consecutive rows of a file belong. The records of a file are in the order of its rows."""
 
     key: str
     start: int  # number of the first of them among the rows of the key
-    num_rows: int  # _FORGOTTEN: no rows here, and the rows in older files do not count
+    num_rows: int  # _NUM_ROWS_IF_FORGOTTEN: no rows here, and the rows in older files do not count
     note: dict[str, str] | None = None
 
 
@@ -76,7 +76,7 @@ class TableCache:
         self._kept: dict[str, list[_FileRows]] = {}
         self._whole = _UndamagedFiles()
         self._waiting: list[pa.Table] = []
-        self._records: list[Record] = []
+        self._records: list[RowRun] = []
         self._last = time.monotonic()
         files = [(*described, path) for path in folder.glob("*.parquet") if (described := _read_records(path))]
         for number, records, path in sorted(files, key=lambda item: (item[0], item[2])):
@@ -107,7 +107,7 @@ class TableCache:
         kept = self._kept.get(key)
         return kept[-1][4] if kept else None
 
-    def add(self, table: pa.Table, records: Iterable[Record]) -> None:
+    def add(self, table: pa.Table, records: Iterable[RowRun]) -> None:
         """Buffer rows and their records, in equal order; `flush` after 50,000 rows, 10,000 records or 10 seconds."""
         self._waiting.append(table)
         self._records += records
@@ -133,14 +133,14 @@ class TableCache:
     def forget(self, keys: Iterable[str]) -> None:
         """Make `find` miss all rows of these keys, in this run and in later runs."""
         self.flush()
-        records = [Record(key, 0, _FORGOTTEN) for key in keys]
+        records = [RowRun(key, 0, _NUM_ROWS_IF_FORGOTTEN) for key in keys]
         self.add_file(write_tables(self.folder, self.number, pa.table({"key": pa.array([], pa.string())}), records))
 
     def _add_file(self, path: Path, number: int, records: Sequence[Any]) -> None:
         self.number = max(self.number, number + 1)
         first, name, kept = 0, str(path), self._kept
         for key, start, num_rows, note in records:
-            if num_rows == _FORGOTTEN:
+            if num_rows == _NUM_ROWS_IF_FORGOTTEN:
                 kept.pop(key, None)
                 continue
             item = (name, first, start, num_rows, note)
@@ -155,7 +155,7 @@ class TableCache:
         return [item for item in kept if self._whole[item[0]]]
 
 
-def write_tables(folder: Path, number: int, table: pa.Table, records: Sequence[Record]) -> Path:
+def write_tables(folder: Path, number: int, table: pa.Table, records: Sequence[RowRun]) -> Path:
     """Write rows to a new file of the cache, named after its hash; return its path.
 
     Args:
@@ -214,7 +214,7 @@ class Chunk:
         return table.slice(int(rows[0]), len(rows)) if in_a_row else table.take(pa.array(rows))
 
     @property
-    def numbers_of_rows(self) -> Ints:
+    def owners_of_rows(self) -> Ints:
         """Return for each row of the chunk the index of its owner."""
         return np.repeat(np.array(self.numbers, np.int64), self._sizes)
 

@@ -112,7 +112,7 @@ class _Candidate:
     @property
     def refused_kinds(self) -> set[str]:
         """Return the kinds of samples that the full processor refuses: no rules can count them."""
-        return {kind for kind, outcome in self.outcomes.items() if not outcome.is_possible}
+        return {kind for kind, outcome in self.outcomes.items() if not outcome.is_accepted}
 
     @property
     def why_not(self) -> str:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import turn_weight
-from energon_pack.templates.chat.labels import Range, Trained, without_holes
+from energon_pack.templates.chat.labels import Range, TrainedSpan, cut_ranges_out
 from energon_pack.templates.chat.leaves import NONCHARACTERS
 from energon_pack.templates.chat.template import ChatTemplate, Marked
 from energon_pack.templates.chat.turns import CLOSE, OPEN, shared_beginning
@@ -73,9 +73,9 @@ class MediaTexts:
                 return True
         return False
 
-    def without_media(self, text: str, trained: Sequence[Trained], media: Iterable[Range]) -> list[Trained]:
+    def without_media(self, text: str, trained: Sequence[TrainedSpan], media: Iterable[Range]) -> list[TrainedSpan]:
         """Cut media, the text that frames them and media tokens out of trained spans; `media`: character ranges."""
-        rest = without_holes(trained, [self._with_surrounding_text(text, *place) for place in media])
+        rest = cut_ranges_out(trained, [self._with_surrounding_text(text, *place) for place in media])
         holes: list[Range] = []
         for start, end, _ in rest:
             span = text[start:end]
@@ -84,7 +84,7 @@ class MediaTexts:
                     (start + place, start + place + len(token))
                     for place, token in self._media_special_tokens.find_all(span)
                 ]
-        return without_holes(rest, holes) if holes else rest
+        return cut_ranges_out(rest, holes) if holes else rest
 
     def _shows_media(self, role: str, kind: str) -> bool:
         """Say whether the template writes media of a kind in turns of a role; True if it refuses such a turn."""

@@ -17,7 +17,7 @@ MIXED_MEDIA, UNEVEN_VIDEOS, HEARD_VIDEOS = "mixed", "uneven", "heard"
 #: Raise this number when a change in this package changes any length: so old caches and packs are told apart.
 RULES_VERSION = 3
 #: version for templates that read no reasoning: version 3 changed none of their lengths
-_VERSION_WITHOUT_REASONING = 2
+_RULES_VERSION_WITHOUT_REASONING = 2
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def rules_version(chat_template: str) -> int:
     return (
         RULES_VERSION
         if any(name in chat_template for name in ("reasoning", "thinking"))
-        else _VERSION_WITHOUT_REASONING
+        else _RULES_VERSION_WITHOUT_REASONING
     )
 
 

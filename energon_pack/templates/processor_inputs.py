@@ -14,7 +14,7 @@ from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 
 
-def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[str, Any]) -> list[int]:
+def full_processor_ids(processor: Any, template: Template, sample: Sample, media: Mapping[str, Any]) -> list[int]:
     """Return the token ids that the full processor makes of a sample's conversation and media.
 
     Args:

@@ -22,7 +22,7 @@ class Sample:
     options: SampleOptions = NO_OPTIONS
 
 
-def as_seen(sample: Sample) -> Sample:
+def with_frame_lists_as_videos(sample: Sample) -> Sample:
     """Return the sample with each list of frames as one video, as models see it; raises Skip for text in a list."""
     if not sample.media:
         return sample
@@ -67,7 +67,7 @@ class Rendered:
     num_visual_tokens: int  # tokens with features of images and videos
     num_control_tokens: int  # special tokens that the messages spell out
     leaves_out_tools: bool = False  # the chat template does not write its tools
-    media: Sequence[tuple[int, int]] = ()  # characters of each medium, in the order of the sample's `as_seen`
+    media: Sequence[tuple[int, int]] = ()  # characters of each medium, in order; a list of frames is one video
     weights: Sequence[float] = ()  # of each span; empty: all are 1
     leaves_out_reasoning: bool = False  # the chat template does not write its reasoning
     num_audio_tokens: int = 0  # tokens with features of sounds

@@ -231,7 +231,7 @@ class LabelsConfig(Labels):
     cut_end: bool = True
 
     @property
-    def template_labels(self) -> Labels:
+    def as_labels(self) -> Labels:
         """Return the settings without those that only decide which samples are made (`expand`, `untrained` …)."""
         return Labels(**{each.name: getattr(self, each.name) for each in fields(Labels)})
 

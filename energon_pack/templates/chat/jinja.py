@@ -14,8 +14,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from energon_pack.templates.settings import DEFAULT_DATE
 
 #: the variable with the marks to write around each `{% generation %}` block
-GENERATION_MARKS = "energon_pack_generation_marks"
-_MOST_BITS = 1 << 14
+GENERATION_MARKS_VARIABLE = "energon_pack_generation_marks"
+_MAX_RESULT_BITS = 1 << 14
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 
@@ -27,12 +27,12 @@ class _Generation(jinja2.ext.Extension):
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        call = self.call_method("_marked", [jinja2.nodes.ContextReference()])
+        call = self.call_method("_write_block", [jinja2.nodes.ContextReference()])
         return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
 
-    def _marked(self, context: jinja2.runtime.Context, caller: jinja2.runtime.Macro) -> str:
+    def _write_block(self, context: jinja2.runtime.Context, caller: jinja2.runtime.Macro) -> str:
         body: str = caller()
-        first, last = context.get(GENERATION_MARKS, ("", ""))
+        first, last = context.get(GENERATION_MARKS_VARIABLE, ("", ""))
         return f"{first}{body}{last}"
 
 
@@ -44,8 +44,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
-            if bits > _MOST_BITS:
-                raise OverflowError(f"{operator} of numbers of more than {_MOST_BITS:,} bits")
+            if bits > _MAX_RESULT_BITS:
+                raise OverflowError(f"{operator} of numbers of more than {_MAX_RESULT_BITS:,} bits")
         return super().call_binop(context, operator, left, right)
 
 
@@ -89,7 +89,7 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _by_chance(*args: Any, **kwargs: Any) -> None:
+def _refuse_randomness(*args: Any, **kwargs: Any) -> None:
     raise jinja2.TemplateError("it writes by chance, and the same source has to give the same bytes")
 
 
@@ -99,7 +99,7 @@ def environment(today: str = DEFAULT_DATE) -> ImmutableSandboxedEnvironment:
     jinja.filters["tojson"] = _tojson
     jinja.globals["raise_exception"] = _raise_exception
     jinja.globals["strftime_now"] = date.fromisoformat(today).strftime
-    jinja.filters["random"] = jinja.globals["lipsum"] = _by_chance
+    jinja.filters["random"] = jinja.globals["lipsum"] = _refuse_randomness
     jinja.globals["dict"] = _Dict()
     jinja.globals["namespace"] = _Namespace
     return jinja
@@ -117,6 +117,6 @@ def variables_in(source: str) -> frozenset[str]:
     return frozenset(find_undeclared_variables(environment().parse(source)) - known)
 
 
-def generates(source: str) -> bool:
+def has_generation_blocks(source: str) -> bool:
     """Say whether a chat template has `{% generation %}` blocks, which mark the trained text."""
     return _GENERATION.search(source) is not None

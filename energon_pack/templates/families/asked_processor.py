@@ -13,10 +13,10 @@ from energon_pack.samples.media.requested import metadata_of
 from energon_pack.templates.families.stand_ins import BlankMedia
 
 _SEPARATOR = "\ue000"  # a private-use character: no chat, and no processor, writes it
-_LOCK = threading.Lock()  # all callers share a processor, which is changed during a call
+_CALL_LOCK = threading.Lock()  # all callers share a processor, which is changed during a call
 
 
-class AskedProcessor:
+class ProcessorProbe:
     """Runs a processor's call with stand-ins for media, and stops it at the tokenizer to read the text that it made."""
 
     def __init__(self, processor: Any, make: BlankMedia, settings: Mapping[str, dict[str, Any]]):
@@ -87,7 +87,7 @@ class AskedProcessor:
         def chosen(*args: Any, **kwargs: Any) -> Any:
             raise _AnswerFound([int(index) for index in choose(*args, **kwargs)])
 
-        with _LOCK, patched(sampler, sample_frames=chosen), self._stand_in_tokenizer(), self._blanks.context():
+        with _CALL_LOCK, patched(sampler, sample_frames=chosen), self._stand_in_tokenizer(), self._blanks.context():
             try:
                 self._processor(text=[_SEPARATOR + token + _SEPARATOR], return_tensors="pt", **arguments)
             except _AnswerFound as answered:
@@ -98,7 +98,7 @@ class AskedProcessor:
 
     def _written_text(self, text: list[str], arguments: dict[str, Any]) -> str:
         with (
-            _LOCK,
+            _CALL_LOCK,
             self._stand_in_tokenizer(),
             self._blanks.context(),
             patched(self._extractor, **self._extractor_methods),

@@ -35,7 +35,7 @@ _UNICODE_CLASS = re.compile(r"\\p\{(\w+)\}")
 _UNSUPPORTED = re.compile(r"&&|--|\|\||~~|\\[P\[\]]|\[[^\]]*\[")
 
 #: texts on which tokenizers were seen to differ
-HOSTILE = [
+HOSTILE_TEXTS = [
     *("a'\u017f", "\u017f't", "\u212a's", "don't DON'T doN't", "x'Re", "'", "''s", " 's"),
     *("a  b", "a   ", "   a", "\n\n  \n x", "\r\n\r\n", "a \r\n\tb", "\u00a0a\u2003b", "\u3000全角"),
     *("e\u0301", "é", "\u0301", "각", "\u1100\u1161\u11a8", "ﬁ", "Å", "①②", "٣٤٥", "१२३", "1234567", "3.14e-10", "½²³"),
@@ -83,10 +83,10 @@ class WordTokens:
     def _ids(self, text: str) -> str:
         between = self._split(text)
         ids = [self._of_token[token] for token in between[1::2]]
-        plain_ids = [self._of_words(plain) for plain in between[::2]]
+        plain_ids = [self._ids_of_words(plain) for plain in between[::2]]
         return "".join([each for pair in zip(plain_ids, ids, strict=False) for each in pair]) + plain_ids[-1]
 
-    def _of_words(self, text: str) -> str:
+    def _ids_of_words(self, text: str) -> str:
         words = self._find_in_ascii(text) if text.isascii() else self._find(text)
         return "".join(map(self._of_word.__getitem__, words))
 
@@ -125,7 +125,7 @@ def word_pattern(settings: dict[str, Any]) -> "regex.Pattern[str] | None":
     except regex.error:
         return None
     # All of a text has to be in words: text between two words would be a word of its own.
-    whole = all("".join(pattern.findall(text)) == text for text in HOSTILE)
+    whole = all("".join(pattern.findall(text)) == text for text in HOSTILE_TEXTS)
     return pattern if whole and pattern.groups == 0 else None
 
 
