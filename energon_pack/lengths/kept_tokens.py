@@ -29,7 +29,7 @@ from energon_pack.samples.tokens import MemberTokens, SeenMedium, Step
 from energon_pack.sources.media_containers import OpenFiles
 
 _MAGIC = b"EPKT"
-_HEAD, _SIZES = struct.Struct("<III"), struct.Struct("<II")  # (CRC-32, bytes of JSON, bytes of ids), and without the CRC-32
+_HEAD, _SIZES = struct.Struct("<III"), struct.Struct("<II")  # (CRC-32, bytes of JSON, of ids); without CRC-32
 _ID_DTYPE = np.dtype("<u4")
 _MAX_FILE_BYTES = 64 << 20  # of a file: what comes behind is not kept
 _MAX_CACHE_BYTES = 16 << 30

@@ -181,7 +181,7 @@ def test_an_engine_that_counts_otherwise_is_refused(template: Template, monkeypa
     from energon_pack.templates.tokens import engine as engines
 
     other = (np.zeros(2, np.uint32), [2])  # as many ids as the reference makes of "a b", and others
-    monkeypatch.setattr(engines, "_gigatoken", lambda tokenizer: lambda texts: other)
+    monkeypatch.setattr(engines, "_gigatoken_encoder", lambda tokenizer: lambda texts: other)
     with pytest.raises(EngineError, match="the reference"):
         TokenEngine(template._tokenizer, "gigatoken")
     monkeypatch.setattr(engines, "_MIN_GIGATOKEN_CHARACTERS", 0)
@@ -197,7 +197,7 @@ def test_few_texts_set_no_engine_up(template: Template, monkeypatch: pytest.Monk
     from energon_pack.templates.tokens import engine as engines
 
     asked: list[int] = []
-    monkeypatch.setattr(engines, "_gigatoken", asked.append)
+    monkeypatch.setattr(engines, "_gigatoken_encoder", asked.append)
     monkeypatch.setattr(engines, "_MIN_GIGATOKEN_CHARACTERS", 1_000_000)
     engine = TokenEngine(template._tokenizer, "auto")
     engine.tokens([("a " * 1000, [])])
