@@ -29,7 +29,7 @@ from energon_pack.lengths.audit import draw
 from energon_pack.lengths.index import IndexedShard
 from energon_pack.lengths.measure import MeasuredShard
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
-from energon_pack.lengths.table_cache import Record, TableCache
+from energon_pack.lengths.table_cache import RowRun, TableCache
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.report import summarize
@@ -133,7 +133,7 @@ def fill_cache(folder: Path, num: int) -> None:
     for first in range(0, num, FILE):
         table = rows_of_lengths(first, FILE)
         for start in range(first, first + FILE, SLICE):
-            record = Record(str(start // SHARD), start % SHARD, SLICE)
+            record = RowRun(str(start // SHARD), start % SHARD, SLICE)
             cache.add(table.slice(start - first, SLICE), [record])
         cache.flush()
 

@@ -30,7 +30,7 @@ from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.choose_rules import choose_template
 from energon_pack.templates.full_processor import full_processor
-from energon_pack.templates.processor_inputs import full_ids
+from energon_pack.templates.processor_inputs import full_processor_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings
 from support import processors
@@ -132,7 +132,7 @@ def compared(name: str, write: Callable[[Path], Path], media: str, clips: list[t
             asked += time.process_time() - start
             start = time.process_time()
             try:
-                truth: list[int] | None = full_ids(
+                truth: list[int] | None = full_processor_ids(
                     full,
                     template,
                     sample,

@@ -42,7 +42,7 @@ from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 from energon_pack.templates.tokens.engine import EngineError
-from energon_pack.templates.tokens.words import HOSTILE
+from energon_pack.templates.tokens.words import HOSTILE_TEXTS
 
 ENGINES = ("words", "gigatoken")
 NUM_HOSTILE = 60_000
@@ -127,7 +127,7 @@ def hostile(seed: int = 0) -> list[Rendered]:
     """Strings of everything that tokenizers have been seen to differ on, and of random code points."""
     rng = random.Random(seed)
     pieces = [
-        *HOSTILE,
+        *HOSTILE_TEXTS,
         "<|im_start|>",
         "<|im_end|>",
         "<|image_pad|>" * 5,

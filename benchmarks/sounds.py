@@ -37,7 +37,7 @@ from energon_pack.samples.media.streams import decode_audio, resampled_length
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.choose_rules import choose_template
 from energon_pack.templates.full_processor import full_processor
-from energon_pack.templates.processor_inputs import full_ids
+from energon_pack.templates.processor_inputs import full_processor_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from support import hearing, processors
@@ -190,7 +190,9 @@ def compared(name: str, write: Callable[[Path], Path], sounds: list[tuple[Media,
             media = Prepared(["audio"], [samples])
             start = time.process_time()
             try:
-                truth: list[int] | None = full_ids(full, template, sample, media_inputs(template.input_rules, media))
+                truth: list[int] | None = full_processor_ids(
+                    full, template, sample, media_inputs(template.input_rules, media)
+                )
             except Exception:  # any class of any processor may be behind it
                 truth = None
             called += time.process_time() - start

@@ -16,7 +16,7 @@ from energon_pack.config.compose import compose_config
 from energon_pack.errors import PackError, amount
 from energon_pack.inspect import is_override
 from energon_pack.lengths.method import Method
-from energon_pack.lengths.worker import LengthsRow, measured, set_warnings
+from energon_pack.lengths.worker import LengthsRow, render_and_count, set_warnings
 from energon_pack.plan import caps
 from energon_pack.plan.expand import cuts_of
 from energon_pack.plan.note_counts import NOTES
@@ -108,7 +108,7 @@ def look_at_sample(
             row = LengthsRow(row.key, row.record_part, row.record_offset, row.record_size, [], [], None, 0, 0, 0)
             set_warnings(row, sample)
             if template is not None:
-                measured(iter([(row, sample)]), template, Method("", reads))
+                render_and_count(iter([(row, sample)]), template, Method("", reads))
     except Skip as skip:
         view = MemberView(sample_id, skip.media_type or "unknown", None, None, None, refused=str(skip))
         return ShownSample(view, _short_json(raw, most=None))
@@ -146,7 +146,7 @@ def _packing_verdict(config: PackConfig, row: LengthsRow, sample: ReadSample) ->
 
 def load_config_template(config: PackConfig) -> tuple[Template | None, str | None]:
     try:
-        return load_template(TemplateSettings(config.model, config.media, config.labels.template_labels)), None
+        return load_template(TemplateSettings(config.model, config.media, config.labels.as_labels)), None
     except (OSError, ValueError, ImportError) as error:
         return None, f"no tokens: {' '.join(str(error).split())[:300]}"
 

@@ -37,7 +37,7 @@ from energon_pack.sources.sample import read_again
 from energon_pack.sources.shard import Shard
 from energon_pack.templates.full_processor import full_processor, prepare_torchvision
 from energon_pack.templates.processor import load_saved_template
-from energon_pack.templates.processor_inputs import full_ids
+from energon_pack.templates.processor_inputs import full_processor_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from energon_pack.templates.trial import feature_difference, token_difference
@@ -50,7 +50,7 @@ _DrawnRows = tuple[dict[int, Shard], Chunk, list[int]]
 
 @dataclass(frozen=True)
 class AuditJob:
-    """The samples that one worker compares with the full processor, and how they were measured."""
+    """The samples that one worker compares with the full processor, and the method that measured them."""
 
     rows: list[_DrawnRows]
     method: Method
@@ -89,7 +89,7 @@ class Audit:
 
 
 def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[_DrawnRows]:
-    """Draw a random `share` of the measured samples: at least one, or none if it is 0. Equal seeds draw the same."""
+    """Draw a random `share` (0 to 1) of the measured samples, rounded up to a whole one; equal seeds draw the same."""
     chunks = list(chunks_of_pieces(enumerate(item.pieces for item in measured))) if share else []
     ends = np.cumsum([chunk.read(["reason"])["reason"].null_count for chunk in chunks])
     number = math.ceil(ends[-1] * share) if chunks else 0
@@ -113,25 +113,25 @@ def _result_file(measured: Sequence[MeasuredShard], method: Method, share: float
 
 
 @dataclass(frozen=True)
-class Auditing:
-    """An audit that runs in another process, or the result of an earlier one."""
+class StartedAudit:
+    """An audit that was started: it runs in another process, or its result is known from an earlier run."""
 
     method: Method
     result_file: Path  # the file for its result
     future: "Future[Audit] | Audit"
-    rest: Sequence[AuditJob] = ()  # for all workers
+    other_jobs: Sequence[AuditJob] = ()  # for all workers
 
 
-def start(measured: Sequence[MeasuredShard], method: Method, share: float, seed: int, run: Run) -> Auditing:
-    """Start to compare a random share of the samples with the full processor, in another process, and return at once.
+def start(measured: Sequence[MeasuredShard], method: Method, share: float, seed: int, run: Run) -> StartedAudit:
+    """Start to compare a random `share` (0 to 1) of the samples with the full processor; return before it is done.
 
-    What that process can't do in reasonable time is left to `finish`. An earlier result for these lengths is taken.
+    Another process compares the first of them; `finish` does the rest. A saved result for these lengths is reused.
     """
     result_file = _result_file(measured, method, share, seed)
     if result_file.exists():
-        return Auditing(method, result_file, Audit(**{**json.loads(result_file.read_bytes()), "is_known": True}))
+        return StartedAudit(method, result_file, Audit(**{**json.loads(result_file.read_bytes()), "is_known": True}))
     jobs = [AuditJob(part, method) for part in _job_rows(draw(measured, share, seed))]
-    return Auditing(method, result_file, run.executor.start(audit, jobs[0]) if jobs else Audit(0, 0), jobs[1:])
+    return StartedAudit(method, result_file, run.executor.start(audit, jobs[0]) if jobs else Audit(0, 0), jobs[1:])
 
 
 def _job_rows(rows: Sequence[_DrawnRows]) -> list[list[_DrawnRows]]:
@@ -147,17 +147,17 @@ def _job_rows(rows: Sequence[_DrawnRows]) -> list[list[_DrawnRows]]:
     return parts
 
 
-def finish(auditing: Auditing, run: Run) -> Audit:
-    """Wait for an audit, let all workers do the rest of it, and save its result for later runs.
+def finish(auditing: StartedAudit, run: Run) -> Audit:
+    """Wait for the audit that `start` began, compare the remaining samples in all workers, and save the result.
 
     Raises:
         LengthsWrong: a length differs.
-        PackError: its process was killed, or is stuck.
+        PackError: the process of the audit was killed, or is stuck.
     """
     if isinstance(auditing.future, Audit):
         return auditing.future
     result = run.executor.result(auditing.future)
-    for more in run.executor.map(audit, () if result.difference else auditing.rest):
+    for more in run.executor.map(audit, () if result.difference else auditing.other_jobs):
         result = replace(
             more,
             num_checked=result.num_checked + more.num_checked,
@@ -179,13 +179,13 @@ def finish(auditing: Auditing, run: Run) -> Audit:
 
 
 def audit(job: AuditJob) -> Audit:
-    """Compare the samples of a job with the full processor until one differs; runs in its own process."""
+    """Compare the samples of a job with the full processor, up to the first that differs; runs in a worker process."""
     template = load_saved_template(job.method.template_folder)
     processor, note = _full_processor(template)
     num_checked = num_unchecked = 0
     undecodable: list[str] = []
     for shards, chunk, indices in job.rows:
-        numbers = chunk.numbers_of_rows[indices].tolist()
+        numbers = chunk.owners_of_rows[indices].tolist()
         rows = rows_of(chunk.read().take(indices), MeasuredRow)
         samples = [(shards[number], row) for number, row in zip(numbers, rows, strict=True)]
         checked = [(shard, row) for shard, row in samples if not (row.parts and note)]
@@ -216,12 +216,12 @@ def _full_processor(template: Template) -> tuple[Any, str]:
         try:
             return full_processor(settings), ""
         except ImportError as error:
-            note = what_is_missing(error)
+            note = missing_package(error)
     return AutoTokenizer.from_pretrained(settings.folder, **settings.kwargs), note
 
 
-def what_is_missing(error: ImportError) -> str:
-    """Return which package a full processor needs, in a few words, from the error of its import."""
+def missing_package(error: ImportError) -> str:
+    """Return which package a full processor needs, with `pip install`, or else the text of the error of its import."""
     text = " ".join(str(error).split())
     if name := re.search(r"requires the (\w+) library", text):
         return f"the full processor needs {name[1].lower()} (pip install {name[1].lower()})"
@@ -271,4 +271,4 @@ def _full_processor_ids(
     except OSError as error:  # of an image
         raise UndecodableError(one_line(error, 160)) from None
     first, end = sample.options.token_range or (0, None)
-    return full_ids(processor, template, sample, media_inputs(template.input_rules, prepared))[first:end]
+    return full_processor_ids(processor, template, sample, media_inputs(template.input_rules, prepared))[first:end]

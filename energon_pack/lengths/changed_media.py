@@ -16,40 +16,41 @@ from energon_pack.sources.reader import state_of
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import State
 
-_MENDABLE_REASONS = {
+_MEDIA_SKIP_REASONS = {
     reason.value for reason in (Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 }
 _JOB_ROWS = 50_000
 
 _Job = tuple[dict[int, Shard], Chunk]  # the shards of a chunk by their numbers
 #: For each stale row of a chunk: its number, the changed medium or the reason to be left out, the old message.
-_Changes = list[tuple[int, str, str | None]]
+_StaleRowsOfChunk = list[tuple[int, str, str | None]]
 #: Rows to measure again, ascending, by the number of their shard; a sample that was left out keeps its old message.
-Stale = dict[int, dict[int, str | None]]
+StaleRows = dict[int, dict[int, str | None]]
 
 
-def stale_rows(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], executor: Executor) -> Stale:
-    """Return the samples to measure again, by shard number and row number; the values are their old messages, if any.
+def stale_rows(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], executor: Executor) -> StaleRows:
+    """Return the samples to measure again: {index of the shard: {row number in its pieces: message or None}}.
 
-    A media file of such a sample changed, or it was left out for media that were missing, unreadable or unsupported.
+    Such a sample has a media file that changed (None), or was left out because of missing, unreadable or unsupported
+    media, for the reason that the message says.
     """
-    stale: Stale = {}
+    stale: StaleRows = {}
     chunks = list(_chunks_with_files(shards, pieces))
     jobs = (_job(shards, chunk) for chunk in chunks)
-    for chunk, changes in zip(chunks, executor.map(_stale, jobs, are_short=True), strict=True):
+    for chunk, changes in zip(chunks, executor.map(_stale_rows_of_chunk, jobs, are_short=True), strict=True):
         if changes:
             places = np.array([place for place, *_ in changes])
-            numbers, rows = chunk.numbers_of_rows[places].tolist(), chunk.rows[places].tolist()
+            numbers, rows = chunk.owners_of_rows[places].tolist(), chunk.rows[places].tolist()
             for number, row, (_, _, message) in zip(numbers, rows, changes, strict=True):
                 stale.setdefault(number, {})[row] = message
     return stale
 
 
-def rows_to_write(table: pa.Table, numbers: Ints, rows: Ints, stale: Stale) -> npt.NDArray[np.bool_]:
-    """Return for each measured row whether the cache lacks it: not if its sample is left out with the same message.
+def rows_to_write(table: pa.Table, numbers: Ints, rows: Ints, stale: StaleRows) -> npt.NDArray[np.bool_]:
+    """Return for each measured row whether to write it to the cache: not if its sample is left out as it was before.
 
-    `numbers` are the rows' shard numbers, `rows` their row numbers there. Equal rows are not written again, because
-    that would give every run another identity.
+    `numbers` are the shard indices of the rows of `table`, `rows` their row numbers in these shards. If equal rows were
+    written again, every run would get another identity.
     """
     if not stale:
         return np.ones(table.num_rows, np.bool_)
@@ -63,15 +64,15 @@ def _message(reason: str | None, detail: str | None) -> str | None:
 
 
 def check_media(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], run: Run) -> None:
-    """Raise PackError if a media file of a measured sample changed since it was measured."""
+    """Raise PackError if a media file changed since its sample was measured."""
     chunks = list(_chunks_with_files(shards, pieces))
     jobs = (_job(shards, chunk) for chunk in chunks)
     with run.progress.stage("compare", sum(chunk.num_rows for chunk in chunks), "samples") as advance:
-        for chunk, changes in zip(chunks, run.executor.map(_stale, jobs, are_short=True), strict=True):
+        for chunk, changes in zip(chunks, run.executor.map(_stale_rows_of_chunk, jobs, are_short=True), strict=True):
             advance(chunk.num_rows)
-            changed = next(((place, why) for place, why, _ in changes if why not in _MENDABLE_REASONS), None)
+            changed = next(((place, why) for place, why, _ in changes if why not in _MEDIA_SKIP_REASONS), None)
             if changed is not None:
-                path = shards[chunk.numbers_of_rows[changed[0]]].path_of(changed[1])
+                path = shards[chunk.owners_of_rows[changed[0]]].path_of(changed[1])
                 raise PackError(f"{path} changed since it was measured: run again; not published")
 
 
@@ -86,15 +87,15 @@ def _job(shards: Sequence[Shard], chunk: Chunk) -> _Job:
     return {number: shards[number] for number in chunk.numbers}, chunk
 
 
-def _stale(job: _Job) -> _Changes:
+def _stale_rows_of_chunk(job: _Job) -> _StaleRowsOfChunk:
     """Find the rows of a chunk with a changed medium, or with a reason to be left out that may no longer hold."""
     shards, chunk = job
     table = chunk.read(["reason", "detail", "files"])
     states: dict[str, State | None] = {}  # path → size and version
-    changes: _Changes = []
+    changes: _StaleRowsOfChunk = []
     columns = (table[name].to_pylist() for name in ("reason", "detail", "files"))
-    for row, (number, reason, detail, files) in enumerate(zip(chunk.numbers_of_rows.tolist(), *columns, strict=True)):
-        why, message = (reason, _message(reason, detail)) if reason in _MENDABLE_REASONS else (None, None)
+    for row, (number, reason, detail, files) in enumerate(zip(chunk.owners_of_rows.tolist(), *columns, strict=True)):
+        why, message = (reason, _message(reason, detail)) if reason in _MEDIA_SKIP_REASONS else (None, None)
         for name, size, version in (file.values() for file in files or ()):
             path = shards[number].path_of(name)
             if path not in states:

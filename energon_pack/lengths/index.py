@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from energon_pack.errors import PackError
-from energon_pack.lengths.table_cache import Piece, Record, TableCache, key_of, write_tables
+from energon_pack.lengths.table_cache import Piece, RowRun, TableCache, key_of, write_tables
 from energon_pack.run.context import Run
 from energon_pack.run.seeded_random import Ints
 from energon_pack.run.stores.requests import losing_no_fault
@@ -26,33 +26,33 @@ _INDEX_ROWS = 50_000  # rows of a file
 
 @dataclass(frozen=True)
 class IndexedShard:
-    """A source shard, the place of its index (rows of `wds.INDEX_SCHEMA`) in the cache, and the rows that are drawn."""
+    """A source shard, the place of its index in the cache (`wds.INDEX_SCHEMA`: a row a sample), and its drawn rows."""
 
     shard: Shard
     key: str  # its key in the cache
     pieces: list[Piece]
     num_rows: int
     #: the digests of the whole shard that `Shard.is_unchanged` compares
-    about: dict[str, str]
+    index_metadata: dict[str, str]
     rows: Ints | None = None  # ascending; a sample drawn twice stands twice; None: all
-    how_drawn: tuple[float | str, ...] = ()  # the settings that `rows` depend on
+    draw_settings: tuple[float | str, ...] = ()  # the settings that `rows` depend on
 
     @property
     def num_samples(self) -> int:
         return self.num_rows if self.rows is None else len(self.rows)
 
     @cached_property
-    def copies(self) -> Ints | None:
-        """For each drawn row, how often the same sample is drawn before it; None: each sample is drawn once."""
+    def earlier_draws(self) -> Ints | None:
+        """For each drawn row, how many earlier rows draw the same sample; None: all samples are drawn, each once."""
         return None if self.rows is None else copy_numbers(self.rows)
 
     @property
     def num_repeated(self) -> int:
-        return 0 if self.copies is None else int(np.count_nonzero(self.copies))
+        return 0 if self.earlier_draws is None else int(np.count_nonzero(self.earlier_draws))
 
 
 def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, run: Run) -> list[IndexedShard]:
-    """Index every shard that is not in the cache yet, and draw each shard's samples as often as its `ratio` says.
+    """Index every shard that the cache lacks, and draw its samples: a `ratio` of 0.5 draws half of them, 2 all twice.
 
     Raises:
         PackError: a tar is compressed; or, unless `keep_damaged`, a shard is damaged, or its keys have dots.
@@ -63,7 +63,7 @@ def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, run: Run) -
     todo = [number for number, item in enumerate(known) if item is None]
     jobs = (
         (cache.folder, cache.number, [shards[number] for number in batch], [keys[number] for number in batch])
-        for batch in batches(todo, shards)
+        for batch in group_shards(todo, shards)
     )
     size = sum(shards[number].size for number in todo)
     with run.progress.stage("index", len(todo), "shards", size) as advance:
@@ -78,12 +78,12 @@ def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, run: Run) -
     indexed = [item for item in known if item is not None]
     assert len(indexed) == len(shards)
     if not keep_damaged:
-        refuse_damaged((item.shard, item.about) for item in indexed)
+        refuse_damaged((item.shard, item.index_metadata) for item in indexed)
     return [_drawn(item, seed) for item in indexed]
 
 
 def refuse_damaged(indexed: Iterable[tuple[Shard, Mapping[str, str]]]) -> None:
-    """Raise PackError if a shard, which comes with the metadata of its index, is damaged or has keys with dots."""
+    """Raise PackError if one of these shards (shard, metadata of its index) is damaged or has keys with dots."""
     damaged: list[tuple[Shard, int, str]] = []
     for shard, about in indexed:
         if dotted := wds.dotted_keys_error(shard.path, about):
@@ -104,25 +104,25 @@ def _damage_error(shard: Shard, offset: int, defect: str, num_others: int) -> Pa
 
 def _drawn(item: IndexedShard, seed: int) -> IndexedShard:
     rows = item.shard.drawn(item.num_rows, seed)
-    return item if rows is None else replace(item, rows=rows, how_drawn=(item.shard.ratio, seed, item.shard.name))
+    return item if rows is None else replace(item, rows=rows, draw_settings=(item.shard.ratio, seed, item.shard.name))
 
 
 def every_nth_sample(step: int, indexed: Sequence[IndexedShard]) -> list[IndexedShard]:
-    """Return the shards with every `step`-th sample drawn, counted across shards, from the first sample on."""
+    """Return the shards with only every `step`-th sample drawn: samples 0, step, 2·step … counted across all shards."""
     ends = accumulate((item.num_samples for item in indexed), initial=0)
     firsts = [-start % step for start, _ in zip(ends, indexed, strict=False)]
     return [
         replace(
             item,
             rows=(np.arange(item.num_rows) if item.rows is None else item.rows)[first::step],
-            how_drawn=(*item.how_drawn, first, step),
+            draw_settings=(*item.draw_settings, first, step),
         )
         for item, first in zip(indexed, firsts, strict=True)
     ]
 
 
 def first_samples(indexed: list[IndexedShard], limit: int | None) -> list[IndexedShard]:
-    """Return the first `limit` samples, across shards; None: all. Their lengths have the cache keys of whole shards."""
+    """Return the shards of the first `limit` samples, the last shard cut; None: all. Their cache keys stay the same."""
     if limit is None:
         return indexed
     first = list[IndexedShard]()
@@ -139,7 +139,7 @@ def _index_job(job: tuple[Path, int, list[Shard], list[str]]) -> tuple[int, int,
     """Index shards into files of the cache, in a worker; return the number of shards, their bytes, and the paths."""
     folder, number, shards, keys = job
     tables: list[pa.Table] = []
-    records: list[Record] = []
+    records: list[RowRun] = []
     paths: list[Path] = []
     num_rows = 0
 
@@ -158,7 +158,7 @@ def _index_job(job: tuple[Path, int, list[Shard], list[str]]) -> tuple[int, int,
         for start in range(0, max(1, table.num_rows), _INDEX_ROWS):
             part = table.slice(start, _INDEX_ROWS)
             tables.append(part.replace_schema_metadata(None))
-            records.append(Record(key, start, part.num_rows, about))
+            records.append(RowRun(key, start, part.num_rows, about))
             num_rows += part.num_rows
             if num_rows >= _INDEX_ROWS:
                 write()
@@ -176,8 +176,8 @@ def _indexed(cache: TableCache, shard: Shard, key: str) -> IndexedShard | None:
     return None if len(missing) else IndexedShard(shard, key, pieces, num_rows, about)
 
 
-def batches(numbers: Sequence[int], shards: Sequence[Shard]) -> Iterator[list[int]]:
-    """Group the numbers of shards into jobs: many small shards (at most 256, and 64 MiB), or one large shard."""
+def group_shards(numbers: Sequence[int], shards: Sequence[Shard]) -> Iterator[list[int]]:
+    """Group shards, by their indices (`numbers`), into jobs of at most 256 shards and 64 MiB, or of one large shard."""
     batch: list[int] = []
     num_bytes = 0
     for number in numbers:

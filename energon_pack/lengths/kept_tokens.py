@@ -29,8 +29,8 @@ from energon_pack.samples.tokens import MemberTokens, SeenMedium, Step
 from energon_pack.sources.media_containers import OpenFiles
 
 _MAGIC = b"EPKT"
-_HEAD, _SIZES = struct.Struct("<III"), struct.Struct("<II")
-_ID = np.dtype("<u4")
+_HEAD, _SIZES = struct.Struct("<III"), struct.Struct("<II")  # (CRC-32, bytes of JSON, of ids); without CRC-32
+_ID_DTYPE = np.dtype("<u4")
 _MAX_FILE_BYTES = 64 << 20  # of a file: what comes behind is not kept
 _MAX_CACHE_BYTES = 16 << 30
 _STEPS_INDEX = [field.name for field in fields(SeenMedium)].index("steps")
@@ -54,7 +54,7 @@ class TokenWriter:
         self._entries, self._num_bytes = [_MAGIC], len(_MAGIC)
 
     def add(self, tokens: MemberTokens, sample: ReadSample, checksum: int) -> int:
-        """Add a sample's tokens under its checksum; return their byte offset in the file, or 0 if the file is full."""
+        """Add the tokens of a sample; return their byte offset in the file, or 0 if the file is full (not added)."""
         entry = _entry(tokens, [] if sample.times_images else [sample.messages, sample.tools, sample.fields], checksum)
         place = self._num_bytes
         if place + len(entry) > _MAX_FILE_BYTES:
@@ -64,7 +64,7 @@ class TokenWriter:
         return place
 
     def write(self, folder: Path) -> int:
-        """Write the file; return its number << 32: this plus a sample's offset is its value in the column `kept`."""
+        """Write the file; return its number << 32, to which a sample's offset is added for the column `kept`."""
         data = b"".join(self._entries)
         number = crc32(data)
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ class TokenWriter:
 
 
 class KeptTokens:
-    """Reads the token files in a folder."""
+    """Reads tokens back from the files that `TokenWriter` wrote to a folder."""
 
     def __init__(self, folder: Path):
         self._folder, self._files = folder, OpenFiles()
@@ -83,7 +83,7 @@ class KeptTokens:
 
         Args:
             kept: the sample's value in the column `kept`; 0: it was not kept.
-            checksum: the sample's checksum. If the entry has another one, its file is removed.
+            checksum: the sample's checksum; if that of the entry differs, the file is damaged and is removed.
         """
         if not kept:
             return None
@@ -117,7 +117,7 @@ def forget_tokens(folder: Path) -> None:
 
 
 def remove_oldest(cache: Path) -> None:
-    """Remove the oldest token files in a cache's subfolders, until the rest takes at most `_MAX_CACHE_BYTES` bytes."""
+    """Remove the oldest token files in the subfolders of `cache`, until the others have at most 16 GiB."""
     states = []
     for path in cache.glob("*/*.tokens"):
         with suppress(FileNotFoundError):  # another process removed it
@@ -135,7 +135,7 @@ def _name(number: int) -> str:
 
 def _entry(tokens: MemberTokens, conversation: list[Any], checksum: int) -> bytes:
     values = (
-        _run_length_encoded(tokens.ids) if tokens.media else tokens.ids.astype(_ID)[None]
+        _run_length_encoded(tokens.ids) if tokens.media else tokens.ids.astype(_ID_DTYPE)[None]
     )  # only media repeat an id
     media = [[*vars(medium).values()] for medium in tokens.media]
     about = [len(values), tokens.supervised, tokens.weights, media, tokens.factor, *conversation]
@@ -148,17 +148,17 @@ def _run_length_encoded(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
     """Return ids as one row [1, n]; or, where that is shorter, as two rows: the id and the length of each run."""
     ends = np.flatnonzero(ids[1:] != ids[:-1])
     if 2 * len(ends) + 2 >= len(ids):
-        return ids.astype(_ID)[None]
+        return ids.astype(_ID_DTYPE)[None]
     edges = np.empty(len(ends) + 2, np.int64)
     edges[0], edges[1:-1], edges[-1] = -1, ends, len(ids) - 1
-    rows = np.empty((2, len(ends) + 1), _ID)
+    rows = np.empty((2, len(ends) + 1), _ID_DTYPE)
     rows[0], rows[1] = ids[edges[1:]], edges[1:] - edges[:-1]
     return rows
 
 
 def _kept_sample(values: Sequence[Any], data: bytes, place: int) -> KeptSample:
     num_rows, supervised, weights, media, factor, *conversation = values
-    rows = np.frombuffer(data, _ID, offset=place).reshape(num_rows, -1).astype(np.int64)
+    rows = np.frombuffer(data, _ID_DTYPE, offset=place).reshape(num_rows, -1).astype(np.int64)
     ids = rows[0] if num_rows == 1 else np.repeat(*rows)
     tokens = MemberTokens(ids, [*map(tuple, supervised)], weights, [*map(_medium, media)], factor)
     return KeptSample(tokens, conversation or None)

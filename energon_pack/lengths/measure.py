@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.errors import PackError
-from energon_pack.lengths.changed_media import Stale, rows_to_write, stale_rows
-from energon_pack.lengths.index import IndexedShard, batches, index_cache
+from energon_pack.lengths.changed_media import StaleRows, rows_to_write, stale_rows
+from energon_pack.lengths.index import IndexedShard, group_shards, index_cache
 from energon_pack.lengths.kept_tokens import forget_tokens, remove_oldest
 from energon_pack.lengths.method import Method
-from energon_pack.lengths.table_cache import Chunk, Piece, Record, TableCache, chunks_of_pieces, key_of
+from energon_pack.lengths.table_cache import Chunk, Piece, RowRun, TableCache, chunks_of_pieces, key_of
 from energon_pack.lengths.worker import BEGINNINGS_VERSION, LENGTHS_VERSION, MeasureJob, measure
 from energon_pack.run.context import Run
 from energon_pack.run.seeded_random import Ints
@@ -39,10 +39,10 @@ from energon_pack.templates.families import ASKING_FAMILIES
 from energon_pack.templates.processor import load_saved_template
 from energon_pack.templates.tokens.engine import EngineError
 
-_SLICE_SAMPLES = 2000  # samples per job: so few that one shard keeps all cores busy
+_JOB_SAMPLES = 2000  # samples per job: so few that one shard keeps all cores busy
 _SMALL_COST = 10_000_000  # a cost (`_cost`) so small that one process finishes before others have started
 #: jobs, and samples per job, of a very large source: one process deals jobs to a thousand machines
-_MOST_SLICES, _LARGEST_SLICE = 20_000, 20_000
+_MAX_JOBS, _MAX_JOB_SAMPLES = 20_000, 20_000
 #: time per sample without its text, and per medium, as the number of bytes of text that take as long
 _SAMPLE_COST, _IMAGE_COST, _VIDEO_COST = 1000, 2000, 80_000
 _COST_COLUMNS = ("record_size", "parts")  # the columns that the decision needs
@@ -52,7 +52,7 @@ _IS_VIDEO = rf"(?i)\.({'|'.join(VIDEO_NAMES)})$"
 
 @dataclass(frozen=True)
 class MeasuredShard:
-    """A shard whose drawn samples are all measured, and where their rows of `LENGTHS_SCHEMA` are in the cache."""
+    """A shard whose drawn samples are all measured, and where the cache has their rows of `LENGTHS_SCHEMA`."""
 
     indexed: IndexedShard
     pieces: list[Piece]
@@ -81,7 +81,7 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
 
 
 def measure_rows(indexed: list[IndexedShard], rows: Sequence[Ints], method: Method, run: Run) -> int:
-    """Measure only these rows of each shard into the cache; return how many rows they are."""
+    """Measure only these rows of each shard, and keep their lengths in the cache; return how many rows are given."""
     cache = lengths_cache(method, run)
     keys = [_lengths_key(item) for item in indexed]
     found = [cache.find(key, item.num_samples) for key, item in zip(keys, indexed, strict=True)]
@@ -101,7 +101,7 @@ def _measure(
     """Measure missing and stale samples and keep them; return the numbers of the shards that have new rows."""
     pieces = [pieces for pieces, _ in found]
     todo = {number: missing for number, (_, missing) in enumerate(found) if len(missing)}
-    stale: Stale = {}
+    stale: StaleRows = {}
     for number, of_pieces in stale_rows([item.shard for item in indexed], pieces, run.executor).items():
         missing = found[number][1]
         there = np.delete(np.arange(indexed[number].num_samples), missing).tolist()
@@ -120,7 +120,7 @@ def _measure(
 
     num = sum(map(len, todo.values()))
     total_cost = _total_cost(indexed, todo)
-    size = _LARGEST_SLICE if total_cost < _SMALL_COST else min(max(_SLICE_SAMPLES, num // _MOST_SLICES), _LARGEST_SLICE)
+    size = _MAX_JOB_SAMPLES if total_cost < _SMALL_COST else min(max(_JOB_SAMPLES, num // _MAX_JOBS), _MAX_JOB_SAMPLES)
 
     def jobs() -> Iterator[MeasureJob]:
         for numbers, rows, samples in _samples(indexed, todo):
@@ -192,42 +192,43 @@ def _cost(samples: pa.Table) -> int:
 
 
 def _copies(item: IndexedShard, rows: Ints) -> Ints:
-    return np.zeros(len(rows), np.int64) if item.copies is None else item.copies[rows]
+    return np.zeros(len(rows), np.int64) if item.earlier_draws is None else item.earlier_draws[rows]
 
 
 def add_changed_rows(
-    cache: TableCache, keys: Sequence[str], table: pa.Table, numbers: Ints, rows: Ints, stale: Stale
+    cache: TableCache, keys: Sequence[str], table: pa.Table, numbers: Ints, rows: Ints, stale: StaleRows
 ) -> None:
-    """Add measured rows to the cache, except those that equal what it has for them.
+    """Add measured rows to the cache, except samples that are left out again for the same reason.
 
     Args:
-        keys: the cache keys of the shards, by number.
-        numbers, rows: for each row, the number of its shard and its row number in that shard.
+        keys: the cache key of each shard.
+        numbers, rows: for each row of `table`, the index of its shard in `keys`, and its row number in that shard.
+        stale: the samples that were measured again, as `stale_rows` returns them.
     """
     is_new = rows_to_write(table, numbers, rows, stale)
     if is_new.any():
         cache.add(table.filter(pa.array(is_new)), _records(keys, numbers[is_new], rows[is_new]))
 
 
-def _records(keys: Sequence[str], numbers: Ints, rows: Ints) -> list[Record]:
+def _records(keys: Sequence[str], numbers: Ints, rows: Ints) -> list[RowRun]:
     """Assign the rows of a slice to their shards: one record for each run of consecutive rows."""
     is_first = np.concatenate(([True], (np.diff(numbers) != 0) | (np.diff(rows) != 1)))
     starts = np.flatnonzero(is_first)
     sizes = np.diff([*starts, len(rows)])
     return [
-        Record(keys[number], start, size)
+        RowRun(keys[number], start, size)
         for number, start, size in zip(numbers[starts].tolist(), rows[starts].tolist(), sizes.tolist(), strict=True)
     ]
 
 
 class LengthsWrong(PackError):
-    """The full processor gives another length for a sample, so all lengths by this method are in doubt."""
+    """The full processor makes other tokens of a sample than were measured: all lengths by this method are in doubt."""
 
 
 @contextmanager
 def dropping_wrong_lengths(measured: Sequence[MeasuredShard], method: Method, run: Run) -> Iterator[None]:
-    """In this context, an error that shows wrong lengths removes them from the cache, so that the next run measures
-    again: of the changed shard after SourceChanged; of all shards after LengthsWrong, and then by the tokenizer alone.
+    """In this context, SourceChanged removes the lengths of the changed shard from the cache, and LengthsWrong those of
+    all shards, so that the next run measures again; after LengthsWrong it uses the tokenizer itself as engine.
     """
     try:
         yield
@@ -240,8 +241,8 @@ def dropping_wrong_lengths(measured: Sequence[MeasuredShard], method: Method, ru
         raise
 
 
-def by_trusted_engine(method: Method, run: Run) -> Method:
-    """Return the method, with the tokenizer itself as engine if its lengths turned out wrong in an earlier run."""
+def with_trusted_engine(method: Method, run: Run) -> Method:
+    """Return the method; with the engine `tokenizers`, which is slower and exact, if its lengths were wrong before."""
     return replace(method, engine="tokenizers") if _wrong_lengths_file(method_key(method), run).exists() else method
 
 
@@ -251,7 +252,7 @@ def _wrong_lengths_file(folder: str, run: Run) -> Path:
 
 
 def cache_keys_of(measured: Sequence[MeasuredShard], method: Method) -> tuple[str, list[str]]:
-    """Return the name of the cache folder with lengths by this method, and the key of each shard there."""
+    """Return the name of the cache folder for lengths by this method, and the key of each shard in it, for `forget`."""
     return method_key(method), [_lengths_key(item.indexed) for item in measured]
 
 
@@ -259,7 +260,7 @@ def forget(cached: tuple[str, list[str]], run: Run, are_wrong: bool = True) -> N
     """Remove the lengths that `cache_keys_of` named from the cache, and all kept tokens of their folder.
 
     Args:
-        are_wrong: whether later runs shall count by the tokenizer alone.
+        are_wrong: whether the lengths were wrong: then later runs use the engine `tokenizers`.
     """
     folder, keys = cached
     if are_wrong:
@@ -272,12 +273,12 @@ def check_unchanged(measured: Sequence[MeasuredShard], run: Run) -> None:
     """Compare the headers of shards whose lengths came from the cache with the headers they were measured with.
 
     Raises:
-        SourceChanged: a shard was written anew with the same size and time.
+        SourceChanged: the headers differ, though size and modification time of the shard are the same.
     """
     cached = [item.indexed for item in measured if item.was_cached]
     jobs = (
-        [(cached[number].shard, cached[number].about) for number in batch]
-        for batch in batches(range(len(cached)), [item.shard for item in cached])
+        [(cached[number].shard, cached[number].index_metadata) for number in batch]
+        for batch in group_shards(range(len(cached)), [item.shard for item in cached])
     )
     size = sum(item.shard.size for item in cached)
     with run.progress.stage("compare", len(cached), "shards", size) as advance:
@@ -303,7 +304,7 @@ def lengths_cache(method: Method, run: Run) -> TableCache:
 
 
 def method_key(method: Method) -> str:
-    """Return a hash of everything in a method that lengths depend on: the name of its folder in the cache."""
+    """Hash all settings of a method that lengths depend on; the hash names the folder of its lengths in the cache."""
     template = method.identity
     versions = LENGTHS_VERSION, reader.INDEX_VERSION, [*FIT_RULES]
     asked = [version_of(name) for name in ("transformers", "torchvision")] if template.family in ASKING_FAMILIES else []
@@ -313,5 +314,5 @@ def method_key(method: Method) -> str:
 
 
 def _lengths_key(item: IndexedShard) -> str:
-    depends_on = (item.how_drawn, item.shard.own.identity) if item.shard.own.identity else (item.how_drawn,)
+    depends_on = (item.draw_settings, item.shard.own.identity) if item.shard.own.identity else (item.draw_settings,)
     return key_of(item.key, *depends_on) if any(depends_on) else item.key

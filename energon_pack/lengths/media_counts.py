@@ -6,8 +6,8 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE
 from energon_pack.templates.sample import Rendered
 
 
-def counts_of(rendered: Rendered, kinds: Sequence[str]) -> dict[str, int]:
-    """Return the numbers of visual tokens, images, sound tokens and sounds of a sample, by column name."""
+def media_counts_of(rendered: Rendered, kinds: Sequence[str]) -> dict[str, int]:
+    """Count visual tokens, images, sound tokens and sounds of a sample, by column name; `kinds`: those of its media."""
     return {
         "num_visual_tokens": rendered.num_visual_tokens,
         IMAGE.column: kinds.count(IMAGE.kind),

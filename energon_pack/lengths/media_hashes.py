@@ -13,17 +13,19 @@ _MAX_HASHES = 10_000  # media whose hashes are held
 
 
 class MediaHashes:
-    """Hashes media, which it reads whole. The hashes of the last 10,000 media are cached."""
+    """Reads media whole and hashes their bytes; caches the hashes of the last 10,000 media."""
 
     def __init__(self, reader: Reader):
         self._reader = reader
         self._known: LruCache[tuple[str, MediaPart], bytes] = LruCache(_MAX_HASHES)
 
-    def of(self, shard: Shard, parts: Sequence[MediaPart], media: Sequence[Media]) -> list[tuple[str, bytes]] | None:
-        """Return kind and 16-byte hash of each medium of a sample, over its bytes and the sample's settings for it.
+    def of_media(
+        self, shard: Shard, parts: Sequence[MediaPart], media: Sequence[Media]
+    ) -> list[tuple[str, bytes]] | None:
+        """Return the kind of each medium of a sample, and a 16-byte hash over its bytes, size and settings.
 
         Returns:
-            None if a video is a list of frames, or a medium is a sound: such a sample shares nothing with others.
+            None if a video is a list of frames, or a medium is a sound: beginnings of such a sample are never shared.
         """
         if any((medium.settings and medium.settings.list_of_frames) or not medium.is_seen for medium in media):
             return None
@@ -32,8 +34,8 @@ class MediaHashes:
             for part, medium in zip(parts, media, strict=True)
         ]
 
-    def first(self, shard: Shard, parts: Sequence[MediaPart]) -> int | None:
-        """Return 64 bits of the hash of the first medium's bytes; None: the sample has no media."""
+    def of_first_medium(self, shard: Shard, parts: Sequence[MediaPart]) -> int | None:
+        """Return 64 bits of the hash of the first medium's bytes, as an int; None: the sample has no media."""
         return int.from_bytes(self._content(shard, parts[0])[:8], "little") if parts else None
 
     def _content(self, shard: Shard, part: MediaPart) -> bytes:

@@ -22,7 +22,7 @@ class Method:
 
     @property
     def identity(self) -> Identity:
-        """Return the fingerprints of the template."""
+        """Return the hashes of the template that lengths depend on, read from its folder."""
         return identity_of(self.template_folder)
 
     @property
@@ -39,10 +39,10 @@ class Method:
         return [*self.choice.lines(asked), *template_lines(self.template_folder)]
 
 
-def prepare(
+def method_of_model(
     settings: TemplateSettings, read: ReadSettings, engine: str, run: Run, with_beginnings: bool = False
 ) -> Method:
-    """Return the method for a model; a template that the cache lacks is built by another process, with transformers."""
+    """Return the method that measures for a model; if the cache lacks its template, another process builds it first."""
     folder = saved_template(settings, run.cache())
     if folder is None:
         build = partial(prepare_template, cache_dir=run.cache())

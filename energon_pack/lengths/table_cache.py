@@ -29,7 +29,7 @@ _FILE_ROWS = 50_000  # a file is read whole, whichever of its rows are wanted
 _FILE_RECORDS = 10_000
 _FILE_SECONDS = 10.0  # seconds of work that a kill may cost
 _CHUNK_ROWS = 200_000
-_FORGOTTEN = -1
+_NUM_ROWS_IF_FORGOTTEN = -1
 _NO_ROWS = np.zeros(0, np.int64)
 
 
@@ -41,12 +41,12 @@ class Piece(NamedTuple):
     num_rows: int
 
 
-class Record(NamedTuple):
-    """Says which key a run of rows in a file belongs to. The records of a file are in the order of its rows."""
+class RowRun(NamedTuple):
+    """Says to which key some consecutive rows of a file belong. The records of a file are in the order of its rows."""
 
     key: str
     start: int  # number of the first of them among the rows of the key
-    num_rows: int  # _FORGOTTEN: no rows here, and the rows in older files do not count
+    num_rows: int  # _NUM_ROWS_IF_FORGOTTEN: no rows here, and the rows in older files do not count
     note: dict[str, str] | None = None
 
 
@@ -67,7 +67,7 @@ class _UndamagedFiles(dict[str, bool]):
 
 
 class TableCache:
-    """A cache on disk: rows of tables by key, in the Parquet files of one folder."""
+    """A cache on disk that finds table rows by key; they are in the Parquet files of one folder."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -76,17 +76,17 @@ class TableCache:
         self._kept: dict[str, list[_FileRows]] = {}
         self._whole = _UndamagedFiles()
         self._waiting: list[pa.Table] = []
-        self._records: list[Record] = []
+        self._records: list[RowRun] = []
         self._last = time.monotonic()
         files = [(*described, path) for path in folder.glob("*.parquet") if (described := _read_records(path))]
         for number, records, path in sorted(files, key=lambda item: (item[0], item[2])):
             self._add_file(path, number, records)
 
     def find(self, key: str, num_rows: int) -> tuple[list[Piece], Ints]:
-        """Return where the rows of a key are, as pieces in row order, and the numbers of the rows that are missing.
+        """Return the pieces of files with the rows of a key, in row order, and the row numbers that the cache lacks.
 
         Args:
-            num_rows: how many rows the key has when none is missing.
+            num_rows: the number of rows of the key, missing ones included.
         """
         kept = self._whole_files(key)
         if len(kept) == 1 and kept[0][3] == num_rows:
@@ -107,8 +107,8 @@ class TableCache:
         kept = self._kept.get(key)
         return kept[-1][4] if kept else None
 
-    def add(self, table: pa.Table, records: Iterable[Record]) -> None:
-        """Buffer rows, with their records in the same order; they are written when there are many, or after a while."""
+    def add(self, table: pa.Table, records: Iterable[RowRun]) -> None:
+        """Buffer rows and their records, in equal order; `flush` after 50,000 rows, 10,000 records or 10 seconds."""
         self._waiting.append(table)
         self._records += records
         num_rows = sum(table.num_rows for table in self._waiting)
@@ -131,16 +131,16 @@ class TableCache:
         self._add_file(path, *described)
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Drop all rows of these keys, for this run and all later ones."""
+        """Make `find` miss all rows of these keys, in this run and in later runs."""
         self.flush()
-        records = [Record(key, 0, _FORGOTTEN) for key in keys]
+        records = [RowRun(key, 0, _NUM_ROWS_IF_FORGOTTEN) for key in keys]
         self.add_file(write_tables(self.folder, self.number, pa.table({"key": pa.array([], pa.string())}), records))
 
     def _add_file(self, path: Path, number: int, records: Sequence[Any]) -> None:
         self.number = max(self.number, number + 1)
         first, name, kept = 0, str(path), self._kept
         for key, start, num_rows, note in records:
-            if num_rows == _FORGOTTEN:
+            if num_rows == _NUM_ROWS_IF_FORGOTTEN:
                 kept.pop(key, None)
                 continue
             item = (name, first, start, num_rows, note)
@@ -155,11 +155,11 @@ class TableCache:
         return [item for item in kept if self._whole[item[0]]]
 
 
-def write_tables(folder: Path, number: int, table: pa.Table, records: Sequence[Record]) -> Path:
+def write_tables(folder: Path, number: int, table: pa.Table, records: Sequence[RowRun]) -> Path:
     """Write rows to a new file of the cache, named after its hash; return its path.
 
     Args:
-        number: rows in this file replace rows of the same key in files with lower numbers.
+        number: orders the files: a row of a key replaces the same row in files with lower numbers.
     """
     folder.mkdir(parents=True, exist_ok=True)
     about = {"number": str(number), "records": json.dumps(records)}
@@ -188,7 +188,7 @@ def _read_records(path: Path) -> tuple[int, list[Any]] | None:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Pieces that are read together. Each belongs to an owner, such as a shard, which is known by its number."""
+    """Pieces that are read as one table. Each belongs to an owner, such as a shard, that is known by its index."""
 
     pieces: list[Piece]
     numbers: list[int]  # for each piece, the number of its owner
@@ -214,13 +214,13 @@ class Chunk:
         return table.slice(int(rows[0]), len(rows)) if in_a_row else table.take(pa.array(rows))
 
     @property
-    def numbers_of_rows(self) -> Ints:
-        """Return for each row the number of its owner."""
+    def owners_of_rows(self) -> Ints:
+        """Return for each row of the chunk the index of its owner."""
         return np.repeat(np.array(self.numbers, np.int64), self._sizes)
 
     @property
     def rows(self) -> Ints:
-        """Return for each row its row number within its owner."""
+        """Return for each row of the chunk its row number among the rows of its owner."""
         return _ranges(self.starts, self._sizes)
 
     @property
@@ -229,7 +229,7 @@ class Chunk:
 
 
 def chunks_of_pieces(kept: Iterable[tuple[int, Sequence[Piece]]], max_rows: int = _CHUNK_ROWS) -> Iterator[Chunk]:
-    """Group pieces, which come with their owner's number, into chunks of at most `max_rows` rows, or one larger one."""
+    """Group the pieces of owners (index, pieces) into chunks of at most `max_rows` rows, or of one larger piece."""
     chunk, num_rows = Chunk([], [], []), 0
     for number, pieces in kept:
         start = 0
@@ -263,5 +263,5 @@ def _ranges(starts: Sequence[int], sizes: Sequence[int]) -> Ints:
 
 
 def key_of(*identity: Any) -> str:
-    """Return a cache key of 24 hexadecimal digits: a hash of these values as JSON."""
+    """Hash JSON values into a cache key of 24 hexadecimal digits."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from energon_pack.lengths.kept_tokens import TokenWriter
-from energon_pack.lengths.media_counts import counts_of
+from energon_pack.lengths.media_counts import media_counts_of
 from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.schema import LENGTHS_SCHEMA, SHARED_SCHEMA
@@ -33,7 +33,7 @@ from energon_pack.templates.processor import load_saved_template
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.template import Template
 
-_BATCH = 512  # texts that are tokenized at once
+_BATCH_SAMPLES = 512  # texts that are tokenized at once
 _BATCH_CHARACTERS = 4_000_000
 _MAX_UNKNOWN_KEYS = 8  # unknown keys of a sample that are reported
 #: reasons of samples whose media were not all read: no name may tell a medium (LMDB key, URL), yet they are no text
@@ -47,7 +47,7 @@ BEGINNINGS_VERSION = 1
 
 @dataclass(frozen=True)
 class MeasureJob:
-    """The samples that one worker measures, and how."""
+    """The samples that one worker measures, and the method that it measures them by."""
 
     shards: list[Shard]  # the shard of each sample
     samples: pa.Table  # rows of `wds.INDEX_SCHEMA`
@@ -87,7 +87,7 @@ class LengthsRow(MeasuredRow):
 
 
 @dataclass(frozen=True)
-class _Waiting:
+class _Uncounted:
     """A sample that is rendered as text, and whose tokens are to be counted with others in a batch."""
 
     row: LengthsRow
@@ -97,12 +97,12 @@ class _Waiting:
 
 
 def measure(job: MeasureJob) -> pa.Table:
-    """Measure the samples of a job in a worker; return a table of `LENGTHS_SCHEMA` with a row for each."""
+    """Measure the samples of a job, in a worker process; return a table of `LENGTHS_SCHEMA`, a row for each sample."""
     template = load_saved_template(job.method.template_folder)
     warnings.filterwarnings("ignore", module="PIL")  # odd EXIF and the like; unreadable files are in the ledger
     with Reader() as reader, losing_no_fault():
         token_writer = TokenWriter() if job.tokens_folder else None
-        rows = measured(_read_all(reader, job), template, job.method, token_writer)
+        rows = render_and_count(_read_all(reader, job), template, job.method, token_writer)
         if token_writer and job.tokens_folder:
             number = token_writer.write(job.tokens_folder)
             for row in rows:
@@ -110,20 +110,20 @@ def measure(job: MeasureJob) -> pa.Table:
         return lengths_table(rows, job.method.with_beginnings)
 
 
-def measured(
+def render_and_count(
     samples: Iterator[tuple[LengthsRow, ReadSample | None]],
     template: Template,
     method: Method,
     token_writer: TokenWriter | None = None,
 ) -> list[LengthsRow]:
-    """Render samples and count their tokens in batches; return their rows, filled in, in the same order.
+    """Render samples, count their tokens in batches, and write the counts into their rows; return the rows in order.
 
     Args:
-        samples: pairs of a row without counts and its sample; None if the row already says why the sample is left out.
+        samples: pairs of a row without counts and its sample; None in its place: the row says why it is left out.
         token_writer: stores the tokens for later runs; None: they are not stored.
     """
     rows: list[LengthsRow] = []
-    waiting: list[_Waiting] = []
+    waiting: list[_Uncounted] = []
     num_characters = 0
     for row, sample in samples:
         rows.append(row)
@@ -131,7 +131,7 @@ def measured(
             continue
         waiting.append(item)
         num_characters += len(item.rendered.text)
-        if len(waiting) == _BATCH or num_characters > _BATCH_CHARACTERS:
+        if len(waiting) == _BATCH_SAMPLES or num_characters > _BATCH_CHARACTERS:
             _count_tokens(template, waiting, method.engine, token_writer)
             num_characters = 0
     _count_tokens(template, waiting, method.engine, token_writer)
@@ -179,7 +179,7 @@ def set_warnings(row: LengthsRow, sample: ReadSample) -> None:
     row.nulls_dropped = sample.drops_nulls
 
 
-def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: ReadSettings) -> _Waiting | None:
+def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: ReadSettings) -> _Uncounted | None:
     """Render a sample as text; None: its row now says why it is left out."""
     try:
         seen = Sample(sample.timed, sample.media, sample.tools, sample.options)
@@ -190,17 +190,17 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
     except Skip as skip:
         leave_out(row, skip)
         return None
-    for name, number in counts_of(rendered, sample.kinds).items():
+    for name, number in media_counts_of(rendered, sample.kinds).items():
         setattr(row, name, number)
     row.num_control_tokens = rendered.num_control_tokens
     row.tools_left_out |= rendered.leaves_out_tools
     row.reasoning_left_out = rendered.leaves_out_reasoning
-    if unread := _unread(sample, seen, template.spec.variables):
+    if unread := _unread_keys(sample, seen, template.spec.variables):
         row.unknown_keys = list(dict.fromkeys([*sample.unknown, *unread]))
-    return _Waiting(row, sample, seen, rendered)
+    return _Uncounted(row, sample, seen, rendered)
 
 
-def _unread(sample: ReadSample, seen: Sample, variables: Collection[str]) -> list[str]:
+def _unread_keys(sample: ReadSample, seen: Sample, variables: Collection[str]) -> list[str]:
     """Return keys of a sample that the chat template would read as variables, and variables that it does not read."""
     said = seen.options.chat_template_kwargs
     left = [key for key, value in sample.fields.items() if value and key in variables and key not in said]
@@ -218,7 +218,7 @@ def leave_out(row: LengthsRow, skip: Skip) -> None:
     row.tools_left_out, row.nulls_dropped, row.unknown_keys, row.image_modes = False, False, None, None
 
 
-def _count_tokens(template: Template, waiting: list[_Waiting], engine: str, token_writer: TokenWriter | None) -> None:
+def _count_tokens(template: Template, waiting: list[_Uncounted], engine: str, token_writer: TokenWriter | None) -> None:
     made = template.tokens_of([item.sample for item in waiting], [item.rendered for item in waiting], engine)
     for item, member in zip(waiting, made, strict=True):
         row = item.row
@@ -233,13 +233,13 @@ def _count_tokens(template: Template, waiting: list[_Waiting], engine: str, toke
 
 
 def hash_media(row: LengthsRow, hashes: MediaHashes, shard: Shard, sample: ReadSample) -> None:
-    """Hash a sample's media, which are read whole, into `media_hashes` and `first_medium` of its row."""
-    row.media_hashes = hashes.of(shard, sample.parts, sample.media)
-    row.first_medium = hashes.first(shard, sample.parts)
+    """Read and hash a sample's media; set `media_hashes` and `first_medium` of its row."""
+    row.media_hashes = hashes.of_media(shard, sample.parts, sample.media)
+    row.first_medium = hashes.of_first_medium(shard, sample.parts)
 
 
 def hash_beginnings(template: Template, samples: Sequence[tuple[LengthsRow, Rendered]]) -> None:
-    """Set `beginnings` in the rows that have `media_hashes`; other rows stay as they are."""
+    """Hash beginnings of samples into the column `beginnings` of their rows, except where `media_hashes` is None."""
     asked = [(row, rendered, row.media_hashes) for row, rendered in samples if row.media_hashes is not None]
     found = beginnings(template, [rendered for _, rendered, _ in asked], [media for _, _, media in asked])
     for (row, _, _), of_sample in zip(asked, found, strict=True):

@@ -30,12 +30,12 @@ from energon_pack.dataset.lost_samples import why_too_much_dropped, why_too_much
 from energon_pack.dataset.plan_file import write_ledger
 from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError, SamplesLost
-from energon_pack.lengths.changed_media import Stale, stale_rows
+from energon_pack.lengths.changed_media import StaleRows, stale_rows
 from energon_pack.lengths.index import IndexedShard
 from energon_pack.lengths.measure import MeasuredShard, add_changed_rows, lengths_cache
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import key_of
-from energon_pack.lengths.worker import LengthsRow, leave_out, lengths_table, measured, set_warnings
+from energon_pack.lengths.worker import LengthsRow, leave_out, lengths_table, render_and_count, set_warnings
 from energon_pack.online.samples import (
     MeasuredItem,
     MeasuredSamples,
@@ -84,7 +84,7 @@ def measure_user_samples(
     kept, missing = cache.find(key, num)
     cached = np.delete(np.arange(num), missing).tolist()
     changed = stale_rows([files], [kept], run.executor).get(0, {})
-    stale: Stale = {0: {cached[row]: why for row, why in changed.items()}}
+    stale: StaleRows = {0: {cached[row]: why for row, why in changed.items()}}
     todo = np.union1d(missing, np.array([*stale[0]], np.int64))
     slices = [todo[start : start + _SAMPLES_PER_JOB] for start in range(0, len(todo), _SAMPLES_PER_JOB)]
     workers = min(num_workers or len(os.sched_getaffinity(0)), len(slices))
@@ -134,7 +134,7 @@ class _MeasuredSlices(Dataset[pa.Table]):
 
     def __getitem__(self, number: int) -> pa.Table:
         template = load_saved_template(self._method.template_folder)
-        return lengths_table(measured(self._read(self._slices[number]), template, self._method))
+        return lengths_table(render_and_count(self._read(self._slices[number]), template, self._method))
 
     def _read(self, numbers: Ints) -> Iterator[tuple[LengthsRow, ReadSample | None]]:
         for number in numbers.tolist():

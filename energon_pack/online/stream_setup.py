@@ -132,7 +132,7 @@ def _samples_in_files(run: PackRun) -> Samples:
         raise PackError(f"source.path={config.source.path}: a stream has no mixture: sources=[…] of it have weights")
     config.packing.check_in_training()
     indexed = first_samples(index_source(run), config.source.limit)
-    depends = [[item.key, *item.how_drawn, item.num_samples] for item in indexed]
+    depends = [[item.key, *item.draw_settings, item.num_samples] for item in indexed]
     identity = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:24]
     folder = run.cache("stream", identity) / "once"
     make_once(folder, lambda part: write_index(part / _INDEX_FILE, indexed))

@@ -107,7 +107,7 @@ class CachedRows:
 
         The keys of copies get a suffix, so that they differ; rows that are not drawn have that as their `reason`.
         """
-        table, numbers = self.chunk.read(columns), self.chunk.numbers_of_rows
+        table, numbers = self.chunk.read(columns), self.chunk.owners_of_rows
         if self.rows is not None:
             table, numbers = table.take(pa.array(self.rows)), numbers[self.rows]
         if self.copies is None:

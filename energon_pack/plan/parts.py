@@ -20,10 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.lengths.measure import MeasuredShard
-from energon_pack.lengths.media_counts import counts_of
+from energon_pack.lengths.media_counts import media_counts_of
 from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
-from energon_pack.lengths.table_cache import Chunk, Piece, Record, TableCache, chunks_of_pieces, key_of
+from energon_pack.lengths.table_cache import Chunk, Piece, RowRun, TableCache, chunks_of_pieces, key_of
 from energon_pack.lengths.worker import LengthsRow, hash_beginnings, hash_media, lengths_table
 from energon_pack.plan.items import REFUSED_SCHEMA, Lengths
 from energon_pack.run.context import Run
@@ -103,11 +103,11 @@ def make_parts(
             for (table, sizes), num_bytes in run.executor.map(partial(with_bytes_read, make), jobs()):
                 records = []
                 for number, size in zip(at_work[0].tolist(), sizes, strict=True):
-                    records.append(Record(keys[number], num_parts[number], size))
+                    records.append(RowRun(keys[number], num_parts[number], size))
                     num_parts[number] += size
                     num_left[number] -= 1
                     if not num_left[number]:  # only finished shards get a note
-                        records.append(Record(keys[number], num_parts[number], 0, {"num_rows": str(num_parts[number])}))
+                        records.append(RowRun(keys[number], num_parts[number], 0, {"num_rows": str(num_parts[number])}))
                 cache.add(table, records)
                 run.progress.add(num_bytes=num_bytes)
                 advance(len(at_work.pop(0)))
@@ -137,13 +137,13 @@ def _rows_to_cut(
     for chunk in chunks_of_pieces((number, measured[number].pieces) for number in numbers):
         table = chunk.read(None if whole else recipe.columns)
         are_asked = recipe.select_rows(table)
-        yield chunk.numbers_of_rows[are_asked], table.filter(pa.array(are_asked))
+        yield chunk.owners_of_rows[are_asked], table.filter(pa.array(are_asked))
 
 
 def _with_cached_parts(lengths: Lengths, parts: dict[int, list[Piece]], are_asked: npt.NDArray[np.bool_]) -> Lengths:
     """Find the rows of this run's samples among the cached parts of whole shards, and return the lengths with these."""
     chunks = list(chunks_of_pieces(parts.items()))
-    ids = [_row_ids(chunk.numbers_of_rows, chunk.read(["key"])) for chunk in chunks]
+    ids = [_row_ids(chunk.owners_of_rows, chunk.read(["key"])) for chunk in chunks]
     known = pa.chunked_array(ids, pa.large_string())
     have_parts = lengths.scratch.zeros(lengths.num_samples, np.bool_)
     run_ids: list[pa.Array] = []
@@ -261,7 +261,7 @@ class WholeSample(NamedTuple):
         self, cut: Cut, part: ReadSample, rendered: Rendered, token_len: int, supervised: int
     ) -> LengthsRow:
         """Return the row of lengths of a part: what `rendered` returns for its cut, its tokens, its trained tokens."""
-        counts: dict[str, Any] = counts_of(rendered, part.kinds)
+        counts: dict[str, Any] = media_counts_of(rendered, part.kinds)
         row = replace(
             self.row,
             parts=part.parts,

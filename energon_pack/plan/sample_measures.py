@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.lengths.media_counts import counts_of
+from energon_pack.lengths.media_counts import media_counts_of
 from energon_pack.plan import caps
 from energon_pack.plan.pool import Pool, costs_of
 from energon_pack.plan.settings import CUTTING_POLICIES, GroupBy, Overlong, PackingConfig
@@ -137,7 +137,7 @@ class SampleMeasurer:
         if not num_supervised:
             return Skip(Reason.NOTHING_TRAINED, NOTHING_TRAINED_DETAIL)
         kinds = [medium.kind for medium in sample.media]
-        counts = {"token_len": token_len, **counts_of(rendered, kinds)}
+        counts = {"token_len": token_len, **media_counts_of(rendered, kinds)}
         measured = SampleMeasures(token_len, costs_of(counts, self.packing), media_type(kinds))
         name, longest = self.packing.longest_sample
         if measured.costs[0] > longest:

@@ -74,7 +74,7 @@ def rows_at(lengths: Lengths, numbers: Ints) -> Iterator[tuple[int, Shard, Lengt
     Yields for each its place in `numbers`, its shard, its row, and the reason why no plan may pack it (None: it may).
     """
     for places, chunk, rows in lengths.cached_places(numbers):
-        table, shards = chunk.read(None).take(pa.array(rows)), chunk.numbers_of_rows[rows].tolist()
+        table, shards = chunk.read(None).take(pa.array(rows)), chunk.owners_of_rows[rows].tolist()
         reasons = lengths.reason(table).to_pylist()
         for place, shard, *of_row in zip(places.tolist(), shards, rows_of(table, LengthsRow), reasons, strict=True):
             yield place, lengths.shards[shard].shard, *of_row

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from energon_pack.config import OnDamaged, plain
 from energon_pack.errors import amount
 from energon_pack.lengths.index import IndexedShard, first_samples, index_shards
-from energon_pack.lengths.measure import by_trusted_engine, measure_rows, measure_shards
-from energon_pack.lengths.method import Method, prepare
+from energon_pack.lengths.measure import measure_rows, measure_shards, with_trusted_engine
+from energon_pack.lengths.method import Method, method_of_model
 from energon_pack.plan.expand import expand
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.settings import Share
@@ -47,10 +47,10 @@ def prepare_method(run: PackRun) -> Method:
     with run.timed("processor"):
         folder = local_folder(run.processor, config.model.revision)  # a hub id is looked up once
         model = replace(config.model, processor=os.fspath(folder))
-        settings = TemplateSettings(model, config.media, config.labels.template_labels)
+        settings = TemplateSettings(model, config.media, config.labels.as_labels)
         with_beginnings = config.packing.share is not Share.none
-        method = prepare(settings, config.source.reading, config.measure.engine.value, run, with_beginnings)
-        return by_trusted_engine(method, run)
+        method = method_of_model(settings, config.source.reading, config.measure.engine.value, run, with_beginnings)
+        return with_trusted_engine(method, run)
 
 
 def measure_source(run: PackRun, indexed: list[IndexedShard], method: Method) -> Measured:

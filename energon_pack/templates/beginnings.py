@@ -19,7 +19,7 @@ from energon_pack.templates.template import Template
 
 
 class Beginning(NamedTuple):
-    """The first tokens of a sample, up to a place where another may continue differently, as a hash with counts."""
+    """A hash of the first `token_len` tokens of a sample, and what they contain; equal beginnings can be shared."""
 
     high: int  # hash of 128 bits, as two numbers
     low: int
@@ -34,11 +34,11 @@ class Beginning(NamedTuple):
 def beginnings(
     template: Template, rendered: Sequence[Rendered], media: Sequence[Sequence[tuple[str, bytes]]]
 ) -> list[list[Beginning]]:
-    """Return the beginnings of each sample, ascending in length, the whole sample last.
+    """Return for each sample the hashes of its beginnings, ascending in length; the last covers the whole sample.
 
     Args:
-        media: for each sample, kind and hash of each medium, in the order of `Rendered.media`. A sample whose media
-            have no place in its text has no beginnings, nor has one that is only a range of its text's tokens.
+        media: for each sample, kind and hash of each medium, in the order of `Rendered.media`. The result is empty for
+            a sample whose media have no place in its text, or that is only a `token_range` of its text.
     """
     special, features = template.special_ids, frozenset(template.feature_ids.values())
     places = [sorted([*item.spans, *item.media]) for item in rendered]

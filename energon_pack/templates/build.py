@@ -37,7 +37,7 @@ _PROBE_MESSAGES = [{"role": "user", "content": "What is it?"}, {"role": "assista
 
 @quiet_transformers()
 def build(settings: TemplateSettings, folder: Path) -> Template:
-    """Build the template for the processor in a folder, with the media rules that `model.template` names."""
+    """Build the template for the processor in a folder, with the media rules of the family `model.template`."""
     with importing():
         prepare_torchvision()
     model = settings.model
@@ -71,7 +71,7 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
         tool_template=tool_template,
         sets_template=model.chat_template is not None,
     )
-    rules = _tried_rules(FAMILIES[model.template], processor, model)
+    rules = _rules_tried_on_examples(FAMILIES[model.template], processor, model)
     factor = rules.settings.get("factor")
     if model.factor and factor and model.factor != factor:
         raise PackError(
@@ -80,7 +80,7 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
         )
     try:
         backend = files.tokenizer.backend_tokenizer
-        template = Template(spec, rules, _copied_tokenizer(backend) if model.template in ASKING_FAMILIES else backend)
+        template = Template(spec, rules, _copy_of_tokenizer(backend) if model.template in ASKING_FAMILIES else backend)
     except PackError as error:  # raised by the chat template
         raise PackError(f"{where}: {error}") from None
     _refuse_misfits(template, model, where)
@@ -114,7 +114,7 @@ def _processor_settings(
         image=_as_json_values({**files.image_settings, **image_settings(media)}),
         video=video,
         audio=_as_json_values(files.audio_settings),
-        others=_as_json_values(files.added_settings),
+        others=_as_json_values(files.settings_of_added_kinds),
         processor=_as_json_values({key: value for key, value in values.items() if key != "chat_template"}),
         tokens=tokens,
         changed=_as_json_values({IMAGE.kind: image_settings(media), VIDEO.kind: changed}),
@@ -146,7 +146,7 @@ def _refuse_misfits(template: Template, model: ModelConfig, where: str) -> None:
 
 
 @lru_cache(maxsize=1)
-def _copied_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
+def _copy_of_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
     """Return a copy of a tokenizer, which takes 0.5 to 2 s: a processor's call may leave the original padding texts."""
     return Tokenizer.from_str(tokenizer.to_str())
 
@@ -162,7 +162,7 @@ class _ProcessorFiles:
     video_settings: dict[str, Any] = field(default_factory=dict)
     audio_settings: dict[str, Any] = field(default_factory=dict)
     processor_settings: dict[str, Any] = field(default_factory=dict)
-    added_settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # by kind
+    settings_of_added_kinds: dict[str, dict[str, Any]] = field(default_factory=dict)  # by kind
 
 
 def _folder_files(folder: Path, kwargs: dict[str, Any], where: str) -> _ProcessorFiles:
@@ -190,7 +190,7 @@ def _read_files(name: str, settings: str, where: str, state: str) -> _ProcessorF
             image = AutoImageProcessor.from_pretrained(folder, backend="pil", **kwargs).to_dict()
         except Exception as error:  # any class of any processor may be behind it
             raise PackError(f"{where}: no image processor: {one_line(error)}") from None
-    processor = _class_settings(folder)
+    processor = _processor_class_settings(folder)
     chat_template = processor.get("chat_template") if is_processor else None
     return _ProcessorFiles(
         tokenizer, is_processor, chat_template, image, _video_settings(folder, processor), processor_settings=processor
@@ -220,7 +220,7 @@ def _full_processor_files(processor: ProcessorSettings, where: str) -> _Processo
     image, video, audio = (parts.pop(medium.kind, {}) for medium in (IMAGE, VIDEO, AUDIO))
     chat_template = getattr(full, "chat_template", None)
     return _ProcessorFiles(
-        tokenizer, True, chat_template, image, video, audio, _class_settings(Path(processor.folder)), parts
+        tokenizer, True, chat_template, image, video, audio, _processor_class_settings(Path(processor.folder)), parts
     )
 
 
@@ -254,7 +254,7 @@ def _refuse_slow_tokenizer(tokenizer: Any, where: str) -> None:
         )
 
 
-def _class_settings(folder: Path) -> dict[str, Any]:
+def _processor_class_settings(folder: Path) -> dict[str, Any]:
     """Return the settings of transformers' processor class; empty for a folder with only a tokenizer."""
     from transformers import ProcessorMixin
 
@@ -275,7 +275,7 @@ def _adds_special_tokens(template: Template, tokenizer: Any) -> bool:
     return bool(alone != around and not (tokenizer.bos_token and text.startswith(tokenizer.bos_token)))
 
 
-def _tried_rules(family: type[MediaRules], processor: ProcessorSettings, model: ModelConfig) -> MediaRules:
+def _rules_tried_on_examples(family: type[MediaRules], processor: ProcessorSettings, model: ModelConfig) -> MediaRules:
     """Return the family's rules for a processor, after a try with example media; raises PackError if it fails."""
     try:
         rules = family(processor)

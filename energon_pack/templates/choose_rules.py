@@ -52,7 +52,7 @@ _UNPACKABLE_INPUTS = {
 
 @dataclass(frozen=True)
 class TriedTemplate:
-    """A family of media rules that was tried and rejected, and why."""
+    """A family of media rules (`template`) that was tried and rejected, and the reason."""
 
     template: str
     why_not: str
@@ -75,7 +75,7 @@ class TemplateChoice:
     ends_answers: bool = True
 
     def lines(self, asked: str) -> list[str]:
-        """Return the lines that a run prints about it before it measures; `asked`: the value of `model.template`."""
+        """Return the lines that a run prints about the choice; `asked`: the value of `model.template`."""
         lines = [
             f"{_KIND_NOUNS[kind]} of {self.processor} can't be measured: {why}"
             for kind, why in self.left_out.items()
@@ -112,7 +112,7 @@ class _Candidate:
     @property
     def refused_kinds(self) -> set[str]:
         """Return the kinds of samples that the full processor refuses: no rules can count them."""
-        return {kind for kind, outcome in self.outcomes.items() if not outcome.is_possible}
+        return {kind for kind, outcome in self.outcomes.items() if not outcome.is_accepted}
 
     @property
     def why_not(self) -> str:
@@ -123,11 +123,11 @@ class _Candidate:
 
 @quiet_transformers()
 def choose_template(settings: TemplateSettings, folder: Path) -> tuple[Template, TemplateChoice]:
-    """Build the template of a model with its family's rules if they are exact, else with the next exact ones.
+    """Build a model's template with the first media rules that count as its full processor; return it and the choice.
 
     Args:
         settings: `model.template` names a family, or is AUTO.
-        folder: the processor's.
+        folder: the folder of the processor.
 
     Raises:
         PackError: no rules are exact, or the processor belongs to another family.
@@ -225,7 +225,7 @@ def refuse_damaged(folder: Path) -> None:
 
 
 def refuse_other_class(expected: str | None, folder: Path, where: str) -> None:
-    """Raise PackError if transformers knows the class of a processor, and the model expects another class."""
+    """Raise PackError if a processor has not the `expected` class (None: any), but another class of transformers."""
     name = processor_class(folder)
     if expected and name != expected and name in known_processor_classes():
         raise PackError(
@@ -235,7 +235,9 @@ def refuse_other_class(expected: str | None, folder: Path, where: str) -> None:
 
 
 def refuse_unpackable(folder: Path, where: str) -> None:
-    """Raise PackError if every model class for a processor has inputs through which packed samples see each other."""
+    """Raise PackError if all model classes for a processor have inputs, such as `cross_attention_mask`, by which
+    the samples of a pack see each other.
+    """
     reasons = {make.__name__: _why_unpackable(make) for make in model_classes_of(folder)}
     if reasons and all(reasons.values()):
         name, why = next(iter(reasons.items()))

@@ -15,7 +15,7 @@ _PROCESSOR_FILE_PATTERNS = ("*processor_config.json", "tokenizer*", "vocab*", "*
 
 
 def local_folder(processor: str, revision: str | None = None) -> Path:
-    """Return a processor's folder: `processor` is a path, or a hub id to download; raises PackError if it is none."""
+    """Return a processor's folder, from a path, or downloaded by a hub id; raises PackError if it is neither."""
     refuse_missing_folder(processor)
     folder = Path(processor).expanduser()
     if folder.is_dir():
@@ -34,7 +34,7 @@ def local_folder(processor: str, revision: str | None = None) -> Path:
 
 
 def refuse_missing_folder(processor: str) -> None:
-    """Raise PackError if a processor is a path, and there is no such folder, or no processor in it."""
+    """Raise PackError if `processor` is a path to no folder, or a folder without files of a processor; hub ids pass."""
     is_path = processor.startswith(("/", ".", "~")) or processor.count("/") > 1
     if is_path and not Path(processor).expanduser().is_dir():
         raise PackError(f"model.processor={processor}: no such folder{near_path(processor)}")
@@ -50,7 +50,7 @@ def settings_files(folder: Path) -> list[Path]:
 
 
 def files_state(folder: Path) -> str:
-    """Return a text that changes whenever a file of a processor changes: paths, sizes and times."""
+    """Return paths, sizes and times of a processor's files as a text, which differs if a file was changed."""
     return str([(os.fspath(path), path.stat().st_size, path.stat().st_mtime_ns) for path in settings_files(folder)])
 
 

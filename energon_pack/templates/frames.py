@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import turn_weight
-from energon_pack.templates.chat.labels import Range, Trained, without_holes
+from energon_pack.templates.chat.labels import Range, TrainedSpan, cut_ranges_out
 from energon_pack.templates.chat.leaves import NONCHARACTERS
 from energon_pack.templates.chat.template import ChatTemplate, Marked
 from energon_pack.templates.chat.turns import CLOSE, OPEN, shared_beginning
@@ -29,16 +29,16 @@ _DOCUMENT_END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<eos>")
 
 
 class MediaTexts:
-    """Knows the texts that a chat template writes for media and around them, to keep them out of labels."""
+    """Finds the texts that a chat template writes for media and around them, and cuts them out of trained spans."""
 
     def __init__(
         self, chat: ChatTemplate, media_tokens: Mapping[str, str], beside: Iterable[str], special: Iterable[str]
     ):
-        """Take a chat template.
+        """Store a chat template and its tokens.
 
         Args:
-            media_tokens: by kind, the text that it writes for one medium.
-            beside: tokens that the processor writes in place of these, and around them.
+            media_tokens: by kind, the text that the template writes for one medium.
+            beside: tokens that the processor writes in place of those texts, and around them.
             special: all special tokens of the tokenizer.
         """
         self._chat = chat
@@ -55,7 +55,7 @@ class MediaTexts:
         return self._text_in_question[kind]
 
     def with_all_media(self, message: Message) -> Message:
-        """Return a message in which media that the template would drop in such a turn are text, as in a user's turn."""
+        """Return a message in which media that the template drops for its role are text, as for the role `user`."""
         if message["role"] == "user" or isinstance(message["content"], str):
             return message
         content = [
@@ -67,15 +67,15 @@ class MediaTexts:
         return {**message, "content": content}
 
     def spells_media_tokens(self, text: str) -> bool:
-        """Say whether a text contains a token that stands for a medium, or around one."""
+        """Say whether a text contains a token that is written for a medium or beside one, such as `<|image_pad|>`."""
         for token in self._media_special_tokens.all:  # noqa: SIM110 (a third of the time of `any`, for every text)
             if token in text:
                 return True
         return False
 
-    def without_media(self, text: str, trained: Sequence[Trained], media: Iterable[Range]) -> list[Trained]:
-        """Cut media, the text around them and all media tokens out of a text's trained parts; `media`: their places."""
-        rest = without_holes(trained, [self._with_surrounding_text(text, *place) for place in media])
+    def without_media(self, text: str, trained: Sequence[TrainedSpan], media: Iterable[Range]) -> list[TrainedSpan]:
+        """Cut media, the text that frames them and media tokens out of trained spans; `media`: character ranges."""
+        rest = cut_ranges_out(trained, [self._with_surrounding_text(text, *place) for place in media])
         holes: list[Range] = []
         for start, end, _ in rest:
             span = text[start:end]
@@ -84,7 +84,7 @@ class MediaTexts:
                     (start + place, start + place + len(token))
                     for place, token in self._media_special_tokens.find_all(span)
                 ]
-        return without_holes(rest, holes) if holes else rest
+        return cut_ranges_out(rest, holes) if holes else rest
 
     def _shows_media(self, role: str, kind: str) -> bool:
         """Say whether the template writes media of a kind in turns of a role; True if it refuses such a turn."""

@@ -69,12 +69,12 @@ class ProcessorSource(Protocol):
 
 
 def full_processor(processor: ProcessorSource) -> Any:
-    """Load transformers' processor, or only the tokenizer of a folder without media parts.
+    """Load transformers' processor, or the tokenizer if the folder has nothing else; cached for each process.
 
-    It is shared by all callers, so none may change it.
+    All callers share it, so none may change it.
 
     Raises:
-        ImportError: it needs a package that is not here, torchvision for most.
+        ImportError: it needs a package that is not installed; most need torchvision.
         Exception: any error of its class on its files.
     """
     folder = processor.folder

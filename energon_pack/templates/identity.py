@@ -17,7 +17,7 @@ MIXED_MEDIA, UNEVEN_VIDEOS, HEARD_VIDEOS = "mixed", "uneven", "heard"
 #: Raise this number when a change in this package changes any length: so old caches and packs are told apart.
 RULES_VERSION = 3
 #: version for templates that read no reasoning: version 3 changed none of their lengths
-_VERSION_WITHOUT_REASONING = 2
+_RULES_VERSION_WITHOUT_REASONING = 2
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class TemplateSpec:
 
     @property
     def chat_templates(self) -> list[str]:
-        """Return the chat template, and that for conversations with tools if it is another one."""
+        """Return the chat template, and after it the template for conversations with tools if that differs."""
         return [self.chat_template, *filter(None, [self.tool_template])]
 
     @property
@@ -51,7 +51,7 @@ class TemplateSpec:
 
 @dataclass(frozen=True)
 class Identity:
-    """What identifies a template in caches and packs: hashes and label settings, readable without its tokenizer."""
+    """Hashes and label settings that identify a template in caches and packs; they are read without its tokenizer."""
 
     fingerprints: dict[str, str]  # a hash for each thing that a length depends on
     labels: dict[str, Any]  # settings of `labels`, which decide the number of trained tokens
@@ -67,7 +67,7 @@ class Identity:
 def fingerprints_of(
     spec: TemplateSpec, tokenizer: str, rules: Mapping[str, Any], kinds: Collection[str]
 ) -> dict[str, str]:
-    """Return by name the hashes of all that lengths depend on: tokenizer (its JSON), chat template, media rules …"""
+    """Hash all that lengths depend on, by name: `tokenizer` (its JSON), `chat_template`, `media` (by `rules`), …"""
     ends = [] if spec.document_end is None else [spec.document_end]
     thoughts = ["history without thoughts"] if spec.labels.think is Think.drop_history else []
     chat: list[Any] = [*ends, *thoughts, *spec.chat_templates, spec.processor.tokens, spec.chat_template_kwargs]
@@ -90,11 +90,11 @@ def rules_version(chat_template: str) -> int:
     return (
         RULES_VERSION
         if any(name in chat_template for name in ("reasoning", "thinking"))
-        else _VERSION_WITHOUT_REASONING
+        else _RULES_VERSION_WITHOUT_REASONING
     )
 
 
 def short_hash(value: Any) -> str:
-    """Return a hash of 16 hexadecimal digits of a text, or of a value as JSON."""
+    """Hash a text, or any other value as JSON, into 16 hexadecimal digits."""
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

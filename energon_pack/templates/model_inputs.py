@@ -57,7 +57,7 @@ _TOKENIZER_PROBES = (
 
 
 def input_rules_of(template: Template) -> InputRules:
-    """Return plain rules by which training makes a model's inputs from tokens and media, without the template."""
+    """Return the plain rules by which training makes a model's inputs; only `tokenize` needs the template."""
     spec, rules = template.spec, template.rules
     names = rules.feature_token_of_kind
     known = dict.fromkeys([*template.special_tokens, *spec.processor.tokens.values(), *names.values()])

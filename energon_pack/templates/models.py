@@ -21,13 +21,13 @@ def packaged_models() -> list[str]:
 
 
 def model_name_of(processor_class: str) -> str:
-    """Return the packaged model for a processor class: `qwen2_5_vl` for Qwen2_5_VLProcessor; `auto` if none is."""
+    """Return the name of the packaged model for a processor class (Qwen2_5_VLProcessor: `qwen2_5_vl`); else `auto`."""
     names = {name.replace("_", ""): name for name in packaged_models()}
     return names.get(processor_class.removesuffix("Processor").replace("_", "").lower(), "auto")
 
 
 def read_model(name: str) -> dict[str, Any]:
-    """Return the config's `model` node for `+model=NAME`, or for a YAML file; raises ValueError if there is none."""
+    """Return the `model` node of a packaged model (by name) or a YAML file (by path); raises ValueError for others."""
     folder = conf_dir() / "model"
     path = Path(name).expanduser() if name.endswith(".yaml") else folder / f"{name}.yaml"
     if not path.is_file():

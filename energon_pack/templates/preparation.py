@@ -45,7 +45,7 @@ class Preparation:
         self.looks = {IMAGE.kind: _look_of(media.image, media), VIDEO.kind: _look_of(media.video, media)}
 
     def choose_frames(self, video: Media) -> list[int]:
-        """Return the indices of the frames that the model sees of a video; measuring and decoding both call this."""
+        """Return the indices of the frames of a video that the model sees; measuring and decoding both use them."""
         if video.frames:
             return list(video.frames)
         if video.settings is None:
@@ -160,7 +160,7 @@ class Preparation:
         return self.factor
 
     def prepared(self, media: Media, num_frames: int) -> Media:
-        """Return a medium with the size that the processor gets after the medium's own settings and `media.*`."""
+        """Return a medium in the size in which the processor gets it, by the medium's own settings or `media.*`."""
         if media.kind not in (IMAGE.kind, VIDEO.kind):
             return KINDS[media.kind].prepared(media, self.rules.rate)
         before, steps = self._size_and_steps(media, num_frames)

@@ -55,7 +55,7 @@ def video_preprocessor(media: MediaConfig, factor: int) -> VideoPreprocessor | N
 
 
 def check_media(media: MediaConfig) -> None:
-    """Raise PackError if the `media` node is invalid, as far as that is known without a model or others' classes."""
+    """Raise PackError if the `media` node is invalid; what needs a model or a class of your own is not checked."""
     for kind, name, known in (("image", media.image, IMAGE_PREPROCESSORS), ("video", media.video, VIDEO_PREPROCESSORS)):
         if ":" not in name:
             _load_preprocessor(kind, name, media, _EXAMPLE_FACTOR, known)
@@ -117,7 +117,7 @@ def _refuse_other_models(kind: str, factor: int) -> None:
 
 @dataclass(frozen=True)
 class SizeRule:
-    """An image preprocessor that only resizes or crops (`tokens.OPERATIONS`), so packs can store the resulting size."""
+    """An image preprocessor that only resizes or crops, to `size(width, height)`, so packs can store that size."""
 
     #: width and height afterwards, from those before
     size: Callable[[int, int], tuple[int, int]]
@@ -224,7 +224,7 @@ def _qwen_utils_resize(width: float, height: float, factor: int, least: float, m
     if least > most:
         problem = f"max_pixels of a medium is {most:g}, less than its min_pixels of {least:g}: give both"
         raise Skip(Reason.BAD_MESSAGE, problem)
-    resized = smart_resize(height, width, factor, least, most, least_side=factor)
+    resized = smart_resize(height, width, factor, least, most, min_side=factor)
     return resized[1], resized[0]
 
 
@@ -242,7 +242,7 @@ def smart_resize(
     max_pixels: float,
     num_frames: int = 1,
     num_frames_rounded: int = 1,
-    least_side: int = 0,
+    min_side: int = 0,
 ) -> tuple[int, int]:
     """Return height and width after Qwen's resizing, in pixels.
 
@@ -251,14 +251,14 @@ def smart_resize(
 
     Args:
         num_frames, num_frames_rounded: the frames that share the pixels; rounded, to decide whether they are too many.
-        least_side: a shorter side is raised to this first: `factor` in qwen_vl_utils, 0 in transformers.
+        min_side: a shorter side is raised to this first: `factor` in qwen_vl_utils, 0 in transformers.
 
     Raises:
         Skip: `unreadable_media` above an aspect ratio of 200, which the processor refuses.
     """
     if max(height, width) / min(height, width) > 200:
         raise Skip(Reason.UNREADABLE_MEDIA, f"{width}×{height} pixels: the processor refuses more than 200:1")
-    sides = [max(least_side, round(side / factor) * factor) for side in (height, width)]
+    sides = [max(min_side, round(side / factor) * factor) for side in (height, width)]
     if num_frames_rounded * sides[0] * sides[1] > max_pixels:
         shrink = math.sqrt(num_frames * height * width / max_pixels)
         sides = [max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width)]

@@ -72,7 +72,7 @@ def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
 
 
 def choice_of(folder: str) -> TemplateChoice:
-    """Return how the rules of a saved template were chosen; `folder` is what `prepare_template` returned."""
+    """Return which media rules a saved template has, and how they were chosen; `prepare_template` gave its folder."""
     return _choice_from_json(json.loads(Path(folder, _CHOICE_FILE).read_bytes()))
 
 
@@ -96,7 +96,7 @@ def _template_and_choice(settings: TemplateSettings, folder: Path) -> tuple[Temp
 
 
 def template_lines(folder: str) -> list[str]:
-    """Return the lines that a run prints where a saved template differs from the processor's own call."""
+    """Return the lines that a run prints if a template writes a date, or other special tokens than its processor."""
     values = json.loads(Path(folder, "spec.json").read_bytes())
     lines, adds = [], values["add_special_tokens"]
     if writes_date(values["chat_template"], values["tool_template"]):
@@ -123,7 +123,7 @@ def load_saved_template(folder: str) -> Template:
 
 
 def media_rules_of(folder: str) -> MediaRules | None:
-    """Load the media rules of a saved template, without its tokenizer; None: these rules ask the processor."""
+    """Load the media rules of a saved template, without its tokenizer; None: they need the full processor."""
     values = json.loads(Path(folder, "spec.json").read_bytes())
     return (
         None

@@ -14,12 +14,12 @@ from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 
 
-def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[str, Any]) -> list[int]:
+def full_processor_ids(processor: Any, template: Template, sample: Sample, media: Mapping[str, Any]) -> list[int]:
     """Return the token ids that the full processor makes of a sample's conversation and media.
 
     Args:
         processor: a processor, or a tokenizer, which takes no media.
-        media: the media arguments of its call: see `samples.media.prepared.media_inputs`.
+        media: the media arguments of its call, such as `images`: see `samples.media.prepared.media_inputs`.
     """
     spec, tokenizer = template.spec, getattr(processor, "tokenizer", processor)
     adds = {"add_special_tokens": spec.add_special_tokens}

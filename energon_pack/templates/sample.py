@@ -22,8 +22,8 @@ class Sample:
     options: SampleOptions = NO_OPTIONS
 
 
-def as_seen(sample: Sample) -> Sample:
-    """Return the sample with each list of frames as one video, as a model sees it; raises Skip for text in a list."""
+def with_frame_lists_as_videos(sample: Sample) -> Sample:
+    """Return the sample with each list of frames as one video, as models see it; raises Skip for text in a list."""
     if not sample.media:
         return sample
     messages, media = frame_lists_as_videos(sample.messages, sample.media)
@@ -60,14 +60,14 @@ def frame_lists_as_videos(messages: list[Message], media: list[Media]) -> tuple[
 
 @dataclass(frozen=True)
 class Rendered:
-    """The text of a sample, with its media expanded to tokens, and which of its characters are trained."""
+    """The text of a sample, in which media are written as their tokens, and the ranges of its trained characters."""
 
     text: str
     spans: list[tuple[int, int]]  # supervised characters of `text`
     num_visual_tokens: int  # tokens with features of images and videos
     num_control_tokens: int  # special tokens that the messages spell out
     leaves_out_tools: bool = False  # the chat template does not write its tools
-    media: Sequence[tuple[int, int]] = ()  # characters of each medium, in the order of the sample's `as_seen`
+    media: Sequence[tuple[int, int]] = ()  # characters of each medium, in order; a list of frames is one video
     weights: Sequence[float] = ()  # of each span; empty: all are 1
     leaves_out_reasoning: bool = False  # the chat template does not write its reasoning
     num_audio_tokens: int = 0  # tokens with features of sounds
@@ -77,7 +77,7 @@ class Rendered:
 
 @dataclass(frozen=True)
 class Tokens:
-    """The token ids of a sample, and which of them are trained."""
+    """The token ids of a sample, and the ranges of those that are trained."""
 
     ids: list[int]
     supervised: list[tuple[int, int]]  # ranges of token indices

@@ -26,7 +26,7 @@ class Mask(str, Enum):
 
 
 class Rope(str, Enum):
-    """The kind of position ids with three rows that a model takes; none: one row; auto: found before training."""
+    """The rule of M-RoPE that makes position ids [3, B, S]; none: plain ids [B, S]; auto: found before training."""
 
     auto = "auto"
     none = "none"
@@ -231,8 +231,8 @@ class LabelsConfig(Labels):
     cut_end: bool = True
 
     @property
-    def template_labels(self) -> Labels:
-        """Return only the settings that decide what is trained in a rendered text, without those that make samples."""
+    def as_labels(self) -> Labels:
+        """Return the settings without those that only decide which samples are made (`expand`, `untrained` …)."""
         return Labels(**{each.name: getattr(self, each.name) for each in fields(Labels)})
 
     def check(self) -> None:

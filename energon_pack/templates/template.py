@@ -26,7 +26,7 @@ from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tokens import MemberTokens
-from energon_pack.templates.chat.labels import Trained
+from energon_pack.templates.chat.labels import TrainedSpan
 from energon_pack.templates.chat.leaves import texts_of
 from energon_pack.templates.chat.left_out import refuse_left_out
 from energon_pack.templates.chat.template import ChatTemplate
@@ -43,7 +43,7 @@ from energon_pack.templates.identity import (
 )
 from energon_pack.templates.model_inputs import input_rules_of, tokens_of_member
 from energon_pack.templates.preparation import Preparation
-from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
+from energon_pack.templates.sample import Rendered, Sample, Tokens, with_frame_lists_as_videos
 from energon_pack.templates.settings import Labels, Think, TrainOn, overridden_labels
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.tokenizing import Tokenizing
@@ -88,7 +88,7 @@ class Template(Preparation, Tokenizing):
             Skip: `processor_error`, `bad_message`, `control_token` (a message spells a media token), and those of the
                 rules.
         """
-        sample, labels = as_seen(sample), self._labels_of(sample)
+        sample, labels = with_frame_lists_as_videos(sample), self._labels_of(sample)
         for media in sample.media:
             if media.kind not in self.media_tokens:
                 advice = f": models that do are {', '.join(models)}" if (models := KINDS[media.kind].models) else ""
@@ -174,9 +174,9 @@ class Template(Preparation, Tokenizing):
         trains_whole_turns = labels in _WHOLE_TURN_LABELS
         if trains_whole_turns and not media and not frames.spells_media_tokens(text):
             return [*spans], [*weights]
-        trained = [Trained(*span, weight) for span, weight in zip(spans, weights, strict=True)]
+        trained = [TrainedSpan(*span, weight) for span, weight in zip(spans, weights, strict=True)]
         if not trains_whole_turns:
-            trained = chat.adjusted(text, trained, labels)
+            trained = chat.apply_labels(text, trained, labels)
         trained = frames.without_media(text, trained, sorted(media))
         return [span[:2] for span in trained], [span.weight for span in trained]
 
@@ -190,7 +190,7 @@ class Template(Preparation, Tokenizing):
             raise Skip(Reason.BAD_MESSAGE, f"label_settings: {error}") from None
 
     def raw_text(self, sample: Sample) -> str | None:
-        """Return the text of a sample that is a document, before its media are expanded; None: the sample is a chat."""
+        """Return the text of a document, before its media become tokens; None: the sample is a chat."""
         messages = self.messages(sample)
         return self._document_texts.text(messages[0]) if is_document(messages) else None
 
@@ -230,7 +230,7 @@ class Template(Preparation, Tokenizing):
 
     def messages(self, sample: Sample) -> list[Message]:
         """Return a sample's messages in the form that the chat template takes."""
-        return self._template_messages(as_seen(sample))
+        return self._template_messages(with_frame_lists_as_videos(sample))
 
     def _template_messages(self, sample: Sample) -> list[Message]:
         messages = split_content(sample.messages, [media.kind for media in sample.media])
@@ -247,7 +247,7 @@ class Template(Preparation, Tokenizing):
         return chat.with_variables(sample.options.chat_template_kwargs), self._media_texts[chat]
 
     def encode(self, sample: Sample) -> Tokens:
-        """Return the tokens of one sample: `len(encode(sample).ids)` is its `token_len` in the packs."""
+        """Return the token ids of one sample; their number is its `token_len` in the packs."""
         return self.tokenize([self.render(sample)])[0]
 
     def member_tokens(self, samples: Sequence[Sample], engine: str = "tokenizers") -> list[MemberTokens]:
@@ -263,7 +263,7 @@ class Template(Preparation, Tokenizing):
         ]
 
     def rules_by(self, engine: str) -> InputRules:
-        """Return `input_rules` with this `measure.engine`, which tokenizes members that come from no pack."""
+        """Return `input_rules` that tokenize members from no pack with this engine (`measure.engine`)."""
         return replace(self.input_rules, tokenize=partial(tokens_of_member, self, engine=engine))
 
     @cached_property
@@ -295,7 +295,7 @@ class Template(Preparation, Tokenizing):
         return self._chat_for(sample)[0].render(self.messages(sample), sample.tools)
 
     def only(self, kinds: list[str]) -> "Template":
-        """Return a copy of the template for only these kinds of media and samples (MIXED_MEDIA, UNEVEN_VIDEOS …)."""
+        """Return a copy of the template that refuses all but these kinds of samples (`image`, MIXED_MEDIA …)."""
         return Template(replace(self.spec, kinds=kinds), self.rules, self._tokenizer)
 
     def save(self, folder: Path) -> None:

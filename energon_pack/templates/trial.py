@@ -17,11 +17,11 @@ from energon_pack.samples.media.requested import metadata_of
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import SeenMedium
-from energon_pack.templates.chat.renderer import TOOL
+from energon_pack.templates.chat.renderer import EXAMPLE_TOOL
 from energon_pack.templates.families import ASKING_FAMILIES
 from energon_pack.templates.full_processor import full_processor, quiet_transformers
 from energon_pack.templates.identity import HEARD_VIDEOS, MIXED_MEDIA, UNEVEN_VIDEOS
-from energon_pack.templates.processor_inputs import full_ids
+from energon_pack.templates.processor_inputs import full_processor_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 
@@ -58,13 +58,13 @@ _PROBE_MESSAGES = [{"role": "user", "content": "What is it?"}, {"role": "assista
 
 @dataclass
 class TrialOutcome:
-    """How a template and the full processor compared on the random samples of one kind."""
+    """The result of comparing the tokens of a template and of the full processor for the random samples of one kind."""
 
     num_compared: int = 0  # compared media; for texts, samples
     num_refused: int = 0  # media that the full processor itself refuses
     difference: str = ""  # the first difference; empty: none
     refusal: str = ""  # the first error of the full processor
-    is_possible: bool = False  # the full processor takes at least one of these samples
+    is_accepted: bool = False  # the full processor takes at least one of these samples
 
     @property
     def is_exact(self) -> bool:
@@ -83,7 +83,7 @@ class TrialSample:
         """Return for each medium its random content: an image, the frames of a video, or the samples of a sound."""
         rng = np.random.default_rng(self.seed)
         noise = [KINDS[medium.kind].noise(medium, rng) for medium in self.sample.media]
-        return [*map(_uniform, noise)] if self.is_still else noise
+        return [*map(_still_medium, noise)] if self.is_still else noise
 
     @property
     def kind(self) -> str:
@@ -97,7 +97,7 @@ class TrialSample:
 
 
 class Trial:
-    """Random samples, on which templates are compared with full processors, and the tokens that these make."""
+    """Random samples, for which the tokens of templates are compared with those of full processors."""
 
     def __init__(self, seed: int = 0, lists: Sequence[Sequence[str]] = _MEDIA_KINDS):
         """Draw the samples.
@@ -107,7 +107,7 @@ class Trial:
         """
         rng = np.random.default_rng(seed)
         self.samples = [self._draw_sample(kinds, rng, seed) for seed, kinds in enumerate(lists)]
-        self.samples.append(TrialSample(Sample(_PROBE_MESSAGES, [], [TOOL]), len(lists), is_still=True))
+        self.samples.append(TrialSample(Sample(_PROBE_MESSAGES, [], [EXAMPLE_TOOL]), len(lists), is_still=True))
         self._expected: dict[str, list[int] | str] = {}
 
     @quiet_transformers()
@@ -131,7 +131,7 @@ class Trial:
     def _compare_sample(self, full: Any, template: Template, number: int, outcome: TrialOutcome) -> None:
         one = self.samples[number]
         truth = self._expected_tokens(full, template, number)
-        outcome.is_possible |= not isinstance(truth, str)
+        outcome.is_accepted |= not isinstance(truth, str)
         result: list[int] | str
         try:
             (tokens,) = template.member_tokens([one.sample])
@@ -162,7 +162,7 @@ class Trial:
         if key not in self._expected:
             one = self.samples[number]
             try:
-                self._expected[key] = full_ids(full, template, one.sample, _media_arguments(template, one))
+                self._expected[key] = full_processor_ids(full, template, one.sample, _media_arguments(template, one))
             except ImportError:
                 raise
             except Exception as error:  # any class of any processor may be behind it
@@ -184,7 +184,7 @@ class Trial:
         return TrialSample(Sample(placed, media), seed, is_still=rng.random() < _STILL_SHARE)
 
 
-def _uniform(noise: Any) -> Any:
+def _still_medium(noise: Any) -> Any:
     """Return a medium of the same size with one colour or value everywhere."""
     values = np.asarray(noise)
     first = values.reshape(-1, 3)[0] if values.dtype == np.uint8 else values.flat[0]
@@ -193,7 +193,7 @@ def _uniform(noise: Any) -> Any:
 
 
 def sample_kinds_of(media: Iterable[str]) -> set[str]:
-    """Return these kinds of media, with MIXED_MEDIA and UNEVEN_VIDEOS where their samples can be so."""
+    """Return these kinds of media, with MIXED_MEDIA if they are several, and UNEVEN_VIDEOS if videos are among them."""
     kinds = {*media}
     return kinds | ({MIXED_MEDIA} if len(kinds) > 1 else set()) | ({UNEVEN_VIDEOS} if VIDEO.kind in kinds else set())
 
@@ -212,7 +212,7 @@ def _draw_medium(kind: str, rng: np.random.Generator, is_uneven: bool) -> Media:
 def _ids_with_chosen_frames(full: Any, template: Template, one: TrialSample) -> list[int]:
     """Return the processor's tokens for frames that it chose in a call before, as in training; empty if that fails."""
     try:
-        return full_ids(full, template, one.sample, _media_arguments(template, one, chooses=True))
+        return full_processor_ids(full, template, one.sample, _media_arguments(template, one, chooses=True))
     except Exception:  # any class of any processor may be behind it
         return []
 
@@ -255,7 +255,7 @@ def _clip_argument(template: Template, video: Media, pixels: Any, chooses: bool)
 
 
 def feature_difference(template: Template, media: Iterable[SeenMedium], ids: Sequence[int]) -> str:
-    """Return how the numbers of features of media and of tokens for them in `ids` differ; empty: they are equal."""
+    """Say how the number of features of media differs from that of their tokens in `ids`; empty: it does not."""
     media, num_waiting = [*media], Counter(ids)
     num_features = dict.fromkeys(template.feature_ids.values(), 0)  # by token; kinds may share one
     for medium in media:
@@ -269,7 +269,7 @@ def feature_difference(template: Template, media: Iterable[SeenMedium], ids: Seq
 
 
 def token_difference(result: list[int] | str, truth: list[int] | str) -> str:
-    """Return in a few words how a template's ids differ from the processor's; a text is an error in place of ids."""
+    """Say how a template's ids (`result`) differ from the processor's (`truth`); a text in place of ids is an error."""
     numbers = [f"nothing ({value})" if isinstance(value, str) else f"{len(value)} tokens" for value in (result, truth)]
     if isinstance(result, list) and isinstance(truth, list) and len(result) == len(truth):
         first = next(index for index, pair in enumerate(zip(result, truth, strict=True)) if pair[0] != pair[1])

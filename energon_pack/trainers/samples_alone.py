@@ -83,7 +83,7 @@ def describe_host_reads(trainer: Any, collator: Collator, rows: Sequence[Any]) -
     """
     model = unwrapped(trainer.model)
     proof = outline_of(model).tower
-    counts_of = []
+    media_counts_of = []
     for row in rows:
         inputs = {
             name: _to_device(value, model.device) for name, value in collator([row]).items() if name not in _LOSS_KEYS
@@ -97,8 +97,8 @@ def describe_host_reads(trainer: Any, collator: Collator, rows: Sequence[Any]) -
             with HostReads(kept, model.device) as reads:
                 class_of(model).forward(model, **arguments)
             counts.append(reads.num_reads)
-        counts_of.append(counts)
-    before, *after = max(counts_of)
+        media_counts_of.append(counts)
+    before, *after = max(media_counts_of)
     told = amount(before, "host read") + " in a forward"
     return f"{told}, {after[0]:,} with the values for its vision tower" if after else told
 

@@ -23,7 +23,7 @@ from energon_pack.inspect.dataset import open_dataset
 from energon_pack.inspect.vocabulary import vocabulary_for
 from energon_pack.lengths.kept_tokens import KeptTokens, TokenWriter, remove_oldest
 from energon_pack.lengths.measure import LengthsWrong
-from energon_pack.lengths.table_cache import Record, write_tables
+from energon_pack.lengths.table_cache import RowRun, write_tables
 from energon_pack.loading.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.pack import pack
 from energon_pack.plan.settings import Share
@@ -168,7 +168,7 @@ def _measured_wrong(cache: Path) -> None:
     column = table.schema.get_field_index("token_len")
     table = table.set_column(column, table.schema.field(column), pa.array([lens[0] + 1, *lens[1:]], pa.int32()))
     path.unlink()
-    write_tables(path.parent, 0, table, [Record(*each) for each in json.loads(about[b"records"])])
+    write_tables(path.parent, 0, table, [RowRun(*each) for each in json.loads(about[b"records"])])
 
 
 @pytest.mark.parametrize("stages", [[Stage.all], [Stage.plan, Stage.write]])

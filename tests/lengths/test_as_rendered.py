@@ -12,7 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from energon_pack.config import PackConfig
 from energon_pack.lengths.index import index_shards
 from energon_pack.lengths.measure import measure_shards
-from energon_pack.lengths.method import Method, prepare
+from energon_pack.lengths.method import Method, method_of_model
 from energon_pack.lengths.table_cache import chunks_of_pieces
 from energon_pack.pack import pack
 from energon_pack.run.context import Run
@@ -23,7 +23,7 @@ from energon_pack.templates.chat.jinja import environment
 from energon_pack.templates.full_processor import full_processor
 from energon_pack.templates.models import read_model
 from energon_pack.templates.processor import load_saved_template, load_template, prepare_template, template_lines
-from energon_pack.templates.processor_inputs import full_ids
+from energon_pack.templates.processor_inputs import full_processor_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from support.finding import find_shards
@@ -54,7 +54,7 @@ def measure(source: Path, processor: Path, cache: Path) -> tuple[list[int], Meth
     with LocalExecutor(1) as executor:
         run = Run(executor, Progress(quiet=True), cache)
         settings = of_model("text", processor, chat_template=LOOKING)
-        method = prepare(settings, ReadSettings(), "auto", run)
+        method = method_of_model(settings, ReadSettings(), "auto", run)
         indexed = index_shards(find_shards(str(source)).shards, False, 0, run)
         measured = measure_shards(indexed, method, run)
         [chunk] = chunks_of_pieces(enumerate(item.pieces for item in measured))
@@ -127,7 +127,7 @@ def test_one_bos_is_what_gemma_3_is_given(real: Path, tmp_path: Path) -> None:
         template = load_template(of_model("shapes", processor, add_special_tokens=setting))
         ids = template.encode(Sample(messages, [])).ids
         assert [template.token_id("<bos>") == token for token in ids].count(True) == num
-        assert ids == full_ids(full_processor(template.spec.processor), template, Sample(messages, []), {})
+        assert ids == full_processor_ids(full_processor(template.spec.processor), template, Sample(messages, []), {})
 
 
 def test_special_tokens_are_those_of_the_processors_own_call(demo: tuple[Path, Path], tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_special_tokens_are_those_of_the_processors_own_call(demo: tuple[Path, P
         saved = prepare_template(of_model(family, folder, add_special_tokens=adds), tmp_path / "cache")
         template = load_saved_template(saved)
         ids = template.encode(sample).ids
-        assert ids == full_ids(full_processor(template.spec.processor), template, sample, {})
+        assert ids == full_processor_ids(full_processor(template.spec.processor), template, sample, {})
         return len(ids), [line for line in template_lines(saved) if "add_special_tokens" in line]
 
     by_itself, _ = num_tokens("qwen_vl", None)
@@ -173,7 +173,7 @@ def test_what_a_template_would_read_of_a_record_is_named(demo: tuple[Path, Path]
     ):
         with LocalExecutor(1) as executor:
             run = Run(executor, Progress(quiet=True), cache)
-            method = prepare(of_model("text", demo[1], chat_template=template), ReadSettings(), "auto", run)
+            method = method_of_model(of_model("text", demo[1], chat_template=template), ReadSettings(), "auto", run)
             measured = measure_shards(index_shards(find_shards(str(source)).shards, False, 0, run), method, run)
             [chunk] = chunks_of_pieces(enumerate(item.pieces for item in measured))
             assert chunk.read()["unknown_keys"].to_pylist() == [expected, None]

@@ -17,14 +17,14 @@ import pytest
 from energon_pack.config import PackConfig
 from energon_pack.lengths.audit import (
     Audit,
-    Auditing,
     AuditJob,
+    StartedAudit,
     _result_file,
     audit,
     draw,
     finish,
+    missing_package,
     start,
-    what_is_missing,
 )
 from energon_pack.lengths.index import index_shards
 from energon_pack.lengths.measure import LengthsWrong, MeasuredShard, measure_shards
@@ -86,7 +86,7 @@ def test_one_wrong_length_stops_the_run(measured: tuple[list[MeasuredShard], Met
     running: Future[Audit] = Future()
     running.set_result(found)
     with pytest.raises(LengthsWrong, match=r"measure\.verify: .* as measured, by model\.template=qwen_vl"):
-        finish(Auditing(method, tmp_path / "kept", running), Run(LocalExecutor(), Progress(), tmp_path))
+        finish(StartedAudit(method, tmp_path / "kept", running), Run(LocalExecutor(), Progress(), tmp_path))
 
 
 def test_lengths_that_are_wrong_are_forgotten(
@@ -97,7 +97,7 @@ def test_lengths_that_are_wrong_are_forgotten(
     running: Future[Audit] = Future()
     running.set_result(Audit(0, 0, "", "x has 2 tokens in the full processor, 1 as measured"))
     with monkeypatch.context() as patch:
-        patch.setattr(PIPELINE, "start", lambda shards, method, *_: Auditing(method, tmp_path / "kept", running))
+        patch.setattr(PIPELINE, "start", lambda shards, method, *_: StartedAudit(method, tmp_path / "kept", running))
         with pytest.raises(LengthsWrong):
             pack(run)
     assert pack(run)["cache"] == {"shards_reused": 0, "shards_measured": 3}
@@ -170,7 +170,7 @@ def test_what_one_process_can_not_do_is_dealt(
         whole = start(shards, method, 0.05, 0, run)
         monkeypatch.setattr("energon_pack.lengths.audit._JOB_SAMPLES", 5)
         dealt = start(shards, method, 0.05, 0, run)
-        assert (len(whole.rest), len(dealt.rest)) == (0, 2)
+        assert (len(whole.other_jobs), len(dealt.other_jobs)) == (0, 2)
         assert finish(dealt, run) == finish(whole, run) == Audit(16, 0)
         monkeypatch.setattr(Template, "member_tokens", lambda *_: TWO)
         with pytest.raises(LengthsWrong, match="other tokens: "):
@@ -198,7 +198,7 @@ def test_what_could_not_be_verified_is_one_short_line() -> None:
         "\nQwen2VLVideoProcessor requires the Torchvision library but it was not found in your environment. Check out "
         "the instructions on the\ninstallation page: https://pytorch.org/get-started/locally/ and follow the ones that"
     )
-    assert Audit(2, 1, what_is_missing(error)).lines() == [
+    assert Audit(2, 1, missing_package(error)).lines() == [
         "verified: 2 samples in the full processor, none differs",
         "not verified: 1 sample with media: the full processor needs torchvision (pip install torchvision)",
     ]

@@ -122,7 +122,7 @@ def test_slices_that_were_measured_are_kept(
 ) -> None:
     """A 665k-line JSON is one file to most users: an interrupt began it anew."""
     source = json_lines(tmp_path / "s" / "x.jsonl", 100)
-    monkeypatch.setattr("energon_pack.lengths.measure._SLICE_SAMPLES", 10)
+    monkeypatch.setattr("energon_pack.lengths.measure._JOB_SAMPLES", 10)
     monkeypatch.setattr("energon_pack.lengths.measure._SMALL_COST", 0)
     command = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", "source=jsonl", f"source.path={source}", "stage=plan"]
 

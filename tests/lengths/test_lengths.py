@@ -61,9 +61,9 @@ def test_slices_batches_and_processes_change_nothing(measure, demo, tmp_path, mo
     assert all(row["reason"] is None and row["token_len"] > row["num_supervised"] > 0 for row in whole)
     for slice_size, batch, workers in ((7, 3, 1), (50, 512, 2)):
         shutil.rmtree(tmp_path / "cache")
-        monkeypatch.setattr(lengths, "_SLICE_SAMPLES", slice_size)
+        monkeypatch.setattr(lengths, "_JOB_SAMPLES", slice_size)
         monkeypatch.setattr(lengths, "_SMALL_COST", 0)
-        monkeypatch.setattr(measuring, "_BATCH", batch)
+        monkeypatch.setattr(measuring, "_BATCH_SAMPLES", batch)
         again = rows(measure(demo[0], num_workers=workers))
         assert [{**row, "kept": 0} for row in again] == [{**row, "kept": 0} for row in whole]
 
@@ -153,10 +153,10 @@ def test_a_damaged_tar_stops_before_anything_is_measured(measure, demo, tmp_path
 def test_every_third_sample_is_counted_over_all_files() -> None:
     """`try` looks at a few samples: of small files, the first of each would come."""
     items = [IndexedShard(make_shard(__file__, __file__), "key", [], num, {}) for num in (5, 1, 8)]
-    items[2] = replace(items[2], rows=np.array([0, 0, 1, 2, 7]), how_drawn=(0.625,))
+    items[2] = replace(items[2], rows=np.array([0, 0, 1, 2, 7]), draw_settings=(0.625,))
     first, second, third = every_nth_sample(3, items)
     assert [item.rows.tolist() for item in (first, second, third) if item.rows is not None] == [[0, 3], [], [0, 2]]
-    assert [item.how_drawn for item in (first, second, third)] == [(0, 3), (1, 3), (0.625, 0, 3)]
+    assert [item.draw_settings for item in (first, second, third)] == [(0, 3), (1, 3), (0.625, 0, 3)]
 
 
 def test_the_first_samples_are_measured_alone_and_kept_for_all(measure, demo, tmp_path) -> None:  # type: ignore[no-untyped-def]

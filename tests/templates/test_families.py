@@ -22,7 +22,7 @@ from energon_pack.samples.skip import Skip
 from energon_pack.templates.build import build
 from energon_pack.templates.choose_rules import choose_template
 from energon_pack.templates.families import AUTO
-from energon_pack.templates.families.asked_processor import AskedProcessor
+from energon_pack.templates.families.asked_processor import ProcessorProbe
 from energon_pack.templates.families.meta_tensors import ShapesOnly
 from energon_pack.templates.families.sound_steps import StepCache
 from energon_pack.templates.families.stand_ins import BlankMedia
@@ -185,7 +185,7 @@ class Slow:
 def test_two_threads_may_ask_one_processor() -> None:
     """The one that ended last put the other's tokenizer back: no later call was of the processor as it was."""
     processor = Slow()
-    asking = AskedProcessor(processor, Sizes(), {"image": {}, "video": {}})
+    asking = ProcessorProbe(processor, Sizes(), {"image": {}, "video": {}})
 
     def written(width: int) -> list[str]:
         return asking.texts({"image": "<image>"}, [Media("image", width, 9)], [()])[0]

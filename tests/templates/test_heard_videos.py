@@ -21,11 +21,11 @@ from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.build import build
 from energon_pack.templates.choose_rules import choose_template
-from energon_pack.templates.families.asked_processor import AskedProcessor
+from energon_pack.templates.families.asked_processor import ProcessorProbe
 from energon_pack.templates.families.stand_ins import blank_spectrogram_method
 from energon_pack.templates.full_processor import full_processor
 from energon_pack.templates.identity import HEARD_VIDEOS
-from energon_pack.templates.processor_inputs import full_ids
+from energon_pack.templates.processor_inputs import full_processor_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
 from energon_pack.templates.template import Template
@@ -102,7 +102,7 @@ def test_tokens_are_the_processors(tmp_path: Path, write: Callable[[Path], Path]
             template.input_rules, prepared_media(template.input_rules, template.seen(sample.media), files)
         )
         ids = template.encode(sample).ids
-        assert ids == full_ids(full, template, sample, given)
+        assert ids == full_processor_ids(full, template, sample, given)
         heard = sum(number == template.token_id(template.rules.media_tokens["audio"]) for number in ids)
         assert heard == template.render(sample).num_audio_tokens > 0
 
@@ -174,9 +174,9 @@ def _behind(text: str) -> str:
 @pytest.mark.long("two trials of random samples")
 def test_a_wrong_interleaving_is_seen_before_any_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Were the tokens of a sound put behind those of the frames, lengths would be right, and all else wrong."""
-    texts = AskedProcessor.texts
+    texts = ProcessorProbe.texts
 
-    def behind(asking: AskedProcessor, tokens: Any, media: Any, frames: Any) -> Any:
+    def behind(asking: ProcessorProbe, tokens: Any, media: Any, frames: Any) -> Any:
         written, around = texts(asking, tokens, media, frames)
         return [_behind(text) if medium.is_heard else text for text, medium in zip(written, media, strict=True)], around
 
@@ -187,7 +187,7 @@ def test_a_wrong_interleaving_is_seen_before_any_sample(tmp_path: Path, monkeypa
     )
     template, choice = choose_template(settings, folder)
     assert choice.left_out.get(HEARD_VIDEOS) is None
-    monkeypatch.setattr(AskedProcessor, "texts", behind)
+    monkeypatch.setattr(ProcessorProbe, "texts", behind)
     template, choice = choose_template(settings, folder)
     assert "the full processor" in choice.left_out[HEARD_VIDEOS]
     with pytest.raises(Skip, match="hears no sound of a video"):
@@ -216,7 +216,7 @@ def test_lengths_are_the_processors(tmp_path: Path, write: Callable[[Path], Path
         made = media_inputs(
             template.input_rules, prepared_media(template.input_rules, template.seen(sample.media), [data])
         )
-        assert template.encode(sample).ids == full_ids(full, template, sample, made)
+        assert template.encode(sample).ids == full_processor_ids(full, template, sample, made)
         ids = template.encode(sample).ids
         assert sum(number == template.token_id(token) for number in ids) == template.render(sample).num_audio_tokens
 

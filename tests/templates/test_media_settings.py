@@ -27,7 +27,7 @@ from energon_pack.templates.families.rules import FrameSampling
 from energon_pack.templates.full_processor import full_processor
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.processor import load_saved_template, prepare_template
-from energon_pack.templates.processor_inputs import full_ids
+from energon_pack.templates.processor_inputs import full_processor_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import Alpha, MediaConfig
 from energon_pack.templates.template import Template
@@ -224,7 +224,7 @@ def compare(name: str, route: str, cache: Path, num: int, seed: int) -> tuple[in
             given["videos_kwargs"] = {
                 "do_sample_frames": False, "video_metadata": metadata, "do_resize": route == "default",
             }  # fmt: skip
-        different += full_ids(processor, template, sample, given) != ids
+        different += full_processor_ids(processor, template, sample, given) != ids
         compared += 1
     return compared, different
 

@@ -16,7 +16,7 @@ from energon_pack.errors import PackError
 from energon_pack.templates.folder import files_state
 from energon_pack.templates.full_processor import full_processor
 from energon_pack.templates.processor import load_saved_template, load_template, prepare_template
-from energon_pack.templates.processor_inputs import full_ids
+from energon_pack.templates.processor_inputs import full_processor_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from support.models import of_model
@@ -70,7 +70,7 @@ def folder_of(demo: tuple[Path, Path], tmp_path: Path) -> Make:
 
 def by_itself(template: Template, sample: Sample) -> list[int]:
     need_torchvision()
-    return full_ids(full_processor(template.spec.processor), template, sample, {})
+    return full_processor_ids(full_processor(template.spec.processor), template, sample, {})
 
 
 @pytest.mark.parametrize("default", [DEFAULT, WITH_CALLS])
@@ -114,7 +114,7 @@ def test_a_tokenizer_that_stands_in_for_a_processor_is_told(folder_of: Make) -> 
     tokenizer = import_module("transformers").AutoTokenizer.from_pretrained(folder)
     for sample in SAMPLES[::2]:
         ids = template.encode(sample).ids
-        assert ids == by_itself(template, sample) == full_ids(tokenizer, template, sample, {})
+        assert ids == by_itself(template, sample) == full_processor_ids(tokenizer, template, sample, {})
 
 
 def test_a_name_chooses_for_all_samples(folder_of: Make) -> None:

@@ -11,7 +11,7 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import media_inputs
 from energon_pack.templates.full_processor import full_processor
 from energon_pack.templates.processor import load_template
-from energon_pack.templates.processor_inputs import full_ids
+from energon_pack.templates.processor_inputs import full_processor_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from support.models import of_model
@@ -84,7 +84,7 @@ def sample_of(*sizes: tuple[int, int]) -> Sample:
 def ids_of_full(template: Template, sample: Sample) -> list[int]:
     images = [Image.fromarray(np.zeros((m.height, m.width, 3), np.uint8)) for m in sample.media]
     media = media_inputs(template.input_rules, Prepared(["image"] * len(images), images))
-    return full_ids(full_processor(template.spec.processor), template, sample, media)
+    return full_processor_ids(full_processor(template.spec.processor), template, sample, media)
 
 
 @pytest.mark.parametrize("code", [UNNAMED, NESTED, PADDING], ids=["unnamed", "nested", "padding"])

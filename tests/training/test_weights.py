@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from energon_pack.samples.member import MemberInput, SampleOptions
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
-from energon_pack.templates.tokens.added import without_first
+from energon_pack.templates.tokens.added import without_first_token
 from energon_pack.training import batch as batches
 from energon_pack.training.batch import PackedBatch, source_losses, total_weight, weighted_loss
 from energon_pack.training.encoded import BadPack, Pack, refuse_weights
@@ -227,7 +227,7 @@ def test_ranges_and_weights_stay_aligned(pieces: list[tuple[int, int, float]]) -
         upto = start + length
         ranges.append((start, upto))
         of_token |= {token: weight for token in range(start, upto) if token}
-    kept, weights = without_first(ranges, [weight for _, _, weight in pieces])
+    kept, weights = without_first_token(ranges, [weight for _, _, weight in pieces])
     assert len(weights) in (0, len(kept))
     found = {t: w for (a, b), w in zip(kept, weights or [1.0] * len(kept), strict=True) for t in range(a, b)}
     assert found == of_token

@@ -14,8 +14,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from energon_pack.templates.settings import DEFAULT_DATE
 
 #: the variable with the marks to write around each `{% generation %}` block
-GENERATION_MARKS = "energon_pack_generation_marks"
-_MOST_BITS = 1 << 14
+GENERATION_MARKS_VARIABLE = "energon_pack_generation_marks"
+_MAX_RESULT_BITS = 1 << 14
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 
@@ -27,12 +27,12 @@ class _Generation(jinja2.ext.Extension):
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        call = self.call_method("_marked", [jinja2.nodes.ContextReference()])
+        call = self.call_method("_write_block", [jinja2.nodes.ContextReference()])
         return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
 
-    def _marked(self, context: jinja2.runtime.Context, caller: jinja2.runtime.Macro) -> str:
+    def _write_block(self, context: jinja2.runtime.Context, caller: jinja2.runtime.Macro) -> str:
         body: str = caller()
-        first, last = context.get(GENERATION_MARKS, ("", ""))
+        first, last = context.get(GENERATION_MARKS_VARIABLE, ("", ""))
         return f"{first}{body}{last}"
 
 
@@ -44,8 +44,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
-            if bits > _MOST_BITS:
-                raise OverflowError(f"{operator} of numbers of more than {_MOST_BITS:,} bits")
+            if bits > _MAX_RESULT_BITS:
+                raise OverflowError(f"{operator} of numbers of more than {_MAX_RESULT_BITS:,} bits")
         return super().call_binop(context, operator, left, right)
 
 
@@ -89,34 +89,34 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _by_chance(*args: Any, **kwargs: Any) -> None:
+def _refuse_randomness(*args: Any, **kwargs: Any) -> None:
     raise jinja2.TemplateError("it writes by chance, and the same source has to give the same bytes")
 
 
 def environment(today: str = DEFAULT_DATE) -> ImmutableSandboxedEnvironment:
-    """Return the Jinja environment of transformers' chat templates; `today`: the ISO date for `strftime_now`."""
+    """Return an environment of Jinja like transformers' for chat templates; `today`: the ISO date of `strftime_now`."""
     jinja = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
     jinja.filters["tojson"] = _tojson
     jinja.globals["raise_exception"] = _raise_exception
     jinja.globals["strftime_now"] = date.fromisoformat(today).strftime
-    jinja.filters["random"] = jinja.globals["lipsum"] = _by_chance
+    jinja.filters["random"] = jinja.globals["lipsum"] = _refuse_randomness
     jinja.globals["dict"] = _Dict()
     jinja.globals["namespace"] = _Namespace
     return jinja
 
 
 def writes_date(*sources: str) -> bool:
-    """Say whether one of these chat templates calls `strftime_now`, which writes the date."""
+    """Say whether one of these chat templates, given as Jinja source, calls `strftime_now`, which writes the date."""
     return any("strftime_now" in source for source in sources)
 
 
 @lru_cache
 def variables_in(source: str) -> frozenset[str]:
-    """Return the names of the variables that a template reads, besides the conversation's (`messages`, `tools`)."""
+    """Return the names of the variables that a chat template reads, except a conversation's (`messages`, `tools`)."""
     known = {*environment().globals, "messages", "tools", "add_generation_prompt"}
     return frozenset(find_undeclared_variables(environment().parse(source)) - known)
 
 
-def generates(source: str) -> bool:
-    """Say whether a template has `{% generation %}` blocks, which mark what is trained."""
+def has_generation_blocks(source: str) -> bool:
+    """Say whether a chat template has `{% generation %}` blocks, which mark the trained text."""
     return _GENERATION.search(source) is not None

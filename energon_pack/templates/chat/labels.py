@@ -19,7 +19,7 @@ from energon_pack.templates.settings import Labels, Think, TrainOn
 Range = tuple[int, int]
 
 
-class Trained(NamedTuple):
+class TrainedSpan(NamedTuple):
     """A range of trained characters in a text, and its loss weight."""
 
     start: int
@@ -30,37 +30,37 @@ class Trained(NamedTuple):
 class ThinkMarks(NamedTuple):
     """The texts that a template writes before and after a thought, such as `<think>`, without white space."""
 
-    first: str
-    last: str
+    opening: str
+    closing: str
 
 
-def adjusted(
-    text: str, spans: Iterable[Trained], labels: Labels, turn: TurnForm, special: SpecialTokens, think: ThinkMarks
-) -> list[Trained]:
-    """Apply `labels` to the spans of whole turns; return all trained spans, ascending, without those of weight 0."""
+def apply_labels(
+    text: str, spans: Iterable[TrainedSpan], labels: Labels, turn: TurnForm, special: SpecialTokens, think: ThinkMarks
+) -> list[TrainedSpan]:
+    """Cut or widen the spans of trained turns as `labels` says; return the trained spans of weight > 0, ascending."""
     spans = list(spans)
     turns = spans
     if labels.after_turn:
-        turns = spans = [span._replace(end=_after(text, span.end, turn, special)) for span in spans]
+        turns = spans = [span._replace(end=_end_with_following_text(text, span.end, turn, special)) for span in spans]
     if not labels.end_of_turn:
-        ends = [re.escape(end) for end in (turn.ends,) if end]
+        ends = [re.escape(end) for end in (turn.end_text,) if end]
         pattern = re.compile(rf"(?:{'|'.join(ends) or '(?!)'})\s*$")
-        spans = [span._replace(end=_before(pattern, text, span)) for span in spans]
+        spans = [span._replace(end=_end_without_end_token(pattern, text, span)) for span in spans]
     if labels.think in (Think.mask, Think.mask_empty):
         only_empty = labels.think is Think.mask_empty
-        spans = without_holes(spans, [hole for span in spans for hole in _thoughts(text, span, think, only_empty)])
+        spans = cut_ranges_out(spans, [hole for span in spans for hole in _thoughts(text, span, think, only_empty)])
     if labels.prompt_weight:
         ends_of = [0, *(position for span in turns for position in span[:2]), len(text)]
         gaps = zip(ends_of[::2], ends_of[1::2], strict=True)
-        spans = sorted([*spans, *(Trained(*gap, labels.prompt_weight) for gap in gaps)])
+        spans = sorted([*spans, *(TrainedSpan(*gap, labels.prompt_weight) for gap in gaps)])
     return [span for span in spans if span.start < span.end and span.weight]
 
 
 def turn_weights(messages: Sequence[Message], train_on: TrainOn, with_zeros: bool) -> dict[int, float]:
-    """Return the loss weights of the trained turns, by message number.
+    """Return the loss weights of the trained turns, by the index of the message.
 
     Args:
-        with_zeros: whether to include turns whose own weight is 0.
+        with_zeros: whether to include turns to which the sample itself gives weight 0.
     """
     answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     last = answers[-1] if answers else -1
@@ -72,9 +72,9 @@ def turn_weights(messages: Sequence[Message], train_on: TrainOn, with_zeros: boo
     return {i: weight for i, (weight, is_zero) in enumerate(zip(weights, told, strict=True)) if weight or is_zero}
 
 
-def without_holes(spans: Iterable[Trained], holes: Sequence[Range]) -> list[Trained]:
-    """Return spans without the holes that are cut out of them; spans and holes ascend."""
-    rest: list[Trained] = []
+def cut_ranges_out(spans: Iterable[TrainedSpan], holes: Sequence[Range]) -> list[TrainedSpan]:
+    """Cut ranges (`holes`) out of spans; return the parts that remain. Spans and holes ascend."""
+    rest: list[TrainedSpan] = []
     passed = 0
     for start, end, weight in spans:
         while passed < len(holes) and holes[passed][1] <= start:
@@ -86,15 +86,15 @@ def without_holes(spans: Iterable[Trained], holes: Sequence[Range]) -> list[Trai
             if last <= start:
                 continue
             if start < first:
-                rest.append(Trained(start, first, weight))
+                rest.append(TrainedSpan(start, first, weight))
             start = last
         if start < end:
-            rest.append(Trained(start, end, weight))
+            rest.append(TrainedSpan(start, end, weight))
     return rest
 
 
 def without_thoughts(messages: Sequence[Message], think: ThinkMarks) -> list[Message]:
-    """Return messages in which answers before the last question have no thoughts."""
+    """Return the messages; the assistant's before the user's last one lose their reasoning and thoughts."""
     last = last_question(messages)
 
     def silent(message: Message) -> Message:
@@ -112,14 +112,14 @@ def without_thoughts(messages: Sequence[Message], think: ThinkMarks) -> list[Mes
 
 def _without_thought(text: str, think: ThinkMarks) -> str:
     """Return a text without its first thought and the white space around that."""
-    start = text.find(think.first)
-    last = text.find(think.last, start + len(think.first)) if start >= 0 else -1
-    return text if last < 0 else text[:start].rstrip() + text[last + len(think.last) :].lstrip()
+    start = text.find(think.opening)
+    last = text.find(think.closing, start + len(think.opening)) if start >= 0 else -1
+    return text if last < 0 else text[:start].rstrip() + text[last + len(think.closing) :].lstrip()
 
 
-def _after(text: str, end: int, turn: TurnForm, special: SpecialTokens) -> int:
+def _end_with_following_text(text: str, end: int, turn: TurnForm, special: SpecialTokens) -> int:
     """Return the end of a turn with the text that the template writes after it: white space, or all the rest."""
-    if not turn.ends or turn.is_next:
+    if not turn.end_text or turn.ends_at_next_turn:
         return end
     if special.are_all(text, end):
         return len(text)
@@ -128,29 +128,29 @@ def _after(text: str, end: int, turn: TurnForm, special: SpecialTokens) -> int:
     return end
 
 
-def _before(end_of_turn: re.Pattern[str], text: str, span: Trained) -> int:
+def _end_without_end_token(end_of_turn: re.Pattern[str], text: str, span: TrainedSpan) -> int:
     match = end_of_turn.search(text[span.start : span.end])
     return span.end if match is None else span.start + match.start()
 
 
-def _thoughts(text: str, span: Trained, think: ThinkMarks, only_empty: bool) -> Iterator[Range]:
+def _thoughts(text: str, span: TrainedSpan, think: ThinkMarks, only_empty: bool) -> Iterator[Range]:
     """Yield the ranges of the thoughts in a span, with their marks and the white space after them."""
     start, position = -1, span.start
     before = span.start
     while before and text[before - 1].isspace():
         before -= 1
-    if text.endswith(think.first, 0, before):  # the prompt opened a thought
+    if text.endswith(think.opening, 0, before):  # the prompt opened a thought
         start = span.start
     while True:
         if start < 0:
-            start = text.find(think.first, position, span.end)
+            start = text.find(think.opening, position, span.end)
             if start < 0:
                 return
-            position = start + len(think.first)
-        last = text.find(think.last, position, span.end)
+            position = start + len(think.opening)
+        last = text.find(think.closing, position, span.end)
         if last < 0:
             return
-        end = last + len(think.last)
+        end = last + len(think.closing)
         while end < span.end and text[end].isspace():
             end += 1
         if not only_empty or not text[position:last].strip():

@@ -25,19 +25,19 @@ from energon_pack.samples.weights import TURN_WEIGHT_KEYS
 NONCHARACTERS = re.compile("[\ufdd0-\ufdef]")
 #: marks around the output of a template's own `{% generation %}`
 GENERATION = ("\ufde0", "\ufde1")
-_FIRST, _LAST, _STOP = "\ufdd4", "\ufdd6", "\ufdd5"
+_TEXT_BEGINS, _TEXT_ENDS, _NUMBER_ENDS = "\ufdd4", "\ufdd6", "\ufdd5"
 _DIGITS = {ord(digit): 0xFDD8 + int(digit) for digit in "01234567"}
-_MARK = re.compile(f"([{_FIRST}{_LAST}])([\ufdd8-\ufddf]+){_STOP}|([{''.join(GENERATION)}])")
+_MARK = re.compile(f"([{_TEXT_BEGINS}{_TEXT_ENDS}])([\ufdd8-\ufddf]+){_NUMBER_ENDS}|([{''.join(GENERATION)}])")
 
-BEGIN, END = "\ufdd2", "\ufdd3"  # noncharacters around the number of a text
-_TEXT = re.compile(f"{BEGIN}([0-9]+){END}")
+BEFORE_NUMBER, AFTER_NUMBER = "\ufdd2", "\ufdd3"  # noncharacters around the number of a text
+_NUMBERED_TEXT = re.compile(f"{BEFORE_NUMBER}([0-9]+){AFTER_NUMBER}")
 _PLAIN_KEYS = TURN_WEIGHT_KEYS | {"role", "content"}
 _PART_KEYS = frozenset(("type", "text"))
 Shape = tuple[Any, ...]
 
 
-class Level(Enum):
-    """Which texts of a conversation get marks: a template may look at some texts, and leave others out."""
+class MarkLevel(Enum):
+    """Which texts of a conversation get marks; a template may refuse marks in some texts, or leave some texts out."""
 
     ALL = "all"
     EMPTY = "empty"  # also empty texts beside reasoning or tool calls
@@ -45,14 +45,14 @@ class Level(Enum):
     IDS = "ids"  # of tool calls only the ids
 
 
-class TextLeaf(NamedTuple):
-    """Names the message, or the tool call of a message, that one text of a conversation belongs to."""
+class TextOwner(NamedTuple):
+    """The index of the message that a text belongs to, and of its tool call if the text is part of one."""
 
     message: int
     call: int | None = None  # the number of the tool call that it belongs to; None: it belongs to none
 
 
-class Mark(NamedTuple):
+class TextEdge(NamedTuple):
     """A position in a rendered text at which a text of the conversation begins or ends."""
 
     leaf: int
@@ -64,18 +64,18 @@ class WrittenText:
     """A rendered text without its marks, and the positions at which they were."""
 
     text: str
-    marks: list[Mark]  # ascending
-    generated: list[tuple[int, int]]  # the output of the template's `{% generation %}`
+    marks: list[TextEdge]  # ascending
+    generation_blocks: list[tuple[int, int]]  # the output of the template's `{% generation %}`
 
 
-def mark_leaves(messages: Sequence[Message], level: Level) -> tuple[list[Message], list[TextLeaf]]:
-    """Return the conversation with marks around its texts, and the owner of each text, by the text's number."""
-    leaves: list[TextLeaf] = []
+def mark_texts(messages: Sequence[Message], level: MarkLevel) -> tuple[list[Message], list[TextOwner]]:
+    """Return a copy of the messages with numbered marks around their texts, and for each number the text's owner."""
+    leaves: list[TextOwner] = []
 
-    def marked(text: str, leaf: TextLeaf) -> str:
+    def marked(text: str, leaf: TextOwner) -> str:
         number = f"{len(leaves):o}".translate(_DIGITS)
         leaves.append(leaf)
-        first, last = f"{_FIRST}{number}{_STOP}", f"{_LAST}{number}{_STOP}"
+        first, last = f"{_TEXT_BEGINS}{number}{_NUMBER_ENDS}", f"{_TEXT_ENDS}{number}{_NUMBER_ENDS}"
         core = text.strip()
         before, _, after = text.partition(core) if core else ("", "", text)
         return f"{before}{first}{core}{last}{after}"
@@ -84,9 +84,9 @@ def mark_leaves(messages: Sequence[Message], level: Level) -> tuple[list[Message
 
 
 def read_marks(output: str) -> WrittenText:
-    """Take the marks of `mark_leaves` out of a rendered text; return the text and where they were."""
+    """Remove the marks of `mark_texts` from a rendered text; return the text, and the positions of the marks in it."""
     pieces: list[str] = []
-    marks: list[Mark] = []
+    marks: list[TextEdge] = []
     generated: list[tuple[int, int]] = []
     cursor = position = begin = 0
     for match in _MARK.finditer(output):
@@ -98,11 +98,11 @@ def read_marks(output: str) -> WrittenText:
         elif match[3]:
             generated.append((begin, position))
         else:
-            marks.append(Mark(int("".join(str(ord(digit) - 0xFDD8) for digit in match[2]), 8), position))
+            marks.append(TextEdge(int("".join(str(ord(digit) - 0xFDD8) for digit in match[2]), 8), position))
     return WrittenText("".join([*pieces, output[cursor:]]), marks, generated)
 
 
-def _marked_message(index: int, message: Message, level: Level, marked: Any) -> Message:
+def _marked_message(index: int, message: Message, level: MarkLevel, marked: Any) -> Message:
     calls = message.get("tool_calls")
     calls = calls if isinstance(calls, list) else []
     new = dict(message)
@@ -110,15 +110,15 @@ def _marked_message(index: int, message: Message, level: Level, marked: Any) -> 
         (key for key in REASONING_KEYS if isinstance(message.get(key), str) and message[key].strip()), None
     )
     if reasoning is not None:
-        new[reasoning] = marked(message[reasoning], TextLeaf(index))
+        new[reasoning] = marked(message[reasoning], TextOwner(index))
     content = message.get("content")
     if isinstance(content, list):
         new["content"] = _marked_parts(content, index, marked)
-    elif isinstance(content, str) and (content.strip() or level is Level.EMPTY or not (calls or reasoning)):
-        new["content"] = marked(content, TextLeaf(index))
+    elif isinstance(content, str) and (content.strip() or level is MarkLevel.EMPTY or not (calls or reasoning)):
+        new["content"] = marked(content, TextOwner(index))
     if calls:
         new["tool_calls"] = [
-            _marked_call(call, TextLeaf(index, number), level, marked) for number, call in enumerate(calls)
+            _marked_call(call, TextOwner(index, number), level, marked) for number, call in enumerate(calls)
         ]
     return new
 
@@ -128,16 +128,16 @@ def _marked_parts(parts: list[Any], index: int, marked: Any) -> list[Any]:
     texts = [number for number, part in enumerate(parts) if part.get("type") == "text"]
     spoken = [number for number in texts if parts[number]["text"].strip()] or texts[:1]
     new = [
-        {**part, "text": marked(part["text"], TextLeaf(index))} if number in spoken else part
+        {**part, "text": marked(part["text"], TextOwner(index))} if number in spoken else part
         for number, part in enumerate(parts)
     ]
-    return new if spoken else [*new, {"type": "text", "text": marked("", TextLeaf(index))}]
+    return new if spoken else [*new, {"type": "text", "text": marked("", TextOwner(index))}]
 
 
-def _marked_call(call: Any, leaf: TextLeaf, level: Level, marked: Any) -> Any:
+def _marked_call(call: Any, leaf: TextOwner, level: MarkLevel, marked: Any) -> Any:
     if not isinstance(call, dict):
         return call
-    if level is Level.IDS:
+    if level is MarkLevel.IDS:
         return {**call, "id": marked(call["id"], leaf)} if isinstance(call.get("id"), str) else call
     function = call.get("function", call)
     if not isinstance(function, dict):
@@ -145,12 +145,12 @@ def _marked_call(call: Any, leaf: TextLeaf, level: Level, marked: Any) -> Any:
     new = dict(function)
     if isinstance(function.get("name"), str):
         new["name"] = marked(function["name"], leaf)
-    if level in (Level.ALL, Level.EMPTY) and "arguments" in function:
+    if level in (MarkLevel.ALL, MarkLevel.EMPTY) and "arguments" in function:
         new["arguments"] = _marked_value(function["arguments"], leaf, marked)
     return {**call, "function": new} if "function" in call else new
 
 
-def _marked_value(value: Any, leaf: TextLeaf, marked: Any) -> Any:
+def _marked_value(value: Any, leaf: TextOwner, marked: Any) -> Any:
     if isinstance(value, str):
         return marked(value, leaf)
     if isinstance(value, list):
@@ -164,9 +164,9 @@ def _marked_value(value: Any, leaf: TextLeaf, marked: Any) -> Any:
 
 
 def shape_of(messages: Sequence[Message]) -> Shape | None:
-    """Return all of the messages but their texts (roles, part types, weights); None: they have other keys.
+    """Return a key of what messages have besides texts: roles, part types and weights; None: they have other keys, too.
 
-    A template that only copies texts writes all conversations of one shape alike.
+    For two conversations of one shape, a template that only copies texts writes the same output around the texts.
     """
     shape: list[Any] = []
     for message in messages:
@@ -196,24 +196,24 @@ def texts_of(messages: Sequence[Message]) -> list[str]:
     return texts
 
 
-def with_numbers(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with each text replaced by its number between two marks, for `Skeleton`."""
+def with_numbered_texts(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with each text replaced by its number (0, 1 …) between two marks, for `Skeleton`."""
     number = count()
 
     def content(value: Any) -> Any:
         if isinstance(value, str):
-            return f"{BEGIN}{next(number)}{END}"
+            return f"{BEFORE_NUMBER}{next(number)}{AFTER_NUMBER}"
         return [{**part, "text": content(part["text"])} if part["type"] == "text" else part for part in value]
 
     return [{**message, "content": content(message["content"])} for message in messages]
 
 
 class Skeleton:
-    """The output of a chat template for all conversations of one shape, with gaps for their texts."""
+    """A rendered conversation with gaps for its texts; filled, it is the output for any conversation of its shape."""
 
     def __init__(self, output: str, num_texts: int):
-        """Find the gaps in the output of `with_numbers`; raises ValueError if a text stands there twice, or never."""
-        self._pieces = _TEXT.split(output)
+        """Find the gaps in the rendered numbered texts; raises ValueError unless each number stands there once."""
+        self._pieces = _NUMBERED_TEXT.split(output)
         self._order = list(map(int, self._pieces[1::2]))
         if sorted(self._order) != list(range(num_texts)):
             raise ValueError(f"{num_texts} texts are written as {self._order[:20]}")

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 #: advice about tools and their calls
 REMEDY = "(model.chat_template=FILE gives another, source.tools=text writes calls as text)"
 _PROBE = "energon_pack_probe"
-_LOOKED_FOR = ("user", "assistant")  # `spans` and the copies of texts look for their texts
+_SKIP_ROLES = ("user", "assistant")  # `spans` and the copies of texts look for their texts
 
 
 def refuse_left_out(template: "Renderer", messages: Sequence[Message], tools: Sequence[Any] | None) -> bool:
-    """Raise Skip if the template leaves out some turns of a conversation, or tools that its answers call.
+    """Raise Skip if the template leaves out turns of a conversation, or its tools although its answers call some.
 
     Returns:
-        Whether the template leaves out tools that no answer calls. If it refuses the test with other names and texts,
-        it counts as leaving them out.
+        Whether the template leaves out tools that no answer calls; also True if it refuses the conversation once it has
+        the texts and names of the test.
     """
-    turns = {i: _mark(i) for i, message in enumerate(messages) if message["role"] not in _LOOKED_FOR and _text(message)}
+    turns = {i: _mark(i) for i, message in enumerate(messages) if message["role"] not in _SKIP_ROLES and _text(message)}
     named = [_mark(-1 - number) for number in range(len(tools or ()))]
     if not named and (not turns or ([*turns] == [0] and messages[0]["role"] == "system" and template.shows_system)):
         return False

@@ -14,7 +14,7 @@ from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.raw_json import parse_json
 from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.templates.chat.jinja import GENERATION_MARKS, environment
+from energon_pack.templates.chat.jinja import GENERATION_MARKS_VARIABLE, environment
 from energon_pack.templates.chat.leaves import GENERATION
 from energon_pack.templates.chat.watched import LooksAtText, guarded_template
 from energon_pack.templates.settings import DEFAULT_DATE
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 _PROBE = "energon_pack_probe"
 _PARAMETERS = {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}, "required": ["x"]}
 #: a tool for questions to templates
-TOOL = {"type": "function", "function": {"name": "f", "description": "f", "parameters": _PARAMETERS}}
+EXAMPLE_TOOL = {"type": "function", "function": {"name": "f", "description": "f", "parameters": _PARAMETERS}}
 #: what one conversation may take, beside what its texts do: bytes, characters, seconds of the CPU
-_MEMORY, _CHARACTERS, _SECONDS = 256 << 20, 10_000_000, 20.0
+_MAX_MEMORY_BYTES, _MAX_CHARACTERS, _MAX_SECONDS = 256 << 20, 10_000_000, 20.0
 #: characters that a turn counts beside its text: its header, and the messages around it
-_TURN = 64
+_TURN_CHARACTERS = 64
 #: whether templates raise an error when they look at texts
 _IS_GUARDED: ContextVar[bool] = ContextVar("is_guarded", default=False)
 
 
 def normalized(messages: list[Message]) -> list[Message]:
-    """Return messages without keys whose value is None, and with their reasoning under both names that templates read.
+    """Return messages without keys whose value is None, and with their reasoning under both keys that templates read.
 
     Keys inside tool calls and content parts stay, even if None, as in transformers.
     """
@@ -78,7 +78,7 @@ class Renderer:
         self.source = source
         self._date = date
         try:
-            with bounded(_MEMORY, _SECONDS):
+            with bounded(_MAX_MEMORY_BYTES, _MAX_SECONDS):
                 self._template = environment(date).from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise PackError(f"the chat template is no valid Jinja: line {error.lineno}: {error.message}") from None
@@ -86,7 +86,7 @@ class Renderer:
             raise PackError(f"the chat template is no valid Jinja: {error}") from None
         self.variables = {"documents": None, **variables}
         self.variables.pop("add_generation_prompt", None)
-        self._tools_of_questions = [TOOL] if needs_tools else None
+        self._tools_of_questions = [EXAMPLE_TOOL] if needs_tools else None
         self._wants_parts, self._takes_parts = False, True  # until it is known, `_question_text` changes no contents
         as_text, as_parts = self._question_text("probe"), self._question_text(_as_parts("probe"))
         self._wants_parts = "probe" not in as_text and "probe" in as_parts  # for example LLaVA's template
@@ -99,7 +99,7 @@ class Renderer:
 
         Args:
             prompt: end with the header of an assistant's turn.
-            marks: put marks around the output of `{% generation %}` blocks.
+            marks: put the noncharacters `leaves.GENERATION` around the output of `{% generation %}` blocks.
 
         Raises:
             Skip: `processor_error` if the template refuses the conversation.
@@ -108,13 +108,13 @@ class Renderer:
         messages = normalized(self.in_template_form(messages))
         if tools and (no_objects := [tool for tool in tools if not isinstance(tool, dict)]):
             raise Skip(Reason.PROCESSOR_ERROR, f"a tool is a {type(no_objects[0]).__name__}, not an object")
-        variables = {**self.variables, GENERATION_MARKS: GENERATION} if marks else self.variables
+        variables = {**self.variables, GENERATION_MARKS_VARIABLE: GENERATION} if marks else self.variables
         template = self._guarded_template if _IS_GUARDED.get() else self._template
         if template is None:
             raise LooksAtText
         try:
             tools = tools or self._tools_of_questions
-            return _filled(template, messages, tools=tools, add_generation_prompt=prompt, **variables)
+            return _render_bounded(template, messages, tools=tools, add_generation_prompt=prompt, **variables)
         except LooksAtText:
             raise
         except Exception as error:  # a template is a program: if it raises an error, the sample is left out
@@ -195,7 +195,7 @@ class Renderer:
     def _probe_text(self, messages: list[Message], **more: Any) -> str | None:
         """Return the text of a short test conversation; None: the template refuses it."""
         try:
-            return _filled(self._template, messages, tools=self._tools_of_questions, **self.variables, **more)
+            return _render_bounded(self._template, messages, tools=self._tools_of_questions, **self.variables, **more)
         except BoundExceeded as error:
             raise PackError(f"the chat template, for a question of a word: {error} (model.chat_template)") from None
         except Exception:  # a template is a program
@@ -221,14 +221,14 @@ def guarding_texts() -> "Iterator[None]":
         _IS_GUARDED.reset(token)
 
 
-def _filled(template: jinja2.Template, messages: list[Message], **variables: Any) -> str:
+def _render_bounded(template: jinja2.Template, messages: list[Message], **variables: Any) -> str:
     """Render a template; raises BoundExceeded if it takes more memory, time or text than these messages can need."""
     contents = (message.get("content") for message in messages)
     num = sum(len(c) if isinstance(c, str) else sum(len(part.get("text", "")) for part in c or ()) for c in contents)
-    num += _TURN * len(messages)
-    with bounded(_MEMORY + 32 * num, _SECONDS):
+    num += _TURN_CHARACTERS * len(messages)
+    with bounded(_MAX_MEMORY_BYTES + 32 * num, _MAX_SECONDS):
         text = template.render(messages=messages, **variables)
-    if len(text) > _CHARACTERS + 16 * num:
+    if len(text) > _MAX_CHARACTERS + 16 * num:
         raise BoundExceeded(f"it writes {len(text):,} characters of {num:,}")
     return text
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.templates.chat.leaves import Level, Mark, TextLeaf, WrittenText, mark_leaves, read_marks
+from energon_pack.templates.chat.leaves import MarkLevel, TextEdge, TextOwner, WrittenText, mark_texts, read_marks
 from energon_pack.templates.chat.left_out import REMEDY
 from energon_pack.templates.chat.renderer import last_question
 from energon_pack.templates.chat.turns import (
@@ -38,15 +38,15 @@ class _Marked:
     messages: Sequence[Message]
     tools: Any
     written: WrittenText
-    leaves: list[TextLeaf]
-    level: Level
+    leaves: list[TextOwner]
+    level: MarkLevel
 
     @property
     def text(self) -> str:
         return self.written.text
 
     @property
-    def owners(self) -> Iterator[tuple[Mark, TextLeaf]]:
+    def owners(self) -> Iterator[tuple[TextEdge, TextOwner]]:
         """Yield each mark, and the text in the conversation that it belongs to."""
         return ((mark, self.leaves[mark.leaf]) for mark in self.written.marks)
 
@@ -63,15 +63,14 @@ class _Segment(NamedTuple):
 class Spans:
     """Finds which characters of a rendered conversation are trained, for one chat template."""
 
-    def __init__(self, render: Callable[..., str], turn: TurnForm, special: SpecialTokens, generates: bool):
-        """Take a chat template.
+    def __init__(self, render: Callable[..., str], turn: TurnForm, special: SpecialTokens, has_generation_blocks: bool):
+        """Store the functions and texts of one chat template.
 
         Args:
-            render: renders messages and tools, with the keywords `prompt` and `marks` (whether to mark the output of
-                `{% generation %}`); raises Skip.
-            generates: whether the template has such blocks.
+            render: `Renderer.render` of the template; raises Skip.
+            has_generation_blocks: whether the template has `{% generation %}` blocks.
         """
-        self._render, self._turn, self._special, self._generates = render, turn, special, generates
+        self._render, self._turn, self._special, self._has_blocks = render, turn, special, has_generation_blocks
         self._prefix_rendering = PrefixRendering(render, turn, special)
         self._before_calls: dict[tuple[Any, ...], int] = {}  # by pattern of turns, and the text before a call's name
 
@@ -82,11 +81,11 @@ class Spans:
 
         Args:
             plain: the conversation as rendered without marks.
-            trained: the numbers of the messages that are trained.
+            trained: the indices of the messages that are trained.
             with_calls: whether tool calls are trained, too.
         """
         leaves_out_calls = False
-        for level in Level:
+        for level in MarkLevel:
             marked = self._marked(messages, tools, level)
             if marked is None or marked.text != plain or _is_written_twice(marked.written):
                 continue
@@ -94,16 +93,16 @@ class Spans:
             if not _calls(messages) <= written:
                 leaves_out_calls = True
             elif {*trained} <= {leaf.message for leaf in written}:
-                is_told = self._generates and marked.written.generated
+                is_told = self._has_blocks and marked.written.generation_blocks
                 spans = self._spans_of_blocks(marked, trained) if is_told else self._spans_of_texts(marked, trained)
                 return spans if with_calls else self._without_calls(marked, spans)
         if leaves_out_calls:
             raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out tool calls {REMEDY}")
         return _ascending_spans([self._span_by_prefixes(messages, tools, plain, i) for i in trained])
 
-    def _marked(self, messages: Sequence[Message], tools: Any, level: Level) -> _Marked | None:
+    def _marked(self, messages: Sequence[Message], tools: Any, level: MarkLevel) -> _Marked | None:
         """Render a conversation with marks; None: the template refuses it, because names or ids need a certain form."""
-        marked, leaves = mark_leaves(messages, level)
+        marked, leaves = mark_texts(messages, level)
         try:
             written = read_marks(self._render(marked, tools, marks=True))
         except Skip:
@@ -120,7 +119,7 @@ class Spans:
         messages = [leaf.message for _, leaf in marked.owners]
         is_answer = {*answers}
         spans = []
-        for start, end in marked.written.generated:
+        for start, end in marked.written.generation_blocks:
             first, last = bisect_left(positions, start), bisect_right(positions, end)
             # A neighbour's text may touch the block with one edge; its own texts are inside with both edges.
             touched = [i for i, _ in Counter(messages[first:last]).most_common() if i in is_answer]
@@ -132,7 +131,7 @@ class Spans:
 
     def _with_stop(self, text: str, start: int, end: int) -> int:
         """Return the end of a block, moved behind the token that ends its turn if the block leaves that out."""
-        ends = self._turn.ends
+        ends = self._turn.end_text
         stop = end
         while stop < len(text) and text[stop].isspace():
             stop += 1
@@ -165,7 +164,7 @@ class Spans:
             is_answer = marked.messages[i]["role"] == "assistant"
             start = self._turn.begin(text, previous, first) if is_answer else first
             if start is None:
-                start = previous + len(text[previous:first].rstrip()) if self._turn.lead else first
+                start = previous + len(text[previous:first].rstrip()) if self._turn.leading_space else first
                 doubts |= set() if is_bare or i in spans else {i}
             end = self._turn.end(text, last, following)
             if end is None and is_answer:
@@ -185,7 +184,7 @@ class Spans:
             return None
         stop = next((mark.position for mark in alone.written.marks if mark.position > here[-1]), len(alone.text))
         shared = shared_beginning(closing, alone.text[here[-1] : stop])
-        length = len(shared[: self._special.whole(closing, len(shared))].rstrip())
+        length = len(shared[: self._special.start_of_cut_token(closing, len(shared))].rstrip())
         return self._prefix_rendering.next_turn(marked.text, segment.last + length)
 
     def _differing_span(
@@ -196,7 +195,7 @@ class Spans:
         Turns of a pattern that was compared once are not rendered again.
         """
         pattern = pattern_of(marked.messages, i, question)
-        is_known, agrees = self._prefix_rendering.agrees(pattern)
+        is_known, agrees = self._prefix_rendering.known_agreement(pattern)
         if is_known and agrees is not False and not in_doubt:
             return None
         span = self._prefix_rendering.span(marked.messages, marked.tools, marked.text, i)
@@ -246,13 +245,13 @@ class Spans:
                 self._before_calls[key] = length
             first = start + self._before_calls[key]
             text = marked.text[span.start : span.end]
-            ends = self._turn.ends if text.endswith(self._turn.ends) else ""
+            ends = self._turn.end_text if text.endswith(self._turn.end_text) else ""
             after = next((mark.position for mark, _ in inside if mark.position > calls[-1]), span.end - len(ends))
             masked = span._replace(start=first, end=after, is_trained=False)
             kept += [span._replace(end=first), masked, span._replace(start=after)]
         return [span for span in kept if span.start < span.end]
 
-    def _length_before_calls(self, marked: _Marked, span: Span, text_end: Mark | None, call: int) -> int:
+    def _length_before_calls(self, marked: _Marked, span: Span, text_end: TextEdge | None, call: int) -> int:
         """Return how many characters after the preceding text the first call of a turn begins.
 
         Args:
@@ -278,7 +277,7 @@ def _is_written_twice(written: WrittenText) -> bool:
     return any(number > 2 for number in Counter(mark.leaf for mark in written.marks).values())
 
 
-def _first_of_calls(written: WrittenText, leaves: Sequence[TextLeaf]) -> WrittenText:
+def _first_of_calls(written: WrittenText, leaves: Sequence[TextOwner]) -> WrittenText:
     """Drop the marks of repeated parts of tool calls, such as a call's name beside its result."""
     times = Counter[int]()
     marks = []
@@ -289,10 +288,10 @@ def _first_of_calls(written: WrittenText, leaves: Sequence[TextLeaf]) -> Written
     return written if len(marks) == len(written.marks) else replace(written, marks=marks)
 
 
-def _calls(messages: Sequence[Message]) -> set[TextLeaf]:
+def _calls(messages: Sequence[Message]) -> set[TextOwner]:
     """Return all tool calls of a conversation, by message and number."""
     return {
-        TextLeaf(i, number)
+        TextOwner(i, number)
         for i, message in enumerate(messages)
         if isinstance(calls := message.get("tool_calls"), list)
         for number in range(len(calls))

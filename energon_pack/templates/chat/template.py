@@ -12,18 +12,18 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.templates.chat.jinja import generates
-from energon_pack.templates.chat.labels import ThinkMarks, Trained, adjusted, turn_weights, without_thoughts
+from energon_pack.templates.chat.jinja import has_generation_blocks
+from energon_pack.templates.chat.labels import ThinkMarks, TrainedSpan, apply_labels, turn_weights, without_thoughts
 from energon_pack.templates.chat.leaves import (
     NONCHARACTERS,
-    Level,
+    MarkLevel,
     Shape,
     Skeleton,
-    mark_leaves,
+    mark_texts,
     read_marks,
     shape_of,
     texts_of,
-    with_numbers,
+    with_numbered_texts,
 )
 from energon_pack.templates.chat.renderer import Renderer, guarding_texts
 from energon_pack.templates.chat.spans import Spans
@@ -39,14 +39,14 @@ _PROBE = "energon_pack_probe"
 
 
 class Marked(NamedTuple):
-    """A conversation as text, with marks around its trained spans, and the spans' loss weights."""
+    """A rendered conversation with `OPEN` and `CLOSE` around its trained spans, and the loss weights of the spans."""
 
     text: str
     weights: list[float]  # of each span; 0: the other text counts (`labels.prompt_weight`), but this span does not
 
 
 class ChatTemplate:
-    """A chat template of a model: renders conversations, and marks what is trained in them."""
+    """Renders conversations by the chat template of a model, and marks what is trained in them."""
 
     def __init__(
         self,
@@ -64,10 +64,10 @@ class ChatTemplate:
         """
         self.renderer = Renderer(source, variables, date, needs_tools)
         self.render = self.renderer.render
-        self._made_of = special_tokens, date, needs_tools
+        self._arguments = special_tokens, date, needs_tools
         self._special = SpecialTokens(special_tokens)
         self._turn = self._read_turn()
-        self._spans = Spans(self.render, self._turn, self._special, generates(source))
+        self._spans = Spans(self.render, self._turn, self._special, has_generation_blocks(source))
         self._skeletons: dict[tuple[Shape, tuple[int, ...]], Skeleton | None] = {}
         self._variants: dict[str, ChatTemplate] = {}
 
@@ -80,7 +80,7 @@ class ChatTemplate:
             if len(self._variants) >= _MAX_VARIANTS:
                 self._variants.clear()
             renderer = self.renderer
-            self._variants[key] = ChatTemplate(renderer.source, {**renderer.variables, **variables}, *self._made_of)
+            self._variants[key] = ChatTemplate(renderer.source, {**renderer.variables, **variables}, *self._arguments)
         return self._variants[key]
 
     def render_marked(self, messages: list[Message], tools: list[Any] | None, labels: Labels = _ALL) -> Marked:
@@ -102,12 +102,12 @@ class ChatTemplate:
             raise Skip(Reason.BAD_MESSAGE, "the text holds one of the noncharacters U+FDD0 to U+FDEF")
         return self._marked(plain, messages, tools, weights, labels.tool_calls is ToolCalls.train, with_zeros)
 
-    def adjusted(self, text: str, spans: Sequence[Trained], labels: Labels) -> list[Trained]:
-        """Apply `labels` (thoughts, end tokens, prompt weight) to the spans of whole turns; return what is trained."""
-        return adjusted(text, spans, labels, self._turn, self._special, self._think)
+    def apply_labels(self, text: str, spans: Sequence[TrainedSpan], labels: Labels) -> list[TrainedSpan]:
+        """Cut or widen the spans of trained turns as `labels` says; return the trained spans of weight > 0."""
+        return apply_labels(text, spans, labels, self._turn, self._special, self._think)
 
     def without_thoughts(self, messages: Sequence[Message]) -> list[Message]:
-        """Return messages in which answers before the last question have no thoughts."""
+        """Return the messages; the assistant's before the user's last one lose their reasoning and thoughts."""
         return without_thoughts(messages, self._think)
 
     @cached_property
@@ -115,7 +115,7 @@ class ChatTemplate:
         """Return the texts that the template writes around a thought; `<think>` and `</think>` if it shows none."""
         question: Message = {"role": "user", "content": "a"}
         answer: Message = {"role": "assistant", "content": "b", REASONING_KEYS[0]: "c"}
-        marked, _ = mark_leaves([question, answer], Level.ALL)
+        marked, _ = mark_texts([question, answer], MarkLevel.ALL)
         try:
             written = read_marks(self.render(marked, None, marks=True))
         except Skip:
@@ -136,7 +136,7 @@ class ChatTemplate:
 
     @cached_property
     def after_answers(self) -> list[str]:
-        """The texts behind an answer that another turn follows, and behind the last; empty: the template shows none."""
+        """The texts behind the first of two answers and behind the last; empty list: the template refuses the test."""
         question: Message = {"role": "user", "content": "a"}
         answer: Message = {"role": "assistant", "content": _PROBE}
         try:
@@ -156,7 +156,7 @@ class ChatTemplate:
                 self._skeletons.clear()
             try:
                 with guarding_texts():
-                    numbered = with_numbers(messages)
+                    numbered = with_numbered_texts(messages)
                     plain = self.render(numbered, None)
                     marked, _ = self._marked(plain, numbered, None, dict.fromkeys(trained, 1.0))
                 whole = self._turn.has_whole(marked)
@@ -185,9 +185,9 @@ class ChatTemplate:
     def _read_turn(self) -> TurnForm:
         question: Message = {"role": "user", "content": "a"}
         answer: Message = {"role": "assistant", "content": "b"}
-        (marked,), _ = mark_leaves([answer], Level.ALL)
+        (marked,), _ = mark_texts([answer], MarkLevel.ALL)
         call = {"id": "call_0001", "type": "function", "function": {"name": "f", "arguments": {"x": "y"}}}
-        (calling,), _ = mark_leaves([{"role": "assistant", "content": "", "tool_calls": [call]}], Level.ALL)
+        (calling,), _ = mark_texts([{"role": "assistant", "content": "", "tool_calls": [call]}], MarkLevel.ALL)
         special = self._special
         try:
             before = self.render([question], None)
@@ -204,10 +204,10 @@ class ChatTemplate:
         with suppress(Skip):
             head, _ = _around_first(self.render([question, calling], None), len(before))
             header = shared_beginning(prompted, head)
-            headers.add(header[: max(header.rfind("\n") + 1, special.last_end(header))])
+            headers.add(header[: max(header.rfind("\n") + 1, special.end_of_last(header))])
         longest_first = tuple(sorted(headers - {""}, key=len, reverse=True))
         ends = shared_beginning(last[1], older[1])
-        ends = ends[: special.whole(older[1], len(ends))].strip()
+        ends = ends[: special.start_of_cut_token(older[1], len(ends))].strip()
         if not special.first(ends):
             ends = special.first(older[1])
         is_next = bool(ends) and not special.first(last[1])

@@ -26,42 +26,44 @@ _MARKS = re.compile(f"({OPEN}|{CLOSE})")
 _MAX_PATTERNS = 10_000
 _MANY_CALLS = 4  # calls of one turn; templates write all calls between the first and the last alike
 
-Pattern = tuple[Any, ...]
+TurnPattern = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class TurnForm:
-    """How a chat template writes an assistant's turn: what stands before and after its trained part."""
+    """The texts that a chat template writes before and after the trained part of an assistant's turn."""
 
     headers: tuple[str, ...]  # `<|im_start|>assistant\n`, and other texts before trained parts; longest first
-    begins: str  # the token that every header begins with
-    ends: str  # the text that ends a turn; with `is_next`, the token that begins a user's turn
-    is_next: bool  # turns have no end of their own: generation stops at the token that begins the next turn
+    header_token: str  # the token that every header begins with
+    end_text: str  # the text that ends a turn; with `ends_at_next_turn`, the token that begins a user's turn
+    ends_at_next_turn: bool  # turns have no end of their own: generation stops at the token that begins the next turn
     has_prompt: bool  # the template writes the header as generation prompt
-    lead: str = ""  # white space that begins a turn without a header: LLaVA's `[/INST]` belongs to the question
+    leading_space: str = (
+        ""  # white space that begins a turn without a header: LLaVA's `[/INST]` belongs to the question
+    )
 
     def has_whole(self, marked: str) -> bool:
-        """Say whether each part between marks is a whole turn: after a header, and up to the end of a turn."""
+        """Say whether each text between `OPEN` and `CLOSE` stands after a header, and ends as a turn ends."""
         before = _MARKS.split(marked)
         return all(
-            text.endswith(self.headers if mark == OPEN else self.ends)
+            text.endswith(self.headers if mark == OPEN else self.end_text)
             for text, mark in zip(before[::2], before[1::2], strict=False)
-        ) and bool(self.headers and self.ends)
+        ) and bool(self.headers and self.end_text)
 
     def begin(self, text: str, previous: int, start: int) -> int | None:
         """Return where a turn's trained part begins, after the last header in `text[previous:start]`; None: nowhere."""
         for header in self.headers:
             head = text.rfind(header, previous, start)
-            if head >= 0 and not (self.ends and self.ends in text[head:start]):
+            if head >= 0 and not (self.end_text and self.end_text in text[head:start]):
                 return head + len(header)
         return None
 
     def end(self, text: str, start: int, stop: int) -> int | None:
         """Return where a turn ends, after its end token in `text[start:stop]`; None: there is none."""
-        end = text.find(self.ends, start, stop) if self.ends else -1
-        if end < 0 or (self.begins and self.begins in text[start:end]):
+        end = text.find(self.end_text, start, stop) if self.end_text else -1
+        if end < 0 or (self.header_token and self.header_token in text[start:end]):
             return None
-        return end + len(self.ends)
+        return end + len(self.end_text)
 
 
 class SpecialTokens:
@@ -77,12 +79,12 @@ class SpecialTokens:
         match = self._pattern.search(text)
         return match[0] if match else ""
 
-    def last_end(self, text: str) -> int:
+    def end_of_last(self, text: str) -> int:
         """Return where the last special token in a text ends; 0: there is none."""
         return max((match.end() for match in self._pattern.finditer(text)), default=0)
 
     def token_at(self, text: str, position: int) -> str:
-        """Return the special token at a position, after white space; empty: there is none."""
+        """Return the special token at a position, or after white space there; empty: there is none."""
         while position < len(text) and text[position].isspace():
             position += 1
         match = self._pattern.match(text, position)
@@ -92,8 +94,8 @@ class SpecialTokens:
         """Say whether a text, from `start` on, consists only of special tokens and white space."""
         return self._some.fullmatch(text, start) is not None
 
-    def whole(self, text: str, end: int) -> int:
-        """Return `end`, moved back to the start of a special token if it would cut that token in two."""
+    def start_of_cut_token(self, text: str, end: int) -> int:
+        """Return the position `end`, or the start of a special token if `end` lies within that token."""
         for match in self._pattern.finditer(text):
             if match.start() < end < match.end():
                 return match.start()
@@ -125,14 +127,14 @@ class Span(NamedTuple):
 
 
 class PrefixRendering:
-    """Finds a turn in a rendered text by prefix rendering: the conversation up to the turn, with and without it."""
+    """Finds a turn in a rendered text: renders the conversation up to the turn, with and without it, and compares."""
 
     def __init__(self, render: Callable[..., str], turn: TurnForm, special: SpecialTokens):
         self._render, self._turn, self._special = render, turn, special
-        self._agrees: dict[Pattern, bool | None] = {}  # pattern of turns → whether prefixes agree; None: can't tell
+        self._agrees: dict[TurnPattern, bool | None] = {}  # pattern of turns → whether prefixes agree; None: can't tell
 
     def span(self, messages: Sequence[Message], tools: Any, text: str, i: int) -> Span | None:
-        """Return the span that message `i` adds to the output; None: the template refuses it, or changes older ones."""
+        """Return the span that message `i` adds to `text`; None: the template refuses, or rewrites earlier messages."""
         if not self._turn.has_prompt:
             return None
         try:
@@ -142,8 +144,8 @@ class PrefixRendering:
             return None
         if not (whole.startswith(before) and text.startswith(before)):
             return None
-        ends = self._turn.ends
-        end = whole.rfind(ends, len(before)) if ends and not self._turn.is_next else -1
+        ends = self._turn.end_text
+        end = whole.rfind(ends, len(before)) if ends and not self._turn.ends_at_next_turn else -1
         header = next((head for head in self._turn.headers if text.startswith(head, len(before))), "")
         end = end + len(ends) if end >= 0 and self._special.are_all(whole[end + len(ends) :]) else len(whole.rstrip())
         if end < len(before) + len(header) or not text.startswith(whole[:end]):
@@ -151,18 +153,18 @@ class PrefixRendering:
         return Span(len(before) + len(header), self.next_turn(text, end), i)
 
     def next_turn(self, text: str, end: int) -> int:
-        """Return the end of a turn, moved behind the first token of the next turn if generation stops only there."""
-        token = self._special.token_at(text, end) if self._turn.is_next else ""
+        """Return `end`, the end of a turn, or the end of the next turn's first token if generation stops only there."""
+        token = self._special.token_at(text, end) if self._turn.ends_at_next_turn else ""
         return text.index(token, end) + len(token) if token else end
 
-    def agrees(self, pattern: Pattern) -> tuple[bool, bool | None]:
-        """Return whether turns of this pattern were compared before, and the result; None: it could not be told."""
+    def known_agreement(self, pattern: TurnPattern) -> tuple[bool, bool | None]:
+        """Return whether a turn of this pattern was compared before, and the result of `compare`; None: unknown."""
         return pattern in self._agrees, self._agrees.get(pattern)
 
-    def compare(self, pattern: Pattern, text: str, spans: Sequence[Span], proved: Span | None) -> bool | None:
-        """Say whether a turn's spans equal `proved`, its span by prefix rendering, but for white space; None: unknown.
+    def compare(self, pattern: TurnPattern, text: str, spans: Sequence[Span], proved: Span | None) -> bool | None:
+        """Say whether a turn's spans have the text of `proved`, its span by prefix rendering, except white space.
 
-        The first result for a pattern is kept for `agrees`.
+        Returns None if `proved` is None. The first result for a pattern is kept for `known_agreement`.
         """
         agrees = None if proved is None else self._are_same(text, spans, proved)
         if len(self._agrees) < _MAX_PATTERNS:
@@ -172,15 +174,15 @@ class PrefixRendering:
     def _are_same(self, text: str, spans: Sequence[Span], proved: Span) -> bool:
         found_text = "".join("".join(text[span.start : span.end].split()) for span in spans)
         proved_text = "".join(text[proved.start : proved.end].split())
-        ends = "".join(self._turn.ends.split())
+        ends = "".join(self._turn.end_text.split())
         if ends and proved_text.endswith(ends) and not found_text.endswith(ends):
             return False
         shorter, longer = sorted((found_text, proved_text), key=len)
         return longer.startswith(shorter) and self._special.are_all(longer[len(shorter) :])
 
 
-def pattern_of(messages: Sequence[Message], i: int, last_question: int) -> Pattern:
-    """Return all that the form of turn `i` may depend on except its texts: content, neighbours and place."""
+def pattern_of(messages: Sequence[Message], i: int, last_question: int) -> TurnPattern:
+    """Return a key of turns that a template writes alike: roles and keys of turn `i` and its neighbours, its place."""
     near = (messages[k] if 0 <= k < len(messages) else None for k in (i - 1, i, i + 1))
     return (*map(_content_form, near), i > last_question, i + 1 == len(messages))
 

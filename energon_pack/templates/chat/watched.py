@@ -1,7 +1,7 @@
 """Compile a chat template so that it raises an error if it looks at a text instead of only copying it.
 
 Its syntax tree is compiled a second time with a guard around the operands of each comparison, test, filter, call,
-subscript and truth value. It is rendered with numbered texts (`leaves.with_numbers`), so a value that contains such a
+subscript and truth value. It is rendered with numbered texts (`with_numbered_texts`), so a value that contains such a
 number is, or contains, a text. Texts that pass all guards were only written, joined, named or passed on; then the
 template writes all other texts of that shape in the same way. Operations that the guards do not know count as looking:
 of 95 published templates none needs more than these for its shortcut.
@@ -15,7 +15,7 @@ from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
 from energon_pack.templates.chat.jinja import environment
-from energon_pack.templates.chat.leaves import BEGIN, END
+from energon_pack.templates.chat.leaves import AFTER_NUMBER, BEFORE_NUMBER
 
 #: tests that check only the type of a value
 _TYPE_TESTS = (
@@ -46,12 +46,14 @@ class LooksAtText(Exception):
 
 
 def guarded_template(source: str, today: str) -> jinja2.Template | None:
-    """Compile a chat template that raises LooksAtText unless it only copies `with_numbers`' texts; None: impossible."""
+    """Compile a chat template that raises LooksAtText if it does more with a text than copy it; None: impossible."""
     jinja = environment(today)
-    jinja.filters.update({_filter(guard): guard for guard in (_holds_none, _not_text, _written, _keys)})
+    jinja.filters.update(
+        {_filter(guard): guard for guard in (_guard_textless, _guard_no_text, _guard_written, _guard_keys)}
+    )
     tree = jinja.parse(source)
     try:
-        return jinja.from_string(_Guarding(tree).visit(tree))
+        return jinja.from_string(_GuardInserter(tree).visit(tree))
     except LooksAtText:
         return None
 
@@ -60,7 +62,7 @@ def guarded_template(source: str, today: str) -> jinja2.Template | None:
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and (BEGIN in value or END in value)
+    return isinstance(value, str) and (BEFORE_NUMBER in value or AFTER_NUMBER in value)
 
 
 def _holds_text(value: Any) -> bool:
@@ -82,22 +84,22 @@ def _refuse(is_looked_at: bool, value: Any) -> Any:
     return value
 
 
-def _holds_none(value: Any) -> Any:
+def _guard_textless(value: Any) -> Any:
     """Guard a value that an operation reads completely: no text may be in it."""
     return _refuse(_holds_text(value), value)
 
 
-def _not_text(value: Any) -> Any:
+def _guard_no_text(value: Any) -> Any:
     """Guard a value that must not be a text itself; texts inside a list or an object are allowed."""
     return _refuse(_is_text(value), value)
 
 
-def _written(value: Any) -> Any:
+def _guard_written(value: Any) -> Any:
     """Guard a value that is written or joined: a text is allowed, but not a list of texts, which would be printed."""
     return _refuse(not isinstance(value, str) and _holds_text(value), value)
 
 
-def _keys(value: Any) -> Any:
+def _guard_keys(value: Any) -> Any:
     """Guard the right side of an `in` test: of an object, only the keys must be no texts."""
     return _refuse(_holds_text([*value] if isinstance(value, Mapping) else value), value)
 
@@ -106,26 +108,26 @@ def _keys(value: Any) -> Any:
 
 
 #: by type of node, the operands that it looks at, each with its guard; `and` and `or` pass their right side on
-_OPERANDS: dict[type[nodes.Node], dict[str, Callable[[Any], Any]]] = {
-    nodes.Output: {"nodes": _written},
-    nodes.Concat: {"nodes": _written},
-    nodes.If: {"test": _not_text},
-    nodes.CondExpr: {"test": _not_text},
-    nodes.Not: {"node": _not_text},
-    nodes.And: {"left": _not_text},
-    nodes.Or: {"left": _not_text},
-    nodes.Getattr: {"node": _not_text},
-    nodes.Getitem: {"node": _not_text, "arg": _holds_none},
-    nodes.Slice: dict.fromkeys(("start", "stop", "step"), _holds_none),
-    nodes.Pair: {"key": _holds_none},
+_GUARD_OF_OPERAND: dict[type[nodes.Node], dict[str, Callable[[Any], Any]]] = {
+    nodes.Output: {"nodes": _guard_written},
+    nodes.Concat: {"nodes": _guard_written},
+    nodes.If: {"test": _guard_no_text},
+    nodes.CondExpr: {"test": _guard_no_text},
+    nodes.Not: {"node": _guard_no_text},
+    nodes.And: {"left": _guard_no_text},
+    nodes.Or: {"left": _guard_no_text},
+    nodes.Getattr: {"node": _guard_no_text},
+    nodes.Getitem: {"node": _guard_no_text, "arg": _guard_textless},
+    nodes.Slice: dict.fromkeys(("start", "stop", "step"), _guard_textless),
+    nodes.Pair: {"key": _guard_textless},
     **dict.fromkeys(
         (nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Pow),  # joining by `+` is allowed
-        dict.fromkeys(("left", "right"), _holds_none),
+        dict.fromkeys(("left", "right"), _guard_textless),
     ),
 }
 
 
-class _Guarding(NodeTransformer):
+class _GuardInserter(NodeTransformer):
     """Adds the guards to the syntax tree of a template."""
 
     def __init__(self, tree: nodes.Template):
@@ -137,7 +139,7 @@ class _Guarding(NodeTransformer):
         if not isinstance(node, _KNOWN_NODES):
             raise LooksAtText
         super().generic_visit(node, *args, **kwargs)
-        for name, guard in _OPERANDS.get(type(node), {}).items():
+        for name, guard in _GUARD_OF_OPERAND.get(type(node), {}).items():
             value = getattr(node, name)
             setattr(node, name, [_guard(item, guard) for item in value] if name == "nodes" else _guard(value, guard))
         return node
@@ -146,15 +148,15 @@ class _Guarding(NodeTransformer):
         if node.recursive:  # `loop(…)` loops over its argument
             raise LooksAtText
         self.generic_visit(node)
-        node.iter = _guard(node.iter, _holds_none if _unpacks(node.target) else _not_text)
+        node.iter = _guard(node.iter, _guard_textless if _unpacks(node.target) else _guard_no_text)
         if node.test is not None:
-            node.test = _guard(node.test, _not_text)
+            node.test = _guard(node.test, _guard_no_text)
         return node
 
     def visit_Assign(self, node: Any) -> Any:
         self.generic_visit(node)
         if _unpacks(node.target):
-            node.node = _guard(node.node, _not_text)
+            node.node = _guard(node.node, _guard_no_text)
         return node
 
     def visit_Compare(self, node: Any) -> Any:
@@ -162,10 +164,10 @@ class _Guarding(NodeTransformer):
         is_with_none = any(isinstance(one, nodes.Const) and one.value is None for one in (node.expr, node.ops[0].expr))
         if len(node.ops) == 1 and is_with_none:  # a text is never none
             return node
-        node.expr = _guard(node.expr, _holds_none)
+        node.expr = _guard(node.expr, _guard_textless)
         for operand in node.ops:
             is_in = operand.op in ("in", "notin") and len(node.ops) == 1
-            operand.expr = _guard(operand.expr, _keys if is_in else _holds_none)
+            operand.expr = _guard(operand.expr, _guard_keys if is_in else _guard_textless)
         return node
 
     def visit_Test(self, node: Any) -> Any:
@@ -177,12 +179,12 @@ class _Guarding(NodeTransformer):
             raise LooksAtText
         self.generic_visit(node)
         if node.name in _LIST_FILTERS and not (node.args or node.kwargs):
-            node.node = _guard(node.node, _not_text)
+            node.node = _guard(node.node, _guard_no_text)
             return node
         first = node.args[0].value if node.args and isinstance(node.args[0], nodes.Const) else None
         if node.name in ("selectattr", "rejectattr") and first in _NON_TEXT_ATTRIBUTES and not node.kwargs:  # LLaVA's
-            node.node = _guard(node.node, _not_text)  # else it goes through the characters of a text
-            node.args = [_guard(item, _holds_none) for item in node.args]
+            node.node = _guard(node.node, _guard_no_text)  # else it goes through the characters of a text
+            node.args = [_guard(item, _guard_textless) for item in node.args]
             return node
         return _all_guarded(node)
 
@@ -193,13 +195,13 @@ class _Guarding(NodeTransformer):
             raise LooksAtText
         if isinstance(called, nodes.Name) and called.name in self._hand_on:
             if called.name in _PAIR_FUNCTIONS:
-                node.args = [_guard(item, _keys) for item in node.args]
+                node.args = [_guard(item, _guard_keys) for item in node.args]
             return node
         if isinstance(called, nodes.Getattr):
             owner = called.node.node if isinstance(called.node, nodes.Filter) else None
             is_of_loop = isinstance(owner, nodes.Name) and owner.name == "loop"
             if called.attr != "get" and not is_of_loop:
-                called.node = _guard(called.node, _holds_none)
+                called.node = _guard(called.node, _guard_textless)
         elif not (isinstance(called, nodes.Name) and called.name in self._read) and not isinstance(
             called, nodes.ExtensionAttribute
         ):
@@ -218,10 +220,10 @@ def _unpacks(target: nodes.Node) -> bool:
 
 def _all_guarded(node: Any, and_node: bool = True) -> Any:
     if and_node:
-        node.node = _guard(node.node, _holds_none)
-    node.args = [_guard(item, _holds_none) for item in node.args]
+        node.node = _guard(node.node, _guard_textless)
+    node.args = [_guard(item, _guard_textless) for item in node.args]
     for keyword in node.kwargs:
-        keyword.value = _guard(keyword.value, _holds_none)
+        keyword.value = _guard(keyword.value, _guard_textless)
     if node.dyn_args is not None or node.dyn_kwargs is not None:
         raise LooksAtText
     return node

@@ -13,10 +13,10 @@ from energon_pack.samples.media.requested import metadata_of
 from energon_pack.templates.families.stand_ins import BlankMedia
 
 _SEPARATOR = "\ue000"  # a private-use character: no chat, and no processor, writes it
-_LOCK = threading.Lock()  # all callers share a processor, which is changed during a call
+_CALL_LOCK = threading.Lock()  # all callers share a processor, which is changed during a call
 
 
-class AskedProcessor:
+class ProcessorProbe:
     """Runs a processor's call with stand-ins for media, and stops it at the tokenizer to read the text that it made."""
 
     def __init__(self, processor: Any, make: BlankMedia, settings: Mapping[str, dict[str, Any]]):
@@ -60,12 +60,12 @@ class AskedProcessor:
         return Clip(value, metadata_of(medium, frames), sound)
 
     def placeholder(self, kind: str, token: str) -> str:
-        """Return the text that marks a medium's place in the call; `token`: the chat template's text for the medium."""
+        """Return the text that marks a medium in the text of the call; `token`: the chat template's text for it."""
         before, after = self._edge_tokens.get(kind, ("", ""))
         return before + token + after
 
     def surround_placeholders(self, kind: str) -> bool:
-        """From now on put the class's start and end tokens around the placeholders of a kind; False: it has none."""
+        """Put the processor's start and end tokens around placeholders of a kind from now on; False: it has none."""
         edges = [getattr(self._processor, f"{kind}_{edge}_token", None) for edge in ("start", "end")]
         first, last = (token if isinstance(token, str) else "" for token in edges)
         if not first or not last or kind in self._edge_tokens:
@@ -87,7 +87,7 @@ class AskedProcessor:
         def chosen(*args: Any, **kwargs: Any) -> Any:
             raise _AnswerFound([int(index) for index in choose(*args, **kwargs)])
 
-        with _LOCK, patched(sampler, sample_frames=chosen), self._stand_in_tokenizer(), self._blanks.context():
+        with _CALL_LOCK, patched(sampler, sample_frames=chosen), self._stand_in_tokenizer(), self._blanks.context():
             try:
                 self._processor(text=[_SEPARATOR + token + _SEPARATOR], return_tensors="pt", **arguments)
             except _AnswerFound as answered:
@@ -98,7 +98,7 @@ class AskedProcessor:
 
     def _written_text(self, text: list[str], arguments: dict[str, Any]) -> str:
         with (
-            _LOCK,
+            _CALL_LOCK,
             self._stand_in_tokenizer(),
             self._blanks.context(),
             patched(self._extractor, **self._extractor_methods),
@@ -114,7 +114,7 @@ class AskedProcessor:
 
 
 def processor_part(processor: Any, kind: str) -> Any:
-    """Return the part of a processor for a kind of media, such as its image processor; None: it has no such part."""
+    """Return the part of a processor for a kind of media, such as the image processor; None: it has no such part."""
     medium = KINDS[kind]
     held = (getattr(processor, name, None) for name in medium.parts)
     return next((part for part in held if part is not None and medium.is_part(part)), None)

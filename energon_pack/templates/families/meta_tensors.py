@@ -30,9 +30,9 @@ class ShapesOnly(TorchFunctionMode):
             shaped = quick(*args, **kwargs)
             if shaped is not NotImplemented:
                 return shaped
-        if func in _MAKERS and kwargs.get("device") is not None and torch.device(kwargs["device"]) == _META_DEVICE:
+        if func in _CREATORS and kwargs.get("device") is not None and torch.device(kwargs["device"]) == _META_DEVICE:
             size = kwargs.get("size", args[0] if args and isinstance(args[0], (list, tuple)) else args)
-            if func not in _TAKING_SIZE or math.prod(size) <= _MAX_REAL_ELEMENTS:
+            if func not in _CREATORS_BY_SIZE or math.prod(size) <= _MAX_REAL_ELEMENTS:
                 kwargs = {**kwargs, "device": None}
         try:
             return func(*args, **kwargs)
@@ -67,7 +67,7 @@ def _moved_to_meta(value: Any) -> Any:
     return result if len(devices) == 2 else None
 
 
-def _skipped(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _as_it_is(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Skip an operation that would change only values."""
     return tensor if tensor.is_meta else NotImplemented
 
@@ -122,8 +122,8 @@ def _empty_like(tensor: Tensor, *args: Any, dtype: torch.dtype | None = None, **
 
 
 #: functions that take a size
-_TAKING_SIZE = {torch.zeros, torch.ones, torch.full, torch.empty}
-_MAKERS = {torch.tensor, torch.as_tensor, torch.arange, torch.linspace, *_TAKING_SIZE}
+_CREATORS_BY_SIZE = {torch.zeros, torch.ones, torch.full, torch.empty}
+_CREATORS = {torch.tensor, torch.as_tensor, torch.arange, torch.linspace, *_CREATORS_BY_SIZE}
 _SHAPE_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     interpolate: _resized,
     torch.stack: _stacked,
@@ -131,6 +131,6 @@ _SHAPE_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like), _empty_like),
     Tensor.numpy: _constant_array,
     Tensor.__array__: _constant_array,
-    **dict.fromkeys((Tensor.clamp_, Tensor.round_, Tensor.mul_, Tensor.div_, Tensor.sub_, Tensor.add_), _skipped),
-    Tensor.cpu: _skipped,
+    **dict.fromkeys((Tensor.clamp_, Tensor.round_, Tensor.mul_, Tensor.div_, Tensor.sub_, Tensor.add_), _as_it_is),
+    Tensor.cpu: _as_it_is,
 }

@@ -94,7 +94,7 @@ class QwenVL(MediaRules):
         return smart_resize(height, width, factor, settings["min_pixels"], most)
 
     def video_text(self, video: Media, frames: Sequence[int], num_tokens: int) -> str:
-        """Return the text that stands for a video; `num_tokens`: the tokens of each temporal patch (two frames)."""
+        """Return the text that stands for a video; `num_tokens`: how many tokens a temporal patch (two frames) has."""
         return self.media_tokens["video"] * (math.ceil(len(frames) / self.video_settings["temporal"]) * num_tokens)
 
 

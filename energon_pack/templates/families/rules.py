@@ -39,7 +39,7 @@ class ProcessorSettings:
 
 
 class MediaRules:
-    """Says which text (how many tokens) stands for a medium, by one processor. Each model family has a subclass."""
+    """Computes the text (so the number of tokens) that a processor writes for a medium; each family has a subclass."""
 
     #: transformers' classes of processors that count media by these rules
     processors: Sequence[str] = ()
@@ -88,10 +88,10 @@ class MediaRules:
         return type(self), (self._processor_settings,)
 
     def try_examples(self) -> None:
-        """Expand an example of each kind of media, so that unusable settings are one error now, not one per sample.
+        """Expand an example of each kind of media, so that unusable settings raise one error before any sample.
 
         Raises:
-            PackError: the processor can't be asked.
+            PackError: the processor's own call gives no usable answer.
             TypeError, ValueError, KeyError, AttributeError, ArithmeticError: its settings make no sense to the rules.
         """
         for kind in self.media_tokens:
@@ -104,7 +104,7 @@ class MediaRules:
         return [self._cached_expand(medium, tuple(chosen)) for medium, chosen in zip(media, frames, strict=True)]
 
     def placeholder(self, kind: str) -> str:
-        """Return the text that marks the place of a medium of this kind in the text for the full processor's call."""
+        """Return the text that marks a medium of this kind in the text for the full processor, such as `<image>`."""
         return self.media_tokens[kind]
 
     def surrounding_texts(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> tuple[str, str]:
@@ -123,8 +123,9 @@ class MediaRules:
         return {**processor.changed, VIDEO.kind: video}
 
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
-        """Return the text that stands for a medium, and how many of its tokens hold features; raises Skip for refused
-        sizes.
+        """Return the text that stands for a medium, and how many of its tokens hold features.
+
+        Raises Skip for a size that the processor refuses.
 
         Args:
             frames: the indices of a video's chosen frames; empty for other media.
@@ -155,7 +156,7 @@ def positive_int(settings: Mapping[str, Any], name: str, default: int | None = N
 
 class FrameSampling:
     """Chooses frames like transformers' video processors: all, if `do_sample_frames` is off; else `num_frames`, or
-    `fps` a second within `min_frames` and `max_frames`.
+    `fps` frames a second.
     """
 
     #: whether frames are repeated if more are requested than there are

@@ -15,7 +15,7 @@ from energon_pack.errors import PackError, one_line
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO, said
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.templates.families.asked_processor import AskedProcessor, processor_part
+from energon_pack.templates.families.asked_processor import ProcessorProbe, processor_part
 from energon_pack.templates.families.rules import FRAME_KEYS, FrameSampling, MediaRules, ProcessorSettings
 from energon_pack.templates.families.sound_steps import StepCache
 from energon_pack.templates.families.stand_ins import BlankMedia, ShapeOnlyMedia
@@ -29,7 +29,7 @@ _Answers = tuple[list[tuple[str, int]], tuple[str, str]]
 
 
 class ShapeRules(MediaRules):
-    """The rules of any other processor: they run its own call on tensors that have shapes and no values."""
+    """Counts media of any other processor: runs its own call on tensors that have shapes and no values."""
 
     _blanks: BlankMedia = ShapeOnlyMedia()
 
@@ -60,8 +60,8 @@ class ShapeRules(MediaRules):
             **({"audio": processor.audio} if processor.audio else {}),
             **processor.others,
         }
-        self._asked = AskedProcessor(full, self._blanks, self._call_settings)
-        self.frames = _AskedFrames(self)
+        self._asked = ProcessorProbe(full, self._blanks, self._call_settings)
+        self.frames = _FramesOfProcessor(self)
         self._chat_texts = processor.written
         self.media_tokens, self.feature_tokens, self.reason_by_kind = self._find_tokens()
         if not self.media_tokens:
@@ -233,12 +233,12 @@ class ShapeRules(MediaRules):
 
 
 class PixelRules(ShapeRules):
-    """The rules of processors that refuse tensors without values: their calls get blank images."""
+    """Counts media of a processor that refuses tensors without values: runs its own call on blank images."""
 
     _blanks = BlankMedia()
 
 
-class _AskedFrames(FrameSampling):
+class _FramesOfProcessor(FrameSampling):
     """Chooses frames by asking the processor which it would choose."""
 
     def __init__(self, rules: ShapeRules):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-_NUM_ASKED_FIRST = 64  # lengths that are asked one by one before steps are used
+_NUM_LENGTHS_ASKED_FIRST = 64  # lengths that are asked one by one before steps are used
 _MAX_STEP_SAMPLES = 1 << 20  # samples
 _WINDOW_SAMPLES = 480_000  # samples of 30 seconds at 16 kHz
 _CHECKED_LENGTHS = tuple(edge + off for edge in (16_000, _WINDOW_SAMPLES, 2 * _WINDOW_SAMPLES) for off in (-1, 0, 1))
@@ -17,7 +17,7 @@ _Answer = TypeVar("_Answer")
 
 
 class StepCache(Generic[_Answer]):
-    """Caches a slow function of a length that has the same answer for whole ranges of lengths, so few are computed."""
+    """Caches a slow function of an integer length; whole ranges of lengths have one answer, so it computes few."""
 
     def __init__(self, ask: Callable[[int], _Answer], size: Callable[[_Answer], Any]):
         """Store the function without calling it.
@@ -33,10 +33,10 @@ class StepCache(Generic[_Answer]):
         self._step = (0, 1)  # the first length of a step, and how many lengths it has
 
     def __call__(self, length: int) -> _Answer:
-        """Return the answer for a length: known, shared by the known lengths around it, or computed."""
+        """Return the answer for a length: a known one, one that a shorter and a longer length share, or a new one."""
         if length in self._answers:
             return self._answers[length]
-        if len(self._lengths) < _NUM_ASKED_FIRST or not self._check_growth():
+        if len(self._lengths) < _NUM_LENGTHS_ASKED_FIRST or not self._check_growth():
             return self._ask_once(length)
         between = self._shared_answer(length)
         if between is None:

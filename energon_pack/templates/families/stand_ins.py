@@ -27,7 +27,7 @@ class BlankMedia:
         return KINDS[medium.kind].blank(replace(medium, num_frames=num_frames))
 
     def extractor_methods(self, extractor: Any) -> Mapping[str, Any]:
-        """Return by name the methods to put in place of a feature extractor's own during the call."""
+        """Return by name the methods that replace a feature extractor's own during the call; empty: none."""
         return {}
 
     def context(self) -> AbstractContextManager[Any]:
@@ -56,7 +56,7 @@ class ShapeOnlyMedia(BlankMedia):
 
 
 def blank_spectrogram_method(extractor: Any) -> Mapping[str, Callable[..., Any]]:
-    """Return by name a method that makes blank spectrograms in place of an extractor's; empty: shapes would differ."""
+    """Return by name a fast method that makes blank spectrograms of the same shape; empty: there is none."""
     method = getattr(extractor, _FBANK_METHOD, None)
     sizes = [getattr(extractor, name, None) for name in ("hop_length", "feature_size", "n_fft")]
     numbers = [size for size in sizes if isinstance(size, int) and size > 0]

@@ -1,6 +1,6 @@
 """Find the added tokens of a tokenizer, such as `<|im_start|>`, which cut a text before anything else does.
 
-Runs of thousands of tokens for visual features are shown to the tokenizer as one token.
+RunSqueezer of thousands of tokens for visual features are shown to the tokenizer as one token.
 """
 
 import re
@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 Ids = npt.NDArray[np.int64]
 Ranges = list[tuple[int, int]]
 #: where the first token of a run ends in the text without runs, and how many more of it come
-Run = tuple[int, int]
+TokenRun = tuple[int, int]
 
 
 class AddedTokens:
@@ -33,11 +33,11 @@ class AddedTokens:
         self._stands_alone: dict[str, bool | None] = dict.fromkeys(self.all)  # None: not computed yet
 
     def may_begin_token(self, text: str) -> bool:
-        """Say whether an added token could begin within a text and end after it."""
+        """Say whether the end of a text is the beginning of an added token, as in `a<|im_`."""
         return any(text[-i:] in self._begins for i in range(1, min(len(text), self.longest) + 1))
 
     def stands_alone(self, text: str) -> bool:
-        """Say whether a text is an added token with which no other can overlap, whatever stands beside it."""
+        """Say whether a text is an added token that no other added token can overlap in any text."""
         known = self._stands_alone.get(text, False)
         if known is None:
             known = self._stands_alone[text] = (
@@ -62,7 +62,7 @@ class AddedTokens:
         return places
 
 
-class Runs:
+class RunSqueezer:
     """Shortens runs of one added token, such as thousands of image tokens, before a text is tokenized."""
 
     def __init__(self, tokenizer: Tokenizer, tokens: Iterable[str]):
@@ -71,13 +71,13 @@ class Runs:
         tokens = {*tokens} & added.keys()
         self._tokens = sorted(token for token in tokens if _is_plain(added[token]) and known.stands_alone(token))
 
-    def squeeze(self, text: str, spans: Ranges) -> tuple[str, Ranges, list[Run]]:
-        """Return the text with each run as one token, the spans in it, and the runs; no span may end within a run."""
+    def squeeze(self, text: str, spans: Ranges) -> tuple[str, Ranges, list[TokenRun]]:
+        """Shorten each run to one token; return the text, the spans in it, and the runs: none if a span cuts one."""
         places = self._places(text)
-        if not places or _cuts(spans, [(start, end) for start, end, _ in places]):
+        if not places or _cut_a_run(spans, [(start, end) for start, end, _ in places]):
             return text, spans, []
         pieces: list[str] = []
-        runs: list[Run] = []
+        runs: list[TokenRun] = []
         shifts = [0]
         cursor = 0
         for start, end, length in places:
@@ -107,8 +107,8 @@ class Runs:
         return sorted(places)
 
 
-def expand_runs(ids: Ids, numbers: Mapping[int, int], spans: Ranges, runs: Sequence[Run]) -> tuple[Ids, Ranges]:
-    """Return the ids of a text with its runs at full length, and the token ranges of its spans.
+def expand_runs(ids: Ids, numbers: Mapping[int, int], spans: Ranges, runs: Sequence[TokenRun]) -> tuple[Ids, Ranges]:
+    """Undo `squeeze` in ids: return the ids with all runs at full length, and the token ranges of the spans.
 
     Args:
         ids: the ids of the text with short runs.
@@ -128,15 +128,15 @@ def expand_runs(ids: Ids, numbers: Mapping[int, int], spans: Ranges, runs: Seque
 
 
 def within_range(ids: Ids, ranges: Ranges, token_range: tuple[int, int] | None) -> tuple[Ids, Ranges]:
-    """Return the ids in a range of tokens, and the part of each range that lies in it, perhaps empty; None: all."""
+    """Return the ids in `token_range`, and the part of each range in it, counted from its start; None: everything."""
     if token_range is None:
         return ids, ranges
     start, end = token_range
     return ids[start:end], [(max(first, start) - start, max(min(last, end), start) - start) for first, last in ranges]
 
 
-def without_first(ranges: Ranges, weights: Sequence[float] = ()) -> tuple[Ranges, list[float]]:
-    """Return ranges without the text's first token, which nothing predicts, and their weights; empty: all are 1."""
+def without_first_token(ranges: Ranges, weights: Sequence[float] = ()) -> tuple[Ranges, list[float]]:
+    """Return token ranges without token 0, which nothing predicts, and their weights (an empty list: all are 1)."""
     pairs = zip(ranges, weights or repeat(1.0, len(ranges)), strict=True)
     trained = [((max(start, 1), end), weight) for (start, end), weight in pairs if end > max(start, 1)]
     kept = [weight for _, weight in trained]
@@ -147,7 +147,7 @@ def _is_plain(token: AddedToken) -> bool:
     return not (token.lstrip or token.rstrip or token.single_word or token.normalized)
 
 
-def _cuts(spans: Ranges, runs: Ranges) -> bool:
+def _cut_a_run(spans: Ranges, runs: Ranges) -> bool:
     """Say whether a span begins or ends within a run; both ascend."""
     starts = [start for start, _ in runs]
     for position in (end for span in spans for end in span):

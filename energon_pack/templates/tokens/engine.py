@@ -5,7 +5,7 @@ becomes the same tokens wherever it stands. So words are tokenized once and look
 `tokenizers`: it is given each new word, and the whole text if this module is not sure: for characters on which Unicode
 tables of different age may differ, for text that is not in NFC, and for spans that begin within a word.
 
-If gigatoken is installed, it takes a text's parts at once; it is compared with the reference on `HOSTILE` before
+If gigatoken is installed, it takes a text's parts at once; it is compared with the reference on `HOSTILE_TEXTS` before
 it is used. Setting it up takes as long as counting some million characters without it, so few texts never need it.
 """
 
@@ -25,12 +25,12 @@ import numpy.typing as npt
 from tokenizers import Tokenizer, models
 
 from energon_pack.templates.tokens.added import AddedTokens, Ids
-from energon_pack.templates.tokens.words import HOSTILE, WordTokens, word_pattern
+from energon_pack.templates.tokens.words import HOSTILE_TEXTS, WordTokens, word_pattern
 
 #: a text, and ascending positions in it
-Text = tuple[str, Sequence[int]]
+TextWithPositions = tuple[str, Sequence[int]]
 #: makes the ids of several texts, one behind the other, and counts those of each
-Encode = Callable[[list[str]], tuple[npt.NDArray[np.uint32], list[int]]]
+BatchEncoder = Callable[[list[str]], tuple[npt.NDArray[np.uint32], list[int]]]
 
 _MAX_LOOKBACK = 60  # most characters from the start of a span back to an added token
 _MIN_GIGATOKEN_CHARACTERS = 15_000_000  # characters: with words as many take 0.7 s, and setting it up 0.6 s
@@ -68,12 +68,12 @@ class TokenEngine:
         if engine == "gigatoken":
             self._use_gigatoken(tokenizer)
             return
-        self._encode: Encode = WordTokens(tokenizer, pattern, self._added).encode
+        self._encode: BatchEncoder = WordTokens(tokenizer, pattern, self._added).encode
         if engine == "auto":
             self._tokenizer, self._characters_to_engine = tokenizer, _MIN_GIGATOKEN_CHARACTERS
 
-    def tokens(self, texts: Sequence[Text]) -> list[tuple[Ids, list[int]] | None]:
-        """Return the ids of each text, and the number of tokens before each position; None: ask the tokenizer."""
+    def tokens(self, texts: Sequence[TextWithPositions]) -> list[tuple[Ids, list[int]] | None]:
+        """Return the ids of each text, and how many tokens begin before each given position; None: not certain."""
         if self.engine == "tokenizers":
             return [None] * len(texts)
         pieces: list[str] = []
@@ -151,7 +151,7 @@ def _settings_of(tokenizer: Tokenizer) -> dict[str, Any]:
     return {**settings, "model": {**model, "type": type(tokenizer.model).__name__}, "added_tokens": added}
 
 
-def _gigatoken(tokenizer: Tokenizer) -> Encode:
+def _gigatoken_encoder(tokenizer: Tokenizer) -> BatchEncoder:
     encode_batch = import_module("gigatoken").Tokenizer(tokenizer).encode_batch
 
     def encode(texts: list[str]) -> tuple[npt.NDArray[np.uint32], list[int]]:
@@ -161,15 +161,15 @@ def _gigatoken(tokenizer: Tokenizer) -> Encode:
     return encode
 
 
-def _checked_gigatoken(tokenizer: Tokenizer) -> Encode:
-    """Return gigatoken's encoder, after it made the same tokens of all `HOSTILE` texts as the tokenizer.
+def _checked_gigatoken(tokenizer: Tokenizer) -> BatchEncoder:
+    """Return gigatoken's encoder, after it made the same tokens of all `HOSTILE_TEXTS` texts as the tokenizer.
 
     Raises:
         EngineError: it is not installed, or not right for this tokenizer.
     """
     try:
-        encode = _gigatoken(tokenizer)
-        wrong = _first_wrong(tokenizer, encode)
+        encode = _gigatoken_encoder(tokenizer)
+        wrong = _first_differing_text(tokenizer, encode)
     except ImportError:
         wrong = "it is not installed: pip install gigatoken"
     except Exception as error:  # it raises errors of its own for tokenizers that it does not support
@@ -179,9 +179,9 @@ def _checked_gigatoken(tokenizer: Tokenizer) -> Encode:
     return encode
 
 
-def _first_wrong(tokenizer: Tokenizer, encode: Encode) -> str | None:
-    left_out = doubtful_texts(HOSTILE)
-    for text in (text for i, text in enumerate(HOSTILE) if i not in left_out):
+def _first_differing_text(tokenizer: Tokenizer, encode: BatchEncoder) -> str | None:
+    left_out = doubtful_texts(HOSTILE_TEXTS)
+    for text in (text for i, text in enumerate(HOSTILE_TEXTS) if i not in left_out):
         ids, expected = encode([text])[0].tolist(), tokenizer.encode(text, add_special_tokens=False).ids
         if ids != expected:
             return f"it makes {len(ids)} tokens of {text!r}: {ids[:8]}; the reference {len(expected)}: {expected[:8]}"
@@ -189,14 +189,14 @@ def _first_wrong(tokenizer: Tokenizer, encode: Encode) -> str | None:
 
 
 def doubtful_texts(texts: Sequence[str]) -> set[int]:
-    """Return the indices of texts with a character that is newer than Unicode 3.2, on which tokenizers may differ."""
+    """Return the indices of texts with a character newer than Unicode 3.2, on which tokenizers may disagree."""
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
     ends = list(accumulate(map(len, texts)))
-    return set(np.searchsorted(ends, np.flatnonzero(_is_doubtful()[codes]), side="right").tolist())
+    return set(np.searchsorted(ends, np.flatnonzero(_doubtful_code_points()[codes]), side="right").tolist())
 
 
 @lru_cache(maxsize=1)
-def _is_doubtful() -> npt.NDArray[np.bool_]:
+def _doubtful_code_points() -> npt.NDArray[np.bool_]:
     """Return for each code point whether it is doubtful: newer than Unicode 3.2.
 
     Python contains that table, so the result is the same everywhere.

@@ -14,16 +14,16 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from energon_pack.templates.sample import Rendered, Tokens
-from energon_pack.templates.tokens.added import Ids, Ranges, Runs, expand_runs, within_range, without_first
+from energon_pack.templates.tokens.added import Ids, Ranges, RunSqueezer, expand_runs, within_range, without_first_token
 from energon_pack.templates.tokens.engine import TokenEngine
 
 #: approximate characters of a text that is cut, and of its pieces
-LONG = 100_000
+LONG_TEXT_CHARACTERS = 100_000
 #: seams: before a space between letters, and after the end of a line
-_SEAM = re.compile(r"(?<=[a-zA-Z])(?= [a-zA-Z])|(?<=\n)(?=[a-zA-Z\u4e00-\u9fa5])")
+_SEAM_PATTERN = re.compile(r"(?<=[a-zA-Z])(?= [a-zA-Z])|(?<=\n)(?=[a-zA-Z\u4e00-\u9fa5])")
 #: texts that may stand beside a seam: each kind of character, also those on which Unicode tables differ
-_SIDES = ["", *"aZ1 '.-_<[\n\r\t\u00a0", "你", "é", "e\u0301", "\u017f", "\u0e33", "🙂", "'s", "  ", "\n\n", "12"]
-_SEAMS = [("a", " b"), ("Z", " a"), ("\n", "a"), ("\n", "Z"), ("\n", "你")]
+_BESIDE_SEAM = ["", *"aZ1 '.-_<[\n\r\t\u00a0", "你", "é", "e\u0301", "\u017f", "\u0e33", "🙂", "'s", "  ", "\n\n", "12"]
+_EXAMPLE_SEAMS = [("a", " b"), ("Z", " a"), ("\n", "a"), ("\n", "Z"), ("\n", "你")]
 
 
 class Tokenizing:
@@ -40,7 +40,7 @@ class Tokenizing:
         tokenizer.no_padding()
         self._tokenizer, self._adds_special_tokens = tokenizer, adds_special_tokens
         self._engines: dict[str, TokenEngine] = {}
-        self._runs = Runs(tokenizer, in_runs)
+        self._runs = RunSqueezer(tokenizer, in_runs)
 
     def ids_of(self, text: str) -> list[int]:
         """Return the ids of a text, without special tokens around it."""
@@ -68,7 +68,7 @@ class Tokenizing:
         located = self.located([(item.text, item.spans) for item in rendered], engine)
         for item, (ids, ranges) in zip(rendered, located, strict=True):
             sample_ids, within = within_range(ids, ranges, item.token_range)
-            yield sample_ids, *without_first(within, item.weights)
+            yield sample_ids, *without_first_token(within, item.weights)
 
     def located(self, texts: Sequence[tuple[str, Ranges]], engine: str = "tokenizers") -> list[tuple[Ids, Ranges]]:
         """Return the ids of each text, and for each of its spans of characters the range of tokens that begin in it."""
@@ -86,7 +86,7 @@ class Tokenizing:
         """Return the ids of a text, and the number of tokens that begin before each position."""
         ids: list[int] = []
         numbers = [0] * len(positions)
-        is_cut = len(text) > LONG and self._ends_words
+        is_cut = len(text) > LONG_TEXT_CHARACTERS and self._ends_words
         for start, end in pieces(text) if is_cut else [(0, len(text))]:
             encoding = self._tokenizer.encode(text[start:end], add_special_tokens=self._adds_special_tokens)
             ids += encoding.ids
@@ -101,9 +101,9 @@ class Tokenizing:
         may_cut = all(token.content[0] in "<[" and token.content[-1] in ">]" for token in added)
         if cut is None or not may_cut or self._adds_special_tokens:
             return False
-        return not any(_SEAM.search(token.content) for token in added) and all(
+        return not any(_SEAM_PATTERN.search(token.content) for token in added) and all(
             any(start == len(before) for _, (start, _) in cut.pre_tokenize_str(before + after))
-            for (head, tail), first, last in product(_SEAMS, _SIDES, _SIDES)
+            for (head, tail), first, last in product(_EXAMPLE_SEAMS, _BESIDE_SEAM, _BESIDE_SEAM)
             for before, after in [(first + head, tail + last)]
         )
 
@@ -146,10 +146,10 @@ class Tokenizing:
 
 
 def pieces(text: str) -> Iterator[tuple[int, int]]:
-    """Yield start and end of the pieces of a long text; each ends at the first seam after `LONG` characters."""
+    """Yield start and end of the pieces of a long text; each ends at the first seam after 100,000 characters."""
     start = 0
     while start < len(text):
-        seam = _SEAM.search(text, start + LONG)
+        seam = _SEAM_PATTERN.search(text, start + LONG_TEXT_CHARACTERS)
         end = seam.start() if seam else len(text)
         yield start, end
         start = end

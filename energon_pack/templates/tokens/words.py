@@ -35,7 +35,7 @@ _UNICODE_CLASS = re.compile(r"\\p\{(\w+)\}")
 _UNSUPPORTED = re.compile(r"&&|--|\|\||~~|\\[P\[\]]|\[[^\]]*\[")
 
 #: texts on which tokenizers were seen to differ
-HOSTILE = [
+HOSTILE_TEXTS = [
     *("a'\u017f", "\u017f't", "\u212a's", "don't DON'T doN't", "x'Re", "'", "''s", " 's"),
     *("a  b", "a   ", "   a", "\n\n  \n x", "\r\n\r\n", "a \r\n\tb", "\u00a0a\u2003b", "\u3000全角"),
     *("e\u0301", "é", "\u0301", "각", "\u1100\u1161\u11a8", "ﬁ", "Å", "①②", "٣٤٥", "१२३", "1234567", "3.14e-10", "½²³"),
@@ -83,10 +83,10 @@ class WordTokens:
     def _ids(self, text: str) -> str:
         between = self._split(text)
         ids = [self._of_token[token] for token in between[1::2]]
-        plain_ids = [self._of_words(plain) for plain in between[::2]]
+        plain_ids = [self._ids_of_words(plain) for plain in between[::2]]
         return "".join([each for pair in zip(plain_ids, ids, strict=False) for each in pair]) + plain_ids[-1]
 
-    def _of_words(self, text: str) -> str:
+    def _ids_of_words(self, text: str) -> str:
         words = self._find_in_ascii(text) if text.isascii() else self._find(text)
         return "".join(map(self._of_word.__getitem__, words))
 
@@ -98,7 +98,7 @@ def word_pattern(settings: dict[str, Any]) -> "regex.Pattern[str] | None":
         settings: the tokenizer's JSON.
 
     Returns:
-        None if its words can't be tokenized one by one.
+        None if the tokens of a word depend on more than the word, or the expression is not understood.
     """
     model, normalizer, cutter = settings["model"], settings["normalizer"], settings["pre_tokenizer"] or {}
     affixes = [model.get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix", "dropout")]
@@ -125,12 +125,12 @@ def word_pattern(settings: dict[str, Any]) -> "regex.Pattern[str] | None":
     except regex.error:
         return None
     # All of a text has to be in words: text between two words would be a word of its own.
-    whole = all("".join(pattern.findall(text)) == text for text in HOSTILE)
+    whole = all("".join(pattern.findall(text)) == text for text in HOSTILE_TEXTS)
     return pattern if whole and pattern.groups == 0 else None
 
 
 def ascii_pattern(pattern: "regex.Pattern[str]") -> "re.Pattern[str] | None":
-    """Return a pattern for Python's `re` that finds the same words in ASCII texts twice as fast; None: none does."""
+    """Return a pattern of Python's `re` with the same words in ASCII texts, twice as fast; None: there is none."""
     source = pattern.pattern
     if _UNSUPPORTED.search(source) or not _ASCII_OF_CLASS.keys() >= set(_UNICODE_CLASS.findall(source)):
         return None

@@ -283,7 +283,7 @@ ENDLESS = (
 def test_a_template_that_does_not_end_costs_the_sample(endless: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It took all memory of the machine, or all time there is."""
     monkeypatch.setattr(bounds, "_is_enabled", [True])
-    monkeypatch.setattr(renderer, "_SECONDS", 0.2)
+    monkeypatch.setattr(renderer, "_MAX_SECONDS", 0.2)
     source = "{% for m in messages %}{{ m.content }}{% endfor %}"
     one = Renderer(source + "{% if messages|length > 1 %}" + endless + "{% endif %}", {})
     assert one.render(turns("a")[:1], None) == "a"
@@ -295,6 +295,6 @@ def test_a_template_that_does_not_end_costs_the_sample(endless: str, monkeypatch
 def test_a_template_that_ends_for_no_conversation_is_refused(endless: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else each sample would take that long."""
     monkeypatch.setattr(bounds, "_is_enabled", [True])
-    monkeypatch.setattr(renderer, "_SECONDS", 0.2)
+    monkeypatch.setattr(renderer, "_MAX_SECONDS", 0.2)
     with pytest.raises(PackError, match=r"^the chat template.*it takes more than"):
         Renderer(endless, {})

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from energon_pack.templates.chat.labels import Trained, without_holes
+from energon_pack.templates.chat.labels import TrainedSpan, cut_ranges_out
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.settings import LabelsConfig, Think
@@ -33,8 +33,8 @@ def trained(source: str, messages: list[dict[str, Any]], labels: LabelsConfig) -
     for piece in marked.replace(CLOSE, OPEN).split(OPEN):
         spans.append((len(text), len(text) + len(piece)))
         text += piece
-    found = [Trained(*span, weight) for span, weight in zip(spans[1::2], weights, strict=True)]
-    return [text[span.start : span.end] for span in chat.adjusted(text, found, labels)]
+    found = [TrainedSpan(*span, weight) for span, weight in zip(spans[1::2], weights, strict=True)]
+    return [text[span.start : span.end] for span in chat.apply_labels(text, found, labels)]
 
 
 HM = {"content": "b", "reasoning_content": "hm"}
@@ -93,15 +93,15 @@ def test_the_end_of_a_turn() -> None:
 def test_the_text_around_answers_has_a_weight() -> None:
     chat = ChatTemplate(CHATML, {}, SPECIAL)
     text = "<|im_start|>user\nq<|im_end|>\nb"
-    spans = chat.adjusted(text, [Trained(29, 30, 1.0)], LabelsConfig(prompt_weight=0.5))
+    spans = chat.apply_labels(text, [TrainedSpan(29, 30, 1.0)], LabelsConfig(prompt_weight=0.5))
     assert spans == [(0, 29, 0.5), (29, 30, 1.0)]
 
 
 def test_spans_without_other_ranges() -> None:
-    spans = [Trained(0, 10, 1.0), Trained(12, 20, 0.5)]
-    assert without_holes(spans, [(2, 4), (8, 14), (19, 30)]) == [(0, 2, 1.0), (4, 8, 1.0), (14, 19, 0.5)]
-    assert without_holes(spans, [(0, 30)]) == []
-    assert without_holes(spans, []) == spans
+    spans = [TrainedSpan(0, 10, 1.0), TrainedSpan(12, 20, 0.5)]
+    assert cut_ranges_out(spans, [(2, 4), (8, 14), (19, 30)]) == [(0, 2, 1.0), (4, 8, 1.0), (14, 19, 0.5)]
+    assert cut_ranges_out(spans, [(0, 30)]) == []
+    assert cut_ranges_out(spans, []) == spans
 
 
 def test_what_is_masked_by_name_stays_so_where_all_else_has_a_weight() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.jinja import environment
-from energon_pack.templates.chat.leaves import with_numbers
+from energon_pack.templates.chat.leaves import with_numbered_texts
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.chat.watched import LooksAtText, guarded_template
@@ -119,7 +119,7 @@ def test_it_shows_while_numbers_stand_for_its_texts(name: str) -> None:
     template = guarded_template(CHATML.replace("BODY", LOOKING[name][0]), "2024-07-26")
     if template is not None:  # a block with a filter can't be watched
         with pytest.raises((LooksAtText, jinja2.UndefinedError, TypeError)):
-            template.render(messages=with_numbers(conversation("a")), tools=None)
+            template.render(messages=with_numbered_texts(conversation("a")), tools=None)
 
 
 @pytest.mark.parametrize("body", COPYING)

@@ -20,15 +20,17 @@ from energon_pack.templates.processor import load_saved_template, prepare_templa
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.template import Template
 from energon_pack.templates.tokens import tokenizing
-from energon_pack.templates.tokens.added import AddedTokens, Runs, expand_runs
+from energon_pack.templates.tokens.added import AddedTokens, RunSqueezer, expand_runs
 from energon_pack.templates.tokens.engine import EngineError, TokenEngine, doubtful_texts
 from energon_pack.templates.tokens.tokenizing import Tokenizing
-from energon_pack.templates.tokens.words import HOSTILE, ascii_pattern
+from energon_pack.templates.tokens.words import HOSTILE_TEXTS, ascii_pattern
 from support.models import of_model
 
 ENGINES = ["words", "gigatoken"]
 
-words = st.sampled_from([*HOSTILE, "<|im_start|>", "<|im_end|>", "<|image_pad|>" * 7, "assistant\n", "\n", " ", "x"])
+words = st.sampled_from(
+    [*HOSTILE_TEXTS, "<|im_start|>", "<|im_end|>", "<|image_pad|>" * 7, "assistant\n", "\n", " ", "x"]
+)
 texts = st.lists(words | st.text(max_size=12), max_size=12).map("".join)
 
 
@@ -84,7 +86,7 @@ def test_hostile_texts_of_real_vocabularies(
 ) -> None:
     """Pairs of them; each text is the first and the last of some, also where not all pairs are tried."""
     template = load_saved_template(prepare_template(of_model(family, real / "processors" / processor), cache))
-    pairs = [a + b for a in HOSTILE for b in HOSTILE][::step]
+    pairs = [a + b for a in HOSTILE_TEXTS for b in HOSTILE_TEXTS][::step]
     rendered = [Rendered(text, [(len(text) // 2, len(text))], 0, 0) for text in pairs]
     try:
         assert template.count(rendered, need(engine)) == reference(template, rendered)
@@ -179,7 +181,7 @@ def test_an_engine_that_counts_otherwise_is_refused(template: Template, monkeypa
     from energon_pack.templates.tokens import engine as engines
 
     other = (np.zeros(2, np.uint32), [2])  # as many ids as the reference makes of "a b", and others
-    monkeypatch.setattr(engines, "_gigatoken", lambda tokenizer: lambda texts: other)
+    monkeypatch.setattr(engines, "_gigatoken_encoder", lambda tokenizer: lambda texts: other)
     with pytest.raises(EngineError, match="the reference"):
         TokenEngine(template._tokenizer, "gigatoken")
     monkeypatch.setattr(engines, "_MIN_GIGATOKEN_CHARACTERS", 0)
@@ -195,7 +197,7 @@ def test_few_texts_set_no_engine_up(template: Template, monkeypatch: pytest.Monk
     from energon_pack.templates.tokens import engine as engines
 
     asked: list[int] = []
-    monkeypatch.setattr(engines, "_gigatoken", asked.append)
+    monkeypatch.setattr(engines, "_gigatoken_encoder", asked.append)
     monkeypatch.setattr(engines, "_MIN_GIGATOKEN_CHARACTERS", 1_000_000)
     engine = TokenEngine(template._tokenizer, "auto")
     engine.tokens([("a " * 1000, [])])
@@ -208,12 +210,12 @@ def test_few_texts_set_no_engine_up(template: Template, monkeypatch: pytest.Monk
 # ------------------------------------------------------------------------------- long texts are tokenized in pieces
 
 LATIN_LONG_S = "\u017f"  # which only the reference can count
-parts_of_texts = st.sampled_from([*HOSTILE, " b", "word", "\nline", "\n你", " ", "<|im_end|>", LATIN_LONG_S])
+parts_of_texts = st.sampled_from([*HOSTILE_TEXTS, " b", "word", "\nline", "\n你", " ", "<|im_end|>", LATIN_LONG_S])
 
 
 def test_where_a_text_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a space between letters, and behind the end of a line; not within spaces, numbers or signs."""
-    monkeypatch.setattr(tokenizing, "LONG", 2)
+    monkeypatch.setattr(tokenizing, "LONG_TEXT_CHARACTERS", 2)
     text = "ab cd  e\nfg 12 h.\n\n你"
     assert [text[start:end] for start, end in tokenizing.pieces(text)] == ["ab", " cd  e\n", "fg 12 h.\n\n", "你"]
 
@@ -227,7 +229,7 @@ def test_pieces_come_to_the_whole(template: Template, parts: list[str], cuts: li
     rendered = [Rendered(text, list(zip(ends[::2], ends[1::2], strict=True)), 0, 0)]
     whole = template.tokenize(rendered)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizing, "LONG", 3)
+        patch.setattr(tokenizing, "LONG_TEXT_CHARACTERS", 3)
         assert template.tokenize(rendered) == whole
 
 
@@ -251,7 +253,7 @@ def test_words_across_seams_are_not_cut(cutter: pre_tokenizers.PreTokenizer | No
 
 def test_a_long_text_is_never_given_whole_to_the_reference(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
     """6 MB of JSON took 2.6 GB."""
-    monkeypatch.setattr(tokenizing, "LONG", 50)
+    monkeypatch.setattr(tokenizing, "LONG_TEXT_CHARACTERS", 50)
     cut: list[tuple[int, int]] = []
     pieces = tokenizing.pieces
     monkeypatch.setattr(tokenizing, "pieces", lambda text: (cut.extend(pieces(text)), cut)[1])  # type: ignore[func-returns-value]
@@ -274,7 +276,7 @@ def make() -> Tokenizer:
 
 
 TOKENIZER = make()
-RUNS = Runs(TOKENIZER, {PAD, OTHER, "no token"})
+RUNS = RunSqueezer(TOKENIZER, {PAD, OTHER, "no token"})
 piece = st.one_of(
     st.text(max_size=4),
     st.sampled_from([PAD, OTHER, "<|end|>", "<|pad", "|>", "é", "日本"]),
