@@ -34,7 +34,7 @@ from timing import at_least, at_most
 from energon_pack import PackedTaskEncoder
 from energon_pack.config import ModelConfig, OutputConfig, PackConfig, Rope, SourceConfig
 from energon_pack.pack import pack
-from energon_pack.samples.media.arguments import Prepared
+from energon_pack.samples.media.arguments import PreparedMedia
 from energon_pack.samples.media.image import open_image
 from energon_pack.sources.demo import make_demo
 
@@ -175,8 +175,8 @@ def one_pack(dataset: Path, processor: str) -> None:
     data = [[image.__reduce__()[1][0] for image in member] for member in sample.images]
     pixels, decoded = encoder.members._pixels, [[open_image(d) for d in member] for member in data]
 
-    def given(images: list[list[Any]]) -> list[Prepared]:
-        return [Prepared(["image"] * len(own), own) for own in images]
+    def given(images: list[list[Any]]) -> list[PreparedMedia]:
+        return [PreparedMedia(["image"] * len(own), own) for own in images]
 
     ready = pixels(given(decoded))
 

@@ -27,9 +27,9 @@ from energon_pack.run.stores.requests import StoreError
 from energon_pack.sources.storage import absolute, folder_of, is_file, real_path
 
 _COUNT_NAMES = ("packs", "samples", "tokens")
-_TEXT_TAG = "tag:yaml.org,2002:str"
+_YAML_TEXT_TAG = "tag:yaml.org,2002:str"
 #: fields in which all packs of a training job must agree
-_FIELDS_IN_COMMON = ("fingerprint", "flavor")
+_FIELDS_THAT_MUST_MATCH = ("fingerprint", "flavor")
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def metadataset_of(
 
     Args:
         out: the path of the Metadataset's file.
-        weight_by: packs, samples or tokens: their number is the weight of a dataset without one.
+        weight_by: the count that is the weight of a dataset without one: packs, samples or tokens.
         subflavors: Energon's subflavors for all datasets.
         config: the file in each dataset's `.nv-meta` that Energon reads; None: dataset.yaml.
         relative: write paths relative to the folder of `out`.
@@ -132,7 +132,7 @@ def metadataset_of(
 def refuse_incompatible(entries: list[BlendEntry], weight_by: str) -> None:
     """Raise PackError if packs are of different models or flavours, or if only some datasets have a weight.
 
-    `weight_by`: what a missing weight would be: packs, samples or tokens.
+    `weight_by`: the count that replaces a missing weight, for the message: packs, samples or tokens.
     """
     first = entries[0]
     without = [entry.folder.path for entry in entries if entry.given_weight is None]
@@ -142,7 +142,7 @@ def refuse_incompatible(entries: list[BlendEntry], weight_by: str) -> None:
             " do not compare; give DIR=WEIGHT for all or for none"
         )
     for entry in entries:
-        for name in _FIELDS_IN_COMMON:
+        for name in _FIELDS_THAT_MUST_MATCH:
             if entry.manifest[name] != first.manifest[name]:
                 raise PackError(
                     f"{entry.folder} has the {name} {entry.manifest[name]}, {first.folder} {first.manifest[name]}:"
@@ -184,7 +184,7 @@ class _Dumper(yaml.SafeDumper):
     def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
         node = super().represent_mapping(tag, mapping, flow_style)
         for _, value in node.value:
-            if value.tag == _TEXT_TAG:
+            if value.tag == _YAML_TEXT_TAG:
                 value.style = '"'
         return node
 

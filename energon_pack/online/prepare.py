@@ -76,7 +76,7 @@ def measure_user_samples(
 ) -> MeasuredShard:
     """Measure the samples of a user's dataset that are not in the cache, or whose media files changed.
 
-    `fingerprint` identifies the dataset in the cache. Returns the lengths of all samples.
+    `fingerprint` identifies the dataset in the cache. `num_workers`: None: one for each CPU. Returns all lengths.
     """
     cache, num = lengths_cache(method, run), len(conversations)
     key = key_of(ID_PREFIX, fingerprint, num, _READING_VERSION)

@@ -3,7 +3,7 @@
 number ──sample_for_measuring──► the conversation and its media by their headers: enough to count tokens
        ──member────────────────► the same with its images and videos: what training encodes
 
-In memory they are `online.given.UserSamples`; in files, `IndexedSamples`. Measured samples keep their rows in a file.
+In memory they are `user_dataset.UserSamples`; in files, `IndexedSamples`. Measured samples keep their rows in a file.
 """
 
 from collections.abc import Iterator, Sequence
@@ -168,7 +168,7 @@ class IndexedSamples:
 
     def sample_for_measuring(self, number: int) -> Sample:
         read, _ = self._read(number)
-        return Sample(read.timed, read.media, read.tools, read.options)
+        return Sample(read.timed_messages, read.media, read.tools, read.options)
 
     def member(self, number: int) -> MemberInput:
         read, shard = self._read(number)

@@ -143,7 +143,7 @@ class StreamCounters:
         return self._rows[worker]
 
     def total(self, capacity: int) -> dict[str, Any]:
-        """Add up the counters of all workers; `capacity`: tokens that a pack may hold, for the fill."""
+        """Add up the counters of all workers; `capacity`: tokens that a pack may hold, of which the fill is a share."""
         sums = dict(zip(_COUNTER_COLUMNS, self._rows.sum(dim=0).tolist(), strict=True))
         sums["longest_wait"] = int(self._rows[:, _COUNTER_COLUMNS["longest_wait"]].max())
         left_out = {reason.value: number for reason in Reason if (number := sums.pop(reason))}

@@ -35,7 +35,7 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
         config: overrides as on the command line, or a config.
         sources: the datasets to draw from. Each is a path like `source.path`, a list of overrides (such as
             `["source=jsonl", "source.path=…"]`), or a map-style dataset of conversations, Hugging Face's among them:
-            see `online.given`. By default the paths in `source.path`.
+            see `online.user_dataset`. By default the paths in `source.path`.
         weights: relative frequency of each dataset; by default its number of samples.
         buffer_size: samples that wait in each worker when a pack is made; more wait if so many do not fill a pack.
         replacement: begin a used-up dataset anew in another order, so that packs never end. False: each sample is

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from PIL import Image
 
 from energon_pack.errors import PackError
-from energon_pack.samples.conversation import ReadSample, place
+from energon_pack.samples.conversation import ReadSample, placed_record
 from energon_pack.samples.media.image_probe import medium_of
 from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS, PART_TYPES
 from energon_pack.samples.media.medium import Media
@@ -25,7 +25,7 @@ from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.requested import with_asked_settings
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.options import options_of
-from energon_pack.samples.record import Record, with_hearing
+from energon_pack.samples.record import Record, with_use_audio_setting
 from energon_pack.samples.sample import MediaPart, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
@@ -73,7 +73,7 @@ class UserSamples:
     def sample_for_measuring(self, number: int) -> Sample:
         """Return the sample `number` for measuring its length, with only the headers of its media read; raises Skip."""
         read, _ = self.read(number)
-        return Sample(read.timed, read.media, read.tools, read.options)
+        return Sample(read.timed_messages, read.media, read.tools, read.options)
 
     def member(self, number: int) -> MemberInput:
         """Return the sample `number` with its media, for encoding; raises Skip."""
@@ -90,7 +90,7 @@ class UserSamples:
             return self._read(self._dataset[number])
 
     def files(self, read: ReadSample) -> list[dict[str, Any]]:
-        """Return name, size and version of each media file that a sample names by its path."""
+        """Return name, size in bytes and version (by the time of change) of each media file that a sample names."""
         names = dict.fromkeys(part.name for part in read.parts if part.name)
         states = [(name, state_of(os.path.join(self.root, name)) or (0, "")) for name in names]
         return [{"name": name, "size": size, "version": version} for name, (size, version) in states]
@@ -98,10 +98,10 @@ class UserSamples:
     def _read(self, item: Any) -> tuple[ReadSample, list[bytes | Image.Image]]:
         try:
             record, media = self._record(item)
-            record = with_hearing(record, self._settings)
+            record = with_use_audio_setting(record, self._settings)
             opened = [self._open(medium) for medium in media]
             media_found = [_probed_medium(medium) for _, medium in opened]
-            placed = place(record, [medium.kind for medium in media_found])
+            placed = placed_record(record, [medium.kind for medium in media_found])
             fields = placed.record.fields
             if self._settings.media is None:
                 refuse_unread_media(placed.record, [name for name, _ in opened], bool(opened), self._kind_of)
@@ -116,7 +116,7 @@ class UserSamples:
                 MediaPart(opened[i][0], 0, 0, medium.kind, medium.extension)
                 for i, medium in zip(placed.order, media_found, strict=True)
             ]
-            return ReadSample.of_record(b"", placed, parts, media_found, [], placed.marks([])), data
+            return ReadSample.of_record(b"", placed, parts, media_found, [], placed.time_texts([])), data
         except Skip as skip:
             named = Skip(skip.reason, _MEMORY_NAME.sub(f"({_MEMORY_NOUN})", skip.detail))
             named.media_type = skip.media_type or _guessed_media_type(item)

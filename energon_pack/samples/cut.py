@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from energon_pack.samples.media.kinds import BY_LETTER
+from energon_pack.samples.media.kinds import KIND_BY_LETTER
 from energon_pack.samples.placeholders import media_placeholders, split_content, with_media_first, without_images
 from energon_pack.samples.sample import Message
 from energon_pack.samples.weights import turn_weight, with_zero_weight
@@ -33,7 +33,7 @@ CUT_TYPE = pa.struct(
     ]
 )
 #: type of parts that `labels.expand` made; tables without such parts have `CUT_TYPE`
-EXPANDED_TYPE = pa.struct(
+EXPANDED_CUT_TYPE = pa.struct(
     [
         *CUT_TYPE,
         ("form", pa.string()),
@@ -43,9 +43,9 @@ EXPANDED_TYPE = pa.struct(
     ]
 )
 #: type of parts of the forms `open` and `tokens`
-TEXT_TYPE = pa.struct(
+TEXT_CUT_TYPE = pa.struct(
     [
-        *EXPANDED_TYPE,
+        *EXPANDED_CUT_TYPE,
         ("first_character", pa.int32()),
         ("first_token", pa.int32()),
         ("end_token", pa.int32()),
@@ -55,7 +55,7 @@ CUT_FORMS = ("turns", "pairs", "open", "tokens")
 
 
 class Cut(NamedTuple):
-    """The place of one part in its sample: a row of `CUT_TYPE`, `EXPANDED_TYPE` or `TEXT_TYPE`."""
+    """What a part takes from its sample; tables store it as `CUT_TYPE`, `EXPANDED_CUT_TYPE` or `TEXT_CUT_TYPE`."""
 
     part: str  # `2of3`
     first_turn: int  # a range of messages; the system turn is in each part
@@ -72,7 +72,7 @@ class Cut(NamedTuple):
 
     @property
     def all_kinds(self) -> list[str]:
-        return [BY_LETTER[letter] for letter in self.kinds]
+        return [KIND_BY_LETTER[letter] for letter in self.kinds]
 
 
 def with_cut_type(schema: pa.Schema, cuts: pa.StructType) -> pa.Schema:
@@ -80,8 +80,8 @@ def with_cut_type(schema: pa.Schema, cuts: pa.StructType) -> pa.Schema:
     return schema.set(schema.get_field_index("cut"), pa.field("cut", cuts))
 
 
-def widened_cuts(cuts: pa.ChunkedArray, kind: pa.StructType) -> pa.ChunkedArray:
-    """Return a column of cuts in a type that adds fields at the end of its own; the added fields are null."""
+def convert_cuts(cuts: pa.ChunkedArray, kind: pa.StructType) -> pa.ChunkedArray:
+    """Convert a column of cuts to the type `kind`, which may have more fields at its end: these become null."""
     if cuts.type == kind:
         return cuts
     added = list(kind)[cuts.type.num_fields :]
@@ -176,9 +176,9 @@ def media_of_part(messages: Sequence[Message], cut: Cut) -> list[int]:
 
 
 def indices_of_kind(cut: Cut, media: Sequence[int], letter: str) -> list[int]:
-    """Return the index, among the sample's media of one kind, of each of these `media` that is of that kind.
+    """Turn indices among all media of a sample into indices among its media of one kind; leave out other kinds.
 
-    `media`: indices among all media of the sample. `letter`: of the kind, `i` for images, `v` for videos.
+    Of an image, a video and an image, `media` [1, 2] become [1] for the `letter` `i` (image), and [0] for `v` (video).
     """
     return [cut.kinds[:number].count(letter) for number in media if cut.kinds[number] == letter]
 

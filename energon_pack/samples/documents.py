@@ -44,7 +44,7 @@ def refuse_texts_between_images(fields: Mapping[str, Any]) -> None:
         raise Skip(Reason.BAD_MESSAGE, detail)
 
 
-def answer_alone(messages: Sequence[Message]) -> list[Message] | None:
+def document_of_answer(messages: Sequence[Message]) -> list[Message] | None:
     """Return a conversation of one answer as a document; None: it has other turns, or the answer is not only text."""
     if len(messages) != 1 or messages[0]["role"] != "assistant" or any(map(messages[0].get, _KEYS_BESIDE_TEXT)):
         return None

@@ -27,7 +27,7 @@ def frame_list_settings(num: int, settings: Mapping[str, Any]) -> dict[str, Any]
     return {FRAMES: num, **settings}
 
 
-def without_lists(messages: Sequence[Message]) -> list[Message]:
+def without_frame_lists(messages: Sequence[Message]) -> list[Message]:
     """Return messages in which listed frames of a video are ordinary images: without their settings as a video."""
 
     def plain(part: Message) -> Message:
@@ -43,6 +43,6 @@ def without_lists(messages: Sequence[Message]) -> list[Message]:
     ]
 
 
-def has_lists(settings: Any) -> bool:
+def has_frame_lists(settings: Any) -> bool:
     """Tell whether a sample's `media_settings` mark images as frames of one video."""
     return isinstance(settings, list) and any(isinstance(item, Mapping) and item.get(FRAMES) for item in settings)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from energon_pack.samples.media.kinds import ADDED, AUDIO, IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.kinds import ADDED_KINDS, AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.tokens import MemberTokens
 
 
@@ -92,7 +92,7 @@ def media_fields(by_kind: Mapping[str, Any], plural: bool = True) -> dict[str, A
     name = {kind: medium.plural if plural else kind for kind, medium in KINDS.items()}
     fields = {name[kind]: by_kind[kind] for kind in (IMAGE.kind, VIDEO.kind)}
     fields |= {name[kind]: by_kind[kind] for kind in (AUDIO.kind,) if _has_media(by_kind[kind])}
-    added = {kind: by_kind[kind] for kind, _ in ADDED if _has_media(by_kind[kind])}
+    added = {kind: by_kind[kind] for kind, _ in ADDED_KINDS if _has_media(by_kind[kind])}
     return {**fields, **({"others": added} if added else {})}
 
 

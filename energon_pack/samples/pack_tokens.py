@@ -5,7 +5,7 @@ from itertools import accumulate, islice, pairwise
 
 import numpy as np
 
-from energon_pack.samples.media.kinds import BY_LETTER, KINDS
+from energon_pack.samples.media.kinds import KIND_BY_LETTER, KINDS
 from energon_pack.samples.tokens import OPERATIONS, MemberTokens, SeenMedium, Step
 from energon_pack.samples.tokens_part import COLUMN_TYPES, Array, PackTokens, TokensDamaged, id_columns, without_default
 
@@ -99,7 +99,7 @@ def _media_of_pack(pack: PackTokens) -> list[SeenMedium]:
     number = len(pack["kind"])
     if not number:
         return []
-    names = [BY_LETTER[chr(letter)] for letter in pack["kind"].tolist()]
+    names = [KIND_BY_LETTER[chr(letter)] for letter in pack["kind"].tolist()]
     steps = iter(
         [
             Step(OPERATIONS[operation], width, height)

@@ -9,7 +9,7 @@ import numpy as np
 
 from energon_pack.run.plain_data import json_value
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, format_of, kind_by_name
-from energon_pack.samples.media.medium import SOUNDS_LIKE
+from energon_pack.samples.media.medium import SOUND_EXTENSION_OF
 from energon_pack.samples.skip import Skip
 
 REFERENCES_FIELD, SOURCE_PARTS_FIELD = "media_refs", "media_parts"
@@ -41,7 +41,7 @@ def kind_of(parts: Parts, name: str) -> str:
     if not isinstance(value, bytes):
         return named
     container = format_of(value[:16])
-    if container is not None and container.extension in SOUNDS_LIKE:
+    if container is not None and container.extension in SOUND_EXTENSION_OF:
         if named == AUDIO.kind:
             return named
         from energon_pack.samples.media.stream_probe import is_sound

@@ -124,7 +124,7 @@ def _with_text(content: str | list[Message], number: int, text: str) -> tuple[st
 
 
 def media_placeholders(content: str | list[Message], kinds: Sequence[str]) -> str | list[Message]:
-    """Return a content without its text: the placeholders, each with the white space after it, or the media parts."""
+    """Return only the media of a content: placeholders with the white space after them, or content parts."""
     if isinstance(content, str):
         return "".join(match[0] for match in _WITH_SPACE.finditer(content) if match[1] in kinds)
     return [part for part in content if part["type"] != "text"]
@@ -161,7 +161,7 @@ def _has_white_space(part: Message, other: Message) -> bool:
     return bool(part["text"][-1:].isspace() or other["text"][:1].isspace())
 
 
-def kind_of_parts(conversations: Iterable[Any]) -> str | None:
+def media_type_of_parts(conversations: Iterable[Any]) -> str | None:
     """Return the media type of the content parts in these conversations: a kind, or `mix`; None: all are text.
 
     Unlike `<image>` in a text, a part for a medium is never plain text.

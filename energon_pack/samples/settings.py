@@ -102,7 +102,7 @@ class Roles:
 
 @dataclass
 class ReadSettings:
-    """Settings that turn the JSON of a sample into messages."""
+    """Settings `source.*` by which the JSON of a sample is read as messages."""
 
     #: the one field that holds the messages; None: `messages`, `conversations`, `texts`, prompts and captions …
     messages_key: str | None = None

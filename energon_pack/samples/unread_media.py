@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from energon_pack.samples.documents import is_document
-from energon_pack.samples.keys import hint, is_known_key, is_media_key, similar_key
+from energon_pack.samples.keys import is_known_key, is_media_key, similar_key, similar_key_hint
 from energon_pack.samples.media.kinds import KINDS, kind_by_name
 from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.record import Record
@@ -44,7 +44,7 @@ def refuse_unread_media(
 ) -> None:
     """Raise Skip (`media_unread`) if a sample has a medium in a field that is not read.
 
-    `read`: names of the media that are read. `kind_of`: opens a field's value, and returns the kind of medium or None.
+    `read`: names of the media that are read. `kind_of`: opens a field's value; returns its kind of media, or None.
     """
     if is_tar and has_media and record.listed_media is None:  # all media of a tar's sample are read
         return
@@ -54,7 +54,9 @@ def refuse_unread_media(
             if kind is not None:
                 is_top = "[]" not in field.key and not is_tar
                 reads = f"source.columns.{KINDS[kind].plural}={field.key} reads it" if is_top else ""
-                raise unread_media_skip(f"{field.key} has {str(leaf)[:80]!r},", kind, hint(field.key), reads)
+                raise unread_media_skip(
+                    f"{field.key} has {str(leaf)[:80]!r},", kind, similar_key_hint(field.key), reads
+                )
 
 
 def unread_media_skip(place: str, kind: str, meant: str, reads: str) -> Skip:

@@ -16,7 +16,7 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.lazy_image import with_look
 from energon_pack.samples.media.medium import Media, MediumSettings
 from energon_pack.samples.media.prepared import apply_steps
-from energon_pack.samples.media.requested import lists_of_frames, num_in_source, span_of
+from energon_pack.samples.media.requested import frame_range_of, media_seen_by_model, num_in_source
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tokens import OWN, RESIZE, RESIZE_FRAME, SeenMedium, Step
 from energon_pack.templates.families.rules import MediaRules
@@ -51,7 +51,7 @@ class Preparation:
         if video.settings is None:
             rule = self._video_rule
             return self.rules.frames.choose(video) if rule is None else rule.choose_frames(video)
-        first, total = span_of(video)
+        first, total = frame_range_of(video)
         if video.settings.counts_frames:
             number = qwen_utils_num_frames(self._with_run_settings(video.settings), total, video.fps)
             return [first + index for index in spaced_indices(total, number)]
@@ -97,7 +97,7 @@ class Preparation:
         Args:
             features: for each returned medium, how many tokens hold its features; empty: 0 for all.
         """
-        lists = [*lists_of_frames(media)]
+        lists = [*media_seen_by_model(media)]
         each = zip(lists, features or [0] * len(lists), strict=True)
         return [self._seen_medium(medium, places.stop - places.start, number) for (medium, places), number in each]
 

@@ -20,7 +20,7 @@ from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import prepared_media
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.requested import lists_of_frames, with_asked_settings
+from energon_pack.samples.media.requested import media_seen_by_model, with_asked_settings
 from energon_pack.samples.options import options_of
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.rules import FrameSampling
@@ -330,7 +330,7 @@ def test_a_list_of_frames_is_resized_twice() -> None:
     """As in the package: first each frame as an image of tokens twice as wide, then the video."""
     frame = Media("image", 320, 180)
     first = with_asked_settings([frame, frame], None, options_of({"media_settings": [{"list_of_frames": 2}, None]}))
-    ((video, _),) = lists_of_frames(first)
+    ((video, _),) = media_seen_by_model(first)
     prepared = preparation(video="qwen_vl_utils").prepared(video, 2)
     assert (prepared.width, prepared.height) == (448, 224)  # once: 448×252
 

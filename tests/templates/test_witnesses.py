@@ -16,7 +16,7 @@ from PIL import Image
 
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.requested import lists_of_frames, with_asked_settings
+from energon_pack.samples.media.requested import media_seen_by_model, with_asked_settings
 from energon_pack.samples.media.streams import decode_frames
 from energon_pack.samples.options import options_of
 from energon_pack.templates.families.qwen_vl import QwenVL
@@ -137,7 +137,7 @@ def test_lists_of_frames_are_qwen_vl_utils_own(folder: Path, tmp_path: Path) -> 
         media = with_asked_settings(
             [probe(io.BytesIO(data)) for data in frames], None, options_of({"media_settings": said})
         )
-        ((video, _),) = lists_of_frames(media)
+        ((video, _),) = media_seen_by_model(media)
         shown = PREPARE.prepare_frames([LazyImage(data, "") for data in frames], video.settings)
         prepared = PREPARE.prepared(video, num)
         assert shown[0].size == (prepared.width, prepared.height)

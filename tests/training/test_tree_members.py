@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from energon_pack.samples.media.arguments import Prepared
+from energon_pack.samples.media.arguments import PreparedMedia
 from energon_pack.samples.member import MemberInput, Shared
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.template import Template
@@ -97,7 +97,7 @@ def test_an_image_that_can_not_be_processed_costs_all_samples_that_have_it(
 ) -> None:
     process = Pixels.__call__
 
-    def failing(self: Pixels, members: Sequence[Prepared]) -> dict[str, Tensor]:
+    def failing(self: Pixels, members: Sequence[PreparedMedia]) -> dict[str, Tensor]:
         if any(image.width == 84 for member in members for image in member.of("image")):
             raise OSError("broken")
         return process(self, members)

@@ -78,16 +78,16 @@ def load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, 
     return {**flavor.load(*with_referenced_parts(parts, value, flavor, read)), TOKENS_PART: parts[TOKENS_PART]}
 
 
-def inputs_of_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> Iterator[MemberInput]:
+def load_pack_members(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> Iterator[MemberInput]:
     """Yield the members of a pack from its parts, without Energon's sample class.
 
     `read`: reads media from the source if the pack holds no copies. Raises Skip as the flavour's `load` and `inputs`.
     """
     fields = {"__key__": parts["__key__"], **load_pack(parts, flavor, read)}
-    yield from inputs_of_sample(flavor, SimpleNamespace(**fields))
+    yield from members_of_sample(flavor, SimpleNamespace(**fields))
 
 
-def inputs_of_sample(flavor: Flavor, sample: Any) -> Iterator[MemberInput]:
+def members_of_sample(flavor: Flavor, sample: Any) -> Iterator[MemberInput]:
     """Yield the members of an Energon sample with the tokens that were written; raises Skip as `inputs` does.
 
     Raises:

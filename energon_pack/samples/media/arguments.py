@@ -15,7 +15,7 @@ class Clip(NamedTuple):
     sound: Any = None  # float32 [n]
 
 
-class Prepared(NamedTuple):
+class PreparedMedia(NamedTuple):
     """The media of a sample as a processor's call takes them, in the order of their placeholders."""
 
     #: the kind of each
@@ -27,9 +27,9 @@ class Prepared(NamedTuple):
         """Return the media of one kind, such as `image`, in their order."""
         return [value for own, value in zip(self.order, self.values, strict=True) if own == kind]
 
-    def first(self, number: int) -> "Prepared":
+    def first(self, number: int) -> "PreparedMedia":
         """Return the first `number` media."""
-        return Prepared(self.order[:number], self.values[:number])
+        return PreparedMedia(self.order[:number], self.values[:number])
 
     @property
     def kinds(self) -> set[str]:
@@ -38,15 +38,15 @@ class Prepared(NamedTuple):
         return {*self.order, *([AUDIO.kind] if is_heard else [])}
 
 
-def merged(members: Sequence[Prepared]) -> Prepared:
+def join_media(members: Sequence[PreparedMedia]) -> PreparedMedia:
     """Join the media of several members, one member after the other."""
-    return Prepared(
+    return PreparedMedia(
         [kind for member in members for kind in member.order], [value for member in members for value in member.values]
     )
 
 
 def media_arguments(
-    media: Prepared, settings: Mapping[str, Mapping[str, Any]], nests_images: bool = False
+    media: PreparedMedia, settings: Mapping[str, Mapping[str, Any]], nests_images: bool = False
 ) -> dict[str, Any]:
     """Return the keyword arguments of a processor's call for these media; frames of videos are already chosen.
 
@@ -68,8 +68,8 @@ def media_arguments(
     return arguments | {f"{name}_kwargs": values for name, values in set_by.items() if values}
 
 
-def metadata(num_in_source: float, fps: float, frames: Sequence[int]) -> dict[str, Any]:
-    """Return the metadata of a video for a processor: `num_in_source` frames at `fps`, of which `frames` are chosen."""
+def video_metadata(num_in_source: float, fps: float, frames: Sequence[int]) -> dict[str, Any]:
+    """Return a video's metadata for a processor; `frames`: indices of the chosen ones of `num_in_source` frames."""
     duration = num_in_source / fps
     return {"total_num_frames": num_in_source, "fps": fps, "duration": duration, "frames_indices": [*frames]}
 

@@ -37,7 +37,7 @@ class Look(NamedTuple):
 
 
 #: as transformers' `load_image`
-PLAIN = Look()
+PLAIN_LOOK = Look()
 
 
 def opened(file: BinaryIO) -> Image.Image:
@@ -56,7 +56,7 @@ def open_image(data: bytes) -> Image.Image:
     return to_rgb(opened(io.BytesIO(data)))
 
 
-def to_rgb(image: Image.Image, look: Look = PLAIN) -> Image.Image:
+def to_rgb(image: Image.Image, look: Look = PLAIN_LOOK) -> Image.Image:
     """Convert an open image to RGB as `look` says: upright by its EXIF orientation, on a background."""
     image.load()
     turn = _TRANSPOSES.get(orientation(image)) if look.is_upright else None
@@ -69,7 +69,9 @@ def to_rgb(image: Image.Image, look: Look = PLAIN) -> Image.Image:
 
 
 def orientation(image: Image.Image, png_chunks: list[bytes] | None = None) -> int:
-    """Return the EXIF orientation, 1..8, as Pillow's `exif_transpose` finds it. `png_chunks`: from that function.
+    """Return the EXIF orientation, 1..8, as Pillow's `exif_transpose` finds it.
+
+    `png_chunks`: the chunk names of a PNG, from `image_probe.png_chunks`; None: another format.
 
     Pillow decodes a whole PNG before it answers, because EXIF may follow the pixels; so its chunk names are read first.
     An image of a format without an end mark must be loaded before: Pillow turns a TIFF itself, and then says 1.

@@ -10,7 +10,7 @@ from zlib import crc32
 
 from PIL import Image, UnidentifiedImageError, WebPImagePlugin
 
-from energon_pack.samples.bytes import Bytes, Range
+from energon_pack.samples.bytes import ByteRange, Bytes
 from energon_pack.samples.media.image import opened, orientation
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Reason, Skip
@@ -43,7 +43,7 @@ def probe_image(file: BinaryIO) -> Media:
 
 
 def medium_of(image: Image.Image, png_chunks: list[bytes] | None = None) -> Media:
-    """Return the size, extension and mode of an open image, from its header. `png_chunks`: from that function."""
+    """Return the size, extension and mode of an open image, from its header; `png_chunks`: as for `orientation`."""
     is_turned = orientation(image, png_chunks) >= 5
     width, height = image.size[::-1] if is_turned else image.size
     mode = image.mode if image.mode.startswith(("I", "F")) else ""
@@ -69,7 +69,7 @@ def is_whole(image: Image.Image, file: BinaryIO, chunks: list[bytes] | None) -> 
 
 
 def png_chunks(image: Image.Image, file: BinaryIO) -> list[bytes] | None:
-    """Return the names of a PNG's whole chunks, None for another format; keeps the file's position.
+    """Return the names of the chunks that a PNG holds whole; None: another format. Keeps the file's position.
 
     Text chunks that surely hold no orientation are left out.
     """
@@ -83,7 +83,7 @@ def png_chunks(image: Image.Image, file: BinaryIO) -> list[bytes] | None:
         head = file.read(8)
         length, name = int.from_bytes(head[:4], "big"), head[4:]
         position += 12 + length
-        if position <= end and not (name == b"tEXt" and is_about_else(file.read(80), length)):
+        if position <= end and not (name == b"tEXt" and is_text_without_orientation(file.read(80), length)):
             names.append(name)
     file.seek(start)
     return names
@@ -113,10 +113,10 @@ _PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: 
 _PNG_LENGTHS = {b"gAMA": 4, b"sRGB": 1, b"pHYs": 9, b"cHRM": 32}
 _PNG_SKIPPED = frozenset((*_PNG_LENGTHS, b"PLTE", b"tRNS", b"bKGD", b"sBIT", b"tIME", b"hIST", b"tEXt"))
 _PNG_ORIENTATION_CHUNKS = frozenset((b"eXIf", b"zTXt", b"iTXt"))
-_PNG_BEHIND = frozenset((b"tEXt", b"tIME"))
+_PNG_AFTER_PIXELS = frozenset((b"tEXt", b"tIME"))
 _MAX_TEXT_BYTES = 1 << 20  # bytes: Pillow refuses 64 of this
 #: Keywords of text chunks that surely hold no EXIF.
-_PNG_TOPICS = frozenset(
+_PNG_HARMLESS_KEYWORDS = frozenset(
     topic.encode()
     for topic in (
         *("Software", "Title", "Author", "Description", "Copyright", "Creation Time", "Comment", "Source"),
@@ -136,14 +136,14 @@ def plain_image(file: Bytes, offset: int, size: int) -> Media | None:
 
 def _plain(file: Bytes, offset: int, size: int, head: bytes) -> Media | None:
     if head.startswith(b"\xff\xd8\xff"):
-        sides, extension = _jpeg(head), "jpg"
+        sides, extension = _jpeg_size(head), "jpg"
         end = min(size, _END_BYTES)
         if sides and not file.read(offset + size - end, end).endswith(b"\xff\xd9"):
             return None
     elif head.startswith(_PNG_BEGIN):
-        sides, extension = _png(Range(file, offset, size), head), "png"
+        sides, extension = _png_size(ByteRange(file, offset, size), head), "png"
     elif head.startswith(b"RIFF") and head[8:15] == b"WEBPVP8":
-        sides, extension = _webp(head, size), "webp"
+        sides, extension = _webp_size(head, size), "webp"
     else:
         return None
     if sides is None or not all(sides) or sides[0] * sides[1] > (Image.MAX_IMAGE_PIXELS or 0):
@@ -152,7 +152,7 @@ def _plain(file: Bytes, offset: int, size: int, head: bytes) -> Media | None:
     return Media("image", *sides, extension, mode="I;16" if is_deep else "")
 
 
-def _jpeg(head: bytes) -> tuple[int, int] | None:
+def _jpeg_size(head: bytes) -> tuple[int, int] | None:
     sides = None
     position, end = 2, len(head) - 4
     while position <= end and head[position] == 0xFF:
@@ -182,7 +182,7 @@ def _jpeg(head: bytes) -> tuple[int, int] | None:
     return None
 
 
-def _png(data: Bytes, head: bytes) -> tuple[int, int] | None:
+def _png_size(data: Bytes, head: bytes) -> tuple[int, int] | None:
     if len(head) < 33:
         return None
     depth, color = head[24], head[25]
@@ -201,7 +201,7 @@ def _png(data: Bytes, head: bytes) -> tuple[int, int] | None:
         if kind == b"IDAT" and position <= size:
             has_pixels = True
         elif kind in _PNG_ORIENTATION_CHUNKS or (
-            kind == b"tEXt" and not is_about_else(data.read(chunk + 8, 80), length)
+            kind == b"tEXt" and not is_text_without_orientation(data.read(chunk + 8, 80), length)
         ):
             return None
         elif not has_pixels:  # Pillow reads and checks the chunks before the pixels
@@ -213,21 +213,21 @@ def _png(data: Bytes, head: bytes) -> tuple[int, int] | None:
                 return None
         elif kind == b"IEND" and position == size:
             return _int(head[16:20], "big"), _int(head[20:24], "big")
-        elif kind not in _PNG_BEHIND:  # Pillow reads it with the pixels, and may fail there
+        elif kind not in _PNG_AFTER_PIXELS:  # Pillow reads it with the pixels, and may fail there
             return None
     return None
 
 
-def is_about_else(text: bytes, length: int) -> bool:
+def is_text_without_orientation(text: bytes, length: int) -> bool:
     """Tell whether a PNG's text chunk surely holds no orientation, and is no longer than Pillow reads.
 
     `text`: the chunk's first bytes. `length`: bytes of the whole chunk.
     """
     topic, zero, _ = text[:length].partition(b"\0")
-    return bool(zero) and topic in _PNG_TOPICS and length < _MAX_TEXT_BYTES
+    return bool(zero) and topic in _PNG_HARMLESS_KEYWORDS and length < _MAX_TEXT_BYTES
 
 
-def _webp(head: bytes, size: int) -> tuple[int, int] | None:
+def _webp_size(head: bytes, size: int) -> tuple[int, int] | None:
     """Return the size of a WebP in one of the two simple forms, which hold only one picture."""
     length = _int(head[16:20], "little")
     if not WebPImagePlugin.SUPPORTED or size != 20 + length + length % 2 or size != 8 + _int(head[4:8], "little"):

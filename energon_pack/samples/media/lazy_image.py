@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from energon_pack.samples.media.image import PLAIN, Look, opened, to_rgb
+from energon_pack.samples.media.image import PLAIN_LOOK, Look, opened, to_rgb
 from energon_pack.samples.media.medium import Media
 
 
@@ -45,7 +45,7 @@ class LazyImage(Image.Image):
 
     def load(self) -> Any:
         """Decode the file and become a plain image; Pillow's methods call this before they read pixels."""
-        self.decode(PLAIN)
+        self.decode(PLAIN_LOOK)
         return self.load()
 
     def decode(self, look: Look) -> None:

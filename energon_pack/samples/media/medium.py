@@ -79,11 +79,11 @@ class MediaFormat(NamedTuple):
 
 
 #: video format → the format of sounds that begin with the same bytes: only the streams tell the two apart
-SOUNDS_LIKE = {"mp4": "m4a", "mkv": "mka"}
+SOUND_EXTENSION_OF = {"mp4": "m4a", "mkv": "mka"}
 
 
 def begins(pattern: bytes) -> re.Pattern[bytes]:
-    """Compile a regular expression that is matched with the first bytes of a file."""
+    """Compile a pattern of a format's first bytes, for `MediaFormat.magic`; `.` matches any byte."""
     return re.compile(pattern, re.DOTALL)
 
 
@@ -264,7 +264,7 @@ class Medium(ABC):
         """Return random content of the size of `medium`, in the form in which this kind is decoded."""
 
     def prepared(self, medium: Media, rate: int) -> Media:
-        """Return the size that a medium has after `decoded` with this `rate`; not called for images and videos."""
+        """Return a medium with the size that `decoded` gives it at this `rate`; not called for images and videos."""
         return medium
 
     def decoded(self, data: bytes, medium: Media, rate: int) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, BinaryIO
 
-from energon_pack.samples.media.arguments import metadata
+from energon_pack.samples.media.arguments import video_metadata
 from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import (
     FRAMES,
@@ -21,9 +21,9 @@ from energon_pack.samples.media.medium import (
 )
 from energon_pack.samples.media.stream_probe import probe_track
 from energon_pack.samples.member import SampleOptions
-from energon_pack.samples.skip import Reason, Skip, one_value
+from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 
-_FPS = 2.0  # frames a second of a list of frames without a rate, as in qwen_vl_utils
+_DEFAULT_LIST_FPS = 2.0  # frames a second of a list of frames without a rate, as in qwen_vl_utils
 
 
 def with_asked_settings(
@@ -43,7 +43,7 @@ def with_asked_settings(
     result = list(media)
     if any(options.media) or options.all_media:
         each = options.media or [None] * len(media)
-        settings = [settings_of(item, options.all_media, m.kind) for m, item in zip(media, each, strict=True)]
+        settings = [medium_settings_of(item, options.all_media, m.kind) for m, item in zip(media, each, strict=True)]
         result = [m if item is None else replace(m, settings=item) for m, item in zip(media, settings, strict=True)]
         _check_lists(result, each)
     result = result if video_frames is None else _with_frames(result, video_frames)
@@ -64,7 +64,7 @@ def _with_sound(video: Media, file: BinaryIO) -> Media:
     return video if track is None else replace(video, num_samples=track[0], rate=track[1])
 
 
-def span_of(video: Media) -> tuple[int, int]:
+def frame_range_of(video: Media) -> tuple[int, int]:
     """Return the index of the first frame between `video_start` and `video_end`, and the number of frames there.
 
     Without these settings, it is the whole video. Raises Skip if fewer than two frames are left.
@@ -87,20 +87,20 @@ def span_of(video: Media) -> tuple[int, int]:
 def num_in_source(video: Media) -> float:
     """Return the number of frames from which a video's frames are chosen.
 
-    For a list of frames, it is the frames at the video's own `fps` in the same time, perhaps a fraction.
+    For a list of frames, it is the number that the video itself has in the same time, perhaps a fraction.
     """
     settings = video.settings
     if settings is not None and settings.sample_fps is not None:
         return video.num_frames / settings.sample_fps * video.fps
-    return span_of(video)[1]
+    return frame_range_of(video)[1]
 
 
-def has_lists(media: Sequence[Media]) -> bool:
+def has_frame_lists(media: Sequence[Media]) -> bool:
     """Tell whether some images are frames of a video that is listed as files."""
     return any(medium.settings is not None and medium.settings.list_of_frames is not None for medium in media)
 
 
-def lists_of_frames(media: Sequence[Media]) -> Iterator[tuple[Media, slice]]:
+def media_seen_by_model(media: Sequence[Media]) -> Iterator[tuple[Media, slice]]:
     """Yield the media as a model sees them: images that are frames of one video become that video.
 
     Each comes with its range of indices in `media`.
@@ -118,7 +118,7 @@ def _listed_video(first: Media) -> Media:
     settings = first.settings
     assert settings is not None
     assert settings.list_of_frames is not None
-    num, rate = settings.list_of_frames, settings.sample_fps or settings.fps or _FPS
+    num, rate = settings.list_of_frames, settings.sample_fps or settings.fps or _DEFAULT_LIST_FPS
     of_clip = replace(settings, sample_fps=rate, fps=None, list_of_frames=None)
     return replace(
         first, kind=VIDEO.kind, num_frames=num, fps=settings.raw_fps or rate, frames=tuple(range(num)), settings=of_clip
@@ -164,13 +164,13 @@ def _with_listed(video: Media, frames: Any) -> Media:
     return replace(video, frames=tuple(frames))
 
 
-def metadata_of(video: Media, frames: Sequence[int] | None = None) -> dict[str, Any]:
+def video_metadata_of(video: Media, frames: Sequence[int] | None = None) -> dict[str, Any]:
     """Return the metadata of a video that a processor wants.
 
-    `frames`: indices of the chosen frames; None: the processor chooses, and gets all.
+    `frames`: indices of the chosen frames; None: the processor gets all frames and chooses.
     """
     indices = range(video.num_frames) if frames is None else frames
-    return metadata(num_in_source(video), video.fps, indices)
+    return video_metadata(num_in_source(video), video.fps, indices)
 
 
 _IMAGE_KEYS = PIXEL_KEYS[:4]
@@ -185,7 +185,9 @@ _MAX_NUMBER = sys.float_info.max
 _NOUNS = {FRAMES: "a list of frames", **{kind: medium.noun for kind, medium in KINDS.items()}}
 
 
-def settings_of(of_this: Mapping[str, Any] | None, of_all: Mapping[str, Any], kind: str) -> MediumSettings | None:
+def medium_settings_of(
+    of_this: Mapping[str, Any] | None, of_all: Mapping[str, Any], kind: str
+) -> MediumSettings | None:
     """Read the settings of a medium; None: the sample sets nothing for it. Raises Skip: `bad_message`.
 
     Args:
@@ -208,7 +210,7 @@ def settings_of(of_this: Mapping[str, Any] | None, of_all: Mapping[str, Any], ki
     settings = MediumSettings(**{field.name: _number(values, field.name) for field in fields(MediumSettings)})  # type: ignore[arg-type]
     if (settings.resized_height is None) != (settings.resized_width is None):
         raise Skip(Reason.BAD_MESSAGE, f"resized_height and resized_width go together: {values}")
-    one_value(values, ("fps", "sample_fps"))
+    value_of_synonyms(values, ("fps", "sample_fps"))
     if settings.fps is not None and settings.nframes is not None:
         raise Skip(
             Reason.BAD_MESSAGE, f"fps={settings.fps:g} and nframes={settings.nframes:g}: one of them says how many"

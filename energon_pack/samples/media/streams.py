@@ -86,7 +86,7 @@ def is_cover(stream: Any) -> bool:
 
 
 @contextmanager
-def probing(noun: str) -> Iterator[None]:
+def errors_as_skip(noun: str) -> Iterator[None]:
     """Turn errors of PyAV into Skip; `noun`: what is read, for the message: `video`."""
     try:
         yield
