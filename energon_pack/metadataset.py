@@ -166,10 +166,10 @@ def _store_and_path(path: str) -> tuple[str, str]:
 
 def energon_yaml(value: dict[str, Any]) -> bytes:
     """Return a value as YAML that Energon reads correctly: without aliases, and with quoted strings."""
-    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1 << 20, allow_unicode=True).encode()
+    return yaml.dump(value, Dumper=_EnergonDumper, sort_keys=False, width=1 << 20, allow_unicode=True).encode()
 
 
-def _write(out: str, data: bytes) -> None:
+def _write_file(out: str, data: bytes) -> None:
     if is_address(out):
         stores.put(out, data)
         return
@@ -177,7 +177,7 @@ def _write(out: str, data: bytes) -> None:
     write_whole(Path(out), data)
 
 
-class _Dumper(yaml.SafeDumper):
+class _EnergonDumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
@@ -268,7 +268,7 @@ def main(arguments: list[str] | None = None) -> int:
     entries = [read_entry(text) for text in options.datasets]
     subflavors = dict(map(read_subflavor, options.subflavors))
     value = metadataset_of(entries, out, options.weight, subflavors, options.config, options.relative)
-    _write(out, energon_yaml(value))
+    _write_file(out, energon_yaml(value))
     print_entries(entries, options.weight, options.batch_size, options.steps)
     say(f"written: {out}")
     return 0

@@ -87,7 +87,7 @@ def _refuse_incompatible(entries: list[BlendEntry]) -> None:
 
 
 def _ordered_datasets(entries: list[BlendEntry], start: str | None) -> list[OrderedDataset]:
-    """Return the datasets with their names and paths; datasets of the same folder name get a number.
+    """Return the datasets with distinct names (the folder's name, numbered if two are equal) and their paths.
 
     `start`: the folder that paths are relative to; None: absolute paths.
     """

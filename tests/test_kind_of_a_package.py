@@ -34,7 +34,7 @@ ASKS = """
 import io, json, sys
 from energon_pack.samples.conversation import placed_record
 from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
-from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, said
+from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, describe
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import media_type
@@ -44,7 +44,7 @@ from support.clouds import ply
 
 def asked(data):
     try:
-        return said(probe(io.BytesIO(data)))
+        return describe(probe(io.BytesIO(data)))
     except Skip as skip:
         return str(skip)
 

@@ -80,7 +80,7 @@ def measure_user_samples(
     """
     cache, num = lengths_cache(method, run), len(conversations)
     key = key_of(ID_PREFIX, fingerprint, num, _READING_VERSION)
-    files = _Conversations(ID_PREFIX, ID_PREFIX, num, fingerprint, conversations.root)
+    files = _UserDatasetShard(ID_PREFIX, ID_PREFIX, num, fingerprint, conversations.root)
     kept, missing = cache.find(key, num)
     cached = np.delete(np.arange(num), missing).tolist()
     changed = stale_rows([files], [kept], run.executor).get(0, {})
@@ -110,7 +110,7 @@ def measure_user_samples(
 
 
 @dataclass(frozen=True)
-class _Conversations(TarShard):
+class _UserDatasetShard(TarShard):
     """Takes the place of a source's shard; media that are given by paths are files under `root`."""
 
     root: str

@@ -136,7 +136,7 @@ class ReadMember(Protocol):
 
 
 class Samples(Protocol):
-    """Samples by number, of which the lengths are not known yet."""
+    """A sequence of samples, each read by its number; their lengths are not measured yet."""
 
     def __len__(self) -> int: ...
 

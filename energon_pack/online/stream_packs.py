@@ -26,7 +26,7 @@ from energon_pack.training.encoded import Pack
 from energon_pack.training.pack_encoder import PackEncoder
 
 _FEISTEL_ROUNDS = 6
-_WORD_RANGE = 1 << 64
+_UINT64_RANGE = 1 << 64
 #: 2^64 / golden ratio
 _GOLDEN_STEP = 0x9E3779B97F4A7C15
 
@@ -41,7 +41,7 @@ class Draw(NamedTuple):
 
 
 class Draws:
-    """Draws samples from several datasets for one lane (a worker of a rank); lanes share each pass over a dataset.
+    """Draws samples from several datasets for one lane (a worker of a rank); lanes divide each pass over a dataset.
 
     Args:
         sizes: number of samples in each dataset.
@@ -66,8 +66,8 @@ class Draws:
         #: the whole state
         self.positions = list(positions)
         chance = RandomStream(seed, 2 * positions[0].epoch)
-        self._permutation_keys = [chance.below(_WORD_RANGE) for _ in self._sizes]
-        self._phase = mix_number(chance.below(_WORD_RANGE) + positions[0].rank)
+        self._permutation_keys = [chance.below(_UINT64_RANGE) for _ in self._sizes]
+        self._phase = mix_number(chance.below(_UINT64_RANGE) + positions[0].rank)
 
     def next(self) -> Draw | None:
         """Return the next draw; None: all datasets are used up."""
@@ -90,7 +90,7 @@ class Draws:
         """
         sums = list(accumulate(weights))
         num = sum(position.turns.first for position in self.positions)
-        point = (self._phase + num * _GOLDEN_STEP) % _WORD_RANGE / _WORD_RANGE
+        point = (self._phase + num * _GOLDEN_STEP) % _UINT64_RANGE / _UINT64_RANGE
         return min(bisect_right(sums, point * sums[-1]), len(sums) - 1)
 
 
@@ -153,7 +153,7 @@ class StreamCounters:
 
 
 class OnlinePacks(Iterator[Pack]):
-    """An iterator over the packs of one lane; from its `state` between two packs, the next packs can be made again."""
+    """An iterator over the packs of one lane (a worker of a rank), which resumes between packs from its `state`."""
 
     def __init__(
         self,

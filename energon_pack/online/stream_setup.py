@@ -50,7 +50,7 @@ class PreparedStream:
 
 
 def prepare_stream(settings: PackConfig | Sequence[str], sources: Sequence[StreamSource] | None) -> PreparedStream:
-    """Index a stream's sources (None: `source.path`), unless the cache has their index, and load the template."""
+    """Index `sources` (None: `source.path`), unless the cache has their index, and load the template."""
     config = config_of(settings)
     if isinstance(sources, str):
         raise PackError(f"sources={sources!r}: give a list of sources")

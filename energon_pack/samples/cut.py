@@ -103,7 +103,7 @@ def split_id(sample_id: str) -> tuple[str, str | None]:
 
 
 def exchange_bounds(messages: Sequence[Message]) -> list[int]:
-    """Return where a conversation may be cut: the index of each exchange's first message, and the number of messages.
+    """Return the indices where a conversation may be cut: each exchange's first message, and the end of the last one.
 
     An exchange begins with a user's turn, holds at least one answer, and ends before the next user's turn that follows
     an answer. A document is one exchange.
@@ -123,7 +123,7 @@ def exchange_bounds(messages: Sequence[Message]) -> list[int]:
 
 
 def num_media_before(messages: Sequence[Message], kinds: Sequence[str]) -> list[int]:
-    """Return, for each message, how many media the messages before it have; and last, how many all messages have."""
+    """Return, for each message, the number of media in the messages before it; and last, the number in all messages."""
     counts = [0]
     for message in split_content(messages, kinds):
         content = message["content"]

@@ -32,7 +32,7 @@ NO_OPTIONS = SampleOptions()
 
 
 class Shared(NamedTuple):
-    """How many first tokens, images and videos a member of a pack has in common with the member before it."""
+    """The beginning that a member of a pack shares with the member before it: numbers of tokens, images and videos."""
 
     #: number of its first tokens that are also the first of the member before it; 0: it begins a new tree
     num_tokens: int = 0
@@ -81,7 +81,7 @@ class MemberInput:
 
 
 def media_fields(by_kind: Mapping[str, Any], plural: bool = True) -> dict[str, Any]:
-    """Return media as keyword arguments for `MemberInput`, or for a sample class of Energon.
+    """Turn media by kind into keyword arguments for `MemberInput`, or for a sample class of Energon.
 
     Sounds and media of added kinds are left out where there are none: classes of other stacks have no such fields.
 

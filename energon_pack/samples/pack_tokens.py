@@ -11,7 +11,7 @@ from energon_pack.samples.tokens_part import COLUMN_TYPES, Array, PackTokens, To
 
 
 def pack_tokens(members: Sequence[MemberTokens]) -> PackTokens:
-    """Make the columns of a pack from its members' ids, trained spans, weights and media."""
+    """Join the tokens of a pack's members (ids, trained spans, weights, media) into the columns of one pack."""
     lens = [*map(len, members)]
     starts = accumulate(lens, initial=0)
     spans = [

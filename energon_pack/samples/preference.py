@@ -20,9 +20,9 @@ PREFERENCE_KEYS = frozenset(("chosen", "rejected", *_REJECTED_KEYS, *LABEL_KEYS)
 
 
 def without_rejected_answer(value: Mapping[str, Any], keys: Sequence[str], take: Take | None) -> dict[str, Any]:
-    """Return a sample's JSON without its rejected answer; a sample that is no preference data stays unchanged.
+    """Return a sample's JSON with the chosen answer only; a sample that is no preference data stays unchanged.
 
-    `keys`: fields that may hold its turns; the first is used if none is there.
+    `keys`: fields that may hold its turns. The turns are written to the first of them if the sample has none.
 
     Raises:
         Skip: `preference_data` if `take` is None; `not_chosen` if the sample's label calls its answer bad.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from energon_pack.samples.dialects.pairs import question_and_answer_turns, turns_of_pair, turns_of_prompts_and_captions
-from energon_pack.samples.dialects.pictures import media_name_in, with_marks_replaced
+from energon_pack.samples.dialects.pictures import media_name_in, replace_img_tags
 from energon_pack.samples.dialects.rewrite import rewrite_record
 from energon_pack.samples.dialects.table import conversation_of
 from energon_pack.samples.documents import (
@@ -35,7 +35,7 @@ from energon_pack.samples.tool_calls import (
     TOOL_PART_TYPES,
     call_turn,
     joined_calls,
-    tools_of,
+    tool_schemas_of,
     turns_of_parts,
     with_calls_as_text,
     with_tool_calls,
@@ -47,11 +47,11 @@ _ROLES = {
     **dict.fromkeys(("gpt", "bot", "chatgpt", "bing", "model", "bard", *CALL_ROLES), "assistant"),
     **dict.fromkeys(("function", "observation", "function_response", "tool_response", "ipython"), "tool"),
 }
-_MEDIA_KEYS = ("name", "media_files")
+_MEDIA_LISTING_KEYS = ("name", "media_files")
 _MEDIUM_NAME_KEYS = (*PART_TYPES, "path", "url", "source")  # of a content part
-_PART = "content[]."
+_PART_PREFIX = "content[]."
 _KIND_KEYS = ("media", "media_type")
-_NOT_FIELDS = (*_KIND_KEYS, "tools", "functions")
+_NOT_KEPT_AS_FIELDS = (*_KIND_KEYS, "tools", "functions")
 
 
 @dataclass
@@ -121,18 +121,18 @@ def parse_rewritten_record(value: Any, settings: ReadSettings, lists_media: bool
         raise Skip(Reason.BAD_MESSAGE, f"message {roles.index(DOCUMENT)} has the role {DOCUMENT!r}, and is not alone")
     if settings.sample_type is SampleType.document and not is_document(messages):
         raise Skip(Reason.NO_MESSAGES, f"source.sample_type=document, and roles are {roles[:8]}")
-    tools = tools_of(value.get("tools") or value.get("functions"))
+    tools = tool_schemas_of(value.get("tools") or value.get("functions"))
     is_as_text = settings.tools is ToolsAs.text
     has_calls = is_as_text and any(message.get("tool_calls") for message in messages)
     if is_as_text:
         messages = [with_calls_as_text(message, index) for index, message in enumerate(messages)]
     if settings.frames is Frames.images:
         messages = without_frame_lists(messages)
-    messages = with_marks_replaced(messages, value, lists_media)
+    messages = replace_img_tags(messages, value, lists_media)
     if isinstance(names := value.get("patch_positions"), list):
-        value = {**value, "patch_positions": list(_flatten(names))}
-    listings = [key for key in _MEDIA_KEYS if key in value and _is_listing(value[key])]
-    used.update(listings, _NOT_FIELDS)
+        value = {**value, "patch_positions": list(_flat_items(names))}
+    listings = [key for key in _MEDIA_LISTING_KEYS if key in value and _is_listing(value[key])]
+    used.update(listings, _NOT_KEPT_AS_FIELDS)
     return Record(
         messages=messages,
         tools=None if is_as_text else tools,
@@ -173,7 +173,7 @@ def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[li
     if read := conversation_of(value, settings):
         written, other_texts = read
         turns = written.make_turns()
-        messages = turns if written.name in ("document", "text") else _messages(turns)
+        messages = turns if written.name in ("document", "text") else _normalized_messages(turns)
         return messages, {*(written.keys if written.consumed_keys is None else written.consumed_keys)}, other_texts
     if settings.messages_key:
         detail = f"source.messages_key={settings.messages_key} names no field of it; there are {sorted(value)[:8]}"
@@ -191,14 +191,14 @@ def _field_advice(value: Mapping[str, Any]) -> str:
     return "source.messages_key names a field of turns, source.columns.prompt and .response name two of texts"
 
 
-def _messages(value: Any) -> list[Message]:
+def _normalized_messages(value: Any) -> list[Message]:
     if isinstance(value, dict) and {"prompts", "captions"} <= value.keys():
         return turns_of_prompts_and_captions(value)
     if not isinstance(value, list):
         raise Skip(Reason.BAD_MESSAGE, f"messages are a {type(value).__name__}, not a list")
     messages: list[Message] = []
     for index, message in enumerate(value):
-        for each in _turns(message, index):
+        for each in _normalized_turns(message, index):
             before = messages[-1] if messages else None
             if "tool_calls" in each and (both := joined_calls(before, each, message.get("role", message.get("from")))):
                 messages[-1] = both
@@ -207,7 +207,7 @@ def _messages(value: Any) -> list[Message]:
     return messages
 
 
-def _turns(message: Any, index: int) -> list[Message]:
+def _normalized_turns(message: Any, index: int) -> list[Message]:
     """Normalise a message to turns with role and content; other keys (loss …) stay; tool results become turns."""
     if not isinstance(message, dict):
         raise Skip(Reason.BAD_MESSAGE, f"message {index} is a {type(message).__name__}, not an object")
@@ -275,7 +275,7 @@ def _content(items: list[Any], index: int) -> str | list[Message]:
             named = value_of_synonyms(
                 {key: media_name_in(item.get(key)) for key in _MEDIUM_NAME_KEYS},
                 (item["type"], kind, *_MEDIUM_NAME_KEYS),
-                _PART,
+                _PART_PREFIX,
             )
             settings = {key: item[key] for key in SETTING_KEYS if item.get(key) is not None}
             if kind == VIDEO.kind and isinstance(named, list):
@@ -292,7 +292,7 @@ def _content(items: list[Any], index: int) -> str | list[Message]:
 def _listed_media(value: Mapping[str, Any], listings: Sequence[str], messages: list[Message]) -> list[str] | None:
     value_of_synonyms(value, listings)
     for key in listings:
-        names = list(_flatten(value[key]))
+        names = list(_flat_items(value[key]))
         if not all(isinstance(name, str) for name in names):
             raise Skip(Reason.MISSING_MEDIA, f"{key} lists something that is not a name: {value[key]!r}")
         return names
@@ -313,7 +313,7 @@ def _kind(value: Any) -> str | None:
     return kind if kind in MEDIA_TYPES else None
 
 
-def _flatten(value: Any) -> Iterator[Any]:
+def _flat_items(value: Any) -> Iterator[Any]:
     waiting = [value]
     while waiting:
         item = waiting.pop()

@@ -60,7 +60,7 @@ class Nulls(str, Enum):
 
 @dataclass
 class Columns:
-    """The names of a record's fields and of a turn's keys in the user's data; None: the name is the one given here."""
+    """The names of a record's fields and of a turn's keys in the user's data; None: the same name as here."""
 
     #: the field that holds the turns
     messages: str | None = None
@@ -88,7 +88,7 @@ class Columns:
 
 @dataclass
 class Roles:
-    """The names of the roles in the user's data; None: the name is the one given here."""
+    """The names of the roles in the user's data; None: the same name as here."""
 
     #: the role of the user
     user: str | None = None

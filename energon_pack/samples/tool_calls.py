@@ -26,7 +26,7 @@ _TAGGED_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 def call_turn(turn: Message, index: int) -> Message:
-    """Return a turn whose content is tool calls as an assistant's turn with `tool_calls`.
+    """Turn a message whose content is tool calls into an assistant's turn with `tool_calls`.
 
     The content is the JSON of one call or of a list, perhaps after a thought; or a text with `<tool_call>` tags.
     """
@@ -96,10 +96,10 @@ def turns_of_parts(turn: Message, index: int) -> list[Message]:
 
 
 def joined_calls(before: Message | None, turn: Message, spelled: Any) -> Message | None:
-    """Join a turn of tool calls with the turn before it; None: it stays a separate turn.
+    """Join a turn of tool calls with the turn `before` it; None: they stay separate turns.
 
     Consecutive calls become one turn. In ms-swift's spelling, so do a text and the calls that follow it.
-    `spelled`: the role that the data gives the turn.
+    `spelled`: the turn's role as the data spell it, such as `function_call`.
     """
     if before is None or before["role"] != "assistant" or spelled not in CALL_ROLES:
         return None
@@ -131,7 +131,7 @@ def with_calls_as_text(message: Message, index: int) -> Message:
     return {**{key: item for key, item in message.items() if key != "tool_calls"}, "content": content}
 
 
-def tools_of(value: Any) -> list[Any] | None:
+def tool_schemas_of(value: Any) -> list[Any] | None:
     """Read tool schemas from a list or its JSON text; a function alone gets OpenAI's wrapper. None: no tools."""
     if isinstance(value, str) and value.strip():
         try:

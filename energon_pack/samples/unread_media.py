@@ -26,7 +26,7 @@ _KEYS_OF_FILE_NAMES = ("file_name", "image_id", "video_id", "url", "link")
 KindOf = Callable[[Any], str | None]
 
 
-class _Field(NamedTuple):
+class _CheckedField(NamedTuple):
     key: str
     value: Any
     is_near_media_key: bool  # the key is nearly one of media
@@ -34,7 +34,7 @@ class _Field(NamedTuple):
 
 
 def media_file_names(fields: Mapping[str, Any]) -> Iterator[str]:
-    """Yield texts that look like the name of a media file, from all fields except those of the conversation."""
+    """Yield the texts in `fields` that look like the name of a media file, except those of the conversation."""
     values = (item for key, item in fields.items() if key not in MESSAGE_KEYS)
     return (leaf for value in values for leaf in leaf_values(value) if _kind_by_name(leaf))
 
@@ -70,7 +70,7 @@ def unread_media_skip(place: str, kind: str, meant: str, reads: str) -> Skip:
     return skip
 
 
-def _fields_to_check(record: Record, has_media: bool) -> Iterator[_Field]:
+def _fields_to_check(record: Record, has_media: bool) -> Iterator[_CheckedField]:
     """Yield the fields of a record, of its turns and of its content parts in which a medium counts.
 
     If a sample has media, other fields may name them again, or their masks: then only nearly known keys count. If it
@@ -84,7 +84,7 @@ def _fields_to_check(record: Record, has_media: bool) -> Iterator[_Field]:
             continue
         is_near_media_key = is_media_key(similar_key(key) or key)
         if is_near_media_key or not has_media:
-            yield _Field(key, value, is_near_media_key, is_near_media_key or has_places or not is_raw)
+            yield _CheckedField(key, value, is_near_media_key, is_near_media_key or has_places or not is_raw)
     for key, value in () if has_media else record.fields.items():
         is_near_media_key = is_media_key(key)
         if (
@@ -92,10 +92,10 @@ def _fields_to_check(record: Record, has_media: bool) -> Iterator[_Field]:
             and key not in MESSAGE_KEYS
             and (has_places or is_near_media_key or (key in _KEYS_OF_FILE_NAMES and not is_raw))
         ):
-            yield _Field(key, value, is_near_media_key, True)
+            yield _CheckedField(key, value, is_near_media_key, True)
 
 
-def _kind_of_value(leaf: Any, field: _Field, kind_of: KindOf) -> str | None:
+def _kind_of_value(leaf: Any, field: _CheckedField, kind_of: KindOf) -> str | None:
     named = _kind_by_name(leaf)
     if named and field.is_decided_by_name:
         return named

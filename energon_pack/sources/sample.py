@@ -18,7 +18,7 @@ from energon_pack.samples.frame_times import load_patch_positions, with_times_in
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe_part
-from energon_pack.samples.media.requested import with_asked_settings
+from energon_pack.samples.media.requested import with_requested_settings
 from energon_pack.samples.options import options_of
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record
@@ -147,7 +147,7 @@ def _as_requested(
         part = parts[index]
         return as_file(ByteRange(reader.part_file(shard, part), part.offset, part.size))
 
-    return with_asked_settings(media, fields.get("video_frames"), options_of(fields), opened)
+    return with_requested_settings(media, fields.get("video_frames"), options_of(fields), opened)
 
 
 def _read_times(

@@ -16,7 +16,7 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.lazy_image import with_look
 from energon_pack.samples.media.medium import Media, MediumSettings
 from energon_pack.samples.media.prepared import apply_steps
-from energon_pack.samples.media.requested import frame_range_of, media_seen_by_model, num_in_source
+from energon_pack.samples.media.requested import frame_range_of, media_seen_by_model, num_source_frames
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tokens import OWN, RESIZE, RESIZE_FRAME, SeenMedium, Step
 from energon_pack.templates.families.rules import MediaRules
@@ -52,7 +52,7 @@ class Preparation:
             rule = self._video_rule
             return self.rules.frames.choose(video) if rule is None else rule.choose_frames(video)
         first, total = frame_range_of(video)
-        if video.settings.counts_frames:
+        if video.settings.sets_num_frames:
             number = qwen_utils_num_frames(self._with_run_settings(video.settings), total, video.fps)
             return [first + index for index in spaced_indices(total, number)]
         return [first + index for index in self.choose_frames(replace(video, num_frames=total, settings=None))]
@@ -116,7 +116,7 @@ class Preparation:
             height,
             steps,
             frames,
-            num_in_source(medium) if frames else 0.0,
+            num_source_frames(medium) if frames else 0.0,
             medium.fps,
             AUDIO.prepared(medium, self.rules.rate).num_samples if medium.is_heard else medium.num_samples,
         )
@@ -129,7 +129,7 @@ class Preparation:
         if medium.kind == VIDEO.kind:
             *before, last = self._frame_sizes(*size, num_frames, medium)
             steps = [*(Step(RESIZE, *each) for each in before), Step(RESIZE_FRAME, *last)]
-        elif settings is not None and settings.pixels:
+        elif settings is not None and settings.pixel_keys:
             steps = [Step(RESIZE, *qwen_utils_image_size(settings, *size, self._checked_factor(settings)))]
         else:
             name = getattr(self._image_rule, "operation", OWN)
@@ -139,7 +139,7 @@ class Preparation:
 
     def _frame_sizes(self, width: int, height: int, num_frames: int, medium: Media) -> list[tuple[int, int]]:
         """Return the sizes that frames get, one after the other; qwen_vl_utils resizes those of a list twice."""
-        settings = medium.settings if medium.settings is not None and medium.settings.pixels else None
+        settings = medium.settings if medium.settings is not None and medium.settings.pixel_keys else None
         if settings is None and not isinstance(self._video_rule, QwenVLUtilsVideo):
             return [(width, height) if self._video_rule is None else self._video_rule.size(width, height, num_frames)]
         factor = self.factor if settings is None else self._checked_factor(settings)
@@ -154,8 +154,8 @@ class Preparation:
         if self.factor < 2:
             raise Skip(
                 Reason.UNSUPPORTED_MEDIA,
-                f"{settings.pixels[0]} of a medium is for models whose tokens are squares of pixels, as Qwen-VL's, not"
-                f" model.template={self._family}: take it out (media=resize_max_pixels is for all images)",
+                f"{settings.pixel_keys[0]} of a medium is for models whose tokens are squares of pixels, as Qwen-VL's,"
+                f" not model.template={self._family}: take it out (media=resize_max_pixels is for all images)",
             )
         return self.factor
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from energon_pack.errors import one_line
 from energon_pack.samples.media.arguments import Clip, PreparedMedia, media_arguments
-from energon_pack.samples.media.kinds import ADDED_KINDS, AUDIO, IMAGE, KINDS, VIDEO, said
+from energon_pack.samples.media.kinds import ADDED_KINDS, AUDIO, IMAGE, KINDS, VIDEO, describe
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.requested import video_metadata_of
 from energon_pack.samples.placeholders import place_media
@@ -146,7 +146,7 @@ class Trial:
             outcome.num_refused += 1
             outcome.refusal = outcome.refusal or (f"{result}; its own call says {truth}" if is_new else truth)
             return
-        media = ", ".join(map(said, one.sample.media)) or "a text"
+        media = ", ".join(map(describe, one.sample.media)) or "a text"
         if isinstance(truth, str) or result != truth:
             outcome.difference = f"of {media} it makes {token_difference(result, truth)}"
             return

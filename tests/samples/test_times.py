@@ -19,7 +19,7 @@ from energon_pack.samples.cut import Cut, fields_of_part
 from energon_pack.samples.flavors import PACKED_FLAVORS
 from energon_pack.samples.frame_times import load_patch_positions, time_marks, with_times_in_text
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.requested import with_asked_settings
+from energon_pack.samples.media.requested import with_requested_settings
 from energon_pack.samples.options import options_of
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
@@ -284,7 +284,7 @@ def test_a_part_of_a_sample_has_its_own() -> None:
 
 def frames(*said: Any, size: tuple[int, int] = (8, 8)) -> list[Media]:
     media = [Media("image", *size, "jpg") for _ in said]
-    return with_asked_settings(media, None, options_of({"media_settings": list(said)}))
+    return with_requested_settings(media, None, options_of({"media_settings": list(said)}))
 
 
 def test_a_list_of_frames_is_seen_as_a_video() -> None:
@@ -313,4 +313,4 @@ def test_lists_that_are_none() -> None:
             frames(*wrong)
     media, options = [Media("image", 8, 8), Media("video", 8, 8)], {"media_settings": [{"list_of_frames": 2}, None]}
     with pytest.raises(Skip, match="bad_message: list_of_frames is 2: there are no 2 images"):
-        with_asked_settings(media, None, options_of(options))
+        with_requested_settings(media, None, options_of(options))

@@ -1,6 +1,6 @@
 """Rewrites a record in our own words, before and after its conversation is found. Pure.
 
-JSON ──rewrite_record──► fields as `parse_record` knows them      messages ──with_marks_replaced──► messages
+JSON ──rewrite_record──► fields as `parse_record` knows them      messages ──replace_img_tags──► messages
 """
 
 from collections.abc import Mapping

@@ -79,7 +79,7 @@ def sound_arguments(order: Sequence[str], tracks: Sequence[Any], sounds: Sequenc
 
     Args:
         order: the kind of each placeholder; needed if a video is heard.
-        tracks: the sound of each video; None: the video is not heard.
+        tracks: the sound of each video, or None if the video is not heard; `sounds`: those of no video.
     """
     if all(track is None for track in tracks):
         return {"audio": list(sounds)} if sounds else {}

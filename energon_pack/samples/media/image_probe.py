@@ -11,7 +11,7 @@ from zlib import crc32
 from PIL import Image, UnidentifiedImageError, WebPImagePlugin
 
 from energon_pack.samples.bytes import ByteRange, Bytes
-from energon_pack.samples.media.image import opened, orientation
+from energon_pack.samples.media.image import opened_image, orientation
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Reason, Skip
 
@@ -28,7 +28,7 @@ def probe_image(file: BinaryIO) -> Media:
     BMP, TIFF, AVIF …) are always decoded.
     """
     try:
-        with opened(file) as image:
+        with opened_image(file) as image:
             chunks = png_chunks(image, file)
             if not is_whole(image, file, chunks):
                 image.load()
@@ -93,12 +93,12 @@ def _extension(format_name: str) -> str:
     return _EXTENSIONS.get(format_name, format_name.lower())
 
 
-_END_BYTES = 1024  # bytes at each end; the checksum covers the same bytes, so they are read once
+_TAIL_BYTES = 1024  # bytes at each end; the checksum covers the same bytes, so they are read once
 #: bytes; in most files the pixels begin within the first, in nearly all within the second
-_HEAD_SIZES = _END_BYTES, 4096
+_HEAD_BYTES = _TAIL_BYTES, 4096
 _int = int.from_bytes
 
-_JPEG_FRAMES = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended and progressive
+_JPEG_FRAME_MARKERS = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended and progressive
 _JPEG_SCAN, _JPEG_QUANTIZATION, _JPEG_PROFILE = 0xDA, 0xDB, 0xE2
 #: Other segments to skip, each with the least length that Pillow can read.
 _JPEG_SKIPPED = {
@@ -110,8 +110,8 @@ _JPEG_SKIPPED = {
 _PNG_BEGIN = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 _PNG_GREY_16 = b"\x10\0"  # 16 bits of grey; Pillow reads the other 16 bits as 8
 _PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # channels of each colour type
-_PNG_LENGTHS = {b"gAMA": 4, b"sRGB": 1, b"pHYs": 9, b"cHRM": 32}
-_PNG_SKIPPED = frozenset((*_PNG_LENGTHS, b"PLTE", b"tRNS", b"bKGD", b"sBIT", b"tIME", b"hIST", b"tEXt"))
+_PNG_CHUNK_BYTES = {b"gAMA": 4, b"sRGB": 1, b"pHYs": 9, b"cHRM": 32}
+_PNG_SKIPPED_CHUNKS = frozenset((*_PNG_CHUNK_BYTES, b"PLTE", b"tRNS", b"bKGD", b"sBIT", b"tIME", b"hIST", b"tEXt"))
 _PNG_ORIENTATION_CHUNKS = frozenset((b"eXIf", b"zTXt", b"iTXt"))
 _PNG_AFTER_PIXELS = frozenset((b"tEXt", b"tIME"))
 _MAX_TEXT_BYTES = 1 << 20  # bytes: Pillow refuses 64 of this
@@ -127,17 +127,17 @@ _PNG_HARMLESS_KEYWORDS = frozenset(
 
 def plain_image(file: Bytes, offset: int, size: int) -> Media | None:
     """Read the size of a simple JPEG, PNG or WebP in a range of a file, without Pillow; None: only Pillow can tell."""
-    for most in _HEAD_SIZES:
-        medium = _plain(file, offset, size, file.read(offset, min(size, most)))
+    for most in _HEAD_BYTES:
+        medium = _plain_image(file, offset, size, file.read(offset, min(size, most)))
         if medium is not None or size <= most:
             return medium
     return None
 
 
-def _plain(file: Bytes, offset: int, size: int, head: bytes) -> Media | None:
+def _plain_image(file: Bytes, offset: int, size: int, head: bytes) -> Media | None:
     if head.startswith(b"\xff\xd8\xff"):
         sides, extension = _jpeg_size(head), "jpg"
-        end = min(size, _END_BYTES)
+        end = min(size, _TAIL_BYTES)
         if sides and not file.read(offset + size - end, end).endswith(b"\xff\xd9"):
             return None
     elif head.startswith(_PNG_BEGIN):
@@ -169,7 +169,7 @@ def _jpeg_size(head: bytes) -> tuple[int, int] | None:
                 start += 65 if head[start] < 16 else 129
             if start != position:
                 return None
-        elif marker in _JPEG_FRAMES:
+        elif marker in _JPEG_FRAME_MARKERS:
             layers = head[start + 5] if length > 7 else 0
             if sides or layers not in (1, 3, 4) or length != 8 + 3 * layers or head[start] != 8:
                 return None
@@ -205,7 +205,7 @@ def _png_size(data: Bytes, head: bytes) -> tuple[int, int] | None:
         ):
             return None
         elif not has_pixels:  # Pillow reads and checks the chunks before the pixels
-            if kind not in _PNG_SKIPPED or position > len(head) or length != _PNG_LENGTHS.get(kind, length):
+            if kind not in _PNG_SKIPPED_CHUNKS or position > len(head) or length != _PNG_CHUNK_BYTES.get(kind, length):
                 return None
             if kind == b"tRNS" and length < {0: 2, 2: 6}.get(color, 0):
                 return None

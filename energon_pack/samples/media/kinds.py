@@ -67,7 +67,7 @@ KIND_BY_LETTER = {medium.letter: medium.kind for medium in KINDS.values()}
 MEDIA_KEYS = tuple(key for medium in KINDS.values() for key in medium.keys)
 
 
-def said(medium: Media) -> str:
+def describe(medium: Media) -> str:
     """Describe a medium for messages: `an image of 640×480`."""
     return KINDS[medium.kind].said(medium)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from energon_pack.samples.media.image import PLAIN_LOOK, Look, opened, to_rgb
+from energon_pack.samples.media.image import PLAIN_LOOK, Look, opened_image, to_rgb
 from energon_pack.samples.media.medium import Media
 
 
@@ -65,7 +65,7 @@ class LazyImage(Image.Image):
     def _opened(self) -> Image.Image:
         if self._data is None:
             raise OSError("missing from its pack")
-        return opened(io.BytesIO(self._data)) if isinstance(self._data, bytes) else self._data
+        return opened_image(io.BytesIO(self._data)) if isinstance(self._data, bytes) else self._data
 
     @contextmanager
     def _named(self) -> Iterator[None]:

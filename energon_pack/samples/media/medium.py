@@ -20,10 +20,10 @@ NUMBER_OF_FRAMES_KEYS = ("fps", "nframes", "min_frames", "max_frames")
 RANGE_KEYS = ("video_start", "video_end")
 RATE_KEYS = ("sample_fps", "raw_fps")
 #: the key of a number n: the n images from this one on are the frames of one video
-FRAMES = "list_of_frames"
+FRAMES_KEY = "list_of_frames"
 #: keys that may apply to all media of a sample, and keys of a content part
 SHARED_KEYS = (*PIXEL_KEYS, *NUMBER_OF_FRAMES_KEYS, *RANGE_KEYS, *RATE_KEYS)
-SETTING_KEYS = (*SHARED_KEYS, FRAMES)
+SETTING_KEYS = (*SHARED_KEYS, FRAMES_KEY)
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ class MediumSettings:
     list_of_frames: int | None = None
 
     @property
-    def pixels(self) -> list[str]:
+    def pixel_keys(self) -> list[str]:
         """The names of the settings that are set and change the size of pictures."""
         return [key for key in PIXEL_KEYS if getattr(self, key) is not None]
 
     @property
-    def counts_frames(self) -> bool:
+    def sets_num_frames(self) -> bool:
         """Whether settings are set that decide how many frames of a video are taken."""
         return any(getattr(self, key) is not None for key in NUMBER_OF_FRAMES_KEYS)
 
     @property
-    def is_range(self) -> bool:
+    def sets_range(self) -> bool:
         """Whether only a part of the video is taken: its start or its end is set."""
         return self.video_start is not None or self.video_end is not None
 

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 from energon_pack.samples.media.arguments import video_metadata
 from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import (
-    FRAMES,
+    FRAMES_KEY,
     NUMBER_OF_FRAMES_KEYS,
     PIXEL_KEYS,
     RANGE_KEYS,
@@ -26,7 +26,7 @@ from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 _DEFAULT_LIST_FPS = 2.0  # frames a second of a list of frames without a rate, as in qwen_vl_utils
 
 
-def with_asked_settings(
+def with_requested_settings(
     media: Sequence[Media],
     video_frames: Any,
     options: SampleOptions,
@@ -55,7 +55,7 @@ def with_asked_settings(
 
 def _with_sound(video: Media, file: BinaryIO) -> Media:
     """Return a video with its sound; like processors, return a silent video unchanged."""
-    if video.settings is not None and video.settings.is_range:
+    if video.settings is not None and video.settings.sets_range:
         detail = (
             "the sound of a part of a video is not heard: take out video_start and video_end, or use_audio_in_video"
         )
@@ -70,7 +70,7 @@ def frame_range_of(video: Media) -> tuple[int, int]:
     Without these settings, it is the whole video. Raises Skip if fewer than two frames are left.
     """
     settings, total = video.settings, video.num_frames
-    if settings is None or not settings.is_range:
+    if settings is None or not settings.sets_range:
         return 0, total
     seconds = total / video.fps
     start, end = (
@@ -84,7 +84,7 @@ def frame_range_of(video: Media) -> tuple[int, int]:
     return first, last - first + 1
 
 
-def num_in_source(video: Media) -> float:
+def num_source_frames(video: Media) -> float:
     """Return the number of frames from which a video's frames are chosen.
 
     For a list of frames, it is the number that the video itself has in the same time, perhaps a fraction.
@@ -133,9 +133,11 @@ def _check_lists(media: Sequence[Media], each: Sequence[Mapping[str, Any] | None
             continue
         frames = media[place : place + num]
         if len(frames) < num or any(frame.kind != IMAGE.kind for frame in frames):
-            raise Skip(Reason.BAD_MESSAGE, f"{FRAMES} is {num}: there are no {num} images from that one on")
+            raise Skip(Reason.BAD_MESSAGE, f"{FRAMES_KEY} is {num}: there are no {num} images from that one on")
         if of_frame := next(filter(None, each[place + 1 : place + num]), None):
-            raise Skip(Reason.BAD_MESSAGE, f"a frame within a {FRAMES} has settings of its own: {str(of_frame)[:80]}")
+            raise Skip(
+                Reason.BAD_MESSAGE, f"a frame within a {FRAMES_KEY} has settings of its own: {str(of_frame)[:80]}"
+            )
         if len(sizes := {(frame.width, frame.height) for frame in frames}) > 1:
             several = ", ".join(f"{width}×{height}" for width, height in sorted(sizes)[:3])
             raise Skip(Reason.UNREADABLE_MEDIA, f"the frames of a video have several sizes: {several}")
@@ -159,7 +161,7 @@ def _with_listed(video: Media, frames: Any) -> Media:
         raise Skip(
             Reason.UNREADABLE_MEDIA, f"video_frames {str(frames)[:80]} are not ascending within {video.num_frames}"
         )
-    if video.settings is not None and (video.settings.counts_frames or video.settings.is_range):
+    if video.settings is not None and (video.settings.sets_num_frames or video.settings.sets_range):
         raise Skip(Reason.BAD_MESSAGE, "video_frames lists the frames of a video whose settings choose others")
     return replace(video, frames=tuple(frames))
 
@@ -170,7 +172,7 @@ def video_metadata_of(video: Media, frames: Sequence[int] | None = None) -> dict
     `frames`: indices of the chosen frames; None: the processor gets all frames and chooses.
     """
     indices = range(video.num_frames) if frames is None else frames
-    return video_metadata(num_in_source(video), video.fps, indices)
+    return video_metadata(num_source_frames(video), video.fps, indices)
 
 
 _IMAGE_KEYS = PIXEL_KEYS[:4]
@@ -178,11 +180,11 @@ _KEYS_OF_KIND = {
     **{kind: frozenset[str]() for kind in KINDS},
     IMAGE.kind: frozenset(_IMAGE_KEYS),
     VIDEO.kind: frozenset((*PIXEL_KEYS, *NUMBER_OF_FRAMES_KEYS, *RANGE_KEYS)),
-    FRAMES: frozenset((*PIXEL_KEYS, *RATE_KEYS, "fps", FRAMES)),
+    FRAMES_KEY: frozenset((*PIXEL_KEYS, *RATE_KEYS, "fps", FRAMES_KEY)),
 }
 #: the largest number that a float can hold
 _MAX_NUMBER = sys.float_info.max
-_NOUNS = {FRAMES: "a list of frames", **{kind: medium.noun for kind, medium in KINDS.items()}}
+_NOUNS = {FRAMES_KEY: "a list of frames", **{kind: medium.noun for kind, medium in KINDS.items()}}
 
 
 def medium_settings_of(
@@ -198,7 +200,7 @@ def medium_settings_of(
     values = {key: item for key, item in (of_this or {}).items() if item is not None}
     if not values and not of_all:
         return None
-    noun = FRAMES if FRAMES in values else kind
+    noun = FRAMES_KEY if FRAMES_KEY in values else kind
     if unknown := sorted(values.keys() - _KEYS_OF_KIND[noun]):
         keys = ", ".join(key for key in SETTING_KEYS if key in _KEYS_OF_KIND[noun])
         raise Skip(Reason.BAD_MESSAGE, f"{unknown[0]} of {_NOUNS[noun]}: there are {keys}")
@@ -226,6 +228,6 @@ def _number(values: Mapping[str, Any], key: str) -> float | None:
         raise Skip(Reason.BAD_MESSAGE, f"{key} is {str(value)[:40]!r}, no number")
     if value <= 0 and key not in RANGE_KEYS:
         raise Skip(Reason.BAD_MESSAGE, f"{key} is {value}, no number above 0")
-    if key == FRAMES and type(value) is not int:
+    if key == FRAMES_KEY and type(value) is not int:
         raise Skip(Reason.BAD_MESSAGE, f"{key} is {value}, no number of images")
     return value

@@ -10,11 +10,11 @@ from typing import Any, BinaryIO
 
 from energon_pack.samples.media.medium import SOUND_EXTENSION_OF, Media, MediaFormat
 from energon_pack.samples.media.streams import (
+    decoded_pieces,
     errors_as_skip,
     is_cover,
     may_turn,
-    opened,
-    pieces_in,
+    opened_container,
     shown_stream,
     upright,
 )
@@ -34,13 +34,13 @@ def probe_audio(file: BinaryIO, container: MediaFormat) -> tuple[int, int]:
         raise _cut_short_skip("its last part is missing")
     if container.extension in ("wav", "aiff") and (counted := _length_by_chunks(file, container.extension == "wav")):
         return checked_length(*counted)
-    with errors_as_skip("sound"), opened(file) as opened_file:
+    with errors_as_skip("sound"), opened_container(file) as opened_file:
         return decoded_length(opened_file)
 
 
 def probe_track(file: BinaryIO) -> tuple[int, int] | None:
     """Return the number of samples and the rate of a video's sound; None: the video has no sound."""
-    with errors_as_skip("video"), opened(file) as container:
+    with errors_as_skip("video"), opened_container(file) as container:
         return decoded_length(container) if container.streams.audio else None
 
 
@@ -48,7 +48,7 @@ def decoded_length(container: Any) -> tuple[int, int]:
     """Decode the sound of a file that PyAV has opened; return its number of samples, and its samples a second."""
     num_samples = rate = 0
     with errors_as_skip("sound"):
-        for piece, rate in pieces_in(container):
+        for piece, rate in decoded_pieces(container):
             num_samples += len(piece)
             if num_samples > _MAX_SECONDS * rate:
                 break
@@ -107,7 +107,7 @@ def _cut_short_skip(why: str) -> Skip:
 
 def is_sound(file: BinaryIO) -> bool:
     """Tell whether a container of videos holds sounds and no pictures, without decoding any; raises Skip."""
-    with errors_as_skip("video"), opened(file) as container:
+    with errors_as_skip("video"), opened_container(file) as container:
         return _has_no_pictures(container)
 
 
@@ -123,7 +123,7 @@ def probe_video(file: BinaryIO, container_format: MediaFormat) -> Media:
     if container_format.is_whole and not container_format.is_whole(file):
         raise Skip(Reason.UNREADABLE_MEDIA, "the video is cut short")
     extension = container_format.extension
-    with errors_as_skip("video"), opened(file) as container:
+    with errors_as_skip("video"), opened_container(file) as container:
         if extension in SOUND_EXTENSION_OF and _has_no_pictures(container):
             num_samples, hertz = decoded_length(container)
             return Media("audio", extension=SOUND_EXTENSION_OF[extension], num_samples=num_samples, rate=hertz)
@@ -137,7 +137,7 @@ def probe_video(file: BinaryIO, container_format: MediaFormat) -> Media:
             Reason.UNREADABLE_MEDIA, f"a video of {num_frames} frames of {width}×{height} pixels, {rate} a second"
         )
     if may_turn(file, format_name):
-        with errors_as_skip("video"), opened(file) as container:
+        with errors_as_skip("video"), opened_container(file) as container:
             width, height = upright(next(container.decode(shown_stream(container)))).size
     return Media("video", width, height, extension, num_frames, float(rate))
 

@@ -12,7 +12,7 @@ from energon_pack.samples import keys as table
 from energon_pack.samples.conversation import placed_record
 from energon_pack.samples.media.kinds import kind_by_name
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.requested import with_asked_settings
+from energon_pack.samples.media.requested import with_requested_settings
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.options import options_of
 from energon_pack.samples.settings import ReadSettings
@@ -118,7 +118,7 @@ def ours(template: Template, value: Any) -> Outcome:
         names = record.listed_media or []
         placed = placed_record(record, [str(kind_by_name(name)) for name in names])
         options = options_of(placed.record.fields)
-        media = with_asked_settings(
+        media = with_requested_settings(
             [FILES[names[i]] for i in placed.order], placed.record.fields.get("video_frames"), options
         )
         made = render(template, Sample(placed.timed_messages([]), media, record.tools, options))
