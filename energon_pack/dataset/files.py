@@ -20,7 +20,7 @@ from energon_pack.dataset.plan_schema import ALTERNATIVE_TYPES, OPTIONAL_COLUMNS
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
-from energon_pack.samples.cut import CUT_FORMS, PART_NAME, Cut, split_id
+from energon_pack.samples.cut import CUT_FORMS, PART_NAME, Cut, split_member_id
 from energon_pack.samples.flavors.schema import MESSAGES_FIELD
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE
 from energon_pack.samples.media.kinds import KIND_BY_LETTER, KINDS
@@ -65,7 +65,7 @@ class PlanRow(MeasuredRow):
     @property
     def sample_id(self) -> str:
         """Return `sample`, followed for a cut one by its part: `#1of3`. A whole one named like a part has `#1of1`."""
-        part = self.cut.part if self.cut else "1of1" if split_id(self.sample)[1] else None
+        part = self.cut.part if self.cut else "1of1" if split_member_id(self.sample)[1] else None
         return f"{self.sample}#{part}" if part else self.sample
 
 

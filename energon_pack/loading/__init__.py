@@ -82,7 +82,7 @@ def make_sample_loader(
 
 
 def make_part_filter() -> Callable[[str], bool]:
-    """Return a filter that accepts every part of a sample."""
+    """Return the filter of sample parts that dataset.yaml names; it accepts every part."""
     return lambda part: True
 
 

@@ -77,7 +77,7 @@ class LazyPackedDataset(PacksByNumber):
         #: the file that names each sample in no pack, with its reason
         self.skipped = prepared.folder / ITEMS_FOLDER / LEDGER
         rules = prepared.template.rules_by(self.config.measure.engine.value)
-        self.encoder = PackEncoder(prepared.made, rules, **options)
+        self.encoder = PackEncoder(prepared.manifest, rules, **options)
         planned = prepared.planned
         packs = np.flatnonzero(split_of_packs(planned.lengths.items, planned.plan) == SPLITS.index(split))
         if max_packs is not None:

@@ -145,7 +145,7 @@ class _MeasuredSlices(Dataset[pa.Table]):
                 leave_out(row, skip)
                 yield row, None
                 continue
-            row.media_type, row.files = media_type(sample.kinds), self._conversations.files(sample)
+            row.media_type, row.files = media_type(sample.kinds), self._conversations.media_files(sample)
             set_warnings(row, sample)
             yield row, sample
 
@@ -164,7 +164,7 @@ class PreparedPacks:
     micro_batches: int  # `packing.topology.micro_batches`
 
     @property
-    def made(self) -> dict[str, Any]:
+    def manifest(self) -> dict[str, Any]:
         """The content that energon_pack.json would have if the packs were written."""
         planned = self.planned
         identity, mixture = planned.method.identity, planned.report.mixture

@@ -180,7 +180,7 @@ class OnlinePacks(Iterator[Pack]):
             dropped: list[str] = []
             members = [*self._read_members(waiting, dropped)]
             pack = self._encoder.encode(f"{self._name}/{self._pool.num_packs - 1}", members) if members else None
-            self._increase(dropped=len(members) if pack is None else len(pack.dropped))
+            self._add_to_counters(dropped=len(members) if pack is None else len(pack.dropped))
             if pack is not None:
                 self._count_pack(pack)
                 return replace(pack, dropped=[*dropped, *pack.dropped])
@@ -237,7 +237,7 @@ class OnlinePacks(Iterator[Pack]):
 
     def _leave_out(self, draw: Draw, skip: Skip) -> None:
         self._measuring.leave_out(self._datasets[draw.dataset].sample_id(draw.number), skip)
-        self._increase(**{skip.reason: 1})
+        self._add_to_counters(**{skip.reason: 1})
         self._num_skipped_in_row += 1
         if self._num_skipped_in_row > sum(map(len, self._datasets)):
             raise PackError(f"none of the samples drawn can be packed: {skip}")
@@ -246,9 +246,9 @@ class OnlinePacks(Iterator[Pack]):
         tokens = sum(len(member.tokens) for member in pack.members)
         more = max(0, tokens - self._measuring.packing.max_token_len)
         images = sum(member.num_images for member in pack.members)
-        self._increase(packs=1, samples=len(pack.members), tokens=tokens, excess=more, **{IMAGE.plural: images})
+        self._add_to_counters(packs=1, samples=len(pack.members), tokens=tokens, excess=more, **{IMAGE.plural: images})
         self._counters[_COUNTER_COLUMNS["longest_wait"]] = self._pool.longest_wait
 
-    def _increase(self, **counts: int) -> None:
+    def _add_to_counters(self, **counts: int) -> None:
         for name, num in counts.items():
             self._counters[_COUNTER_COLUMNS[name]] += num

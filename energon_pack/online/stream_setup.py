@@ -38,7 +38,7 @@ class PreparedStream:
     template: Template
 
     @property
-    def made(self) -> dict[str, Any]:
+    def manifest(self) -> dict[str, Any]:
         """The part of energon_pack.json that PackEncoder needs."""
         return manifest_settings(content_settings(self.config))
 

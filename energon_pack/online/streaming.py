@@ -75,7 +75,7 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
         self.config = begun.config
         #: makes packs and batches; pass it to `guard`
         rules = begun.template.rules_by(self.config.measure.engine.value)
-        self.encoder = PackEncoder(begun.made, rules, **options)
+        self.encoder = PackEncoder(begun.manifest, rules, **options)
         source, drop = self.config.source, options.get("on_bad_member") == "drop"
         of_labels = self.config.labels.untrained
         self._measuring = SampleMeasurer(begun.template, self.config.packing, source.control_tokens, drop, of_labels)

@@ -89,7 +89,7 @@ class UserSamples:
         with _naming_errors(self.sample_id(number)):
             return self._read(self._dataset[number])
 
-    def files(self, read: ReadSample) -> list[dict[str, Any]]:
+    def media_files(self, read: ReadSample) -> list[dict[str, Any]]:
         """Return name, size in bytes and version (by the time of change) of each media file that a sample names."""
         names = dict.fromkeys(part.name for part in read.parts if part.name)
         states = [(name, state_of(os.path.join(self.root, name)) or (0, "")) for name in names]

@@ -96,7 +96,7 @@ def convert_cuts(cuts: pa.ChunkedArray, kind: pa.StructType) -> pa.ChunkedArray:
     return pa.chunked_array(chunks, kind)
 
 
-def split_id(sample_id: str) -> tuple[str, str | None]:
+def split_member_id(sample_id: str) -> tuple[str, str | None]:
     """Split a member's id into the id of its sample and the name of the part (`2of3`; None: the whole sample)."""
     sample, mark, part = sample_id.rpartition("#")
     return (sample, part) if mark and PART_NAME.fullmatch(part) else (sample_id, None)
@@ -154,11 +154,11 @@ def messages_of_part(messages: Sequence[Message], cut: Cut) -> list[Message]:
 
 def _repeated_media_turn(messages: Sequence[Message], cut: Cut) -> int | None:
     """Return the index of the user's first turn if a pair repeats the media of that turn; None: it does not."""
-    first = first_question(messages)
+    first = first_user_turn(messages)
     return first if cut.form == "pairs" and first is not None and first < cut.first_turn else None
 
 
-def first_question(messages: Sequence[Message]) -> int | None:
+def first_user_turn(messages: Sequence[Message]) -> int | None:
     """Return the index of the user's first turn; None: there is none."""
     return next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
 
@@ -242,7 +242,7 @@ def parts_by_pair(messages: Sequence[Message], kinds: Sequence[str]) -> list[Cut
 
     Empty: the conversation stays whole, because it has one question, or its first question has no media.
     """
-    first, edges, before = first_question(messages), exchange_bounds(messages), num_media_before(messages, kinds)
+    first, edges, before = first_user_turn(messages), exchange_bounds(messages), num_media_before(messages, kinds)
     if first is None or before[first] == before[first + 1]:
         return []
     edges = [edges[0], *(edge for edge in edges[1:] if edge > first)]  # answers before the first question join its pair

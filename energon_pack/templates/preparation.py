@@ -13,12 +13,12 @@ from PIL import Image
 
 from energon_pack.samples.media.image import Look
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
-from energon_pack.samples.media.lazy_image import with_look
+from energon_pack.samples.media.lazy_image import decoded_with_look
 from energon_pack.samples.media.medium import Media, MediumSettings
 from energon_pack.samples.media.prepared import apply_steps
 from energon_pack.samples.media.requested import frame_range_of, media_seen_by_model, num_source_frames
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.samples.tokens import OWN, RESIZE, RESIZE_FRAME, SeenMedium, Step
+from energon_pack.samples.tokens import BY_PACKAGE, RESIZE, RESIZE_BY_TORCH, SeenMedium, Step
 from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.preprocess import (
     QwenVLUtilsVideo,
@@ -85,7 +85,7 @@ class Preparation:
     def _prepared_pixels(
         self, images: Sequence[Image.Image], kind: str, settings: MediumSettings | None
     ) -> list[Image.Image]:
-        shown = [with_look(image, self.looks[kind]) for image in images]
+        shown = [decoded_with_look(image, self.looks[kind]) for image in images]
         _, steps = self._size_and_steps(Media(kind, *shown[0].size, settings=settings), len(shown))
         return [
             apply_steps(image, steps, getattr(self._image_rule, "apply", _refuse_changed_pixels)) for image in shown
@@ -128,14 +128,14 @@ class Preparation:
             size = size[::-1]
         if medium.kind == VIDEO.kind:
             *before, last = self._frame_sizes(*size, num_frames, medium)
-            steps = [*(Step(RESIZE, *each) for each in before), Step(RESIZE_FRAME, *last)]
+            steps = [*(Step(RESIZE, *each) for each in before), Step(RESIZE_BY_TORCH, *last)]
         elif settings is not None and settings.pixel_keys:
             steps = [Step(RESIZE, *qwen_utils_image_size(settings, *size, self._checked_factor(settings)))]
         else:
-            name = getattr(self._image_rule, "operation", OWN)
+            name = getattr(self._image_rule, "operation", BY_PACKAGE)
             steps = [] if self._image_rule is None else [Step(name, *self._image_rule.size(*size))]
         sizes = [size, *(step[1:] for step in steps)]
-        return size, [step for step, now in zip(steps, sizes, strict=False) if step.operation == OWN or now != step[1:]]
+        return size, [step for step, now in zip(steps, sizes, strict=False) if now != step[1:] or step[0] == BY_PACKAGE]
 
     def _frame_sizes(self, width: int, height: int, num_frames: int, medium: Media) -> list[tuple[int, int]]:
         """Return the sizes that frames get, one after the other; qwen_vl_utils resizes those of a list twice."""

@@ -236,7 +236,7 @@ def _media_arguments(template: Template, one: TrialSample, chooses: bool = False
     prepared = PreparedMedia([medium.kind for medium in one.sample.media], values)
     settings = template.rules.call_settings(template.spec.processor)
     arguments = media_arguments(prepared, settings, template.rules.nests_images)
-    if prepared.of(VIDEO.kind) and not chooses:
+    if prepared.of_kind(VIDEO.kind) and not chooses:
         del arguments["videos_kwargs"]["do_sample_frames"]
         arguments["videos_kwargs"] |= template.spec.processor.changed.get(VIDEO.kind, {})
     return arguments

@@ -84,7 +84,7 @@ class Pixels:
         Raises:
             JoinError: they give others.
         """
-        first = whole.first(len(whole.order) - len(last.order))
+        first = whole.first_media(len(whole.order) - len(last.order))
         together = self([whole])
         apart = join([self([first]), self([last])], self._known_joins)
         if not _are_same(apart, together):

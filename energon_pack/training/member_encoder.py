@@ -173,8 +173,8 @@ class MemberEncoder:
             Encoded(
                 draft.member.sample_id,
                 member,
-                num_images=len(draft.added_media.of(IMAGE.kind)),
-                num_videos=len(draft.added_media.of(VIDEO.kind)),
+                num_images=len(draft.added_media.of_kind(IMAGE.kind)),
+                num_videos=len(draft.added_media.of_kind(VIDEO.kind)),
             )
             for draft, member in zip(drafts, self._members(drafts, shares), strict=True)
         ]
@@ -216,8 +216,8 @@ class MemberEncoder:
             ]
         media = self._pixels([draft.added_media for draft in drafts])
         self._pixels.refuse_other_features(media, added)
-        images = _rows_by_member(media, _GRIDS[:1], [len(draft.added_media.of(IMAGE.kind)) for draft in drafts])
-        videos = _rows_by_member(media, _GRIDS[1:], [len(draft.added_media.of(VIDEO.kind)) for draft in drafts])
+        images = _rows_by_member(media, _GRIDS[:1], [len(draft.added_media.of_kind(IMAGE.kind)) for draft in drafts])
+        videos = _rows_by_member(media, _GRIDS[1:], [len(draft.added_media.of_kind(VIDEO.kind)) for draft in drafts])
         images = _with_shared_rows(images, [draft.num_shared[0] for draft in drafts])
         videos = _with_shared_rows(videos, [draft.num_shared[1] for draft in drafts])
         return media, [image | video for image, video in zip(images, videos, strict=True)]

@@ -70,14 +70,14 @@ class ProcessorCalls:
         processor, alone = self._loaded
         if alone is not None:
             if other := next(
-                (KINDS[kind].nouns for kind in reversed(KINDS) if every.of(kind) and kind != IMAGE.kind), ""
+                (KINDS[kind].nouns for kind in reversed(KINDS) if every.of_kind(kind) and kind != IMAGE.kind), ""
             ):
                 raise ImportError(f"training on {other} needs torchvision: pip install 'energon-pack[train]'")
-            return _tensors(alone(every.of(IMAGE.kind), return_tensors="pt", **arguments.get("images_kwargs", {})))
+            return _tensors(alone(every.of_kind(IMAGE.kind), return_tensors="pt", **arguments.get("images_kwargs", {})))
         placeholders = self._rules.placeholders
-        if as_rows and self._rules.nests_images and every.of(IMAGE.kind):
-            arguments[IMAGE.argument] = [images for part in members if (images := part.of(IMAGE.kind))]
-        tail = "." if every.of(AUDIO.kind) else ""  # else a mask of frames, one a token, looks like an input of tokens
+        if as_rows and self._rules.nests_images and every.of_kind(IMAGE.kind):
+            arguments[IMAGE.argument] = [images for part in members if (images := part.of_kind(IMAGE.kind))]
+        tail = "." if every.of_kind(AUDIO.kind) else ""  # else a mask of frames, one a token, looks like tokens
         texts = [
             "".join(placeholders[kind] for kind in part.order) + tail for part in (members if as_rows else [every])
         ]
@@ -93,7 +93,7 @@ class ProcessorCalls:
     def images(self, members: Sequence[PreparedMedia], names: Collection[str]) -> dict[str, Tensor]:
         """Process only images, by the image processor without any text; return its outputs in `names`."""
         arguments = media_inputs(self._rules, join_media(members))
-        images = join_media(members).of(IMAGE.kind)
+        images = join_media(members).of_kind(IMAGE.kind)
         processor, alone = self._loaded
         output = (alone or processor.image_processor)(images, return_tensors="pt", **arguments.get("images_kwargs", {}))
         return _tensors({name: value for name, value in output.items() if name in names})

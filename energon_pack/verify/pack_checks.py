@@ -16,7 +16,7 @@ from energon_pack.dataset.pack_json import Pack
 from energon_pack.errors import short
 from energon_pack.plan import caps
 from energon_pack.plan.settings import Overlong
-from energon_pack.samples.cut import split_id
+from energon_pack.samples.cut import split_member_id
 from energon_pack.samples.flavors.schema import MESSAGES_FIELD
 from energon_pack.samples.media.kinds import IMAGE, IMAGE_EXTENSIONS, KINDS, format_of
 from energon_pack.samples.media.medium import SOUND_EXTENSION_OF
@@ -233,4 +233,4 @@ def samples_of(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[tuple[
         for member in members:
             yield member.sample, member.cut.part if member.cut else None
         return
-    yield from map(split_id, ids)
+    yield from map(split_member_id, ids)

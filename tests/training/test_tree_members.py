@@ -98,7 +98,7 @@ def test_an_image_that_can_not_be_processed_costs_all_samples_that_have_it(
     process = Pixels.__call__
 
     def failing(self: Pixels, members: Sequence[PreparedMedia]) -> dict[str, Tensor]:
-        if any(image.width == 84 for member in members for image in member.of("image")):
+        if any(image.width == 84 for member in members for image in member.of_kind("image")):
             raise OSError("broken")
         return process(self, members)
 

@@ -136,7 +136,7 @@ class PackedFlavor(Flavor):
         return member
 
     def messages(self, member: Fields, positions: Sequence[Any] = ()) -> list[Message]:
-        """Return the messages of one of `members`.
+        """Return the messages of a member, one of the objects that `members` returns.
 
         `positions`: each image's patch positions, from which times are written into the text; empty: write none.
         """
@@ -144,7 +144,7 @@ class PackedFlavor(Flavor):
         return messages
 
     def samples(self, value: Fields) -> list[dict[str, Any]]:
-        """Return each member as the JSON of a separate sample, in the form of `sample_value`; media are not named."""
+        """Return each member as the JSON of a separate sample, in the form of `sample_json`; media are not named."""
         return self.members(value)
 
     @abstractmethod
@@ -165,7 +165,7 @@ class PackedFlavor(Flavor):
         return iter(())
 
 
-def sample_value(conversation: Conversation) -> dict[str, Any]:
+def sample_json(conversation: Conversation) -> dict[str, Any]:
     """Return a conversation as a sample's JSON: messages, tools and other fields.
 
     A field with a name that is used already (`messages`, `tools`, `source_fields`) goes under `source_fields`.

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from energon_pack.errors import short
 from energon_pack.samples.conversation import placed_record
-from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor, sample_value
+from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor, sample_json
 from energon_pack.samples.flavors.schema import (
     COUNT_TYPE,
     LIST_TYPE,
@@ -116,7 +116,7 @@ class PackedCaptioning(PackedFlavor):
         for member in self.members(value):
             times = {name: member[name] for name in ("fps", "timestamp_decimal") if member[name] is not None}
             messages = alternating_turns(member["prompts"], member["captions"])
-            samples.append(sample_value(Conversation(messages, None, {**member["source_fields"], **times}, [])))
+            samples.append(sample_json(Conversation(messages, None, {**member["source_fields"], **times}, [])))
         return samples
 
     def load(self, parts: Parts, value: Fields) -> dict[str, Any]:

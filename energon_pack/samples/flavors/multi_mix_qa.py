@@ -13,7 +13,7 @@ from energon_pack.samples.flavors.base import (
     Fields,
     Flavor,
     PackedFlavor,
-    sample_value,
+    sample_json,
 )
 from energon_pack.samples.flavors.schema import (
     COUNTS_TYPE,
@@ -84,7 +84,7 @@ class PackedMultiMixQA(PackedFlavor):
         }
 
     def member_value(self, index: int, conversation: Conversation) -> dict[str, Any]:
-        return sample_value(conversation)
+        return sample_json(conversation)
 
     def members(self, value: Fields) -> list[dict[str, Any]]:
         return list(value["messages"])

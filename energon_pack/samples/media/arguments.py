@@ -23,18 +23,18 @@ class PreparedMedia(NamedTuple):
     #: images, `Clip`s, sounds of float32 [n], or what `Medium.decoded` returns
     values: Sequence[Any] = ()
 
-    def of(self, kind: str) -> list[Any]:
+    def of_kind(self, kind: str) -> list[Any]:
         """Return the media of one kind, such as `image`, in their order."""
         return [value for own, value in zip(self.order, self.values, strict=True) if own == kind]
 
-    def first(self, number: int) -> "PreparedMedia":
+    def first_media(self, number: int) -> "PreparedMedia":
         """Return the first `number` media."""
         return PreparedMedia(self.order[:number], self.values[:number])
 
     @property
     def kinds(self) -> set[str]:
         """The kinds of media for which a processor makes inputs; a video with a sound also counts as `audio`."""
-        is_heard = any(clip.sound is not None for clip in self.of(VIDEO.kind))
+        is_heard = any(clip.sound is not None for clip in self.of_kind(VIDEO.kind))
         return {*self.order, *([AUDIO.kind] if is_heard else [])}
 
 
@@ -54,7 +54,7 @@ def media_arguments(
         settings: settings of the call for each kind of media.
         nests_images: whether the call takes several images as a list in a list.
     """
-    arguments = {KINDS[kind].argument: media.of(kind) for kind in dict.fromkeys(media.order)}
+    arguments = {KINDS[kind].argument: media.of_kind(kind) for kind in dict.fromkeys(media.order)}
     images, clips, sounds = (arguments.get(medium.argument, []) for medium in (IMAGE, VIDEO, AUDIO))
     arguments |= sound_arguments(media.order, [clip.sound for clip in clips], sounds)
     names = {kind: medium.argument for kind, medium in KINDS.items() if medium.argument in arguments}

@@ -51,7 +51,7 @@ def _formats() -> list[str]:
     return [name for name in _ALLOWED_FORMATS if name in Image.OPEN]
 
 
-def open_image(data: bytes) -> Image.Image:
+def decode_image(data: bytes) -> Image.Image:
     """Decode an image: upright, RGB."""
     return to_rgb(opened_image(io.BytesIO(data)))
 

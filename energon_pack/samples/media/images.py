@@ -39,9 +39,9 @@ class Image(Medium):
         return probe_image(file)
 
     def defect(self, data: bytes, medium: Media) -> str:
-        from energon_pack.samples.media.image import open_image
+        from energon_pack.samples.media.image import decode_image
 
-        open_image(data)
+        decode_image(data)
         return ""
 
     def loaded(self, value: Any, name: str) -> Any:

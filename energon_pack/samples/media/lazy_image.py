@@ -75,7 +75,7 @@ class LazyImage(Image.Image):
             raise OSError(f"{self._name}: {str(error) or type(error).__name__}") from None
 
 
-def with_look(image: Image.Image, look: Look) -> Image.Image:
+def decoded_with_look(image: Image.Image, look: Look) -> Image.Image:
     """Decode a lazy image as `look` says, and return it; an image that is decoded already stays unchanged."""
     if isinstance(image, LazyImage):
         image.decode(look)

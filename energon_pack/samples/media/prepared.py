@@ -14,10 +14,10 @@ from energon_pack.run.load_by_name import load_entry_point, load_named
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.arguments import Clip, PreparedMedia, media_arguments, video_metadata
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
-from energon_pack.samples.media.lazy_image import with_look
+from energon_pack.samples.media.lazy_image import decoded_with_look
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.streams import UndecodableError, decode_frames
-from energon_pack.samples.tokens import CROP, OWN, RESIZE_FRAME, SeenMedium, Step
+from energon_pack.samples.tokens import BY_PACKAGE, CROP, RESIZE_BY_TORCH, SeenMedium, Step
 
 
 def prepared_media(rules: InputRules, media: Sequence[SeenMedium], data: Sequence[Any]) -> PreparedMedia:
@@ -59,7 +59,7 @@ def make_clip(video: SeenMedium, frames: Sequence[Image.Image], sound: Any = Non
 
 
 def _pixels(rules: InputRules, medium: SeenMedium, images: Sequence[Any]) -> list[Image.Image]:
-    shown = [with_look(image, rules.looks[medium.kind]) for image in images]
+    shown = [decoded_with_look(image, rules.looks[medium.kind]) for image in images]
     if other := next((image.size for image in shown if image.size != (medium.width, medium.height)), None):
         expected = f"{medium.width}×{medium.height}"
         raise UndecodableError(
@@ -96,12 +96,12 @@ def apply_steps(image: Image.Image, steps: Sequence[Step], change: Callable[[Ima
     """Apply steps (resize, crop …) to an image; `change`: a function for the step of another package's preprocessor."""
     for step in steps:
         size = step.width, step.height
-        if step.operation == OWN:
+        if step.operation == BY_PACKAGE:
             image = change(image)
         elif step.operation == CROP:
             x, top = (image.width - step.width) // 2, (image.height - step.height) // 2
             image = image.crop((x, top, x + step.width, top + step.height))
-        elif step.operation == RESIZE_FRAME:
+        elif step.operation == RESIZE_BY_TORCH:
             image = _resized_by_torch(image, size)
         else:
             image = image.resize(size, Image.Resampling.BICUBIC)

@@ -45,7 +45,7 @@ def with_requested_settings(
         each = options.media or [None] * len(media)
         settings = [medium_settings_of(item, options.all_media, m.kind) for m, item in zip(media, each, strict=True)]
         result = [m if item is None else replace(m, settings=item) for m, item in zip(media, settings, strict=True)]
-        _check_lists(result, each)
+        _check_frame_lists(result, each)
     result = result if video_frames is None else _with_frames(result, video_frames)
     if not options.use_audio_in_video:
         return result
@@ -125,7 +125,7 @@ def _listed_video(first: Media) -> Media:
     )
 
 
-def _check_lists(media: Sequence[Media], each: Sequence[Mapping[str, Any] | None]) -> None:
+def _check_frame_lists(media: Sequence[Media], each: Sequence[Mapping[str, Any] | None]) -> None:
     """Check that each list of frames is complete, of one size, and without settings on later frames; raises Skip."""
     for place, first in enumerate(media):
         num = first.settings.list_of_frames if first.settings else None
@@ -149,10 +149,10 @@ def _with_frames(media: Sequence[Media], listed: Any) -> list[Media]:
     if not isinstance(listed, list) or len(listed) != num_videos:
         raise Skip(Reason.BAD_MESSAGE, f"video_frames is no list of {num_videos} lists of frames: {str(listed)[:80]}")
     waiting = iter(listed)
-    return [_with_listed(medium, next(waiting)) if medium.kind == VIDEO.kind else medium for medium in media]
+    return [_with_listed_frames(medium, next(waiting)) if medium.kind == VIDEO.kind else medium for medium in media]
 
 
-def _with_listed(video: Media, frames: Any) -> Media:
+def _with_listed_frames(video: Media, frames: Any) -> Media:
     if frames is None:
         return video
     if not isinstance(frames, list) or not frames or any(type(index) is not int for index in frames):
@@ -167,7 +167,7 @@ def _with_listed(video: Media, frames: Any) -> Media:
 
 
 def video_metadata_of(video: Media, frames: Sequence[int] | None = None) -> dict[str, Any]:
-    """Return the metadata of a video that a processor wants.
+    """Return the metadata of a video for a processor: number of frames, rate, seconds, and indices of chosen frames.
 
     `frames`: indices of the chosen frames; None: the processor gets all frames and chooses.
     """

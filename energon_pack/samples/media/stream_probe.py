@@ -13,10 +13,10 @@ from energon_pack.samples.media.streams import (
     decoded_pieces,
     errors_as_skip,
     is_cover,
-    may_turn,
+    may_turn_pictures,
     opened_container,
     shown_stream,
-    upright,
+    upright_picture,
 )
 from energon_pack.samples.skip import Reason, Skip
 
@@ -136,9 +136,9 @@ def probe_video(file: BinaryIO, container_format: MediaFormat) -> Media:
         raise Skip(
             Reason.UNREADABLE_MEDIA, f"a video of {num_frames} frames of {width}×{height} pixels, {rate} a second"
         )
-    if may_turn(file, format_name):
+    if may_turn_pictures(file, format_name):
         with errors_as_skip("video"), opened_container(file) as container:
-            width, height = upright(next(container.decode(shown_stream(container)))).size
+            width, height = upright_picture(next(container.decode(shown_stream(container)))).size
     return Media("video", width, height, extension, num_frames, float(rate))
 
 

@@ -189,10 +189,10 @@ def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
     numbers = set(indices)
     try:
         with _opened_frames(av, data) as (format_name, shown):
-            is_turned = may_turn(io.BytesIO(data), format_name)
+            is_turned = may_turn_pictures(io.BytesIO(data), format_name)
             for index, frame in enumerate(islice(shown, max(numbers, default=-1) + 1)):
                 if index in numbers:
-                    frames[index] = upright(frame) if is_turned else frame.to_image()
+                    frames[index] = upright_picture(frame) if is_turned else frame.to_image()
     except av.FFmpegError as error:
         raise UndecodableError(
             f"a video can't be decoded after {len(frames)} of {len(numbers)} frames: {error}"
@@ -224,7 +224,7 @@ def _opened_frames(av: Any, data: bytes) -> Iterator[tuple[str, Iterator[Any]]]:
         yield container.format.name, container.decode(stream)
 
 
-def upright(frame: Any) -> Image.Image:
+def upright_picture(frame: Any) -> Image.Image:
     """Return a video frame as an RGB image, turned or mirrored as its display matrix says; it is never stretched.
 
     Raises Skip (`unsupported_media`) if the matrix turns by other than right angles.
@@ -260,7 +260,7 @@ _TRACKS_ID, _PROJECTION_ID = b"\x16\x54\xae\x6b", b"\x76\x70"  # of a Matroska
 _FIRST_IDS_IN_TRACKS = (b"\xae", b"\xbf", b"\xec")  # a track, a checksum, a gap: what can stand first
 
 
-def may_turn(file: BinaryIO, format_name: str) -> bool:
+def may_turn_pictures(file: BinaryIO, format_name: str) -> bool:
     """Tell whether a container may tell players to turn its pictures.
 
     `format_name`: FFmpeg's name of the container.

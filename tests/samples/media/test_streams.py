@@ -11,7 +11,7 @@ from PIL import Image
 from energon_pack.report.views.view import thumbnail
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.streams import decode_frames, frame_times, may_turn, opened_container
+from energon_pack.samples.media.streams import decode_frames, frame_times, may_turn_pictures, opened_container
 from energon_pack.samples.skip import Reason, Skip
 from support.films import BLUE, COVER, Pictures, film, turned_by_codec, with_cover_first
 from support.samples import sound, video_with_sound
@@ -131,7 +131,7 @@ def test_no_frame_of_an_upright_film_is_decoded(format: str) -> None:
     """To decode the first frame would double the time of a probe."""
     data = film(Pictures("libvpx" if format == "webm" else "mpeg4"), format=format, has_chapter=format != "avi")
     with opened_container(io.BytesIO(data)) as container:
-        assert not may_turn(io.BytesIO(data), container.format.name)
+        assert not may_turn_pictures(io.BytesIO(data), container.format.name)
 
 
 def test_no_frame_waits_for_the_collector() -> None:
