@@ -74,7 +74,7 @@ class Draws:
         datasets = [d for d, weight in enumerate(self._weights) if weight and not self._is_used_up(d)]
         if not datasets:
             return None
-        dataset = datasets[self._choose([self._weights[d] for d in datasets])]
+        dataset = datasets[self._choose_dataset([self._weights[d] for d in datasets])]
         turn, place = divmod(self.positions[dataset].number_at(), self._sizes[dataset])
         self.positions[dataset] = self.positions[dataset].after(1)
         return Draw(dataset, permuted_number(place, self._sizes[dataset], self._permutation_keys[dataset] + turn), turn)
@@ -82,7 +82,7 @@ class Draws:
     def _is_used_up(self, dataset: int) -> bool:
         return not self._replacement and self.positions[dataset].number_at() >= self._sizes[dataset]
 
-    def _choose(self, weights: Sequence[float]) -> int:
+    def _choose_dataset(self, weights: Sequence[float]) -> int:
         """Choose a dataset so that every stretch of draws has about the right shares.
 
         Source: the sequence of multiples of the golden ratio, whose every stretch is spread evenly over [0, 1)

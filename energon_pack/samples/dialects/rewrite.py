@@ -1,4 +1,4 @@
-"""Rewrites a record in our own words, before and after its conversation is found. Pure.
+"""Rewrites a record in the terms of this package, before and after its conversation is found. Pure.
 
 JSON ──rewrite_record──► fields as `parse_record` knows them      messages ──replace_img_tags──► messages
 """
