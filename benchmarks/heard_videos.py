@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import media_inputs, prepared_media
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.requested import with_asked_settings
+from energon_pack.samples.media.requested import with_requested_settings
 from energon_pack.samples.media.streams import decode_audio, resampled_length
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.skip import Skip
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def looked_at(data: bytes) -> list[Media]:
-    return with_asked_settings([probe(io.BytesIO(data))], None, HEARD, lambda _: io.BytesIO(data))
+    return with_requested_settings([probe(io.BytesIO(data))], None, HEARD, lambda _: io.BytesIO(data))
 
 
 def made(number: int) -> Iterator[tuple[str, bytes]]:

@@ -34,8 +34,8 @@ from timing import at_least, at_most
 from energon_pack import PackedTaskEncoder
 from energon_pack.config import ModelConfig, OutputConfig, PackConfig, Rope, SourceConfig
 from energon_pack.pack import pack
-from energon_pack.samples.media.arguments import Prepared
-from energon_pack.samples.media.image import open_image
+from energon_pack.samples.media.arguments import PreparedMedia
+from energon_pack.samples.media.image import decode_image
 from energon_pack.sources.demo import make_demo
 
 NUM_IMAGES, SIDE = 3_000, 256
@@ -173,10 +173,10 @@ def one_pack(dataset: Path, processor: str) -> None:
     settings = {"batch_size": None, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
     sample = next(iter(get_savable_loader(get_train_dataset(dataset, worker_config=worker, **settings))))
     data = [[image.__reduce__()[1][0] for image in member] for member in sample.images]
-    pixels, decoded = encoder.members._media_processor, [[open_image(d) for d in member] for member in data]
+    pixels, decoded = encoder.members._media_processor, [[decode_image(d) for d in member] for member in data]
 
-    def given(images: list[list[Any]]) -> list[Prepared]:
-        return [Prepared(["image"] * len(own), own) for own in images]
+    def given(images: list[list[Any]]) -> list[PreparedMedia]:
+        return [PreparedMedia(["image"] * len(own), own) for own in images]
 
     ready = pixels(given(decoded))
 
@@ -186,9 +186,9 @@ def one_pack(dataset: Path, processor: str) -> None:
 
     encoder.members._media_processor = lambda *_: ready  # type: ignore[assignment]
     without = best(tokens_and_layout)
-    with_pixels = best(lambda: pixels(given([[open_image(d) for d in member] for member in data])), 3)
+    with_pixels = best(lambda: pixels(given([[decode_image(d) for d in member] for member in data])), 3)
     process = pixels._call._loaded[0].image_processor
-    alone = best(lambda: process([open_image(d) for member in data for d in member], return_tensors="pt"), 3)
+    alone = best(lambda: process([decode_image(d) for member in data for d in member], return_tensors="pt"), 3)
     num_images = sum(map(len, data))
     share = alone / with_pixels
     table = Table("L2, a pack", "CPU ms", "goal, holds", box=None, pad_edge=False)

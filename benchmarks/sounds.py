@@ -29,7 +29,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from energon_pack.samples.media.arguments import Prepared
+from energon_pack.samples.media.arguments import PreparedMedia
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import media_inputs
 from energon_pack.samples.media.probe import probe
@@ -187,7 +187,7 @@ def compared(name: str, write: Callable[[Path], Path], sounds: list[tuple[Media,
                 ids = None
             asked += time.process_time() - start
             samples = decode_audio(data, template.rules.rate)
-            media = Prepared(["audio"], [samples])
+            media = PreparedMedia(["audio"], [samples])
             start = time.process_time()
             try:
                 truth: list[int] | None = full_processor_ids(

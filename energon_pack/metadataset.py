@@ -27,9 +27,9 @@ from energon_pack.run.stores.requests import StoreError
 from energon_pack.sources.storage import absolute, folder_of, is_file, real_path
 
 _COUNT_NAMES = ("packs", "samples", "tokens")
-_TEXT_TAG = "tag:yaml.org,2002:str"
+_YAML_TEXT_TAG = "tag:yaml.org,2002:str"
 #: fields in which all packs of a training job must agree
-_FIELDS_IN_COMMON = ("fingerprint", "flavor")
+_FIELDS_THAT_MUST_MATCH = ("fingerprint", "flavor")
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def metadataset_of(
 
     Args:
         out: the path of the Metadataset's file.
-        weight_by: packs, samples or tokens: their number is the weight of a dataset without one.
+        weight_by: the count that is the weight of a dataset without one: packs, samples or tokens.
         subflavors: Energon's subflavors for all datasets.
         config: the file in each dataset's `.nv-meta` that Energon reads; None: dataset.yaml.
         relative: write paths relative to the folder of `out`.
@@ -132,7 +132,7 @@ def metadataset_of(
 def refuse_incompatible(entries: list[BlendEntry], weight_by: str) -> None:
     """Raise PackError if packs are of different models or flavours, or if only some datasets have a weight.
 
-    `weight_by`: what a missing weight would be: packs, samples or tokens.
+    `weight_by`: the count that replaces a missing weight, for the message: packs, samples or tokens.
     """
     first = entries[0]
     without = [entry.folder.path for entry in entries if entry.given_weight is None]
@@ -142,7 +142,7 @@ def refuse_incompatible(entries: list[BlendEntry], weight_by: str) -> None:
             " do not compare; give DIR=WEIGHT for all or for none"
         )
     for entry in entries:
-        for name in _FIELDS_IN_COMMON:
+        for name in _FIELDS_THAT_MUST_MATCH:
             if entry.manifest[name] != first.manifest[name]:
                 raise PackError(
                     f"{entry.folder} has the {name} {entry.manifest[name]}, {first.folder} {first.manifest[name]}:"
@@ -166,10 +166,10 @@ def _store_and_path(path: str) -> tuple[str, str]:
 
 def energon_yaml(value: dict[str, Any]) -> bytes:
     """Return a value as YAML that Energon reads correctly: without aliases, and with quoted strings."""
-    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1 << 20, allow_unicode=True).encode()
+    return yaml.dump(value, Dumper=_EnergonDumper, sort_keys=False, width=1 << 20, allow_unicode=True).encode()
 
 
-def _write(out: str, data: bytes) -> None:
+def _write_file(out: str, data: bytes) -> None:
     if is_address(out):
         stores.put(out, data)
         return
@@ -177,14 +177,14 @@ def _write(out: str, data: bytes) -> None:
     write_whole(Path(out), data)
 
 
-class _Dumper(yaml.SafeDumper):
+class _EnergonDumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
     def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
         node = super().represent_mapping(tag, mapping, flow_style)
         for _, value in node.value:
-            if value.tag == _TEXT_TAG:
+            if value.tag == _YAML_TEXT_TAG:
                 value.style = '"'
         return node
 
@@ -268,7 +268,7 @@ def main(arguments: list[str] | None = None) -> int:
     entries = [read_entry(text) for text in options.datasets]
     subflavors = dict(map(read_subflavor, options.subflavors))
     value = metadataset_of(entries, out, options.weight, subflavors, options.config, options.relative)
-    _write(out, energon_yaml(value))
+    _write_file(out, energon_yaml(value))
     print_entries(entries, options.weight, options.batch_size, options.steps)
     say(f"written: {out}")
     return 0

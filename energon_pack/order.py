@@ -34,7 +34,7 @@ from energon_pack.steps.evenness import evenness_figures
 from energon_pack.steps.topology import Topology, reading_order
 
 #: fields that packs of one order must share, beside a blend's fields: training reads one manifest
-_FIELDS_IN_COMMON = ("flavor", "layout", "mask", "pad_to_multiple_of")
+_FIELDS_THAT_MUST_MATCH = ("flavor", "layout", "mask", "pad_to_multiple_of")
 
 
 def order_packs(
@@ -74,7 +74,7 @@ def _refuse_incompatible(entries: list[BlendEntry]) -> None:
         raise PackError(f"{twice} is named twice: give it once, with a larger weight")
     manifests = [entry.manifest for entry in entries]
     first, *further = (
-        {**{name: m[name] for name in _FIELDS_IN_COMMON}, "labels": m["content"]["labels"]} for m in manifests
+        {**{name: m[name] for name in _FIELDS_THAT_MUST_MATCH}, "labels": m["content"]["labels"]} for m in manifests
     )
     for entry, settings in zip(entries[1:], further, strict=True):
         if name := next((name for name in first if first[name] != settings[name]), None):
@@ -87,7 +87,7 @@ def _refuse_incompatible(entries: list[BlendEntry]) -> None:
 
 
 def _ordered_datasets(entries: list[BlendEntry], start: str | None) -> list[OrderedDataset]:
-    """Return the datasets with their names and paths; datasets of the same folder name get a number.
+    """Return the datasets with distinct names (the folder's name, numbered if two are equal) and their paths.
 
     `start`: the folder that paths are relative to; None: absolute paths.
     """

@@ -31,7 +31,7 @@ from energon_pack.run.command import local_path, positive_int, run_tool, tool_pa
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, sync_file_system
 from energon_pack.run.progress import Progress
-from energon_pack.samples.flavors import packed_flavor, reading_problem
+from energon_pack.samples.flavors import find_packed_flavor, reading_problem
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.parts import Reference
 from energon_pack.samples.single_samples import single_sample
@@ -110,7 +110,7 @@ def _flavor_and_messages_key(folder: DatasetFolder) -> tuple[PackedFlavor, str |
     except ValueError as error:
         raise PackError(f"{folder.path_of(path)} can't be read: {error}") from None
     name = manifest.get("flavor")
-    flavor, why = packed_flavor(name) if isinstance(name, str) else None, reading_problem(manifest)
+    flavor, why = find_packed_flavor(name) if isinstance(name, str) else None, reading_problem(manifest)
     if flavor is None or why:
         raise PackError(f"{folder.path_of(path)}: {why or 'it names no flavor'}")
     if not has_messages(manifest):

@@ -94,8 +94,8 @@ class Packs:
         After the last pack a warning names shards that lacked some of their packs.
         """
         seen: Counter[str] = Counter()
-        for parts in self._nonempty(samples):
-            key, shard = parts["__key__"], self._shard(parts["__url__"])
+        for parts in self._checked_nonempty(samples):
+            key, shard = parts["__key__"], self._shard_name(parts["__url__"])
             seen[shard] += 1
             if key in self._excluded.get(shard, ()):
                 continue
@@ -114,7 +114,7 @@ class Packs:
         """
         return self.encoder.batch(packs)
 
-    def _shard(self, url: str) -> str:
+    def _shard_name(self, url: str) -> str:
         """Return the name in split.yaml of the shard at an address, which may be relative, remote or a pipe."""
         if url not in self._names_of_urls:
             path = url.removeprefix(self._root)
@@ -122,7 +122,7 @@ class Packs:
             self._names_of_urls[url] = max(named, key=len, default=path)
         return self._names_of_urls[url]
 
-    def _nonempty(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    def _checked_nonempty(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         """Yield all samples; if there are none, warn that webdataset dealt this worker no shard, or raise PackError."""
         stream = _naming_damaged_shards(samples)
         try:

@@ -32,9 +32,9 @@ OF_THEIR_OWN = (
 POINTS = (10, 64, 65, 1000, 3000, 5, 700, 129)
 ASKS = """
 import io, json, sys
-from energon_pack.samples.conversation import place
+from energon_pack.samples.conversation import placed_record
 from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
-from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, said
+from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, describe
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import media_type
@@ -44,7 +44,7 @@ from support.clouds import ply
 
 def asked(data):
     try:
-        return said(probe(io.BytesIO(data)))
+        return describe(probe(io.BytesIO(data)))
     except Skip as skip:
         return str(skip)
 
@@ -52,7 +52,7 @@ turns = [{"role": "user", "content": "<cloud>What?"}, {"role": "assistant", "con
 record = parse_record({"messages": turns, "clouds": ["a.ply"]}, ReadSettings())
 print(json.dumps({
     "kinds": [*KINDS], "types": MEDIA_TYPES, "whole": asked(ply(70)), "cut": asked(ply(70)[:-1]),
-    "order": list(place(record, ["cloud"]).order),
+    "order": list(placed_record(record, ["cloud"]).order),
     "parts": PackedMultiMixQA().part_names(3, [("cloud", "ply"), ("image", "png"), ("cloud", "ply")]),
     "type": [media_type(["cloud"]), media_type(["cloud", "image"])],
 }))

@@ -16,7 +16,7 @@ from energon_pack.config import Format, PackConfig
 from energon_pack.errors import SamplesLost
 from energon_pack.online.user_dataset import UserSamples
 from energon_pack.pack import pack
-from energon_pack.samples.keys import hint
+from energon_pack.samples.keys import similar_key_hint
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import Columns, ReadSettings, UnreadMedia
 from energon_pack.samples.skip import Skip
@@ -180,7 +180,7 @@ def test_a_part_whose_type_or_key_is_misspelt_says_what_was_meant(tmp_path: Path
     assert unknown.startswith("bad_message: message 0 has a content part {'type': 'imgae', ")
     assert unknown.endswith("}: did you mean image?")
     assert unnamed == "missing_media: declared as image, but it names no media: did you mean image?"
-    assert (hint("sytsem"), hint("messages[].mood"), hint("content[].imgae")) == (
+    assert (similar_key_hint("sytsem"), similar_key_hint("messages[].mood"), similar_key_hint("content[].imgae")) == (
         ": did you mean system?", "", ": did you mean image?"
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.run.executors.settings import ExecutorConfig
 from energon_pack.run.load_by_name import load_entry_point
-from energon_pack.samples.flavors import packed_flavor
+from energon_pack.samples.flavors import find_packed_flavor
 from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
 from energon_pack.sources.settings import SourceConfig
 from support.packed import files, json_lines, samples
@@ -103,10 +103,10 @@ def test_a_flavor_that_can_not_be_right_is_refused(body: str, said: str, monkeyp
     exec(f"class Mine(PackedMultiMixQA): {body}", {"PackedMultiMixQA": PackedMultiMixQA}, made)
     monkeypatch.setattr("energon_pack.samples.flavors.load_entry_point", lambda *named: made["Mine"])
     with pytest.raises(PackError, match=said):
-        packed_flavor("mine")
+        find_packed_flavor("mine")
     monkeypatch.setattr("energon_pack.samples.flavors.load_entry_point", lambda *named: dict)
     with pytest.raises(PackError, match="derives from PackedMultiMixQA"):
-        packed_flavor("mine")
+        find_packed_flavor("mine")
 
 
 def test_an_executor_of_another_package(demo: tuple[Path, Path], tmp_path: Path) -> None:

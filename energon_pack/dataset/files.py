@@ -20,10 +20,10 @@ from energon_pack.dataset.plan_schema import ALTERNATIVE_TYPES, OPTIONAL_COLUMNS
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
-from energon_pack.samples.cut import CUT_FORMS, PART_NAME, Cut, split_id
+from energon_pack.samples.cut import CUT_FORMS, PART_NAME, Cut, split_member_id
 from energon_pack.samples.flavors.schema import MESSAGES_FIELD
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE
-from energon_pack.samples.media.kinds import BY_LETTER, KINDS
+from energon_pack.samples.media.kinds import KIND_BY_LETTER, KINDS
 from energon_pack.sources.jsonl.line_index import LINE_PART
 from energon_pack.sources.rows import MeasuredRow, rows_of
 from energon_pack.sources.shard import JsonlShard, TarShard
@@ -65,7 +65,7 @@ class PlanRow(MeasuredRow):
     @property
     def sample_id(self) -> str:
         """Return `sample`, followed for a cut one by its part: `#1of3`. A whole one named like a part has `#1of1`."""
-        part = self.cut.part if self.cut else "1of1" if split_id(self.sample)[1] else None
+        part = self.cut.part if self.cut else "1of1" if split_member_id(self.sample)[1] else None
         return f"{self.sample}#{part}" if part else self.sample
 
 
@@ -207,6 +207,6 @@ def _is_possible_cut(cut: Cut) -> bool:
         and all(isinstance(turn, int) and turn >= 0 for turn in turns)
         and (cut.form != "tokens" or all(isinstance(number, int) and number >= 0 for number in of_text))
         and isinstance(kinds, str)
-        and set(kinds) <= BY_LETTER.keys()
+        and set(kinds) <= KIND_BY_LETTER.keys()
         and (cut.form is None or cut.form in CUT_FORMS)
     )

@@ -48,6 +48,6 @@ def members_of_pack(parts: Parts, flavor: str, read: ReadMedia) -> Iterator[Memb
     if flavor in READABLE_FLAVORS:
         yield from pack_members(parts, json_of(parts["json"]), read)
         return
-    from energon_pack.samples.flavors import flavor_by_name, inputs_of_pack  # of another package
+    from energon_pack.samples.flavors import flavor_by_name, load_pack_members  # of another package
 
-    yield from inputs_of_pack(parts, flavor_by_name(flavor), read)
+    yield from load_pack_members(parts, flavor_by_name(flavor), read)

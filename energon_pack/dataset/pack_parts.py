@@ -15,7 +15,7 @@ from energon_pack.dataset.pack_files import PackFiles, packs_in
 from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
-from energon_pack.samples.bytes import Bytes, Range
+from energon_pack.samples.bytes import ByteRange, Bytes
 from energon_pack.sources.storage import File, read_ahead
 from energon_pack.sources.tar import TarScan
 
@@ -80,7 +80,7 @@ class PackParts:
             data = index.read(8 * place, 16)
             ends = np.frombuffer(data[: len(data) // 8 * 8], "<u8")
             if len(ends) == 2 and ends[0] < ends[1] <= file.size:
-                its_bytes = Range(file, int(ends[0]), int(ends[1] - ends[0]))
+                its_bytes = ByteRange(file, int(ends[0]), int(ends[1] - ends[0]))
                 read_ahead([(file, [(int(ends[0]), its_bytes.size)])])  # of an object, read only these bytes
                 packs = list(packs_in(TarScan(its_bytes)))
                 if len(packs) == 1 and packs[0].end == its_bytes.size:

@@ -3,7 +3,7 @@
 import pyarrow as pa
 
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
-from energon_pack.samples.cut import EXPANDED_TYPE, TEXT_TYPE
+from energon_pack.samples.cut import EXPANDED_CUT_TYPE, TEXT_CUT_TYPE
 
 MEASURED_COLUMNS = (
     "key", "media_type", "token_len", "num_supervised", "num_visual_tokens", "record_part", "record_offset",
@@ -22,4 +22,4 @@ SOUNDS_SCHEMA = pa.schema([LENGTHS_SCHEMA.field("num_audio_tokens")])
 #: columns that a plan may have, or not
 OPTIONAL_COLUMNS = (*SHARED_SCHEMA.names, *SOUNDS_SCHEMA.names)
 #: other types that a column may have instead of its type in `PLAN_SCHEMA`
-ALTERNATIVE_TYPES = {"cut": (EXPANDED_TYPE, TEXT_TYPE)}
+ALTERNATIVE_TYPES = {"cut": (EXPANDED_CUT_TYPE, TEXT_CUT_TYPE)}

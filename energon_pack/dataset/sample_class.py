@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.samples.flavors import PACKED_FLAVORS, packed_flavor
+from energon_pack.samples.flavors import PACKED_FLAVORS, find_packed_flavor
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.flavors.captioning import PackedCaptioning
 from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
@@ -55,7 +55,7 @@ def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] 
     """
     forms = [stack for stack in STACK_FLAVORS if stack.name == name]
     if sample_type is None or not forms:
-        flavor = packed_flavor(name)
+        flavor = find_packed_flavor(name)
         if flavor is None:
             raise PackError(
                 f"output.flavor={name}: there are {', '.join(PACKED_FLAVORS)}, and what installed packages add"

@@ -313,7 +313,7 @@ def _add_json_and_tokens(tar: TarWriter, pack: _PackContent, value: Fields) -> N
 
 def conversation(sample: ReadSample, flavor: PackedFlavor, num_shared: int = 0) -> Conversation:
     """Return a sample as the JSON of its pack stores it; its first `num_shared` media are the member's before it."""
-    messages = sample.timed if flavor.times_in_text else sample.messages
+    messages = sample.timed_messages if flavor.times_in_text else sample.messages
     media = [(part.kind, part.extension) for part in sample.parts]
     has_positions = [] if flavor.times_in_text else [part is not None for part in sample.positions]
     return Conversation(messages, sample.tools, sample.fields, media, has_positions, sample.is_timed, num_shared)

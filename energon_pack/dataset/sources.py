@@ -149,7 +149,7 @@ def tokens_of(
     tokens = [its and its.tokens for its in kept]
     missing = [number for number, its in enumerate(kept) if its is None]
     read = {number: sources.with_headers(members[number][0], samples[number]) for number in missing}
-    as_seen = {number: Sample(its.timed, its.media, its.tools, its.options) for number, its in read.items()}
+    as_seen = {number: Sample(its.timed_messages, its.media, its.tools, its.options) for number, its in read.items()}
     with suppress(Skip):  # each alone, to name the one
         for number, its in zip(missing, _tokenize(template_folder, [*as_seen.values()], engine), strict=True):
             tokens[number] = its

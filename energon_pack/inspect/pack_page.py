@@ -10,7 +10,7 @@ from energon_pack.inspect.dataset import Dataset, description_lines
 from energon_pack.report.pages.html import Html, clipped, page, section, table, tag
 from energon_pack.report.views.screens import pack_section
 from energon_pack.report.views.view import PackView
-from energon_pack.samples.flavors import inputs_of_pack
+from energon_pack.samples.flavors import load_pack_members
 
 _MAX_CHARS, _MAX_MEMBERS, _MAX_VALUES = 60_000, 64, 24
 #: a processor that is missing or takes no such media; a manifest or a pack that is damaged
@@ -47,7 +47,7 @@ def _batch(opened: Dataset, located: LocatedPack, layout: str, processor: str | 
     try:
         with quiet_transformers():
             encoder = pack_encoder(opened.folder.path, processor, **how, layout=layout, rope_rows=True)
-            members = inputs_of_pack({"__key__": name, **parts}, located.pack.flavor, opened.packs.media.read)
+            members = load_pack_members({"__key__": name, **parts}, located.pack.flavor, opened.packs.media.read)
             pack = encoder.encode(name, members)
             assert pack is not None, "on_bad_member=raise"
             rows = [*_batch_rows(encoder.batch([pack]))]

@@ -26,7 +26,7 @@ from energon_pack.report.views.spans import vocabulary_of, with_tokens
 from energon_pack.report.views.view import Medium, MemberView, turns_of
 from energon_pack.run.console import say
 from energon_pack.samples.conversation import ReadSample
-from energon_pack.samples.keys import hint
+from energon_pack.samples.keys import similar_key_hint
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.sample import media_type
@@ -118,7 +118,7 @@ def look_at_sample(
         for noted, (_, why, knob) in NOTE_REMARKS.items()
         if getattr(row, NOTES[noted])
     ]
-    unknown = ", ".join(f"{key}{hint(key)}" for key in row.unknown_keys or ())
+    unknown = ", ".join(f"{key}{similar_key_hint(key)}" for key in row.unknown_keys or ())
     remarks += [f"its keys are not known, and nothing reads them: {unknown}"] * bool(unknown)
     if template is not None and view.refused is None:
         refused, more = _packing_verdict(config, row, sample)
@@ -241,7 +241,7 @@ def sample_view(sample: ReadSample, sample_id: str, template: Template | None = 
     if template is None:
         return view
     try:
-        (tokens,) = template.member_tokens([Sample(sample.timed, sample.media, sample.tools, sample.options)])
+        (tokens,) = template.member_tokens([Sample(sample.timed_messages, sample.media, sample.tools, sample.options)])
         return with_tokens(view, tokens, vocabulary_of(template))
     except Skip as skip:
         return replace(view, refused=str(skip))

@@ -30,7 +30,9 @@ def _load_vocabulary(opened: Dataset, processor: str | None, trust_remote_code: 
     if not any(Path(rules.folder).iterdir()):  # a dataset of text keeps no tokenizer
         rules = read_rules(path, processor_of(opened, None), trust_remote_code)
     tokenizer = tokenizer_of(rules, path).backend_tokenizer
-    return Vocabulary(tokenizer, {kind: number for kind in KINDS if (number := rules.feature_id(kind)) is not None})
+    return Vocabulary(
+        tokenizer, {kind: number for kind in KINDS if (number := rules.feature_token_id(kind)) is not None}
+    )
 
 
 def processor_of(opened: Dataset, processor: str | None) -> str | None:

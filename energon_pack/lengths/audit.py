@@ -234,7 +234,7 @@ def _difference(
     """Return how the tokens of one sample differ from those that were measured; empty: they do not."""
     try:
         read = read_again(reader, shard, row, job.method.read)
-        sample = Sample(read.timed, read.media, read.tools, read.options)
+        sample = Sample(read.timed_messages, read.media, read.tools, read.options)
         (encoded,) = template.member_tokens([sample], job.method.engine)
         measured_ids = encoded.ids.tolist()
         data = [reader.read(shard, part) for part in read.parts]

@@ -55,7 +55,7 @@ class TokenWriter:
 
     def add(self, tokens: MemberTokens, sample: ReadSample, checksum: int) -> int:
         """Add the tokens of a sample; return their byte offset in the file, or 0 if the file is full (not added)."""
-        entry = _entry(tokens, [] if sample.times_images else [sample.messages, sample.tools, sample.fields], checksum)
+        entry = _entry(tokens, [] if sample.has_times else [sample.messages, sample.tools, sample.fields], checksum)
         place = self._num_bytes
         if place + len(entry) > _MAX_FILE_BYTES:
             return 0

@@ -30,7 +30,7 @@ from energon_pack.run.context import Run
 from energon_pack.run.seeded_random import Ints
 from energon_pack.run.user_cache import version_of
 from energon_pack.samples.flavors.fit import FIT_RULES
-from energon_pack.samples.media.kinds import VIDEO_NAMES
+from energon_pack.samples.media.kinds import VIDEO_EXTENSIONS
 from energon_pack.sources import reader
 from energon_pack.sources.sample_ratio import drawn_keys
 from energon_pack.sources.shard import Shard
@@ -47,7 +47,7 @@ _MAX_JOBS, _MAX_JOB_SAMPLES = 20_000, 20_000
 _SAMPLE_COST, _IMAGE_COST, _VIDEO_COST = 1000, 2000, 80_000
 _COST_COLUMNS = ("record_size", "parts")  # the columns that the decision needs
 Lengths = TypeVar("Lengths")
-_IS_VIDEO = rf"(?i)\.({'|'.join(VIDEO_NAMES)})$"
+_IS_VIDEO = rf"(?i)\.({'|'.join(VIDEO_EXTENSIONS)})$"
 
 
 @dataclass(frozen=True)

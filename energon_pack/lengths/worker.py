@@ -182,7 +182,7 @@ def set_warnings(row: LengthsRow, sample: ReadSample) -> None:
 def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: ReadSettings) -> _Uncounted | None:
     """Render a sample as text; None: its row now says why it is left out."""
     try:
-        seen = Sample(sample.timed, sample.media, sample.tools, sample.options)
+        seen = Sample(sample.timed_messages, sample.media, sample.tools, sample.options)
         rendered = template.render(seen)
         if rendered.num_control_tokens and settings.control_tokens is ControlTokens.skip:
             raise Skip(Reason.CONTROL_TOKEN, "a message spells a special token (source.control_tokens=keep)")

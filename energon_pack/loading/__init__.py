@@ -17,7 +17,7 @@ from energon_pack.dataset.manifest import (
 )
 from energon_pack.dataset.source_media import EnergonMedia
 from energon_pack.errors import PackError
-from energon_pack.samples.conversation import place
+from energon_pack.samples.conversation import placed_record
 from energon_pack.samples.documents import document_of
 from energon_pack.samples.flavors import FLAVORS, UNPACKED_FLAVOR, flavor_by_name, load_pack
 from energon_pack.samples.flavors.base import Flavor, PackedFlavor
@@ -82,7 +82,7 @@ def make_sample_loader(
 
 
 def make_part_filter() -> Callable[[str], bool]:
-    """Return a filter that accepts every part of a sample."""
+    """Return the filter of sample parts that dataset.yaml names; it accepts every part."""
     return lambda part: True
 
 
@@ -106,14 +106,14 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO_SETTINGS) -> 
     record = _record_of_parts(parts, settings)
     chosen = media_parts(record, key, files)
     kinds = [kind_of(parts, part.name) for part in chosen]
-    placed = place(record, kinds)
+    placed = placed_record(record, kinds)
     arrays = [
         patch_positions_of(parts[listed_parts([name], key, files)[0].name]) if name else None
-        for name in placed.position_names
+        for name in placed.position_files
     ]
     media = media_by_kind(parts, [(chosen[i].name, kinds[i]) for i in placed.order])
     return {
-        "messages": placed.timed(arrays),
+        "messages": placed.timed_messages(arrays),
         **media_fields({kind: values or None for kind, values in media.items()}, plural=False),
         "tools": record.tools,
         "video_frames": record.fields.get("video_frames"),
@@ -133,7 +133,10 @@ def _record_of_parts(parts: Parts, settings: ReadSettings) -> Record:
 
 
 def cookers(**read: Any) -> list[Any]:
-    """Return cookers of all flavours, for the `cookers` of a task encoder that reads crude datasets (`crude.yaml`)."""
+    """Return cookers of all flavours, for the `cookers` of a task encoder that reads crude datasets (`crude.yaml`).
+
+    `read`: arguments of `make_sample_loader`, except `flavor`.
+    """
     from megatron.energon import Cooker
 
     return [

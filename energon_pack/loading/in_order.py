@@ -49,8 +49,8 @@ Encoder = TypeVar("Encoder", bound="PacksInOrder")
 class PackStream(SavableDataset[Any]):
     """The undecoded packs that one rank reads from a position on; each iteration is one epoch.
 
-    The first iteration after a state is the rest of the state's epoch: nothing if that epoch is finished. `order` has
-    for each position the number of its pack in the tars, int64[num]; None: the order of the tars.
+    The first iteration after a restored state reads the rest of the state's epoch: nothing if that epoch is finished.
+    `order` has for each position the number of its pack in the tars, int64[num]; None: the order of the tars.
     """
 
     _savable_fields = ("_position", "_count", "_epoch")
@@ -151,13 +151,13 @@ class PackStream(SavableDataset[Any]):
 
 
 def positions_of(packs: Sequence[Any]) -> list[int]:
-    """Return the positions of packs in a `PackStream`, from their restore keys; packs that Energon deals have none."""
+    """Return the positions of decoded packs in their `PackStream`; packs that Energon itself deals have none."""
     keys = (pack.__restore_key__[-2:] for pack in packs)
     return list(dict.fromkeys(int(key[1]) for key in keys if key[:1] == (PackStream.__name__,)))
 
 
 def keep_unchosen_samples(built: Any, choose: Callable[[list[Any], bool], list[list[Any]]]) -> None:
-    """Make Energon's packing in a dataset keep samples in its buffer; `choose`: samples, whether they end → packs."""
+    """Keep in Energon's buffer what `choose` (called with samples, and whether they are the last) puts in no pack."""
     while isinstance(built, BaseWrapperDataset):
         if isinstance(built, PackingDataset):
             built.pre_packer = partial(_choose_and_keep, built, choose)

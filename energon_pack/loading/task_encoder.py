@@ -26,7 +26,7 @@ from energon_pack.dataset.encoder import pack_encoder
 from energon_pack.errors import PackError, check_buffer_size
 from energon_pack.loading import cookers
 from energon_pack.loading.in_order import FatalSampleError, PacksInOrder, keep_unchosen_samples, positions_of
-from energon_pack.samples.flavors import UNPACKED_FLAVOR, flavor_of_sample, inputs_of_sample
+from energon_pack.samples.flavors import UNPACKED_FLAVOR, flavor_of_sample, members_of_sample
 from energon_pack.samples.member import MemberInput
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import BadPack, Pack
@@ -181,7 +181,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         return self._encode_pack(samples[0], samples[0].__key__ + more, (sample.member for sample in samples))
 
     def _encode_pack(self, first: Any, key: str, members: Iterable[MemberInput]) -> EncodedPack:
-        """Encode a pack, with Energon's keys and sources of its first sample."""
+        """Encode a pack; `first`: the Energon sample whose keys and sources the encoded pack gets."""
         try:
             pack = self.encoder.encode(key, members)
         except BadPack as error:
@@ -210,4 +210,4 @@ def inputs_of(sample: Any) -> Iterator[MemberInput]:
     flavor = flavor_of_sample(sample)
     if flavor is None:
         raise FatalSampleError(f"{type(sample).__name__} is no flavour of energon_pack")
-    yield from inputs_of_sample(flavor, sample)
+    yield from members_of_sample(flavor, sample)

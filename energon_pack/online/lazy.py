@@ -47,7 +47,7 @@ class LazyPackedDataset(PacksByNumber):
 
     Args:
         config: overrides as on the command line, or a config.
-        conversations: a map-style dataset, Hugging Face's among them, in place of `source.path`: see `online.given`.
+        conversations: a map-style dataset (Hugging Face's …) in place of `source.path`: see `online.user_dataset`.
         fingerprint: identifies `conversations`, so that their lengths are kept; by default Hugging Face's fingerprint.
         split: a split of `output.splits`: `train`, `val` or `test`.
         max_packs: how many packs to take, as mixed as all packs are; None: all.
@@ -77,7 +77,7 @@ class LazyPackedDataset(PacksByNumber):
         #: the file that names each sample in no pack, with its reason
         self.skipped = prepared.folder / ITEMS_FOLDER / LEDGER
         rules = prepared.template.rules_by(self.config.measure.engine.value)
-        self.encoder = PackEncoder(prepared.made, rules, **options)
+        self.encoder = PackEncoder(prepared.manifest, rules, **options)
         planned = prepared.planned
         packs = np.flatnonzero(split_of_packs(planned.lengths.items, planned.plan) == SPLITS.index(split))
         if max_packs is not None:

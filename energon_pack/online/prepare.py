@@ -76,11 +76,11 @@ def measure_user_samples(
 ) -> MeasuredShard:
     """Measure the samples of a user's dataset that are not in the cache, or whose media files changed.
 
-    `fingerprint` identifies the dataset in the cache. Returns the lengths of all samples.
+    `fingerprint` identifies the dataset in the cache. `num_workers`: None: one for each CPU. Returns all lengths.
     """
     cache, num = lengths_cache(method, run), len(conversations)
     key = key_of(ID_PREFIX, fingerprint, num, _READING_VERSION)
-    files = _Conversations(ID_PREFIX, ID_PREFIX, num, fingerprint, conversations.root)
+    files = _UserDatasetShard(ID_PREFIX, ID_PREFIX, num, fingerprint, conversations.root)
     kept, missing = cache.find(key, num)
     cached = np.delete(np.arange(num), missing).tolist()
     changed = stale_rows([files], [kept], run.executor).get(0, {})
@@ -110,7 +110,7 @@ def measure_user_samples(
 
 
 @dataclass(frozen=True)
-class _Conversations(TarShard):
+class _UserDatasetShard(TarShard):
     """Takes the place of a source's shard; media that are given by paths are files under `root`."""
 
     root: str
@@ -145,7 +145,7 @@ class _MeasuredSlices(Dataset[pa.Table]):
                 leave_out(row, skip)
                 yield row, None
                 continue
-            row.media_type, row.files = media_type(sample.kinds), self._conversations.files(sample)
+            row.media_type, row.files = media_type(sample.kinds), self._conversations.media_files(sample)
             set_warnings(row, sample)
             yield row, sample
 
@@ -164,7 +164,7 @@ class PreparedPacks:
     micro_batches: int  # `packing.topology.micro_batches`
 
     @property
-    def made(self) -> dict[str, Any]:
+    def manifest(self) -> dict[str, Any]:
         """The content that energon_pack.json would have if the packs were written."""
         planned = self.planned
         identity, mixture = planned.method.identity, planned.report.mixture

@@ -3,7 +3,7 @@
 number ──sample_for_measuring──► the conversation and its media by their headers: enough to count tokens
        ──member────────────────► the same with its images and videos: what training encodes
 
-In memory they are `online.given.UserSamples`; in files, `IndexedSamples`. Measured samples keep their rows in a file.
+In memory they are `user_dataset.UserSamples`; in files, `IndexedSamples`. Measured samples keep their rows in a file.
 """
 
 from collections.abc import Iterator, Sequence
@@ -70,7 +70,7 @@ def write_measured_rows(path: Path, lengths: Lengths) -> None:
         table.add_column(len(_MEASURED_COLUMNS), "shard", names.take(pa.array(numbers))).cast(schema)
         for _, numbers, table in lengths.tables([*_MEASURED_COLUMNS, "checksum"])
     )
-    _write(path, tables, schema)
+    _write_tables(path, tables, schema)
 
 
 def write_index(path: Path, indexed: Sequence[IndexedShard]) -> None:
@@ -78,7 +78,7 @@ def write_index(path: Path, indexed: Sequence[IndexedShard]) -> None:
 
     A sample that `indexed` draws several times has as many rows.
     """
-    _write(path, _index_tables(indexed), _INDEXED_SCHEMA)
+    _write_tables(path, _index_tables(indexed), _INDEXED_SCHEMA)
 
 
 def _index_tables(indexed: Sequence[IndexedShard]) -> Iterator[pa.Table]:
@@ -90,13 +90,13 @@ def _index_tables(indexed: Sequence[IndexedShard]) -> Iterator[pa.Table]:
         yield table.append_column("shard", pa.array(np.full(table.num_rows, number, np.int32))).cast(_INDEXED_SCHEMA)
 
 
-def _write(path: Path, tables: Iterator[pa.Table], schema: pa.Schema) -> None:
+def _write_tables(path: Path, tables: Iterator[pa.Table], schema: pa.Schema) -> None:
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-        for batch in _batches(tables, schema):
+        for batch in _even_batches(tables, schema):
             writer.write_batch(batch)
 
 
-def _batches(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _even_batches(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield batches of `_ROWS_PER_BATCH` rows, the last one smaller, so that a row's number gives its batch."""
     rest = schema.empty_table()
     for table in tables:
@@ -136,7 +136,7 @@ class ReadMember(Protocol):
 
 
 class Samples(Protocol):
-    """Samples by number, of which the lengths are not known yet."""
+    """A sequence of samples, each read by its number; their lengths are not measured yet."""
 
     def __len__(self) -> int: ...
 
@@ -168,7 +168,7 @@ class IndexedSamples:
 
     def sample_for_measuring(self, number: int) -> Sample:
         read, _ = self._read(number)
-        return Sample(read.timed, read.media, read.tools, read.options)
+        return Sample(read.timed_messages, read.media, read.tools, read.options)
 
     def member(self, number: int) -> MemberInput:
         read, shard = self._read(number)

@@ -26,7 +26,7 @@ from energon_pack.training.encoded import Pack
 from energon_pack.training.pack_encoder import PackEncoder
 
 _FEISTEL_ROUNDS = 6
-_WORD_RANGE = 1 << 64
+_UINT64_RANGE = 1 << 64
 #: 2^64 / golden ratio
 _GOLDEN_STEP = 0x9E3779B97F4A7C15
 
@@ -41,7 +41,7 @@ class Draw(NamedTuple):
 
 
 class Draws:
-    """Draws samples from several datasets for one lane (a worker of a rank); lanes share each pass over a dataset.
+    """Draws samples from several datasets for one lane (a worker of a rank); lanes divide each pass over a dataset.
 
     Args:
         sizes: number of samples in each dataset.
@@ -66,15 +66,15 @@ class Draws:
         #: the whole state
         self.positions = list(positions)
         chance = RandomStream(seed, 2 * positions[0].epoch)
-        self._permutation_keys = [chance.below(_WORD_RANGE) for _ in self._sizes]
-        self._phase = mix_number(chance.below(_WORD_RANGE) + positions[0].rank)
+        self._permutation_keys = [chance.below(_UINT64_RANGE) for _ in self._sizes]
+        self._phase = mix_number(chance.below(_UINT64_RANGE) + positions[0].rank)
 
     def next(self) -> Draw | None:
         """Return the next draw; None: all datasets are used up."""
         datasets = [d for d, weight in enumerate(self._weights) if weight and not self._is_used_up(d)]
         if not datasets:
             return None
-        dataset = datasets[self._choose([self._weights[d] for d in datasets])]
+        dataset = datasets[self._choose_dataset([self._weights[d] for d in datasets])]
         turn, place = divmod(self.positions[dataset].number_at(), self._sizes[dataset])
         self.positions[dataset] = self.positions[dataset].after(1)
         return Draw(dataset, permuted_number(place, self._sizes[dataset], self._permutation_keys[dataset] + turn), turn)
@@ -82,7 +82,7 @@ class Draws:
     def _is_used_up(self, dataset: int) -> bool:
         return not self._replacement and self.positions[dataset].number_at() >= self._sizes[dataset]
 
-    def _choose(self, weights: Sequence[float]) -> int:
+    def _choose_dataset(self, weights: Sequence[float]) -> int:
         """Choose a dataset so that every stretch of draws has about the right shares.
 
         Source: the sequence of multiples of the golden ratio, whose every stretch is spread evenly over [0, 1)
@@ -90,7 +90,7 @@ class Draws:
         """
         sums = list(accumulate(weights))
         num = sum(position.turns.first for position in self.positions)
-        point = (self._phase + num * _GOLDEN_STEP) % _WORD_RANGE / _WORD_RANGE
+        point = (self._phase + num * _GOLDEN_STEP) % _UINT64_RANGE / _UINT64_RANGE
         return min(bisect_right(sums, point * sums[-1]), len(sums) - 1)
 
 
@@ -143,7 +143,7 @@ class StreamCounters:
         return self._rows[worker]
 
     def total(self, capacity: int) -> dict[str, Any]:
-        """Add up the counters of all workers; `capacity`: tokens that a pack may hold, for the fill."""
+        """Add up the counters of all workers; `capacity`: tokens that a pack may hold, of which the fill is a share."""
         sums = dict(zip(_COUNTER_COLUMNS, self._rows.sum(dim=0).tolist(), strict=True))
         sums["longest_wait"] = int(self._rows[:, _COUNTER_COLUMNS["longest_wait"]].max())
         left_out = {reason.value: number for reason in Reason if (number := sums.pop(reason))}
@@ -153,7 +153,7 @@ class StreamCounters:
 
 
 class OnlinePacks(Iterator[Pack]):
-    """An iterator over the packs of one lane; from its `state` between two packs, the next packs can be made again."""
+    """An iterator over the packs of one lane (a worker of a rank), which resumes between packs from its `state`."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class OnlinePacks(Iterator[Pack]):
             dropped: list[str] = []
             members = [*self._read_members(waiting, dropped)]
             pack = self._encoder.encode(f"{self._name}/{self._pool.num_packs - 1}", members) if members else None
-            self._increase(dropped=len(members) if pack is None else len(pack.dropped))
+            self._add_to_counters(dropped=len(members) if pack is None else len(pack.dropped))
             if pack is not None:
                 self._count_pack(pack)
                 return replace(pack, dropped=[*dropped, *pack.dropped])
@@ -237,7 +237,7 @@ class OnlinePacks(Iterator[Pack]):
 
     def _leave_out(self, draw: Draw, skip: Skip) -> None:
         self._measuring.leave_out(self._datasets[draw.dataset].sample_id(draw.number), skip)
-        self._increase(**{skip.reason: 1})
+        self._add_to_counters(**{skip.reason: 1})
         self._num_skipped_in_row += 1
         if self._num_skipped_in_row > sum(map(len, self._datasets)):
             raise PackError(f"none of the samples drawn can be packed: {skip}")
@@ -246,9 +246,9 @@ class OnlinePacks(Iterator[Pack]):
         tokens = sum(len(member.tokens) for member in pack.members)
         more = max(0, tokens - self._measuring.packing.max_token_len)
         images = sum(member.num_images for member in pack.members)
-        self._increase(packs=1, samples=len(pack.members), tokens=tokens, excess=more, **{IMAGE.plural: images})
+        self._add_to_counters(packs=1, samples=len(pack.members), tokens=tokens, excess=more, **{IMAGE.plural: images})
         self._counters[_COUNTER_COLUMNS["longest_wait"]] = self._pool.longest_wait
 
-    def _increase(self, **counts: int) -> None:
+    def _add_to_counters(self, **counts: int) -> None:
         for name, num in counts.items():
             self._counters[_COUNTER_COLUMNS[name]] += num

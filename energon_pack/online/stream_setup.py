@@ -38,7 +38,7 @@ class PreparedStream:
     template: Template
 
     @property
-    def made(self) -> dict[str, Any]:
+    def manifest(self) -> dict[str, Any]:
         """The part of energon_pack.json that PackEncoder needs."""
         return manifest_settings(content_settings(self.config))
 
@@ -50,7 +50,7 @@ class PreparedStream:
 
 
 def prepare_stream(settings: PackConfig | Sequence[str], sources: Sequence[StreamSource] | None) -> PreparedStream:
-    """Index a stream's sources (None: `source.path`), unless the cache has their index, and load the template."""
+    """Index `sources` (None: `source.path`), unless the cache has their index, and load the template."""
     config = config_of(settings)
     if isinstance(sources, str):
         raise PackError(f"sources={sources!r}: give a list of sources")

@@ -35,7 +35,7 @@ class StreamingPackedDataset(PacksForTrainers, IterableDataset[Pack]):
         config: overrides as on the command line, or a config.
         sources: the datasets to draw from. Each is a path like `source.path`, a list of overrides (such as
             `["source=jsonl", "source.path=…"]`), or a map-style dataset of conversations, Hugging Face's among them:
-            see `online.given`. By default the paths in `source.path`.
+            see `online.user_dataset`. By default the paths in `source.path`.
         weights: relative frequency of each dataset; by default its number of samples.
         buffer_size: samples that wait in each worker when a pack is made; more wait if so many do not fill a pack.
         replacement: begin a used-up dataset anew in another order, so that packs never end. False: each sample is
@@ -75,7 +75,7 @@ class StreamingPackedDataset(PacksForTrainers, IterableDataset[Pack]):
         self.config = begun.config
         #: makes packs and batches; pass it to `guard`
         rules = begun.template.rules_by(self.config.measure.engine.value)
-        self.encoder = PackEncoder(begun.made, rules, **options)
+        self.encoder = PackEncoder(begun.manifest, rules, **options)
         source, drop = self.config.source, options.get("on_bad_member") == "drop"
         of_labels = self.config.labels.untrained
         self._measuring = SampleMeasurer(begun.template, self.config.packing, source.control_tokens, drop, of_labels)

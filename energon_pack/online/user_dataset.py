@@ -17,15 +17,15 @@ from typing import Any, Protocol
 from PIL import Image
 
 from energon_pack.errors import PackError
-from energon_pack.samples.conversation import ReadSample, place
+from energon_pack.samples.conversation import ReadSample, placed_record
 from energon_pack.samples.media.image_probe import medium_of
 from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS, PART_TYPES
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.requested import with_asked_settings
+from energon_pack.samples.media.requested import with_requested_settings
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.options import options_of
-from energon_pack.samples.record import Record, with_hearing
+from energon_pack.samples.record import Record, with_use_audio_setting
 from energon_pack.samples.sample import MediaPart, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
@@ -73,7 +73,7 @@ class UserSamples:
     def sample_for_measuring(self, number: int) -> Sample:
         """Return the sample `number` for measuring its length, with only the headers of its media read; raises Skip."""
         read, _ = self.read(number)
-        return Sample(read.timed, read.media, read.tools, read.options)
+        return Sample(read.timed_messages, read.media, read.tools, read.options)
 
     def member(self, number: int) -> MemberInput:
         """Return the sample `number` with its media, for encoding; raises Skip."""
@@ -89,8 +89,8 @@ class UserSamples:
         with _naming_errors(self.sample_id(number)):
             return self._read(self._dataset[number])
 
-    def files(self, read: ReadSample) -> list[dict[str, Any]]:
-        """Return name, size and version of each media file that a sample names by its path."""
+    def media_files(self, read: ReadSample) -> list[dict[str, Any]]:
+        """Return name, size in bytes and version (by the time of change) of each media file that a sample names."""
         names = dict.fromkeys(part.name for part in read.parts if part.name)
         states = [(name, state_of(os.path.join(self.root, name)) or (0, "")) for name in names]
         return [{"name": name, "size": size, "version": version} for name, (size, version) in states]
@@ -98,15 +98,15 @@ class UserSamples:
     def _read(self, item: Any) -> tuple[ReadSample, list[bytes | Image.Image]]:
         try:
             record, media = self._record(item)
-            record = with_hearing(record, self._settings)
+            record = with_use_audio_setting(record, self._settings)
             opened = [self._open(medium) for medium in media]
             media_found = [_probed_medium(medium) for _, medium in opened]
-            placed = place(record, [medium.kind for medium in media_found])
+            placed = placed_record(record, [medium.kind for medium in media_found])
             fields = placed.record.fields
             if self._settings.media is None:
                 refuse_unread_media(placed.record, [name for name, _ in opened], bool(opened), self._kind_of)
             data = [opened[i][1] for i in placed.order]
-            media_found = with_asked_settings(
+            media_found = with_requested_settings(
                 [media_found[i] for i in placed.order],
                 fields.get("video_frames"),
                 options_of(fields),
@@ -116,7 +116,7 @@ class UserSamples:
                 MediaPart(opened[i][0], 0, 0, medium.kind, medium.extension)
                 for i, medium in zip(placed.order, media_found, strict=True)
             ]
-            return ReadSample.of_record(b"", placed, parts, media_found, [], placed.marks([])), data
+            return ReadSample.of_record(b"", placed, parts, media_found, [], placed.time_texts([])), data
         except Skip as skip:
             named = Skip(skip.reason, _MEMORY_NAME.sub(f"({_MEMORY_NOUN})", skip.detail))
             named.media_type = skip.media_type or _guessed_media_type(item)
@@ -132,13 +132,13 @@ class UserSamples:
                 if value is not None and (key not in MEDIA_KEYS or _may_hold_media(value))
             }
         record = parse_line(_with_named_media(item, held, self._settings), LineSettings(self.root), self._settings)
-        texts = [{**message, "content": _without_media(message["content"])} for message in record.messages]
+        texts = [{**message, "content": _content_without_media(message["content"])} for message in record.messages]
         if any(isinstance(leaf, str) and _MEMORY_MARK in leaf for leaf in leaf_values([texts, record.tools])):
             raise Skip(Reason.BAD_MESSAGE, f"{_MEMORY_NOUN} stands where a text belongs")
         by_name = {f"{_MEMORY_MARK}{number}": medium for number, medium in enumerate(held)}
-        record.unknown = {key: _with_media(value, by_name) for key, value in record.unknown.items()}
+        record.unknown = {key: _with_media_back(value, by_name) for key, value in record.unknown.items()}
         files = {name: medium for name, medium in by_name.items() if isinstance(medium, (bytes, Image.Image))}
-        record.fields = _with_media(record.fields, files)  # an array is neither true nor false, and stays a name
+        record.fields = _with_media_back(record.fields, files)  # an array is neither true nor false, and stays a name
         return record, [by_name.get(name, name) for name in record.listed_media or ()]
 
     def _kind_of(self, value: Any) -> str | None:
@@ -249,17 +249,17 @@ def _decoded_base64(data: str) -> bytes:
         raise Skip(Reason.UNREADABLE_MEDIA, f"{data[:40]!r} is no base64: {error}") from None
 
 
-def _without_media(content: Any) -> Any:
+def _content_without_media(content: Any) -> Any:
     """Return a turn's content without its media."""
     return [part for part in content if part["type"] == "text"] if isinstance(content, list) else content
 
 
-def _with_media(value: Any, by_name: Mapping[str, Any]) -> Any:
+def _with_media_back(value: Any, by_name: Mapping[str, Any]) -> Any:
     """Put media back in place of the names that `_value_with_named_media` gave them."""
     if isinstance(value, Mapping):
-        return {key: _with_media(item, by_name) for key, item in value.items()}
+        return {key: _with_media_back(item, by_name) for key, item in value.items()}
     if isinstance(value, list):
-        return [_with_media(item, by_name) for item in value]
+        return [_with_media_back(item, by_name) for item in value]
     return by_name.get(value, value) if isinstance(value, str) else value
 
 

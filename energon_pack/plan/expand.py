@@ -17,10 +17,10 @@ from energon_pack.run.context import Run
 from energon_pack.run.plain_data import plain
 from energon_pack.run.scratch_arrays import blocks
 from energon_pack.samples.conversation import ReadSample
-from energon_pack.samples.cut import EXPANDED_TYPE, Cut, parts_by_answer, parts_by_pair
+from energon_pack.samples.cut import EXPANDED_CUT_TYPE, Cut, parts_by_answer, parts_by_pair
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.flavors.fit import contents_that_do_not_fit
-from energon_pack.samples.frame_lists import has_lists
+from energon_pack.samples.frame_lists import has_frame_lists
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.settings import Expand, LabelsConfig, TrainOn
 
@@ -44,7 +44,7 @@ def expand(lengths: Lengths, labels: LabelsConfig, method: Method, run: Run) -> 
         "expand",
         key_of(asked, _VERSION, method_key(method)),
         partial(_samples_of, labels=labels),
-        EXPANDED_TYPE,
+        EXPANDED_CUT_TYPE,
         lambda table: pc.is_null(table["reason"]).to_numpy(),
         ("reason",),
     )
@@ -88,7 +88,7 @@ def cuts_of(sample: ReadSample, labels: LabelsConfig) -> list[Cut]:
         return []
     if labels.expand is Expand.pairs:
         return parts_by_pair(sample.messages, sample.kinds)
-    window = None if has_lists(sample.fields.get("media_settings")) else labels.window_images
+    window = None if has_frame_lists(sample.fields.get("media_settings")) else labels.window_images
     only_last = labels.train_on is TrainOn.last
     return parts_by_answer(sample.messages, sample.kinds, only_last, window, labels.window_text)
 

@@ -22,7 +22,7 @@ from energon_pack.plan.note_counts import SampleNotes
 from energon_pack.plan.splits import split_numbers
 from energon_pack.run.scratch_arrays import Scratch
 from energon_pack.run.seeded_random import Ints
-from energon_pack.samples.cut import CUT_TYPE, widened_cuts
+from energon_pack.samples.cut import CUT_TYPE, convert_cuts
 from energon_pack.samples.flavors import DEFAULT_FLAVOR
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.media.kinds import MEDIA_TYPES
@@ -202,7 +202,7 @@ class Lengths:
             if with_parts or rows.start < self.num_samples:
                 numbers, table = rows.read(columns)
                 if "cut" in columns:
-                    cuts = widened_cuts(table["cut"], self.cut_type)
+                    cuts = convert_cuts(table["cut"], self.cut_type)
                     table = table.set_column(table.schema.get_field_index("cut"), "cut", cuts)
                 yield rows.start, numbers, table
 

@@ -26,7 +26,7 @@ from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.plan.text_parts import text_parts
 from energon_pack.run.context import Run
 from energon_pack.run.scratch_arrays import blocks
-from energon_pack.samples.cut import CUT_TYPE, TEXT_TYPE, Cut, exchange_bounds
+from energon_pack.samples.cut import CUT_TYPE, TEXT_CUT_TYPE, Cut, exchange_bounds
 from energon_pack.samples.documents import DOCUMENT, is_document
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason, Skip
@@ -67,7 +67,7 @@ def cut_overlong(lengths: Lengths, method: Method, packing: PackingConfig, label
         "cut",
         key_of(cut_settings(packing), _VERSION, *([] if labels.cut_end else ["open"])),
         partial(_parts, packing=packing, cut_end=labels.cut_end),
-        TEXT_TYPE if has_forms else CUT_TYPE,
+        TEXT_CUT_TYPE if has_forms else CUT_TYPE,
         lambda table: _is_overlong(
             table["token_len"].to_numpy(),
             pc.fill_null(pc.equal(table["media_type"], MEDIA_TYPES[0]), False).to_numpy(),

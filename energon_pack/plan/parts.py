@@ -255,7 +255,7 @@ class WholeSample(NamedTuple):
     def rendered(self, cut: Cut) -> tuple[ReadSample, Rendered]:
         """Return the part that a cut describes, and its rendered text; raise Skip if the chat template refuses it."""
         part = part_of(self.sample, cut)
-        return part, self.template.render(Sample(part.timed, part.media, part.tools, part.options))
+        return part, self.template.render(Sample(part.timed_messages, part.media, part.tools, part.options))
 
     def row_of_part(
         self, cut: Cut, part: ReadSample, rendered: Rendered, token_len: int, supervised: int
@@ -282,7 +282,7 @@ class WholeSample(NamedTuple):
     @property
     def as_sample(self) -> Sample:
         """The sample as a template takes it."""
-        return Sample(self.sample.timed, self.sample.media, self.sample.tools, self.sample.options)
+        return Sample(self.sample.timed_messages, self.sample.media, self.sample.tools, self.sample.options)
 
     @property
     def trains_only_last(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from energon_pack.errors import amount
 from energon_pack.report.pages.html import clipped
-from energon_pack.samples.keys import hint
+from energon_pack.samples.keys import similar_key_hint
 
 _MAX_KEYS, _MAX_NAME_CHARS = 8, 120  # keys that are named, characters of a name
 
@@ -49,7 +49,7 @@ def percent(number: float, of: float) -> str:
 def named_keys(keys: Mapping[str, Mapping[str, Any]]) -> str:
     """List the first unknown keys of records as text, each with its number of samples, and one sample as an example."""
     named = (
-        f"{clipped(key, _MAX_NAME_CHARS)} ({found['samples']:,}, as {found['example']}{hint(key)})"
+        f"{clipped(key, _MAX_NAME_CHARS)} ({found['samples']:,}, as {found['example']}{similar_key_hint(key)})"
         for key, found in keys.items()
     )
     return f"{', '.join(islice(named, _MAX_KEYS))}{', …' * (len(keys) > _MAX_KEYS)}"

@@ -14,7 +14,7 @@ class Bytes(Protocol):
         """Read `size` bytes from `offset` on; fewer if the data end before."""
 
 
-class Range:
+class ByteRange:
     """A part of a file that reads like a whole file: offset 0 is its own first byte."""
 
     __slots__ = ("_file", "_offset", "size")

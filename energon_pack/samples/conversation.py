@@ -1,7 +1,7 @@
 """Joins a record and its media into one conversation, as packs store it and as a template renders it. Pure.
 
-    record, kinds of its media ──place──► messages whose placeholders match the media, one to one
-                                 ──timed──► these messages with the time of each frame in the text
+    record, kinds of its media ──placed_record──► messages whose placeholders match the media, one to one
+                                 ──timed_messages──► these messages with the time of each frame in the text
                              ──of_record──► `ReadSample`: the same with its media
 
 Measuring, writing and training all use these functions, so that a sample means the same in each of the three.
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from energon_pack.samples.frame_lists import has_lists
-from energon_pack.samples.frame_times import position_names, stamped, time_marks
+from energon_pack.samples.frame_lists import has_frame_lists
+from energon_pack.samples.frame_times import position_files, time_marks, with_times_in_text
 from energon_pack.samples.media.kinds import IMAGE, KINDS
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import MemberInput, SampleOptions, media_fields
@@ -23,48 +23,51 @@ from energon_pack.samples.sample import MediaPart, Message, Part
 from energon_pack.samples.skip import Reason, Skip
 
 
-class Placed(NamedTuple):
+class PlacedRecord(NamedTuple):
     """A record whose placeholders match its media one to one."""
 
     record: Record  # its `media_settings` are in the order of the placeholders
     num_images: int
     messages: list[Message]  # as packs store them, without times in the text
     order: list[int]  # media by their placeholders: `[1, 0]` if the text names the second one first
-    were_put_in: bool  # the sample had no placeholders
+    placeholders_put_in: bool  # the sample had no placeholders
 
     @property
-    def position_names(self) -> list[str]:
-        """Return the name of each image's .npy of patch positions, "" for an image without; empty: none is named."""
-        return position_names(self.record.fields, self.num_images)
+    def position_files(self) -> list[str]:
+        """Return each image's file of patch positions, "" for an image without one; empty: no image has one."""
+        return position_files(self.record.fields, self.num_images)
 
-    def marks(self, arrays: Sequence[Any]) -> list[str]:
+    def time_texts(self, arrays: Sequence[Any]) -> list[str]:
         """Return the time of each image as text, such as `<0.5 seconds>`; empty: the sample has no `fps`.
 
-        `arrays`: each image's patch positions, from the files of `position_names`; None: an image without; empty: none.
+        `arrays`: each image's patch positions, from the files of `position_files`, or None; empty: no image has any.
         """
         fields = self.record.fields
-        if has_lists(fields.get("media_settings")):
+        if has_frame_lists(fields.get("media_settings")):
             return []  # the model's own processor writes the times of a video
         return time_marks(fields.get("fps"), fields.get("timestamp_decimal"), arrays or [None] * self.num_images)
 
-    def timed(self, arrays: Sequence[Any]) -> list[Message]:
-        """Return the messages as a template renders them: `<0.5 seconds>` before each image if the sample has `fps`."""
-        return stamped(self.messages, self.marks(arrays))
+    def timed_messages(self, arrays: Sequence[Any]) -> list[Message]:
+        """Return the messages for a template: with `<0.5 seconds>` before each image if the sample has `fps`.
+
+        `arrays`: as for `time_texts`.
+        """
+        return with_times_in_text(self.messages, self.time_texts(arrays))
 
 
-def place(record: Record, kinds: Sequence[str]) -> Placed:
+def placed_record(record: Record, kinds: Sequence[str]) -> PlacedRecord:
     """Match the placeholders in a record's text with its media; raises Skip as `place_media` does.
 
     `kinds`: the kind of each medium, such as `image`, in the order in which the record lists the media.
     """
-    messages, order, were_put_in = place_media(record.messages, kinds)
+    messages, order, placeholders_put_in = place_media(record.messages, kinds)
     if in_parts := part_settings(record.messages, kinds):
-        fields = {**record.fields, "media_settings": _merged(record.fields.get("media_settings"), in_parts)}
+        fields = {**record.fields, "media_settings": _merged_settings(record.fields.get("media_settings"), in_parts)}
         record = replace(record, fields=fields)
-    return Placed(record, list(kinds).count(IMAGE.kind), messages, order, were_put_in)
+    return PlacedRecord(record, list(kinds).count(IMAGE.kind), messages, order, placeholders_put_in)
 
 
-def _merged(listed: Any, in_parts: list[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
+def _merged_settings(listed: Any, in_parts: list[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
     """Merge the settings that a sample lists for its media with those in its content parts; the parts win."""
     if listed is None:
         return in_parts
@@ -82,12 +85,12 @@ class ReadSample(NamedTuple):
 
     raw: bytes  # its JSON or text
     messages: list[Message]  # as packs store them: their placeholders match the media, no times in the text
-    timed: list[Message]  # as a template renders them: with the time of each frame
+    timed_messages: list[Message]  # as a template renders them: with the time of each frame
     tools: list[Any] | None
     fields: dict[str, Any]  # the other fields of its JSON
     parts: list[MediaPart]  # its media, in the order of their placeholders
     positions: list[Part | None]  # the patch positions of each image; empty: it names none
-    marks: list[str]  # the time of each image, as in `timed`; empty: images have no times
+    time_texts: list[str]  # the time of each image, as in `timed_messages`; empty: images have no times
     is_timed: bool  # whether images of the whole sample have times
     media: list[Media]  # like `parts`, with their headers; empty: headers were not read
     placeholders_put_in: bool = False
@@ -99,17 +102,17 @@ class ReadSample(NamedTuple):
     def of_record(
         cls,
         raw: bytes,
-        placed: Placed,
+        placed: PlacedRecord,
         parts: list[MediaPart],
         media: list[Media],
         positions: list[Part | None],
         marks: list[str],
     ) -> "ReadSample":
         """Make an uncut sample; `raw`: its JSON or text, `marks`: the time of each image as text."""
-        record, timed = placed.record, stamped(placed.messages, marks)
+        record, timed = placed.record, with_times_in_text(placed.messages, marks)
         return cls(
             raw, placed.messages, timed, record.tools, record.fields, parts, positions, marks, bool(marks), media,
-            placed.were_put_in, tuple(record.unknown), record.leaves_out_tools, record.drops_nulls,
+            placed.placeholders_put_in, tuple(record.unknown), record.leaves_out_tools, record.drops_nulls,
         )  # fmt: skip
 
     @property
@@ -118,7 +121,7 @@ class ReadSample(NamedTuple):
         return [part.kind for part in self.parts]
 
     @property
-    def times_images(self) -> bool:
+    def has_times(self) -> bool:
         """Whether the sample's fields give times to its images: by `fps`, or by files of patch positions."""
         return not self.fields.keys().isdisjoint(TIME_FIELDS)
 
@@ -144,7 +147,7 @@ class ReadSample(NamedTuple):
         frames = self.fields.get("video_frames")
         return MemberInput(
             name,
-            self.timed,
+            self.timed_messages,
             tools=self.tools,
             video_frames=frames,
             token_len=token_len,

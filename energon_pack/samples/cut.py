@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from energon_pack.samples.media.kinds import BY_LETTER
+from energon_pack.samples.media.kinds import KIND_BY_LETTER
 from energon_pack.samples.placeholders import media_placeholders, split_content, with_media_first, without_images
 from energon_pack.samples.sample import Message
 from energon_pack.samples.weights import turn_weight, with_zero_weight
@@ -33,7 +33,7 @@ CUT_TYPE = pa.struct(
     ]
 )
 #: type of parts that `labels.expand` made; tables without such parts have `CUT_TYPE`
-EXPANDED_TYPE = pa.struct(
+EXPANDED_CUT_TYPE = pa.struct(
     [
         *CUT_TYPE,
         ("form", pa.string()),
@@ -43,9 +43,9 @@ EXPANDED_TYPE = pa.struct(
     ]
 )
 #: type of parts of the forms `open` and `tokens`
-TEXT_TYPE = pa.struct(
+TEXT_CUT_TYPE = pa.struct(
     [
-        *EXPANDED_TYPE,
+        *EXPANDED_CUT_TYPE,
         ("first_character", pa.int32()),
         ("first_token", pa.int32()),
         ("end_token", pa.int32()),
@@ -55,7 +55,7 @@ CUT_FORMS = ("turns", "pairs", "open", "tokens")
 
 
 class Cut(NamedTuple):
-    """The place of one part in its sample: a row of `CUT_TYPE`, `EXPANDED_TYPE` or `TEXT_TYPE`."""
+    """What a part takes from its sample; tables store it as `CUT_TYPE`, `EXPANDED_CUT_TYPE` or `TEXT_CUT_TYPE`."""
 
     part: str  # `2of3`
     first_turn: int  # a range of messages; the system turn is in each part
@@ -72,7 +72,7 @@ class Cut(NamedTuple):
 
     @property
     def all_kinds(self) -> list[str]:
-        return [BY_LETTER[letter] for letter in self.kinds]
+        return [KIND_BY_LETTER[letter] for letter in self.kinds]
 
 
 def with_cut_type(schema: pa.Schema, cuts: pa.StructType) -> pa.Schema:
@@ -80,8 +80,8 @@ def with_cut_type(schema: pa.Schema, cuts: pa.StructType) -> pa.Schema:
     return schema.set(schema.get_field_index("cut"), pa.field("cut", cuts))
 
 
-def widened_cuts(cuts: pa.ChunkedArray, kind: pa.StructType) -> pa.ChunkedArray:
-    """Return a column of cuts in a type that adds fields at the end of its own; the added fields are null."""
+def convert_cuts(cuts: pa.ChunkedArray, kind: pa.StructType) -> pa.ChunkedArray:
+    """Convert a column of cuts to the type `kind`, which may have more fields at its end: these become null."""
     if cuts.type == kind:
         return cuts
     added = list(kind)[cuts.type.num_fields :]
@@ -96,14 +96,14 @@ def widened_cuts(cuts: pa.ChunkedArray, kind: pa.StructType) -> pa.ChunkedArray:
     return pa.chunked_array(chunks, kind)
 
 
-def split_id(sample_id: str) -> tuple[str, str | None]:
+def split_member_id(sample_id: str) -> tuple[str, str | None]:
     """Split a member's id into the id of its sample and the name of the part (`2of3`; None: the whole sample)."""
     sample, mark, part = sample_id.rpartition("#")
     return (sample, part) if mark and PART_NAME.fullmatch(part) else (sample_id, None)
 
 
 def exchange_bounds(messages: Sequence[Message]) -> list[int]:
-    """Return where a conversation may be cut: the index of each exchange's first message, and the number of messages.
+    """Return the indices where a conversation may be cut: each exchange's first message, and the end of the last one.
 
     An exchange begins with a user's turn, holds at least one answer, and ends before the next user's turn that follows
     an answer. A document is one exchange.
@@ -123,7 +123,7 @@ def exchange_bounds(messages: Sequence[Message]) -> list[int]:
 
 
 def num_media_before(messages: Sequence[Message], kinds: Sequence[str]) -> list[int]:
-    """Return, for each message, how many media the messages before it have; and last, how many all messages have."""
+    """Return, for each message, the number of media in the messages before it; and last, the number in all messages."""
     counts = [0]
     for message in split_content(messages, kinds):
         content = message["content"]
@@ -154,11 +154,11 @@ def messages_of_part(messages: Sequence[Message], cut: Cut) -> list[Message]:
 
 def _repeated_media_turn(messages: Sequence[Message], cut: Cut) -> int | None:
     """Return the index of the user's first turn if a pair repeats the media of that turn; None: it does not."""
-    first = first_question(messages)
+    first = first_user_turn(messages)
     return first if cut.form == "pairs" and first is not None and first < cut.first_turn else None
 
 
-def first_question(messages: Sequence[Message]) -> int | None:
+def first_user_turn(messages: Sequence[Message]) -> int | None:
     """Return the index of the user's first turn; None: there is none."""
     return next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
 
@@ -176,9 +176,9 @@ def media_of_part(messages: Sequence[Message], cut: Cut) -> list[int]:
 
 
 def indices_of_kind(cut: Cut, media: Sequence[int], letter: str) -> list[int]:
-    """Return the index, among the sample's media of one kind, of each of these `media` that is of that kind.
+    """Turn indices among all media of a sample into indices among its media of one kind; leave out other kinds.
 
-    `media`: indices among all media of the sample. `letter`: of the kind, `i` for images, `v` for videos.
+    Of an image, a video and an image, `media` [1, 2] become [1] for the `letter` `i` (image), and [0] for `v` (video).
     """
     return [cut.kinds[:number].count(letter) for number in media if cut.kinds[number] == letter]
 
@@ -242,7 +242,7 @@ def parts_by_pair(messages: Sequence[Message], kinds: Sequence[str]) -> list[Cut
 
     Empty: the conversation stays whole, because it has one question, or its first question has no media.
     """
-    first, edges, before = first_question(messages), exchange_bounds(messages), num_media_before(messages, kinds)
+    first, edges, before = first_user_turn(messages), exchange_bounds(messages), num_media_before(messages, kinds)
     if first is None or before[first] == before[first + 1]:
         return []
     edges = [edges[0], *(edge for edge in edges[1:] if edge > first)]  # answers before the first question join its pair

@@ -16,7 +16,7 @@ _CHAT_FIELDS = frozenset(
     ("prompt", "completion", "instruction", "output", "query", "response", "question", "answer", "answers", "input")
 )
 #: keys of an answer that has more than a text
-_KEYS_BESIDE_TEXT = ("tool_calls", "reasoning", "thinking", "reasoning_content")
+_KEYS_OF_MORE_THAN_TEXT = ("tool_calls", "reasoning", "thinking", "reasoning_content")
 
 
 def is_document(messages: Sequence[Message]) -> bool:
@@ -44,8 +44,8 @@ def refuse_texts_between_images(fields: Mapping[str, Any]) -> None:
         raise Skip(Reason.BAD_MESSAGE, detail)
 
 
-def answer_alone(messages: Sequence[Message]) -> list[Message] | None:
+def document_of_answer(messages: Sequence[Message]) -> list[Message] | None:
     """Return a conversation of one answer as a document; None: it has other turns, or the answer is not only text."""
-    if len(messages) != 1 or messages[0]["role"] != "assistant" or any(map(messages[0].get, _KEYS_BESIDE_TEXT)):
+    if len(messages) != 1 or messages[0]["role"] != "assistant" or any(map(messages[0].get, _KEYS_OF_MORE_THAN_TEXT)):
         return None
     return [{**messages[0], "role": DOCUMENT}]

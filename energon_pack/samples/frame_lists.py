@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_pack.samples.media.kinds import IMAGE
-from energon_pack.samples.media.medium import FRAMES, RATE_KEYS
+from energon_pack.samples.media.medium import FRAMES_KEY, RATE_KEYS
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 
@@ -23,17 +23,17 @@ def frame_parts(names: Sequence[Any], settings: Mapping[str, Any]) -> list[Messa
 
 
 def frame_list_settings(num: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings for the first of `num` images that are one video: their number, and the video's settings."""
-    return {FRAMES: num, **settings}
+    """Return the video's settings with the number of its images, for the first of `num` images that are one video."""
+    return {FRAMES_KEY: num, **settings}
 
 
-def without_lists(messages: Sequence[Message]) -> list[Message]:
-    """Return messages in which listed frames of a video are ordinary images: without their settings as a video."""
+def without_frame_lists(messages: Sequence[Message]) -> list[Message]:
+    """Return messages in which a video's listed frames are single images, without the settings of a video."""
 
     def plain(part: Message) -> Message:
-        if FRAMES not in part.get("settings", ()):
+        if FRAMES_KEY not in part.get("settings", ()):
             return part
-        left_out = (FRAMES, "fps", *RATE_KEYS)
+        left_out = (FRAMES_KEY, "fps", *RATE_KEYS)
         settings = {key: value for key, value in part["settings"].items() if key not in left_out}
         return {**{key: part[key] for key in part if key != "settings"}, **({"settings": settings} if settings else {})}
 
@@ -43,6 +43,6 @@ def without_lists(messages: Sequence[Message]) -> list[Message]:
     ]
 
 
-def has_lists(settings: Any) -> bool:
+def has_frame_lists(settings: Any) -> bool:
     """Tell whether a sample's `media_settings` mark images as frames of one video."""
-    return isinstance(settings, list) and any(isinstance(item, Mapping) and item.get(FRAMES) for item in settings)
+    return isinstance(settings, list) and any(isinstance(item, Mapping) and item.get(FRAMES_KEY) for item in settings)

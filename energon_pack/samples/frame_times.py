@@ -18,8 +18,8 @@ _IMAGE = IMAGE.placeholder
 _MAX_DECIMALS = 9
 
 
-def position_names(fields: Mapping[str, Any], num_images: int) -> list[str]:
-    """Return the name of each image's .npy, "" for an image without; empty if the sample names none."""
+def position_files(fields: Mapping[str, Any], num_images: int) -> list[str]:
+    """Return each image's file of patch positions, "" for an image without one; empty: no image has one."""
     listed = fields.get("patch_positions") or []
     names = [name or "" for name in (listed if isinstance(listed, list) else [listed])]
     if any(not isinstance(name, str) for name in names) or (any(names) and len(names) != num_images):
@@ -30,7 +30,7 @@ def position_names(fields: Mapping[str, Any], num_images: int) -> list[str]:
 
 
 def load_patch_positions(raw: bytes, name: str) -> Any:
-    """Load patch positions from the bytes of a .npy: integers [patches, 3], the t, h and w of each; raises Skip."""
+    """Load patch positions from the bytes of a .npy: integers [patches, 3] (frame t, row h, column w); raises Skip."""
     if not raw.startswith(np.lib.format.MAGIC_PREFIX):  # numpy would show the bytes that are there
         raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} is no .npy")
     try:
@@ -62,7 +62,7 @@ def time_marks(fps: Any, decimals: Any, positions: Sequence[Any]) -> list[str]:
     return [f"<{time / fps:.{decimals}f} seconds>" for time in times]
 
 
-def stamped(messages: Sequence[Message], marks: Sequence[str]) -> list[Message]:
+def with_times_in_text(messages: Sequence[Message], marks: Sequence[str]) -> list[Message]:
     """Write the time of each image before its placeholder, and a newline after it, in all turns but the assistant's.
 
     `marks`: the time of each image as text, from `time_marks`; empty: the messages stay unchanged.

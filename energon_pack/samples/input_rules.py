@@ -64,8 +64,8 @@ class InputRules:
         """Return the id of a special token, or of a token of media; None: there is none."""
         return self.token_ids.get(token)
 
-    def feature_id(self, kind: str) -> int | None:
-        """Return the id of the tokens that hold features of a kind of media; None: there are none."""
+    def feature_token_id(self, kind: str) -> int | None:
+        """Return the id of the token that a model replaces by features of a kind of media; None: it has none."""
         return dict(self.types).get(KINDS[kind].token_type)
 
     def to_json(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from energon_pack.samples.media.medium import RATE_KEYS, SETTING_KEYS
 from energon_pack.samples.options import OPTION_KEYS
 from energon_pack.samples.preference import LABEL_KEYS, PREFERENCE_KEYS
 from energon_pack.samples.sample import MESSAGE_KEYS, REASONING_KEYS
-from energon_pack.samples.skip import Reason, Skip, one_value
+from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 from energon_pack.samples.weights import TURN_WEIGHT_KEYS
 
 _MAX_KEY_CHARACTERS = 60  # most characters of an unknown key
@@ -158,7 +158,7 @@ def similar_key(unknown: str) -> str | None:
     )
 
 
-def hint(unknown: str) -> str:
+def similar_key_hint(unknown: str) -> str:
     """Return `: did you mean image?`, the end of a message about an unknown key; empty: no key is spelled alike."""
     near = similar_key(unknown)
     return f": did you mean {near}?" if near and not unknown.endswith(near) else ""
@@ -174,7 +174,7 @@ def is_known_key(key: str) -> bool:
     return key in _KNOWN_KEYS[0]
 
 
-def said_once(value: dict[str, Any], level: int = 0) -> dict[str, Any]:
+def without_synonyms(value: dict[str, Any], level: int = 0) -> dict[str, Any]:
     """Return a sample with one key for each meaning: of two such as `tools` and `functions`, only one is kept.
 
     Args:
@@ -186,7 +186,7 @@ def said_once(value: dict[str, Any], level: int = 0) -> dict[str, Any]:
     if len(_KEYS_WITH_SYNONYMS[level].intersection(value)) < 2:
         return value
     for keys in _SYNONYMS[level]:
-        one_value(value, keys, _LEVEL_PREFIXES[level])
+        value_of_synonyms(value, keys, _LEVEL_PREFIXES[level])
         spare = [key for key in keys if value.get(key)][1:]
         value = {key: item for key, item in value.items() if key not in spare}
     return value

@@ -11,7 +11,7 @@ from energon_pack.samples.skip import Reason, Skip
 
 
 def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
-    """Return the parts of a sample that are its media: the listed ones in their order, or all, in the tar's order.
+    """Return a sample's media: the parts that its record lists, in that order; without a list all, in the tar's order.
 
     A listed name is a part (`0.jpg`), a whole member name (`00012.0.jpg`), or the extension of the only part that
     has it (`jpg`).

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from energon_pack.samples.media.kinds import ADDED, AUDIO, IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.kinds import ADDED_KINDS, AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.tokens import MemberTokens
 
 
@@ -32,7 +32,7 @@ NO_OPTIONS = SampleOptions()
 
 
 class Shared(NamedTuple):
-    """How many first tokens, images and videos a member of a pack has in common with the member before it."""
+    """The beginning that a member of a pack shares with the member before it: numbers of tokens, images and videos."""
 
     #: number of its first tokens that are also the first of the member before it; 0: it begins a new tree
     num_tokens: int = 0
@@ -81,7 +81,7 @@ class MemberInput:
 
 
 def media_fields(by_kind: Mapping[str, Any], plural: bool = True) -> dict[str, Any]:
-    """Return media as keyword arguments for `MemberInput`, or for a sample class of Energon.
+    """Turn media by kind into keyword arguments for `MemberInput`, or for a sample class of Energon.
 
     Sounds and media of added kinds are left out where there are none: classes of other stacks have no such fields.
 
@@ -92,7 +92,7 @@ def media_fields(by_kind: Mapping[str, Any], plural: bool = True) -> dict[str, A
     name = {kind: medium.plural if plural else kind for kind, medium in KINDS.items()}
     fields = {name[kind]: by_kind[kind] for kind in (IMAGE.kind, VIDEO.kind)}
     fields |= {name[kind]: by_kind[kind] for kind in (AUDIO.kind,) if _has_media(by_kind[kind])}
-    added = {kind: by_kind[kind] for kind, _ in ADDED if _has_media(by_kind[kind])}
+    added = {kind: by_kind[kind] for kind, _ in ADDED_KINDS if _has_media(by_kind[kind])}
     return {**fields, **({"others": added} if added else {})}
 
 

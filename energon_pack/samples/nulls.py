@@ -2,7 +2,7 @@
 
     {"name": "count_to", "arguments": {"harbour": null, "n": 3}}  ──without_nulls──►  {… "arguments": {"n": 3}}
 
-An author may write null as an argument or a default. `are_nulls_of_table` tells these apart by the record alone, so
+An author may write null as an argument or a default. `has_nulls_of_table` tells these apart by the record alone, so
 that a sample means the same wherever it is read. Pure.
 """
 
@@ -35,7 +35,7 @@ def without_nulls_of_a_table(record: dict[str, Any], setting: Nulls | None) -> d
     if not lists or setting is Nulls.keep:
         return None
     try:
-        if setting is None and not are_nulls_of_table(record):
+        if setting is None and not has_nulls_of_table(record):
             return None
         changed = {
             key: without_nulls(value) if key in _TOOL_KEYS else _without_nulls_in_calls(value)
@@ -46,7 +46,7 @@ def without_nulls_of_a_table(record: dict[str, Any], setting: Nulls | None) -> d
         raise Skip(Reason.INVALID_JSON, "nested too deeply") from None
 
 
-def are_nulls_of_table(record: Mapping[str, Any]) -> bool:
+def has_nulls_of_table(record: Mapping[str, Any]) -> bool:
     """Say whether the nulls of a record come from a table, which writes one for each key that an object lacks.
 
     They do if all objects in the same place of the record's lists have the same keys, and a null stands where no author

@@ -5,13 +5,13 @@ from itertools import accumulate, islice, pairwise
 
 import numpy as np
 
-from energon_pack.samples.media.kinds import BY_LETTER, KINDS
+from energon_pack.samples.media.kinds import KIND_BY_LETTER, KINDS
 from energon_pack.samples.tokens import OPERATIONS, MemberTokens, SeenMedium, Step
 from energon_pack.samples.tokens_part import COLUMN_TYPES, Array, PackTokens, TokensDamaged, id_columns, without_default
 
 
 def pack_tokens(members: Sequence[MemberTokens]) -> PackTokens:
-    """Make the columns of a pack from its members' ids, trained spans, weights and media."""
+    """Join the tokens of a pack's members (ids, trained spans, weights, media) into the columns of one pack."""
     lens = [*map(len, members)]
     starts = accumulate(lens, initial=0)
     spans = [
@@ -99,7 +99,7 @@ def _media_of_pack(pack: PackTokens) -> list[SeenMedium]:
     number = len(pack["kind"])
     if not number:
         return []
-    names = [BY_LETTER[chr(letter)] for letter in pack["kind"].tolist()]
+    names = [KIND_BY_LETTER[chr(letter)] for letter in pack["kind"].tolist()]
     steps = iter(
         [
             Step(OPERATIONS[operation], width, height)

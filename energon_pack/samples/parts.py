@@ -9,7 +9,7 @@ import numpy as np
 
 from energon_pack.run.plain_data import json_value
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, format_of, kind_by_name
-from energon_pack.samples.media.medium import SOUNDS_LIKE
+from energon_pack.samples.media.medium import SOUND_EXTENSION_OF
 from energon_pack.samples.skip import Skip
 
 REFERENCES_FIELD, SOURCE_PARTS_FIELD = "media_refs", "media_parts"
@@ -41,7 +41,7 @@ def kind_of(parts: Parts, name: str) -> str:
     if not isinstance(value, bytes):
         return named
     container = format_of(value[:16])
-    if container is not None and container.extension in SOUNDS_LIKE:
+    if container is not None and container.extension in SOUND_EXTENSION_OF:
         if named == AUDIO.kind:
             return named
         from energon_pack.samples.media.stream_probe import is_sound
@@ -52,12 +52,12 @@ def kind_of(parts: Parts, name: str) -> str:
 
 
 def patch_positions_of(part: Any) -> Any:
-    """Return the array of patch positions in a .npy part, which may be decoded already."""
+    """Return the patch positions in a .npy part, bytes or already an array: integers [patches, 3]."""
     return np.load(io.BytesIO(part), allow_pickle=False) if isinstance(part, bytes) else part
 
 
 class Reference(NamedTuple):
-    """The place in the source of a medium that a pack does not copy, or of the .npy of an image."""
+    """The place in the source of a file that a pack does not copy: a medium, or an image's patch positions (.npy)."""
 
     name: str  # name that the part has in a pack with copies
     place: tuple[str | int, ...]  # (shard, offset, size), (path of a file), or (path of an LMDB, key)
@@ -86,7 +86,7 @@ def references_of(value: Mapping[str, Any]) -> list[list[Reference]]:
 
 
 def read_referenced(parts: Parts, value: Mapping[str, Any], read: ReadMedia) -> dict[str, bytes]:
-    """Read from the source those parts that a pack refers to and does not hold; return their bytes by name."""
+    """Read with `read` the parts that a pack's JSON refers to and `parts` lacks; return their bytes by part name."""
     named = {part.name: part for member in references_of(value) for part in member}  # members may share media
     missing = [part for name, part in named.items() if name not in parts]
     return dict(zip([part.name for part in missing], read(missing, parts), strict=True))

@@ -16,7 +16,7 @@ from energon_pack.samples.skip import Reason, Skip
 
 PLACEHOLDERS = {kind: medium.placeholder for kind, medium in KINDS.items()}
 _PLACEHOLDER = re.compile(f"<({'|'.join(KINDS)})>")
-_WITH_SPACE = re.compile(rf"{_PLACEHOLDER.pattern}\s*")
+_PLACEHOLDER_AND_SPACE = re.compile(rf"{_PLACEHOLDER.pattern}\s*")
 _PART_SETTING_KEYS = ("name", "settings")  # the key for a content part's settings of its medium
 
 
@@ -44,7 +44,7 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
         The messages as they are stored and rendered, the order of the media by their placeholders (indices into
         `kinds`), and whether the placeholders had to be put in (at the start of the first user turn) or changed.
     """
-    messages = [_without_names(message) for message in messages]
+    messages = [_without_names_and_settings(message) for message in messages]
     if not kinds:
         return messages, [], False
     spelled_kinds = [kind for message in messages for kind in _placeholders(message, kinds)]
@@ -53,11 +53,11 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
         spoken_to = [k for m in messages if m["role"] != "assistant" for k in _placeholders(m, kinds)]
         if sorted(spoken_to) == sorted(kinds):
             spelled_kinds = spoken_to
-        elif renamed := _with_videos(messages, kinds):
+        elif renamed := _with_video_placeholders(messages, kinds):
             messages, inserted, spelled_kinds = renamed, True, list(kinds)
         elif spelled_kinds or num_placeholders([m for m in messages if m["role"] == "user"]):
             spelled = [k for m in messages for k in _placeholders(m, tuple(PLACEHOLDERS))]
-            raise Skip(Reason.PLACEHOLDER_MISMATCH, f"{_count(spelled)} in the text for {_count(kinds)}")
+            raise Skip(Reason.PLACEHOLDER_MISMATCH, f"{_amounts(spelled)} in the text for {_amounts(kinds)}")
         else:
             messages, inserted, spelled_kinds = _with_placeholders(messages, kinds), True, list(kinds)
     if spelled_kinds == [*kinds]:
@@ -73,7 +73,7 @@ def part_settings(messages: Sequence[Message], kinds: Sequence[str]) -> list[dic
     """
     if not any("settings" in part for m in messages if isinstance(m["content"], list) for part in m["content"]):
         return []
-    by_role = [(m["role"], settings) for m in messages for settings in _settings(m, kinds)]
+    by_role = [(m["role"], settings) for m in messages for settings in _settings_of_media(m, kinds)]
     if len(by_role) != len(kinds):  # the assistant's placeholders are plain text
         by_role = [(role, settings) for role, settings in by_role if role != "assistant"]
     return [settings for _, settings in by_role]
@@ -93,7 +93,7 @@ def split_content(messages: Sequence[Message], kinds: Sequence[str]) -> list[Mes
         literal = message["role"] == "assistant" and in_all != len(kinds)
         content = message["content"]
         if here and not literal and isinstance(content, str):
-            message = {**message, "content": _parts(content, kinds)}
+            message = {**message, "content": _content_parts(content, kinds)}
         result.append(message)
     return result
 
@@ -105,12 +105,12 @@ def without_images(messages: Sequence[Message], kinds: Sequence[str], number: in
     for message in messages:
         content = message["content"]
         if not (is_literal and message["role"] == "assistant"):
-            content, number = _with_text(content, number, text)
+            content, number = _with_images_as_text(content, number, text)
         result.append({**message, "content": content})
     return result
 
 
-def _with_text(content: str | list[Message], number: int, text: str) -> tuple[str | list[Message], int]:
+def _with_images_as_text(content: str | list[Message], number: int, text: str) -> tuple[str | list[Message], int]:
     """Replace the first `number` images of a content by a text; return also how many are still to be replaced."""
     image = IMAGE.placeholder
     if isinstance(content, str):
@@ -124,9 +124,9 @@ def _with_text(content: str | list[Message], number: int, text: str) -> tuple[st
 
 
 def media_placeholders(content: str | list[Message], kinds: Sequence[str]) -> str | list[Message]:
-    """Return a content without its text: the placeholders, each with the white space after it, or the media parts."""
+    """Return only the media of a content: placeholders with the white space after them, or content parts."""
     if isinstance(content, str):
-        return "".join(match[0] for match in _WITH_SPACE.finditer(content) if match[1] in kinds)
+        return "".join(match[0] for match in _PLACEHOLDER_AND_SPACE.finditer(content) if match[1] in kinds)
     return [part for part in content if part["type"] != "text"]
 
 
@@ -136,7 +136,7 @@ def with_media_first(
     """Put the media that `media_placeholders` returned before the content of a turn."""
     if isinstance(media, str) and isinstance(content, str):
         return media + content
-    parts = [_parts(each, kinds) if isinstance(each, str) else each for each in (media, content)]
+    parts = [_content_parts(each, kinds) if isinstance(each, str) else each for each in (media, content)]
     return [*parts[0], *parts[1]]
 
 
@@ -161,7 +161,7 @@ def _has_white_space(part: Message, other: Message) -> bool:
     return bool(part["text"][-1:].isspace() or other["text"][:1].isspace())
 
 
-def kind_of_parts(conversations: Iterable[Any]) -> str | None:
+def media_type_of_parts(conversations: Iterable[Any]) -> str | None:
     """Return the media type of the content parts in these conversations: a kind, or `mix`; None: all are text.
 
     Unlike `<image>` in a text, a part for a medium is never plain text.
@@ -182,7 +182,7 @@ def kind_of_parts(conversations: Iterable[Any]) -> str | None:
     return media_type([*kinds]) if kinds else None
 
 
-def _parts(content: str, kinds: Sequence[str]) -> list[Message]:
+def _content_parts(content: str, kinds: Sequence[str]) -> list[Message]:
     parts: list[Message] = []
     start = 0
     for match in _PLACEHOLDER.finditer(content):
@@ -203,14 +203,14 @@ def _placeholders(message: Message, kinds: Sequence[str]) -> list[str]:
     return [part["type"] for part in content if part["type"] != "text"]
 
 
-def _settings(message: Message, kinds: Sequence[str]) -> list[dict[str, Any] | None]:
+def _settings_of_media(message: Message, kinds: Sequence[str]) -> list[dict[str, Any] | None]:
     content = message["content"]
     if isinstance(content, str):
         return [None for _ in _placeholders(message, kinds)]
     return [part.get("settings") for part in content if part["type"] != "text"]
 
 
-def _with_videos(messages: Sequence[Message], kinds: Sequence[str]) -> list[Message] | None:
+def _with_video_placeholders(messages: Sequence[Message], kinds: Sequence[str]) -> list[Message] | None:
     """Return messages with `<video>` in place of each `<image>`; None: the media are not as many videos."""
     if set(kinds) != {VIDEO.kind} or any(not isinstance(message["content"], str) for message in messages):
         return None
@@ -230,10 +230,10 @@ def _with_placeholders(messages: list[Message], kinds: Sequence[str]) -> list[Me
             else:
                 content = [{"type": kind} for kind in kinds] + content
             return [*messages[:index], {**message, "content": content}, *messages[index + 1 :]]
-    raise Skip(Reason.PLACEHOLDER_MISMATCH, f"no placeholder and no user turn for {_count(kinds)}")
+    raise Skip(Reason.PLACEHOLDER_MISMATCH, f"no placeholder and no user turn for {_amounts(kinds)}")
 
 
-def _without_names(message: Message) -> Message:
+def _without_names_and_settings(message: Message) -> Message:
     content = message["content"]
     if isinstance(content, str) or not any(key in part for key in _PART_SETTING_KEYS for part in content):
         return message
@@ -241,5 +241,5 @@ def _without_names(message: Message) -> Message:
     return {**message, "content": flat_content(parts)}
 
 
-def _count(kinds: Sequence[str]) -> str:
+def _amounts(kinds: Sequence[str]) -> str:
     return ", ".join(amount(n, kind) for kind, n in sorted(Counter(kinds).items())) or "no media"

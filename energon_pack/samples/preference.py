@@ -10,7 +10,7 @@ from typing import Any
 
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import Take
-from energon_pack.samples.skip import Reason, Skip, one_value
+from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 
 _REJECTED_KEYS = frozenset(("rejected_response", "rejected_messages", "rejected_images"))
 #: keys that say whether an answer is good: true or false, 1 or 0, or a word; any other value is a remark
@@ -19,10 +19,10 @@ _PROMPT_KEYS = ("prompt", "question")
 PREFERENCE_KEYS = frozenset(("chosen", "rejected", *_REJECTED_KEYS, *LABEL_KEYS))
 
 
-def preferred(value: Mapping[str, Any], keys: Sequence[str], take: Take | None) -> dict[str, Any]:
-    """Return a sample's JSON without its rejected answer; a sample that is no preference data stays unchanged.
+def without_rejected_answer(value: Mapping[str, Any], keys: Sequence[str], take: Take | None) -> dict[str, Any]:
+    """Return a sample's JSON with the chosen answer only; a sample that is no preference data stays unchanged.
 
-    `keys`: fields that may hold its turns; the first is used if none is there.
+    `keys`: fields that may hold its turns. The turns are written to the first of them if the sample has none.
 
     Raises:
         Skip: `preference_data` if `take` is None; `not_chosen` if the sample's label calls its answer bad.
@@ -32,7 +32,7 @@ def preferred(value: Mapping[str, Any], keys: Sequence[str], take: Take | None) 
     rejected = sorted(name for name in _REJECTED_KEYS if value.get(name))
     completed = value.get("prompt") is not None and value.get("completion") is not None
     labels = {name: is_good for name in LABEL_KEYS if (is_good := _is_good(value.get(name))) is not None}
-    one_value({name: [is_good] for name, is_good in labels.items()}, LABEL_KEYS)
+    value_of_synonyms({name: [is_good] for name, is_good in labels.items()}, LABEL_KEYS)
     label = next(iter(labels), None)
     if not (has_pair or rejected or label):
         return dict(value)
@@ -63,7 +63,7 @@ def _prompt_turns(value: Mapping[str, Any], key: str) -> list[Message]:
     """Return the turns before the answer, from the conversation or from a prompt."""
     if isinstance(value.get(key), list):
         return list(value[key])
-    prompt: Any = one_value(value, _PROMPT_KEYS) or []
+    prompt: Any = value_of_synonyms(value, _PROMPT_KEYS) or []
     return prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
 
 

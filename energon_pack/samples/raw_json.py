@@ -7,8 +7,8 @@ from typing import Any
 
 from energon_pack.samples.skip import Reason, Skip
 
-_MANY_BRACKETS = 200
-_SPARE_NESTING = 200  # levels of nesting kept free for the pack's own JSON, and for recursive readers
+_MAX_UNCHECKED_BRACKETS = 200
+_SPARE_LEVELS = 200  # levels of nesting kept free for the pack's own JSON, and for recursive readers
 
 
 def load_json(raw: bytes) -> Any:
@@ -26,9 +26,9 @@ def parse_json(text: str) -> Any:
     """Parse one sample's JSON from a text, as `load_json` does; raises Skip: `invalid_json`."""
     try:
         value = _DECODER.decode(text)
-        if "\\u" in text or text.count("[") + text.count("{") > _MANY_BRACKETS:
+        if "\\u" in text or text.count("[") + text.count("{") > _MAX_UNCHECKED_BRACKETS:
             # Only an escape can bring in half a character; a value nested to the limit would not fit into a pack.
-            json.dumps(reduce(lambda inner, _: [inner], range(_SPARE_NESTING), value), ensure_ascii=False).encode()
+            json.dumps(reduce(lambda inner, _: [inner], range(_SPARE_LEVELS), value), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise Skip(Reason.INVALID_JSON, f"text is not valid Unicode: {error}") from None
     except RecursionError:

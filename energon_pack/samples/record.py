@@ -10,34 +10,34 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from energon_pack.samples.dialects.pairs import asked_and_answered, prompts_and_captions, turns_of_pair
-from energon_pack.samples.dialects.pictures import name_in, with_marks_replaced
-from energon_pack.samples.dialects.rewrite import in_our_words
+from energon_pack.samples.dialects.pairs import question_and_answer_turns, turns_of_pair, turns_of_prompts_and_captions
+from energon_pack.samples.dialects.pictures import media_name_in, replace_img_tags
+from energon_pack.samples.dialects.rewrite import rewrite_record
 from energon_pack.samples.dialects.table import conversation_of
 from energon_pack.samples.documents import (
     DOCUMENT,
-    answer_alone,
+    document_of_answer,
     is_document,
     refuse_texts_between_images,
 )
-from energon_pack.samples.frame_lists import frame_parts, without_lists
-from energon_pack.samples.keys import hint, said_once, unknown_keys
+from energon_pack.samples.frame_lists import frame_parts, without_frame_lists
+from energon_pack.samples.keys import similar_key_hint, unknown_keys, without_synonyms
 from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, PART_TYPES, VIDEO, kind_by_name
 from energon_pack.samples.media.medium import SETTING_KEYS
 from energon_pack.samples.nulls import without_nulls_of_a_table
-from energon_pack.samples.placeholders import flat_content, kind_of_parts
-from energon_pack.samples.preference import PREFERENCE_KEYS, preferred
+from energon_pack.samples.placeholders import flat_content, media_type_of_parts
+from energon_pack.samples.preference import PREFERENCE_KEYS, without_rejected_answer
 from energon_pack.samples.sample import MESSAGE_KEYS, REASONING_KEYS, Message
 from energon_pack.samples.settings import Frames, ReadSettings, SampleType, ToolsAs
-from energon_pack.samples.skip import Reason, Skip, one_value
+from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 from energon_pack.samples.tool_calls import (
     CALL_ROLES,
-    OTHER_PARTS,
-    as_text,
+    TOOL_PART_TYPES,
     call_turn,
-    joined,
-    tools_of,
+    joined_calls,
+    tool_schemas_of,
     turns_of_parts,
+    with_calls_as_text,
     with_tool_calls,
 )
 
@@ -47,11 +47,11 @@ _ROLES = {
     **dict.fromkeys(("gpt", "bot", "chatgpt", "bing", "model", "bard", *CALL_ROLES), "assistant"),
     **dict.fromkeys(("function", "observation", "function_response", "tool_response", "ipython"), "tool"),
 }
-_MEDIA_KEYS = ("name", "media_files")
+_MEDIA_LISTING_KEYS = ("name", "media_files")
 _MEDIUM_NAME_KEYS = (*PART_TYPES, "path", "url", "source")  # of a content part
-_PART = "content[]."
+_PART_PREFIX = "content[]."
 _KIND_KEYS = ("media", "media_type")
-_NOT_FIELDS = (*_KIND_KEYS, "tools", "functions")
+_NOT_KEPT_AS_FIELDS = (*_KIND_KEYS, "tools", "functions")
 
 
 @dataclass
@@ -83,23 +83,23 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
     It looks for `messages`, `conversations`, `texts`, `prompts`/`captions`, a caption, a question, a dialect of
     `dialects.table`, a `text`, in this order; if `settings.messages_key` is set, only for that.
     """
-    return parse_in_our_words(in_our_words(value, settings), settings)
+    return parse_rewritten_record(rewrite_record(value, settings), settings)
 
 
-def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = False) -> Record:
-    """Normalise JSON that `in_our_words` has rewritten; `lists_media`: the sample also lists media outside of it."""
+def parse_rewritten_record(value: Any, settings: ReadSettings, lists_media: bool = False) -> Record:
+    """Normalise JSON that `rewrite_record` has rewritten; `lists_media`: the sample also lists media outside of it."""
     if isinstance(value, list):
         value = {settings.messages_key or "messages": value}
     if not isinstance(value, dict):
         raise Skip(Reason.NOT_AN_OBJECT, f"the JSON is a {type(value).__name__}, not an object")
     refuse_texts_between_images(value)
     if not PREFERENCE_KEYS.isdisjoint(value):
-        value = preferred(value, _conversation_fields(settings), settings.take)
+        value = without_rejected_answer(value, _conversation_fields(settings), settings.take)
     without = without_nulls_of_a_table(value, settings.nulls)
     value = value if without is None else without
     messages, used, other_texts = _find_messages(value, settings)
     unknown = {**unknown_keys(value, [*used]), **other_texts}
-    spelled = kind_of_parts(value[key] for key in used)
+    spelled = media_type_of_parts(value[key] for key in used)
     if not messages:
         raise Skip(Reason.NO_MESSAGES, "the conversation is empty")
     system_key = "system" if value.get("system") else "system_prompt"  # ms-swift's
@@ -113,7 +113,7 @@ def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = F
         messages.insert(0, {"role": "system", "content": _content(system, 0) if isinstance(system, list) else system})
         used.add(system_key)
     if settings.sample_type in (SampleType.auto, SampleType.document):
-        messages = answer_alone(messages) or messages
+        messages = document_of_answer(messages) or messages
     roles = [message["role"] for message in messages]
     if "assistant" not in roles and DOCUMENT not in roles:
         raise Skip(Reason.NO_ASSISTANT_TURN, f"roles are {roles[:8]}")
@@ -121,23 +121,23 @@ def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = F
         raise Skip(Reason.BAD_MESSAGE, f"message {roles.index(DOCUMENT)} has the role {DOCUMENT!r}, and is not alone")
     if settings.sample_type is SampleType.document and not is_document(messages):
         raise Skip(Reason.NO_MESSAGES, f"source.sample_type=document, and roles are {roles[:8]}")
-    tools = tools_of(value.get("tools") or value.get("functions"))
+    tools = tool_schemas_of(value.get("tools") or value.get("functions"))
     is_as_text = settings.tools is ToolsAs.text
     has_calls = is_as_text and any(message.get("tool_calls") for message in messages)
     if is_as_text:
-        messages = [as_text(message, index) for index, message in enumerate(messages)]
+        messages = [with_calls_as_text(message, index) for index, message in enumerate(messages)]
     if settings.frames is Frames.images:
-        messages = without_lists(messages)
-    messages = with_marks_replaced(messages, value, lists_media)
+        messages = without_frame_lists(messages)
+    messages = replace_img_tags(messages, value, lists_media)
     if isinstance(names := value.get("patch_positions"), list):
-        value = {**value, "patch_positions": list(_flatten(names))}
-    listings = [key for key in _MEDIA_KEYS if key in value and _is_listing(value[key])]
-    used.update(listings, _NOT_FIELDS)
+        value = {**value, "patch_positions": list(_flat_items(names))}
+    listings = [key for key in _MEDIA_LISTING_KEYS if key in value and _is_listing(value[key])]
+    used.update(listings, _NOT_KEPT_AS_FIELDS)
     return Record(
         messages=messages,
         tools=None if is_as_text else tools,
         listed_media=_listed_media(value, listings, messages),
-        declared=spelled or one_value({key: _kind(value.get(key)) for key in _KIND_KEYS}, _KIND_KEYS),
+        declared=spelled or value_of_synonyms({key: _kind(value.get(key)) for key in _KIND_KEYS}, _KIND_KEYS),
         fields={key: item for key, item in value.items() if key not in used},
         unknown=unknown,
         leaves_out_tools=is_as_text and (tools is not None or has_calls),
@@ -147,10 +147,10 @@ def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = F
 
 def caption_record(caption: str, settings: ReadSettings) -> Record:
     """Make a conversation of a caption: `settings.caption_prompt` asks, the caption answers."""
-    return Record(asked_and_answered(settings.caption_prompt, caption.strip()))
+    return Record(question_and_answer_turns(settings.caption_prompt, caption.strip()))
 
 
-def with_hearing(record: Record, settings: ReadSettings) -> Record:
+def with_use_audio_setting(record: Record, settings: ReadSettings) -> Record:
     """Return a record with the run's `use_audio_in_video` (whether the sound of videos is heard), unless it has one."""
     if settings.use_audio_in_video is None or record.fields.get("use_audio_in_video") is not None:
         return record
@@ -172,9 +172,9 @@ def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[li
     """Return the messages of a sample, the keys they came from, and other texts of a conversation that it has."""
     if read := conversation_of(value, settings):
         written, other_texts = read
-        turns = written.turns()
-        messages = turns if written.name in ("document", "text") else _messages(turns)
-        return messages, {*(written.keys if written.used is None else written.used)}, other_texts
+        turns = written.make_turns()
+        messages = turns if written.name in ("document", "text") else _normalized_messages(turns)
+        return messages, {*(written.keys if written.consumed_keys is None else written.consumed_keys)}, other_texts
     if settings.messages_key:
         detail = f"source.messages_key={settings.messages_key} names no field of it; there are {sorted(value)[:8]}"
         raise Skip(Reason.NO_MESSAGES, detail)
@@ -191,23 +191,23 @@ def _field_advice(value: Mapping[str, Any]) -> str:
     return "source.messages_key names a field of turns, source.columns.prompt and .response name two of texts"
 
 
-def _messages(value: Any) -> list[Message]:
+def _normalized_messages(value: Any) -> list[Message]:
     if isinstance(value, dict) and {"prompts", "captions"} <= value.keys():
-        return prompts_and_captions(value)
+        return turns_of_prompts_and_captions(value)
     if not isinstance(value, list):
         raise Skip(Reason.BAD_MESSAGE, f"messages are a {type(value).__name__}, not a list")
     messages: list[Message] = []
     for index, message in enumerate(value):
-        for each in _turns(message, index):
+        for each in _normalized_turns(message, index):
             before = messages[-1] if messages else None
-            if "tool_calls" in each and (both := joined(before, each, message.get("role", message.get("from")))):
+            if "tool_calls" in each and (both := joined_calls(before, each, message.get("role", message.get("from")))):
                 messages[-1] = both
             else:
                 messages.append(each)
     return messages
 
 
-def _turns(message: Any, index: int) -> list[Message]:
+def _normalized_turns(message: Any, index: int) -> list[Message]:
     """Normalise a message to turns with role and content; other keys (loss …) stay; tool results become turns."""
     if not isinstance(message, dict):
         raise Skip(Reason.BAD_MESSAGE, f"message {index} is a {type(message).__name__}, not an object")
@@ -223,7 +223,7 @@ def _turns(message: Any, index: int) -> list[Message]:
     if len(message) > 2 or content_key not in message:
         if role_key == "role" and _ROLES.get(str(message.get("from")), role) != role:
             raise Skip(Reason.BAD_MESSAGE, f"message {index} has the role {named!r} and is from {message['from']!r}")
-        message = said_once(message, 1)
+        message = without_synonyms(message, 1)
         normal |= {k: v for k, v in message.items() if k not in (role_key, content_key)}
         if role == "assistant":
             normal = with_tool_calls(normal, index)
@@ -235,7 +235,7 @@ def _turns(message: Any, index: int) -> list[Message]:
     if named in CALL_ROLES:
         return [call_turn(normal, index)]
     if isinstance(content, list):
-        if any(isinstance(part, dict) and part.get("type") in OTHER_PARTS for part in content):
+        if any(isinstance(part, dict) and part.get("type") in TOOL_PART_TYPES for part in content):
             return [_with_content(turn, index) for turn in turns_of_parts(normal, index)]
         return [_with_content(normal, index)]
     if content is None and (normal.get("tool_calls") or any(map(normal.get, REASONING_KEYS))):
@@ -269,13 +269,13 @@ def _content(items: list[Any], index: int) -> str | list[Message]:
         kind = item.get("type", "text" if "text" in item else None) if isinstance(item, dict) else None
         kind = PART_TYPES.get(str(kind), str(kind))
         if kind == "text" and isinstance(text := item.get("text", item.get("value")), str):
-            said_once(item, 2)
+            without_synonyms(item, 2)
             parts.append({"type": "text", "text": text})
         elif kind in KINDS:
-            named = one_value(
-                {key: name_in(item.get(key)) for key in _MEDIUM_NAME_KEYS},
+            named = value_of_synonyms(
+                {key: media_name_in(item.get(key)) for key in _MEDIUM_NAME_KEYS},
                 (item["type"], kind, *_MEDIUM_NAME_KEYS),
-                _PART,
+                _PART_PREFIX,
             )
             settings = {key: item[key] for key in SETTING_KEYS if item.get(key) is not None}
             if kind == VIDEO.kind and isinstance(named, list):
@@ -284,15 +284,15 @@ def _content(items: list[Any], index: int) -> str | list[Message]:
             part = {"type": kind, **({"name": named} if isinstance(named, str) else {})}
             parts.append({**part, "settings": settings} if settings else part)
         else:
-            meant = hint(f"content[].{kind}")
+            meant = similar_key_hint(f"content[].{kind}")
             raise Skip(Reason.BAD_MESSAGE, f"message {index} has a content part {str(item)[:80]}{meant}")
     return flat_content(parts)
 
 
 def _listed_media(value: Mapping[str, Any], listings: Sequence[str], messages: list[Message]) -> list[str] | None:
-    one_value(value, listings)
+    value_of_synonyms(value, listings)
     for key in listings:
-        names = list(_flatten(value[key]))
+        names = list(_flat_items(value[key]))
         if not all(isinstance(name, str) for name in names):
             raise Skip(Reason.MISSING_MEDIA, f"{key} lists something that is not a name: {value[key]!r}")
         return names
@@ -313,7 +313,7 @@ def _kind(value: Any) -> str | None:
     return kind if kind in MEDIA_TYPES else None
 
 
-def _flatten(value: Any) -> Iterator[Any]:
+def _flat_items(value: Any) -> Iterator[Any]:
     waiting = [value]
     while waiting:
         item = waiting.pop()

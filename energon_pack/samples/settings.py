@@ -60,7 +60,7 @@ class Nulls(str, Enum):
 
 @dataclass
 class Columns:
-    """The names of a record's fields and of a turn's keys in the user's data; None: the name is the one given here."""
+    """The names of a record's fields and of a turn's keys in the user's data; None: the same name as here."""
 
     #: the field that holds the turns
     messages: str | None = None
@@ -88,7 +88,7 @@ class Columns:
 
 @dataclass
 class Roles:
-    """The names of the roles in the user's data; None: the name is the one given here."""
+    """The names of the roles in the user's data; None: the same name as here."""
 
     #: the role of the user
     user: str | None = None
@@ -102,7 +102,7 @@ class Roles:
 
 @dataclass
 class ReadSettings:
-    """Settings that turn the JSON of a sample into messages."""
+    """Settings `source.*` by which the JSON of a sample is read as messages."""
 
     #: the one field that holds the messages; None: `messages`, `conversations`, `texts`, prompts and captions …
     messages_key: str | None = None

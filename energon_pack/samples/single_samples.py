@@ -12,7 +12,7 @@ _TIME_FIELDS = ("patch_positions", "fps", "timestamp_decimal")
 
 
 class SingleSample(NamedTuple):
-    """A member of a pack, turned back into a sample of a source."""
+    """A member of a pack as a sample of a source: its JSON, and which parts of the pack are its files."""
 
     #: its JSON
     record: dict[str, Any]

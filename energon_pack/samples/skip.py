@@ -65,7 +65,7 @@ class Skip(Exception):
         return f"{self.reason.value}: {self.detail}"
 
 
-def one_value(value: Mapping[str, Any], keys: Sequence[str], place: str = "") -> Any:
+def value_of_synonyms(value: Mapping[str, Any], keys: Sequence[str], place: str = "") -> Any:
     """Return the value that a mapping has under one of several keys of the same meaning.
 
     If all values are empty, it is that of the first key that is there; None: no key is there.

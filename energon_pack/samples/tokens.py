@@ -24,7 +24,7 @@ class Step(NamedTuple):
 
 
 #: resize with Pillow; cut out the middle; resize with torch, as qwen_vl_utils does; a preprocessor of another package
-RESIZE, CROP, RESIZE_FRAME, OWN = OPERATIONS = ("resize", "crop", "resize_frame", "own")
+RESIZE, CROP, RESIZE_BY_TORCH, BY_PACKAGE = OPERATIONS = ("resize", "crop", "resize_frame", "own")
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ COLUMN_TYPES = {
     "num_frames": "u4", "num_in_source": "f8", "fps": "f8", "frame": "u4",
 }  # fmt: skip
 #: an id is kept once if it comes at least so often in a row
-_MIN_RUN = 4
+_MIN_REPEATS = 4
 _HEADER_BYTES = len(MAGIC) + 4 * len(COLUMN_TYPES)
 
 
@@ -61,7 +61,7 @@ class PackTokens:
         return np.zeros(0, COLUMN_TYPES[name]) if column is None else column
 
     def entries(self, name: str, number: int, default: float = 0) -> Array:
-        """Return `number` entries of a column; an empty column gives as many times its default.
+        """Return the `number` entries of a column; if the column is empty, `number` times its default.
 
         Raises:
             TokensDamaged: the column has another number of entries.
@@ -134,7 +134,7 @@ def id_columns(ids: npt.NDArray[np.int64]) -> dict[str, Array]:
     """Split token ids below 2³¹ into the columns `low`, `high`, `repeated` and `num_more` (see `COLUMN_TYPES`)."""
     starts = np.flatnonzero(np.diff(ids, prepend=-1))
     times = np.diff(starts, append=len(ids))
-    is_run = times >= _MIN_RUN
+    is_run = times >= _MIN_REPEATS
     places, num_more = starts[is_run], times[is_run] - 1
     kept = np.ones(len(ids), bool)
     for place, more in zip(places.tolist(), num_more.tolist(), strict=True):

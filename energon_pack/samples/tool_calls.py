@@ -14,19 +14,19 @@ from typing import Any
 
 from energon_pack.samples.raw_json import parse_json
 from energon_pack.samples.sample import REASONING_KEYS, Message
-from energon_pack.samples.skip import Reason, Skip, one_value
+from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 from energon_pack.samples.weights import TURN_WEIGHT_KEYS
 
 #: roles of turns that are calls
 CALL_ROLES = frozenset(("function_call", "tool_call"))
 #: types of content parts that are no text: calls, their results, thoughts
-OTHER_PARTS = ("tool_use", "tool_call", "tool_result", "thinking", "reasoning")
+TOOL_PART_TYPES = ("tool_use", "tool_call", "tool_result", "thinking", "reasoning")
 _THOUGHT_PATTERN = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 _TAGGED_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 def call_turn(turn: Message, index: int) -> Message:
-    """Return a turn whose content is tool calls as an assistant's turn with `tool_calls`.
+    """Turn a message whose content is tool calls into an assistant's turn with `tool_calls`.
 
     The content is the JSON of one call or of a list, perhaps after a thought; or a text with `<tool_call>` tags.
     """
@@ -71,14 +71,14 @@ def turns_of_parts(turn: Message, index: int) -> list[Message]:
                 _openai_call({"id": part.get("id"), "name": part.get("name"), "arguments": part.get("input")}, index)
             )
         elif kind == "tool_call":
-            calls += _text_and_calls(one_value(part, ("value", "tool_call"), "content[]."), index)[1]
+            calls += _text_and_calls(value_of_synonyms(part, ("value", "tool_call"), "content[]."), index)[1]
         elif kind == "tool_result":
             content = part.get("content")
             named = {"tool_call_id": part["tool_use_id"]} if isinstance(part.get("tool_use_id"), str) else {}
             weights = {key: turn[key] for key in TURN_WEIGHT_KEYS.intersection(turn)}
             results.append({"role": "tool", "content": "" if content is None else content, **named, **weights})
-        elif kind in OTHER_PARTS:
-            thoughts.append(one_value(part, ("thinking", "value"), "content[]."))
+        elif kind in TOOL_PART_TYPES:
+            thoughts.append(value_of_synonyms(part, ("thinking", "value"), "content[]."))
         elif calls:
             raise Skip(Reason.BAD_MESSAGE, f"message {index} goes on after a tool call: {str(part)[:80]}")
         else:
@@ -95,11 +95,11 @@ def turns_of_parts(turn: Message, index: int) -> list[Message]:
     return [*results, *([{**turn, "content": rest}] if rest else [])]
 
 
-def joined(before: Message | None, turn: Message, spelled: Any) -> Message | None:
-    """Join a turn of tool calls with the turn before it; None: it stays a separate turn.
+def joined_calls(before: Message | None, turn: Message, spelled: Any) -> Message | None:
+    """Join a turn of tool calls with the turn `before` it; None: they stay separate turns.
 
     Consecutive calls become one turn. In ms-swift's spelling, so do a text and the calls that follow it.
-    `spelled`: the role that the data gives the turn.
+    `spelled`: the turn's role as the data spell it, such as `function_call`.
     """
     if before is None or before["role"] != "assistant" or spelled not in CALL_ROLES:
         return None
@@ -114,7 +114,7 @@ def joined(before: Message | None, turn: Message, spelled: Any) -> Message | Non
     return {**turn, **before, "content": content, "tool_calls": calls}
 
 
-def as_text(message: Message, index: int) -> Message:
+def with_calls_as_text(message: Message, index: int) -> Message:
     """Return a turn without `tool_calls`: the JSON of each call stands at the end of the text, on its own line."""
     calls = message.get("tool_calls")
     if not calls:
@@ -131,7 +131,7 @@ def as_text(message: Message, index: int) -> Message:
     return {**{key: item for key, item in message.items() if key != "tool_calls"}, "content": content}
 
 
-def tools_of(value: Any) -> list[Any] | None:
+def tool_schemas_of(value: Any) -> list[Any] | None:
     """Read tool schemas from a list or its JSON text; a function alone gets OpenAI's wrapper. None: no tools."""
     if isinstance(value, str) and value.strip():
         try:
@@ -150,7 +150,7 @@ def _tool_schema(item: Any) -> Any:
         item = schema
     if not isinstance(item, dict) or "function" in item or "type" in item or not isinstance(item.get("name"), str):
         return item
-    one_value(item, ("parameters", "input_schema"))
+    value_of_synonyms(item, ("parameters", "input_schema"))
     function = {("parameters" if key == "input_schema" else key): field for key, field in item.items()}
     return {"type": "function", "function": function}
 
@@ -187,7 +187,7 @@ def _openai_call(value: Any, index: int) -> Message:
     function = value.get("function", value) if isinstance(value, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
         raise Skip(Reason.BAD_MESSAGE, f"message {index} is no JSON of a tool call with a name: {str(value)[:80]}")
-    arguments = _arguments(one_value(function, ("arguments", "parameters")), index)
+    arguments = _arguments(value_of_synonyms(function, ("arguments", "parameters")), index)
     named = {"id": value["id"]} if isinstance(value.get("id"), str) else {}
     return {**named, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from energon_pack.samples.documents import is_document
-from energon_pack.samples.keys import hint, is_known_key, is_media_key, similar_key
+from energon_pack.samples.keys import is_known_key, is_media_key, similar_key, similar_key_hint
 from energon_pack.samples.media.kinds import KINDS, kind_by_name
 from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.record import Record
@@ -26,7 +26,7 @@ _KEYS_OF_FILE_NAMES = ("file_name", "image_id", "video_id", "url", "link")
 KindOf = Callable[[Any], str | None]
 
 
-class _Field(NamedTuple):
+class _CheckedField(NamedTuple):
     key: str
     value: Any
     is_near_media_key: bool  # the key is nearly one of media
@@ -34,7 +34,7 @@ class _Field(NamedTuple):
 
 
 def media_file_names(fields: Mapping[str, Any]) -> Iterator[str]:
-    """Yield texts that look like the name of a media file, from all fields except those of the conversation."""
+    """Yield the texts in `fields` that look like the name of a media file, except those of the conversation."""
     values = (item for key, item in fields.items() if key not in MESSAGE_KEYS)
     return (leaf for value in values for leaf in leaf_values(value) if _kind_by_name(leaf))
 
@@ -44,7 +44,7 @@ def refuse_unread_media(
 ) -> None:
     """Raise Skip (`media_unread`) if a sample has a medium in a field that is not read.
 
-    `read`: names of the media that are read. `kind_of`: opens a field's value, and returns the kind of medium or None.
+    `read`: names of the media that are read. `kind_of`: opens a field's value; returns its kind of media, or None.
     """
     if is_tar and has_media and record.listed_media is None:  # all media of a tar's sample are read
         return
@@ -54,7 +54,9 @@ def refuse_unread_media(
             if kind is not None:
                 is_top = "[]" not in field.key and not is_tar
                 reads = f"source.columns.{KINDS[kind].plural}={field.key} reads it" if is_top else ""
-                raise unread_media_skip(f"{field.key} has {str(leaf)[:80]!r},", kind, hint(field.key), reads)
+                raise unread_media_skip(
+                    f"{field.key} has {str(leaf)[:80]!r},", kind, similar_key_hint(field.key), reads
+                )
 
 
 def unread_media_skip(place: str, kind: str, meant: str, reads: str) -> Skip:
@@ -68,7 +70,7 @@ def unread_media_skip(place: str, kind: str, meant: str, reads: str) -> Skip:
     return skip
 
 
-def _fields_to_check(record: Record, has_media: bool) -> Iterator[_Field]:
+def _fields_to_check(record: Record, has_media: bool) -> Iterator[_CheckedField]:
     """Yield the fields of a record, of its turns and of its content parts in which a medium counts.
 
     If a sample has media, other fields may name them again, or their masks: then only nearly known keys count. If it
@@ -82,7 +84,7 @@ def _fields_to_check(record: Record, has_media: bool) -> Iterator[_Field]:
             continue
         is_near_media_key = is_media_key(similar_key(key) or key)
         if is_near_media_key or not has_media:
-            yield _Field(key, value, is_near_media_key, is_near_media_key or has_places or not is_raw)
+            yield _CheckedField(key, value, is_near_media_key, is_near_media_key or has_places or not is_raw)
     for key, value in () if has_media else record.fields.items():
         is_near_media_key = is_media_key(key)
         if (
@@ -90,10 +92,10 @@ def _fields_to_check(record: Record, has_media: bool) -> Iterator[_Field]:
             and key not in MESSAGE_KEYS
             and (has_places or is_near_media_key or (key in _KEYS_OF_FILE_NAMES and not is_raw))
         ):
-            yield _Field(key, value, is_near_media_key, True)
+            yield _CheckedField(key, value, is_near_media_key, True)
 
 
-def _kind_of_value(leaf: Any, field: _Field, kind_of: KindOf) -> str | None:
+def _kind_of_value(leaf: Any, field: _CheckedField, kind_of: KindOf) -> str | None:
     named = _kind_by_name(leaf)
     if named and field.is_decided_by_name:
         return named

@@ -28,7 +28,7 @@ RecordMap = Callable[[dict[str, Any]], Any]
 
 
 def name_with_hash(name: str) -> str:
-    """Return the name of a function with the hash of its file: `module:function#hash`."""
+    """Return `module:function#hash`, with the hash of the function's file; raises PackError if `name` has another."""
     step = name.partition(_HASH_MARK)[0]
     named = f"{step}{_HASH_MARK}{_load_with_hash(step)[1]}"
     if _HASH_MARK in name and name != named:

@@ -62,7 +62,7 @@ def has_zero_weight(message: Message) -> bool:
 
 
 def with_zero_weight(message: Message) -> Message:
-    """Return a turn with `loss_weight: 0`, so that it is not trained; a turn that nothing trains stays unchanged."""
+    """Return a turn with `loss_weight: 0`, so that it is not trained; a turn that is never trained stays unchanged."""
     return {**message, "loss_weight": 0} if turn_weight(message, True) else message
 
 

@@ -10,7 +10,7 @@ from zlib import crc32
 
 from energon_pack.errors import PackError
 from energon_pack.run.address import bucket_of
-from energon_pack.samples.bytes import Bytes, Range
+from energon_pack.samples.bytes import ByteRange, Bytes
 from energon_pack.samples.parts import Reference
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.media_containers import OpenFiles, joined_name
@@ -94,7 +94,7 @@ class SourceMedia:
             ends = ends_of(file, offset, reference.size, lead)
         size = min(file.size - offset, reference.size) if lead else file.size
         self._refuse_changed(reference, ends, size)
-        return Range(file, offset, size)
+        return ByteRange(file, offset, size)
 
     def _place(self, reference: Reference) -> tuple[str, int, int]:
         """Return the path of the file with a medium, its offset there, and the bytes of the tar header before it."""

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, BinaryIO
 
-from energon_pack.samples.bytes import Range, as_file
-from energon_pack.samples.conversation import TIME_FIELDS, Placed, ReadSample, place
+from energon_pack.samples.bytes import ByteRange, as_file
+from energon_pack.samples.conversation import TIME_FIELDS, PlacedRecord, ReadSample, placed_record
 from energon_pack.samples.cut import Cut, fields_of_part, indices_of_kind, media_of_part, messages_of_part
-from energon_pack.samples.frame_times import load_patch_positions, stamped
+from energon_pack.samples.frame_times import load_patch_positions, with_times_in_text
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe_part
-from energon_pack.samples.media.requested import with_asked_settings
+from energon_pack.samples.media.requested import with_requested_settings
 from energon_pack.samples.options import options_of
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record
@@ -48,7 +48,7 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
         looked_at = _read_headers(reader, shard, listed)
         kinds = [medium.kind for medium in looked_at]
         seems = media_type(kinds)
-        placed = place(record, kinds)
+        placed = placed_record(record, kinds)
         if settings.media is None:
             _refuse_unread(reader, shard, row, placed.record, [part.name for part in listed])
         opened = [listed[i] for i in placed.order]
@@ -112,7 +112,7 @@ def read_text_only(reader: Reader, shard: Shard, row: MeasuredRow, settings: Rea
     """Read a measured sample from its JSON or text, `raw`; its media are not opened, and `media` is empty."""
     kinds = row.cut.all_kinds if row.cut else [part.kind for part in row.parts]
     record = shard.read_record(raw, row.record_part, bool(kinds), settings)
-    placed = place(record, kinds)
+    placed = placed_record(record, kinds)
     positions, marks = _read_times(reader, shard, placed, source_key(row.key), row.positions)
     sample = ReadSample.of_record(raw, placed, [] if row.cut else row.parts, [], positions, marks)
     return part_of(sample, row.cut)._replace(parts=row.parts) if row.cut else sample
@@ -123,15 +123,15 @@ def part_of(whole: ReadSample, cut: Cut) -> ReadSample:
     media = media_of_part(whole.messages, cut)
     images = indices_of_kind(cut, media, "i")
     messages = messages_of_part(whole.messages, cut)
-    marks = [whole.marks[number] for number in images] if whole.marks else []
+    marks = [whole.time_texts[number] for number in images] if whole.time_texts else []
     positions = [whole.positions[number] for number in images] if whole.positions else []
     return whole._replace(
         messages=messages,
-        timed=stamped(messages, marks),
+        timed_messages=with_times_in_text(messages, marks),
         fields=fields_of_part(whole.fields, cut, media),
         parts=[whole.parts[number] for number in media] if whole.parts else [],
         positions=positions if any(positions) else [],
-        marks=marks,
+        time_texts=marks,
         media=[whole.media[number] for number in media] if whole.media else [],
     )
 
@@ -145,18 +145,18 @@ def _as_requested(
 ) -> list[Media]:
     def opened(index: int) -> BinaryIO:
         part = parts[index]
-        return as_file(Range(reader.part_file(shard, part), part.offset, part.size))
+        return as_file(ByteRange(reader.part_file(shard, part), part.offset, part.size))
 
-    return with_asked_settings(media, fields.get("video_frames"), options_of(fields), opened)
+    return with_requested_settings(media, fields.get("video_frames"), options_of(fields), opened)
 
 
 def _read_times(
-    reader: Reader, shard: Shard, placed: Placed, key: str, parts: Sequence[Part]
+    reader: Reader, shard: Shard, placed: PlacedRecord, key: str, parts: Sequence[Part]
 ) -> tuple[list[Part | None], list[str]]:
     """Return the patch positions of each image, and the times that they give."""
     if placed.record.fields.keys().isdisjoint(TIME_FIELDS):
         return [], []
-    names = placed.position_names
+    names = placed.position_files
     positions = reader.positions(shard, names, key, parts) if names else []
     arrays = [None if part is None else load_patch_positions(reader.read(shard, part), part.name) for part in positions]
-    return positions, placed.marks(arrays)
+    return positions, placed.time_texts(arrays)

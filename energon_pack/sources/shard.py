@@ -19,10 +19,10 @@ from energon_pack.errors import one_line
 from energon_pack.run.address import bucket_of
 from energon_pack.run.plain_data import json_value
 from energon_pack.run.seeded_random import Ints
-from energon_pack.samples.keys import hint
+from energon_pack.samples.keys import similar_key_hint
 from energon_pack.samples.media_parts import listed_parts, media_parts
 from energon_pack.samples.raw_json import load_json
-from energon_pack.samples.record import Record, parse_record, with_hearing
+from energon_pack.samples.record import Record, parse_record, with_use_audio_setting
 from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
@@ -115,7 +115,7 @@ class _File:
     def read_record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         """Parse a sample as `record` does; settings of its mixture entry override `settings`, and add fields."""
         record = self.own.add_options(self.record(raw, part, has_media, self.own.reading or settings))
-        return with_hearing(record, settings)
+        return with_use_audio_setting(record, settings)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         """Parse a sample from the bytes of its JSON or text; raises Skip. `part`: its name in the tar, as `json`."""
@@ -293,7 +293,7 @@ class JsonlShard(_File):
     def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:
         names = record.listed_media or []
         if not names and record.declared not in (None, "text"):
-            meant = next(filter(None, map(hint, record.unknown)), "")
+            meant = next(filter(None, map(similar_key_hint, record.unknown)), "")
             raise Skip(Reason.MISSING_MEDIA, f"declared as {record.declared}, but it names no media{meant}")
         return [look_up(self._allowed_name(name)) for name in names]
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError, amount
 from energon_pack.run.load_by_name import load_entry_point
-from energon_pack.samples.media.kinds import MEDIA_NAMES
+from energon_pack.samples.media.kinds import MEDIA_EXTENSIONS
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.entry_settings import EntrySettings, read_entry_settings
 from energon_pack.sources.field_map import read_field_map
@@ -37,7 +37,7 @@ from energon_pack.sources.shard import JsonlShard, Shard, TarShard
 from energon_pack.sources.storage import expand, folder_of, real_path, walk
 from energon_pack.sources.table_shard import TableShard
 
-_MEDIA_FILE = re.compile(rf"(?i)\.({'|'.join(MEDIA_NAMES)})$")
+_MEDIA_FILE = re.compile(rf"(?i)\.({'|'.join(MEDIA_EXTENSIONS)})$")
 TAR_FILE = re.compile(r"(?i)\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
 
 

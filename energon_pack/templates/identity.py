@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from energon_pack.samples.media.kinds import ADDED
+from energon_pack.samples.media.kinds import ADDED_KINDS
 from energon_pack.templates.chat.jinja import variables_in, writes_date
 from energon_pack.templates.families.rules import ProcessorSettings
 from energon_pack.templates.settings import DEFAULT_DATE, Alpha, Labels, MediaConfig, Think
@@ -81,7 +81,7 @@ def fingerprints_of(
         "chat_template": short_hash(chat),
         "media": short_hash([spec.family, rules, media]),
         "rules": str(rules_version("".join(spec.chat_templates))),
-        **({"kinds": short_hash(added)} if (added := [one for one in ADDED if one[0] in kinds]) else {}),
+        **({"kinds": short_hash(added)} if (added := [one for one in ADDED_KINDS if one[0] in kinds]) else {}),
     }
 
 

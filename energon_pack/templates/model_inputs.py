@@ -27,7 +27,7 @@ from energon_pack.samples.input_rules import (
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.requested import with_asked_settings
+from energon_pack.samples.media.requested import with_requested_settings
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.skip import Skip
@@ -198,7 +198,7 @@ def sample_of(member: MemberInput) -> Sample:
     waiting = {kind: iter(each) for kind, each in member.media.items()}
     data = [next(waiting[kind]) for kind in kinds]
     in_sample = [next(media[kind]) for kind in kinds]
-    seen_media = with_asked_settings(
+    seen_media = with_requested_settings(
         in_sample, member.video_frames, member.options, lambda index: io.BytesIO(data[index])
     )
     return Sample(member.messages, seen_media, member.tools, member.options)

@@ -13,12 +13,12 @@ from PIL import Image
 
 from energon_pack.samples.media.image import Look
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
-from energon_pack.samples.media.lazy_image import with_look
+from energon_pack.samples.media.lazy_image import decoded_with_look
 from energon_pack.samples.media.medium import Media, MediumSettings
 from energon_pack.samples.media.prepared import apply_steps
-from energon_pack.samples.media.requested import lists_of_frames, num_in_source, span_of
+from energon_pack.samples.media.requested import frame_range_of, media_seen_by_model, num_source_frames
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.samples.tokens import OWN, RESIZE, RESIZE_FRAME, SeenMedium, Step
+from energon_pack.samples.tokens import BY_PACKAGE, RESIZE, RESIZE_BY_TORCH, SeenMedium, Step
 from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.preprocess import (
     QwenVLUtilsVideo,
@@ -51,8 +51,8 @@ class Preparation:
         if video.settings is None:
             rule = self._video_rule
             return self.rules.frames.choose(video) if rule is None else rule.choose_frames(video)
-        first, total = span_of(video)
-        if video.settings.counts_frames:
+        first, total = frame_range_of(video)
+        if video.settings.sets_num_frames:
             number = qwen_utils_num_frames(self._with_run_settings(video.settings), total, video.fps)
             return [first + index for index in spaced_indices(total, number)]
         return [first + index for index in self.choose_frames(replace(video, num_frames=total, settings=None))]
@@ -85,7 +85,7 @@ class Preparation:
     def _prepared_pixels(
         self, images: Sequence[Image.Image], kind: str, settings: MediumSettings | None
     ) -> list[Image.Image]:
-        shown = [with_look(image, self.looks[kind]) for image in images]
+        shown = [decoded_with_look(image, self.looks[kind]) for image in images]
         _, steps = self._size_and_steps(Media(kind, *shown[0].size, settings=settings), len(shown))
         return [
             apply_steps(image, steps, getattr(self._image_rule, "apply", _refuse_changed_pixels)) for image in shown
@@ -97,7 +97,7 @@ class Preparation:
         Args:
             features: for each returned medium, how many tokens hold its features; empty: 0 for all.
         """
-        lists = [*lists_of_frames(media)]
+        lists = [*media_seen_by_model(media)]
         each = zip(lists, features or [0] * len(lists), strict=True)
         return [self._seen_medium(medium, places.stop - places.start, number) for (medium, places), number in each]
 
@@ -116,7 +116,7 @@ class Preparation:
             height,
             steps,
             frames,
-            num_in_source(medium) if frames else 0.0,
+            num_source_frames(medium) if frames else 0.0,
             medium.fps,
             AUDIO.prepared(medium, self.rules.rate).num_samples if medium.is_heard else medium.num_samples,
         )
@@ -128,18 +128,18 @@ class Preparation:
             size = size[::-1]
         if medium.kind == VIDEO.kind:
             *before, last = self._frame_sizes(*size, num_frames, medium)
-            steps = [*(Step(RESIZE, *each) for each in before), Step(RESIZE_FRAME, *last)]
-        elif settings is not None and settings.pixels:
+            steps = [*(Step(RESIZE, *each) for each in before), Step(RESIZE_BY_TORCH, *last)]
+        elif settings is not None and settings.pixel_keys:
             steps = [Step(RESIZE, *qwen_utils_image_size(settings, *size, self._checked_factor(settings)))]
         else:
-            name = getattr(self._image_rule, "operation", OWN)
+            name = getattr(self._image_rule, "operation", BY_PACKAGE)
             steps = [] if self._image_rule is None else [Step(name, *self._image_rule.size(*size))]
         sizes = [size, *(step[1:] for step in steps)]
-        return size, [step for step, now in zip(steps, sizes, strict=False) if step.operation == OWN or now != step[1:]]
+        return size, [step for step, now in zip(steps, sizes, strict=False) if now != step[1:] or step[0] == BY_PACKAGE]
 
     def _frame_sizes(self, width: int, height: int, num_frames: int, medium: Media) -> list[tuple[int, int]]:
         """Return the sizes that frames get, one after the other; qwen_vl_utils resizes those of a list twice."""
-        settings = medium.settings if medium.settings is not None and medium.settings.pixels else None
+        settings = medium.settings if medium.settings is not None and medium.settings.pixel_keys else None
         if settings is None and not isinstance(self._video_rule, QwenVLUtilsVideo):
             return [(width, height) if self._video_rule is None else self._video_rule.size(width, height, num_frames)]
         factor = self.factor if settings is None else self._checked_factor(settings)
@@ -154,8 +154,8 @@ class Preparation:
         if self.factor < 2:
             raise Skip(
                 Reason.UNSUPPORTED_MEDIA,
-                f"{settings.pixels[0]} of a medium is for models whose tokens are squares of pixels, as Qwen-VL's, not"
-                f" model.template={self._family}: take it out (media=resize_max_pixels is for all images)",
+                f"{settings.pixel_keys[0]} of a medium is for models whose tokens are squares of pixels, as Qwen-VL's,"
+                f" not model.template={self._family}: take it out (media=resize_max_pixels is for all images)",
             )
         return self.factor
 

@@ -16,7 +16,7 @@ from energon_pack.errors import PackError
 from energon_pack.run.files import is_intact, make_once, write_whole
 from energon_pack.run.plain_data import node_of, plain
 from energon_pack.run.user_cache import read_kept, version_of, write_kept
-from energon_pack.samples.media.kinds import ADDED
+from energon_pack.samples.media.kinds import ADDED_KINDS
 from energon_pack.templates.build import build
 from energon_pack.templates.chat.jinja import writes_date
 from energon_pack.templates.choose_rules import TemplateChoice, TriedTemplate, choose_template
@@ -162,6 +162,6 @@ def _template_key(settings: TemplateSettings, folder: Path, place: str = "") -> 
     how |= {"media": asdict(settings.media), "labels": plain(settings.labels)}
     versions = {name: version_of(name) for name in _VERSIONED_PACKAGES}
     digest.update(
-        json.dumps([how, versions, RULES_VERSION, _SAVED_VERSION, *ADDED], sort_keys=True, default=str).encode()
+        json.dumps([how, versions, RULES_VERSION, _SAVED_VERSION, *ADDED_KINDS], sort_keys=True, default=str).encode()
     )
     return digest.hexdigest()[:16]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.requested import has_lists, lists_of_frames
+from energon_pack.samples.media.requested import has_frame_lists, media_seen_by_model
 from energon_pack.samples.member import NO_OPTIONS, SampleOptions
 from energon_pack.samples.placeholders import spells_placeholder, split_content
 from energon_pack.samples.sample import Message
@@ -32,9 +32,9 @@ def with_frame_lists_as_videos(sample: Sample) -> Sample:
 
 def frame_lists_as_videos(messages: list[Message], media: list[Media]) -> tuple[list[Message], list[Media]]:
     """Return messages and media with each list of frames as one video; raises Skip for text between the frames."""
-    if not has_lists(media):
+    if not has_frame_lists(media):
         return messages, media
-    seen = list(lists_of_frames(media))
+    seen = list(media_seen_by_model(media))
     kinds = {part.start: medium.kind for medium, part in seen}
     ends = {part.start: part.stop for _, part in seen}
     number = end = 0  # number of the next medium, and the end of its list

@@ -10,10 +10,10 @@ import numpy as np
 from PIL import Image
 
 from energon_pack.errors import one_line
-from energon_pack.samples.media.arguments import Clip, Prepared, media_arguments
-from energon_pack.samples.media.kinds import ADDED, AUDIO, IMAGE, KINDS, VIDEO, said
+from energon_pack.samples.media.arguments import Clip, PreparedMedia, media_arguments
+from energon_pack.samples.media.kinds import ADDED_KINDS, AUDIO, IMAGE, KINDS, VIDEO, describe
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.requested import metadata_of
+from energon_pack.samples.media.requested import video_metadata_of
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import SeenMedium
@@ -47,7 +47,7 @@ _MEDIA_KINDS: list[tuple[str, ...]] = [
     *[(HEARD_VIDEOS,)] * 3,
     (HEARD_VIDEOS, HEARD_VIDEOS),
     ("audio", HEARD_VIDEOS, "image"),
-    *[kinds for kind, _ in ADDED for kinds in (*[(kind,)] * 10, *[(kind,) * 2] * 4, (kind, "image", kind))],
+    *[kinds for kind, _ in ADDED_KINDS for kinds in (*[(kind,)] * 10, *[(kind,) * 2] * 4, (kind, "image", kind))],
 ]
 #: a larger medium is drawn anew with this chance: the full processor takes 30 ms for a large one
 _MAX_USUAL_PIXELS, _REDRAW_CHANCE = 100_000, 0.85
@@ -146,7 +146,7 @@ class Trial:
             outcome.num_refused += 1
             outcome.refusal = outcome.refusal or (f"{result}; its own call says {truth}" if is_new else truth)
             return
-        media = ", ".join(map(said, one.sample.media)) or "a text"
+        media = ", ".join(map(describe, one.sample.media)) or "a text"
         if isinstance(truth, str) or result != truth:
             outcome.difference = f"of {media} it makes {token_difference(result, truth)}"
             return
@@ -233,10 +233,10 @@ def _media_arguments(template: Template, one: TrialSample, chooses: bool = False
         else:
             size = template.prepared(medium, 0)
             values.append(np.resize(pixels, size.num_samples) if size != medium else pixels)
-    prepared = Prepared([medium.kind for medium in one.sample.media], values)
+    prepared = PreparedMedia([medium.kind for medium in one.sample.media], values)
     settings = template.rules.call_settings(template.spec.processor)
     arguments = media_arguments(prepared, settings, template.rules.nests_images)
-    if prepared.of(VIDEO.kind) and not chooses:
+    if prepared.of_kind(VIDEO.kind) and not chooses:
         del arguments["videos_kwargs"]["do_sample_frames"]
         arguments["videos_kwargs"] |= template.spec.processor.changed.get(VIDEO.kind, {})
     return arguments
@@ -250,7 +250,9 @@ def _clip_argument(template: Template, video: Media, pixels: Any, chooses: bool)
         size = AUDIO.prepared(video, template.rules.rate)
         sound = AUDIO.noise(size, np.random.default_rng(0))
     return Clip(
-        np.stack([np.asarray(frame) for frame in prepared]), metadata_of(video, frames if chooses else None), sound
+        np.stack([np.asarray(frame) for frame in prepared]),
+        video_metadata_of(video, frames if chooses else None),
+        sound,
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from energon_pack.run.user_cache import version_of
 from energon_pack.samples.input_rules import SAME_SIZE, SEVERAL_SIZES, VIDEOS_WITH_SOUND, InputRules
-from energon_pack.samples.media.arguments import Prepared, merged
+from energon_pack.samples.media.arguments import PreparedMedia, join_media
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.tokens import SeenMedium
 from energon_pack.templates.full_processor import quiet_transformers
@@ -52,7 +52,7 @@ class MediaProcessor:
         self._call = ProcessorCalls(rules)
         self._tried: dict[str, _TriedMedia] = {}
 
-    def __call__(self, members: Sequence[Prepared]) -> dict[str, Tensor]:
+    def __call__(self, members: Sequence[PreparedMedia]) -> dict[str, Tensor]:
         """Return the joined media inputs of some members, by name; JoinError: they can't be joined."""
         members = [member for member in members if member.order]
         if not members:
@@ -78,13 +78,13 @@ class MediaProcessor:
         used = {*kinds}
         return all(self._tried_media(kind).can_call_once for kind in used) and (len(used) < 2 or self._can_mix_kinds)
 
-    def check_split(self, whole: Prepared, last: Prepared) -> None:
+    def check_split(self, whole: PreparedMedia, last: PreparedMedia) -> None:
         """Check that a call for all media of a member (`whole`) equals two: for those before `last`, and for `last`.
 
         Raises:
             JoinError: the inputs differ.
         """
-        first = whole.first(len(whole.order) - len(last.order))
+        first = whole.first_media(len(whole.order) - len(last.order))
         together = self([whole])
         apart = join([self([first]), self([last])], self._known_joins)
         if not _are_same(apart, together):
@@ -148,7 +148,7 @@ class MediaProcessor:
             _log.warning("%s", why)
         return tried
 
-    def _tokens_of_rows(self, kind: str, members: Sequence[Prepared]) -> dict[str, float]:
+    def _tokens_of_rows(self, kind: str, members: Sequence[PreparedMedia]) -> dict[str, float]:
         """Return `_TriedMedia.tokens_of_row`: ratios that are the same for members of several sizes."""
         numbers_of: dict[str, set[float]] = {}
         for tokens, media in zip(trial_members(self._rules, SEVERAL_SIZES, kind), members, strict=True):
@@ -184,7 +184,7 @@ class MediaProcessor:
         """Whether one call for media of several kinds gives the same as separate calls."""
         each = [list(trial_media(self._rules, SEVERAL_SIZES, kind)) for kind in self._call.kinds]
         heard = [*trial_media(self._rules, VIDEOS_WITH_SOUND, VIDEOS_WITH_SOUND)]
-        members = [*(of_kind[0] for of_kind in each), merged([of_kind[1] for of_kind in each]), *heard]
+        members = [*(of_kind[0] for of_kind in each), join_media([of_kind[1] for of_kind in each]), *heard]
         try:
             together = self._call(members)
             apart = join([self._call([member]) for member in members], self._known_joins)
@@ -192,7 +192,7 @@ class MediaProcessor:
             return False
         return _are_same(apart, together)
 
-    def _needs_no_text(self, members: Sequence[Prepared]) -> bool:
+    def _needs_no_text(self, members: Sequence[PreparedMedia]) -> bool:
         """Say whether the image processor alone makes the same inputs from images."""
         try:
             whole = self._call(members)

@@ -15,9 +15,9 @@ from PIL import Image
 from torch import Tensor
 
 from energon_pack.samples.input_rules import BLANK_IMAGE, MODEL_PROBE, InputRules
-from energon_pack.samples.media.arguments import Prepared
+from energon_pack.samples.media.arguments import PreparedMedia
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
-from energon_pack.samples.media.prepared import changed, prepared_media
+from energon_pack.samples.media.prepared import apply_medium_steps, prepared_media
 from energon_pack.samples.member import NOTHING_SHARED, MemberInput, Shared
 from energon_pack.samples.tokens import MemberTokens, SeenMedium
 from energon_pack.training.encoded import Encoded as Encoded
@@ -173,8 +173,8 @@ class MemberEncoder:
             Encoded(
                 draft.member.sample_id,
                 member,
-                num_images=len(draft.added_media.of(IMAGE.kind)),
-                num_videos=len(draft.added_media.of(VIDEO.kind)),
+                num_images=len(draft.added_media.of_kind(IMAGE.kind)),
+                num_videos=len(draft.added_media.of_kind(VIDEO.kind)),
             )
             for draft, member in zip(drafts, self._members(drafts, shares), strict=True)
         ]
@@ -216,8 +216,8 @@ class MemberEncoder:
             ]
         media = self._media_processor([draft.added_media for draft in drafts])
         self._media_processor.refuse_feature_mismatch(media, added)
-        images = _rows_by_member(media, _GRIDS[:1], [len(draft.added_media.of(IMAGE.kind)) for draft in drafts])
-        videos = _rows_by_member(media, _GRIDS[1:], [len(draft.added_media.of(VIDEO.kind)) for draft in drafts])
+        images = _rows_by_member(media, _GRIDS[:1], [len(draft.added_media.of_kind(IMAGE.kind)) for draft in drafts])
+        videos = _rows_by_member(media, _GRIDS[1:], [len(draft.added_media.of_kind(VIDEO.kind)) for draft in drafts])
         images = _with_shared_rows(images, [draft.num_shared[0] for draft in drafts])
         videos = _with_shared_rows(videos, [draft.num_shared[1] for draft in drafts])
         return media, [image | video for image, video in zip(images, videos, strict=True)]
@@ -263,7 +263,7 @@ class MemberEncoder:
         """Return the media inputs of one small white image, for ranks whose pack has no image."""
         (medium,) = next(one.tokens.media for one in self._rules.trial if one.purpose == BLANK_IMAGE)
         white = Image.new("RGB", (medium.width, medium.height), "white")
-        return self._media_processor([Prepared([IMAGE.kind], changed(self._rules, medium, [white]))])
+        return self._media_processor([PreparedMedia([IMAGE.kind], apply_medium_steps(self._rules, medium, [white]))])
 
 
 def media_in_order(member: MemberInput, media: Sequence[SeenMedium]) -> list[Any]:
@@ -284,9 +284,9 @@ class _Draft:
     member: MemberInput
     tokens: MemberTokens
     #: the media that it adds to its pack
-    added_media: Prepared
+    added_media: PreparedMedia
     #: all of its media; None: the media that it adds are enough
-    all_media: Prepared | None = None
+    all_media: PreparedMedia | None = None
     #: images and clips that it shares with the member before it
     num_shared: tuple[int, int] = (0, 0)
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from energon_pack.samples.input_rules import InputRules
-from energon_pack.samples.media.arguments import Prepared, merged
+from energon_pack.samples.media.arguments import PreparedMedia, join_media
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.prepared import changed, clip, media_inputs
+from energon_pack.samples.media.prepared import apply_medium_steps, make_clip, media_inputs
 from energon_pack.samples.tokens import MemberTokens, SeenMedium
 from energon_pack.templates.full_processor import full_processor, quiet_transformers
 from energon_pack.training.joining import JoinError
@@ -63,21 +63,21 @@ class ProcessorCalls:
         self._rules = rules
         self._token_outputs: set[str] = set()
 
-    def __call__(self, members: Sequence[Prepared], as_rows: bool = False) -> dict[str, Tensor]:
+    def __call__(self, members: Sequence[PreparedMedia], as_rows: bool = False) -> dict[str, Tensor]:
         """Return the media inputs, by name, of some members in one text; `as_rows`: in a text for each member."""
-        every = merged(members)
+        every = join_media(members)
         arguments = media_inputs(self._rules, every)
         processor, alone = self._loaded
         if alone is not None:
             if other := next(
-                (KINDS[kind].nouns for kind in reversed(KINDS) if every.of(kind) and kind != IMAGE.kind), ""
+                (KINDS[kind].nouns for kind in reversed(KINDS) if every.of_kind(kind) and kind != IMAGE.kind), ""
             ):
                 raise ImportError(f"training on {other} needs torchvision: pip install 'energon-pack[train]'")
-            return _tensors(alone(every.of(IMAGE.kind), return_tensors="pt", **arguments.get("images_kwargs", {})))
+            return _tensors(alone(every.of_kind(IMAGE.kind), return_tensors="pt", **arguments.get("images_kwargs", {})))
         placeholders = self._rules.placeholders
-        if as_rows and self._rules.nests_images and every.of(IMAGE.kind):
-            arguments[IMAGE.argument] = [images for part in members if (images := part.of(IMAGE.kind))]
-        tail = "." if every.of(AUDIO.kind) else ""  # else a mask of frames, one a token, looks like an input of tokens
+        if as_rows and self._rules.nests_images and every.of_kind(IMAGE.kind):
+            arguments[IMAGE.argument] = [images for part in members if (images := part.of_kind(IMAGE.kind))]
+        tail = "." if every.of_kind(AUDIO.kind) else ""  # else a mask of frames, one a token, looks like tokens
         texts = [
             "".join(placeholders[kind] for kind in part.order) + tail for part in (members if as_rows else [every])
         ]
@@ -90,10 +90,10 @@ class ProcessorCalls:
         self._token_outputs |= {name for name, value in whole.items() if value.shape == shape}
         return {name: value for name, value in tensors.items() if name not in self._token_outputs}
 
-    def images(self, members: Sequence[Prepared], names: Collection[str]) -> dict[str, Tensor]:
+    def images(self, members: Sequence[PreparedMedia], names: Collection[str]) -> dict[str, Tensor]:
         """Process only images, by the image processor without any text; return its outputs in `names`."""
-        arguments = media_inputs(self._rules, merged(members))
-        images = merged(members).of(IMAGE.kind)
+        arguments = media_inputs(self._rules, join_media(members))
+        images = join_media(members).of_kind(IMAGE.kind)
         processor, alone = self._loaded
         output = (alone or processor.image_processor)(images, return_tensors="pt", **arguments.get("images_kwargs", {}))
         return _tensors({name: value for name, value in output.items() if name in names})
@@ -164,23 +164,23 @@ def _random_medium(rules: InputRules, medium: SeenMedium, seed: int) -> Any:
     size = medium.width, medium.height
     sound = Media(AUDIO.kind, num_samples=medium.num_samples, rate=rules.rate)
     if medium.kind == IMAGE.kind:
-        return changed(rules, medium, [IMAGE.noise(Media(IMAGE.kind, *size), rng)])[0]
+        return apply_medium_steps(rules, medium, [IMAGE.noise(Media(IMAGE.kind, *size), rng)])[0]
     if medium.kind == VIDEO.kind:
         frames = VIDEO.noise(Media(VIDEO.kind, *size, num_frames=len(medium.frames)), rng)
         heard = AUDIO.noise(sound, rng) if medium.num_samples else None
-        return clip(medium, changed(rules, medium, [*map(Image.fromarray, frames)]), heard)
+        return make_clip(medium, apply_medium_steps(rules, medium, [*map(Image.fromarray, frames)]), heard)
     if medium.kind == AUDIO.kind:
         return AUDIO.noise(sound, rng)
     return KINDS[medium.kind].noise(Media(medium.kind, *size, num_samples=medium.num_samples, rate=rules.rate), rng)
 
 
-def random_media(rules: InputRules, member: MemberTokens, seed: int) -> Prepared:
+def random_media(rules: InputRules, member: MemberTokens, seed: int) -> PreparedMedia:
     """Return random media of the kinds and sizes that a member's media have."""
     media = [_random_medium(rules, one, seed) for one in member.media]
-    return Prepared([medium.kind for medium in member.media], media)
+    return PreparedMedia([medium.kind for medium in member.media], media)
 
 
-def trial_media(rules: InputRules, purpose: str, kind: str) -> Iterator[Prepared]:
+def trial_media(rules: InputRules, purpose: str, kind: str) -> Iterator[PreparedMedia]:
     """Yield random media for the trial's members with this purpose (`SIZES`, `TWINS` …) and kind of media."""
     yield from (random_media(rules, one, seed) for seed, one in enumerate(trial_members(rules, purpose, kind)))
 

@@ -20,7 +20,7 @@ from energon_pack.errors import PackError, short
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import yaml_value
-from energon_pack.samples.flavors import packed_flavor, reading_problem
+from energon_pack.samples.flavors import find_packed_flavor, reading_problem
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE
 from energon_pack.sources.tar import TarScan
@@ -149,7 +149,7 @@ def _check_splits(
 def _check_dataset_yamls(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterator[str]:
     """Check that Energon is told to read the packs as they are; subflavors may be a user's own."""
     name, which = manifest.get("flavor"), value_at(manifest, "content", "output", "dataset_yaml")
-    flavor = packed_flavor(name) if isinstance(name, str) else None
+    flavor = find_packed_flavor(name) if isinstance(name, str) else None
     if flavor is None or which not in ("typed", "crude"):
         yield f"{MANIFEST} has flavor={short(name)}, content.output.dataset_yaml={short(which)}"
         return

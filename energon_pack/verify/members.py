@@ -67,7 +67,7 @@ def compare_members(
             if packed is not None or MESSAGES_FIELD not in pack.flavor.optional:
                 yield "source text", member.sample_id, _text_differences(packed, expected)
             if again is not None:
-                seen = Sample(sample.timed, sample.media, sample.tools, sample.options)
+                seen = Sample(sample.timed_messages, sample.media, sample.tools, sample.options)
                 yield "source tokens", member.sample_id, token_differences(again[0][index], again[1], seen)
         for name, part in zip(next(iter((pack.part_names or [])[index : index + 1]), []), parts, strict=False):
             try:

@@ -16,10 +16,10 @@ from energon_pack.dataset.pack_json import Pack
 from energon_pack.errors import short
 from energon_pack.plan import caps
 from energon_pack.plan.settings import Overlong
-from energon_pack.samples.cut import split_id
+from energon_pack.samples.cut import split_member_id
 from energon_pack.samples.flavors.schema import MESSAGES_FIELD
 from energon_pack.samples.media.kinds import IMAGE, IMAGE_EXTENSIONS, KINDS, format_of
-from energon_pack.samples.media.medium import SOUNDS_LIKE
+from energon_pack.samples.media.medium import SOUND_EXTENSION_OF
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import STORED_SETTINGS
@@ -96,7 +96,7 @@ def check_kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
     usual, content = (format.extension, format.kind) if format else (None, None)
     line = f"{name} begins with {head[:8]!r}: {usual or 'no medium that is known'}"
     if pack.flavor.names_content:
-        is_other = extension not in (usual, SOUNDS_LIKE.get(usual or ""))
+        is_other = extension not in (usual, SOUND_EXTENSION_OF.get(usual or ""))
         if is_other and (usual or extension in IMAGE_EXTENSIONS or expected not in (None, IMAGE.kind)):
             yield line
     elif expected and expected != content:
@@ -233,4 +233,4 @@ def samples_of(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[tuple[
         for member in members:
             yield member.sample, member.cut.part if member.cut else None
         return
-    yield from map(split_id, ids)
+    yield from map(split_member_id, ids)

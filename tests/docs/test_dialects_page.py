@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from energon_pack.samples.conversation import place
+from energon_pack.samples.conversation import placed_record
 from energon_pack.samples.dialects.table import DIALECTS, TURN_FIELDS
 from energon_pack.samples.media.kinds import kind_by_name
 from energon_pack.samples.settings import Columns, ReadSettings, Roles
@@ -17,7 +17,7 @@ ROWS = table(PAGE, "dialect | a record")
 
 def packed(value: object, settings: ReadSettings) -> str:
     record = parse_line(value, LineSettings("/data"), settings)
-    messages = place(record, [kind_by_name(name) or "" for name in record.listed_media or ()]).messages
+    messages = placed_record(record, [kind_by_name(name) or "" for name in record.listed_media or ()]).messages
     return " · ".join(f"{message['role']}§{message['content']}" for message in messages)
 
 

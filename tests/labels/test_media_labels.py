@@ -28,15 +28,16 @@ def counted(template: Template, path: Path, most: int | None = None) -> tuple[in
     for number, sample in enumerate(samples_of(path)):
         if seen == most:
             break
-        for messages in (sample.timed, answered_with_media(sample.timed)) if sample.media else (sample.timed,):
+        asked = sample.timed_messages
+        for messages in (asked, answered_with_media(asked)) if sample.media else (asked,):
             try:
                 labels = wrong_labels(template, Sample(messages, sample.media, sample.tools))
             except Skip:  # the template's own reasons: roles that do not alternate, media it does not write there
                 continue
-            seen += messages is sample.timed
-            answered += messages is not sample.timed
+            seen += messages is asked
+            answered += messages is not asked
             if labels:
-                wrong[f"{path.name} {number} {'asked' if messages is sample.timed else 'answered'}"] = labels
+                wrong[f"{path.name} {number} {'asked' if messages is asked else 'answered'}"] = labels
     return seen, answered, wrong
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from energon_pack.samples.dialects.table import DIALECTS
-from energon_pack.samples.media.requested import settings_of
+from energon_pack.samples.media.requested import medium_settings_of
 from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import ReadSettings, SampleType, Take
@@ -159,7 +159,7 @@ def test_two_spellings_of_one_thing_that_differ_are_an_error(value: dict[str, An
 def test_other_spellings_that_differ_are_an_error() -> None:
     """The frames of a list were taken at one of two rates, the verdict of one of two labels was believed."""
     with pytest.raises(Skip, match=r"fps is '2' and sample_fps '4': two spellings"):
-        settings_of({"list_of_frames": 2, "fps": 2, "sample_fps": 4}, {}, "image")
+        medium_settings_of({"list_of_frames": 2, "fps": 2, "sample_fps": 4}, {}, "image")
     with pytest.raises(Skip, match=r"label is .* and kto_tag .* two spellings"):
         parse_record({"messages": SAID, "label": True, "kto_tag": 0}, ReadSettings(take=Take.chosen))
     with pytest.raises(Skip, match="prompt is 'p' and question 'q': two spellings"):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from energon_pack.errors import PackError
-from energon_pack.samples.conversation import place
+from energon_pack.samples.conversation import placed_record
 from energon_pack.samples.media_parts import media_parts
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Part
@@ -26,7 +26,7 @@ def placed(value: Any, *kinds: str, settings: ReadSettings = AUTO) -> tuple[list
     """The contents as packs store them, and the media, of a line of JSONL."""
     record = parse_line(value, LINES, settings)
     kinds = kinds or ("image",) * len(record.listed_media or ())
-    return [m["content"] for m in place(record, kinds).messages], record.listed_media
+    return [m["content"] for m in placed_record(record, kinds).messages], record.listed_media
 
 
 def said_of(value: Any, settings: ReadSettings = AUTO, kinds: tuple[str, ...] = ()) -> str:
@@ -64,9 +64,9 @@ def test_a_path_in_the_text_beside_other_media_is_no_guess(value: Any, said: str
 def test_an_image_in_the_text_stands_for_a_video() -> None:
     """LLaVA-Video writes `<image>` for a `video`: every sample was `placeholder_mismatch`."""
     record = parse_line(asked("<image>\nWhat happens?", video="v.mp4", data_source="x"), LINES, AUTO)
-    result = place(record, ["video"])
+    result = placed_record(record, ["video"])
     assert result.messages[0]["content"] == "<video>\nWhat happens?"
-    assert result.were_put_in
+    assert result.placeholders_put_in
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_pack.samples.nulls import are_nulls_of_table
+from energon_pack.samples.nulls import has_nulls_of_table
 from energon_pack.samples.options import options_of
 from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.settings import Nulls, ReadSettings
@@ -81,7 +81,7 @@ def _version(path: str) -> str:
     ],
 )
 def test_whose_nulls_they_are(record: Values, expected: bool) -> None:
-    assert are_nulls_of_table(record) is expected
+    assert has_nulls_of_table(record) is expected
 
 
 def test_what_an_author_wrote_stays_unless_the_setting_says_otherwise() -> None:
@@ -96,7 +96,7 @@ def test_what_an_author_wrote_stays_unless_the_setting_says_otherwise() -> None:
     assert arguments(read(row, Nulls.keep)) == {"harbour": None, "n": 3}
     parts = [{"type": "image", "text": None}, {"type": "text", "text": "a"}]
     of_images = {"messages": [{"role": role, "content": parts, "name": None} for role in ("user", "assistant")]}
-    assert are_nulls_of_table(of_images)
+    assert has_nulls_of_table(of_images)
     assert not read(of_images).drops_nulls  # no text has changed
     assert options_of({"chat_template_kwargs": {"a": None, "b": 1}}).chat_template_kwargs == {"b": 1}
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from energon_pack.samples.conversation import place
+from energon_pack.samples.conversation import placed_record
 from energon_pack.samples.options import options_of
-from energon_pack.samples.record import with_hearing
+from energon_pack.samples.record import with_use_audio_setting
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.find import make_shard
@@ -44,7 +44,7 @@ def asked(*parts: dict[str, Any]) -> list[dict[str, Any]]:
 def test_each_spelling(record: dict[str, Any]) -> None:
     read = parse_line(record, LineSettings("/data"), ReadSettings())
     assert read.listed_media == ["a.wav"]
-    assert place(read, ["audio"]).messages == HEARD
+    assert placed_record(read, ["audio"]).messages == HEARD
 
 
 def test_media_of_three_kinds_find_their_places() -> None:
@@ -52,7 +52,7 @@ def test_media_of_three_kinds_find_their_places() -> None:
     lists = {"audios": ["a.wav", "b.wav"], "images": ["c.png"], "videos": ["d.mp4"]}
     read = parse_line({"messages": turns, **lists}, LineSettings("/data"), ReadSettings())
     names, kinds = read.listed_media or [], ["image", "video", "audio", "audio"]
-    assert [names[i] for i in place(read, kinds).order] == ["a.wav", "d.mp4", "c.png", "b.wav"]
+    assert [names[i] for i in placed_record(read, kinds).order] == ["a.wav", "d.mp4", "c.png", "b.wav"]
 
 
 def test_a_record_says_whether_its_videos_are_heard() -> None:
@@ -60,10 +60,10 @@ def test_a_record_says_whether_its_videos_are_heard() -> None:
         {"messages": HEARD, "videos": ["a.mp4"], "use_audio_in_video": True}, LineSettings("/data"), ReadSettings()
     )
     assert options_of(read.fields).use_audio_in_video
-    assert options_of(with_hearing(read, ReadSettings(use_audio_in_video=False)).fields).use_audio_in_video
+    assert options_of(with_use_audio_setting(read, ReadSettings(use_audio_in_video=False)).fields).use_audio_in_video
     silent = parse_line({"messages": HEARD, "videos": ["a.mp4"]}, LineSettings("/data"), ReadSettings())
     assert not options_of(silent.fields).use_audio_in_video
-    assert options_of(with_hearing(silent, ReadSettings(use_audio_in_video=True)).fields).use_audio_in_video
+    assert options_of(with_use_audio_setting(silent, ReadSettings(use_audio_in_video=True)).fields).use_audio_in_video
     with pytest.raises(Skip, match=r"bad_message: use_audio_in_video is 'yes', not true or false"):
         options_of({"use_audio_in_video": "yes"})
 

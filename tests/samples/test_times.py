@@ -14,12 +14,12 @@ from energon_pack.config import Flavor, Format, Overlong, PackConfig
 from energon_pack.dataset.packing_template import load_template
 from energon_pack.loading.task_encoder import inputs_of
 from energon_pack.pack import pack
-from energon_pack.samples.conversation import place
+from energon_pack.samples.conversation import placed_record
 from energon_pack.samples.cut import Cut, fields_of_part
 from energon_pack.samples.flavors import PACKED_FLAVORS
-from energon_pack.samples.frame_times import load_patch_positions, stamped, time_marks
+from energon_pack.samples.frame_times import load_patch_positions, time_marks, with_times_in_text
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.requested import with_asked_settings
+from energon_pack.samples.media.requested import with_requested_settings
 from energon_pack.samples.options import options_of
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
@@ -59,14 +59,14 @@ def test_what_is_no_npy_costs_its_sample_alone() -> None:
 def test_times_stand_before_their_images() -> None:
     messages = [{"role": "user", "content": "a <image><image> b"}, {"role": "assistant", "content": "<image>"}]
     marks = ["<0.0 seconds>", "<0.5 seconds>"]
-    assert [m["content"] for m in stamped(messages, marks)] == [
+    assert [m["content"] for m in with_times_in_text(messages, marks)] == [
         "a <0.0 seconds><image>\n<0.5 seconds><image>\n b",
         "<image>",
     ]
-    assert stamped(messages, []) == messages
+    assert with_times_in_text(messages, []) == messages
     for number in (1, 3):
         with pytest.raises(Skip, match="placeholder_mismatch"):
-            stamped(messages, marks[:1] * number)
+            with_times_in_text(messages, marks[:1] * number)
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def test_what_a_tar_may_name(config: Callable[..., PackConfig], demo: tuple[Path
 
 
 def settings_of(messages: Any, kinds: list[str], **fields: Any) -> Any:
-    placed = place(parse_record({"messages": messages, **fields}, ReadSettings()), kinds)
+    placed = placed_record(parse_record({"messages": messages, **fields}, ReadSettings()), kinds)
     return placed.order, [m["content"] for m in placed.messages], placed.record.fields.get("media_settings")
 
 
@@ -284,7 +284,7 @@ def test_a_part_of_a_sample_has_its_own() -> None:
 
 def frames(*said: Any, size: tuple[int, int] = (8, 8)) -> list[Media]:
     media = [Media("image", *size, "jpg") for _ in said]
-    return with_asked_settings(media, None, options_of({"media_settings": list(said)}))
+    return with_requested_settings(media, None, options_of({"media_settings": list(said)}))
 
 
 def test_a_list_of_frames_is_seen_as_a_video() -> None:
@@ -313,4 +313,4 @@ def test_lists_that_are_none() -> None:
             frames(*wrong)
     media, options = [Media("image", 8, 8), Media("video", 8, 8)], {"media_settings": [{"list_of_frames": 2}, None]}
     with pytest.raises(Skip, match="bad_message: list_of_frames is 2: there are no 2 images"):
-        with_asked_settings(media, None, options_of(options))
+        with_requested_settings(media, None, options_of(options))

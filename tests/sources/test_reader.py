@@ -15,7 +15,7 @@ from energon_pack.config import Format
 from energon_pack.config.schema import MediaIn, PackConfig
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
-from energon_pack.samples.bytes import Range, as_file
+from energon_pack.samples.bytes import ByteRange, as_file
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.skip import Skip
@@ -181,7 +181,7 @@ def test_a_storage_that_only_reads_by_place_packs_the_same_bytes(
 
 
 def test_a_range_ends_where_its_part_ends() -> None:
-    part = Range(InMemory(b"before, here, after", ""), 8, 4)
+    part = ByteRange(InMemory(b"before, here, after", ""), 8, 4)
     assert (part.size, part.read(0, 100), part.read(2, 1), part.read(4, 1), part.read(9, 1)) == (
         4,
         b"here",

@@ -70,13 +70,13 @@ def test_what_is_read_again_is_what_was_read(tmp_path: Path, reader: Reader) -> 
     ]
     assert [medium.width for medium in sample.media] == [40, 60]
     assert texts(sample.messages) == ["<image>what?", "this", "<image>and?", "that"]
-    assert texts(sample.timed)[::2] == ["<0.0 seconds><image>\nwhat?", "<0.5 seconds><image>\nand?"]
+    assert texts(sample.timed_messages)[::2] == ["<0.0 seconds><image>\nwhat?", "<0.5 seconds><image>\nand?"]
     assert (sample.fields["id"], sample.is_timed, sample.placeholders_put_in) == (7, True, False)
 
     again = measured(row, sample)
     assert read_again(reader, shard, again, READ) == sample
     assert read_text_only(reader, shard, again, READ, sample.raw) == sample._replace(media=[])
-    assert load_multi_mix_qa(SAMPLE | {"__key__": b"k"})["messages"] == sample.timed  # the training side
+    assert load_multi_mix_qa(SAMPLE | {"__key__": b"k"})["messages"] == sample.timed_messages  # the training side
 
 
 def test_media_without_placeholders_are_put_in_each_time(tmp_path: Path, reader: Reader) -> None:
@@ -85,7 +85,7 @@ def test_media_without_placeholders_are_put_in_each_time(tmp_path: Path, reader:
     assert sample.placeholders_put_in
     assert not sample.is_timed
     again = read_again(reader, shard, measured(row, sample), READ)
-    assert texts(again.timed) == texts(again.messages) == ["<image>what?", "this"]
+    assert texts(again.timed_messages) == texts(again.messages) == ["<image>what?", "this"]
 
 
 def test_a_part_holds_its_own_media(tmp_path: Path, reader: Reader) -> None:
@@ -108,7 +108,7 @@ def test_times_and_positions_of_a_part(tmp_path: Path, reader: Reader) -> None:
     whole = read_sample(reader, shard, row, READ)
     cut = measured(row, whole._replace(parts=whole.parts[1:]), Cut("2of2", 2, 4, None, "ii"))
     part = read_text_only(reader, shard, cut, READ, whole.raw)
-    assert texts(part.timed) == ["<0.5 seconds><image>\nand?", "that"]
+    assert texts(part.timed_messages) == ["<0.5 seconds><image>\nand?", "that"]
     assert part.fields["patch_positions"] == ["b.npy"]
     assert part.positions == whole.positions[1:]
     assert isinstance(part.positions[0], Part)
@@ -122,7 +122,7 @@ def test_a_part_without_the_one_image_that_has_positions(tmp_path: Path, reader:
     first = measured(row, whole, Cut("1of2", 0, 2, None, "i"))
     second = measured(row, whole._replace(parts=[]), Cut("2of2", 2, 4, None, "i"))
     parts = [read_text_only(reader, shard, cut, READ, whole.raw) for cut in (first, second)]
-    assert [texts(part.timed) for part in parts] == [["<0.5 seconds><image>\na", "b"], ["c", "d"]]
+    assert [texts(part.timed_messages) for part in parts] == [["<0.5 seconds><image>\na", "b"], ["c", "d"]]
     assert [(part.positions, part.is_timed) for part in parts] == [(whole.positions, True), ([], True)]
 
 

@@ -33,6 +33,6 @@ def read(path: Path, **settings: Any) -> dict[str, Read]:
                 except Skip as skip:
                     found[row.key] = str(skip)
                     continue
-                texts = [message["content"] for message in sample.timed]
+                texts = [message["content"] for message in sample.timed_messages]
                 found[row.key] = texts, [reader.read(shard, part) for part in sample.parts]
     return found

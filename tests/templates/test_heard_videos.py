@@ -15,7 +15,7 @@ from energon_pack.samples.media.arguments import sound_arguments
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import media_inputs, prepared_media
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.requested import with_asked_settings
+from energon_pack.samples.media.requested import with_requested_settings
 from energon_pack.samples.media.streams import decode_audio
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.skip import Skip
@@ -51,7 +51,7 @@ def template_of(write: Callable[[Path], Path], folder: Path, **settings: Any) ->
 
 def looked_at(*files: bytes, heard: bool = True) -> list[Media]:
     found = [probe(io.BytesIO(data)) for data in files]
-    return with_asked_settings(
+    return with_requested_settings(
         found, None, SampleOptions(use_audio_in_video=heard), lambda index: io.BytesIO(files[index])
     )
 
@@ -143,7 +143,7 @@ def test_what_can_not_be_heard_costs_its_sample(tmp_path: Path) -> None:
     options = SampleOptions(use_audio_in_video=True, media=({"video_start": 0.2},))
     data = video_with_sound()
     with pytest.raises(Skip, match=r"unsupported_media: the sound of a part of a video is not heard"):
-        with_asked_settings([probe(io.BytesIO(data))], None, options, lambda _: io.BytesIO(data))
+        with_requested_settings([probe(io.BytesIO(data))], None, options, lambda _: io.BytesIO(data))
     with pytest.raises(PackError, match=r"load_audio_from_video: source\.use_audio_in_video=true"):
         template_of(processors.qwen2_5_omni, tmp_path / "other", processor_kwargs={"load_audio_from_video": True})
 

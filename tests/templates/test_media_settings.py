@@ -20,7 +20,7 @@ from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import prepared_media
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.requested import lists_of_frames, with_asked_settings
+from energon_pack.samples.media.requested import media_seen_by_model, with_requested_settings
 from energon_pack.samples.options import options_of
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.rules import FrameSampling
@@ -50,7 +50,7 @@ def template(demo: tuple[Path, Path], cache: Path) -> Template:
 
 
 def asked(medium: Media, **settings: Any) -> Media:
-    return with_asked_settings([medium], None, options_of({"media_settings": [settings]}))[0]
+    return with_requested_settings([medium], None, options_of({"media_settings": [settings]}))[0]
 
 
 @pytest.mark.parametrize(
@@ -136,16 +136,16 @@ def test_what_can_not_be_followed_is_named(template: Template) -> None:
             template.prepared(medium, len(template.choose_frames(medium)) if medium.kind == "video" else 0)
         assert said in skip.value.detail
     with pytest.raises(Skip, match="1 entries for 2 media"):
-        with_asked_settings([IMAGE, VIDEO], None, options_of({"media_settings": [None]}))
+        with_requested_settings([IMAGE, VIDEO], None, options_of({"media_settings": [None]}))
     with pytest.raises(Skip, match="video_frames lists the frames"):
-        with_asked_settings([VIDEO], [[0, 1]], options_of({"media_settings": [{"fps": 1}]}))
+        with_requested_settings([VIDEO], [[0, 1]], options_of({"media_settings": [{"fps": 1}]}))
 
 
 def test_settings_of_all_media_are_for_those_they_make_sense_of() -> None:
     """ms-swift's way; the template's own variables stay."""
     options = options_of({"chat_template_kwargs": {"max_pixels": 9000, "fps": 1, "enable_thinking": False}})
     assert options.chat_template_kwargs == {"enable_thinking": False}
-    image, video = with_asked_settings([IMAGE, VIDEO], None, options)
+    image, video = with_requested_settings([IMAGE, VIDEO], None, options)
     assert (image.settings and (image.settings.max_pixels, image.settings.fps)) == (9000, None)
     assert (video.settings and (video.settings.max_pixels, video.settings.fps)) == (9000, 1)
 
@@ -203,7 +203,7 @@ def compare(name: str, route: str, cache: Path, num: int, seed: int) -> tuple[in
         messages = [{"role": "user", "content": text}, {"role": "assistant", "content": "Yes."}]
         options = options_of({"media_settings": settings})
         try:
-            sample = Sample(messages, with_asked_settings(media, None, options), None, options)
+            sample = Sample(messages, with_requested_settings(media, None, options), None, options)
             ids = template.encode(sample).ids
         except Skip as skip:
             if skip.reason is not Reason.BAD_MESSAGE:  # a least above the most is one, as the package asserts
@@ -329,8 +329,8 @@ def test_frames_are_resized_as_torch_resizes() -> None:
 def test_a_list_of_frames_is_resized_twice() -> None:
     """As in the package: first each frame as an image of tokens twice as wide, then the video."""
     frame = Media("image", 320, 180)
-    first = with_asked_settings([frame, frame], None, options_of({"media_settings": [{"list_of_frames": 2}, None]}))
-    ((video, _),) = lists_of_frames(first)
+    first = with_requested_settings([frame, frame], None, options_of({"media_settings": [{"list_of_frames": 2}, None]}))
+    ((video, _),) = media_seen_by_model(first)
     prepared = preparation(video="qwen_vl_utils").prepared(video, 2)
     assert (prepared.width, prepared.height) == (448, 224)  # once: 448×252
 

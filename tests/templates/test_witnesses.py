@@ -16,7 +16,7 @@ from PIL import Image
 
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.requested import lists_of_frames, with_asked_settings
+from energon_pack.samples.media.requested import media_seen_by_model, with_requested_settings
 from energon_pack.samples.media.streams import decode_frames
 from energon_pack.samples.options import options_of
 from energon_pack.templates.families.qwen_vl import QwenVL
@@ -107,7 +107,7 @@ def test_images_are_qwen_vl_utils_own(folder: Path, tmp_path: Path) -> None:
     for number, data in enumerate(images()):
         (folder / f"{number}.image").write_bytes(data)
         for settings in SETTINGS:
-            medium = with_asked_settings(
+            medium = with_requested_settings(
                 [probe(io.BytesIO(data))], None, options_of({"media_settings": [settings or None]})
             )[0]
             image = PREPARE.prepare_image(LazyImage(data, ""), medium.settings)
@@ -134,10 +134,10 @@ def test_lists_of_frames_are_qwen_vl_utils_own(folder: Path, tmp_path: Path) -> 
             (folder / name).write_bytes(data)
         settings = [*SETTINGS, {"sample_fps": 1}, {"total_pixels": 300_000, "min_pixels": 4000}][number % 5]
         said = [{**settings, "list_of_frames": num}, *[None] * (num - 1)]
-        media = with_asked_settings(
+        media = with_requested_settings(
             [probe(io.BytesIO(data)) for data in frames], None, options_of({"media_settings": said})
         )
-        ((video, _),) = lists_of_frames(media)
+        ((video, _),) = media_seen_by_model(media)
         shown = PREPARE.prepare_frames([LazyImage(data, "") for data in frames], video.settings)
         prepared = PREPARE.prepared(video, num)
         assert shown[0].size == (prepared.width, prepared.height)

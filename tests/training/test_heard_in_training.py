@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from energon_pack.samples.media.arguments import Prepared
+from energon_pack.samples.media.arguments import PreparedMedia
 from energon_pack.samples.media.medium import Media
 from energon_pack.templates.build import build
 from energon_pack.templates.template import Template
@@ -121,15 +121,15 @@ def test_inputs_of_members_are_joined_as_the_processor_shows(template: Template,
     assert lengths == [270, 60, 130, 110]  # hundreds a second
 
 
-def given(template: Template) -> Iterator[Prepared]:
+def given(template: Template) -> Iterator[PreparedMedia]:
     (film,) = template.seen([Media("video", 96, 64, "mp4", 4, 2.0, (0, 1, 2, 3))])
     clips = [_random_medium(template.input_rules, film, number) for number in range(3)]
     tracks = [track(template, seconds, 7) for seconds in (2.7, 1.3)]
     heard = [one._replace(sound=track) for one, track in zip(clips, tracks, strict=False)]
     first, last = (track(template, seconds, 8) for seconds in (0.6, 1.1))
-    yield Prepared(["video"], [heard[0]])
-    yield Prepared(["video"], [clips[2]])
-    yield Prepared(["audio", "video", "audio"], [first, heard[1], last])
+    yield PreparedMedia(["video"], [heard[0]])
+    yield PreparedMedia(["video"], [clips[2]])
+    yield PreparedMedia(["audio", "video", "audio"], [first, heard[1], last])
 
 
 def track(template: Template, seconds: float, seed: int) -> Any:

@@ -163,7 +163,7 @@ def fail(member: object, error: Exception) -> None:
 def plain_inputs(template: Template, encoder: MemberEncoder) -> dict[str, Any]:
     """What a user of transformers gives a model of this member: all of it is the processor's."""
     draft, processor = encoder._draft(MEMBER), full_processor(template.spec.processor)
-    media = [Media("image", *image.size) for image in draft.added_media.of("image")] + [
+    media = [Media("image", *image.size) for image in draft.added_media.of_kind("image")] + [
         probe(io.BytesIO(MEMBER.videos[0]))
     ]
     text = processor.apply_chat_template(template.messages(Sample(TURNS, media)), tokenize=False)

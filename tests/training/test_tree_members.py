@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from energon_pack.samples.media.arguments import Prepared
+from energon_pack.samples.media.arguments import PreparedMedia
 from energon_pack.samples.member import MemberInput, Shared
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.template import Template
@@ -97,8 +97,8 @@ def test_an_image_that_can_not_be_processed_costs_all_samples_that_have_it(
 ) -> None:
     process = MediaProcessor.__call__
 
-    def failing(self: MediaProcessor, members: Sequence[Prepared]) -> dict[str, Tensor]:
-        if any(image.width == 84 for member in members for image in member.of("image")):
+    def failing(self: MediaProcessor, members: Sequence[PreparedMedia]) -> dict[str, Tensor]:
+        if any(image.width == 84 for member in members for image in member.of_kind("image")):
             raise OSError("broken")
         return process(self, members)
 

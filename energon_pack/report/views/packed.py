@@ -8,7 +8,7 @@ from energon_pack.dataset.pack_json import Pack, messages_of, written_tokens
 from energon_pack.errors import PackError, one_line
 from energon_pack.report.views.spans import Vocabulary, with_tokens
 from energon_pack.report.views.view import Medium, MemberView, PackPlace, PackView, thumbnail, turns_of
-from energon_pack.samples.bytes import Bytes, Range, as_file
+from energon_pack.samples.bytes import ByteRange, Bytes, as_file
 from energon_pack.samples.flavors.schema import MESSAGES_FIELD
 from energon_pack.samples.media.kinds import IMAGE, KINDS
 from energon_pack.samples.media.probe import probe
@@ -96,7 +96,7 @@ def _medium(file: Bytes, part: Part | None, name: str, kind: str, has_picture: b
         return Medium(kind, name, problem="it is not there")
     medium = Medium(kind, name, num_bytes=part.size)
     try:
-        found = probe(as_file(Range(file, part.offset, part.size)))
+        found = probe(as_file(ByteRange(file, part.offset, part.size)))
         size = KINDS[found.kind].size(found)
         medium = replace(medium, kind=found.kind, size=size, num_frames=found.num_frames)
         if has_picture and KINDS[found.kind].has_picture:

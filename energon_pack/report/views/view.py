@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from energon_pack.samples.media.image import opened, to_rgb
+from energon_pack.samples.media.image import opened_image, to_rgb
 from energon_pack.samples.media.kinds import VIDEO
 from energon_pack.samples.media.streams import decode_frames
 from energon_pack.samples.sample import Message
@@ -138,7 +138,7 @@ def thumbnail(data: bytes, kind: str) -> bytes:
         if kind == VIDEO.kind:
             image = decode_frames(data, [0])[0]
         else:
-            file = opened(io.BytesIO(data))
+            file = opened_image(io.BytesIO(data))
             file.draft("RGB", (2 * _THUMBNAIL_PIXELS, 2 * _THUMBNAIL_PIXELS))  # a large JPEG is not decoded in full
             image = to_rgb(file)
         image.thumbnail((_THUMBNAIL_PIXELS, _THUMBNAIL_PIXELS))

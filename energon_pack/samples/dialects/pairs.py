@@ -21,12 +21,12 @@ def turn(role: str, content: Any) -> Message:
     return {"role": role, "content": content}
 
 
-def asked_and_answered(question: Any, answer: Any) -> list[Message]:
+def question_and_answer_turns(question: Any, answer: Any) -> list[Message]:
     return [turn("user", question), turn("assistant", answer)]
 
 
 def turns_of_pair(message: Mapping[str, Any], index: int) -> list[Message] | None:
-    """Return the question and the answer of one entry as turns; None: the entry is no pair of these.
+    """Return the question and the answer of one entry as turns; None: it has not one key of each.
 
     Of several answers to one question, the first is taken.
     """
@@ -40,7 +40,7 @@ def turns_of_pair(message: Mapping[str, Any], index: int) -> list[Message] | Non
     for key, text in ((asks[0], message[asks[0]]), (answers[0], answer)):
         if not isinstance(text, str):
             raise Skip(Reason.BAD_MESSAGE, f"message {index} has a {key} that is no text: {str(text)[:80]}")
-    return asked_and_answered(message[asks[0]], answer)
+    return question_and_answer_turns(message[asks[0]], answer)
 
 
 def without_pair_keys(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def without_pair_keys(message: Mapping[str, Any]) -> dict[str, Any]:
     return {key: item for key, item in message.items() if key not in _PAIR_KEYS}
 
 
-def prompts_and_captions(value: Mapping[str, Any]) -> list[Message]:
+def turns_of_prompts_and_captions(value: Mapping[str, Any]) -> list[Message]:
     """Return the turns of a record with `prompts` and as many `captions`: each a text, a list, or a list in a list."""
     sides = []
     for key in ("prompts", "captions"):
@@ -60,4 +60,4 @@ def prompts_and_captions(value: Mapping[str, Any]) -> list[Message]:
         sides.append(side)
     if len(sides[0]) != len(sides[1]):
         raise Skip(Reason.BAD_MESSAGE, f"{len(sides[0])} prompts for {len(sides[1])} captions")
-    return [message for p, c in zip(*sides, strict=True) for message in asked_and_answered(p, c)]
+    return [message for p, c in zip(*sides, strict=True) for message in question_and_answer_turns(p, c)]

@@ -11,7 +11,7 @@ from typing import Any
 from energon_pack.samples.media.kinds import MEDIA_KEYS, kind_by_name
 from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.sample import Message
-from energon_pack.samples.skip import Reason, Skip, one_value
+from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 
 #: marks that ms-swift replaces by the names and boxes in the field `objects`
 _OBJECT_MARKS = ("<ref-object>", "<bbox>")
@@ -57,7 +57,7 @@ def _content_parts(text: str) -> str | list[Message]:
     return [*parts, {"type": "text", "text": text[start:]}] if start < len(text) else parts
 
 
-def name_in(named: Any) -> Any:
+def media_name_in(named: Any) -> Any:
     """Return the name or the data in an object that stands for a medium; another value is returned unchanged.
 
     OpenAI has `{"url": …}` and `{"data": …, "format": "wav"}`, Anthropic base64 in `source`, which becomes a data URL.
@@ -66,13 +66,13 @@ def name_in(named: Any) -> Any:
         return named
     if named.get("type") == "base64" and isinstance(named.get("data"), str):
         return f"data:{named.get('media_type') or 'image/png'};base64,{named['data']}"
-    return one_value(named, ("url", "path", "data"))
+    return value_of_synonyms(named, ("url", "path", "data"))
 
 
-def with_marks_replaced(messages: list[Message], fields: Mapping[str, Any], lists_media: bool = False) -> list[Message]:
-    """Replace `<img>a.png</img>` in the text by media; raises Skip for marks that stand for boxes in `objects`.
+def replace_img_tags(messages: list[Message], fields: Mapping[str, Any], lists_media: bool = False) -> list[Message]:
+    """Replace `<img>a.png</img>` in the text by media; raises Skip if the text refers to boxes (`<bbox>`) in `objects`.
 
-    `fields`: the sample's. `lists_media`: whether it also lists media elsewhere.
+    `fields`: the sample's fields. `lists_media`: whether the sample lists media outside of them.
     """
     if fields.get("objects"):
         whole = "".join(text for _, text in _roles_and_texts(messages))

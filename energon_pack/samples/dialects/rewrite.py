@@ -1,19 +1,19 @@
-"""Rewrites a record in our own words, before and after its conversation is found. Pure.
+"""Rewrites a record in the terms of this package, before and after its conversation is found. Pure.
 
-JSON ──in_our_words──► fields as `parse_record` knows them      messages ──with_marks_replaced──► messages
+JSON ──rewrite_record──► fields as `parse_record` knows them      messages ──replace_img_tags──► messages
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from energon_pack.samples.dialects.pairs import asked_and_answered
+from energon_pack.samples.dialects.pairs import question_and_answer_turns
 from energon_pack.samples.dialects.table import TURN_FIELDS
-from energon_pack.samples.keys import said_once
+from energon_pack.samples.keys import without_synonyms
 from energon_pack.samples.media.kinds import MEDIA_KEYS, kind_by_name
 from energon_pack.samples.raw_json import parse_json
 from energon_pack.samples.sample import MESSAGE_KEYS, Message
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.samples.skip import Reason, Skip, one_value
+from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 
 _RENAMED_FIELDS = ("messages", "prompt", "response", "system", "tools", "images", "videos", "audios", "id")
 _RENAMED_ROLES = ("user", "assistant", "system", "tool")
@@ -21,7 +21,7 @@ _RENAMED_ROLES = ("user", "assistant", "system", "tool")
 _LIST_FIELDS = frozenset((*MESSAGE_KEYS, *TURN_FIELDS, *MEDIA_KEYS))
 
 
-def in_our_words(value: Any, settings: ReadSettings) -> Any:
+def rewrite_record(value: Any, settings: ReadSettings) -> Any:
     """Rewrite a sample's JSON with the field names of this package.
 
     Lists that are JSON text are parsed, fields and roles that the settings name are renamed, and of keys with the same
@@ -30,8 +30,8 @@ def in_our_words(value: Any, settings: ReadSettings) -> Any:
     if isinstance(value, dict):
         value = _with_parsed_lists(value, settings)
     if settings.has_renames:
-        value = with_our_names(value, settings)
-    value = said_once(value) if isinstance(value, dict) else value
+        value = rename_fields_and_roles(value, settings)
+    value = without_synonyms(value) if isinstance(value, dict) else value
     is_named = isinstance(value, dict) and "file_name" in value and value.keys().isdisjoint(MEDIA_KEYS)
     return _from_image_folder(value) if is_named and kind_by_name(str(value["file_name"])) else value
 
@@ -57,12 +57,12 @@ def _parsed_list(text: str) -> list[Any] | None:
 
 def _from_image_folder(value: dict[str, Any]) -> dict[str, Any]:
     """Rename the fields of ImageFolder's metadata.jsonl: `{file_name, text}`."""
-    one_value(value, ("text", "caption"))
+    value_of_synonyms(value, ("text", "caption"))
     ours = {"file_name": "image", "text": "caption"}
     return {ours.get(name, name): item for name, item in value.items()}
 
 
-def with_our_names(value: Any, settings: ReadSettings) -> Any:
+def rename_fields_and_roles(value: Any, settings: ReadSettings) -> Any:
     """Rename the fields and roles that `source.columns` and `source.roles` name to those of this package."""
     if isinstance(value, list):
         value = {settings.messages_key or "messages": value}
@@ -80,7 +80,7 @@ def with_our_names(value: Any, settings: ReadSettings) -> Any:
         if not all(sides):
             ours = "prompt" if sides[1] else "response"
             raise Skip(Reason.BAD_MESSAGE, f"source.columns.{ours}={columns[ours]}: the field is empty")
-        return {**value, "messages": asked_and_answered(*sides)}
+        return {**value, "messages": question_and_answer_turns(*sides)}
     fields = (settings.messages_key,) if settings.messages_key else (*MESSAGE_KEYS, *TURN_FIELDS)
     turns = {
         key: [_turn_by_settings(each, settings) for each in value[key]]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from energon_pack.samples.dialects.pairs import asked_and_answered, prompts_and_captions, turn
+from energon_pack.samples.dialects.pairs import question_and_answer_turns, turn, turns_of_prompts_and_captions
 from energon_pack.samples.documents import document_of, text_without_chat
 from energon_pack.samples.sample import MESSAGE_KEYS, Message
 from energon_pack.samples.settings import ReadSettings, SampleType
@@ -33,8 +33,8 @@ class Dialect(NamedTuple):
     is_vqa: bool = False
 
 
-def alpaca(value: Mapping[str, Any], dialect: Dialect) -> list[Message]:
-    """Make turns of a question (with its `input`, if the dialect has one) and an answer, after those of `history`."""
+def turns_of_instruction(value: Mapping[str, Any], dialect: Dialect) -> list[Message]:
+    """Make turns of an instruction (joined with its `input`) and an answer, after the turns of its `history`."""
     asks, answers = dialect.required_fields
     asked = [
         _text_field(value, key, dialect) for key in (asks, "input") if key == asks or key in dialect.optional_fields
@@ -43,11 +43,14 @@ def alpaca(value: Mapping[str, Any], dialect: Dialect) -> list[Message]:
     if not question:
         raise _other_form_skip(dialect, asks, value[asks])
     history = value.get("history") if "history" in dialect.optional_fields else None
-    return [*_checked_history(history, dialect), *asked_and_answered(question, _text_field(value, answers, dialect))]
+    return [
+        *_checked_history(history, dialect),
+        *question_and_answer_turns(question, _text_field(value, answers, dialect)),
+    ]
 
 
 def joined_question(texts: list[Any]) -> str:
-    """Join an instruction and its input with a line break, as LLaMA-Factory and ms-swift do."""
+    """Join an instruction and its input with a line break (LLaMA-Factory, ms-swift); empty texts are left out."""
     return "\n".join(text for text in texts if isinstance(text, str) and text)
 
 
@@ -60,15 +63,15 @@ def history_turns(history: Any) -> list[Message]:
     ]
 
 
-def prompt_and_completion(value: Mapping[str, Any], dialect: Dialect) -> list[Any]:
+def turns_of_prompt_and_completion(value: Mapping[str, Any], dialect: Dialect) -> list[Any]:
     """Join a prompt and a completion: both are texts, or both are turns."""
     prompt, completion = value["prompt"], value["completion"]
     if prompt and isinstance(prompt, list) and isinstance(completion, list):
         return [*prompt, *completion]
-    return asked_and_answered(_text_field(value, "prompt", dialect), _text_field(value, "completion", dialect))
+    return question_and_answer_turns(_text_field(value, "prompt", dialect), _text_field(value, "completion", dialect))
 
 
-def listed_pairs(value: Mapping[str, Any], dialect: Dialect) -> list[Message]:
+def turns_of_parallel_lists(value: Mapping[str, Any], dialect: Dialect) -> list[Message]:
     """Make turns of a list of questions and a list of as many answers."""
     sides = [value[key] for key in dialect.required_fields]
     for key, side in zip(dialect.required_fields, sides, strict=True):
@@ -77,11 +80,11 @@ def listed_pairs(value: Mapping[str, Any], dialect: Dialect) -> list[Message]:
     if len(sides[0]) != len(sides[1]):
         asks, answers = dialect.required_fields
         raise Skip(Reason.BAD_MESSAGE, f"{len(sides[0])} texts in {asks} for {len(sides[1])} in {answers}")
-    return [message for pair in zip(*sides, strict=True) for message in asked_and_answered(*pair)]
+    return [message for pair in zip(*sides, strict=True) for message in question_and_answer_turns(*pair)]
 
 
 def turns_as_written(value: Mapping[str, Any], dialect: Dialect) -> list[Any]:
-    """Return the list in a dialect's one field, whose entries are turns or pairs already."""
+    """Return the value of a dialect's only field: a list whose entries are already turns or pairs."""
     turns = value[dialect.required_fields[0]]
     if not isinstance(turns, list) or not all(isinstance(message, dict) for message in turns):
         raise _other_form_skip(dialect, dialect.required_fields[0], turns)
@@ -114,13 +117,13 @@ def _other_form_skip(dialect: Dialect, key: str, value: Any) -> Skip:
 
 
 DIALECTS = (
-    Dialect("alpaca", ("instruction", "output"), alpaca, ("input", "history")),
-    Dialect("query and response", ("query", "response"), alpaca, ("history",)),
-    Dialect("prompt and completion", ("prompt", "completion"), prompt_and_completion),
-    Dialect("prompt and response", ("prompt", "response"), alpaca, ("history",)),
-    Dialect("question and response", ("question", "response"), alpaca, ("history",)),
+    Dialect("alpaca", ("instruction", "output"), turns_of_instruction, ("input", "history")),
+    Dialect("query and response", ("query", "response"), turns_of_instruction, ("history",)),
+    Dialect("prompt and completion", ("prompt", "completion"), turns_of_prompt_and_completion),
+    Dialect("prompt and response", ("prompt", "response"), turns_of_instruction, ("history",)),
+    Dialect("question and response", ("question", "response"), turns_of_instruction, ("history",)),
     *(
-        Dialect(f"{asks} and {answers}", (asks, answers), listed_pairs, is_vqa=True)
+        Dialect(f"{asks} and {answers}", (asks, answers), turns_of_parallel_lists, is_vqa=True)
         for asks in ("questions", "question")
         for answers in ("answers", "answer")
     ),
@@ -139,8 +142,8 @@ class ConversationReading(NamedTuple):
 
     name: str
     keys: Sequence[str]
-    turns: Callable[[], Any]  # raises Skip for values of other types
-    used: Sequence[str] | None = None  # fields that the sample does not keep beside its turns; None: all
+    make_turns: Callable[[], Any]  # raises Skip for values of other types
+    consumed_keys: Sequence[str] | None = None  # fields that the sample does not keep beside its turns; None: all
 
 
 def possible_readings(value: Mapping[str, Any], settings: ReadSettings) -> Iterator[ConversationReading]:
@@ -156,10 +159,10 @@ def possible_readings(value: Mapping[str, Any], settings: ReadSettings) -> Itera
             return
         if value.get("prompts") and value.get("captions"):
             yield ConversationReading(
-                "prompts and captions", ("prompts", "captions"), partial(prompts_and_captions, value)
+                "prompts and captions", ("prompts", "captions"), partial(turns_of_prompts_and_captions, value)
             )
     if kind in (auto, SampleType.captioning) and isinstance(caption := value.get("caption"), str):
-        asked = asked_and_answered(settings.caption_prompt, caption.strip())
+        asked = question_and_answer_turns(settings.caption_prompt, caption.strip())
         yield ConversationReading("caption", ("caption",), lambda: asked)
     if kind in (auto, SampleType.vqa) and (written := _single_question(value)):
         yield written
@@ -176,9 +179,9 @@ def possible_readings(value: Mapping[str, Any], settings: ReadSettings) -> Itera
 def conversation_of(
     value: Mapping[str, Any], settings: ReadSettings
 ) -> tuple[ConversationReading, dict[str, list[Any]]] | None:
-    """Find the conversation of a record, and fields with other texts that the conversation does not contain.
+    """Find the reading that gives a record's conversation; None: no reading fits.
 
-    None: no way to read the record fits.
+    The second value: other fields with texts that this conversation does not contain, each with a list of its value.
 
     Raises:
         Skip: `bad_message`: the record can be read in another way, too, with other texts.
@@ -216,7 +219,7 @@ def _single_question(value: Mapping[str, Any]) -> ConversationReading | None:
     def turns() -> list[Message]:
         if not isinstance(listed[0], str):
             raise Skip(Reason.BAD_MESSAGE, f"{answers} is not text: {listed[0]!r}")
-        return asked_and_answered(value[asks], listed[0])
+        return question_and_answer_turns(value[asks], listed[0])
 
     return ConversationReading(f"{asks} and {answers}", (asks, answers), turns, (asks,) if len(listed) > 1 else None)
 

@@ -28,7 +28,7 @@ PACKED_FLAVORS: dict[str, PackedFlavor] = {flavor.name: flavor for flavor in (DE
 FLAVORS: dict[str, Flavor] = {**PACKED_FLAVORS, TREES_FLAVOR.name: TREES_FLAVOR, UNPACKED_FLAVOR.name: UNPACKED_FLAVOR}
 
 
-def packed_flavor(name: str) -> PackedFlavor | None:
+def find_packed_flavor(name: str) -> PackedFlavor | None:
     """Return the flavour of packs with this name, of this package or an installed one; None: there is none."""
     if name in PACKED_FLAVORS or name == TREES_FLAVOR.name:
         return PACKED_FLAVORS.get(name, TREES_FLAVOR)
@@ -49,7 +49,7 @@ def packed_flavor(name: str) -> PackedFlavor | None:
 
 def flavor_by_name(name: object) -> PackedFlavor:
     """Return the flavour of this name; the default one if it is no text. Raises PackError for an unknown name."""
-    flavor = packed_flavor(name) if isinstance(name, str) else DEFAULT_FLAVOR
+    flavor = find_packed_flavor(name) if isinstance(name, str) else DEFAULT_FLAVOR
     if flavor is None:
         known = ", ".join([*PACKED_FLAVORS, TREES_FLAVOR.name])
         raise PackError(f"flavor {name!r} is not of {known}: install the package that has it in energon_pack.flavors")
@@ -59,7 +59,7 @@ def flavor_by_name(name: object) -> PackedFlavor:
 def reading_problem(manifest: Mapping[str, Any]) -> str | None:
     """Return why this version can't read a dataset's flavour or format by its energon_pack.json; None: it can."""
     name = manifest.get("flavor")
-    if isinstance(name, str) and packed_flavor(name) is None:
+    if isinstance(name, str) and find_packed_flavor(name) is None:
         return f"it has the flavor {name!r}, which no installed package can read"
     return format_problem(manifest)
 
@@ -78,16 +78,16 @@ def load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, 
     return {**flavor.load(*with_referenced_parts(parts, value, flavor, read)), TOKENS_PART: parts[TOKENS_PART]}
 
 
-def inputs_of_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> Iterator[MemberInput]:
+def load_pack_members(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> Iterator[MemberInput]:
     """Yield the members of a pack from its parts, without Energon's sample class.
 
     `read`: reads media from the source if the pack holds no copies. Raises Skip as the flavour's `load` and `inputs`.
     """
     fields = {"__key__": parts["__key__"], **load_pack(parts, flavor, read)}
-    yield from inputs_of_sample(flavor, SimpleNamespace(**fields))
+    yield from members_of_sample(flavor, SimpleNamespace(**fields))
 
 
-def inputs_of_sample(flavor: Flavor, sample: Any) -> Iterator[MemberInput]:
+def members_of_sample(flavor: Flavor, sample: Any) -> Iterator[MemberInput]:
     """Yield the members of an Energon sample with the tokens that were written; raises Skip as `inputs` does.
 
     Raises:

@@ -74,11 +74,14 @@ class PackedFlavor(Flavor):
 
     @property
     def holder(self) -> str:
-        """The setting because of which samples do not fit, for messages."""
+        """The setting that messages name if a sample does not fit, such as `output.flavor=packed_captioning`."""
         return "the class of output.sample_type" if self.gives else f"output.flavor={self.name}"
 
     def unfit(self, answers: Mapping[str, str | None]) -> str | None:
-        """Return the content that this flavour can't hold ("tools"), by `fit.contents_that_do_not_fit`; None: none."""
+        """Return a sample's content that this flavour can't hold, such as "tools"; None: it can hold the sample.
+
+        `answers`: what `fit.contents_that_do_not_fit` returned for the sample.
+        """
         return next(filter(None, map(answers.__getitem__, self.rules)), None)
 
     @abstractmethod
@@ -125,7 +128,7 @@ class PackedFlavor(Flavor):
         """Return each member's part names from a pack's JSON, in the order of writing; raises KeyError as `members`."""
 
     def media_names(self, parts: Sequence[list[str]]) -> list[list[str]]:
-        """Return the value of the field `media_field` for these part names of each member, as `parts` returns them."""
+        """Return the value of the JSON's field `media_field`; `parts`: each member's part names."""
         return list(parts)
 
     def fields(self, member: Fields) -> Fields:
@@ -133,7 +136,7 @@ class PackedFlavor(Flavor):
         return member
 
     def messages(self, member: Fields, positions: Sequence[Any] = ()) -> list[Message]:
-        """Return the messages of one of `members`.
+        """Return the messages of a member, one of the objects that `members` returns.
 
         `positions`: each image's patch positions, from which times are written into the text; empty: write none.
         """
@@ -141,7 +144,7 @@ class PackedFlavor(Flavor):
         return messages
 
     def samples(self, value: Fields) -> list[dict[str, Any]]:
-        """Return each member as the JSON of a separate sample, in the form of `sample_value`; media are not named."""
+        """Return each member as the JSON of a separate sample, in the form of `sample_json`; media are not named."""
         return self.members(value)
 
     @abstractmethod
@@ -153,16 +156,16 @@ class PackedFlavor(Flavor):
         """
 
     def measured(self, sample: Any, index: int) -> tuple[str, int | None]:
-        """Return a member's id and its measured length in tokens; another tool's pack may have neither."""
+        """Return a member's id and its measured length in tokens; without them, an id by its index, and None."""
         sample_id = sample.sample_ids[index] if sample.sample_ids else f"{sample.__key__}#{index}"
         return sample_id, sample.token_lens[index] if sample.token_lens else None
 
     def defects(self, fields: Fields) -> Iterator[str]:
-        """Yield a message for each contradiction between fields of a pack's JSON that are valid one by one."""
+        """Yield a message for each contradiction between a pack's fields, each of which alone is valid."""
         return iter(())
 
 
-def sample_value(conversation: Conversation) -> dict[str, Any]:
+def sample_json(conversation: Conversation) -> dict[str, Any]:
     """Return a conversation as a sample's JSON: messages, tools and other fields.
 
     A field with a name that is used already (`messages`, `tools`, `source_fields`) goes under `source_fields`.

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from energon_pack.errors import short
-from energon_pack.samples.conversation import place
-from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor, sample_value
+from energon_pack.samples.conversation import placed_record
+from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor, sample_json
 from energon_pack.samples.flavors.schema import (
     COUNT_TYPE,
     LIST_TYPE,
@@ -116,7 +116,7 @@ class PackedCaptioning(PackedFlavor):
         for member in self.members(value):
             times = {name: member[name] for name in ("fps", "timestamp_decimal") if member[name] is not None}
             messages = alternating_turns(member["prompts"], member["captions"])
-            samples.append(sample_value(Conversation(messages, None, {**member["source_fields"], **times}, [])))
+            samples.append(sample_json(Conversation(messages, None, {**member["source_fields"], **times}, [])))
         return samples
 
     def load(self, parts: Parts, value: Fields) -> dict[str, Any]:
@@ -188,5 +188,5 @@ def _messages_with_times(member: Fields, positions: Sequence[Any], num_images: i
     """
     fields = {name: member[name] for name in ("fps", "timestamp_decimal")}
     record = Record(alternating_turns(member["prompts"], member["captions"]), fields=fields)
-    placed = place(record, [IMAGE.kind] * num_images)
-    return placed.timed(positions) if positions else placed.messages
+    placed = placed_record(record, [IMAGE.kind] * num_images)
+    return placed.timed_messages(positions) if positions else placed.messages

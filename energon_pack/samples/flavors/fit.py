@@ -10,7 +10,7 @@ from typing import Any
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.documents import DOCUMENT
 from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
-from energon_pack.samples.media.requested import lists_of_frames
+from energon_pack.samples.media.requested import media_seen_by_model
 from energon_pack.samples.member import NO_OPTIONS
 from energon_pack.samples.options import option_fields, options_of
 from energon_pack.samples.placeholders import PLACEHOLDERS
@@ -23,7 +23,7 @@ _DECODED_EXTENSIONS = ("jpg", "png", "gif", "webp", "bmp", "tif", "mp4", "avi", 
 
 
 def contents_that_do_not_fit(sample: ReadSample) -> dict[str, str | None]:
-    """Return, by the name of each of `FIT_RULES`, the content of a sample that it forbids ("tools"); None: none."""
+    """Return for each of `FIT_RULES`, by name, the sample's content that it forbids ("tools"), or None."""
     return {name: rule(sample) for name, rule in FIT_RULES.items()}
 
 
@@ -110,7 +110,7 @@ def _undecoded_format(sample: ReadSample) -> str | None:
 
 def _kinds_seen_by_model(sample: ReadSample) -> list[str]:
     """Return the kinds of media as a model sees them: a list of frames is a video."""
-    seen = [medium.kind for medium, _ in lists_of_frames(sample.media)] if sample.media else []
+    seen = [medium.kind for medium, _ in media_seen_by_model(sample.media)] if sample.media else []
     return seen or [part.kind for part in sample.parts]
 
 

@@ -13,7 +13,7 @@ from energon_pack.samples.flavors.base import (
     Fields,
     Flavor,
     PackedFlavor,
-    sample_value,
+    sample_json,
 )
 from energon_pack.samples.flavors.schema import (
     COUNTS_TYPE,
@@ -23,14 +23,14 @@ from energon_pack.samples.flavors.schema import (
     OBJECTS_TYPE,
     Schema,
 )
-from energon_pack.samples.media.kinds import BY_LETTER, IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.kinds import IMAGE, KIND_BY_LETTER, KINDS, VIDEO
 from energon_pack.samples.member import NO_OPTIONS, MemberInput, Shared, media_fields
 from energon_pack.samples.options import option_fields, options_of
 from energon_pack.samples.pack_reader import num_shared_media
 from energon_pack.samples.parts import Parts, kind_of, media_by_kind
 from energon_pack.samples.sample import media_type
 
-_MEDIA_PART_NAME = re.compile(rf"s\d{{3,}}\.([{''.join(BY_LETTER)}])\d{{2,}}\.[a-z0-9]+")  # s003.i00.jpg
+_MEDIA_PART_NAME = re.compile(rf"s\d{{3,}}\.([{''.join(KIND_BY_LETTER)}])\d{{2,}}\.[a-z0-9]+")  # s003.i00.jpg
 
 
 class MultiMixQA(Flavor):
@@ -84,7 +84,7 @@ class PackedMultiMixQA(PackedFlavor):
         }
 
     def member_value(self, index: int, conversation: Conversation) -> dict[str, Any]:
-        return sample_value(conversation)
+        return sample_json(conversation)
 
     def members(self, value: Fields) -> list[dict[str, Any]]:
         return list(value["messages"])
@@ -94,7 +94,7 @@ class PackedMultiMixQA(PackedFlavor):
 
     def kind(self, part: str) -> str | None:
         match = _MEDIA_PART_NAME.fullmatch(part)
-        return BY_LETTER[match[1]] if match else None
+        return KIND_BY_LETTER[match[1]] if match else None
 
     def load(self, parts: Parts, value: Fields) -> dict[str, Any]:
         kinds = [[self.kind(name) or kind_of(parts, name) for name in names] for names in value["media_files"]]

@@ -78,7 +78,7 @@ def _are_of_other_media(refs: list[Any], parts: list[Any]) -> bool:
 
 
 def with_referenced_parts(parts: Parts, value: Fields, flavor: PackedFlavor, read: ReadMedia) -> tuple[Parts, Fields]:
-    """Return parts and JSON as in a pack with copies of media; `read`: reads parts that are missing from the source."""
+    """Return parts and JSON as in a pack with copies of media; `read` gets the parts that are only in the source."""
     if not has_references(value):
         return parts, value
     return {**parts, **read_referenced(parts, value, read)}, without_references(value, flavor)

@@ -14,7 +14,7 @@ Schema = Mapping[str, tuple[str, Callable[[Any], bool]]]
 
 
 def wrong_fields(value: Any, where: str, schema: Schema) -> Iterator[str]:
-    """Yield a message for each field of a schema that an object lacks, or has in another type; `where`: as `_meta.`."""
+    """Yield a message for each field that an object lacks or has in another type; `where`: their prefix (`_meta.`)."""
     if not isinstance(value, dict):
         yield f"{where.rstrip('.')} is {short(value)}, not an object"
         return

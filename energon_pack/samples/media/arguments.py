@@ -15,7 +15,7 @@ class Clip(NamedTuple):
     sound: Any = None  # float32 [n]
 
 
-class Prepared(NamedTuple):
+class PreparedMedia(NamedTuple):
     """The media of a sample as a processor's call takes them, in the order of their placeholders."""
 
     #: the kind of each
@@ -23,30 +23,30 @@ class Prepared(NamedTuple):
     #: images, `Clip`s, sounds of float32 [n], or what `Medium.decoded` returns
     values: Sequence[Any] = ()
 
-    def of(self, kind: str) -> list[Any]:
+    def of_kind(self, kind: str) -> list[Any]:
         """Return the media of one kind, such as `image`, in their order."""
         return [value for own, value in zip(self.order, self.values, strict=True) if own == kind]
 
-    def first(self, number: int) -> "Prepared":
+    def first_media(self, number: int) -> "PreparedMedia":
         """Return the first `number` media."""
-        return Prepared(self.order[:number], self.values[:number])
+        return PreparedMedia(self.order[:number], self.values[:number])
 
     @property
     def kinds(self) -> set[str]:
         """The kinds of media for which a processor makes inputs; a video with a sound also counts as `audio`."""
-        is_heard = any(clip.sound is not None for clip in self.of(VIDEO.kind))
+        is_heard = any(clip.sound is not None for clip in self.of_kind(VIDEO.kind))
         return {*self.order, *([AUDIO.kind] if is_heard else [])}
 
 
-def merged(members: Sequence[Prepared]) -> Prepared:
+def join_media(members: Sequence[PreparedMedia]) -> PreparedMedia:
     """Join the media of several members, one member after the other."""
-    return Prepared(
+    return PreparedMedia(
         [kind for member in members for kind in member.order], [value for member in members for value in member.values]
     )
 
 
 def media_arguments(
-    media: Prepared, settings: Mapping[str, Mapping[str, Any]], nests_images: bool = False
+    media: PreparedMedia, settings: Mapping[str, Mapping[str, Any]], nests_images: bool = False
 ) -> dict[str, Any]:
     """Return the keyword arguments of a processor's call for these media; frames of videos are already chosen.
 
@@ -54,7 +54,7 @@ def media_arguments(
         settings: settings of the call for each kind of media.
         nests_images: whether the call takes several images as a list in a list.
     """
-    arguments = {KINDS[kind].argument: media.of(kind) for kind in dict.fromkeys(media.order)}
+    arguments = {KINDS[kind].argument: media.of_kind(kind) for kind in dict.fromkeys(media.order)}
     images, clips, sounds = (arguments.get(medium.argument, []) for medium in (IMAGE, VIDEO, AUDIO))
     arguments |= sound_arguments(media.order, [clip.sound for clip in clips], sounds)
     names = {kind: medium.argument for kind, medium in KINDS.items() if medium.argument in arguments}
@@ -68,8 +68,8 @@ def media_arguments(
     return arguments | {f"{name}_kwargs": values for name, values in set_by.items() if values}
 
 
-def metadata(num_in_source: float, fps: float, frames: Sequence[int]) -> dict[str, Any]:
-    """Return the metadata of a video for a processor: `num_in_source` frames at `fps`, of which `frames` are chosen."""
+def video_metadata(num_in_source: float, fps: float, frames: Sequence[int]) -> dict[str, Any]:
+    """Return a video's metadata for a processor; `frames`: indices of the chosen ones of `num_in_source` frames."""
     duration = num_in_source / fps
     return {"total_num_frames": num_in_source, "fps": fps, "duration": duration, "frames_indices": [*frames]}
 
@@ -79,7 +79,7 @@ def sound_arguments(order: Sequence[str], tracks: Sequence[Any], sounds: Sequenc
 
     Args:
         order: the kind of each placeholder; needed if a video is heard.
-        tracks: the sound of each video; None: the video is not heard.
+        tracks: the sound of each video, or None if the video is not heard; `sounds`: those of no video.
     """
     if all(track is None for track in tracks):
         return {"audio": list(sounds)} if sounds else {}

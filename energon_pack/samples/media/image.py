@@ -7,11 +7,11 @@ from typing import BinaryIO, NamedTuple
 from PIL import Image
 
 #: Pillow's readers that only read the file; of the others, some start programs (EPS), or open any image (IPTC)
-_FORMATS = (
+_ALLOWED_FORMATS = (
     *("JPEG", "PNG", "GIF", "WEBP", "BMP", "DIB", "TIFF", "AVIF", "JPEG2000", "PPM", "ICO", "CUR", "ICNS", "TGA"),
     *("PCX", "SGI", "QOI", "DDS", "PSD", "XBM", "XPM"),
 )
-_ORIENTATION = 0x0112  # EXIF tag; 5..8 turn the image on its side
+_ORIENTATION_TAG = 0x0112  # EXIF tag; 5..8 turn the image on its side
 _PNG_ORIENTATION_CHUNKS = frozenset((b"eXIf", b"tEXt", b"zTXt", b"iTXt"))
 #: EXIF orientation → the operation that turns the stored picture upright
 _TRANSPOSES = {
@@ -37,10 +37,10 @@ class Look(NamedTuple):
 
 
 #: as transformers' `load_image`
-PLAIN = Look()
+PLAIN_LOOK = Look()
 
 
-def opened(file: BinaryIO) -> Image.Image:
+def opened_image(file: BinaryIO) -> Image.Image:
     """Open an image and read its header."""
     return Image.open(file, formats=_formats())
 
@@ -48,15 +48,15 @@ def opened(file: BinaryIO) -> Image.Image:
 @cache
 def _formats() -> list[str]:
     Image.init()
-    return [name for name in _FORMATS if name in Image.OPEN]
+    return [name for name in _ALLOWED_FORMATS if name in Image.OPEN]
 
 
-def open_image(data: bytes) -> Image.Image:
+def decode_image(data: bytes) -> Image.Image:
     """Decode an image: upright, RGB."""
-    return to_rgb(opened(io.BytesIO(data)))
+    return to_rgb(opened_image(io.BytesIO(data)))
 
 
-def to_rgb(image: Image.Image, look: Look = PLAIN) -> Image.Image:
+def to_rgb(image: Image.Image, look: Look = PLAIN_LOOK) -> Image.Image:
     """Convert an open image to RGB as `look` says: upright by its EXIF orientation, on a background."""
     image.load()
     turn = _TRANSPOSES.get(orientation(image)) if look.is_upright else None
@@ -69,7 +69,9 @@ def to_rgb(image: Image.Image, look: Look = PLAIN) -> Image.Image:
 
 
 def orientation(image: Image.Image, png_chunks: list[bytes] | None = None) -> int:
-    """Return the EXIF orientation, 1..8, as Pillow's `exif_transpose` finds it. `png_chunks`: from that function.
+    """Return the EXIF orientation, 1..8, as Pillow's `exif_transpose` finds it.
+
+    `png_chunks`: the chunk names of a PNG, from `image_probe.png_chunks`; None: another format.
 
     Pillow decodes a whole PNG before it answers, because EXIF may follow the pixels; so its chunk names are read first.
     An image of a format without an end mark must be loaded before: Pillow turns a TIFF itself, and then says 1.
@@ -80,7 +82,7 @@ def orientation(image: Image.Image, png_chunks: list[bytes] | None = None) -> in
         if "exif" not in image.info:
             image.load()  # here, so that its errors cost the sample
     try:
-        value = image.getexif().get(_ORIENTATION, 1)
+        value = image.getexif().get(_ORIENTATION_TAG, 1)
     except Exception:  # Pillow raises any error on damaged EXIF: then the picture counts as it is stored
         return 1
     return value if value in range(1, 9) else 1

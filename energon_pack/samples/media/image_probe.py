@@ -10,8 +10,8 @@ from zlib import crc32
 
 from PIL import Image, UnidentifiedImageError, WebPImagePlugin
 
-from energon_pack.samples.bytes import Bytes, Range
-from energon_pack.samples.media.image import opened, orientation
+from energon_pack.samples.bytes import ByteRange, Bytes
+from energon_pack.samples.media.image import opened_image, orientation
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Reason, Skip
 
@@ -28,7 +28,7 @@ def probe_image(file: BinaryIO) -> Media:
     BMP, TIFF, AVIF …) are always decoded.
     """
     try:
-        with opened(file) as image:
+        with opened_image(file) as image:
             chunks = png_chunks(image, file)
             if not is_whole(image, file, chunks):
                 image.load()
@@ -43,7 +43,7 @@ def probe_image(file: BinaryIO) -> Media:
 
 
 def medium_of(image: Image.Image, png_chunks: list[bytes] | None = None) -> Media:
-    """Return the size, extension and mode of an open image, from its header. `png_chunks`: from that function."""
+    """Return the size, extension and mode of an open image, from its header; `png_chunks`: as for `orientation`."""
     is_turned = orientation(image, png_chunks) >= 5
     width, height = image.size[::-1] if is_turned else image.size
     mode = image.mode if image.mode.startswith(("I", "F")) else ""
@@ -69,7 +69,7 @@ def is_whole(image: Image.Image, file: BinaryIO, chunks: list[bytes] | None) -> 
 
 
 def png_chunks(image: Image.Image, file: BinaryIO) -> list[bytes] | None:
-    """Return the names of a PNG's whole chunks, None for another format; keeps the file's position.
+    """Return the names of the chunks that a PNG holds whole; None: another format. Keeps the file's position.
 
     Text chunks that surely hold no orientation are left out.
     """
@@ -83,7 +83,7 @@ def png_chunks(image: Image.Image, file: BinaryIO) -> list[bytes] | None:
         head = file.read(8)
         length, name = int.from_bytes(head[:4], "big"), head[4:]
         position += 12 + length
-        if position <= end and not (name == b"tEXt" and is_about_else(file.read(80), length)):
+        if position <= end and not (name == b"tEXt" and is_text_without_orientation(file.read(80), length)):
             names.append(name)
     file.seek(start)
     return names
@@ -93,12 +93,12 @@ def _extension(format_name: str) -> str:
     return _EXTENSIONS.get(format_name, format_name.lower())
 
 
-_END_BYTES = 1024  # bytes at each end; the checksum covers the same bytes, so they are read once
+_TAIL_BYTES = 1024  # bytes at each end; the checksum covers the same bytes, so they are read once
 #: bytes; in most files the pixels begin within the first, in nearly all within the second
-_HEAD_SIZES = _END_BYTES, 4096
+_HEAD_BYTES = _TAIL_BYTES, 4096
 _int = int.from_bytes
 
-_JPEG_FRAMES = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended and progressive
+_JPEG_FRAME_MARKERS = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended and progressive
 _JPEG_SCAN, _JPEG_QUANTIZATION, _JPEG_PROFILE = 0xDA, 0xDB, 0xE2
 #: Other segments to skip, each with the least length that Pillow can read.
 _JPEG_SKIPPED = {
@@ -110,13 +110,13 @@ _JPEG_SKIPPED = {
 _PNG_BEGIN = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 _PNG_GREY_16 = b"\x10\0"  # 16 bits of grey; Pillow reads the other 16 bits as 8
 _PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # channels of each colour type
-_PNG_LENGTHS = {b"gAMA": 4, b"sRGB": 1, b"pHYs": 9, b"cHRM": 32}
-_PNG_SKIPPED = frozenset((*_PNG_LENGTHS, b"PLTE", b"tRNS", b"bKGD", b"sBIT", b"tIME", b"hIST", b"tEXt"))
+_PNG_CHUNK_BYTES = {b"gAMA": 4, b"sRGB": 1, b"pHYs": 9, b"cHRM": 32}
+_PNG_SKIPPED_CHUNKS = frozenset((*_PNG_CHUNK_BYTES, b"PLTE", b"tRNS", b"bKGD", b"sBIT", b"tIME", b"hIST", b"tEXt"))
 _PNG_ORIENTATION_CHUNKS = frozenset((b"eXIf", b"zTXt", b"iTXt"))
-_PNG_BEHIND = frozenset((b"tEXt", b"tIME"))
+_PNG_AFTER_PIXELS = frozenset((b"tEXt", b"tIME"))
 _MAX_TEXT_BYTES = 1 << 20  # bytes: Pillow refuses 64 of this
 #: Keywords of text chunks that surely hold no EXIF.
-_PNG_TOPICS = frozenset(
+_PNG_HARMLESS_KEYWORDS = frozenset(
     topic.encode()
     for topic in (
         *("Software", "Title", "Author", "Description", "Copyright", "Creation Time", "Comment", "Source"),
@@ -127,23 +127,23 @@ _PNG_TOPICS = frozenset(
 
 def plain_image(file: Bytes, offset: int, size: int) -> Media | None:
     """Read the size of a simple JPEG, PNG or WebP in a range of a file, without Pillow; None: only Pillow can tell."""
-    for most in _HEAD_SIZES:
-        medium = _plain(file, offset, size, file.read(offset, min(size, most)))
+    for most in _HEAD_BYTES:
+        medium = _plain_image(file, offset, size, file.read(offset, min(size, most)))
         if medium is not None or size <= most:
             return medium
     return None
 
 
-def _plain(file: Bytes, offset: int, size: int, head: bytes) -> Media | None:
+def _plain_image(file: Bytes, offset: int, size: int, head: bytes) -> Media | None:
     if head.startswith(b"\xff\xd8\xff"):
-        sides, extension = _jpeg(head), "jpg"
-        end = min(size, _END_BYTES)
+        sides, extension = _jpeg_size(head), "jpg"
+        end = min(size, _TAIL_BYTES)
         if sides and not file.read(offset + size - end, end).endswith(b"\xff\xd9"):
             return None
     elif head.startswith(_PNG_BEGIN):
-        sides, extension = _png(Range(file, offset, size), head), "png"
+        sides, extension = _png_size(ByteRange(file, offset, size), head), "png"
     elif head.startswith(b"RIFF") and head[8:15] == b"WEBPVP8":
-        sides, extension = _webp(head, size), "webp"
+        sides, extension = _webp_size(head, size), "webp"
     else:
         return None
     if sides is None or not all(sides) or sides[0] * sides[1] > (Image.MAX_IMAGE_PIXELS or 0):
@@ -152,7 +152,7 @@ def _plain(file: Bytes, offset: int, size: int, head: bytes) -> Media | None:
     return Media("image", *sides, extension, mode="I;16" if is_deep else "")
 
 
-def _jpeg(head: bytes) -> tuple[int, int] | None:
+def _jpeg_size(head: bytes) -> tuple[int, int] | None:
     sides = None
     position, end = 2, len(head) - 4
     while position <= end and head[position] == 0xFF:
@@ -169,7 +169,7 @@ def _jpeg(head: bytes) -> tuple[int, int] | None:
                 start += 65 if head[start] < 16 else 129
             if start != position:
                 return None
-        elif marker in _JPEG_FRAMES:
+        elif marker in _JPEG_FRAME_MARKERS:
             layers = head[start + 5] if length > 7 else 0
             if sides or layers not in (1, 3, 4) or length != 8 + 3 * layers or head[start] != 8:
                 return None
@@ -182,7 +182,7 @@ def _jpeg(head: bytes) -> tuple[int, int] | None:
     return None
 
 
-def _png(data: Bytes, head: bytes) -> tuple[int, int] | None:
+def _png_size(data: Bytes, head: bytes) -> tuple[int, int] | None:
     if len(head) < 33:
         return None
     depth, color = head[24], head[25]
@@ -201,11 +201,11 @@ def _png(data: Bytes, head: bytes) -> tuple[int, int] | None:
         if kind == b"IDAT" and position <= size:
             has_pixels = True
         elif kind in _PNG_ORIENTATION_CHUNKS or (
-            kind == b"tEXt" and not is_about_else(data.read(chunk + 8, 80), length)
+            kind == b"tEXt" and not is_text_without_orientation(data.read(chunk + 8, 80), length)
         ):
             return None
         elif not has_pixels:  # Pillow reads and checks the chunks before the pixels
-            if kind not in _PNG_SKIPPED or position > len(head) or length != _PNG_LENGTHS.get(kind, length):
+            if kind not in _PNG_SKIPPED_CHUNKS or position > len(head) or length != _PNG_CHUNK_BYTES.get(kind, length):
                 return None
             if kind == b"tRNS" and length < {0: 2, 2: 6}.get(color, 0):
                 return None
@@ -213,21 +213,21 @@ def _png(data: Bytes, head: bytes) -> tuple[int, int] | None:
                 return None
         elif kind == b"IEND" and position == size:
             return _int(head[16:20], "big"), _int(head[20:24], "big")
-        elif kind not in _PNG_BEHIND:  # Pillow reads it with the pixels, and may fail there
+        elif kind not in _PNG_AFTER_PIXELS:  # Pillow reads it with the pixels, and may fail there
             return None
     return None
 
 
-def is_about_else(text: bytes, length: int) -> bool:
+def is_text_without_orientation(text: bytes, length: int) -> bool:
     """Tell whether a PNG's text chunk surely holds no orientation, and is no longer than Pillow reads.
 
     `text`: the chunk's first bytes. `length`: bytes of the whole chunk.
     """
     topic, zero, _ = text[:length].partition(b"\0")
-    return bool(zero) and topic in _PNG_TOPICS and length < _MAX_TEXT_BYTES
+    return bool(zero) and topic in _PNG_HARMLESS_KEYWORDS and length < _MAX_TEXT_BYTES
 
 
-def _webp(head: bytes, size: int) -> tuple[int, int] | None:
+def _webp_size(head: bytes, size: int) -> tuple[int, int] | None:
     """Return the size of a WebP in one of the two simple forms, which hold only one picture."""
     length = _int(head[16:20], "little")
     if not WebPImagePlugin.SUPPORTED or size != 20 + length + length % 2 or size != 8 + _int(head[4:8], "little"):

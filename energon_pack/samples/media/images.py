@@ -8,7 +8,7 @@ from energon_pack.samples.media.medium import Media, MediaFormat, Medium, begins
 if TYPE_CHECKING:
     import numpy as np
 
-_SIDES = (32, 1500)  # pixels of random images
+_RANDOM_SIDES = (32, 1500)  # pixels of random images
 _MAX_ASPECT = 9
 
 
@@ -39,9 +39,9 @@ class Image(Medium):
         return probe_image(file)
 
     def defect(self, data: bytes, medium: Media) -> str:
-        from energon_pack.samples.media.image import open_image
+        from energon_pack.samples.media.image import decode_image
 
-        open_image(data)
+        decode_image(data)
         return ""
 
     def loaded(self, value: Any, name: str) -> Any:
@@ -68,7 +68,7 @@ class Image(Medium):
         return Image.new("RGB", (medium.width, medium.height))
 
     def drawn(self, rng: "np.random.Generator") -> Media:
-        return Media(self.kind, *drawn_size(rng, *_SIDES))
+        return Media(self.kind, *random_size(rng, *_RANDOM_SIDES))
 
     def noise(self, medium: Media, rng: "np.random.Generator") -> Any:
         import numpy as np
@@ -77,7 +77,7 @@ class Image(Medium):
         return Image.fromarray(rng.integers(0, 256, (medium.height, medium.width, 3), np.uint8))
 
 
-def drawn_size(rng: "np.random.Generator", least: int, most: int) -> tuple[int, int]:
+def random_size(rng: "np.random.Generator", least: int, most: int) -> tuple[int, int]:
     """Draw a random width and height, in pixels from `least` to `most`."""
     width = round(math.exp(rng.uniform(math.log(least), math.log(most))))
     aspect = math.exp(rng.uniform(-math.log(_MAX_ASPECT), math.log(_MAX_ASPECT)))

@@ -16,7 +16,7 @@ from energon_pack.samples.media.videos import Video
 
 IMAGE, VIDEO, AUDIO = Image(), Video(), Sound()
 BUILTIN_KINDS: tuple[Medium, ...] = (IMAGE, VIDEO, AUDIO)
-_KIND = re.compile("[a-z][a-z0-9]*")
+_KIND_NAME_PATTERN = re.compile("[a-z][a-z0-9]*")
 _RESERVED_TYPES = ("text", "mix")  # what a sample may be beside a kind
 
 
@@ -39,7 +39,7 @@ def _defect(medium: Any, kinds: Iterable[Medium]) -> str:
     """Say why a kind can't join others; empty: it can."""
     if not isinstance(medium, Medium):
         return f"{type(medium).__name__} is no energon_pack.Medium"
-    if not _KIND.fullmatch(medium.kind) or medium.kind in _RESERVED_TYPES:
+    if not _KIND_NAME_PATTERN.fullmatch(medium.kind) or medium.kind in _RESERVED_TYPES:
         return f"kind = {medium.kind!r}: lower-case letters and digits, not {' or '.join(_RESERVED_TYPES)}"
     if " " not in medium.noun or not medium.formats or not medium.fields or not medium.parts:
         return "noun is a noun with its article, and formats, fields and parts are not empty"
@@ -57,17 +57,17 @@ def _defect(medium: Any, kinds: Iterable[Medium]) -> str:
 #: all kinds by name, in the order of every list of kinds
 KINDS = _with_added(entry_points(group="energon_pack.kinds"))
 #: names and versions of the kinds that packages add; caches and fingerprints hold them
-ADDED = tuple((kind, medium.version) for kind, medium in KINDS.items() if medium not in BUILTIN_KINDS)
+ADDED_KINDS = tuple((kind, medium.version) for kind, medium in KINDS.items() if medium not in BUILTIN_KINDS)
 #: what a sample may be by its media, `mix` with several kinds; reports and plans know them by their places here
 MEDIA_TYPES = ("text", IMAGE.kind, VIDEO.kind, "mix", *[*KINDS][2:])
 #: type of a content part → the kind of the medium that it stands for
 PART_TYPES = {name: medium.kind for medium in KINDS.values() for name in medium.part_types}
-BY_LETTER = {medium.letter: medium.kind for medium in KINDS.values()}
+KIND_BY_LETTER = {medium.letter: medium.kind for medium in KINDS.values()}
 #: the keys of a record that name its media
 MEDIA_KEYS = tuple(key for medium in KINDS.values() for key in medium.keys)
 
 
-def said(medium: Media) -> str:
+def describe(medium: Media) -> str:
     """Describe a medium for messages: `an image of 640×480`."""
     return KINDS[medium.kind].said(medium)
 
@@ -75,11 +75,11 @@ def said(medium: Media) -> str:
 FORMATS: tuple[MediaFormat, ...] = tuple(format for medium in KINDS.values() for format in medium.formats)
 #: extensions of images, by their content
 IMAGE_EXTENSIONS = frozenset(format.extension for format in IMAGE.formats)
-_KINDS = {name: format.kind for format in FORMATS for name in (format.extension, *format.also)}
+_KIND_OF_EXTENSION = {name: format.kind for format in FORMATS for name in (format.extension, *format.also)}
 #: extensions that mark a file as a medium
-MEDIA_NAMES = tuple(_KINDS)
+MEDIA_EXTENSIONS = tuple(_KIND_OF_EXTENSION)
 #: extensions that mark a file as a video
-VIDEO_NAMES = tuple(name for name, kind in _KINDS.items() if kind == VIDEO.kind)
+VIDEO_EXTENSIONS = tuple(name for name, kind in _KIND_OF_EXTENSION.items() if kind == VIDEO.kind)
 
 
 def format_of(head: bytes) -> MediaFormat | None:
@@ -89,4 +89,4 @@ def format_of(head: bytes) -> MediaFormat | None:
 
 def kind_by_name(part: str) -> str | None:
     """Return the kind of medium by the extension of a name; None: it is no medium."""
-    return _KINDS.get(part.rpartition(".")[2].lower())
+    return _KIND_OF_EXTENSION.get(part.rpartition(".")[2].lower())

@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from energon_pack.samples.media.image import PLAIN, Look, opened, to_rgb
+from energon_pack.samples.media.image import PLAIN_LOOK, Look, opened_image, to_rgb
 from energon_pack.samples.media.medium import Media
 
 
@@ -45,7 +45,7 @@ class LazyImage(Image.Image):
 
     def load(self) -> Any:
         """Decode the file and become a plain image; Pillow's methods call this before they read pixels."""
-        self.decode(PLAIN)
+        self.decode(PLAIN_LOOK)
         return self.load()
 
     def decode(self, look: Look) -> None:
@@ -65,7 +65,7 @@ class LazyImage(Image.Image):
     def _opened(self) -> Image.Image:
         if self._data is None:
             raise OSError("missing from its pack")
-        return opened(io.BytesIO(self._data)) if isinstance(self._data, bytes) else self._data
+        return opened_image(io.BytesIO(self._data)) if isinstance(self._data, bytes) else self._data
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -75,7 +75,7 @@ class LazyImage(Image.Image):
             raise OSError(f"{self._name}: {str(error) or type(error).__name__}") from None
 
 
-def with_look(image: Image.Image, look: Look) -> Image.Image:
+def decoded_with_look(image: Image.Image, look: Look) -> Image.Image:
     """Decode a lazy image as `look` says, and return it; an image that is decoded already stays unchanged."""
     if isinstance(image, LazyImage):
         image.decode(look)

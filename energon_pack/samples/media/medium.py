@@ -20,10 +20,10 @@ NUMBER_OF_FRAMES_KEYS = ("fps", "nframes", "min_frames", "max_frames")
 RANGE_KEYS = ("video_start", "video_end")
 RATE_KEYS = ("sample_fps", "raw_fps")
 #: the key of a number n: the n images from this one on are the frames of one video
-FRAMES = "list_of_frames"
+FRAMES_KEY = "list_of_frames"
 #: keys that may apply to all media of a sample, and keys of a content part
 SHARED_KEYS = (*PIXEL_KEYS, *NUMBER_OF_FRAMES_KEYS, *RANGE_KEYS, *RATE_KEYS)
-SETTING_KEYS = (*SHARED_KEYS, FRAMES)
+SETTING_KEYS = (*SHARED_KEYS, FRAMES_KEY)
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ class MediumSettings:
     list_of_frames: int | None = None
 
     @property
-    def pixels(self) -> list[str]:
+    def pixel_keys(self) -> list[str]:
         """The names of the settings that are set and change the size of pictures."""
         return [key for key in PIXEL_KEYS if getattr(self, key) is not None]
 
     @property
-    def counts_frames(self) -> bool:
+    def sets_num_frames(self) -> bool:
         """Whether settings are set that decide how many frames of a video are taken."""
         return any(getattr(self, key) is not None for key in NUMBER_OF_FRAMES_KEYS)
 
     @property
-    def is_range(self) -> bool:
+    def sets_range(self) -> bool:
         """Whether only a part of the video is taken: its start or its end is set."""
         return self.video_start is not None or self.video_end is not None
 
@@ -79,11 +79,11 @@ class MediaFormat(NamedTuple):
 
 
 #: video format → the format of sounds that begin with the same bytes: only the streams tell the two apart
-SOUNDS_LIKE = {"mp4": "m4a", "mkv": "mka"}
+SOUND_EXTENSION_OF = {"mp4": "m4a", "mkv": "mka"}
 
 
 def begins(pattern: bytes) -> re.Pattern[bytes]:
-    """Compile a regular expression that is matched with the first bytes of a file."""
+    """Compile a pattern of a format's first bytes, for `MediaFormat.magic`; `.` matches any byte."""
     return re.compile(pattern, re.DOTALL)
 
 
@@ -264,7 +264,7 @@ class Medium(ABC):
         """Return random content of the size of `medium`, in the form in which this kind is decoded."""
 
     def prepared(self, medium: Media, rate: int) -> Media:
-        """Return the size that a medium has after `decoded` with this `rate`; not called for images and videos."""
+        """Return a medium with the size that `decoded` gives it at this `rate`; not called for images and videos."""
         return medium
 
     def decoded(self, data: bytes, medium: Media, rate: int) -> Any:

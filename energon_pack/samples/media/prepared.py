@@ -12,25 +12,27 @@ from PIL import Image
 
 from energon_pack.run.load_by_name import load_entry_point, load_named
 from energon_pack.samples.input_rules import InputRules
-from energon_pack.samples.media.arguments import Clip, Prepared, media_arguments, metadata
+from energon_pack.samples.media.arguments import Clip, PreparedMedia, media_arguments, video_metadata
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
-from energon_pack.samples.media.lazy_image import with_look
+from energon_pack.samples.media.lazy_image import decoded_with_look
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.streams import UndecodableError, decode_frames
-from energon_pack.samples.tokens import CROP, OWN, RESIZE_FRAME, SeenMedium, Step
+from energon_pack.samples.tokens import BY_PACKAGE, CROP, RESIZE_BY_TORCH, SeenMedium, Step
 
 
-def prepared_media(rules: InputRules, media: Sequence[SeenMedium], data: Sequence[Any]) -> Prepared:
+def prepared_media(rules: InputRules, media: Sequence[SeenMedium], data: Sequence[Any]) -> PreparedMedia:
     """Decode and resize the media of a sample for the call of its processor.
 
-    `data`: an image for each image, or the bytes of another medium's file; for a video of listed frames, each image.
+    `data`: Pillow's image for each image or listed frame of a video, and the bytes of each other medium's file.
 
     Raises:
         ValueError, OSError: a medium can't be decoded, or has another size than when it was packed.
     """
     ends = [*accumulate(len(medium.part_kinds) for medium in media)]
     each = zip(media, [0, *ends], ends, strict=False)
-    return Prepared([medium.kind for medium in media], [_prepared(rules, m, data[start:end]) for m, start, end in each])
+    return PreparedMedia(
+        [medium.kind for medium in media], [_prepared(rules, m, data[start:end]) for m, start, end in each]
+    )
 
 
 def _prepared(rules: InputRules, medium: SeenMedium, data: Sequence[Any]) -> Any:
@@ -43,35 +45,35 @@ def _prepared(rules: InputRules, medium: SeenMedium, data: Sequence[Any]) -> Any
     frames = _pixels(rules, medium, of_list or decode_frames(data[0], medium.frames))
     sound = Media(AUDIO.kind, num_samples=medium.num_samples, rate=rules.rate)
     heard = AUDIO.decoded(data[0], sound, rules.rate) if medium.num_samples else None
-    return clip(medium, frames, heard)
+    return make_clip(medium, frames, heard)
 
 
-def clip(video: SeenMedium, frames: Sequence[Image.Image], sound: Any = None) -> Clip:
+def make_clip(video: SeenMedium, frames: Sequence[Image.Image], sound: Any = None) -> Clip:
     """Join the frames of a video for a processor's call: uint8 [n, height, width, 3], with the video's metadata.
 
     `sound`: float32 [n]; None: the video's sound is not used.
     """
     total = int(video.num_in_source) if video.num_in_source == int(video.num_in_source) else video.num_in_source
     pixels = np.stack([np.asarray(frame) for frame in frames])
-    return Clip(pixels, metadata(total, video.fps, video.frames), sound)
+    return Clip(pixels, video_metadata(total, video.fps, video.frames), sound)
 
 
 def _pixels(rules: InputRules, medium: SeenMedium, images: Sequence[Any]) -> list[Image.Image]:
-    shown = [with_look(image, rules.looks[medium.kind]) for image in images]
+    shown = [decoded_with_look(image, rules.looks[medium.kind]) for image in images]
     if other := next((image.size for image in shown if image.size != (medium.width, medium.height)), None):
         expected = f"{medium.width}×{medium.height}"
         raise UndecodableError(
             f"its picture is {other[0]}×{other[1]}, and {expected} by its header when it was measured"
         )
-    return changed(rules, medium, shown)
+    return apply_medium_steps(rules, medium, shown)
 
 
-def changed(rules: InputRules, medium: SeenMedium, images: Sequence[Image.Image]) -> list[Image.Image]:
+def apply_medium_steps(rules: InputRules, medium: SeenMedium, images: Sequence[Image.Image]) -> list[Image.Image]:
     """Apply the steps of a medium (resize, crop …) to its images or frames."""
-    return [apply_steps(image, medium.steps, partial(_changed_by_another, rules)) for image in images]
+    return [apply_steps(image, medium.steps, partial(_preprocessed_by_package, rules)) for image in images]
 
 
-def _changed_by_another(rules: InputRules, image: Image.Image) -> Image.Image:
+def _preprocessed_by_package(rules: InputRules, image: Image.Image) -> Image.Image:
     """Return an image after the preprocessor of another package; raises PackError if it can't be imported."""
     changed_image: Image.Image = _preprocessor(json.dumps(rules.media)).apply(image)
     return changed_image
@@ -85,21 +87,21 @@ def _preprocessor(media: str) -> Any:
     return make(SimpleNamespace(**settings), settings["factor"])
 
 
-def media_inputs(rules: InputRules, media: Prepared) -> dict[str, Any]:
+def media_inputs(rules: InputRules, media: PreparedMedia) -> dict[str, Any]:
     """Return the keyword arguments of a processor's call for these media, with the settings of `rules`."""
     return media_arguments(media, rules.call_settings, rules.nests_images)
 
 
 def apply_steps(image: Image.Image, steps: Sequence[Step], change: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """Apply steps (resize, crop …) to an image in their order. `change`: runs the preprocessor of another package."""
+    """Apply steps (resize, crop …) to an image; `change`: a function for the step of another package's preprocessor."""
     for step in steps:
         size = step.width, step.height
-        if step.operation == OWN:
+        if step.operation == BY_PACKAGE:
             image = change(image)
         elif step.operation == CROP:
             x, top = (image.width - step.width) // 2, (image.height - step.height) // 2
             image = image.crop((x, top, x + step.width, top + step.height))
-        elif step.operation == RESIZE_FRAME:
+        elif step.operation == RESIZE_BY_TORCH:
             image = _resized_by_torch(image, size)
         else:
             image = image.resize(size, Image.Resampling.BICUBIC)

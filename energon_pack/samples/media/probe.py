@@ -5,7 +5,7 @@ from typing import BinaryIO
 from PIL import UnidentifiedImageError
 
 from energon_pack.errors import PackError
-from energon_pack.samples.bytes import Bytes, Range, as_file
+from energon_pack.samples.bytes import ByteRange, Bytes, as_file
 from energon_pack.samples.media.image_probe import plain_image
 from energon_pack.samples.media.kinds import IMAGE, KINDS, format_of
 from energon_pack.samples.media.medium import Media
@@ -29,7 +29,7 @@ def probe_part(file: Bytes, part: AnyPart) -> Media:
     if plain is not None:
         return plain
     try:
-        return probe(as_file(Range(file, part.offset, part.size)))
+        return probe(as_file(ByteRange(file, part.offset, part.size)))
     except Skip as skip:
         raise Skip(skip.reason, f"{part.name}: {skip.detail}") from None
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, BinaryIO
 
-from energon_pack.samples.media.arguments import metadata
+from energon_pack.samples.media.arguments import video_metadata
 from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import (
-    FRAMES,
+    FRAMES_KEY,
     NUMBER_OF_FRAMES_KEYS,
     PIXEL_KEYS,
     RANGE_KEYS,
@@ -21,12 +21,12 @@ from energon_pack.samples.media.medium import (
 )
 from energon_pack.samples.media.stream_probe import probe_track
 from energon_pack.samples.member import SampleOptions
-from energon_pack.samples.skip import Reason, Skip, one_value
+from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 
-_FPS = 2.0  # frames a second of a list of frames without a rate, as in qwen_vl_utils
+_DEFAULT_LIST_FPS = 2.0  # frames a second of a list of frames without a rate, as in qwen_vl_utils
 
 
-def with_asked_settings(
+def with_requested_settings(
     media: Sequence[Media],
     video_frames: Any,
     options: SampleOptions,
@@ -43,9 +43,9 @@ def with_asked_settings(
     result = list(media)
     if any(options.media) or options.all_media:
         each = options.media or [None] * len(media)
-        settings = [settings_of(item, options.all_media, m.kind) for m, item in zip(media, each, strict=True)]
+        settings = [medium_settings_of(item, options.all_media, m.kind) for m, item in zip(media, each, strict=True)]
         result = [m if item is None else replace(m, settings=item) for m, item in zip(media, settings, strict=True)]
-        _check_lists(result, each)
+        _check_frame_lists(result, each)
     result = result if video_frames is None else _with_frames(result, video_frames)
     if not options.use_audio_in_video:
         return result
@@ -55,7 +55,7 @@ def with_asked_settings(
 
 def _with_sound(video: Media, file: BinaryIO) -> Media:
     """Return a video with its sound; like processors, return a silent video unchanged."""
-    if video.settings is not None and video.settings.is_range:
+    if video.settings is not None and video.settings.sets_range:
         detail = (
             "the sound of a part of a video is not heard: take out video_start and video_end, or use_audio_in_video"
         )
@@ -64,13 +64,13 @@ def _with_sound(video: Media, file: BinaryIO) -> Media:
     return video if track is None else replace(video, num_samples=track[0], rate=track[1])
 
 
-def span_of(video: Media) -> tuple[int, int]:
+def frame_range_of(video: Media) -> tuple[int, int]:
     """Return the index of the first frame between `video_start` and `video_end`, and the number of frames there.
 
     Without these settings, it is the whole video. Raises Skip if fewer than two frames are left.
     """
     settings, total = video.settings, video.num_frames
-    if settings is None or not settings.is_range:
+    if settings is None or not settings.sets_range:
         return 0, total
     seconds = total / video.fps
     start, end = (
@@ -84,23 +84,23 @@ def span_of(video: Media) -> tuple[int, int]:
     return first, last - first + 1
 
 
-def num_in_source(video: Media) -> float:
+def num_source_frames(video: Media) -> float:
     """Return the number of frames from which a video's frames are chosen.
 
-    For a list of frames, it is the frames at the video's own `fps` in the same time, perhaps a fraction.
+    For a list of frames, it is the number that the video itself has in the same time, perhaps a fraction.
     """
     settings = video.settings
     if settings is not None and settings.sample_fps is not None:
         return video.num_frames / settings.sample_fps * video.fps
-    return span_of(video)[1]
+    return frame_range_of(video)[1]
 
 
-def has_lists(media: Sequence[Media]) -> bool:
+def has_frame_lists(media: Sequence[Media]) -> bool:
     """Tell whether some images are frames of a video that is listed as files."""
     return any(medium.settings is not None and medium.settings.list_of_frames is not None for medium in media)
 
 
-def lists_of_frames(media: Sequence[Media]) -> Iterator[tuple[Media, slice]]:
+def media_seen_by_model(media: Sequence[Media]) -> Iterator[tuple[Media, slice]]:
     """Yield the media as a model sees them: images that are frames of one video become that video.
 
     Each comes with its range of indices in `media`.
@@ -118,14 +118,14 @@ def _listed_video(first: Media) -> Media:
     settings = first.settings
     assert settings is not None
     assert settings.list_of_frames is not None
-    num, rate = settings.list_of_frames, settings.sample_fps or settings.fps or _FPS
+    num, rate = settings.list_of_frames, settings.sample_fps or settings.fps or _DEFAULT_LIST_FPS
     of_clip = replace(settings, sample_fps=rate, fps=None, list_of_frames=None)
     return replace(
         first, kind=VIDEO.kind, num_frames=num, fps=settings.raw_fps or rate, frames=tuple(range(num)), settings=of_clip
     )
 
 
-def _check_lists(media: Sequence[Media], each: Sequence[Mapping[str, Any] | None]) -> None:
+def _check_frame_lists(media: Sequence[Media], each: Sequence[Mapping[str, Any] | None]) -> None:
     """Check that each list of frames is complete, of one size, and without settings on later frames; raises Skip."""
     for place, first in enumerate(media):
         num = first.settings.list_of_frames if first.settings else None
@@ -133,9 +133,11 @@ def _check_lists(media: Sequence[Media], each: Sequence[Mapping[str, Any] | None
             continue
         frames = media[place : place + num]
         if len(frames) < num or any(frame.kind != IMAGE.kind for frame in frames):
-            raise Skip(Reason.BAD_MESSAGE, f"{FRAMES} is {num}: there are no {num} images from that one on")
+            raise Skip(Reason.BAD_MESSAGE, f"{FRAMES_KEY} is {num}: there are no {num} images from that one on")
         if of_frame := next(filter(None, each[place + 1 : place + num]), None):
-            raise Skip(Reason.BAD_MESSAGE, f"a frame within a {FRAMES} has settings of its own: {str(of_frame)[:80]}")
+            raise Skip(
+                Reason.BAD_MESSAGE, f"a frame within a {FRAMES_KEY} has settings of its own: {str(of_frame)[:80]}"
+            )
         if len(sizes := {(frame.width, frame.height) for frame in frames}) > 1:
             several = ", ".join(f"{width}×{height}" for width, height in sorted(sizes)[:3])
             raise Skip(Reason.UNREADABLE_MEDIA, f"the frames of a video have several sizes: {several}")
@@ -147,10 +149,10 @@ def _with_frames(media: Sequence[Media], listed: Any) -> list[Media]:
     if not isinstance(listed, list) or len(listed) != num_videos:
         raise Skip(Reason.BAD_MESSAGE, f"video_frames is no list of {num_videos} lists of frames: {str(listed)[:80]}")
     waiting = iter(listed)
-    return [_with_listed(medium, next(waiting)) if medium.kind == VIDEO.kind else medium for medium in media]
+    return [_with_listed_frames(medium, next(waiting)) if medium.kind == VIDEO.kind else medium for medium in media]
 
 
-def _with_listed(video: Media, frames: Any) -> Media:
+def _with_listed_frames(video: Media, frames: Any) -> Media:
     if frames is None:
         return video
     if not isinstance(frames, list) or not frames or any(type(index) is not int for index in frames):
@@ -159,18 +161,18 @@ def _with_listed(video: Media, frames: Any) -> Media:
         raise Skip(
             Reason.UNREADABLE_MEDIA, f"video_frames {str(frames)[:80]} are not ascending within {video.num_frames}"
         )
-    if video.settings is not None and (video.settings.counts_frames or video.settings.is_range):
+    if video.settings is not None and (video.settings.sets_num_frames or video.settings.sets_range):
         raise Skip(Reason.BAD_MESSAGE, "video_frames lists the frames of a video whose settings choose others")
     return replace(video, frames=tuple(frames))
 
 
-def metadata_of(video: Media, frames: Sequence[int] | None = None) -> dict[str, Any]:
-    """Return the metadata of a video that a processor wants.
+def video_metadata_of(video: Media, frames: Sequence[int] | None = None) -> dict[str, Any]:
+    """Return the metadata of a video for a processor: number of frames, rate, seconds, and indices of chosen frames.
 
-    `frames`: indices of the chosen frames; None: the processor chooses, and gets all.
+    `frames`: indices of the chosen frames; None: the processor gets all frames and chooses.
     """
     indices = range(video.num_frames) if frames is None else frames
-    return metadata(num_in_source(video), video.fps, indices)
+    return video_metadata(num_source_frames(video), video.fps, indices)
 
 
 _IMAGE_KEYS = PIXEL_KEYS[:4]
@@ -178,14 +180,16 @@ _KEYS_OF_KIND = {
     **{kind: frozenset[str]() for kind in KINDS},
     IMAGE.kind: frozenset(_IMAGE_KEYS),
     VIDEO.kind: frozenset((*PIXEL_KEYS, *NUMBER_OF_FRAMES_KEYS, *RANGE_KEYS)),
-    FRAMES: frozenset((*PIXEL_KEYS, *RATE_KEYS, "fps", FRAMES)),
+    FRAMES_KEY: frozenset((*PIXEL_KEYS, *RATE_KEYS, "fps", FRAMES_KEY)),
 }
 #: the largest number that a float can hold
 _MAX_NUMBER = sys.float_info.max
-_NOUNS = {FRAMES: "a list of frames", **{kind: medium.noun for kind, medium in KINDS.items()}}
+_NOUNS = {FRAMES_KEY: "a list of frames", **{kind: medium.noun for kind, medium in KINDS.items()}}
 
 
-def settings_of(of_this: Mapping[str, Any] | None, of_all: Mapping[str, Any], kind: str) -> MediumSettings | None:
+def medium_settings_of(
+    of_this: Mapping[str, Any] | None, of_all: Mapping[str, Any], kind: str
+) -> MediumSettings | None:
     """Read the settings of a medium; None: the sample sets nothing for it. Raises Skip: `bad_message`.
 
     Args:
@@ -196,7 +200,7 @@ def settings_of(of_this: Mapping[str, Any] | None, of_all: Mapping[str, Any], ki
     values = {key: item for key, item in (of_this or {}).items() if item is not None}
     if not values and not of_all:
         return None
-    noun = FRAMES if FRAMES in values else kind
+    noun = FRAMES_KEY if FRAMES_KEY in values else kind
     if unknown := sorted(values.keys() - _KEYS_OF_KIND[noun]):
         keys = ", ".join(key for key in SETTING_KEYS if key in _KEYS_OF_KIND[noun])
         raise Skip(Reason.BAD_MESSAGE, f"{unknown[0]} of {_NOUNS[noun]}: there are {keys}")
@@ -208,7 +212,7 @@ def settings_of(of_this: Mapping[str, Any] | None, of_all: Mapping[str, Any], ki
     settings = MediumSettings(**{field.name: _number(values, field.name) for field in fields(MediumSettings)})  # type: ignore[arg-type]
     if (settings.resized_height is None) != (settings.resized_width is None):
         raise Skip(Reason.BAD_MESSAGE, f"resized_height and resized_width go together: {values}")
-    one_value(values, ("fps", "sample_fps"))
+    value_of_synonyms(values, ("fps", "sample_fps"))
     if settings.fps is not None and settings.nframes is not None:
         raise Skip(
             Reason.BAD_MESSAGE, f"fps={settings.fps:g} and nframes={settings.nframes:g}: one of them says how many"
@@ -224,6 +228,6 @@ def _number(values: Mapping[str, Any], key: str) -> float | None:
         raise Skip(Reason.BAD_MESSAGE, f"{key} is {str(value)[:40]!r}, no number")
     if value <= 0 and key not in RANGE_KEYS:
         raise Skip(Reason.BAD_MESSAGE, f"{key} is {value}, no number above 0")
-    if key == FRAMES and type(value) is not int:
+    if key == FRAMES_KEY and type(value) is not int:
         raise Skip(Reason.BAD_MESSAGE, f"{key} is {value}, no number of images")
     return value

@@ -9,7 +9,7 @@ from energon_pack.samples.media.videos import has_whole_boxes
 if TYPE_CHECKING:
     import numpy as np
 
-_SECONDS = (0.03, 45)  # of random sounds: shorter than some features, and longer than most models hear at once
+_RANDOM_SECONDS = (0.03, 45)  # of random sounds: shorter than some features, and longer than most models hear at once
 _RATE = 16_000
 
 
@@ -61,7 +61,7 @@ class Sound(Medium):
         return np.zeros(medium.num_samples, np.float32)
 
     def drawn(self, rng: "np.random.Generator") -> Media:
-        seconds = math.exp(rng.uniform(math.log(_SECONDS[0]), math.log(_SECONDS[1])))
+        seconds = math.exp(rng.uniform(math.log(_RANDOM_SECONDS[0]), math.log(_RANDOM_SECONDS[1])))
         return Media(self.kind, num_samples=round(seconds * _RATE), rate=_RATE)
 
     def noise(self, medium: Media, rng: "np.random.Generator") -> Any:

@@ -8,8 +8,16 @@ import os
 import struct
 from typing import Any, BinaryIO
 
-from energon_pack.samples.media.medium import SOUNDS_LIKE, Media, MediaFormat
-from energon_pack.samples.media.streams import is_cover, may_turn, opened, pieces_in, probing, shown_stream, upright
+from energon_pack.samples.media.medium import SOUND_EXTENSION_OF, Media, MediaFormat
+from energon_pack.samples.media.streams import (
+    decoded_pieces,
+    errors_as_skip,
+    is_cover,
+    may_turn_pictures,
+    opened_container,
+    shown_stream,
+    upright_picture,
+)
 from energon_pack.samples.skip import Reason, Skip
 
 _ROUNDING = 0.01  # fraction of a frame that counts as a rounding error
@@ -23,24 +31,24 @@ _CHUNKS_WITHOUT_SAMPLES = (b"LIST", b"id3 ", b"fact", b"cue ", b"bext")  # chunk
 def probe_audio(file: BinaryIO, container: MediaFormat) -> tuple[int, int]:
     """Return a sound's number of samples in each channel, and its rate in samples a second; raises Skip."""
     if container.is_whole and not container.is_whole(file):
-        raise _cut_short("its last part is missing")
-    if container.extension in ("wav", "aiff") and (counted := _by_chunks(file, container.extension == "wav")):
+        raise _cut_short_skip("its last part is missing")
+    if container.extension in ("wav", "aiff") and (counted := _length_by_chunks(file, container.extension == "wav")):
         return checked_length(*counted)
-    with probing("sound"), opened(file) as opened_file:
+    with errors_as_skip("sound"), opened_container(file) as opened_file:
         return decoded_length(opened_file)
 
 
 def probe_track(file: BinaryIO) -> tuple[int, int] | None:
     """Return the number of samples and the rate of a video's sound; None: the video has no sound."""
-    with probing("video"), opened(file) as container:
+    with errors_as_skip("video"), opened_container(file) as container:
         return decoded_length(container) if container.streams.audio else None
 
 
 def decoded_length(container: Any) -> tuple[int, int]:
     """Decode the sound of a file that PyAV has opened; return its number of samples, and its samples a second."""
     num_samples = rate = 0
-    with probing("sound"):
-        for piece, rate in pieces_in(container):
+    with errors_as_skip("sound"):
+        for piece, rate in decoded_pieces(container):
             num_samples += len(piece)
             if num_samples > _MAX_SECONDS * rate:
                 break
@@ -48,7 +56,7 @@ def decoded_length(container: Any) -> tuple[int, int]:
         stream = container.streams.best("audio")
         promised = round((stream.duration or 0) * stream.time_base * rate)
         if container.format.name in ("mp3", "flac") and num_samples < promised - 1:
-            raise _cut_short(f"its header promises {promised:,} samples, {num_samples:,} are there")
+            raise _cut_short_skip(f"its header promises {promised:,} samples, {num_samples:,} are there")
     return num_samples, rate
 
 
@@ -61,7 +69,7 @@ def checked_length(num_samples: int, rate: int) -> tuple[int, int]:
     return num_samples, rate
 
 
-def _by_chunks(file: BinaryIO, is_wav: bool) -> tuple[int, int] | None:
+def _length_by_chunks(file: BinaryIO, is_wav: bool) -> tuple[int, int] | None:
     """Return number of samples and rate of a WAV of integers from its header; None: the file must be decoded."""
     order: Any = "little" if is_wav else "big"
     end, block, rate = file.seek(0, os.SEEK_END), 0, 0
@@ -83,23 +91,23 @@ def _by_chunks(file: BinaryIO, is_wav: bool) -> tuple[int, int] | None:
                 whole, size = sizes_of_64_bits
             is_known = size > 0 and not any(size in sizes for sizes in _UNKNOWN_SIZES)
             if is_known and size > end - position and whole + 8 - end not in (-1, 0):
-                raise _cut_short(f"its header promises {size:,} bytes, {end - position:,} are there")
+                raise _cut_short_skip(f"its header promises {size:,} bytes, {end - position:,} are there")
             if not size and file.read(4) in (*_CHUNKS_WITHOUT_SAMPLES, b""):
                 return 0, rate
             return (size // block, rate) if block and 0 < size <= end - position else None
         elif len(name) < 4:
             break
         position += size + size % 2
-    raise _cut_short(f"{end} bytes do not hold its header")
+    raise _cut_short_skip(f"{end} bytes do not hold its header")
 
 
-def _cut_short(why: str) -> Skip:
+def _cut_short_skip(why: str) -> Skip:
     return Skip(Reason.UNREADABLE_MEDIA, f"the sound is cut short: {why}")
 
 
 def is_sound(file: BinaryIO) -> bool:
     """Tell whether a container of videos holds sounds and no pictures, without decoding any; raises Skip."""
-    with probing("video"), opened(file) as container:
+    with errors_as_skip("video"), opened_container(file) as container:
         return _has_no_pictures(container)
 
 
@@ -115,10 +123,10 @@ def probe_video(file: BinaryIO, container_format: MediaFormat) -> Media:
     if container_format.is_whole and not container_format.is_whole(file):
         raise Skip(Reason.UNREADABLE_MEDIA, "the video is cut short")
     extension = container_format.extension
-    with probing("video"), opened(file) as container:
-        if extension in SOUNDS_LIKE and _has_no_pictures(container):
+    with errors_as_skip("video"), opened_container(file) as container:
+        if extension in SOUND_EXTENSION_OF and _has_no_pictures(container):
             num_samples, hertz = decoded_length(container)
-            return Media("audio", extension=SOUNDS_LIKE[extension], num_samples=num_samples, rate=hertz)
+            return Media("audio", extension=SOUND_EXTENSION_OF[extension], num_samples=num_samples, rate=hertz)
         stream = shown_stream(container)
         num_frames = _num_shown(container, stream)
         rate = stream.average_rate or stream.guessed_rate
@@ -128,9 +136,9 @@ def probe_video(file: BinaryIO, container_format: MediaFormat) -> Media:
         raise Skip(
             Reason.UNREADABLE_MEDIA, f"a video of {num_frames} frames of {width}×{height} pixels, {rate} a second"
         )
-    if may_turn(file, format_name):
-        with probing("video"), opened(file) as container:
-            width, height = upright(next(container.decode(shown_stream(container)))).size
+    if may_turn_pictures(file, format_name):
+        with errors_as_skip("video"), opened_container(file) as container:
+            width, height = upright_picture(next(container.decode(shown_stream(container)))).size
     return Media("video", width, height, extension, num_frames, float(rate))
 
 

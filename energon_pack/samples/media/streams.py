@@ -23,7 +23,7 @@ from energon_pack.samples.skip import Reason, Skip
 
 _MATRIX_TOLERANCE = 0.02  # of a side: a display matrix is rounded
 #: the direction on the screen of the stored rows, then of the columns → the operation that makes the picture upright
-_TRANSPOSES = {
+_TRANSPOSE_OF_AXES = {
     (1, 0, 0, 1): None,
     (0, -1, 1, 0): Image.Transpose.ROTATE_90,
     (-1, 0, 0, -1): Image.Transpose.ROTATE_180,
@@ -35,14 +35,14 @@ _TRANSPOSES = {
 }
 
 
-Samples = npt.NDArray[np.float32]
+SoundSamples = npt.NDArray[np.float32]
 
-_MAX_PLANES = 7  # of more channels in planes, PyAV reads memory that is not theirs, and the process ends
+_MAX_CHANNEL_PLANES = 7  # of more channels in planes, PyAV reads memory that is not theirs, and the process ends
 #: samples of silence after the sound, at the lower of the two rates: the resampler's filter ends in them
-_TAIL_SAMPLES = 256
+_SILENT_TAIL_SAMPLES = 256
 
 
-_FORMATS = "mov,avi,matroska,mpegts,flv,asf,mpeg,wav,flac,ogg,mp3,aac,aiff"  # FFmpeg's names of `formats.FORMATS`
+_FORMATS = "mov,avi,matroska,mpegts,flv,asf,mpeg,wav,flac,ogg,mp3,aac,aiff"  # FFmpeg's names of `kinds.FORMATS`
 #: other formats (playlists, lists of files, SDP) let FFmpeg open any file or address that they name
 _FFMPEG_OPTIONS = {"format_whitelist": _FORMATS, "protocol_whitelist": "-"}
 _PICTURE_CODECS = frozenset(("mjpeg", "png", "bmp", "gif", "tiff", "webp"))  # codecs of covers and previews
@@ -54,7 +54,7 @@ class UndecodableError(ValueError):
 
 
 @contextmanager
-def opened(file: BinaryIO) -> Iterator[Any]:
+def opened_container(file: BinaryIO) -> Iterator[Any]:
     """Open a video or a sound with PyAV, from the file's beginning; the context gives PyAV's container."""
     av: Any = importlib.import_module("av")
     file.seek(0)
@@ -86,7 +86,7 @@ def is_cover(stream: Any) -> bool:
 
 
 @contextmanager
-def probing(noun: str) -> Iterator[None]:
+def errors_as_skip(noun: str) -> Iterator[None]:
     """Turn errors of PyAV into Skip; `noun`: what is read, for the message: `video`."""
     try:
         yield
@@ -103,7 +103,7 @@ def resampled_length(num_samples: int, rate: int, new_rate: int) -> int:
     return -(-num_samples * new_rate // rate)
 
 
-def decode_audio(data: bytes, rate: int) -> Samples:
+def decode_audio(data: bytes, rate: int) -> SoundSamples:
     """Decode a sound: float32 [n], the mean of its channels, resampled. `rate`: samples a second of the result.
 
     Raises:
@@ -111,16 +111,16 @@ def decode_audio(data: bytes, rate: int) -> Samples:
         ImportError: PyAV is not installed.
     """
     av: Any = importlib.import_module("av")
-    pieces: list[Samples] = []
+    pieces: list[SoundSamples] = []
     own_rate = num_samples = 0
     try:
         resampler = av.AudioResampler(format="flt", layout="mono", rate=rate)
-        with opened(io.BytesIO(data)) as container:
-            for piece, own_rate in pieces_in(container):
+        with opened_container(io.BytesIO(data)) as container:
+            for piece, own_rate in decoded_pieces(container):
                 num_samples += len(piece)
                 pieces += [piece] if own_rate == rate else _resampled(av, resampler, piece, own_rate)
         if own_rate not in (0, rate):
-            silence = np.zeros(_TAIL_SAMPLES * -(-own_rate // min(own_rate, rate)), np.float32)
+            silence = np.zeros(_SILENT_TAIL_SAMPLES * -(-own_rate // min(own_rate, rate)), np.float32)
             pieces += [*_resampled(av, resampler, silence, own_rate), *_resampled(av, resampler, None, own_rate)]
     except av.FFmpegError as error:
         raise UndecodableError(f"a sound can't be decoded after {num_samples} samples: {error}") from None
@@ -129,7 +129,7 @@ def decode_audio(data: bytes, rate: int) -> Samples:
     return np.concatenate(pieces)[: resampled_length(num_samples, own_rate, rate)]
 
 
-def pieces_in(container: Any) -> Iterator[tuple[Samples, int]]:
+def decoded_pieces(container: Any) -> Iterator[tuple[SoundSamples, int]]:
     """Decode the sound of a container piece by piece: the mean of its channels, float32 [n], and the samples a second.
 
     Raises:
@@ -144,13 +144,13 @@ def pieces_in(container: Any) -> Iterator[tuple[Samples, int]]:
         first = first or frame.sample_rate
         if frame.sample_rate != first:
             raise UndecodableError(f"a sound of {first} samples a second that goes on with {frame.sample_rate}")
-        yield _mean(av, frame), first
+        yield _mean_of_channels(av, frame), first
 
 
-def _mean(av: Any, frame: Any) -> Samples:
+def _mean_of_channels(av: Any, frame: Any) -> SoundSamples:
     """Return the mean of a frame's channels, float32 [n]."""
     name = frame.format.name
-    if frame.format.is_planar and frame.layout.nb_channels > _MAX_PLANES:
+    if frame.format.is_planar and frame.layout.nb_channels > _MAX_CHANNEL_PLANES:
         packed = av.AudioResampler(format=frame.format.packed, layout=frame.layout, rate=frame.sample_rate)
         (frame,) = packed.resample(frame)
     values = frame.to_ndarray()
@@ -160,13 +160,13 @@ def _mean(av: Any, frame: Any) -> Samples:
         values = (values.astype(np.float32) - 128) / 128
     elif values.dtype.kind == "i":
         values = values.astype(np.float32) / np.float32(-float(np.iinfo(values.dtype).min))
-    mean: Samples = values.mean(0, dtype=np.float32) if len(values) > 1 else values[0].astype(np.float32)
+    mean: SoundSamples = values.mean(0, dtype=np.float32) if len(values) > 1 else values[0].astype(np.float32)
     if not np.isfinite(mean).all():
         raise UndecodableError(f"a sound with samples that are no numbers ({name})")
     return mean
 
 
-def _resampled(av: Any, resampler: Any, piece: Samples | None, rate: int) -> list[Samples]:
+def _resampled(av: Any, resampler: Any, piece: SoundSamples | None, rate: int) -> list[SoundSamples]:
     """Return the resampler's output for the next samples; None as `piece`: the sound has ended."""
     frame = None
     if piece is not None:
@@ -188,11 +188,11 @@ def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
     frames: dict[int, Image.Image] = {}
     numbers = set(indices)
     try:
-        with _shown(av, data) as (format_name, shown):
-            is_turned = may_turn(io.BytesIO(data), format_name)
+        with _opened_frames(av, data) as (format_name, shown):
+            is_turned = may_turn_pictures(io.BytesIO(data), format_name)
             for index, frame in enumerate(islice(shown, max(numbers, default=-1) + 1)):
                 if index in numbers:
-                    frames[index] = upright(frame) if is_turned else frame.to_image()
+                    frames[index] = upright_picture(frame) if is_turned else frame.to_image()
     except av.FFmpegError as error:
         raise UndecodableError(
             f"a video can't be decoded after {len(frames)} of {len(numbers)} frames: {error}"
@@ -208,7 +208,7 @@ def frame_times(data: bytes) -> list[float]:
     av: Any = importlib.import_module("av")
     times: list[float] = []
     try:
-        with _shown(av, data) as (_, shown):
+        with _opened_frames(av, data) as (_, shown):
             times.extend(math.nan if frame.time is None else frame.time for frame in shown)
     except av.FFmpegError as error:
         raise ValueError(f"a video can't be decoded after {len(times)} frames: {error}") from None
@@ -216,15 +216,15 @@ def frame_times(data: bytes) -> list[float]:
 
 
 @contextmanager
-def _shown(av: Any, data: bytes) -> Iterator[tuple[str, Iterator[Any]]]:
+def _opened_frames(av: Any, data: bytes) -> Iterator[tuple[str, Iterator[Any]]]:
     """Open a video; the context gives FFmpeg's name of its format, and its frames in the order they are shown."""
-    with opened(io.BytesIO(data)) as container:
+    with opened_container(io.BytesIO(data)) as container:
         stream = shown_stream(container)
         stream.thread_type = _thread_type(av)
         yield container.format.name, container.decode(stream)
 
 
-def upright(frame: Any) -> Image.Image:
+def upright_picture(frame: Any) -> Image.Image:
     """Return a video frame as an RGB image, turned or mirrored as its display matrix says; it is never stretched.
 
     Raises Skip (`unsupported_media`) if the matrix turns by other than right angles.
@@ -238,11 +238,11 @@ def upright(frame: Any) -> Image.Image:
         return image
     axes /= np.linalg.norm(axes, axis=1, keepdims=True)
     turn = tuple(int(value) for value in axes.round().flat)
-    if turn not in _TRANSPOSES or np.abs(axes - axes.round()).max() > _MATRIX_TOLERANCE:
+    if turn not in _TRANSPOSE_OF_AXES or np.abs(axes - axes.round()).max() > _MATRIX_TOLERANCE:
         numbers = ", ".join(f"{value:.2f}" for value in axes.flat)
         detail = f"a film that players do not turn by a right angle: its display matrix is {numbers}"
         raise Skip(Reason.UNSUPPORTED_MEDIA, detail)
-    method = _TRANSPOSES[turn]
+    method = _TRANSPOSE_OF_AXES[turn]
     return image if method is None else image.transpose(method)
 
 
@@ -256,25 +256,25 @@ def _thread_type(av: Any) -> str:
 _MAX_HEADER_BYTES = 16 << 20  # bytes that are searched
 _MATRIX = bytes.fromhex("00010000" + "00" * 12 + "00010000" + "00" * 12 + "40000000")  # of an mp4: it changes nothing
 _MATRIX_OFFSETS = {b"mvhd": (36, 48), b"tkhd": (40, 52)}  # of the matrix, in bytes behind the name, in version 0 and 1
-_TRACKS, _PROJECTION = b"\x16\x54\xae\x6b", b"\x76\x70"  # of a Matroska
-_FIRST_IN_TRACKS = (b"\xae", b"\xbf", b"\xec")  # a track, a checksum, a gap: what can stand first
+_TRACKS_ID, _PROJECTION_ID = b"\x16\x54\xae\x6b", b"\x76\x70"  # of a Matroska
+_FIRST_IDS_IN_TRACKS = (b"\xae", b"\xbf", b"\xec")  # a track, a checksum, a gap: what can stand first
 
 
-def may_turn(file: BinaryIO, format_name: str) -> bool:
+def may_turn_pictures(file: BinaryIO, format_name: str) -> bool:
     """Tell whether a container may tell players to turn its pictures.
 
     `format_name`: FFmpeg's name of the container.
     """
     if format_name.startswith("mov"):
-        return not _is_plain(_moov(file))
+        return not _has_plain_matrices(_mp4_tables(file))
     if format_name.startswith("matroska"):
         file.seek(0)
-        tracks = _tracks(file.read(_MAX_HEADER_BYTES))
-        return not tracks or any(_PROJECTION in track for track in tracks)
+        tracks = _whole_tracks(file.read(_MAX_HEADER_BYTES))
+        return not tracks or any(_PROJECTION_ID in track for track in tracks)
     return False
 
 
-def _is_plain(tables: bytes) -> bool:
+def _has_plain_matrices(tables: bytes) -> bool:
     """Tell whether each matrix of an mp4 changes nothing; the header of a track of chapters holds one more."""
     matrices = []
     for match in re.finditer(b"mvhd|tkhd", tables):
@@ -283,19 +283,19 @@ def _is_plain(tables: bytes) -> bool:
     return set(matrices) == {_MATRIX}
 
 
-def _tracks(header: bytes) -> list[bytes]:
+def _whole_tracks(header: bytes) -> list[bytes]:
     """Return the lists of tracks of a Matroska that are whole; the directory before them holds only their name."""
     lists = []
-    for match in re.finditer(re.escape(_TRACKS), header):
+    for match in re.finditer(re.escape(_TRACKS_ID), header):
         num_bytes = 9 - int.from_bytes(header[match.end() : match.end() + 1], "big").bit_length()  # of its size
         start = match.end() + num_bytes
         size = int.from_bytes(header[match.end() : start], "big") & ((1 << 7 * num_bytes) - 1)
-        if header[start : start + 1] in _FIRST_IN_TRACKS and start + size <= len(header):
+        if header[start : start + 1] in _FIRST_IDS_IN_TRACKS and start + size <= len(header):
             lists.append(header[start : start + size])
     return lists
 
 
-def _moov(file: BinaryIO) -> bytes:
+def _mp4_tables(file: BinaryIO) -> bytes:
     """Return the tables of an mp4; empty: there are none, or they are too large."""
     place = next(((start, end - start) for name, start, end in boxes_of(file) if name == b"moov"), (0, 0))
     file.seek(place[0])

@@ -3,15 +3,15 @@
 import os
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from energon_pack.samples.media.images import drawn_size
+from energon_pack.samples.media.images import random_size
 from energon_pack.samples.media.medium import Media, MediaFormat, Medium, begins, boxes_of
 
 if TYPE_CHECKING:
     import numpy as np
 
-_SIDES = (48, 320)  # pixels of random videos
-_NUM_FRAMES = (8, 60)
-RATES = (2.0, 10.0, 24.0, 25.0, 30.0)  # frames a second
+_RANDOM_SIDES = (48, 320)  # pixels of random videos
+_RANDOM_NUM_FRAMES = (8, 60)
+_RANDOM_FPS = (2.0, 10.0, 24.0, 25.0, 30.0)  # frames a second
 _MP4 = rb"....ftyp(?!avi|hei|hev|mif|msf|M4[AB])"  # AVIF and HEIF are images in the same container, M4A is a sound
 
 
@@ -69,9 +69,9 @@ class Video(Medium):
 
         return np.zeros((medium.num_frames, medium.height, medium.width, 3), np.uint8)
 
-    def drawn(self, rng: "np.random.Generator", num_frames: tuple[int, int] = _NUM_FRAMES) -> Media:
-        size = drawn_size(rng, *_SIDES)
-        return Media(self.kind, *size, "mp4", int(rng.integers(*num_frames)), float(rng.choice(RATES)))
+    def drawn(self, rng: "np.random.Generator", num_frames: tuple[int, int] = _RANDOM_NUM_FRAMES) -> Media:
+        size = random_size(rng, *_RANDOM_SIDES)
+        return Media(self.kind, *size, "mp4", int(rng.integers(*num_frames)), float(rng.choice(_RANDOM_FPS)))
 
     def noise(self, medium: Media, rng: "np.random.Generator") -> Any:
         """Return random frames: uint8 [num_frames, height, width, 3]."""

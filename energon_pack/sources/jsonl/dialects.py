@@ -10,16 +10,16 @@ from typing import Any
 
 from energon_pack.run.address import bucket_of
 from energon_pack.samples.dialects.pictures import DOWNLOAD_ADVICE
-from energon_pack.samples.dialects.rewrite import in_our_words, turn_with_our_keys
+from energon_pack.samples.dialects.rewrite import rewrite_record, turn_with_our_keys
 from energon_pack.samples.dialects.table import history_turns, joined_question
 from energon_pack.samples.frame_lists import frame_list_settings
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, MEDIA_KEYS, PART_TYPES, VIDEO
 from energon_pack.samples.media.medium import RATE_KEYS
 from energon_pack.samples.placeholders import flat_content, num_placeholders
-from energon_pack.samples.record import Record, parse_in_our_words
+from energon_pack.samples.record import Record, parse_rewritten_record
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import Frames, ReadSettings
-from energon_pack.samples.skip import Reason, Skip, one_value
+from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 
 _PATH_KEYS = ("path", "url", *PART_TYPES)  # keys with the path, in an entry that is an object
 _ROLE_TAGS = {
@@ -62,13 +62,13 @@ def parse_line(value: Any, lines: LineSettings, settings: ReadSettings) -> Recor
 
     Frames that a sample lists in place of a video replace its `<video>`; frames under `videos` stay one video.
     """
-    value = in_our_words(value, settings)
+    value = rewrite_record(value, settings)
     if isinstance(value, dict):
         value = _renamed_fields(value, lines)
         listed = [medium for key in MEDIA_KEYS if key in value for medium in _listed_media(value.pop(key), key)]
     else:
         listed = []
-    record = parse_in_our_words(value, settings, bool(listed))
+    record = parse_rewritten_record(value, settings, bool(listed))
     if not listed:
         record.listed_media = [_media_path(name, "a message") for name in record.listed_media or ()] or None
         return record
@@ -82,7 +82,7 @@ def parse_line(value: Any, lines: LineSettings, settings: ReadSettings) -> Recor
     chosen = [medium.frames for medium in listed if medium.is_video and not medium.is_frames]
     if any(chosen):
         spelled = {"video_frames": record.fields.get("video_frames"), "frame_indices": chosen}
-        record.fields["video_frames"] = one_value(spelled, [*spelled])
+        record.fields["video_frames"] = value_of_synonyms(spelled, [*spelled])
     return record
 
 
@@ -109,7 +109,7 @@ def _listed_media(value: Any, key: str) -> Iterator[_Listed]:
 
 def _media_path(entry: Any, key: str) -> str:
     if isinstance(entry, dict):
-        entry = one_value(entry, _PATH_KEYS, f"{key}[].") or entry
+        entry = value_of_synonyms(entry, _PATH_KEYS, f"{key}[].") or entry
     if not isinstance(entry, str) or not entry:
         raise Skip(Reason.MISSING_MEDIA, f"{key} lists something that is no path: {str(entry)[:80]}")
     if bucket_of(entry):

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from energon_pack.samples.media.arguments import Clip, Prepared, media_arguments
+from energon_pack.samples.media.arguments import Clip, PreparedMedia, media_arguments
 from energon_pack.samples.media.kinds import AUDIO, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.requested import metadata_of
+from energon_pack.samples.media.requested import video_metadata_of
 from energon_pack.templates.families.stand_ins import BlankMedia
 
 _SEPARATOR = "\ue000"  # a private-use character: no chat, and no processor, writes it
@@ -45,7 +45,7 @@ class ProcessorProbe:
         asked = [self.placeholder(medium.kind, tokens[medium.kind]) for medium in media]
         text = _SEPARATOR + "".join(one + _SEPARATOR for one in asked)
         values = [self._media_argument(medium, chosen) for medium, chosen in zip(media, frames, strict=True)]
-        prepared = Prepared([medium.kind for medium in media], values)
+        prepared = PreparedMedia([medium.kind for medium in media], values)
         arguments = media_arguments(prepared, self._settings, self.nests_images)
         first, *written = self._written_text([text], arguments).split(_SEPARATOR)
         if len(written) != len(media) + 1:
@@ -57,7 +57,7 @@ class ProcessorProbe:
         if medium.kind != VIDEO.kind:
             return value
         sound = AUDIO.blank(medium) if medium.is_heard else None
-        return Clip(value, metadata_of(medium, frames), sound)
+        return Clip(value, video_metadata_of(medium, frames), sound)
 
     def placeholder(self, kind: str, token: str) -> str:
         """Return the text that marks a medium in the text of the call; `token`: the chat template's text for it."""
@@ -79,7 +79,10 @@ class ProcessorProbe:
             return list(range(video.num_frames))
         arguments = {
             "videos": [self._blanks.stand_in(video, video.num_frames)],
-            "videos_kwargs": {**copy.deepcopy(self._settings["sampling"]), "video_metadata": [metadata_of(video)]},
+            "videos_kwargs": {
+                **copy.deepcopy(self._settings["sampling"]),
+                "video_metadata": [video_metadata_of(video)],
+            },
         }
         sampler = self._processor.video_processor
         choose = sampler.sample_frames

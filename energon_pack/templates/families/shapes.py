@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO, said
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO, describe
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.asked_processor import ProcessorProbe, processor_part
@@ -252,7 +252,7 @@ class _FramesOfProcessor(FrameSampling):
 def _sizes(media: Iterable[Media]) -> str:
     media = [*media]
     if any(medium.num_samples or not medium.width for medium in media):
-        return ", ".join(map(said, media))
+        return ", ".join(map(describe, media))
     return f"{', '.join(KINDS[medium.kind].size(medium) for medium in media)} pixels"
 
 

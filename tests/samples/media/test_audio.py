@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from energon_pack.loading import load_multi_mix_qa
-from energon_pack.samples.media.kinds import FORMATS, said
+from energon_pack.samples.media.kinds import FORMATS, describe
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.stream_probe import probe_audio, probe_track
@@ -74,7 +74,7 @@ def test_as_many_samples_as_training_decodes(
 def test_a_wav_by_head() -> None:
     assert probe(io.BytesIO(sound(22_051, 22_050, 2))) == Media("audio", 0, 0, "wav", num_samples=22_051, rate=22_050)
     assert resampled_length(22_051, 22_050, 16_000) == 16_001  # 16,000.7
-    assert said(Media("audio", num_samples=8000, rate=16_000)) == "a sound of 8,000 samples at 16,000 a second"
+    assert describe(Media("audio", num_samples=8000, rate=16_000)) == "a sound of 8,000 samples at 16,000 a second"
 
 
 def test_channels_are_heard_alike() -> None:

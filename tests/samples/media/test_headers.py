@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps, PngImagePlugin
 
-from energon_pack.samples.media.image import open_image
+from energon_pack.samples.media.image import decode_image
 from energon_pack.samples.media.image_probe import plain_image
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.medium import Media
@@ -187,7 +187,7 @@ def image_file(image: Image.Image) -> bytes:
 
 @pytest.mark.parametrize("data", FILES.values(), ids=FILES)
 def test_what_a_header_tells_needs_no_pixels(data: bytes) -> None:
-    image, plain = LazyImage(data, "x"), open_image(data)
+    image, plain = LazyImage(data, "x"), decode_image(data)
     assert (image.size, image.width, image.height) == (plain.size, plain.width, plain.height)
     assert (image.mode, image.getbands()) == (plain.mode, plain.getbands()) == ("RGB", ("R", "G", "B"))
     assert isinstance(image, Image.Image)
@@ -236,7 +236,7 @@ def result(value: Any) -> Any:
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 @pytest.mark.parametrize("data", FILES.values(), ids=FILES)
 def test_pixels_are_those_of_the_plain_image(data: bytes, use: Callable[[Image.Image], Any]) -> None:
-    ours, plain = result(use(LazyImage(data, "x"))), result(use(open_image(data)))
+    ours, plain = result(use(LazyImage(data, "x"))), result(use(decode_image(data)))
     assert np.array_equal(ours, plain) if isinstance(plain, np.ndarray) else ours == plain
 
 
@@ -244,7 +244,7 @@ def test_once_decoded_it_is_a_plain_image() -> None:
     image = LazyImage(picture(40, 30), "x")
     image.load()
     assert is_decoded(image)
-    assert image.tobytes() == open_image(picture(40, 30)).tobytes()
+    assert image.tobytes() == decode_image(picture(40, 30)).tobytes()
 
 
 def test_on_the_way_between_processes_it_is_its_file() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import EpsImagePlugin, Image, ImageOps
 
 from energon_pack.samples.frame_times import load_patch_positions
-from energon_pack.samples.media.image import open_image
+from energon_pack.samples.media.image import decode_image
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.probe import probe, probe_part
 from energon_pack.samples.sample import Part
@@ -34,7 +34,7 @@ def test_orientation_as_pillow_applies_it(format: str, orientation: int) -> None
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     found = probe(io.BytesIO(data))
     assert (found.width, found.height) == upright.size == ((40, 30) if orientation < 5 else (30, 40))
-    assert open_image(data).tobytes() == upright.convert("RGB").tobytes()
+    assert decode_image(data).tobytes() == upright.convert("RGB").tobytes()
 
 
 @pytest.mark.parametrize("orientation", [1, 6])
@@ -47,7 +47,7 @@ def test_odd_exif_does_not_keep_an_image_from_training(orientation: int) -> None
     at = data.index(b"\x01\x1a\x00\x05" if b"MM" in data[:40] else b"\x1a\x01\x05\x00")
     data[at + 2 : at + 4] = b"\x00\x02" if b"MM" in data[:40] else b"\x02\x00"
     found = probe(io.BytesIO(data))
-    assert (found.width, found.height) == open_image(bytes(data)).size
+    assert (found.width, found.height) == decode_image(bytes(data)).size
 
 
 def test_png_orientation_behind_the_pixels() -> None:
@@ -60,7 +60,7 @@ def test_png_orientation_behind_the_pixels() -> None:
     end = plain.index(b"IEND") - 4
     data = plain[:end] + tagged[at : at + size] + plain[end:]
     found = probe(io.BytesIO(data))
-    assert (found.width, found.height) == (30, 40) == open_image(data).size
+    assert (found.width, found.height) == (30, 40) == decode_image(data).size
 
 
 def png_with(*behind: tuple[bytes, bytes]) -> bytes:
@@ -84,7 +84,7 @@ def test_what_stands_behind_the_pixels_of_a_png_may_cost_it(chunk: tuple[bytes, 
     """Pillow reads it with the pixels. Its header alone was read: the sample was packed, and training ended there."""
     data = png_with(chunk)
     with pytest.raises((ValueError, OSError, struct.error)):
-        open_image(data)
+        decode_image(data)
     for found in (probe, lambda file: probe_part(InMemory(file.read(), ""), Part("0.png", 0, len(data)))):
         with pytest.raises(Skip, match="not a readable image"):
             found(io.BytesIO(data))
@@ -94,7 +94,7 @@ def test_what_stands_there_mostly_costs_nothing() -> None:
     data = png_with(
         (b"tEXt", b"Software\0a program"), (b"tIME", bytes(7)), (b"zTXt", b"Comment\0\0" + zlib.compress(b"x"))
     )
-    assert probe(io.BytesIO(data)).width == 40 == open_image(data).width
+    assert probe(io.BytesIO(data)).width == 40 == decode_image(data).width
 
 
 def test_a_damaged_body_shows_when_it_is_decoded() -> None:
@@ -117,7 +117,7 @@ def test_no_reader_of_pillow_starts_a_program(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
     eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 30\n%%EndComments\nshowpage\n"
-    for read in (probe, lambda file: open_image(file.read()), lambda file: LazyImage(file.read(), "0.jpg").size):
+    for read in (probe, lambda file: decode_image(file.read()), lambda file: LazyImage(file.read(), "0.jpg").size):
         with pytest.raises((Skip, OSError)):
             read(io.BytesIO(eps))
     assert not (tmp_path / "started").exists()

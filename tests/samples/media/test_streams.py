@@ -11,7 +11,7 @@ from PIL import Image
 from energon_pack.report.views.view import thumbnail
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.streams import decode_frames, frame_times, may_turn, opened
+from energon_pack.samples.media.streams import decode_frames, frame_times, may_turn_pictures, opened_container
 from energon_pack.samples.skip import Reason, Skip
 from support.films import BLUE, COVER, Pictures, film, turned_by_codec, with_cover_first
 from support.samples import sound, video_with_sound
@@ -130,8 +130,8 @@ def test_only_the_container_turns_a_film(turn: tuple[object, ...]) -> None:
 def test_no_frame_of_an_upright_film_is_decoded(format: str) -> None:
     """To decode the first frame would double the time of a probe."""
     data = film(Pictures("libvpx" if format == "webm" else "mpeg4"), format=format, has_chapter=format != "avi")
-    with opened(io.BytesIO(data)) as container:
-        assert not may_turn(io.BytesIO(data), container.format.name)
+    with opened_container(io.BytesIO(data)) as container:
+        assert not may_turn_pictures(io.BytesIO(data), container.format.name)
 
 
 def test_no_frame_waits_for_the_collector() -> None:
@@ -185,7 +185,7 @@ HOSTILE = {
 @pytest.mark.parametrize("data", [pytest.param(data, id=name) for name, data in HOSTILE.items()])
 def test_no_list_of_files_is_opened(data: bytes) -> None:
     """FFmpeg takes a file for what its text says: SDP opened a port, and a list opens files and addresses."""
-    with pytest.raises(av.FFmpegError), opened(io.BytesIO(data)):
+    with pytest.raises(av.FFmpegError), opened_container(io.BytesIO(data)):
         pytest.fail("it was opened")
     tagged = b"ID3\x03\0\0\0\0\0\x0a" + bytes(10) + data + b"\n" * 4000  # behind a tag FFmpeg looks again
     for named_as_a_clip in (data, tagged):
@@ -196,5 +196,5 @@ def test_no_list_of_files_is_opened(data: bytes) -> None:
 def test_what_is_opened_is_what_is_known() -> None:
     """A format that joins `formats.FORMATS` has to join the list of FFmpeg's readers, too."""
     for data in (film(), film(format="matroska"), film(format="avi"), sound(800), video_with_sound()):
-        with opened(io.BytesIO(data)) as container:
+        with opened_container(io.BytesIO(data)) as container:
             assert container.streams

@@ -14,7 +14,7 @@ from PIL import Image
 
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.requested import with_asked_settings
+from energon_pack.samples.media.requested import with_requested_settings
 from energon_pack.samples.member import NO_OPTIONS
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Reason, Skip
@@ -240,13 +240,13 @@ def test_llavas_choice_is_in_whole_numbers() -> None:
 def test_listed_frames_are_those_the_model_sees(demo: tuple[Path, Path], cache: Path) -> None:
     """`video_frames` goes before the model's own choice; each list belongs to the video at its place."""
     template = load_saved_template(prepare_template(of_model("qwen_vl", demo[1]), cache))
-    image, first, second = with_asked_settings(
+    image, first, second = with_requested_settings(
         [Media("image", 56, 56), clip(30), clip(9)], [[0, 10, 20, 29], None], NO_OPTIONS
     )
     assert image == Media("image", 56, 56)
     assert template.choose_frames(first) == [0, 10, 20, 29]
     assert template.choose_frames(second) == list(range(9))
-    assert with_asked_settings([clip(30)], None, NO_OPTIONS) == [clip(30)]
+    assert with_requested_settings([clip(30)], None, NO_OPTIONS) == [clip(30)]
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_listed_frames_are_those_the_model_sees(demo: tuple[Path, Path], cache: 
 )
 def test_frames_that_are_not_there_cost_the_sample(listed: object, reason: Reason) -> None:
     with pytest.raises(Skip) as skip:
-        with_asked_settings([clip(30)], listed, NO_OPTIONS)
+        with_requested_settings([clip(30)], listed, NO_OPTIONS)
     assert skip.value.reason is reason
 
 

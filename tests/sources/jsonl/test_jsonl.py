@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_pack.errors import PackError
-from energon_pack.samples.conversation import place
+from energon_pack.samples.conversation import placed_record
 from energon_pack.samples.record import Record
 from energon_pack.samples.settings import Frames, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
@@ -239,7 +239,7 @@ def test_a_content_part_with_a_list_of_frames() -> None:
     part = {"type": "video", "video": ["file://f0.jpg", "f1.jpg"], "sample_fps": 4}
     messages, listed, fields = parse({"messages": [{"role": "user", "content": [part]}, ANSWER]})
     assert listed == ["f0.jpg", "f1.jpg"]
-    placed = place(Record(messages, fields=fields), ["image", "image"])
+    placed = placed_record(Record(messages, fields=fields), ["image", "image"])
     assert placed.messages[0]["content"] == "<image><image>"
     assert placed.record.fields == {"media_settings": [{"list_of_frames": 2, "sample_fps": 4}, None]}
     with pytest.raises(Skip, match="missing_media"):

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from energon_pack.samples import keys as table
-from energon_pack.samples.conversation import place
+from energon_pack.samples.conversation import placed_record
 from energon_pack.samples.media.kinds import kind_by_name
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.requested import with_asked_settings
+from energon_pack.samples.media.requested import with_requested_settings
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.options import options_of
 from energon_pack.samples.settings import ReadSettings
@@ -116,12 +116,12 @@ def ours(template: Template, value: Any) -> Outcome:
     try:
         record = parse_line(value, LineSettings(""), ReadSettings())
         names = record.listed_media or []
-        placed = place(record, [str(kind_by_name(name)) for name in names])
+        placed = placed_record(record, [str(kind_by_name(name)) for name in names])
         options = options_of(placed.record.fields)
-        media = with_asked_settings(
+        media = with_requested_settings(
             [FILES[names[i]] for i in placed.order], placed.record.fields.get("video_frames"), options
         )
-        made = render(template, Sample(placed.timed([]), media, record.tools, options))
+        made = render(template, Sample(placed.timed_messages([]), media, record.tools, options))
         lengths = template.num_features(media)
     except Skip as skip:
         return Outcome(skip=str(skip))
