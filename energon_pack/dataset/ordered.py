@@ -37,7 +37,7 @@ from energon_pack.samples.flavors import flavor_by_name
 
 @dataclass(frozen=True)
 class OrderedDataset:
-    """One of the packed datasets whose packs an order puts into one sequence."""
+    """One packed dataset of an order, which puts the packs of several datasets into one sequence."""
 
     name: str
     folder: DatasetFolder
@@ -45,7 +45,7 @@ class OrderedDataset:
     manifest: Mapping[str, Any]
 
     def split_parts(self) -> dict[str, list[str]]:
-        """Return the names of its tars by split; raises PackError if split.yaml excludes packs."""
+        """Return split → the names of its tars; raises PackError if split.yaml excludes packs."""
         split = yaml_value(self.folder.read(f"{META_FOLDER}/split.yaml"))
         if split.get("exclude"):
             raise PackError(f"{self.folder}: split.yaml excludes packs: an order has whole tars")
@@ -93,8 +93,8 @@ def write_order_folder(
     """Write the folder of an order, completely or not at all, in place of `out`.
 
     Args:
-        order: int64, numbers of packs, counted over all datasets, in reading order.
-        num_turns: the number of passes over the datasets that the order is made of.
+        order: int64, numbers of packs, counted over all `parts`, in reading order.
+        num_turns: the number of passes over the datasets in `order`.
     """
     staging = out.with_name(f".{out.name}.partial-{os.getpid()}")
     staging.mkdir(parents=True)
@@ -137,7 +137,7 @@ def _write(
 
 
 def _splits(parts: Sequence[OrderedDataset]) -> dict[str, dict[str, int]]:
-    """Add up the packs of the datasets in each split."""
+    """Add up the counts of packs, samples and tokens of the datasets, by split."""
     sums: dict[str, dict[str, int]] = {}
     for part in parts:
         for split, counts in part.manifest["splits"].items():

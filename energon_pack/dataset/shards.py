@@ -61,7 +61,7 @@ def shard_name_pattern(prefix: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True)
 class ShardJob:
-    """All that a worker needs to write one output shard: its rows of the plan, and the source shards they name."""
+    """All that a worker needs to write one output shard: its row group of the plan, its source shards, and settings."""
 
     path: Path
     plan: Path
@@ -312,7 +312,7 @@ def _add_json_and_tokens(tar: TarWriter, pack: _PackContent, value: Fields) -> N
 
 
 def conversation(sample: ReadSample, flavor: PackedFlavor, num_shared: int = 0) -> Conversation:
-    """Return a sample as the JSON of its pack stores it; its first `num_shared` media are the member's before it."""
+    """Return a sample in the form of its pack's JSON; it shares its first `num_shared` media with the member before."""
     messages = sample.timed if flavor.times_in_text else sample.messages
     media = [(part.kind, part.extension) for part in sample.parts]
     has_positions = [] if flavor.times_in_text else [part is not None for part in sample.positions]

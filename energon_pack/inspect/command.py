@@ -76,7 +76,7 @@ def _show_pack(options: argparse.Namespace) -> int:
 
 
 def _write_page(out: str, page: str) -> None:
-    """Write the page over what is there, which may be a link or a device; print where."""
+    """Write an HTML page to the path `out`, which may be a link or a device; print the path."""
     try:
         Path(out).write_text(page, encoding="utf-8")
     except OSError as error:
@@ -85,7 +85,7 @@ def _write_page(out: str, page: str) -> None:
 
 
 def _other_views(options: argparse.Namespace) -> list[str]:
-    """List other things that can be shown."""
+    """Return the options of `inspect` that were not used yet, for the line of next commands."""
     return ["a sample", "--random", *["--tokens"] * (not options.tokens), *["--html OUT"] * (not options.html)]
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # a look at a pack needs no tokenizer
 
 @dataclass(frozen=True)
 class Dataset:
-    """A packed dataset that is open: its folder, its manifest and report, and its packs by number."""
+    """An open packed dataset: its folder, manifest and report ({} if missing), and its packs by number."""
 
     folder: DatasetFolder
     manifest: dict[str, Any]
@@ -73,7 +73,7 @@ class Dataset:
         return None
 
     def _reasons_left_out(self, sample: str) -> Iterator[str]:
-        """Yield the reasons in the ledger for which a sample is in no pack; broken lines are passed over."""
+        """Yield the reasons in the ledger for which a sample (its id) is in no pack; broken lines are skipped."""
         if not self.folder.has(LEDGER):
             return
         with self.folder.open(LEDGER) as file:
@@ -83,7 +83,7 @@ class Dataset:
                         yield f"in no pack: {entry.get('reason')}: {entry.get('detail')}"
 
     def view(self, located: LocatedPack, vocabulary: "Vocabulary | None" = None, max_thumbnails: int = 0) -> PackView:
-        """Return the values of a pack that a terminal or a page shows; raises PackError if it is damaged."""
+        """Return a pack in the form that terminal and page show. `vocabulary`: turns ids into text; None: no text."""
         plan, key = self.plan, located.pack.files.key
         rows = plan.members({key}).get(key) if plan else None
         longest = self.manifest.get("max_token_len")
@@ -130,7 +130,7 @@ def _read_object(folder: DatasetFolder, name: str, notes: list[str]) -> dict[str
 
 
 def description_lines(opened: Dataset) -> Iterator[str]:
-    """Yield lines that describe a dataset: flavour, model, counts, fill; a value that is missing is `?`."""
+    """Yield lines that describe a dataset: flavour, model, counts, fill; a missing count is `?`."""
     manifest, report, packs = opened.manifest, opened.report, opened.packs
     flavor, model = manifest.get("flavor") or packs[0].pack.flavor.name, value_at(manifest, "content", "model", "name")
     for_model = model or "no model that it names"

@@ -21,7 +21,10 @@ _BATCH_NOTE = "The batch of this pack alone, made by the encoder that training u
 def pack_page(
     opened: Dataset, located: LocatedPack, view: PackView, processor: str | None, how: Mapping[str, Any]
 ) -> str:
-    """Return the HTML page of a pack. `processor`: folder or hub id; None: the dataset's; `how`: for `pack_encoder`."""
+    """Return the HTML page of a pack and its batches. `how`: other arguments of `pack_encoder`.
+
+    `processor`: folder or hub id; None: the processor's files in the dataset.
+    """
     # members that share their beginnings lie in a row of `neat` alone
     layouts = ["neat", *["thd"] * (not any(located.pack.shared_lens))]
     return page(
@@ -38,7 +41,7 @@ def pack_page(
 
 
 def _batch(opened: Dataset, located: LocatedPack, layout: str, processor: str | None, how: Mapping[str, Any]) -> Html:
-    """List each key of the batch of one pack with its shape, type and first values; or say why there is no batch."""
+    """Return a table of one pack's batch: shape, type and first values of each key; or the error that prevents it."""
     from energon_pack.dataset.encoder import pack_encoder  # imports torch, which only a page needs
     from energon_pack.templates.full_processor import quiet_transformers
 

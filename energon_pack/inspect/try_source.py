@@ -93,7 +93,7 @@ def main() -> int:
 
 
 def _user_cache() -> str | None:
-    """Return the user's cache, for the next `try` of the same processor and files; None: it can't be written."""
+    """Return the folder in the user's cache that a later `try` uses again; None: it can't be written."""
     folder = user_folder("try", "")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ def _user_cache() -> str | None:
 
 @dataclass(frozen=True)
 class TrialRun:
-    """Samples spread over the source that were measured with one set of settings, and what follows for all of it."""
+    """Some samples, spread over the source, measured with one set of settings, and estimates for the whole source."""
 
     run: PackRun
     measured: Measured
@@ -124,12 +124,12 @@ class TrialRun:
         return self.num_lost_to_bad_data, longest, self.choices.tokens
 
     def is_better_than(self, other: "TrialRun") -> bool:
-        """Tell whether fewer samples are lost than in another; or as many, but in shorter packs, or of fewer tokens."""
+        """Tell whether this run loses fewer samples than another; or as many, with shorter packs or fewer tokens."""
         return self._rank < other._rank
 
 
 def _measure_some(run: PackRun, arguments: argparse.Namespace, is_first: bool = False) -> TrialRun:
-    """Measure some samples, spread over the source."""
+    """Measure `--num-samples` samples at most, spread over the source. `is_first`: print what the source is read as."""
     config, source = run.config, run.source
     shards = _spread_evenly(source.shards, _MAX_FILES)
     indexed = measuring.index_source(run, shards)
@@ -195,14 +195,14 @@ def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], 
 
 
 def _spread_evenly(shards: Sequence[Shard], most: int) -> list[Shard]:
-    """Choose files evenly over the source."""
+    """Return at most `most` of the files, at even steps."""
     if len(shards) <= most:
         return [*shards]
     return [shards[number * len(shards) // most] for number in range(most)]
 
 
 def _show_samples(config: PackConfig, lengths: Lengths, template: Template) -> None:
-    """Print some samples as training gets them, each with its kind: the longest, an odd one, and some in even steps."""
+    """Print some samples as training gets them, each with the reason for which `_samples_to_show` chose it."""
     numbers = _samples_to_show(lengths)
     print_heading("── as they are trained: what counts is green, or «so»")
     rows = {place: (shard, row) for place, shard, row, _ in rows_at(lengths, np.array([*numbers]))}
@@ -215,7 +215,7 @@ def _show_samples(config: PackConfig, lengths: Lengths, template: Template) -> N
 
 
 def _samples_to_show(lengths: Lengths) -> dict[int, str]:
-    """Return number of a sample → why it is shown, as `the longest` or the share of its medium."""
+    """Choose up to five samples: the longest, one of the rarest kind, some by even steps; number → why it is shown."""
     items, lens = lengths.items, lengths.sample_lens
     measured = np.flatnonzero(lens[: lengths.num_samples] > 0)
     if not len(measured):
@@ -238,7 +238,7 @@ def _samples_to_show(lengths: Lengths) -> dict[int, str]:
 
 
 def _example_losses(config: PackConfig, lengths: Lengths) -> dict[str, tuple[str, str]]:
-    """Return a sample of each reason for which samples would be lost, and its detail, which says what to do."""
+    """Return reason → id of one sample that would be lost for it, and the detail, which tells what to do."""
     examples: dict[str, tuple[str, str]] = {}
     for entry in ledger_entries(lengths, empty_plan(lengths.items), config.packing) if lengths.reasons else ():
         examples.setdefault(entry["reason"], (entry["sample_id"], entry["detail"] or ""))
@@ -248,7 +248,7 @@ def _example_losses(config: PackConfig, lengths: Lengths) -> dict[str, tuple[str
 
 
 def _print_losses(lengths: Lengths, examples: Mapping[str, tuple[str, str]]) -> None:
-    """Print each reason for which samples would be lost, with one of them."""
+    """Print each reason for which samples would be lost, with their number and one example."""
     if not lengths.reasons:
         known = ", as far as texts and headers of media say" * bool((lengths.items.media > 0).any())
         say(f"nothing{known}: every sample can be packed, if it is not longer than a pack")
@@ -258,7 +258,7 @@ def _print_losses(lengths: Lengths, examples: Mapping[str, tuple[str, str]]) -> 
 
 
 def _settings_to_try(tried: TrialRun, examples: Mapping[str, tuple[str, str]]) -> list[list[str]]:
-    """Return settings that may lose fewer samples: those that details of losses name, and smaller media."""
+    """Return lists of settings to try: those that details of losses name, and settings for smaller media."""
     typed = [[match[0]] for _, detail in examples.values() if (match := _SETTING.search(detail))]
     if tried.media_first:
         return [*typed, tried.media_first.knob.split()]
@@ -268,7 +268,7 @@ def _settings_to_try(tried: TrialRun, examples: Mapping[str, tuple[str, str]]) -
 
 
 def _overlong_refusal(best: Choice | None, packing: PackingConfig) -> str | None:
-    """Say why a run with the best length would publish nothing, because it drops too much; None: it would publish."""
+    """Return why the best pack length drops so many tokens that nothing would be published; None: it does not."""
     if packing.overlong is not Overlong.auto or best is None or best.dropped_tokens_share <= packing.max_dropped_tokens:
         return None
     too_much = f"packs of {best.max_token_len:,} tokens drop {best.dropped_tokens_share:.0%} of all tokens"
@@ -276,7 +276,7 @@ def _overlong_refusal(best: Choice | None, packing: PackingConfig) -> str | None
 
 
 def _print_cuts(config: PackConfig, report: Report) -> None:
-    """Print what cutting loses at the pack length that is set."""
+    """Print how many tokens cutting loses at `packing.max_token_len`, and whether that prevents publishing."""
     for line in part_lines(report):
         say(f"packing.overlong={config.packing.overlong.value}, {config.packing.max_token_len:,} tokens a pack: {line}")
     if why := why_too_much_dropped(report, config.packing):
@@ -299,7 +299,7 @@ def _print_next(arguments: argparse.Namespace, chosen: Choice, cures: Sequence[s
 
 
 def _dataset_name(path: str) -> str:
-    """Name the dataset of a source."""
+    """Return a name for the dataset packed from a source: its file's or folder's name, without odd characters."""
     return re.sub(r"\W+", "_", default_name(path.rstrip("/"))).strip("_") or "mine"
 
 

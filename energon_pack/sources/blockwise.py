@@ -26,7 +26,7 @@ _DISK_DIVISOR = 8  # a process takes this fraction (one in so many) of the free 
 
 
 class Blockwise:
-    """An object on a store that is read by byte ranges, in blocks that this machine's cache keeps, or ahead of time."""
+    """Reads byte ranges of an object on a store, in blocks that this machine's cache keeps, or requested in advance."""
 
     def __init__(self, address: str, size: int, version: str):
         self._address, self._size, self._version = address, size, version
@@ -46,7 +46,7 @@ class Blockwise:
         return b"".join(pieces) if len(pieces) != 1 else pieces[0]
 
     def _read_ahead(self, offset: int, end: int) -> bytes:
-        """Return the first bytes of a range that were read ahead; empty: its first byte was not."""
+        """Return the bytes from `offset` on that were read ahead, up to `end`; b"" if the first of them was not."""
         number = bisect_right(self._starts, offset) - 1
         if number < 0 or offset >= self._ranges_ahead[number][0]:
             return b""
@@ -54,7 +54,7 @@ class Blockwise:
         return spool.read(place + offset - self._starts[number], min(end, its_end) - offset)
 
     def _read_block(self, offset: int, end: int) -> bytes:
-        """Return the first bytes of a range, as far as they are in one block."""
+        """Return the bytes from `offset` on, up to `end` or to the end of their block, whichever comes first."""
         number, start = divmod(offset, BLOCK)
         here = slice(start, min(BLOCK, end - number * BLOCK))
         kept = BLOCKS.read(self._key, number, here.start, here.stop) or b""
@@ -62,9 +62,9 @@ class Blockwise:
         return kept if is_whole else bytes(self._fetch(number, -(-end // BLOCK))[here])
 
     def _fetch(self, number: int, before: int) -> memoryview:
-        """Fetch a block, and the following blocks if they are asked for or if the object is read in order.
+        """Fetch block `number` and return its bytes; fetch blocks after it, too, if they are needed or likely to be.
 
-        `before`: the block after the last that is asked for.
+        `before`: the number after that of the last block that the caller needs.
         """
         self._in_order = min(2 * self._in_order, _MAX_REQUEST_BLOCKS) if number == self._next else 1
         last = min(number + max(self._in_order, min(before - number, _MAX_REQUEST_BLOCKS)), -(-self._size // BLOCK))
@@ -86,7 +86,7 @@ class Blockwise:
         return data
 
     def missing_requests(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return the (start, end) offsets of the requests that fetch ranges, but for ranges whose blocks are all kept.
+        """Return the requests that fetch ranges, as (start, end) offsets; ranges whose blocks are all cached need none.
 
         `ranges`: (offset, size) of each, in bytes.
         """
@@ -102,7 +102,7 @@ class Blockwise:
         return [(first, min(first + _MAX_BYTES, end)) for start, end in runs for first in range(start, end, _MAX_BYTES)]
 
     def use_spool(self, spool: "_Spool", fetched: Sequence["_ReadAheadRequest"]) -> None:
-        """Let `read` take the bytes that these requests put into a spool."""
+        """Make `read` return the bytes of these requests from the spool that holds them."""
         self._starts = [one.start for one in fetched]
         self._ranges_ahead = [(one.end, spool, one.place) for one in fetched]
 
@@ -111,7 +111,7 @@ class Blockwise:
         self._starts, self._ranges_ahead = [], []
 
     def make_client(self) -> None:
-        """Make the client of the store before threads start, because each of them would make its own."""
+        """Create the store's client now, because threads that start later would each create their own."""
         stores.meet(self._address)
 
 
@@ -131,11 +131,11 @@ class _Spool:
             weakref.finalize(self, os.close, self._fd)
 
     def has_room(self, place: int) -> bool:
-        """Tell whether bytes at this offset may still be written; false after the disk was full."""
+        """Tell whether bytes at the offset `place` may still be written; false after the disk was full."""
         return place < len(self._memory) or not self._is_full
 
     def write(self, place: int, data: memoryview) -> bool:
-        """Write bytes at an offset; return whether there was room for all of them."""
+        """Write bytes at the offset `place`; return whether there was room for all of them."""
         here = data[: max(0, len(self._memory) - place)]
         self._memory[place : place + len(here)] = here
         data, place = data[len(here) :], place + len(here)
@@ -148,7 +148,7 @@ class _Spool:
         return not data
 
     def read(self, place: int, size: int) -> bytes:
-        """Return up to `size` bytes from an offset on."""
+        """Return up to `size` bytes from the offset `place` on."""
         return bytes(self._memory[place : place + size]) or os.pread(self._fd, size, place)
 
 
@@ -166,7 +166,7 @@ def max_ahead_bytes() -> int:
 
 
 def read_ahead(objects: Sequence[tuple[Blockwise, Sequence[tuple[int, int]]]]) -> None:
-    """Request byte ranges of objects, 16 at a time, before they are read, and drop earlier ranges.
+    """Request byte ranges of objects, 16 requests at a time, before they are read; drop ranges of an earlier call.
 
     `objects`: each object with its ranges, as (offset, size) in bytes.
     """

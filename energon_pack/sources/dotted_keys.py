@@ -41,7 +41,7 @@ class DottedFile(NamedTuple):
 
 
 def refusal_message(path: str, name: str, number: int) -> str:
-    """Return the error for a tar with such files. `name`: the first of them; `number`: how many there are."""
+    """Return the error for a tar with files that are samples of their own. `name`: the first; `number`: how many."""
     more = f" (and {number - 1:,} more like it)" if number > 1 else ""
     key, _, part = name.rpartition("/")[2].partition(".")
     return (
@@ -53,7 +53,7 @@ def refusal_message(path: str, name: str, number: int) -> str:
 
 
 class DottedKeys:
-    """Finds the files of a tar that are samples of their own, from its samples. `read`: returns the bytes of a part."""
+    """Finds the files of a tar that Energon reads as parts, but that are samples themselves. `read`: part → bytes."""
 
     def __init__(self, read: Callable[[Member], bytes]):
         self._read = read
@@ -62,9 +62,9 @@ class DottedKeys:
         self._samples: list[DottedFile] = []
 
     def add_sample(self, key: str, record: Member | None, parts: Collection[Member]) -> None:
-        """Look for separate samples among the parts of a sample. `record`: its JSON or text.
+        """Look for samples among the parts of a key; to be called for each group of adjacent files with one key.
 
-        If parts of a key come later in the tar, they are shown by another call.
+        `record`: the key's JSON or text; None: it has none. `parts`: its other parts.
         """
         like_records = [part for part in parts if part[0].endswith(_RECORD_ENDINGS)]
         if record is not None:
@@ -100,9 +100,9 @@ class DottedKeys:
 
 
 def _record_keys(raw: bytes) -> list[str] | None:
-    """Return the keys that tell the form of a record: of its conversation, else all; of a list, of its first message.
+    """Return the JSON keys by which two records are compared: those of its conversation, else all of them.
 
-    None: it is no JSON object.
+    Of a list, they are those of its first message. None: it is no JSON object.
     """
     try:
         value = load_json(raw)

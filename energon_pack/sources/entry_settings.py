@@ -43,7 +43,7 @@ class EntrySettings:
 
     @property
     def identity(self) -> list[Any]:
-        """Return the settings in the form that keys of kept lengths have; empty: nothing is overridden."""
+        """Return the settings as JSON values, a part of the key of cached token lengths; []: nothing is overridden."""
         if self.reading is None and not self.options:
             return []
         return [None if self.reading is None else self.reading.identity, dict(self.options)]
@@ -64,7 +64,7 @@ def _merge(settings: Mapping[str, Any], value: Any) -> Any:
 
 
 def read_entry_settings(where: str, item: Mapping[str, Any], run: ReadSettings) -> EntrySettings:
-    """Read the settings of a mixture entry that override the run's. `where`: begins errors; `item`: the entry."""
+    """Read the settings of a mixture entry, `item`, that override the run's. `where`: the place that errors name."""
     texts = {key: item[key] for key in _TEXT_KEYS if item.get(key) is not None}
     if wrong := next((key for key, value in texts.items() if not isinstance(value, str)), None):
         raise PackError(f"{where}: {wrong} is {texts[wrong]!r}, no text")

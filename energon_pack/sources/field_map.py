@@ -41,7 +41,7 @@ _Path = tuple[str, ...]
 
 @dataclass(frozen=True)
 class FieldMap:
-    """In which part of a sample, and where in its JSON, each field of the sample is."""
+    """Tells for each field of a sample in which part of the tar it lies, and by which keys of the part's JSON."""
 
     #: for each field its name here and the ways to it; the first way that leads to a value is taken
     fields: tuple[tuple[str, tuple[_Path, ...]], ...]
@@ -52,7 +52,7 @@ class FieldMap:
 
     @property
     def parts(self) -> list[str]:
-        """The parts that hold the fields; samples with more than one are refused."""
+        """Return the parts that hold the fields; a map that names more than one is refused."""
         return [*dict.fromkeys(way[0] for _, ways in self.fields for way in ways)]
 
     @property
@@ -132,7 +132,7 @@ def _is_media(ways: Sequence[_Path]) -> bool:
 
 
 def _note_sample_loader(path: str, value: Mapping[str, Any]) -> None:
-    """Log that a `sample_loader` is not run, although it may make other samples of the parts."""
+    """Log that the `sample_loader` of dataset.yaml is not run, so that samples may differ from those that it makes."""
     loader = value.get("sample_loader")
     if loader and not (isinstance(loader, dict) and str(loader.get("__module__")).startswith("energon_pack")):
         say(f"{path}: its sample_loader is not run: samples are read by their JSON or text")

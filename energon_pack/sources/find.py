@@ -39,12 +39,12 @@ def make_shard(
     fields: Mapping[str, Any] = MappingProxyType({}),
     state: State | None = None,
 ) -> Shard:
-    """Make the shard of a file; raises PackError if it is no regular file, or its name is not UTF-8.
+    """Make the shard object of a file; raises PackError if it is no regular file, or its name is not UTF-8.
 
     Args:
-        name: of the file in sample ids.
-        fields: the other fields of its class.
-        state: its size and version; None: they are looked up.
+        name: the file's name in sample ids.
+        fields: arguments for `kind` that not every kind of shard has.
+        state: size and version of the file; None: they are looked up.
     """
     state = state or state_of(path)
     if state is None:
@@ -60,7 +60,7 @@ def make_shard(
 
 @dataclass(frozen=True)
 class Source:
-    """The files that `source.path` names, and the shards and samples that are left out."""
+    """The shards that `source.path` names, and the folders in which they were found."""
 
     shards: list[Shard]  # in name order
     folders: frozenset[Path]  # folders that were named as a whole: nothing may be written anywhere in them
@@ -76,7 +76,7 @@ class Source:
 
     @cached_property
     def root(self) -> str:
-        """Return the deepest folder that holds all files and media; references in packs are relative to it."""
+        """Return the deepest folder that holds all files and media, or raise PackError: references in packs need it."""
         roots = sorted({shard.base for shard in self.shards})
         if len({bucket_of(root) for root in roots}) > 1:
             raise PackError(
@@ -86,7 +86,7 @@ class Source:
         return "/".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, steps)) or "/"
 
     def protected_folder(self, place: str) -> Path | str | None:
-        """Return the folder of the source that a path lies in, where nothing may be written; None: it lies in none."""
+        """Return the source's folder that `place` lies in, where nothing may be written; None: it lies in none."""
         if bucket_of(place):
             beside = {folder_of(shard.path) for shard in self.shards if shard.is_stored}
             inside = next((folder for folder in sorted(self.stored) if lies_in(place, folder)), None)
@@ -108,29 +108,29 @@ class ListedFile(NamedTuple):
 
 
 class FileFinder(ABC):
-    """Finds the files of one form, such as tars; each search has an object of its own, which remembers files seen."""
+    """Finds the files of one format, such as tars; one object serves one search, and remembers the files it found."""
 
     #: samples that a split or an exclude leaves out, as far as the source says
     num_left_out = 0
 
     @abstractmethod
     def in_folder(self, folder: str) -> list[str]:
-        """Return the files of this form in a folder and its subfolders."""
+        """Return the paths of the files of this format in a folder and its subfolders."""
 
     @abstractmethod
     def chosen_files(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
-        """Yield the files that are read for an entry of `source.path`; raises PackError if there are none.
+        """Yield the files to read for an entry of `source.path`; raises PackError if there are none.
 
-        `folders`: those that the entry names; `files`: those that it names, and those of `in_folder` for its folders.
+        `folders`: those that the entry names; `files`: those that it names, and those found in its folders.
         """
 
     def completed(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
-        """Return the shards of all entries, completed by what their content tells, as whether tars hold packs."""
+        """Return all shards, with what only their content tells: whether tars hold packs, where media of lines lie."""
         return shards
 
 
 def find_files(form: FileFinder, path: Sequence[str]) -> Source:
-    """Find the files of one form in folders (searched recursively), files and globs."""
+    """Find the files of one format. `path`: folders, which are searched recursively, files and globs."""
     roots, folders = list[str](), list[str]()
     leaf_of = dict[str, ListedFile]()  # by real path
     for entry in path:
@@ -187,7 +187,7 @@ def names_of(roots: Iterable[str], files: Sequence[str]) -> list[str]:
 
 
 def parquet_hint(folders: Sequence[str]) -> str:
-    """Return the end of an error if folders have Parquet files, as advice to read these; else an empty text."""
+    """Return advice to read Parquet files, to put at the end of an error; "" if the folders have none."""
     return f" but {PARQUET_ADVICE}" if any(walk(folder, _PARQUET) for folder in folders) else ""
 
 
@@ -212,9 +212,9 @@ def _enclosing(path: str, folders: Collection[str]) -> str | None:
 
 
 def files_of_split(folder: str, files: Sequence[str], split: str | None) -> list[str]:
-    """Return the files that belong to a split by their paths, without plans of packed datasets.
+    """Return the files whose paths name this split, as `train` or `validation`; plans of packed datasets are left out.
 
-    `split`: its name; None: all files, and a PackError if their paths name several splits.
+    `split`: None: all files are returned; raises PackError if their paths name several splits.
     """
     split_of_file = {file: split_in_path(file.removeprefix(folder).lstrip("/")) for file in without_plans(files)}
     counts = Counter(split_of_file.values())
@@ -232,7 +232,7 @@ def files_of_split(folder: str, files: Sequence[str], split: str | None) -> list
 
 
 def without_plans(files: Sequence[str]) -> list[str]:
-    """Return the files without plans of packed datasets, which are tables, too."""
+    """Return the files that are no plans of packed datasets: plans are Parquet files like the tables of a source."""
     return [file for file in files if not _PLAN_FILE.search(file)]
 
 

@@ -33,7 +33,7 @@ class PackForm(NamedTuple):
 
 
 def _with_media_names(member: Fields, names: list[str]) -> Member:
-    """Return a member whose media are these parts of the pack."""
+    """Return a member in the form of a source sample, with `names` as its media, and the same names."""
     fields = {key: item for key, item in member.items() if item is not None and key not in ("media_files", "images")}
     return {**fields, "name": names}, names
 

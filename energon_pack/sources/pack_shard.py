@@ -77,7 +77,7 @@ class PackShard(TarShard):
             yield row
 
     def raw_of(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
-        """Return the JSON of a member; raises Skip if its pack can't be read."""
+        """Return the `lead` bytes before the pack's JSON, then the member's own JSON; Skip: the pack can't be read."""
         raw = super().raw_of(file, row, lead)
         number = int(source_key(row.key).rpartition("#")[2])
         return raw[:lead] + _members_of(raw[lead:], self.form)[number][0]
@@ -111,7 +111,7 @@ def _members_of(raw: bytes, form: str) -> list[tuple[bytes, list[str]]]:
 
 
 def _pack_form(name: str) -> PackForm:
-    """Return the form of packs of this name: another tool's, or a flavour of ours."""
+    """Return the form of packs with this name: that of another tool, or of a flavour of this package."""
     if foreign := next((form for form in FORMS if form.name == name), None):
         return foreign
     flavor = flavor_by_name(name)

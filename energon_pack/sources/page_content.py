@@ -23,13 +23,13 @@ _MAX_VISITED_ELEMENTS = 512  # elements for one part: with more (copies of copie
 
 
 class PageBytes(Protocol):
-    """The bytes of a page as its writer encoded them, before they were compressed."""
+    """The content of a Parquet page: its bytes without compression, `size` in all."""
 
     @property
     def size(self) -> int: ...
 
     def read(self, file: Bytes, start: int, length: int) -> bytes:
-        """Read `length` bytes of the content from `start` on; fewer at its end."""
+        """Read `length` bytes of the content from its byte `start` on; fewer at its end. `file`: the Parquet file."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ _decompressed_pages: LruCache[tuple[str, str, int], bytes] = LruCache(64 << 20, 
 
 @dataclass(frozen=True)
 class CompressedPage:
-    """A page that is decompressed whole."""
+    """A page that can only be decompressed as a whole."""
 
     codec: str
     offset: int
@@ -75,7 +75,7 @@ class CompressedPage:
 
 @dataclass(frozen=True)
 class SnappyPage:
-    """A page compressed by snappy, of which only the elements with the bytes asked for are read."""
+    """A page compressed by snappy; reads only the elements (literal bytes, or copies of earlier ones) that it needs."""
 
     #: for each element its first byte in the page; and the size of the page
     starts: np.ndarray
@@ -121,12 +121,13 @@ class _TooManyElements(Exception):
 def content_of(
     file: Bytes, file_id: tuple[str, str], codec: str | None, offset: int, packed_size: int, size: int
 ) -> PageBytes:
-    """Return the content of a page, to be read in the cheapest way.
+    """Return the content of a page, which can be read with as little decompression as possible.
 
     Args:
         file_id: path and version of the file.
         codec: the compression, as pyarrow calls it; None: the page is not compressed.
-        packed_size, size: bytes of the page in the file, and decompressed.
+        offset, packed_size: place of the page in the file, in bytes.
+        size: bytes of the page after decompression.
     """
     if codec is None:
         return PlainPage(offset, size)

@@ -47,7 +47,7 @@ def _column_chunk(about: dict[int, Any]) -> ColumnChunk:
 
 
 def read_struct(data: bytes, position: int) -> tuple[dict[int, Any], int]:
-    """Decode a struct of Thrift's compact protocol: return its fields by their numbers, and the offset after it."""
+    """Decode a struct of Thrift's compact protocol at `position`; return field number → value, and where it ends."""
     fields: dict[int, Any] = {}
     number = 0
     while data[position]:
@@ -65,7 +65,7 @@ def read_struct(data: bytes, position: int) -> tuple[dict[int, Any], int]:
 
 
 def varint(data: bytes, position: int) -> tuple[int, int]:
-    """Decode an unsigned number of seven bits a byte: return it, and the offset after it."""
+    """Decode an unsigned number of seven bits a byte at `position`; return it, and the offset after it."""
     value = shift = 0
     while True:
         byte = data[position]

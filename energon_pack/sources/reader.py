@@ -37,11 +37,11 @@ class Reader:
         self._files_ahead: dict[str, File] = {}  # shards with ranges that were read ahead
 
     def ahead(self, items: Iterable[Item], samples: SamplesOf[Item], of_medium: RangesOf) -> Iterator[Item]:
-        """Yield the items in order; before each group of them, request all that its samples need from object stores.
+        """Yield the items in order, in groups; before each group, request the bytes of its samples on object stores.
 
         Args:
-            samples: returns the samples of an item.
-            of_medium: returns the ranges to read of a medium, given its offset and size in the shard.
+            samples: item → the samples to be read for it.
+            of_medium: (offset, size) of a medium in its shard → the (offset, size) ranges of it to be read.
         """
         window: list[Item] = []
         ranges_of: _RangesByPath = {}
@@ -62,7 +62,7 @@ class Reader:
         yield from window
 
     def _fetch(self, ranges_of: "_RangesByPath") -> None:
-        """Read ranges of shards ahead, and forget earlier ones."""
+        """Request these ranges of shards before they are read, and drop those of an earlier call."""
         self._files_ahead = {}
         files = {path: shard.open() for path, (shard, _) in ranges_of.items()}
         read_ahead([(file, ranges_of[path][1]) for path, file in files.items()])
@@ -71,7 +71,7 @@ class Reader:
     def raw(self, shard: Shard, row: SampleRow, lead: int = 0) -> bytes:
         """Return the bytes of a sample's JSON or text, which `Shard.record` parses.
 
-        `lead`: how many bytes of the tar header before it are read, too.
+        `lead`: how many bytes of the tar header before them are returned, too, in front.
         """
         return shard.raw_of(self.shard_file(shard), row, lead)
 
@@ -95,11 +95,11 @@ class Reader:
         return self.part_file(shard, part).read(part.offset, part.size)
 
     def checksum(self, shard: Shard, raw: bytes, parts: Sequence[AnyPart]) -> int:
-        """Return a CRC-32 that shows whether a sample changed since it was measured; reads twice of each medium.
+        """Return a CRC-32 that shows whether a sample changed since it was measured.
 
         Args:
-            raw: its JSON or text.
-            parts: its media; the first and last bytes of each count, so that another file of that size is noticed.
+            raw: the sample's JSON or text.
+            parts: its media: only the first and last `END_BYTES` of each are read.
         """
         value = crc32(raw)
         for part in parts:
@@ -108,7 +108,7 @@ class Reader:
         return value
 
     def files(self, shard: Shard, parts: Sequence[AnyPart]) -> list[dict[str, Any]] | None:
-        """Return name, size and version of parts in separate files; None: the parts are in the shard."""
+        """Return `{name, size, version}` of each part that is a separate file; None: the shard itself holds them."""
         if shard.media_root is None:
             return None
         names = dict.fromkeys(part.name for part in parts if not shard.is_inside(part.name))
@@ -161,7 +161,7 @@ def whole_range(offset: int, size: int) -> list[tuple[int, int]]:
 
 
 def _ranges_ahead(shard: Shard, row: MeasuredRow, of_medium: RangesOf) -> Iterator[tuple[Shard, int, int]]:
-    """Yield the ranges to read for a sample, each with the header before it; nothing for a sample on a disk."""
+    """Yield the ranges to read for a sample, each with the tar header before it; none if the shard is on a disk."""
     if shard.is_stored and shard.is_read_by_place:
         parts: list[AnyPart] = [*row.parts, *row.positions] if shard.media_root is None else []
         media = chain.from_iterable(of_medium(part.offset, part.size) for part in parts)

@@ -36,7 +36,7 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
     """Read an indexed sample: its record, and its media's headers, in the order of their placeholders.
 
     Raises:
-        Skip: the sample can't be packed; `Skip.media_type` guesses its media type.
+        Skip: the sample can't be packed; its attribute `media_type` is a guess of the sample's media type.
         PackError: the shard changed.
     """
     seems, raw = media_type_by_name([part.name for part in row.parts]), b""
@@ -62,7 +62,7 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
 
 
 def _refuse_unread(reader: Reader, shard: Shard, row: IndexRow, record: Record, read: Sequence[str]) -> None:
-    """Raise Skip if a sample has a medium that is not read, as `refuse_unread_media`. `read`: names of read media."""
+    """Raise Skip if a sample has media besides those that are read. `read`: the names of the media that are read."""
     refuse_unread_media(record, read, bool(read), partial(_kind_of_name, reader, shard, row), shard.media_root is None)
     is_mapped = isinstance(shard, TarShard) and shard.field_map is not None  # then the map says what is taken
     for part in () if read or is_mapped else row.parts:  # a medium, although its name does not say so
@@ -103,7 +103,7 @@ def read_again(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSet
 
 
 def with_headers(reader: Reader, shard: Shard, sample: ReadSample) -> ReadSample:
-    """Return a sample whose media were not opened, now with `media` read from their headers."""
+    """Return a sample of `read_text_only` with its `media` filled in: read from the headers of their files."""
     media = _read_headers(reader, shard, sample.parts)
     return sample._replace(media=_as_requested(reader, shard, sample.parts, media, sample.fields))
 
@@ -119,7 +119,7 @@ def read_text_only(reader: Reader, shard: Shard, row: MeasuredRow, settings: Rea
 
 
 def part_of(whole: ReadSample, cut: Cut) -> ReadSample:
-    """Return the turns of a sample that a cut selects, with their media, fields and times."""
+    """Return the part of a sample that a cut selects: some turns, with their media, fields and times."""
     media = media_of_part(whole.messages, cut)
     images = indices_of_kind(cut, media, "i")
     messages = messages_of_part(whole.messages, cut)
@@ -153,7 +153,7 @@ def _as_requested(
 def _read_times(
     reader: Reader, shard: Shard, placed: Placed, key: str, parts: Sequence[Part]
 ) -> tuple[list[Part | None], list[str]]:
-    """Return the patch positions of each image, and the times that they give."""
+    """Return the .npy part of each image's patch positions, and the time marks made of them; both empty: no times."""
     if placed.record.fields.keys().isdisjoint(TIME_FIELDS):
         return [], []
     names = placed.position_names

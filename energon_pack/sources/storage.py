@@ -32,7 +32,7 @@ class State(NamedTuple):
 
 
 class File(ABC):
-    """An open file of a source."""
+    """A file that is open for reading: on this machine, in memory, or on an object store."""
 
     #: a descriptor from which the kernel can copy its bytes; None: it has none
     fd: int | None = None
@@ -74,7 +74,7 @@ def with_bytes_read(function: Callable[[Job], Result], job: Job) -> tuple[Result
 
 
 class LocalFile(File):
-    """An open file of this machine."""
+    """A file of this machine, open by its descriptor `fd`."""
 
     fd: int
 
@@ -109,7 +109,7 @@ class InMemory(File):
 
 
 class StoredFile(File):
-    """An object on a store; its bytes are requested in blocks, or ahead of time."""
+    """An object on a store; its bytes are requested in blocks, or in advance by `read_ahead`."""
 
     def __init__(self, address: str, state: State):
         super().__init__(state)
@@ -189,7 +189,7 @@ def is_file(path: str) -> bool:
 
 
 def absolute(path: str) -> str:
-    """Return the absolute path, as `os.path.abspath`; of an address, the address without a slash at its end."""
+    """Return the absolute path, as `os.path.abspath`; an address is returned without a slash at its end."""
     return tidy_address(path) if is_address(path) else os.path.abspath(path)
 
 
@@ -204,7 +204,7 @@ def folder_of(path: str) -> str:
 
 
 def real_path(path: str) -> str:
-    """Resolve links of a file's path, as `os.path.realpath`, but each folder only once, for sources of many files."""
+    """Resolve links in a file's path, as `os.path.realpath`; links of a folder are resolved once for all its files."""
     if is_address(path):
         return path
     if os.path.islink(path):
@@ -219,10 +219,10 @@ def _real_folder(folder: str, working: str) -> str:
 
 
 def expand(entry: str) -> tuple[str, list[str], list[str]]:
-    """Resolve an entry of `source.path`: a folder, a file, a glob, or an address; raises PackError if nothing is there.
+    """Resolve an entry of `source.path`: a folder, a file, a glob, or an address; PackError: it does not exist.
 
     Returns:
-        The folder that names of samples are relative to, the folders and the files of the entry.
+        The folder that names of samples are relative to; the folders and the files of the entry (a glob may have none).
     """
     if is_address(entry):
         from energon_pack.sources import store_listing
@@ -241,7 +241,7 @@ def expand(entry: str) -> tuple[str, list[str], list[str]]:
 
 
 def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
-    """Return the files of a folder and its subfolders that match a pattern, without those in hidden names."""
+    """Return the paths of files in a folder and its subfolders whose names match, without hidden ones (`.name`)."""
     if is_address(folder):
         from energon_pack.sources import store_listing
 
@@ -270,9 +270,9 @@ def names_in(folder: str) -> list[str]:
 
 
 def files_in(folder: str, below: Collection[str] = ()) -> dict[str, State | None]:
-    """List a folder: name → state of an object; None for a local file, and for subfolders, which end with a slash.
+    """List a folder: name → size and version of an object; None for a local file and for a subfolder (`name/`).
 
-    `below`: subfolders whose files are listed, too, in place of the subfolder.
+    `below`: the names of subfolders whose files are listed in place of the subfolder.
     """
     if is_address(folder):
         from energon_pack.sources import store_listing

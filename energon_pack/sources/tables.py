@@ -50,7 +50,7 @@ _BUFFER_BYTES = 1 << 14  # small, because columns of images lie between columns 
 
 @dataclass
 class Table:
-    """An open Parquet file; its texts are read a row group at a time."""
+    """An open Parquet file, whose rows are read one row group at a time."""
 
     file: File
     parquet: Any  # pyarrow's ParquetFile
@@ -59,17 +59,17 @@ class Table:
     text_lens: list[int]  # approximate bytes of a row's text, for each group
 
     def max_group_memory(self, group: int) -> int:
-        """Return the bytes of memory that reading a row group may take, which grow with its bytes in the file."""
+        """Return how many bytes of memory reading a row group may take: 1 GiB, and 64 for each of its bytes on disk."""
         return MAX_GROUP_BYTES + MEMORY_PER_BYTE * min(sum(chunk.size for chunk in self.chunks[group]), self.file.size)
 
     @cached_property
     def starts(self) -> list[int]:
-        """Return the number of each row group's first row in the file, and the number of all rows."""
+        """Return the number, in the file, of each row group's first row, and at the end the number of all rows."""
         return list(accumulate(self.group_lens, initial=0))
 
     @cached_property
     def bytes_columns(self) -> dict[LeafPath, int]:
-        """Return the columns of bytes: the path to the value in a row → the column's number in the file."""
+        """Return the columns of bytes: the path to their values in a row (as of `leaf_paths`) → the column's number."""
         columns = enumerate(leaf_paths(self.parquet.schema_arrow))
         return {way: number for number, way in columns if not _is_text(self.parquet.schema.column(number))}
 
@@ -88,10 +88,10 @@ def _read_table(path: str, file: File) -> Table:
 
 
 def _check_sizes(path: str, groups: Sequence[Sequence[ColumnChunk]], texts: set[int], are_deep: Sequence[bool]) -> None:
-    """Refuse a row group that would take too much memory, because its texts, or all of it, are read at once.
+    """Raise PackError if a row group has too many bytes (`MAX_GROUP_BYTES`) in columns that are read at once.
 
     Args:
-        texts: the numbers of the text columns.
+        texts: the numbers of the columns that hold no bytes.
         are_deep: for each column, whether it is in two or more nested lists.
     """
     for number, group in enumerate(groups):
@@ -121,7 +121,7 @@ _kept_columns: LruCache[tuple[_GroupKey, int], tuple[BytesColumn | None]] = LruC
 
 
 def table_of(path: str) -> Table:
-    """Open a Parquet file, or return it if it is open; raises PackError if it can't be read as one."""
+    """Return the table of a Parquet file, opened if it was not; raises PackError if it can't be read as Parquet."""
     with _readable_errors(path):
         return _open_table(path, None)
 
@@ -129,7 +129,7 @@ def table_of(path: str) -> Table:
 def table_row(path: str, version: str, number: int) -> bytes:
     """Return the JSON of a row, with names in place of bytes; raises Skip if the row can't be read.
 
-    `version`: of the file when it was found; `number`: of the row in the file, from 0.
+    `version`: the file's version when it was found; `number`: the row's number in the file, from 0.
     """
     try:
         _, key, row = _find_row(path, version, number)
@@ -192,9 +192,9 @@ class _CellFile(File):
 
 
 def open_cell(path: str, key: str) -> File:
-    """Open the bytes of a value in a table as a file, whose version is that of the table.
+    """Open one value of a Parquet file as a file of bytes, whose version is that of the Parquet file.
 
-    `key`: number of the row, and path to the value in it, as `17/images/0/bytes`; KeyError: there is none.
+    `key`: number of the row, and the keys to the value in it, as `17/images/0/bytes`; KeyError: there is no such value.
     """
     opened = _open_tables.get(path)
     if (
@@ -225,7 +225,7 @@ def _item_at(group: pa.Table, row: int, value: Any, step: str) -> Any:
 
 
 def _find_in_page(table: Table, group: _GroupKey, row: int, way: list[str]) -> ValuePlace | None:
-    """Find a value in its page, by its row in the group and its path; None: pyarrow has to read it."""
+    """Return the place of a value, by its row in the group, and the keys to it; None: pyarrow has to read it."""
     lists = [step for step in way[1:] if step.isdecimal()]
     if len(lists) > 1:
         return None
@@ -235,7 +235,7 @@ def _find_in_page(table: Table, group: _GroupKey, row: int, way: list[str]) -> V
 
 
 def _bytes_column(table: Table, group: _GroupKey, leaf: int) -> BytesColumn | None:
-    """Find the values of a column of bytes in a row group; None: only pyarrow can read them."""
+    """Find the values of the bytes column with the number `leaf` in a row group; None: only pyarrow can read them."""
     kept = _kept_columns.get((group, leaf))
     if kept is None:
         try:
@@ -267,7 +267,7 @@ def _find_row(path: str, version: str, number: int) -> tuple[Table, _GroupKey, i
 
 
 def _read_group(key: _GroupKey) -> pa.Table:
-    """Read the rows of a group, which are kept for the next value."""
+    """Return the rows of a group; they stay in memory for the next call."""
     group = _kept_groups.get(key)
     if group is None:
         table = _open_table(key[0], key[1])
@@ -277,7 +277,7 @@ def _read_group(key: _GroupKey) -> pa.Table:
 
 
 def _open_table(path: str, version: str | None) -> Table:
-    """Return an open table; it is opened if it is not open, or has another version. None: the version of now."""
+    """Return the open table of a path, opened anew if its version differs. `version`: None: the file's present one."""
     was, table = _open_tables.get(path) or (None, None)
     if table is None or (version or state_of(path)[1]) != was:  # type: ignore[index]
         _open_tables.drop(path)

@@ -40,7 +40,7 @@ _SMALL_MEMBER_BYTES = 8 << 10  # bytes: reading such a member costs no more than
 
 @dataclass
 class Damage:
-    """A damage of a tar: its offset in bytes, and what is wrong there."""
+    """One damaged place of a tar: its offset in bytes, and what is wrong there."""
 
     offset: int
     detail: str
@@ -124,7 +124,7 @@ class TarScan:
                 yield name, data, size
 
     def _after_end(self, offset: int) -> int | None:
-        """Return None if only padding follows the first zero block; else where another archive begins."""
+        """Return the offset at which another archive begins after a zero block; None: only padding follows."""
         start = offset
         while block := self.file.read(offset, 1 << 20):
             if block.strip(b"\0"):
@@ -147,7 +147,7 @@ class TarScan:
 
 
 def _no_tar(head: bytes, detail: str) -> Damage:
-    """Describe a file that does not begin like a tar: it has another format, or a damaged beginning."""
+    """Return the damage of a file that does not begin like a tar: another format, or a damaged beginning."""
     other = other_format(head)
     return Damage(0, f"{NOT_A_TAR} but {other}" if other else detail, hides=True)
 
@@ -200,17 +200,15 @@ def _parse_header(header: bytes) -> tuple[str, int, bytes]:
 
 @lru_cache(maxsize=4096)
 def _adler32_low(checksum: bytes) -> int:
-    """Return the low half of the Adler-32 of a header with this checksum, if the checksum is right.
+    """Return the low half of the Adler-32 of a tar header, computed from the header's checksum field (8 bytes).
 
-    It is 1 + the sum of the header's bytes, modulo 65521; in the checksum, its own eight bytes count as spaces.
+    It is 1 + the sum of the header's bytes, modulo 65521; the checksum is that sum with its own field as spaces.
     """
     return (1 + int(checksum.rstrip(b" \0") or b"0", 8) - 8 * ord(" ") + sum(checksum)) % 65521
 
 
 def _parse_pax(payload: bytes) -> dict[str, str]:
-    """Parse the records of a PAX header, b"<length> <key>=<value>\\n"; after a broken record, the plain header
-    counts.
-    """
+    """Parse the records of a PAX header, b"<length> <key>=<value>\\n", up to the first that is broken."""
     fields = {}
     while payload:
         digits, _, _ = payload[:20].partition(b" ")

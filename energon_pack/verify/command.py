@@ -53,7 +53,7 @@ from energon_pack.verify.totals import Ledger, check_totals
 
 @dataclass(frozen=True)
 class Options:
-    """Checks beside those that always run, named as on the command line."""
+    """The options of a verification, named as on the command line; other checks always run."""
 
     decode: bool = False  # decode pixels, too
     source: list[str] | None = None  # compare with the source at these paths; []: at the paths it was packed from
@@ -70,9 +70,9 @@ _DEFAULTS = Options()
 
 @losing_no_fault()
 def verify(dataset: str | Path, options: Options = _DEFAULTS) -> Findings:
-    """Check a packed dataset, given by its folder or address, and return what is wrong.
+    """Check a packed dataset, given by its folder or address, and return its defects.
 
-    Raises PackError if it is no packed dataset, or its source is asked for and missing.
+    Raises PackError if it is no packed dataset, or `options.source` is set and the source is missing.
     """
     folder = packed_folder(dataset)
     if options.media_root is not None and options.source is None:
@@ -109,7 +109,7 @@ def _run_checks(folder: DatasetFolder, options: Options, findings: Findings) -> 
 
 @dataclass(frozen=True)
 class Claims:
-    """The manifest, report and plan of a dataset; empty or None if a file can't be read."""
+    """What a dataset says of itself: its manifest, report and plan; {} or None for a file that can't be read."""
 
     folder: DatasetFolder
     flavor: PackedFlavor
@@ -176,9 +176,9 @@ def _jobs(stated: Claims, source: Source | None, template_folder: str | None, op
 
 
 def _split_shares(manifest: dict[str, Any]) -> tuple[tuple[float, ...], int]:
-    """Return the shares of the splits, and the seed that draws the split of each sample id.
+    """Return the share of samples of each split, and the seed that draws the split of each sample by its id.
 
-    No shares: the manifest is damaged, or samples with the same medium share a split, so ids do not tell it.
+    No shares: the manifest is damaged, or `packing.share` puts samples with the same medium into one split.
     """
     if value_at(manifest, "content", "packing", "share") not in (None, Share.none.value):
         return (), 0

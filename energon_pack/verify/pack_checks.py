@@ -34,7 +34,7 @@ _ARRAY_MAGIC = b"\x93NUMPY"
 
 
 def check_parts(pack: Pack) -> Iterator[str]:
-    """Check that a pack's files are its JSON, its tokens, and the media that the JSON names, in that order."""
+    """Yield defects if a pack's files are not its JSON, its tokens, and the media that its JSON names, in order."""
     names = [part.name for part in pack.files.parts]
     yield from (f"{part.name} holds no bytes of its own" for part in pack.files.parts if part.size < 0)
     if pack.part_names is None:
@@ -58,7 +58,7 @@ def check_parts(pack: Pack) -> Iterator[str]:
 
 
 def check_tokens(pack: Pack, members: Sequence[MemberTokens]) -> Iterator[str]:
-    """Check that the members' token lengths, trained tokens, shared tokens and media are those that the JSON states."""
+    """Yield where the members' tokens (all, trained, shared) or kinds of media differ from those in the pack's JSON."""
     numbers = {
         "token_lens": ("tokens", [*map(len, members)]),
         "num_supervised": ("trained tokens", [member.num_supervised for member in members]),
@@ -80,13 +80,13 @@ def check_tokens(pack: Pack, members: Sequence[MemberTokens]) -> Iterator[str]:
 
 
 def _excerpt(numbers: Sequence[int], first: int) -> str:
-    """Return up to eight numbers as a text, from the index `first` on."""
+    """Return eight numbers at most as a text, from the index `first` on, with `…` for those left out."""
     end = first + 8
     return ", ".join(["…"] * (first > 0) + [*map(str, numbers[first:end])] + ["…"] * (end < len(numbers)))
 
 
 def check_kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
-    """Check that a medium's first bytes are of the format of its extension, or, if names have none, of its kind."""
+    """Check a medium's first bytes: they must fit its extension, or its kind in a flavour where all images are .jpg."""
     extension, expected = name.rpartition(".")[2], pack.flavor.kind(name)
     if extension == "npy" and not pack.flavor.names_content:
         if not head.startswith(_ARRAY_MAGIC):
@@ -104,7 +104,7 @@ def check_kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
 
 
 def check_messages(pack: Pack, expected: bool) -> Iterator[str]:
-    """Check that a pack's JSON holds conversations if `expected` (`output.messages`), else none."""
+    """Check whether a pack's JSON holds conversations. `expected`: the dataset's setting `output.messages`."""
     if MESSAGES_FIELD in pack.flavor.optional and pack.fields and (MESSAGES_FIELD in pack.fields) != expected:
         has = "no" if expected else "it has"
         yield f"{has} {MESSAGES_FIELD}, and it was packed with output.messages={str(expected).lower()}"
@@ -143,17 +143,17 @@ def check_sums(pack: Pack) -> Iterator[str]:
 
 
 def _own_lens(pack: Pack) -> list[int]:
-    """Return the token length of each member without the tokens that it shares with the member before."""
+    """Return the tokens of each member, without those that it shares with the member before it."""
     lens = pack.meta.get("token_lens", [])
     return [length - shared_len for length, shared_len in zip(lens, pack.shared_lens, strict=False)]
 
 
 def check_capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[PlanRow] | None = None) -> Iterator[str]:
-    """Check that a pack is not over a limit of `packing.*`.
+    """Yield each limit of `packing.*`, such as `max_token_len`, that a pack exceeds.
 
     Args:
         packing: the limits by name, as in the config.
-        members: the pack's rows of the plan, which have its tokens of media; None: these limits are not checked.
+        members: the pack's rows of the plan, which count tokens of media; None: limits on media are not checked.
     """
     lens = _own_lens(pack)
     multiple = packing.get("pad_to_multiple_of")
@@ -185,7 +185,7 @@ def check_fingerprint(pack: Pack, expected: Any) -> Iterator[str]:
 
 
 def check_plan(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[str]:
-    """Check that a pack holds the members that its rows of the plan name; None: the plan has no such pack."""
+    """Yield where a pack differs from its rows of the plan, `members`; None: the plan has no such pack."""
     if members is None:
         yield "it is not in the plan"
         return
@@ -224,9 +224,9 @@ def _difference(stated: Sequence[Any], expected: Sequence[Any]) -> str:
 
 
 def samples_of(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[tuple[str, str | None]]:
-    """Yield for each member its sample, `<source shard>/<key>`, and the part of it (`2of3`); None: the whole sample.
+    """Yield for each member its sample, `<source shard>/<key>`, and which part of it (`2of3`); None: the whole sample.
 
-    The plan tells a part from a sample whose own key looks like a part's.
+    `members`: the pack's rows of the plan; None: ids that end like `#2of3` are taken for parts.
     """
     ids = pack.meta.get("sample_ids", ())
     if members is not None and [member.sample_id for member in members] == ids:

@@ -49,7 +49,7 @@ _MAX_GROUP_PACKS, _MAX_GROUP_BYTES = 256, 16 << 20
 
 @dataclass(frozen=True)
 class VerifyJob:
-    """One shard, and everything it is compared with."""
+    """One packed shard to verify, and all that it is compared with."""
 
     name: str
     folder: DatasetFolder  # lists this shard and its index
@@ -85,7 +85,7 @@ class VerifiedShard:
     splits: set[str] = field(default_factory=set)  # the splits of its samples, by their ids
 
     def add(self, pack: Pack, members: list[PlanRow] | None, job: VerifyJob) -> None:
-        """Add the counts and hashes of a pack. `members`: its rows of the plan; None: there are none."""
+        """Add the counts and hashes of a pack. `members`: the pack's rows of the plan; None: there are none."""
         self.packs.append(hash_of(pack.files.key))
         samples = list(checks.samples_of(pack, members))
         if job.split_shares:
@@ -103,7 +103,7 @@ class VerifiedShard:
 
 
 def verify_shards(jobs: Sequence[VerifyJob], findings: Findings, run: Run) -> list[VerifiedShard]:
-    """Verify shards in workers, add what they find to `findings`, and return their counts and hashes."""
+    """Verify shards in workers; add their defects to `findings`, and return a `VerifiedShard` for each."""
     shards = []
     states = [job.folder.state(job.name) for job in jobs]
     sizes = [0 if state is None else state.size for state in states]
@@ -142,7 +142,7 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
 
 
 def _comparable_members(job: VerifyJob, members: list[PlanRow]) -> list[tuple[PlanRow, int]]:
-    """Return the members of a pack that can be compared with the source, in the form of `Sources.ahead`."""
+    """Return the members that can be compared with the source, as `Sources.read_ahead` takes them (checksum 0)."""
     shards = job.source or {}
     return [(row, 0) for row in members if row.shard in shards and is_within(row, shards[row.shard])]
 
@@ -174,7 +174,7 @@ def _verify_pack(
 
 
 def _read_tokens(file: Bytes, pack: Pack, findings: Findings, where: str) -> list[MemberTokens]:
-    """Read and check the tokens of a pack; none where it has none, or none that can be read."""
+    """Read and check the tokens of each member of a pack; []: it has none, or they can't be read."""
     if TOKENS_PART not in pack.parts:
         return []  # the check `parts` reports it
     try:
@@ -187,7 +187,7 @@ def _read_tokens(file: Bytes, pack: Pack, findings: Findings, where: str) -> lis
 
 
 def _in_groups(packs: Iterator[PackFiles]) -> Iterator[list[PackFiles]]:
-    """Group the packs of a shard into lists that are checked together."""
+    """Group the packs of a shard into lists of 256 packs or about 16 MiB, which are checked together."""
     group: list[PackFiles] = []
     for files in packs:
         group.append(files)
@@ -203,7 +203,7 @@ def read_packs(
     name: str,
     flavor: PackedFlavor = DEFAULT_FLAVOR,
 ) -> Iterator[tuple[Bytes, Pack, list[str]]]:
-    """Yield each pack of a shard: the file from which its parts are read, the pack, and the defects of its JSON."""
+    """Yield for each pack of the shard `name` the file that holds its parts, the pack, and the defects of its JSON."""
     media = DatasetMedia(folder.path)
     with folder.open(name) as file:
         for files in packs_in(TarScan(file)):
@@ -226,7 +226,7 @@ def _check_tar(compressed: str | None, scan: TarScan, num_packs: int) -> Iterato
 
 
 def _check_index(job: VerifyJob, shard: VerifiedShard) -> Iterator[str]:
-    """Check that the index gives each pack's first header and the end of the last pack, as Energon wants it."""
+    """Check the shard's .tar.idx: it must hold the offset of each pack, and the end of the last pack."""
     expected = shard.pack_offsets if shard.packs else []
     try:
         data = job.folder.read(f"{job.name}.idx")
@@ -246,7 +246,7 @@ def _check_index(job: VerifyJob, shard: VerifiedShard) -> Iterator[str]:
 def _plan_rows(
     plan: PlanRows, job: VerifyJob, group: list[PackFiles], findings: Findings
 ) -> dict[str, list[PlanRow]] | None:
-    """Return the plan's rows of some packs, by pack; None: the plan can't be read."""
+    """Return the plan's rows of a group of packs, by the pack's key; None: the plan can't be read."""
     try:
         return plan.members({files.key for files in group})
     except PackError as error:

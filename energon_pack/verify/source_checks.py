@@ -43,8 +43,8 @@ def find_source(
     """Find the source that a dataset was packed from; raises PackError if it is not there.
 
     Args:
-        paths: its paths now; empty: those in report.json; if packs refer to their source, below its root of now.
-        media_root: where the media of JSONL are now; None: where they were.
+        paths: where the source lies now; empty: where report.json says, or ENERGON_PACK_SOURCE if packs refer to it.
+        media_root: where the media of JSONL files lie now; None: where they were at packing.
     """
     settings = value_at(report, "config", "source")
     if not isinstance(settings, dict) or "path" not in settings:
@@ -76,7 +76,7 @@ def find_source(
 
 
 def _mixture_now(folder: DatasetFolder, report: Mapping[str, Any], mixture: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a mixture of the config with the paths that they have now."""
+    """Return the entries of a mixture in the config, with each path replaced by `_path_now`."""
     entries = {name: {**item} for name, item in mixture.items() if isinstance(item, dict)}
     for item in entries.values():
         for key in ("path", "media_root"):
@@ -88,7 +88,7 @@ def _mixture_now(folder: DatasetFolder, report: Mapping[str, Any], mixture: dict
 
 
 def _path_now(folder: DatasetFolder, report: Mapping[str, Any], path: str) -> str:
-    """Return a path of report.json's config as it is now; if packs refer to their source, below the root in use."""
+    """Return where a path of report.json's config is now; if packs refer to it, below the `source_root` now in use."""
     path, root = path_when_packed(report, path), report.get("source_root")
     if not isinstance(root, str) or not lies_in(path, root):
         return path
@@ -99,7 +99,7 @@ def _path_now(folder: DatasetFolder, report: Mapping[str, Any], path: str) -> st
 def saved_template(
     folder: DatasetFolder, report: Mapping[str, Any], processor: str | None, trust_remote_code: bool, findings: Findings
 ) -> Iterator[str | None]:
-    """Save the template that tokenizes a dataset, and yield its folder; None: it is not here, as a note says."""
+    """Save the template that tokenizes a dataset, and yield its folder; None: it can't be loaded, as a finding says."""
     with TemporaryDirectory(prefix="energon_pack-") as folder_here:
         try:
             load_template(folder.path, processor or packing_processor(folder, report), trust_remote_code).save(
@@ -125,7 +125,7 @@ def packing_processor(folder: DatasetFolder, report: Mapping[str, Any]) -> str |
 
 
 def demo_folders(folder: DatasetFolder, report: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the folders of a packed demo's source and processor, which are made again if they are gone."""
+    """Return the folders of the source and the processor of a packed demo; they are made again if they are gone."""
     cache = value_at(report, "config", "cache_dir")
     cache_dir = path_when_packed(report, cache) if isinstance(cache, str) else None
     return make_demo(cache_folder(cache_dir, folder_of(folder.path)) / "demo")
@@ -137,7 +137,7 @@ def read_settings(manifest: Mapping[str, Any]) -> ReadSettings:
 
 
 def _settings_from(kind: type[Settings], node: Any) -> Settings:
-    """Make settings of a class from the texts of a node of the manifest, but `map`; of a damaged node, the defaults."""
+    """Make settings from the texts in a node of a manifest, without `map` and `path`; defaults if it is damaged."""
     texts = {key: value for key, value in _texts_in(node).items() if key not in ("map", "path")}
     names = {key: _texts_in(value_at(node, key)) for key in ("columns", "roles")}
     try:
@@ -151,7 +151,7 @@ def _texts_in(node: Any) -> dict[str, str]:
 
 
 def trusted_map(manifest: Mapping[str, Any], trusted: str | None) -> str | None:
-    """Return the `source.map` of the packing, which has to be `trusted`, else PackError; None: there was none."""
+    """Return the dataset's `source.map`, with its hash; None: it has none. PackError: `trusted` is another or None."""
     name = value_at(manifest, "content", "source", "map")
     step = name.partition("#")[0] if isinstance(name, str) else None
     if step == trusted:
@@ -163,7 +163,7 @@ def trusted_map(manifest: Mapping[str, Any], trusted: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class DrawSettings:
-    """How packing chose the samples of a source: the first `limit` of them, and how often each comes in an epoch."""
+    """How packing chose samples of a source: only the first `limit` (None: all), each so many times an epoch."""
 
     limit: int | None
     seed: int
@@ -171,13 +171,13 @@ class DrawSettings:
     num_epochs: int = 1
 
     def max_draws_in(self, shard: str) -> int:
-        """Return how often a sample of a file may come in all epochs that were packed."""
+        """Return how often a sample of this source shard may come, at most, in all epochs that were packed."""
         entry = next(iter(self.draws_per_epoch), "") if len(self.draws_per_epoch) == 1 else shard.partition("/")[0]
         return math.ceil(self.draws_per_epoch.get(entry, 1) * self.num_epochs)
 
 
 def read_draw_settings(report: Mapping[str, Any]) -> DrawSettings:
-    """Read from report.json how packing chose samples; if it is damaged, each sample counts once."""
+    """Read from report.json how packing chose samples; where it is damaged: no limit, each sample once, one epoch."""
     limit, seed = value_at(report, "config", "source", "limit"), value_at(report, "config", "seed")
     entries = report.get("mixture")
     epochs_of = (
@@ -193,7 +193,7 @@ def read_draw_settings(report: Mapping[str, Any]) -> DrawSettings:
 
 @dataclass(frozen=True)
 class SourceSamples:
-    """The samples that packing had to take from a source, as hashes, and the shards that can't be read."""
+    """The samples that packing had to take from a source, as hashes, and an error for each shard that can't be read."""
 
     jobs: "list[_ShardJob]"
     shard_hashes: list[Hashes]  # of the samples of each shard
@@ -202,7 +202,7 @@ class SourceSamples:
 
 
 def read_source_samples(source: Source, drawn: DrawSettings, run: Run) -> SourceSamples:
-    """Index the source, and return its samples. Comes first: blocks read from a store are kept for later checks."""
+    """Index the source, and return its samples; call it first, because later checks reuse the blocks it fetches."""
     jobs = [_ShardJob(shard, drawn.seed, drawn.max_draws_in(shard.name)) for shard in source.shards]
     sample_hashes, defects, copies = list[Hashes](), list[str](), list[Hashes]()
     size = sum(job.shard.size for job in jobs)
@@ -220,11 +220,11 @@ def read_source_samples(source: Source, drawn: DrawSettings, run: Run) -> Source
 
 
 def unaccounted_samples(samples: SourceSamples, packed: Hashes, skipped: Hashes, names: Iterator[str]) -> Iterator[str]:
-    """Yield shards that can't be read, samples of the source that are lost, and names that it lacks or come too often.
+    """Yield shards that can't be read, lost samples of the source, and packed samples that it lacks or has less often.
 
     Args:
         packed, skipped: the hashes of the samples in packs, and of each entry of the ledger.
-        names: all samples of packs and ledger, in which the names of reported hashes are found.
+        names: the ids of all samples in packs and ledger, from which hashes get their names back.
     """
     yield from samples.defects
     expected, num_expected = np.unique(joined_hashes(samples.shard_hashes), return_counts=True)
@@ -254,7 +254,7 @@ class _ShardJob:
 
 @losing_no_fault()
 def _hash_samples(job: _ShardJob) -> tuple[Hashes, Hashes] | str:
-    """Return the hashes of a shard's samples, and of the repeats that a mixture may draw; or why it can't be read."""
+    """Return the hashes of a shard's samples, and of the repeats (`@2` …) that a mixture may draw; or a read error."""
     try:
         names = list(_sample_ids(job))
     except PackError as error:
@@ -263,7 +263,7 @@ def _hash_samples(job: _ShardJob) -> tuple[Hashes, Hashes] | str:
 
 
 def _sample_ids(job: _ShardJob) -> Iterator[str]:
-    """Yield all samples drawn from a shard in its order."""
+    """Return the ids of all samples drawn from a shard, in its order."""
     shard = job.shard
     keys = shard.index()["key"].to_pylist()
     rows = shard.drawn(len(keys), job.seed)

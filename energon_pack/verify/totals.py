@@ -23,9 +23,9 @@ _MAY_BE_PACKED = {Reason.DUPLICATE_KEY.value, Reason.TRUNCATED_TAR.value}
 
 
 class Ledger:
-    """The samples that skipped.jsonl names, as hashes, and the defects of its lines.
+    """The samples that skipped.jsonl lists, as hashes, and the defects of its lines.
 
-    A sample with the reason `cut_off` is packed, too; it is in none of the counts.
+    Samples with the reason `cut_off` are packed, too, and not counted here.
     """
 
     def __init__(self, folder: DatasetFolder):
@@ -64,7 +64,7 @@ class Ledger:
         yield from (str(value_at(entry, "sample_id")) for _, entry in self._entries())
 
     def check(self, packed: Hashes) -> Iterator[str]:
-        """Yield the ledger's defects: broken lines, packed samples in it, and samples that were cut and are in no pack.
+        """Yield the ledger's defects: broken lines, samples that are packed, too, and cut samples that are in no pack.
 
         `packed`: the hashes of all samples in packs.
         """
@@ -78,7 +78,7 @@ class Ledger:
 def check_totals(
     report: Mapping[str, Any], manifest: Mapping[str, Any], shards: Sequence[VerifiedShard], ledger: Ledger
 ) -> Iterator[str]:
-    """Yield each count of report.json and of the manifest that is not the count of the shards and the ledger."""
+    """Yield each count in report.json or the manifest that differs from what shards and ledger add up to."""
     packed = len(np.unique(packed_samples(shards)))
     num_cut = len({sample for shard in shards for sample in shard.cut_samples})
     num_packs = sum(len(shard.packs) for shard in shards)
@@ -123,7 +123,7 @@ def check_totals(
 
 
 def _counts_by_split(shards: Sequence[VerifiedShard]) -> dict[str, dict[str, int]]:
-    """Count packs, samples and tokens of each split; a shard belongs to the split that its samples are in."""
+    """Count packs, samples and tokens of each split; all samples of a shard are in one split."""
     splits: dict[str, dict[str, int]] = {}
     for shard in shards:
         counts = splits.setdefault(next(iter(shard.splits)), {"packs": 0, "samples": 0, "tokens": 0})

@@ -49,21 +49,21 @@ LINE_PART = "line"
 
 
 class _FileDamage:
-    """The damages of a file, as (offset, description), and whether its last sample is its unreadable rest."""
+    """Collects the damages of a file, as (offset, description). `is_last_bad`: its last sample can't be read."""
 
     def __init__(self) -> None:
         self.damage: list[tuple[int, str]] = []
         self.is_last_bad = False
 
     def rest(self, number: int, offset: int, size: int, detail: str) -> "Iterator[_Place]":
-        """Note a damage, and yield the rest of the file as its last sample, which can't be read."""
+        """Note a damage, and yield the place of the rest of the file, which becomes an unreadable last sample."""
         self.damage.append((offset, detail))
         self.is_last_bad = True
         yield number, offset, size
 
 
 def index_lines(path: str) -> pa.Table:
-    """Index a file: a row of `INDEX_SCHEMA` for each sample; its key is the number of its line or array element."""
+    """Index a file: a row of `wds.INDEX_SCHEMA` for each sample; its key is the number of its line or array element."""
     numbers, offsets, sizes = (array("q") for _ in range(3))
     bad = _FileDamage()
     with _open(path) as file:
@@ -91,11 +91,11 @@ def index_table(
     bad: Sequence[str] = (),
     damage: Sequence[tuple[int, str]] = (),
 ) -> pa.Table:
-    """Make a table of `INDEX_SCHEMA`, with digest and damage in the schema's metadata.
+    """Make a table of `wds.INDEX_SCHEMA`, with digest and damage in the schema's metadata.
 
     Args:
-        numbers, offsets, sizes: [samples]: number of the line or element, place of its bytes in the file.
-        bad: why the last samples can't be read.
+        numbers, offsets, sizes: [samples]: number of the line or element; offset and size of its bytes in the file.
+        bad: for each of the last `len(bad)` samples, why it can't be read; all earlier samples can be read.
         damage: offset and description of each place from which an unknown number of samples may be lost.
     """
     num = len(numbers)
@@ -205,7 +205,7 @@ def _line(number: int, offset: int, line: bytes, bad: _FileDamage) -> Iterator[_
 
 
 def _last_line(number: int, offset: int, line: bytes, bad: _FileDamage) -> Iterator[_Place]:
-    """Yield the place of the last line if it is whole, and of the rest of the file if that is damaged."""
+    """Yield the place of the last line if it is whole, and that of its damaged rest as an unreadable sample."""
     text = line.rstrip(_BLANK + b"\0")
     nul, end = line.find(b"\0"), offset + len(text)
     if is_cut(text):
@@ -230,9 +230,9 @@ def is_cut(text: bytes) -> bool:
 
 
 def _elements(file: File, bad: _FileDamage, field: bytes | None) -> Iterator[_Place]:
-    """Yield the elements of an array; if it is not whole, one more for the rest after the last whole one.
+    """Yield the place of each element of an array; if the array is cut, also that of the rest of the file.
 
-    `field`: the field of an object that has the array, as written there; None: the array is the whole file.
+    `field`: the key in quotes of the object's field that holds the array; None: the array is the whole file.
     """
     outside = 0 if field is None else 1  # depth of the array
     with memory_mapped(file) as data:
