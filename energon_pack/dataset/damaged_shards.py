@@ -30,7 +30,7 @@ def refuse_damaged_shards(dataset: str, manifest: Mapping[str, Any], shards: Seq
         more = f", and {amount(len(lost) - 1, 'more shard')}" if len(lost) > 1 else ""
         raise PackError(f"{lost[0]}{more}: {_HOW_TO_REPAIR}")
     if manifest.get("content", {}).get("output", {}).get("media") == "reference":
-        _open_media(dataset, shards[:_MAX_CHECKED_SHARDS])
+        _open_first_media(dataset, shards[:_MAX_CHECKED_SHARDS])
 
 
 def unreadable_shard(path: str, error: Exception) -> PackError:
@@ -49,7 +49,7 @@ def _why_damaged(path: str) -> str | None:
     return None if size >= end else f"is cut: it has {size:,} bytes of {end:,}"
 
 
-def _open_media(dataset: str, shards: Sequence[str]) -> None:
+def _open_first_media(dataset: str, shards: Sequence[str]) -> None:
     """Open one medium of each source file that the first pack of any of these shards refers to."""
     media, opened = DatasetMedia(dataset), set[str | int]()
     for path in (os.path.join(dataset, name) for name in shards):

@@ -152,13 +152,13 @@ class DatasetInStore(DatasetInFolder):
         refuse_unwritable_address("output.dir", parent(self.place))
 
     def is_free(self) -> bool:
-        names = self._names()
+        names = self._object_names()
         return not names or (
             _DATASET_YAML not in names and self._marker.read()[0] is not None
         )  # shards of a stopped run
 
     def has(self, name: str) -> bool:
-        return name in self._names()
+        return name in self._object_names()
 
     def begin(self, staging: Path, identity: str, num_bytes: int, overwrite: bool) -> None:
         note, version = self._marker.read()
@@ -173,14 +173,14 @@ class DatasetInStore(DatasetInFolder):
             self._marker.remove_if_own(note_of_run)
             self.refuse_existing(overwrite)
         if not is_continued:  # a dataset to be replaced is removed now
-            self._clear(note_of_run)
+            self._remove_objects(note_of_run)
             note_of_run = self._marker.change_state(note_of_run, RunState.writing)
         self._note = note_of_run
         self.write_shard = partial(upload_shard, self.place, identity)
 
     def _refuse_shards(self) -> None:
         """Raise PackError if the store has any shard of the dataset: another run, which may be at work, wrote it."""
-        if any(name.endswith(".tar.idx") for name in self._names()):
+        if any(name.endswith(".tar.idx") for name in self._object_names()):
             raise PackError(
                 f"{self.place} has shards of another run, which is at work or was stopped: output.overwrite=true"
                 " removes them, output.name=NAME writes beside them"
@@ -214,16 +214,16 @@ class DatasetInStore(DatasetInFolder):
                 stores.put_file(f"{self.place}/{name}", files[name])
         self._marker.remove_if_own(note_of_run)
 
-    def _clear(self, note_of_run: RunNote) -> None:
+    def _remove_objects(self, note_of_run: RunNote) -> None:
         """Remove all objects of the dataset, its dataset.yaml and manifest first, so that nobody reads half of it."""
-        names = self._names()
+        names = self._object_names()
         first = [name for name in (_DATASET_YAML, _MANIFEST) if name in names]
         rest = [name for name in names if name not in first]
         for names_at_once in [*([name] for name in first), rest]:
             self._marker.refuse_if_taken_over(note_of_run)
             stores.delete(f"{self.place}/{name}" for name in names_at_once)
 
-    def _names(self) -> list[str]:
+    def _object_names(self) -> list[str]:
         return [name[len(self.place) + 1 :] for name in stores.entries(self.place)]
 
 

@@ -51,7 +51,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
                 f" source: energon-pack source.path={shlex.quote(str(path))} +model=NAME packs their members"
             )
         manifest: dict[str, Any] = json_value(data)
-        if why := _why_unknown(manifest):
+        if why := _why_unreadable(manifest):
             raise ValueError(f"{path}: {why}")
         return manifest
     manifests = {folder: read_manifest(folder) for folder in packed_datasets(path)}
@@ -66,7 +66,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     return max(manifests.values(), key=lambda manifest: int(manifest["max_token_len"]))
 
 
-def _why_unknown(manifest: Mapping[str, Any]) -> str | None:
+def _why_unreadable(manifest: Mapping[str, Any]) -> str | None:
     if manifest.get("flavor") in READABLE_FLAVORS:
         return format_problem(manifest)
     from energon_pack.samples.flavors import reading_problem  # of another package

@@ -24,7 +24,7 @@ from energon_pack.dataset.energon import write_energon_files
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder, manifest_digest
 from energon_pack.dataset.manifest import MANIFEST, ORDER_FILE
-from energon_pack.dataset.plan_counts import items_of, pack_sizes, tables_with_counts
+from energon_pack.dataset.plan_counts import items_of, num_members, tables_with_counts
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.errors import PackError
 from energon_pack.plan.items import Items
@@ -70,7 +70,7 @@ def train_members(parts: Sequence[OrderedDataset]) -> tuple[Items, Ints, Ints]:
         counts = part.shard_counts()
         for shard in part.split_parts()["train"]:
             table = by_shard.get(shard)
-            its_sizes = np.zeros(0, np.int64) if table is None else pack_sizes(table)
+            its_sizes = np.zeros(0, np.int64) if table is None else num_members(table)
             if table is None or len(its_sizes) != counts.get(shard):
                 raise PackError(
                     f"{part.folder}: the plan has {len(its_sizes)} packs of {shard}, not {counts.get(shard)}"
@@ -125,7 +125,7 @@ def _write(
     manifest |= {
         "topology": dict(topology),
         "turns": num_turns,
-        "splits": _splits(parts),
+        "splits": _sum_splits(parts),
         "num_packs": len(order),
         **{name: sum(part.manifest[name] for part in parts) for name in ("num_samples", "num_tokens")},
         **({"entries": [part.name for part in parts]} if len(parts) > 1 else {}),
@@ -136,7 +136,7 @@ def _write(
     write_whole(folder / META_FOLDER / MANIFEST, json.dumps(manifest, indent=2, sort_keys=True).encode())
 
 
-def _splits(parts: Sequence[OrderedDataset]) -> dict[str, dict[str, int]]:
+def _sum_splits(parts: Sequence[OrderedDataset]) -> dict[str, dict[str, int]]:
     """Add up the counts of packs, samples and tokens of the datasets, by split."""
     sums: dict[str, dict[str, int]] = {}
     for part in parts:

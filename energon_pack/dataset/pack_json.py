@@ -106,7 +106,7 @@ def file_with_media(file: Bytes, pack: Pack, media: DatasetMedia) -> Bytes:
     return ShardWithMedia(file, pack.files.end, pack.references, media) if pack.references else file
 
 
-def written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
+def read_written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
     """Read the token ids, trained ranges and media of each member of a pack; raises TokensDamaged if there are none."""
     part = pack.parts.get(TOKENS_PART)
     if part is None or part.size < 0:
@@ -116,11 +116,11 @@ def written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
 
 def messages_of(file: Bytes, pack: Pack, index: int) -> list[Message]:
     """Return the messages of the member `index`; if they lack times of frames, its patch positions give them."""
-    positions = [_positions(file, pack, name) for name in pack.media_names[index]]
+    positions = [_read_positions(file, pack, name) for name in pack.media_names[index]]
     return pack.flavor.messages((pack.members or [])[index], positions)
 
 
-def _positions(file: Bytes, pack: Pack, image: str) -> Any:
+def _read_positions(file: Bytes, pack: Pack, image: str) -> Any:
     """Read the patch positions of an image; None if it has none."""
     part = pack.positions_part(image)
     return None if part is None else load_patch_positions(file.read(part.offset, part.size), part.name)

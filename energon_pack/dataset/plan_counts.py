@@ -29,10 +29,10 @@ def tables_with_counts(plan: PlanFile, *more: str) -> Iterator[pa.Table]:
     yield from plan.tables(*_COUNTED_COLUMNS, *optional, *more)
 
 
-def pack_sums(plan: PlanFile, cost: CostModel) -> PackSums:
+def sums_of_written_plan(plan: PlanFile, cost: CostModel) -> PackSums:
     """Return the costs and tokens of each pack, from pack_plan.parquet."""
     sums = [
-        sums_of_plan(items_of(table), packs_of_sizes(pack_sizes(table)), cost) for table in tables_with_counts(plan)
+        sums_of_plan(items_of(table), packs_of_sizes(num_members(table)), cost) for table in tables_with_counts(plan)
     ]
     return PackSums(*map(np.concatenate, zip(*sums, strict=True)))
 
@@ -43,7 +43,7 @@ def sums_of_plan(items: Items, packs: PackPlan, cost: CostModel) -> PackSums:
     return PackSums(lm, vision, packs.per_pack(items.lens), packs.per_pack(items.num_supervised))
 
 
-def pack_sizes(table: pa.Table) -> Ints:
+def num_members(table: pa.Table) -> Ints:
     """Return int64[packs], the number of members of each pack; the rows of a pack must stand together."""
     packs = table["pack"].combine_chunks().dictionary_encode().indices.to_numpy()
     starts = np.concatenate(([0], np.flatnonzero(np.diff(packs)) + 1, [len(packs)]))

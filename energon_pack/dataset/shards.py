@@ -161,7 +161,7 @@ def unfinished_folder(staging: Path) -> Path:
     return staging.with_name(f"{staging.name}.parts")
 
 
-def num_bytes_begun(staging: Path) -> int:
+def num_unfinished_bytes(staging: Path) -> int:
     """Return the number of bytes that are written of unfinished shards."""
     num_bytes = 0
     with suppress(OSError), os.scandir(unfinished_folder(staging)) as entries:
@@ -195,13 +195,13 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
         places = iter(job.token_places.tolist())
         rows = zip(rows_of(table, PlanRow), job.checksums.tolist(), strict=True)
         put = _write_with_media if job.source_root is None else _write_with_references
-        for members in sources.read_ahead(_by_packs(rows), are_copied=job.source_root is None):
+        for members in sources.read_ahead(_in_groups_of_packs(rows), are_copied=job.source_root is None):
             of_each = zip(members, islice(places, len(members)), strict=True)
             known = [None if row.cut else kept.find(place, checksum) for (row, checksum), place in of_each]
             samples = [sources.read(row, job.settings, its) for (row, _), its in zip(members, known, strict=True)]
             tokens = tokens_of(members, samples, known, sources, job.template_folder, job.engine)
             each = zip(members, samples, tokens, strict=True)
-            whole = (_Member(row, checksum, sample, its) for (row, checksum), sample, its in each)
+            whole = (_PackMember(row, checksum, sample, its) for (row, checksum), sample, its in each)
             packs = groupby(whole, key=lambda member: member.row.pack)
             for pack in [_content_of_pack(key, list(rows), job) for key, rows in packs]:
                 starts.append(tar.position)
@@ -213,7 +213,7 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
     return np.array(starts, dtype="<u8").tobytes()
 
 
-def _by_packs(rows: Iterable[tuple[PlanRow, int]]) -> Iterator[RowsWithChecksums]:
+def _in_groups_of_packs(rows: Iterable[tuple[PlanRow, int]]) -> Iterator[RowsWithChecksums]:
     """Yield members of whole packs, several packs at once: a tokenizer is faster with many texts."""
     together: RowsWithChecksums = []
     bytes_left = _BYTES_AT_ONCE
@@ -231,7 +231,7 @@ def _by_packs(rows: Iterable[tuple[PlanRow, int]]) -> Iterator[RowsWithChecksums
 # ------------------------------------------------------------------------------------------------------- a pack
 
 
-class _Member(NamedTuple):
+class _PackMember(NamedTuple):
     """A member of a pack."""
 
     row: PlanRow
@@ -247,11 +247,11 @@ class _PackContent(NamedTuple):
     flavor: PackedFlavor
     value: Fields  # its JSON
     tokens: bytes
-    members: Sequence[_Member]
+    members: Sequence[_PackMember]
     parts: list[list[tuple[str, AnyPart]]]  # for each member, the name and place of each part
 
 
-def _content_of_pack(key: str, pack: Sequence[_Member], job: ShardJob) -> _PackContent:
+def _content_of_pack(key: str, pack: Sequence[_PackMember], job: ShardJob) -> _PackContent:
     members, samples = [member.row for member in pack], [member.sample for member in pack]
     tokens = pack_tokens([member.tokens for member in pack]).to_bytes()
     conversations = [

@@ -157,7 +157,7 @@ def tokens_of(
         known = tokens[number]
         if known is not None and (len(known), known.num_supervised) == (member.token_len, member.num_supervised):
             continue
-        ids = _counts_text(known) if known is not None else _counts_alone(template_folder, as_seen[number], engine)
+        ids = _counts_text(known) if known is not None else _counts_of_sample(template_folder, as_seen[number], engine)
         if ids != f"{member.token_len} tokens, {member.num_supervised} of them trained":
             sample = samples[number]
             sources.refuse_changed(member, sample, (sources.ends(member, part) for part in sample.parts), checksum)
@@ -176,7 +176,7 @@ def _tokenize(template_folder: str, samples: Sequence[Sample], engine: str) -> l
     return load_saved_template(template_folder).member_tokens(samples, engine) if samples else []
 
 
-def _counts_alone(template_folder: str, sample: Sample, engine: str) -> str:
+def _counts_of_sample(template_folder: str, sample: Sample, engine: str) -> str:
     try:
         return _counts_text(_tokenize(template_folder, [sample], engine)[0])
     except Skip as skip:

@@ -216,18 +216,18 @@ def _shards_to_search(shards: Sequence[Shard], named: str | None) -> Sequence[Sh
 def _short_json(raw: bytes, most: int | None = _MAX_STRING_CHARS) -> str:
     """Indent JSON and shorten its long strings; return anything else unchanged."""
     try:
-        return json.dumps(_shortened(load_json(raw), most), indent=2, ensure_ascii=False)
+        return json.dumps(_shorten_strings(load_json(raw), most), indent=2, ensure_ascii=False)
     except Skip:
         text = raw.decode(errors="replace")
         return text if most is None or len(text) <= 4 * most else f"{text[: 4 * most]}…"
 
 
-def _shortened(value: Any, most: int | None) -> Any:
+def _shorten_strings(value: Any, most: int | None) -> Any:
     if isinstance(value, str) and most is not None and len(value) > most:
         return f"{value[:most]}… ({len(value):,} characters)"
     if isinstance(value, dict):
-        return {key: _shortened(item, most) for key, item in value.items()}
-    return [_shortened(item, most) for item in value] if isinstance(value, list) else value
+        return {key: _shorten_strings(item, most) for key, item in value.items()}
+    return [_shorten_strings(item, most) for item in value] if isinstance(value, list) else value
 
 
 def sample_view(sample: ReadSample, sample_id: str, template: Template | None = None) -> MemberView:

@@ -56,12 +56,12 @@ from energon_pack.steps.cost import max_positions
 from energon_pack.templates.processor import load_saved_template, media_rules_of, processor_folder_of
 from energon_pack.templates.template import Template
 
-_MAX_FILES = 64
-_MAX_SAMPLES = 10_000
-_NUM_SHOWN = 5
+_MAX_MEASURED_FILES = 64
+_MAX_MEASURED_SAMPLES = 10_000
+_NUM_SHOWN_SAMPLES = 5
 _MAX_CHARS = 600  # of the text of a sample
 #: cures that a detail names as they are typed
-_SETTING = re.compile(r"source\.(tools|take|remote_media|messages_key|columns\.(images|videos|audios))=\w+")
+_SETTING_IN_DETAIL = re.compile(r"source\.(tools|take|remote_media|messages_key|columns\.(images|videos|audios))=\w+")
 _FEWER_FRAMES = ["media=fps", "media.fps=1"]
 _STAGE_NAMES = "index", "processor", "lengths", "plan"
 _EXAMPLES = (
@@ -128,10 +128,10 @@ class TrialRun:
         return self._rank < other._rank
 
 
-def _measure_some(run: PackRun, arguments: argparse.Namespace, is_first: bool = False) -> TrialRun:
+def _measure_spread_samples(run: PackRun, arguments: argparse.Namespace, is_first: bool = False) -> TrialRun:
     """Measure `--num-samples` samples at most, spread over the source. `is_first`: print what the source is read as."""
     config, source = run.config, run.source
-    shards = _spread_evenly(source.shards, _MAX_FILES)
+    shards = _choose_evenly(source.shards, _MAX_MEASURED_FILES)
     indexed = measuring.index_source(run, shards)
     num_rows = sum(item.num_rows for item in indexed)
     if is_first:
@@ -153,7 +153,7 @@ def _measure_some(run: PackRun, arguments: argparse.Namespace, is_first: bool = 
 
 
 def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], PackRun]) -> None:
-    tried = _measure_some(begin(()), arguments, is_first=True)
+    tried = _measure_spread_samples(begin(()), arguments, is_first=True)
     config, lengths = tried.run.config, tried.measured.lengths
     _show_samples(config, lengths, load_saved_template(tried.measured.method.template_folder))
     print_heading("── what would be lost")
@@ -165,7 +165,7 @@ def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], 
     cured = tried
     for cure in _settings_to_try(tried, examples):
         with suppress(PackError):
-            with_cure = _measure_some(begin([*cures, *cure]), arguments)
+            with_cure = _measure_spread_samples(begin([*cures, *cure]), arguments)
             if with_cure.is_better_than(cured):
                 cures, cured = [*cures, *cure], with_cure
     if not (cured.measured.lengths.items.lens > 0).any():
@@ -173,7 +173,7 @@ def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], 
     print_heading("── the pack length to choose")
     if tried.fraction < 1:
         num_shards = len(tried.run.source.shards)
-        some = f"{min(num_shards, _MAX_FILES):,} of {amount(num_shards, 'file')}"
+        some = f"{min(num_shards, _MAX_MEASURED_FILES):,} of {amount(num_shards, 'file')}"
         say(f"measured: 1 sample in {tried.sample_every:,}, of {some}")
     print_choices(tried.choices, [str(tried.media_first)] * bool(tried.media_first))
     if cures:
@@ -186,7 +186,7 @@ def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], 
     per_pack = np.count_nonzero((lens > 0) & (lens <= cured.best.max_token_len)) / cured.fraction / cured.best.packs
     say(f"a pack holds {per_pack:.1f} samples: for as many samples a step as before, divide its rows by that")
     print_heading("── next")
-    _print_next(arguments, cured.best, cures)
+    _print_next_commands(arguments, cured.best, cures)
     for state, those in ((f"with {' '.join(cures)}, too,", cured), (f"without {' '.join(cures)}", tried)):
         if why := why_too_much_bad_data(those.choices, config.max_skipped) or _overlong_refusal(
             those.best, config.packing
@@ -194,7 +194,7 @@ def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], 
             raise SamplesLost(f"{why}: {state if cures else 'so'} nothing would be published")
 
 
-def _spread_evenly(shards: Sequence[Shard], most: int) -> list[Shard]:
+def _choose_evenly(shards: Sequence[Shard], most: int) -> list[Shard]:
     """Return at most `most` of the files, at even steps."""
     if len(shards) <= most:
         return [*shards]
@@ -232,7 +232,7 @@ def _samples_to_show(lengths: Lengths) -> dict[int, str]:
         int(measured[place]): ", ".join(
             (share_of_samples(int(counts[kind[place]]), len(measured), MEDIA_TYPES[items.media[measured[place]]]), *why)
         )
-        for place in islice(chosen, _NUM_SHOWN)
+        for place in islice(chosen, _NUM_SHOWN_SAMPLES)
         for why in [[special[place]] if place in special else []]
     }
 
@@ -259,7 +259,7 @@ def _print_losses(lengths: Lengths, examples: Mapping[str, tuple[str, str]]) -> 
 
 def _settings_to_try(tried: TrialRun, examples: Mapping[str, tuple[str, str]]) -> list[list[str]]:
     """Return lists of settings to try: those that details of losses name, and settings for smaller media."""
-    typed = [[match[0]] for _, detail in examples.values() if (match := _SETTING.search(detail))]
+    typed = [[match[0]] for _, detail in examples.values() if (match := _SETTING_IN_DETAIL.search(detail))]
     if tried.media_first:
         return [*typed, tried.media_first.knob.split()]
     are_dropped = tried.best is not None and tried.best.dropped_tokens_share > MOST_DROPPED
@@ -283,7 +283,7 @@ def _print_cuts(config: PackConfig, report: Report) -> None:
         say(f"nothing would be published: {why}")
 
 
-def _print_next(arguments: argparse.Namespace, chosen: Choice, cures: Sequence[str]) -> None:
+def _print_next_commands(arguments: argparse.Namespace, chosen: Choice, cures: Sequence[str]) -> None:
     settings = dict(override.split("=", 1) for override in arguments.overrides)
     name = settings.get("output.name") or _dataset_name(arguments.path)
     named = [] if "output.name" in settings else [f"output.name={name}"]
@@ -308,8 +308,8 @@ def _arguments() -> argparse.Namespace:
     tool = tool_parser("try", "PATH model.processor=FOLDER [OVERRIDES]", about, _EXAMPLES)
     tool.add_argument("path", metavar="PATH", help="a folder, a file, a glob, or an address")
     tool.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as of `energon-pack`")
-    most = f"samples that are measured (default {_MAX_SAMPLES:,})"
-    tool.add_argument("-n", "--num-samples", type=positive_int, default=_MAX_SAMPLES, metavar="N", help=most)
+    most = f"samples that are measured (default {_MAX_MEASURED_SAMPLES:,})"
+    tool.add_argument("-n", "--num-samples", type=positive_int, default=_MAX_MEASURED_SAMPLES, metavar="N", help=most)
     return tool.parse_intermixed_args()
 
 

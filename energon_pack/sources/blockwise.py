@@ -18,14 +18,14 @@ from energon_pack.run import stores
 from energon_pack.run.stores.blocks import BLOCK, BLOCKS, key_of
 
 _MAX_REQUEST_BLOCKS = 8  # blocks in one request
-_JOINED_GAP_BYTES = 128 << 10  # bytes between two ranges that are read with them: a request costs more
+_MAX_JOINED_GAP_BYTES = 128 << 10  # bytes between two ranges that are read with them: a request costs more
 _MAX_BYTES = 4 << 20  # bytes of the largest request ahead
-_NUM_REQUESTS = 16  # requests at a time: a store is slow to answer each
+_NUM_PARALLEL_REQUESTS = 16  # requests at a time: a store is slow to answer each
 _MAX_MEMORY_BYTES = 32 << 20  # bytes read ahead that are held in memory; more lie in a file
-_DISK_DIVISOR = 8  # a process takes this fraction (one in so many) of the free disk space
+_FREE_DISK_DIVISOR = 8  # a process takes this fraction (one in so many) of the free disk space
 
 
-class Blockwise:
+class BlockwiseReader:
     """Reads byte ranges of an object on a store, in blocks that this machine's cache keeps, or requested in advance."""
 
     def __init__(self, address: str, size: int, version: str):
@@ -34,7 +34,7 @@ class Blockwise:
         self._next = -1  # the block after the last that was fetched
         self._in_order = 1  # blocks of the next request, if it begins at that block
         self._starts: list[int] = []  # starts of the ranges that were read ahead, ascending
-        self._ranges_ahead: list[tuple[int, _Spool, int]] = []  # for each range, its end and its place
+        self._ranges_ahead: list[tuple[int, _ReadAheadSpool, int]] = []  # for each range, its end and its place
 
     def read(self, offset: int, size: int) -> bytes:
         """Read the `size` bytes from `offset` on; fewer if the object ends before that."""
@@ -95,18 +95,18 @@ class Blockwise:
             end = min(offset + size, self._size)
             if all(BLOCKS.has(self._key, number) for number in range(offset // BLOCK, -(-end // BLOCK))):
                 continue
-            if runs and offset - runs[-1][1] <= _JOINED_GAP_BYTES:
+            if runs and offset - runs[-1][1] <= _MAX_JOINED_GAP_BYTES:
                 runs[-1] = runs[-1][0], max(end, runs[-1][1])
             else:
                 runs.append((offset, end))
         return [(first, min(first + _MAX_BYTES, end)) for start, end in runs for first in range(start, end, _MAX_BYTES)]
 
-    def use_spool(self, spool: "_Spool", fetched: Sequence["_ReadAheadRequest"]) -> None:
+    def use_spool(self, spool: "_ReadAheadSpool", fetched: Sequence["_ReadAheadRequest"]) -> None:
         """Make `read` return the bytes of these requests from the spool that holds them."""
         self._starts = [one.start for one in fetched]
         self._ranges_ahead = [(one.end, spool, one.place) for one in fetched]
 
-    def forget_ahead(self) -> None:
+    def drop_bytes_ahead(self) -> None:
         """Drop the bytes that were read ahead."""
         self._starts, self._ranges_ahead = [], []
 
@@ -115,7 +115,7 @@ class Blockwise:
         stores.meet(self._address)
 
 
-class _Spool:
+class _ReadAheadSpool:
     """Bytes that were read ahead: in memory, and the rest, if there is room, in a file without a name."""
 
     def __init__(self, size: int):
@@ -162,34 +162,34 @@ class _ReadAheadRequest(NamedTuple):
 
 def max_ahead_bytes() -> int:
     """Return how many bytes a process may read ahead: 32 MiB, or an eighth of the free disk space if that is more."""
-    return max(_MAX_MEMORY_BYTES, disk_usage(tempfile.gettempdir()).free // _DISK_DIVISOR)
+    return max(_MAX_MEMORY_BYTES, disk_usage(tempfile.gettempdir()).free // _FREE_DISK_DIVISOR)
 
 
-def read_ahead(objects: Sequence[tuple[Blockwise, Sequence[tuple[int, int]]]]) -> None:
+def read_ahead(objects: Sequence[tuple[BlockwiseReader, Sequence[tuple[int, int]]]]) -> None:
     """Request byte ranges of objects, 16 requests at a time, before they are read; drop ranges of an earlier call.
 
     `objects`: each object with its ranges, as (offset, size) in bytes.
     """
-    fetched: list[tuple[Blockwise, list[_ReadAheadRequest]]] = []
+    fetched: list[tuple[BlockwiseReader, list[_ReadAheadRequest]]] = []
     size = 0
     for item, ranges in objects:
-        item.forget_ahead()
+        item.drop_bytes_ahead()
         fetched.append((item, []))
         for start, end in item.missing_requests(ranges):
             fetched[-1][1].append(_ReadAheadRequest(start, end, size))
             size += end - start
     if not size:
         return
-    spool = _Spool(size)
+    spool = _ReadAheadSpool(size)
 
-    def fetch(job: tuple[Blockwise, _ReadAheadRequest]) -> bool:
+    def fetch(job: tuple[BlockwiseReader, _ReadAheadRequest]) -> bool:
         item, (start, end, place) = job
         return spool.has_room(place) and spool.write(place, item.get(start, end))
 
     jobs = [(item, one) for item, its in fetched for one in its]
     for item, _ in fetched:
         item.make_client()
-    with ThreadPoolExecutor(_NUM_REQUESTS) as pool:  # starts as many threads as there are jobs
+    with ThreadPoolExecutor(_NUM_PARALLEL_REQUESTS) as pool:  # starts as many threads as there are jobs
         are_kept = iter([*pool.map(fetch, jobs)])  # after one fails, no other is begun
     for item, its in fetched:
         item.use_spool(spool, [one for one in its if next(are_kept)])

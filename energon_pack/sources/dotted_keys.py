@@ -40,7 +40,7 @@ class DottedFile(NamedTuple):
         return f"{self.name} would be a sample of its own: a key ends at the first dot of a name"
 
 
-def refusal_message(path: str, name: str, number: int) -> str:
+def dotted_key_message(path: str, name: str, number: int) -> str:
     """Return the error for a tar with files that are samples of their own. `name`: the first; `number`: how many."""
     more = f" (and {number - 1:,} more like it)" if number > 1 else ""
     key, _, part = name.rpartition("/")[2].partition(".")
@@ -52,7 +52,7 @@ def refusal_message(path: str, name: str, number: int) -> str:
     )
 
 
-class DottedKeys:
+class DottedKeyFinder:
     """Finds the files of a tar that Energon reads as parts, but that are samples themselves. `read`: part → bytes."""
 
     def __init__(self, read: Callable[[Member], bytes]):
@@ -92,14 +92,14 @@ class DottedKeys:
             return any("." not in other for other in media) and any(other.startswith(f"{stem}.") for other in media)
         if record[0] != "json" or ending != "json" or min(part[2], record[2]) < 0 or num_compared >= _MAX_COMPARED:
             return False
-        form = _record_keys(self._read(record))
-        if form is None or form != _record_keys(self._read(part)):
+        form = _keys_to_compare(self._read(record))
+        if form is None or form != _keys_to_compare(self._read(part)):
             self._num_other_forms[name] = num_compared + 1
             return False
         return True
 
 
-def _record_keys(raw: bytes) -> list[str] | None:
+def _keys_to_compare(raw: bytes) -> list[str] | None:
     """Return the JSON keys by which two records are compared: those of its conversation, else all of them.
 
     Of a list, they are those of its first message. None: it is no JSON object.

@@ -33,7 +33,7 @@ _FIELDS_BY_TYPE = {
     "OCR": {"text": "caption"},
     "Text": {"text": "text"},
 }
-_OPTION = re.compile(r"([^[\]]+)((?:\[[^[\]]+\])*)")
+_PATH_TEXT = re.compile(r"([^[\]]+)((?:\[[^[\]]+\])*)")
 
 #: a part, and the steps to a value in it
 _Path = tuple[str, ...]
@@ -87,14 +87,14 @@ def read_field_map(folder: str) -> FieldMap | None:
     """Read the field map of a prepared folder; None: it has none, and samples are read as in any tar."""
     path = os.path.join(folder, META_FOLDER, "dataset.yaml")
     try:
-        value = yaml_value(read_whole(path) or b"", _WithoutTags)
+        value = yaml_value(read_whole(path) or b"", _TaglessLoader)
     except (OSError, NotPlain) as error:
         raise PackError(f"{path} can't be read: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(value, dict):
         return None
     named = value.get("field_map")
     if not isinstance(named, dict):
-        _note_sample_loader(path, value)
+        _log_unused_sample_loader(path, value)
         return None
     stated = value.get("sample_type")
     about = stated if isinstance(stated, dict) else value
@@ -123,7 +123,7 @@ def _is_json(part: str) -> bool:
 
 def _parse_paths(text: str) -> Iterator[_Path]:
     for option in text.split(","):
-        matched = _OPTION.fullmatch(option)
+        matched = _PATH_TEXT.fullmatch(option)
         yield (matched[1], *re.findall(r"\[([^[\]]+)\]", matched[2])) if matched else (option,)
 
 
@@ -131,15 +131,15 @@ def _is_media(ways: Sequence[_Path]) -> bool:
     return all(kind_by_name(way[0]) for way in ways)
 
 
-def _note_sample_loader(path: str, value: Mapping[str, Any]) -> None:
+def _log_unused_sample_loader(path: str, value: Mapping[str, Any]) -> None:
     """Log that the `sample_loader` of dataset.yaml is not run, so that samples may differ from those that it makes."""
     loader = value.get("sample_loader")
     if loader and not (isinstance(loader, dict) and str(loader.get("__module__")).startswith("energon_pack")):
         say(f"{path}: its sample_loader is not run: samples are read by their JSON or text")
 
 
-class _WithoutTags(yaml.SafeLoader):
+class _TaglessLoader(yaml.SafeLoader):
     """Reads Python tags (`!!python/name:…`), by which YAML names code, as null."""
 
 
-_WithoutTags.add_multi_constructor("", lambda loader, suffix, node: None)
+_TaglessLoader.add_multi_constructor("", lambda loader, suffix, node: None)

@@ -1,6 +1,6 @@
 """Find the files of a source, of whatever form: what is asked of a form, and the names of files in ids of samples.
 
-entry of source.path ──in_folder──► files ──chosen_files──► ListedFile ──find_files──► the shards of a Source
+entry of source.path ──in_folder──► files ──files_of_entry──► ListedFile ──find_files──► the shards of a Source
 """
 
 import os
@@ -25,11 +25,11 @@ from energon_pack.sources.storage import State, absolute, expand, folder_of, sta
 #: the plan of a packed dataset
 _PLAN_FILE = re.compile(r"(?:^|/)pack_plan\.[^/]*$")
 _SPLIT_NAME = re.compile(r"(?:^|[/_.-])(train|training|validation|valid|val|dev|test|testing)(?=[/_.-])")
-_SAME_SPLIT = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation", "testing": "test"}
+_SPLIT_ALIAS = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation", "testing": "test"}
 
 
 JSON_FILE = re.compile(r"(?i)\.jsonl?$")
-_PARQUET = re.compile(r"(?i)\.parquet$")
+_PARQUET_FILE = re.compile(r"(?i)\.parquet$")
 
 
 def make_shard(
@@ -118,7 +118,7 @@ class FileFinder(ABC):
         """Return the paths of the files of this format in a folder and its subfolders."""
 
     @abstractmethod
-    def chosen_files(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
+    def files_of_entry(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
         """Yield the files to read for an entry of `source.path`; raises PackError if there are none.
 
         `folders`: those that the entry names; `files`: those that it names, and those found in its folders.
@@ -137,14 +137,14 @@ def find_files(form: FileFinder, path: Sequence[str]) -> Source:
         root, inside, files = expand(os.path.expanduser(entry))
         roots.append(root)
         folders += inside
-        for leaf in form.chosen_files(entry, inside, [*files, *chain.from_iterable(map(form.in_folder, inside))]):
+        for leaf in form.files_of_entry(entry, inside, [*files, *chain.from_iterable(map(form.in_folder, inside))]):
             leaf_of.setdefault(leaf.real_path, leaf)
     leaves = [*leaf_of.values()]
     if compressed := sorted(leaf.path for leaf in leaves if COMPRESSED_NAME.search(leaf.path)):
         raise compressed_error(compressed[0], len(compressed))
     shards = [
         make_shard(name, leaf.path, leaf.kind, leaf.fields)
-        for name, leaf in zip(names_of(roots, [leaf.path for leaf in leaves]), leaves, strict=True)
+        for name, leaf in zip(shard_names(roots, [leaf.path for leaf in leaves]), leaves, strict=True)
     ]
     local = local_paths(folders)
     return Source(
@@ -155,7 +155,7 @@ def find_files(form: FileFinder, path: Sequence[str]) -> Source:
     )
 
 
-def names_of(roots: Iterable[str], files: Sequence[str]) -> list[str]:
+def shard_names(roots: Iterable[str], files: Sequence[str]) -> list[str]:
     """Name each file for sample ids; the names do not depend on where the roots lie.
 
     With one root, a name is the path from there. With several, it begins with the name of the file's root, and with as
@@ -165,10 +165,10 @@ def names_of(roots: Iterable[str], files: Sequence[str]) -> list[str]:
     `roots`: folders with the files, in any order; for a file outside of them, its own folder is a root.
     """
     paths = list(map(_rooted_path, files))
-    folders = _outermost(map(_rooted_path, roots))
-    outside = {os.path.dirname(path) for path in paths if _enclosing(path, folders) is None}
-    folders = _outermost([*folders, *outside])
-    root_of = [_enclosing(path, folders) or "/" for path in paths]
+    folders = _outermost_folders(map(_rooted_path, roots))
+    outside = {os.path.dirname(path) for path in paths if _enclosing_folder(path, folders) is None}
+    folders = _outermost_folders([*folders, *outside])
+    root_of = [_enclosing_folder(path, folders) or "/" for path in paths]
     in_root = [path[len(root) :].lstrip("/") for path, root in zip(paths, root_of, strict=True)]
     if len(folders) == 1:
         return in_root
@@ -188,7 +188,7 @@ def names_of(roots: Iterable[str], files: Sequence[str]) -> list[str]:
 
 def parquet_hint(folders: Sequence[str]) -> str:
     """Return advice to read Parquet files, to put at the end of an error; "" if the folders have none."""
-    return f" but {PARQUET_ADVICE}" if any(walk(folder, _PARQUET) for folder in folders) else ""
+    return f" but {PARQUET_ADVICE}" if any(walk(folder, _PARQUET_FILE) for folder in folders) else ""
 
 
 def _rooted_path(path: str) -> str:
@@ -196,13 +196,13 @@ def _rooted_path(path: str) -> str:
     return os.path.join("/", absolute(path).replace("://", ":/", 1))
 
 
-def _outermost(folders: Iterable[str]) -> set[str]:
+def _outermost_folders(folders: Iterable[str]) -> set[str]:
     """Return the folders that lie in none of the other folders."""
     every = set(folders)
-    return {folder for folder in every if _enclosing(folder, every) is None}
+    return {folder for folder in every if _enclosing_folder(folder, every) is None}
 
 
-def _enclosing(path: str, folders: Collection[str]) -> str | None:
+def _enclosing_folder(path: str, folders: Collection[str]) -> str | None:
     """Return the deepest of these folders that a path lies in; None: it lies in none."""
     while (above := os.path.dirname(path)) != path:
         if above in folders:
@@ -225,7 +225,7 @@ def files_of_split(folder: str, files: Sequence[str], split: str | None) -> list
                 f"source.path={folder}: {seen}; source.split=train takes one split, a list of globs several"
             )
         return list(split_of_file)
-    taken = [file for file, name in split_of_file.items() if name == _SAME_SPLIT.get(split, split)]
+    taken = [file for file, name in split_of_file.items() if name == _SPLIT_ALIAS.get(split, split)]
     if split_of_file and not taken:
         raise PackError(f"source.split={split}: {folder} has {seen}")
     return taken
@@ -239,4 +239,4 @@ def without_plans(files: Sequence[str]) -> list[str]:
 def split_in_path(name: str) -> str | None:
     """Return the split that a path names last, as `train` or `validation`; None: it names none."""
     named = _SPLIT_NAME.findall(name)
-    return _SAME_SPLIT.get(named[-1], named[-1]) if named else None
+    return _SPLIT_ALIAS.get(named[-1], named[-1]) if named else None

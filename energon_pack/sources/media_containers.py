@@ -23,7 +23,7 @@ _MAX_MEMBER_BYTES = 4 << 30  # bytes of a member of an archive
 _MIN_MEMORY_BYTES, _MEMORY_PER_ZIP_BYTE = 512 << 20, 16
 _MAX_OPEN_FILES = 64
 #: path of an LMDB or an archive → its version, and the open LMDB or archive
-_containers: LruCache[str, tuple[str, Any]] = LruCache(32, close=lambda opened: opened[1].close())
+_open_containers: LruCache[str, tuple[str, Any]] = LruCache(32, close=lambda opened: opened[1].close())
 _SEPARATOR = "::"
 _JSONL = (".jsonl", ".json")
 _LMDB, _ZIP = (".lmdb", ".mdb"), ".zip"
@@ -90,11 +90,11 @@ def open_zip_member(archive: str, name: str) -> InMemory:
 
 def _open_container(path: str, version: str, open_it: Callable[[], Any]) -> Any:
     """Return the open LMDB or zip archive of a path; `open_it` opens it if it is not open, or its version changed."""
-    was, container = _containers.get(path) or ("", None)
+    was, container = _open_containers.get(path) or ("", None)
     if was != version:
-        _containers.drop(path)
+        _open_containers.drop(path)
         container = open_it()
-        _containers.put(path, (version, container))
+        _open_containers.put(path, (version, container))
     return container
 
 
@@ -143,7 +143,7 @@ def open_medium(path: str) -> File:
     return open_file(path) if key is None else open_inside(file, key)
 
 
-def _no_open_files() -> LruCache[str, File]:
+def _empty_file_cache() -> LruCache[str, File]:
     return LruCache(_MAX_OPEN_FILES, close=lambda file: file.close())
 
 
@@ -151,14 +151,14 @@ class OpenFiles:
     """Keeps files open by their paths, and closes the least recently used. A forked process opens them anew."""
 
     def __init__(self) -> None:
-        self._open = _no_open_files()
+        self._open = _empty_file_cache()
         self._files_ahead: list[File] = []  # files with ranges that were read ahead
         self._process = os.getpid()
 
     def open(self, path: str, opened: Callable[[], File] | None = None) -> File:
         """Return the open file of a path. `opened`: called to open it if it is not open; None: `open_medium` is."""
         if self._process != os.getpid():  # open files belong to the process that this one was forked from
-            self._open, self._process = _no_open_files(), os.getpid()
+            self._open, self._process = _empty_file_cache(), os.getpid()
         return self._open.get(path) or self._open.put(path, opened() if opened else open_medium(path))
 
     def read_ahead(self, ranges_of: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 from energon_pack.errors import PackError
 from energon_pack.run.plain_data import yaml_value
-from energon_pack.sources.entry_settings import OVERRIDE_KEYS, RUN_SETTINGS
+from energon_pack.sources.entry_settings import OVERRIDE_KEYS, RUN_ONLY_SETTINGS
 from energon_pack.sources.storage import absolute, folder_of, open_file, path_in
 
 #: bytes of a file that names others
@@ -105,8 +105,8 @@ def check_entries(path: str, entries: list[Entry]) -> list[Entry]:
 def _read_entry(where: str, item: Any, folder: str) -> Entry:
     if not isinstance(item, dict) or not item.get("path"):
         raise PackError(f"{where} has no path: {str(item)[:80]}")
-    if common := next((key for key in item if key in RUN_SETTINGS), None):
-        raise PackError(f"{where}: {common} is no setting of an entry: {RUN_SETTINGS[common]}")
+    if common := next((key for key in item if key in RUN_ONLY_SETTINGS), None):
+        raise PackError(f"{where}: {common} is no setting of an entry: {RUN_ONLY_SETTINGS[common]}")
     if unknown := [key for key in item if key not in _ENTRY_KEYS]:
         raise PackError(f"{where}: {unknown[0]!r} is no setting of an entry; there are {', '.join(_ENTRY_KEYS)}")
     paths = item["path"] if isinstance(item["path"], list) else [item["path"]]

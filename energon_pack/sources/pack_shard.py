@@ -26,7 +26,7 @@ from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.single_samples import single_sample
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources import wds
-from energon_pack.sources.foreign_packs import FORMS, Member, PackForm, foreign_form
+from energon_pack.sources.foreign_packs import FOREIGN_FORMS, Member, PackForm, recognize_foreign_pack
 from energon_pack.sources.rows import IndexRow, SampleRow, rows_of
 from energon_pack.sources.sample_ratio import source_key
 from energon_pack.sources.shard import Shard, TarShard
@@ -112,7 +112,7 @@ def _members_of(raw: bytes, form: str) -> list[tuple[bytes, list[str]]]:
 
 def _pack_form(name: str) -> PackForm:
     """Return the form of packs with this name: that of another tool, or of a flavour of this package."""
-    if foreign := next((form for form in FORMS if form.name == name), None):
+    if foreign := next((form for form in FOREIGN_FORMS if form.name == name), None):
         return foreign
     flavor = flavor_by_name(name)
     return PackForm(name, flavor.schema, frozenset(flavor.optional), partial(_members, flavor))
@@ -158,7 +158,7 @@ def _form_in(folder: str, tars: list[str]) -> str | None:
     if manifest is None:
         if any(isinstance(meta := value.get("_meta"), dict) and "fingerprint" in meta for value, _ in looked):
             raise PackError(f"{folder} holds packs of energon_pack, and no {_MANIFEST_NAME}: give the whole dataset")
-        return next((form.name for value, parts in looked if (form := foreign_form(value, parts))), None)
+        return next((form.name for value, parts in looked if (form := recognize_foreign_pack(value, parts))), None)
     try:
         written = json_value(manifest)
         why = reading_problem(written)

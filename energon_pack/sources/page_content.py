@@ -89,11 +89,11 @@ class SnappyPage:
 
     def read(self, file: Bytes, start: int, length: int) -> bytes:
         try:
-            return b"".join(self._pieces(file, start, min(start + length, self.size), [_MAX_VISITED_ELEMENTS]))
+            return b"".join(self._read_pieces(file, start, min(start + length, self.size), [_MAX_VISITED_ELEMENTS]))
         except _TooManyElements:
             return self.whole.read(file, start, length)
 
-    def _pieces(self, file: Bytes, start: int, end: int, num_left: list[int]) -> list[bytes]:
+    def _read_pieces(self, file: Bytes, start: int, end: int, num_left: list[int]) -> list[bytes]:
         pieces = []
         number = bisect_right(self.starts, start) - 1
         while start < end:
@@ -106,7 +106,7 @@ class SnappyPage:
                 pieces.append(file.read(place + start - begin, until - start))
             else:  # a copy may overlap itself: then it repeats
                 far = -place
-                once = b"".join(self._pieces(file, begin - far, min(begin, until - far), num_left))
+                once = b"".join(self._read_pieces(file, begin - far, min(begin, until - far), num_left))
                 times = -(-(until - begin) // max(1, len(once)))
                 pieces.append((once * times)[start - begin : until - begin])
             start = until

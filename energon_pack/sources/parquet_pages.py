@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from energon_pack.samples.bytes import Bytes
 from energon_pack.sources.page_content import PageBytes, SnappyPage, content_of
-from energon_pack.sources.parquet_footer import ColumnChunk, read_struct, varint
+from energon_pack.sources.parquet_footer import ColumnChunk, read_struct, read_varint
 
 #: the step of a path that leads into each element of a list
 EACH_ELEMENT: Final = object()
@@ -22,7 +22,7 @@ EACH_ELEMENT: Final = object()
 LeafPath = tuple[Any, ...]
 
 
-_CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd"}  # CompressionCodec → pyarrow's name
+_CODEC_NAMES = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd"}  # CompressionCodec → pyarrow's name
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3  # PageType
 _PLAIN, _INDEXES, _LEVELS = 0, (2, 8), (3, 4)  # Encoding
 _MAX_HEADER_BYTES = 1 << 16  # bytes of a page header at most; statistics in it are cut at 4 KB each
@@ -77,23 +77,23 @@ class ValuePlace(NamedTuple):
 
 def is_read_by_pages(chunk: ColumnChunk) -> bool:
     """Tell by its codec and encodings whether the values of a column of bytes can be found without pyarrow."""
-    return chunk.codec in _CODECS and {_PLAIN, *_INDEXES, *_LEVELS}.issuperset(chunk.encodings)
+    return chunk.codec in _CODEC_NAMES and {_PLAIN, *_INDEXES, *_LEVELS}.issuperset(chunk.encodings)
 
 
-def column_of(file: Bytes, file_id: tuple[str, str], chunk: ColumnChunk, leaf: Any) -> BytesColumn | None:
+def read_bytes_column(file: Bytes, file_id: tuple[str, str], chunk: ColumnChunk, leaf: Any) -> BytesColumn | None:
     """Find the values of a bytes column in a row group; None: it has an encoding that only pyarrow reads.
 
     `file_id`: path and version of the file; `leaf`: pyarrow's ColumnSchema of the column.
     """
-    if chunk.codec not in _CODECS:
+    if chunk.codec not in _CODEC_NAMES:
         return None
-    codec = _CODECS[chunk.codec]
+    codec = _CODEC_NAMES[chunk.codec]
     pages: list[PageBytes] = []
     starts: list[np.ndarray] = []  # numbers of the entries at which rows begin
     all_entries: list[np.ndarray] = []  # for each page: page, start and length of its entries
     dictionary = np.zeros((0, 2), np.int64)
     num_entries = 0
-    for page in _pages(file, chunk):
+    for page in _pages_of_chunk(file, chunk):
         kind, version_2 = page.header[1], page.header.get(8)
         about = page.header.get(7) if kind == _DICTIONARY_PAGE else version_2 or page.header.get(5)
         if about is None or kind not in (_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2):
@@ -139,7 +139,7 @@ def column_of(file: Bytes, file_id: tuple[str, str], chunk: ColumnChunk, leaf: A
     return BytesColumn(pages, first, *every.astype(np.int32).T)
 
 
-def _pages(file: Bytes, chunk: ColumnChunk) -> Iterator[_Page]:
+def _pages_of_chunk(file: Bytes, chunk: ColumnChunk) -> Iterator[_Page]:
     begin = min(chunk.data_offset, chunk.dictionary_offset or chunk.data_offset)
     end = begin + chunk.size
     while begin < end:
@@ -177,7 +177,7 @@ def _decode_hybrid(data: bytes, width: int, number: int) -> np.ndarray:
     runs: list[np.ndarray] = []
     position = have = 0
     while have < number and width:
-        header, position = varint(data, position)
+        header, position = read_varint(data, position)
         if header & 1:
             size = (header >> 1) * width
             bits = np.unpackbits(np.frombuffer(data[position : position + size], np.uint8), bitorder="little")

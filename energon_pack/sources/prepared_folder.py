@@ -91,7 +91,7 @@ def read_prepared(folder: str, split: str | None, knob: str = "source.split") ->
 
     `split`: None: all splits; `knob`: the setting that errors name.
     """
-    splits = _load_first(folder, ("split.yaml", "split.json"))
+    splits = _load_first_existing(folder, ("split.yaml", "split.json"))
     if splits is None:
         return None
     where = f"{folder}/{META_FOLDER}/split.yaml"
@@ -108,7 +108,7 @@ def read_prepared(folder: str, split: str | None, knob: str = "source.split") ->
             excluded_keys.setdefault(f"{shard}.tar", set()).add(key)
         else:
             excluded_shards.add(name)
-    info = _load_first(folder, (".info.json", ".info.yaml")) or {}
+    info = _load_first_existing(folder, (".info.json", ".info.yaml")) or {}
     counts = info.get("shard_counts")
     return PreparedFolder(
         folder=folder,
@@ -130,7 +130,7 @@ def _expand_names(value: Any, where: str) -> list[str]:
         raise PackError(f"{where}: {error}") from None
 
 
-def _load_first(folder: str, names: tuple[str, ...]) -> dict[str, Any] | None:
+def _load_first_existing(folder: str, names: tuple[str, ...]) -> dict[str, Any] | None:
     for name in names:
         path = os.path.join(folder, META_FOLDER, name)
         try:

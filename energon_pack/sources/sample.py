@@ -52,8 +52,8 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
         if settings.media is None:
             _refuse_unread(reader, shard, row, placed.record, [part.name for part in listed])
         opened = [listed[i] for i in placed.order]
-        media = _as_requested(reader, shard, opened, [looked_at[i] for i in placed.order], placed.record.fields)
-        positions, marks = _read_times(reader, shard, placed, row.key, row.parts)
+        media = _with_requested(reader, shard, opened, [looked_at[i] for i in placed.order], placed.record.fields)
+        positions, marks = _read_positions_and_times(reader, shard, placed, row.key, row.parts)
         parts = [MediaPart(*listed[i], looked_at[i].kind, looked_at[i].extension) for i in placed.order]
         return ReadSample.of_record(raw, placed, parts, media, positions, marks)
     except Skip as skip:
@@ -105,7 +105,7 @@ def read_again(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSet
 def with_headers(reader: Reader, shard: Shard, sample: ReadSample) -> ReadSample:
     """Return a sample of `read_text_only` with its `media` filled in: read from the headers of their files."""
     media = _read_headers(reader, shard, sample.parts)
-    return sample._replace(media=_as_requested(reader, shard, sample.parts, media, sample.fields))
+    return sample._replace(media=_with_requested(reader, shard, sample.parts, media, sample.fields))
 
 
 def read_text_only(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings, raw: bytes) -> ReadSample:
@@ -113,7 +113,7 @@ def read_text_only(reader: Reader, shard: Shard, row: MeasuredRow, settings: Rea
     kinds = row.cut.all_kinds if row.cut else [part.kind for part in row.parts]
     record = shard.read_record(raw, row.record_part, bool(kinds), settings)
     placed = place(record, kinds)
-    positions, marks = _read_times(reader, shard, placed, source_key(row.key), row.positions)
+    positions, marks = _read_positions_and_times(reader, shard, placed, source_key(row.key), row.positions)
     sample = ReadSample.of_record(raw, placed, [] if row.cut else row.parts, [], positions, marks)
     return part_of(sample, row.cut)._replace(parts=row.parts) if row.cut else sample
 
@@ -140,7 +140,7 @@ def _read_headers(reader: Reader, shard: Shard, parts: Sequence[AnyPart]) -> lis
     return [probe_part(reader.part_file(shard, part), part) for part in parts]
 
 
-def _as_requested(
+def _with_requested(
     reader: Reader, shard: Shard, parts: Sequence[AnyPart], media: Sequence[Media], fields: dict[str, Any]
 ) -> list[Media]:
     def opened(index: int) -> BinaryIO:
@@ -150,7 +150,7 @@ def _as_requested(
     return with_asked_settings(media, fields.get("video_frames"), options_of(fields), opened)
 
 
-def _read_times(
+def _read_positions_and_times(
     reader: Reader, shard: Shard, placed: Placed, key: str, parts: Sequence[Part]
 ) -> tuple[list[Part | None], list[str]]:
     """Return the .npy part of each image's patch positions, and the time marks made of them; both empty: no times."""

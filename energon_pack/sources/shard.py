@@ -31,7 +31,7 @@ from energon_pack.sources import wds
 from energon_pack.sources.entry_settings import NO_SETTINGS, EntrySettings
 from energon_pack.sources.field_map import FieldMap
 from energon_pack.sources.jsonl import line_index as lines
-from energon_pack.sources.jsonl.coco import with_image
+from energon_pack.sources.jsonl.coco import with_image_name
 from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
 from energon_pack.sources.media_containers import archive_path, joined_name, split_name
 from energon_pack.sources.named_bytes import may_have_base64, name_media
@@ -46,7 +46,7 @@ LookUp = Callable[[str], Part]
 
 
 @dataclass(frozen=True)
-class _File:
+class _SourceFile:
     """One file of a source: indexes its samples, and reads them; its size and version tell whether it has changed."""
 
     #: the character between its name and the key of a sample in a sample id
@@ -58,7 +58,7 @@ class _File:
     #: whether a sample is a range of bytes
     is_read_by_place: ClassVar[bool] = True
 
-    name: str  # as `names_of` returns it, with forward slashes
+    name: str  # as `shard_names` returns it, with forward slashes
     path: str
     size: int
     version: str
@@ -148,7 +148,7 @@ class _File:
 
 
 @dataclass(frozen=True)
-class TarShard(_File):
+class TarShard(_SourceFile):
     """A WebDataset tar: a sample is a JSON or text, and the media files with the same key."""
 
     key_separator = "/"
@@ -212,7 +212,7 @@ class TarShard(_File):
 
 
 @dataclass(frozen=True)
-class JsonlShard(_File):
+class JsonlShard(_SourceFile):
     """A file of JSON samples, one a line or in an array; their media are separate files."""
 
     key_separator = ":"
@@ -259,7 +259,7 @@ class JsonlShard(_File):
 
     def raw(self, file: File, offset: int, size: int) -> bytes:
         """Read the JSON of a sample; media in base64, and the ids of COCO images, are replaced by names of media."""
-        raw = with_image(file.read(offset, size), file, self.path)
+        raw = with_image_name(file.read(offset, size), file, self.path)
         if not may_have_base64(raw):
             return raw
         try:

@@ -218,7 +218,7 @@ class TarFinder(FileFinder):
     def in_folder(self, folder: str) -> list[str]:
         return walk(folder, TAR_FILE)
 
-    def chosen_files(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
+    def files_of_entry(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
         if not files:
             has_lines = any(walk(folder, JSON_FILE) for folder in folders)
             other = "; source=jsonl reads JSONL" if has_lines else parquet_hint(folders)

@@ -61,7 +61,7 @@ class File(ABC):
         self.close()
 
 
-class _BytesRead:
+class _ReadCounter:
     """Counts the bytes that this process read itself, without those that the kernel copied."""
 
     num_bytes = 0
@@ -69,8 +69,8 @@ class _BytesRead:
 
 def with_bytes_read(function: Callable[[Job], Result], job: Job) -> tuple[Result, int]:
     """Call a function with a job; return its result, and how many bytes of files this process read meanwhile."""
-    before = _BytesRead.num_bytes
-    return function(job), _BytesRead.num_bytes - before
+    before = _ReadCounter.num_bytes
+    return function(job), _ReadCounter.num_bytes - before
 
 
 class LocalFile(File):
@@ -84,12 +84,12 @@ class LocalFile(File):
 
     def read(self, offset: int, size: int) -> bytes:
         data = os.pread(self.fd, size, offset)
-        _BytesRead.num_bytes += len(data)
+        _ReadCounter.num_bytes += len(data)
         return data
 
     def read_into(self, offset: int, view: memoryview) -> int:
         num_read = os.preadv(self.fd, [view], offset)
-        _BytesRead.num_bytes += num_read
+        _ReadCounter.num_bytes += num_read
         return num_read
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class InMemory(File):
     def __init__(self, data: bytes, version: str):
         super().__init__(State(len(data), version))
         self._data = data
-        _BytesRead.num_bytes += len(data)
+        _ReadCounter.num_bytes += len(data)
 
     def read(self, offset: int, size: int) -> bytes:
         return self._data[offset : offset + size]
@@ -113,13 +113,13 @@ class StoredFile(File):
 
     def __init__(self, address: str, state: State):
         super().__init__(state)
-        from energon_pack.sources.blockwise import Blockwise
+        from energon_pack.sources.blockwise import BlockwiseReader
 
-        self.blocks = Blockwise(address, *state)
+        self.blocks = BlockwiseReader(address, *state)
 
     def read(self, offset: int, size: int) -> bytes:
         data = self.blocks.read(offset, size)
-        _BytesRead.num_bytes += len(data)
+        _ReadCounter.num_bytes += len(data)
         return data
 
 
@@ -248,7 +248,7 @@ def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
         return store_listing.walk(folder, pattern)
     paths = []
     seen = set()
-    for here, folders, files in os.walk(folder, followlinks=True, onerror=_raise):
+    for here, folders, files in os.walk(folder, followlinks=True, onerror=_raise_error):
         status = os.stat(here)
         if (status.st_dev, status.st_ino) in seen:  # a link back up
             folders.clear()
@@ -292,6 +292,6 @@ def files_in(folder: str, below: Collection[str] = ()) -> dict[str, State | None
     return states
 
 
-def _raise(error: OSError) -> None:
+def _raise_error(error: OSError) -> None:
     """Raise the error: an unreadable folder must not pass for an empty one."""
     raise error

@@ -80,7 +80,7 @@ def _folders_above(address: str, fixed: str) -> list[str]:
     return folders
 
 
-def _as_class(matched: re.Match[str]) -> str:
+def _as_regex_class(matched: re.Match[str]) -> str:
     """Turn a glob's `[…]`, escaped for a regex, into a regex class: `[!a\\-c]` becomes `[^a-c]`."""
     return f"[{'^' * bool(matched[1])}{matched[2]}]".replace(r"\-", "-")
 
@@ -92,7 +92,7 @@ def _as_regex(pattern: str) -> str:
         if part == "**":
             parts.append(r"(?:[^./][^/]*/)*")
             continue
-        text = re.sub(r"\\\[(!|\\\^)?(.*?)\\\]", _as_class, re.escape(part))
+        text = re.sub(r"\\\[(!|\\\^)?(.*?)\\\]", _as_regex_class, re.escape(part))
         text = text.replace(r"\*", "[^/]*").replace(r"\?", "[^/]")
         parts.append((r"(?!\.)" if part[:1] in ("*", "?", "[") else "") + text + "/")
     return "".join(parts).removesuffix("/")

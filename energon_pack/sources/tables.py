@@ -33,10 +33,10 @@ from energon_pack.sources.parquet_pages import (
     BytesColumn,
     LeafPath,
     ValuePlace,
-    column_of,
     is_read_by_pages,
     leaf_paths,
     put_placeholders,
+    read_bytes_column,
 )
 from energon_pack.sources.storage import File, InMemory, State, open_file, state_of
 
@@ -99,14 +99,14 @@ def _check_sizes(path: str, groups: Sequence[Sequence[ColumnChunk]], texts: set[
         is_whole = any(are_deep[leaf] or not is_read_by_pages(group[leaf]) for leaf in of_bytes)
         size = sum(chunk.plain_size for leaf, chunk in enumerate(group) if is_whole or leaf in texts)
         if size > MAX_GROUP_BYTES:
-            raise PackError(f"{path}: row group {number} has {format_bytes(size)} that are read at once: {_REMEDY}")
+            raise PackError(f"{path}: row group {number} has {format_bytes(size)} that are read at once: {_ADVICE}")
 
 
 def _is_text(leaf: Any) -> bool:
     return bool(leaf.physical_type != "BYTE_ARRAY" or leaf.logical_type.type == "STRING")
 
 
-_REMEDY = "write it in groups of 200 rows (iter_batches of pyarrow's ParquetFile, ParquetWriter.write_batch)"
+_ADVICE = "write it in groups of 200 rows (iter_batches of pyarrow's ParquetFile, ParquetWriter.write_batch)"
 _GroupKey = tuple[str, str, int]  # path and version of a table, and number of a group
 #: open tables: path → version and table
 _open_tables: LruCache[str, tuple[str, Table]] = LruCache(16, close=lambda opened: opened[1].file.close())
@@ -122,7 +122,7 @@ _kept_columns: LruCache[tuple[_GroupKey, int], tuple[BytesColumn | None]] = LruC
 
 def table_of(path: str) -> Table:
     """Return the table of a Parquet file, opened if it was not; raises PackError if it can't be read as Parquet."""
-    with _readable_errors(path):
+    with _as_pack_errors(path):
         return _open_table(path, None)
 
 
@@ -137,7 +137,7 @@ def table_row(path: str, version: str, number: int) -> bytes:
         rows = _kept_jsons.put(key, _rows_as_json(key)) if rows is None else rows
         if not rows:
             raise Skip(
-                Reason.INVALID_JSON, f"row group {key[2]} takes more than {format_bytes(MAX_GROUP_BYTES)}: {_REMEDY}"
+                Reason.INVALID_JSON, f"row group {key[2]} takes more than {format_bytes(MAX_GROUP_BYTES)}: {_ADVICE}"
             )
         return rows[row]
     except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
@@ -241,7 +241,7 @@ def _bytes_column(table: Table, group: _GroupKey, leaf: int) -> BytesColumn | No
         try:
             with bounded(table.max_group_memory(group[2])):
                 schema = table.parquet.schema.column(leaf)
-                column = column_of(table.file, group[:2], table.chunks[group[2]][leaf], schema)
+                column = read_bytes_column(table.file, group[:2], table.chunks[group[2]][leaf], schema)
         except (
             BoundExceeded,
             pa.ArrowException,
@@ -295,7 +295,7 @@ def _open_table(path: str, version: str | None) -> Table:
 
 
 @contextmanager
-def _readable_errors(path: str) -> Iterator[None]:
+def _as_pack_errors(path: str) -> Iterator[None]:
     try:
         yield
     except BoundExceeded as error:

@@ -77,11 +77,11 @@ class TarScan:
             if len(header) < BLOCK:
                 detail = "cut inside a member's header" if header else "no end-of-archive blocks"
                 self.damage.append(
-                    _no_tar(header, detail) if offset == 0 else Damage(offset, detail, hides=bool(header))
+                    _no_tar_damage(header, detail) if offset == 0 else Damage(offset, detail, hides=bool(header))
                 )
                 return
             if header == _ZERO_BLOCK:
-                offset = self._after_end(offset)
+                offset = self._next_archive(offset)
                 continue
             try:
                 name, size, kind = _parse_header(header)
@@ -92,7 +92,7 @@ class TarScan:
                 valid = False
             if not valid:
                 if offset == 0:
-                    self.damage.append(_no_tar(header, NOT_A_TAR))
+                    self.damage.append(_no_tar_damage(header, NOT_A_TAR))
                     return
                 self.damage.append(Damage(offset, "a header's checksum is wrong", hides=True))
                 offset, extended = self._next_header(offset + BLOCK), {}
@@ -123,7 +123,7 @@ class TarScan:
             if kind != _FOLDER_TYPE:
                 yield name, data, size
 
-    def _after_end(self, offset: int) -> int | None:
+    def _next_archive(self, offset: int) -> int | None:
         """Return the offset at which another archive begins after a zero block; None: only padding follows."""
         start = offset
         while block := self.file.read(offset, 1 << 20):
@@ -146,7 +146,7 @@ class TarScan:
         return None
 
 
-def _no_tar(head: bytes, detail: str) -> Damage:
+def _no_tar_damage(head: bytes, detail: str) -> Damage:
     """Return the damage of a file that does not begin like a tar: another format, or a damaged beginning."""
     other = other_format(head)
     return Damage(0, f"{NOT_A_TAR} but {other}" if other else detail, hides=True)

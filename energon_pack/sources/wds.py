@@ -17,7 +17,7 @@ from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.user_map import map_record
-from energon_pack.sources.dotted_keys import DottedFile, DottedKeys, Member, refusal_message
+from energon_pack.sources.dotted_keys import DottedFile, DottedKeyFinder, Member, dotted_key_message
 from energon_pack.sources.other_formats import open_uncompressed
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import NO_DATA, TarScan
@@ -55,11 +55,11 @@ def index_tar(path: str, record_part: str | None = None) -> pa.Table:
     """
     with open_uncompressed(path) as file:
         scan = TarScan(file)
-        dotted = DottedKeys(lambda member: file.read(member[1], member[2]))
+        dotted = DottedKeyFinder(lambda member: file.read(member[1], member[2]))
         rows = _IndexRows(dotted, record_part)
         rows.add_all(scan)
         separate = dotted.separate_files()
-        rows.leave_out(separate)
+        rows.mark_dotted_keys(separate)
     damage = json.dumps([(item.offset, item.detail) for item in scan.damage])
     about = {"damage": damage, "digest": scan.headers.hexdigest()}
     if separate:
@@ -88,13 +88,13 @@ def damage_of(about: Mapping[str, str]) -> list[tuple[int, str]]:
 
 def dotted_keys_error(path: str, about: Mapping[str, str]) -> str | None:
     """Return the error for a tar with dotted keys (see `index_tar`); None: it has none. `about`: as of `damage_of`."""
-    return refusal_message(path, *json.loads(about["dotted"])) if "dotted" in about else None
+    return dotted_key_message(path, *json.loads(about["dotted"])) if "dotted" in about else None
 
 
 class _IndexRows:
     """Groups the files of a tar into samples, and collects the columns of the tar's index during the scan."""
 
-    def __init__(self, dotted: DottedKeys, record_part: str | None) -> None:
+    def __init__(self, dotted: DottedKeyFinder, record_part: str | None) -> None:
         self._dotted, self._record_part = dotted, record_part
         self._keys: list[str] = []
         self._records: list[Member | None] = []
@@ -137,7 +137,7 @@ class _IndexRows:
                 else:
                     self._append(key, None, Reason.TRUNCATED_TAR, detail)
 
-    def leave_out(self, files: Sequence[DottedFile]) -> None:
+    def mark_dotted_keys(self, files: Sequence[DottedFile]) -> None:
         """Give keys with files that are separate samples the reason `dotted_key`; add a row for each of these files."""
         seen: set[str] = set()
         for file in files:

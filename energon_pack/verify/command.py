@@ -36,7 +36,7 @@ from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.find import Source
 from energon_pack.verify import dataset_checks as checks
 from energon_pack.verify.findings import CHECKS, Findings
-from energon_pack.verify.pack_checks import samples_of
+from energon_pack.verify.pack_checks import samples_in_pack
 from energon_pack.verify.shard_checks import VerifiedShard, VerifyJob, read_packs, verify_shards
 from energon_pack.verify.source_checks import (
     SourceSamples,
@@ -104,7 +104,7 @@ def _run_checks(folder: DatasetFolder, options: Options, findings: Findings) -> 
             shards, ledger = verify_shards(jobs, findings, run), Ledger(folder)
             _check_dataset(stated, shards, ledger, findings)
     if samples is not None:
-        _check_accounts(stated, samples, shards, ledger, findings)
+        _check_source_samples(stated, samples, shards, ledger, findings)
 
 
 @dataclass(frozen=True)
@@ -192,13 +192,13 @@ def _split_shares(manifest: dict[str, Any]) -> tuple[tuple[float, ...], int]:
 def _check_dataset(stated: Claims, shards: list[VerifiedShard], ledger: Ledger, findings: Findings) -> None:
     folder, manifest = stated.folder, stated.manifest
     prefix = value_at(manifest, "content", "output", "shard_prefix")
-    packed = checks.packed_samples(shards)
+    packed = checks.packed_hashes(shards)
     name = folder.name
     findings.add(
         "files", name, checks.check_files(folder, prefix if isinstance(prefix, str) else "packed"), len(folder.names)
     )
     findings.add(
-        "keys", name, checks.check_keys(folder, shards, stated.plan), sum(len(shard.packs) for shard in shards)
+        "keys", name, checks.check_pack_keys(folder, shards, stated.plan), sum(len(shard.packs) for shard in shards)
     )
     findings.add("samples", name, checks.check_samples(folder, shards), len(packed))
     findings.add("ledger", LEDGER, ledger.check(packed), ledger.reasons.total())
@@ -206,12 +206,12 @@ def _check_dataset(stated: Claims, shards: list[VerifiedShard], ledger: Ledger, 
     findings.add("totals", name, check_totals(stated.report, manifest, shards, ledger))
 
 
-def _check_accounts(
+def _check_source_samples(
     stated: Claims, samples: SourceSamples, shards: list[VerifiedShard], ledger: Ledger, findings: Findings
 ) -> None:
     packs = (pack for shard in shards for _, pack, _ in read_packs(stated.folder, shard.name))
-    names = chain((sample for pack in packs for sample, _ in samples_of(pack, None)), ledger.names())
-    defects = unaccounted_samples(samples, checks.packed_samples(shards), ledger.samples, names)
+    names = chain((sample for pack in packs for sample, _ in samples_in_pack(pack, None)), ledger.names())
+    defects = unaccounted_samples(samples, checks.packed_hashes(shards), ledger.samples, names)
     findings.add("source samples", stated.folder.name, defects, sum(map(len, samples.shard_hashes)))
 
 

@@ -25,7 +25,7 @@ from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE
 from energon_pack.sources.tar import TarScan
 from energon_pack.verify.findings import Hashes, hashes_of, joined_hashes, names_with, repeated
-from energon_pack.verify.pack_checks import samples_of
+from energon_pack.verify.pack_checks import samples_in_pack
 from energon_pack.verify.shard_checks import VerifiedShard, read_packs
 
 _META_FILE_NAMES = {
@@ -225,7 +225,7 @@ def _check_shard_index(index: sqlite3.Connection, number: int, folder: DatasetFo
 # ------------------------------------------------------------------------------------------------ packs and samples
 
 
-def check_keys(folder: DatasetFolder, shards: Sequence[VerifiedShard], plan: PlanFile | None) -> Iterator[str]:
+def check_pack_keys(folder: DatasetFolder, shards: Sequence[VerifiedShard], plan: PlanFile | None) -> Iterator[str]:
     """Yield packs that are in the shards twice, and packs of the plan that are in no shard."""
     packs = joined_hashes([shard.packs for shard in shards])
     if len(twice := repeated(packs)):
@@ -247,11 +247,11 @@ def check_samples(folder: DatasetFolder, shards: Sequence[VerifiedShard]) -> Ite
     """Yield samples that are in packs twice, and cut samples that lack a part or have one twice."""
     parts: dict[str, list[str]] = {}
     for shard in shards:
-        for sample, numbers in shard.cut_samples.items():
+        for sample, numbers in shard.cut_parts.items():
             parts.setdefault(sample, []).extend(numbers)
     if len(twice := repeated(joined_hashes([*(shard.samples for shard in shards), hashes_of(parts)]))):
         packs = (pack for shard in shards for _, pack, _ in read_packs(folder, shard.name))
-        all_samples = (sample for pack in packs for sample, _ in samples_of(pack, None))
+        all_samples = (sample for pack in packs for sample, _ in samples_in_pack(pack, None))
         yield from (f"{sample} is there twice" for sample in names_with(twice, all_samples))
     for sample, numbers in parts.items():
         counts = Counter(numbers)
@@ -260,7 +260,7 @@ def check_samples(folder: DatasetFolder, shards: Sequence[VerifiedShard]) -> Ite
             yield f"{sample} has the parts {', '.join(sorted(numbers)[:8])}: not each of {number} once"
 
 
-def packed_samples(shards: Sequence[VerifiedShard]) -> Hashes:
+def packed_hashes(shards: Sequence[VerifiedShard]) -> Hashes:
     """Return the hashes of all samples that are in packs, whole or in parts."""
-    cut = {sample for shard in shards for sample in shard.cut_samples}
+    cut = {sample for shard in shards for sample in shard.cut_parts}
     return joined_hashes([*(shard.samples for shard in shards), hashes_of(cut)])

@@ -50,7 +50,7 @@ def compare_members(
     """
     for index, member in enumerate(members):
         shard = shards.get(member.shard)
-        if shard is None or not is_within(member, shard):
+        if shard is None or not is_within_shard(member, shard):
             why = "the source has no shard" if shard is None else "it would lie beyond the end of the shard"
             yield "source text", member.sample_id, [f"{why} {short(member.shard)}"]
             continue
@@ -59,7 +59,7 @@ def compare_members(
             content = conversation(sample, pack.flavor)
             parts = media_parts(sample, content)
         except (PackError, Skip, OSError, IndexError) as error:  # IndexError: it lacks the turn at which it is cut
-            yield "source text", member.sample_id, [_reason(error)]
+            yield "source text", member.sample_id, [_error_text(error)]
             parts = [*member.parts]
         else:
             packed = next(iter((pack.members or [])[index : index + 1]), None)
@@ -73,16 +73,16 @@ def compare_members(
             try:
                 yield "source media", member.sample_id, [*_media_differences(file, pack, name, member, part, sources)]
             except (PackError, OSError) as error:
-                yield "source media", member.sample_id, [_reason(error)]
+                yield "source media", member.sample_id, [_error_text(error)]
 
 
-def _reason(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if isinstance(error, SourceChanged):
         return f"{error.path} changed since it was packed: put it back, or pack again"
     return str(error)
 
 
-def is_within(member: PlanRow, shard: Shard) -> bool:
+def is_within_shard(member: PlanRow, shard: Shard) -> bool:
     """Tell whether a member's JSON and parts lie within its source shard, as they should; a plan may be damaged."""
     record = member.record_offset, member.record_size
     if shard.media_root is not None:  # media are files of their own

@@ -85,7 +85,7 @@ def _excerpt(numbers: Sequence[int], first: int) -> str:
     return ", ".join(["…"] * (first > 0) + [*map(str, numbers[first:end])] + ["…"] * (end < len(numbers)))
 
 
-def check_kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
+def check_media_format(pack: Pack, name: str, head: bytes) -> Iterator[str]:
     """Check a medium's first bytes: they must fit its extension, or its kind in a flavour where all images are .jpg."""
     extension, expected = name.rpartition(".")[2], pack.flavor.kind(name)
     if extension == "npy" and not pack.flavor.names_content:
@@ -134,15 +134,15 @@ def check_placeholders(pack: Pack) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------------ lengths, the plan
 
 
-def check_sums(pack: Pack) -> Iterator[str]:
+def check_total_token_len(pack: Pack) -> Iterator[str]:
     if {"total_token_len", "token_lens"} <= pack.meta.keys():
-        total, tokens = pack.meta["total_token_len"], sum(_own_lens(pack))
+        total, tokens = pack.meta["total_token_len"], sum(_unshared_lens(pack))
         if total != tokens:
             without = " without what is shared" if any(pack.shared_lens) else ""
             yield f"total_token_len is {total}, token_lens{without} sum to {tokens}"
 
 
-def _own_lens(pack: Pack) -> list[int]:
+def _unshared_lens(pack: Pack) -> list[int]:
     """Return the tokens of each member, without those that it shares with the member before it."""
     lens = pack.meta.get("token_lens", [])
     return [length - shared_len for length, shared_len in zip(lens, pack.shared_lens, strict=False)]
@@ -155,7 +155,7 @@ def check_capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[Pla
         packing: the limits by name, as in the config.
         members: the pack's rows of the plan, which count tokens of media; None: limits on media are not checked.
     """
-    lens = _own_lens(pack)
+    lens = _unshared_lens(pack)
     multiple = packing.get("pad_to_multiple_of")
     if type(multiple) is not int or multiple < 1:
         return  # the check `metadata` reports it
@@ -223,7 +223,7 @@ def _difference(stated: Sequence[Any], expected: Sequence[Any]) -> str:
     return f"member {index} is {short(stated[index])}, in the plan {short(expected[index])}"
 
 
-def samples_of(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[tuple[str, str | None]]:
+def samples_in_pack(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[tuple[str, str | None]]:
     """Yield for each member its sample, `<source shard>/<key>`, and which part of it (`2of3`); None: the whole sample.
 
     `members`: the pack's rows of the plan; None: ids that end like `#2of3` are taken for parts.

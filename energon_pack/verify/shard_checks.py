@@ -14,7 +14,7 @@ import numpy as np
 from energon_pack.dataset.files import PlanFile, PlanRow, PlanRows
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_files import PackFiles, packs_in
-from energon_pack.dataset.pack_json import Pack, file_with_media, parse_pack, written_tokens
+from energon_pack.dataset.pack_json import Pack, file_with_media, parse_pack, read_written_tokens
 from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError, short
@@ -40,7 +40,7 @@ from energon_pack.sources.tar import TarScan
 from energon_pack.templates.processor import load_saved_template
 from energon_pack.verify import pack_checks as checks
 from energon_pack.verify.findings import Findings, hash_of
-from energon_pack.verify.members import compare_members, is_within
+from energon_pack.verify.members import compare_members, is_within_shard
 
 #: How many packs, and bytes of packs, are checked together. The rows of the plan for all of them are held at once,
 #: and their bytes are still in memory when they are read after their headers.
@@ -78,7 +78,7 @@ class VerifiedShard:
     num_members: int = 0
     pack_offsets: "array[int]" = field(default_factory=lambda: array("Q", [0]))  # start of each pack, and the last end
     samples: "array[int]" = field(default_factory=lambda: array("Q"))  # hashes of whole samples' `<source shard>/<key>`
-    cut_samples: dict[str, list[str]] = field(default_factory=dict)  # the other members: sample → its parts, as `2of3`
+    cut_parts: dict[str, list[str]] = field(default_factory=dict)  # the other members: sample → its parts, as `2of3`
     num_tokens: int = 0
     num_supervised: int = 0
     media_types: Counter[str] = field(default_factory=Counter)
@@ -87,7 +87,7 @@ class VerifiedShard:
     def add(self, pack: Pack, members: list[PlanRow] | None, job: VerifyJob) -> None:
         """Add the counts and hashes of a pack. `members`: the pack's rows of the plan; None: there are none."""
         self.packs.append(hash_of(pack.files.key))
-        samples = list(checks.samples_of(pack, members))
+        samples = list(checks.samples_in_pack(pack, members))
         if job.split_shares:
             numbers = split_numbers((sample for sample, _ in samples), job.split_shares, job.seed)
             self.splits |= {SPLITS[number] for number in numbers.tolist()}
@@ -95,7 +95,7 @@ class VerifiedShard:
             if part is None:
                 self.samples.append(hash_of(sample))
             else:
-                self.cut_samples.setdefault(sample, []).append(part)
+                self.cut_parts.setdefault(sample, []).append(part)
         self.num_members += len(pack.sample_ids)
         self.num_tokens += sum(pack.meta.get("token_lens", ())) - sum(pack.shared_lens)
         self.num_supervised += sum(pack.meta.get("num_supervised", ()))
@@ -127,7 +127,7 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
     try:
         with job.folder.open(job.name) as file, Sources(job.source or {}) as sources:
             compressed, scan = unpack_command(file), TarScan(file)
-            for group in _in_groups(packs_in(scan)):
+            for group in _group_packs(packs_in(scan)):
                 shard.pack_offsets[-1:] = array("Q", [*(files.start for files in group), group[-1].end])
                 rows = None if plan is None else _plan_rows(plan, job, group, findings)
                 plan = None if rows is None else plan
@@ -144,7 +144,7 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
 def _comparable_members(job: VerifyJob, members: list[PlanRow]) -> list[tuple[PlanRow, int]]:
     """Return the members that can be compared with the source, as `Sources.read_ahead` takes them (checksum 0)."""
     shards = job.source or {}
-    return [(row, 0) for row in members if row.shard in shards and is_within(row, shards[row.shard])]
+    return [(row, 0) for row in members if row.shard in shards and is_within_shard(row, shards[row.shard])]
 
 
 def _verify_pack(
@@ -178,7 +178,7 @@ def _read_tokens(file: Bytes, pack: Pack, findings: Findings, where: str) -> lis
     if TOKENS_PART not in pack.parts:
         return []  # the check `parts` reports it
     try:
-        tokens = written_tokens(file, pack)
+        tokens = read_written_tokens(file, pack)
     except TokensDamaged as error:
         findings.add("tokens", where, [f"tokens: {error}"])
         return []
@@ -186,7 +186,7 @@ def _read_tokens(file: Bytes, pack: Pack, findings: Findings, where: str) -> lis
     return tokens
 
 
-def _in_groups(packs: Iterator[PackFiles]) -> Iterator[list[PackFiles]]:
+def _group_packs(packs: Iterator[PackFiles]) -> Iterator[list[PackFiles]]:
     """Group the packs of a shard into lists of 256 packs or about 16 MiB, which are checked together."""
     group: list[PackFiles] = []
     for files in packs:
@@ -258,7 +258,7 @@ def _check_pack(job: VerifyJob, pack: Pack, members: list[PlanRow] | None, findi
     where = f"{job.name}: {pack.files.key}"
     findings.add("parts", where, checks.check_parts(pack), len(pack.files.parts))
     findings.add("placeholders", where, checks.check_placeholders(pack), len(pack.members or ()))
-    findings.add("sums", where, checks.check_sums(pack))
+    findings.add("sums", where, checks.check_total_token_len(pack))
     findings.add("capacity", where, checks.check_capacity(pack, job.packing, members))
     findings.add("fingerprint", where, checks.check_fingerprint(pack, job.fingerprint))
 
@@ -275,7 +275,7 @@ def _check_media(file: Bytes, job: VerifyJob, pack: Pack, findings: Findings) ->
             continue
         if pack.references:
             findings.add("references", where, [])
-        findings.add("kinds", where, checks.check_kind(pack, part.name, head))
+        findings.add("kinds", where, checks.check_media_format(pack, part.name, head))
         if job.decode:
             origin = pack.sample_of_medium(part.name)
             where += f": {origin}" * (origin is not None)

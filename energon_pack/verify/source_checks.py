@@ -59,14 +59,14 @@ def find_source(
         elif stated is None:
             path = demo_folders(folder, report)[0]
         elif isinstance(stated, str):
-            path = _path_now(folder, report, stated)
+            path = _present_path(folder, report, stated)
         elif isinstance(stated, list) and all(isinstance(entry, str) for entry in stated):
-            path = [_path_now(folder, report, entry) for entry in stated]
+            path = [_present_path(folder, report, entry) for entry in stated]
         else:
             raise PackError(f"{folder}/{REPORT} has config.source.path={short(stated)}: --source PATH says where it is")
     asked, root = _settings_from(SourceConfig, {"format": "wds", **settings}), settings.get("media_root")
     if media_root is None and isinstance(root, str):
-        media_root = path_when_packed(report, root) if paths else _path_now(folder, report, root)
+        media_root = path_when_packed(report, root) if paths else _present_path(folder, report, root)
     asked.media_root, asked.remote_media = media_root, settings.get("remote_media") is True
     asked.datasets = settings.get("datasets")
     try:
@@ -76,18 +76,18 @@ def find_source(
 
 
 def _mixture_now(folder: DatasetFolder, report: Mapping[str, Any], mixture: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a mixture in the config, with each path replaced by `_path_now`."""
+    """Return the entries of a mixture in the config, with each path replaced by `_present_path`."""
     entries = {name: {**item} for name, item in mixture.items() if isinstance(item, dict)}
     for item in entries.values():
         for key in ("path", "media_root"):
             if isinstance(item.get(key), str):
-                item[key] = _path_now(folder, report, item[key])
+                item[key] = _present_path(folder, report, item[key])
             elif isinstance(item.get(key), list):
-                item[key] = [_path_now(folder, report, str(path)) for path in item[key]]
+                item[key] = [_present_path(folder, report, str(path)) for path in item[key]]
     return entries
 
 
-def _path_now(folder: DatasetFolder, report: Mapping[str, Any], path: str) -> str:
+def _present_path(folder: DatasetFolder, report: Mapping[str, Any], path: str) -> str:
     """Return where a path of report.json's config is now; if packs refer to it, below the `source_root` now in use."""
     path, root = path_when_packed(report, path), report.get("source_root")
     if not isinstance(root, str) or not lies_in(path, root):
@@ -195,7 +195,7 @@ def read_draw_settings(report: Mapping[str, Any]) -> DrawSettings:
 class SourceSamples:
     """The samples that packing had to take from a source, as hashes, and an error for each shard that can't be read."""
 
-    jobs: "list[_ShardJob]"
+    jobs: "list[_HashJob]"
     shard_hashes: list[Hashes]  # of the samples of each shard
     defects: list[str]
     copy_hashes: Hashes  # of the copies that a mixture may draw
@@ -203,7 +203,7 @@ class SourceSamples:
 
 def read_source_samples(source: Source, drawn: DrawSettings, run: Run) -> SourceSamples:
     """Index the source, and return its samples; call it first, because later checks reuse the blocks it fetches."""
-    jobs = [_ShardJob(shard, drawn.seed, drawn.max_draws_in(shard.name)) for shard in source.shards]
+    jobs = [_HashJob(shard, drawn.seed, drawn.max_draws_in(shard.name)) for shard in source.shards]
     sample_hashes, defects, copies = list[Hashes](), list[str](), list[Hashes]()
     size = sum(job.shard.size for job in jobs)
     with run.progress.stage("source", len(jobs), "shards", size) as advance:
@@ -244,7 +244,7 @@ def unaccounted_samples(samples: SourceSamples, packed: Hashes, skipped: Hashes,
 
 
 @dataclass(frozen=True)
-class _ShardJob:
+class _HashJob:
     """A source shard, and the settings by which its samples are drawn."""
 
     shard: Shard
@@ -253,7 +253,7 @@ class _ShardJob:
 
 
 @losing_no_fault()
-def _hash_samples(job: _ShardJob) -> tuple[Hashes, Hashes] | str:
+def _hash_samples(job: _HashJob) -> tuple[Hashes, Hashes] | str:
     """Return the hashes of a shard's samples, and of the repeats (`@2` …) that a mixture may draw; or a read error."""
     try:
         names = list(_sample_ids(job))
@@ -262,7 +262,7 @@ def _hash_samples(job: _ShardJob) -> tuple[Hashes, Hashes] | str:
     return hashes_of(names), hashes_of(f"{name}@{time}" for time in range(2, job.max_draws + 1) for name in names)
 
 
-def _sample_ids(job: _ShardJob) -> Iterator[str]:
+def _sample_ids(job: _HashJob) -> Iterator[str]:
     """Return the ids of all samples drawn from a shard, in its order."""
     shard = job.shard
     keys = shard.index()["key"].to_pylist()

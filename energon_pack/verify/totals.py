@@ -13,13 +13,13 @@ from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.errors import short
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason
-from energon_pack.verify.dataset_checks import packed_samples
+from energon_pack.verify.dataset_checks import packed_hashes
 from energon_pack.verify.findings import Hashes, hash_of, names_with
 from energon_pack.verify.shard_checks import VerifiedShard
 
 _REASONS = {reason.value for reason in Reason}
 #: With these reasons a sample may be packed and in the ledger: the entry is a later sample with the same key.
-_MAY_BE_PACKED = {Reason.DUPLICATE_KEY.value, Reason.TRUNCATED_TAR.value}
+_REASONS_OF_PACKED = {Reason.DUPLICATE_KEY.value, Reason.TRUNCATED_TAR.value}
 
 
 class Ledger:
@@ -44,7 +44,7 @@ class Ledger:
                     continue
                 self.reasons[reason] += 1
                 samples.append(hash_of(sample))
-                if reason not in _MAY_BE_PACKED:
+                if reason not in _REASONS_OF_PACKED:
                     alone.append(samples[-1])
         except OSError as error:
             self.defects.append(f"it can't be read: {error.strerror or error}")
@@ -79,10 +79,10 @@ def check_totals(
     report: Mapping[str, Any], manifest: Mapping[str, Any], shards: Sequence[VerifiedShard], ledger: Ledger
 ) -> Iterator[str]:
     """Yield each count in report.json or the manifest that differs from what shards and ledger add up to."""
-    packed = len(np.unique(packed_samples(shards)))
-    num_cut = len({sample for shard in shards for sample in shard.cut_samples})
+    packed = len(np.unique(packed_hashes(shards)))
+    num_cut = len({sample for shard in shards for sample in shard.cut_parts})
     num_packs = sum(len(shard.packs) for shard in shards)
-    num_parts = sum(len(shard.samples) + sum(map(len, shard.cut_samples.values())) for shard in shards)
+    num_parts = sum(len(shard.samples) + sum(map(len, shard.cut_parts.values())) for shard in shards)
     num_tokens = sum(shard.num_tokens for shard in shards)
     skipped = ledger.reasons.total()
     counted: dict[str, Any] = {
@@ -128,6 +128,6 @@ def _counts_by_split(shards: Sequence[VerifiedShard]) -> dict[str, dict[str, int
     for shard in shards:
         counts = splits.setdefault(next(iter(shard.splits)), {"packs": 0, "samples": 0, "tokens": 0})
         counts["packs"] += len(shard.packs)
-        counts["samples"] += len(shard.samples) + sum(map(len, shard.cut_samples.values()))
+        counts["samples"] += len(shard.samples) + sum(map(len, shard.cut_parts.values()))
         counts["tokens"] += shard.num_tokens
     return splits

@@ -129,7 +129,7 @@ def _note_frame_lists(record: Record, placed: list[_Listed]) -> None:
     if not isinstance(settings, list) or len(settings) != len(placed):
         detail = f"media_settings is no list of {len(placed)} entries, one a medium: {str(settings)[:80]}"
         raise Skip(Reason.BAD_MESSAGE, detail)
-    waiting = iter(_rates_by_video(rates, len(lists)))
+    waiting = iter(_rates_of_videos(rates, len(lists)))
     each: list[Any] = []
     for medium, each_own in zip(placed, settings, strict=True):
         num = len(medium.paths)
@@ -139,7 +139,7 @@ def _note_frame_lists(record: Record, placed: list[_Listed]) -> None:
     record.fields["media_settings"] = each
 
 
-def _rates_by_video(rates: Mapping[str, Any], num: int) -> list[dict[str, Any]]:
+def _rates_of_videos(rates: Mapping[str, Any], num: int) -> list[dict[str, Any]]:
     """Return the frame rates of each of `num` videos: a field has one rate for all videos, or a list of `num` rates."""
     listed = {key: value if isinstance(value, list) else [value] * num for key, value in rates.items()}
     if wrong := next((key for key, value in listed.items() if len(value) != num), None):

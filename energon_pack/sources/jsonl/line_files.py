@@ -50,7 +50,7 @@ class LineFileFinder(FileFinder):
         files = lone if len(lone) == 1 else files
         return files_of_split(folder, files, self._settings.split) if self._kind.has_splits else files
 
-    def chosen_files(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
+    def files_of_entry(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
         if not files and self._kind.names is not JsonlShard.names:
             raise PackError(f"source.path={entry}: no file there is called {self._kind.names.pattern}")
         if not files:

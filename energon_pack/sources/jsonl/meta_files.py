@@ -72,15 +72,15 @@ def listed_files(path: str, settings: SourceConfig, chosen: EntryChoice) -> Iter
         file = _local_path(where, value["file_name"], folder, settings.remote_media)
         if not is_file(file):
             raise PackError(f"{where}: no such file {file}")
-        columns = _name_mapping(value.get("columns"), f"{where}: columns")
+        columns = _read_names(value.get("columns"), f"{where}: columns")
         if value.get("formatting") == "alpaca" or columns.keys() & {"prompt", "response"}:
             columns = _ALPACA_COLUMNS | columns
-        tags = _name_mapping(value.get("tags"), f"{where}: tags")
+        tags = _read_names(value.get("tags"), f"{where}: tags")
         media_dir = value.get("media_dir") or ""
         if not isinstance(media_dir, str):
             raise PackError(f"{where}: media_dir is {media_dir!r}, not a folder")
         media_dir = root or _local_path(where, media_dir, folder, settings.remote_media)
-        ratio, in_order = _ratio_of(where, value), [tuple(sorted(names.items())) for names in (columns, tags)]
+        ratio, in_order = _sample_ratio_of(where, value), [tuple(sorted(names.items())) for names in (columns, tags)]
         yield absolute(file), LineSettings(_folder(media_dir), in_order[0], in_order[1], ratio, settings.remote_media)
 
 
@@ -106,7 +106,7 @@ def _read_entries(path: str) -> _Entries | None:
     return value if holds_objects else None
 
 
-def _name_mapping(value: Any, where: str) -> dict[str, str]:
+def _read_names(value: Any, where: str) -> dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value.values()):
@@ -128,7 +128,7 @@ def _local_path(where: str, named: str, folder: str, remote_media: bool) -> str:
     return path_in(folder, os.path.expanduser(named))
 
 
-def _ratio_of(where: str, value: Mapping[str, Any]) -> float:
+def _sample_ratio_of(where: str, value: Mapping[str, Any]) -> float:
     """Return an entry's `sample_ratio`: draws of each sample an epoch, 1 if unset; PackError: not from 0 to 1000."""
     ratio = value.get("sample_ratio", 1.0)
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1000:
