@@ -59,7 +59,7 @@ def refuse_other_counts(shards: "list[WrittenShard]", num_packs: int, num_sample
 
 
 def check_job_of(folder: Path | str, flavor: PackedFlavor, shards: "list[WrittenShard]", root: str | None) -> CheckJob:
-    """Return the job for `check`. `root`: the place of the source, if packs refer to media in it; None: they do not."""
+    """Return the job for `check_readable`. `root`: the place of the source if packs refer to it; None: they do not."""
     num_packs: dict[str, dict[str, int]] = {}
     for shard in shards:
         num_packs.setdefault(shard.split, {})[shard.name] = shard.num_packs
@@ -70,7 +70,7 @@ def check_job_of(folder: Path | str, flavor: PackedFlavor, shards: "list[Written
     return CheckJob(str(folder), "crude.yaml" if has_crude else "dataset.yaml", flavor, num_packs, root, cache_key)
 
 
-def check(job: CheckJob) -> None:
+def check_readable(job: CheckJob) -> None:
     """Raise PackError if the index or first pack of a shard can't be read, or Energon can't read the first 16 packs.
 
     Energon is not asked if the user's cache has recorded that it reads datasets with such YAMLs. No pixels are decoded.
@@ -119,7 +119,7 @@ def _is_recorded(cache_key: str) -> bool:
 
 
 def import_energon(cache_key: str) -> None:
-    """Import Energon ahead of `check`, unless the user's cache records that `check` won't need it."""
+    """Import Energon ahead of `check_readable`, unless the user's cache records that `check_readable` won't need it."""
     if not _is_recorded(cache_key):
         with importing():
             import megatron.energon  # noqa: F401

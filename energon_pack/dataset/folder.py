@@ -19,7 +19,7 @@ from energon_pack.errors import PackError
 from energon_pack.run.address import energon_address, is_address, tidy_address
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value
-from energon_pack.sources.storage import File, State, files_in, open_file, path_in, state_of
+from energon_pack.sources.storage import File, FileState, files_in, open_file, path_in, state_of
 
 _COPY_BYTES = 8 << 20
 
@@ -27,7 +27,7 @@ _COPY_BYTES = 8 << 20
 class DatasetFolder:
     """The folder of a packed dataset, local or on a store; files are named by relative paths: `.nv-meta/split.yaml`."""
 
-    def __init__(self, place: str | os.PathLike[str], listed: Mapping[str, State | None] | None = None):
+    def __init__(self, place: str | os.PathLike[str], listed: Mapping[str, FileState | None] | None = None):
         self.path = tidy_address(str(place)) if is_address(place) else str(Path(place))
         if listed is not None:
             self._listed = listed
@@ -51,7 +51,7 @@ class DatasetFolder:
         return energon_address(self.path) if self.is_stored else self.path
 
     @cached_property
-    def _listed(self) -> Mapping[str, State | None]:
+    def _listed(self) -> Mapping[str, FileState | None]:
         return files_in(self.path, (META_FOLDER, f"{META_FOLDER}/{PROCESSOR_FOLDER}"))
 
     @property
@@ -92,7 +92,7 @@ class DatasetFolder:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path_of(name))
         return open_file(self.path_of(name), self._listed[name])
 
-    def state(self, name: str) -> State | None:
+    def state(self, name: str) -> FileState | None:
         """Return the size and version of a file; None if it can't be read."""
         if name in self._listed and self._listed[name] is None:
             with suppress(OSError):

@@ -26,7 +26,14 @@ from energon_pack.dataset.destination import PlanMissing, another_run_error, ref
 from energon_pack.dataset.files import PAGE, PLAN
 from energon_pack.dataset.lost_samples import ledger_beside, page_beside
 from energon_pack.dataset.manifest import MANIFEST
-from energon_pack.dataset.shards import DONE_SUFFIX, ShardJob, WrittenShard, is_done, unfinished_folder, write_shard
+from energon_pack.dataset.shards import (
+    DONE_SUFFIX,
+    ShardJob,
+    WrittenShard,
+    is_shard_done,
+    unfinished_folder,
+    write_shard,
+)
 from energon_pack.errors import PackError, format_bytes
 from energon_pack.run.address import local_paths
 from energon_pack.run.files import META_FOLDER, sync_file_system, write_whole
@@ -65,7 +72,7 @@ class DatasetInFolder:
         """Raise PackError if the source lies in the dataset: a run must not read its own output."""
         media = {Path(root).resolve() for root in local_paths(shard.media_root for shard in source.shards)}
         final = self.final.resolve()
-        if around := next((folder for folder in sorted(source.parents | media) if folder.is_relative_to(final)), None):
+        if around := next((path for path in sorted(source.parent_folders | media) if path.is_relative_to(final)), None):
             raise PackError(f"the source {around} lies in {self.final}: choose another output.dir or output.name")
 
     def refuse_unwritable(self) -> None:
@@ -76,7 +83,7 @@ class DatasetInFolder:
         """Say whether the dataset's place is empty, so that a run overwrites nothing."""
         return not self.final.exists() or (self.final.is_dir() and not any(self.final.iterdir()))
 
-    def has(self, name: str) -> bool:
+    def has_file(self, name: str) -> bool:
         return (self.final / name).exists()
 
     def refuse_existing(self, overwrite: bool) -> None:
@@ -87,7 +94,7 @@ class DatasetInFolder:
             raise PackError(
                 f"{self.place} exists; output.overwrite=true replaces it, output.name=NAME writes beside it"
             )
-        if not self.has(f"{META_FOLDER}/{MANIFEST}"):
+        if not self.has_file(f"{META_FOLDER}/{MANIFEST}"):
             raise PackError(
                 f"{self.place} is not a packed dataset, output.overwrite does not replace it: choose another name"
             )
@@ -169,7 +176,7 @@ class DatasetInFolder:
 
     def has_shard(self, job: ShardJob) -> bool:
         """Say whether a process of the same run has finished this shard; the shard is not read."""
-        return is_done(job.path, job.identity)
+        return is_shard_done(job.path, job.identity)
 
     def place_for_check(self, staging: Path, shards: Sequence[WrittenShard], flavor: Flavor) -> Path | str:
         """Make the dataset readable for Energon before it is published; return its path or address there."""

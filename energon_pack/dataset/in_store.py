@@ -157,19 +157,19 @@ class DatasetInStore(DatasetInFolder):
             _DATASET_YAML not in names and self._marker.read()[0] is not None
         )  # shards of a stopped run
 
-    def has(self, name: str) -> bool:
+    def has_file(self, name: str) -> bool:
         return name in self._object_names()
 
     def begin(self, staging: Path, identity: str, num_bytes: int, overwrite: bool) -> None:
         note, version = self._marker.read()
         self.refuse_existing(overwrite)
-        is_continued = note is not None and note.may_keep_shards(identity) and not self.has(_DATASET_YAML)
+        is_continued = note is not None and note.may_keep_shards(identity) and not self.has_file(_DATASET_YAML)
         if note is not None and not (is_continued or overwrite) and note.state is not RunState.discarded:
             self._refuse_shards()
         note_of_run = self._marker.replace_note(
             RunNote.new(identity, RunState.writing if is_continued else RunState.discarded), version
         )
-        if not overwrite and self.has(_DATASET_YAML):  # another run published it before this run won the marker
+        if not overwrite and self.has_file(_DATASET_YAML):  # another run published it before this run won the marker
             self._marker.remove_if_own(note_of_run)
             self.refuse_existing(overwrite)
         if not is_continued:  # a dataset to be replaced is removed now

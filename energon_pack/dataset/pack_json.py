@@ -73,7 +73,7 @@ class Pack:
         return list(num_shared_media(self.media_names, lens if lens_match else [0] * len(self.media_names)))
 
     @cached_property
-    def kinds(self) -> list[list[str | None]]:
+    def media_kinds(self) -> list[list[str | None]]:
         """Return the kind of each medium in `media_names`, such as `image`; None for a name that is no medium's."""
         return [[self.flavor.kind(name) for name in names] for names in self.media_names]
 
@@ -98,7 +98,7 @@ class Pack:
         """Return the pack's media type, such as `image` or `mix`: from its JSON, else from the kinds of its media."""
         if "media_type" in self.flavor.schema:
             return str(self.fields.get("media_type", "unknown"))
-        return media_type([kind for kinds in self.kinds for kind in kinds if kind])
+        return media_type([kind for kinds in self.media_kinds for kind in kinds if kind])
 
 
 def file_with_media(file: Bytes, pack: Pack, media: DatasetMedia) -> Bytes:

@@ -99,7 +99,7 @@ def write_shard(job: ShardJob) -> WrittenShard:
     """Write one shard, then its `.tar.idx`. A shard that a killed run finished is kept if it has the right bytes."""
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
     index = job.path.with_suffix(".tar.idx")
-    was_there = is_done(job.path, job.identity) or _is_finished(job, table, index)
+    was_there = is_shard_done(job.path, job.identity) or _is_finished(job, table, index)
     if not was_there:
         _write_tar(job, table, index)
     if job.identity is not None:
@@ -137,7 +137,7 @@ def _put_in_place(temporary: Path, path: Path, is_synced: bool) -> None:
     os.replace(temporary, path)
 
 
-def is_done(shard: Path, identity: str | None) -> bool:
+def is_shard_done(shard: Path, identity: str | None) -> bool:
     """Say whether a process of the run with this identity wrote and synced a shard; the shard itself is not read."""
     try:
         return identity is not None and _done_file(shard).read_bytes() == _done_content(shard, identity)
@@ -209,7 +209,7 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
                     row = member.row
                     sources.refuse_changed(row, member.sample, ends[: len(row.parts)], member.checksum)
         starts.append(tar.position)
-        tar.end()
+        tar.finish()
     return np.array(starts, dtype="<u8").tobytes()
 
 
@@ -285,9 +285,9 @@ def _write_with_media(tar: TarWriter, pack: _PackContent, sources: Sources, root
     _add_json_and_tokens(tar, pack, pack.value)
     return [
         [
-            sources.ends(member.row, part)
+            sources.read_ends(member.row, part)
             if number < member.row.num_shared_media
-            else sources.copy(tar, f"{pack.key}.{name}", member.row, part)
+            else sources.copy_part(tar, f"{pack.key}.{name}", member.row, part)
             for number, (name, part) in enumerate(its)
         ]
         for member, its in zip(pack.members, pack.parts, strict=True)

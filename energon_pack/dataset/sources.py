@@ -42,7 +42,7 @@ class Sources:
         def samples(pack: RowsWithChecksums) -> Iterator[tuple[Shard, PlanRow]]:
             return ((self._shards[row.shard], row) for row, _ in pack)
 
-        return self._reader.ahead(packs, samples, whole_range if are_copied else end_ranges)
+        return self._reader.read_ahead(packs, samples, whole_range if are_copied else end_ranges)
 
     def read(self, row: PlanRow, settings: ReadSettings, kept: KeptSample | None = None) -> ReadSample:
         """Read a sample without its media; its conversation is that in `kept`, or is parsed if `kept` has none."""
@@ -64,20 +64,20 @@ class Sources:
         except Skip as skip:  # it could be read when it was measured
             raise self.changed_error(row) from skip
 
-    def member(self, row: PlanRow, *, settings: ReadSettings, checksum: int) -> MemberInput:
+    def read_member(self, row: PlanRow, *, settings: ReadSettings, checksum: int) -> MemberInput:
         """Read a sample with its media, in the form that training encodes."""
         sample = self.read(row, settings)
         media = [self.checked_file(row, part).read(part.offset, part.size) for part in sample.parts]
         self.refuse_changed(row, sample, (data[:END_BYTES] + data[-END_BYTES:] for data in media), checksum)
         return sample.member(row.sample_id, media, row.token_len)
 
-    def copy(self, tar: TarWriter, name: str, row: PlanRow, part: AnyPart) -> bytes:
+    def copy_part(self, tar: TarWriter, name: str, row: PlanRow, part: AnyPart) -> bytes:
         """Copy a part of a sample into a tar under this name; return its first and last `END_BYTES` bytes."""
         header, ends = tar.copy(name, self._file(row, part), part.offset, part.size, self._header_size(row), END_BYTES)
         self._check_header(header, row, part.name, part.size)
         return ends
 
-    def ends(self, row: PlanRow, part: AnyPart) -> bytes:
+    def read_ends(self, row: PlanRow, part: AnyPart) -> bytes:
         """Return the first and last `END_BYTES` bytes of a part."""
         ends = ends_of(self._file(row, part), part.offset, part.size, self._header_size(row))
         self._check_header(ends.header, row, part.name, part.size)
@@ -160,7 +160,7 @@ def tokens_of(
         ids = _counts_text(known) if known is not None else _counts_of_sample(template_folder, as_seen[number], engine)
         if ids != f"{member.token_len} tokens, {member.num_supervised} of them trained":
             sample = samples[number]
-            sources.refuse_changed(member, sample, (sources.ends(member, part) for part in sample.parts), checksum)
+            sources.refuse_changed(member, sample, (sources.read_ends(member, part) for part in sample.parts), checksum)
             raise LengthsWrong(
                 f"{member.sample_id} has {ids} when it is written, and {member.token_len} and {member.num_supervised}"
                 f" as measured with measure.engine={engine}, or by other versions: nothing is published; the same"

@@ -97,7 +97,7 @@ class TarWriter:
         self._used += whole
         return before, ends
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Finish the tar: two zero blocks, then zeros up to a full record."""
         self._put(bytes(tar_size(self.position) - self.position))
         self._flush()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # a look at a pack needs no tokenizer
 
 
 @dataclass(frozen=True)
-class Dataset:
+class OpenDataset:
     """An open packed dataset: its folder, manifest and report ({} if missing), and its packs by number."""
 
     folder: DatasetFolder
@@ -91,7 +91,7 @@ class Dataset:
         return pack_view(located.file, located.pack, place, rows, vocabulary, max_thumbnails, located.defects)
 
 
-def open_dataset(dataset: str | Path) -> Dataset:
+def open_dataset(dataset: str | Path) -> OpenDataset:
     """Open a packed dataset by its folder or address; raises PackError if it is none, or holds no pack."""
     folder = packed_folder(dataset)
     if not folder.has_files:
@@ -116,7 +116,7 @@ def open_dataset(dataset: str | Path) -> Dataset:
         raise PackError(f"{folder}: its shards hold no pack: python -m energon_pack.verify says what is wrong")
     if not manifest and not notes:
         notes.append(f"{META_FOLDER}/{MANIFEST} is missing")
-    return Dataset(folder, manifest, report, packs, notes)
+    return OpenDataset(folder, manifest, report, packs, notes)
 
 
 def _read_object(folder: DatasetFolder, name: str, notes: list[str]) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def _read_object(folder: DatasetFolder, name: str, notes: list[str]) -> dict[str
         return {}
 
 
-def description_lines(opened: Dataset) -> Iterator[str]:
+def description_lines(opened: OpenDataset) -> Iterator[str]:
     """Yield lines that describe a dataset: flavour, model, counts, fill; a missing count is `?`."""
     manifest, report, packs = opened.manifest, opened.report, opened.packs
     flavor, model = manifest.get("flavor") or packs[0].pack.flavor.name, value_at(manifest, "content", "model", "name")

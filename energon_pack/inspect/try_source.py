@@ -109,7 +109,7 @@ class TrialRun:
     run: PackRun
     measured: Measured
     sample_every: int  # one sample in so many is measured
-    fraction: float  # of the samples of all files
+    sample_share: float  # of the samples of all files
     choices: Choices  # scaled to the whole source
     best: Choice | None
     media_first: MediaFirst | None
@@ -171,7 +171,7 @@ def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], 
     if not (cured.measured.lengths.items.lens > 0).any():
         raise SamplesLost(f"{arguments.path}: no sample can be packed: what would be lost, above, says why")
     print_heading("── the pack length to choose")
-    if tried.fraction < 1:
+    if tried.sample_share < 1:
         num_shards = len(tried.run.source.shards)
         some = f"{min(num_shards, _MAX_MEASURED_FILES):,} of {amount(num_shards, 'file')}"
         say(f"measured: 1 sample in {tried.sample_every:,}, of {some}")
@@ -183,7 +183,7 @@ def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], 
         raise PackError("report.lens: every sample is longer than all of them")
     say(advice(cured.choices.lens))
     lens = cured.measured.lengths.items.lens
-    per_pack = np.count_nonzero((lens > 0) & (lens <= cured.best.max_token_len)) / cured.fraction / cured.best.packs
+    per_pack = np.count_nonzero((lens > 0) & (lens <= cured.best.max_token_len)) / cured.sample_share / cured.best.packs
     say(f"a pack holds {per_pack:.1f} samples: for as many samples a step as before, divide its rows by that")
     print_heading("── next")
     _print_next_commands(arguments, cured.best, cures)

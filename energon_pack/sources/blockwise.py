@@ -104,7 +104,7 @@ class BlockwiseReader:
     def use_spool(self, spool: "_ReadAheadSpool", fetched: Sequence["_ReadAheadRequest"]) -> None:
         """Make `read` return the bytes of these requests from the spool that holds them."""
         self._starts = [one.start for one in fetched]
-        self._ranges_ahead = [(one.end, spool, one.place) for one in fetched]
+        self._ranges_ahead = [(one.end, spool, one.spool_offset) for one in fetched]
 
     def drop_bytes_ahead(self) -> None:
         """Drop the bytes that were read ahead."""
@@ -157,7 +157,7 @@ class _ReadAheadRequest(NamedTuple):
 
     start: int
     end: int
-    place: int  # offset of its bytes in the spool
+    spool_offset: int  # offset of its bytes in the spool
 
 
 def max_ahead_bytes() -> int:

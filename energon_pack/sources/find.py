@@ -1,6 +1,6 @@
 """Find the files of a source, of whatever form: what is asked of a form, and the names of files in ids of samples.
 
-entry of source.path ──in_folder──► files ──files_of_entry──► ListedFile ──find_files──► the shards of a Source
+entry of source.path ──files_in──► files ──files_of_entry──► ListedFile ──find_files──► the shards of a Source
 """
 
 import os
@@ -20,7 +20,7 @@ from energon_pack.run.address import bucket_of, lies_in, local_paths
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.other_formats import COMPRESSED_NAME, PARQUET_ADVICE, compressed_error
 from energon_pack.sources.shard import Shard, TarShard
-from energon_pack.sources.storage import State, absolute, expand, folder_of, state_of, walk
+from energon_pack.sources.storage import FileState, absolute, expand, folder_of, state_of, walk
 
 #: the plan of a packed dataset
 _PLAN_FILE = re.compile(r"(?:^|/)pack_plan\.[^/]*$")
@@ -37,7 +37,7 @@ def make_shard(
     path: str,
     kind: type[Shard] = TarShard,
     fields: Mapping[str, Any] = MappingProxyType({}),
-    state: State | None = None,
+    state: FileState | None = None,
 ) -> Shard:
     """Make the shard object of a file; raises PackError if it is no regular file, or its name is not UTF-8.
 
@@ -65,11 +65,11 @@ class Source:
     shards: list[Shard]  # in name order
     folders: frozenset[Path]  # folders that were named as a whole: nothing may be written anywhere in them
     num_left_out: int = 0  # samples that split and exclude leave out, as far as the source says
-    stored: frozenset[str] = frozenset()  # addresses of folders on object stores that were named as a whole
+    stored_folders: frozenset[str] = frozenset()  # addresses of folders on object stores that were named as a whole
     mixture: Mixture | None = None  # None: each sample comes once, or as often as its file's `ratio` says
 
     @cached_property
-    def parents(self) -> frozenset[Path]:
+    def parent_folders(self) -> frozenset[Path]:
         """Return the folders of this machine in which files of the source lie."""
         paths = local_paths(shard.real_path for shard in self.shards)
         return frozenset(map(Path, map(os.path.dirname, paths)))
@@ -89,11 +89,11 @@ class Source:
         """Return the source's folder that `place` lies in, where nothing may be written; None: it lies in none."""
         if bucket_of(place):
             beside = {folder_of(shard.path) for shard in self.shards if shard.is_stored}
-            inside = next((folder for folder in sorted(self.stored) if lies_in(place, folder)), None)
+            inside = next((folder for folder in sorted(self.stored_folders) if lies_in(place, folder)), None)
             return inside or next((folder for folder in (place, folder_of(place)) if folder in beside), None)
         path = Path(place).resolve()
         within = next((folder for folder in self.folders if path.is_relative_to(folder)), None)
-        return within or next((folder for folder in (path, path.parent) if folder in self.parents), None)
+        return within or next((folder for folder in (path, path.parent) if folder in self.parent_folders), None)
 
 
 class ListedFile(NamedTuple):
@@ -102,9 +102,9 @@ class ListedFile(NamedTuple):
     path: str
     #: its path with links resolved: a file that is found twice is read once
     real_path: str
-    kind: type[Shard]
-    #: the fields of its class
-    fields: Mapping[str, Any]
+    shard_class: type[Shard]
+    #: further arguments of the class
+    shard_fields: Mapping[str, Any]
 
 
 class FileFinder(ABC):
@@ -114,7 +114,7 @@ class FileFinder(ABC):
     num_left_out = 0
 
     @abstractmethod
-    def in_folder(self, folder: str) -> list[str]:
+    def files_in(self, folder: str) -> list[str]:
         """Return the paths of the files of this format in a folder and its subfolders."""
 
     @abstractmethod
@@ -124,7 +124,7 @@ class FileFinder(ABC):
         `folders`: those that the entry names; `files`: those that it names, and those found in its folders.
         """
 
-    def completed(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
+    def complete_shards(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
         """Return all shards, with what only their content tells: whether tars hold packs, where media of lines lie."""
         return shards
 
@@ -137,20 +137,20 @@ def find_files(form: FileFinder, path: Sequence[str]) -> Source:
         root, inside, files = expand(os.path.expanduser(entry))
         roots.append(root)
         folders += inside
-        for leaf in form.files_of_entry(entry, inside, [*files, *chain.from_iterable(map(form.in_folder, inside))]):
+        for leaf in form.files_of_entry(entry, inside, [*files, *chain.from_iterable(map(form.files_in, inside))]):
             leaf_of.setdefault(leaf.real_path, leaf)
     leaves = [*leaf_of.values()]
     if compressed := sorted(leaf.path for leaf in leaves if COMPRESSED_NAME.search(leaf.path)):
         raise compressed_error(compressed[0], len(compressed))
     shards = [
-        make_shard(name, leaf.path, leaf.kind, leaf.fields)
+        make_shard(name, leaf.path, leaf.shard_class, leaf.shard_fields)
         for name, leaf in zip(shard_names(roots, [leaf.path for leaf in leaves]), leaves, strict=True)
     ]
     local = local_paths(folders)
     return Source(
-        shards=sorted(form.completed(path, shards), key=lambda shard: shard.name),
+        shards=sorted(form.complete_shards(path, shards), key=lambda shard: shard.name),
         folders=frozenset(Path(folder).resolve() for folder in local),
-        stored=frozenset(folders) - local,
+        stored_folders=frozenset(folders) - local,
         num_left_out=form.num_left_out,
     )
 

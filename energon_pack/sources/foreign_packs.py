@@ -26,7 +26,7 @@ class PackForm(NamedTuple):
     #: the fields of a pack's JSON
     schema: Schema
     #: fields that a pack may lack
-    optional: frozenset[str]
+    optional_fields: frozenset[str]
     members: Callable[[Fields], Iterator[Member]]
     #: says whether the JSON of a tar's sample, with the names of its parts, is such a pack
     recognizes: Callable[[Fields, Sequence[str]], bool] = lambda value, parts: False

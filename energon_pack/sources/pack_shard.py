@@ -55,11 +55,11 @@ class PackShard(TarShard):
     def index(self) -> pa.Table:
         table = super().index()
         with self.open() as file:
-            rows = [row for pack in rows_of(table, IndexRow) for row in self._members(file, pack)]
+            rows = [row for pack in rows_of(table, IndexRow) for row in self._member_rows(file, pack)]
         columns = {name: [getattr(row, name) for row in rows] for name in wds.INDEX_SCHEMA.names}
         return pa.table(columns, wds.INDEX_SCHEMA).replace_schema_metadata(table.schema.metadata)
 
-    def _members(self, file: File, pack: IndexRow) -> Iterator[IndexRow]:
+    def _member_rows(self, file: File, pack: IndexRow) -> Iterator[IndexRow]:
         """Yield a row for each member of a pack; of a pack that can't be read, one row with the reason."""
         try:
             if pack.record_part is None:
@@ -98,7 +98,7 @@ def _members_of(raw: bytes, form: str) -> list[tuple[bytes, list[str]]]:
     value, packs = load_json(raw), _pack_form(form)
     if not isinstance(value, dict):
         raise Skip(Reason.NOT_AN_OBJECT, f"the JSON of the pack is a {type(value).__name__}, not an object")
-    schema = {name: kind for name, kind in packs.schema.items() if name in value or name not in packs.optional}
+    schema = {name: kind for name, kind in packs.schema.items() if name in value or name not in packs.optional_fields}
     if wrong := next(wrong_fields(value, "", schema), None):
         raise Skip(Reason.BAD_MESSAGE, f"the pack: {wrong}")
     try:
@@ -115,10 +115,10 @@ def _pack_form(name: str) -> PackForm:
     if foreign := next((form for form in FOREIGN_FORMS if form.name == name), None):
         return foreign
     flavor = flavor_by_name(name)
-    return PackForm(name, flavor.schema, frozenset(flavor.optional), partial(_members, flavor))
+    return PackForm(name, flavor.schema, frozenset(flavor.optional), partial(_members_by_flavor, flavor))
 
 
-def _members(flavor: PackedFlavor, value: dict[str, Any]) -> Iterator[Member]:
+def _members_by_flavor(flavor: PackedFlavor, value: dict[str, Any]) -> Iterator[Member]:
     for member, names in zip(flavor.samples(value), flavor.parts(value), strict=True):
         yield single_sample(flavor, member, names).record, names
 
@@ -147,8 +147,8 @@ def with_pack_shards(tars: Sequence[Shard]) -> list[Shard]:
 
 
 def _pack_shard_of(shard: Shard, form: str) -> PackShard:
-    excluded = shard.excluded if isinstance(shard, TarShard) else frozenset[str]()
-    return PackShard(shard.name, shard.path, shard.size, shard.version, form=form, excluded=excluded)
+    excluded = shard.excluded_keys if isinstance(shard, TarShard) else frozenset[str]()
+    return PackShard(shard.name, shard.path, shard.size, shard.version, form=form, excluded_keys=excluded)
 
 
 def _form_in(folder: str, tars: list[str]) -> str | None:

@@ -79,8 +79,8 @@ class SnappyPage:
 
     #: for each element its first byte in the page; and the size of the page
     starts: np.ndarray
-    #: for each element: where its bytes lie in the file; below zero: how far before it they stand in the page
-    places: np.ndarray
+    #: for each element the offset of its bytes in the file; below zero: of a copy, minus the distance to its original
+    offsets: np.ndarray
     whole: CompressedPage
 
     @property
@@ -101,7 +101,7 @@ class SnappyPage:
             if num_left[0] < 0:
                 raise _TooManyElements
             begin, until = int(self.starts[number]), min(end, int(self.starts[number + 1]))
-            place = int(self.places[number])
+            place = int(self.offsets[number])
             if place >= 0:
                 pieces.append(file.read(place + start - begin, until - start))
             else:  # a copy may overlap itself: then it repeats

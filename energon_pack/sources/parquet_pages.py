@@ -41,26 +41,26 @@ class BytesColumn:
 
     pages: list[PageBytes]
     first_values: np.ndarray  # for each row the number of its first value; and the number of all values
-    page: np.ndarray  # for each value, its page
-    start: np.ndarray
-    length: np.ndarray  # -1: null
+    page_of: np.ndarray  # for each value the index of its page in `pages`
+    starts: np.ndarray  # for each value its first byte in the page's content
+    lens: np.ndarray  # for each value its bytes; -1: null
 
     @property
     def num_bytes(self) -> int:
         """Return approximately how many bytes of memory this object takes."""
-        elements = sum(page.starts.nbytes + page.places.nbytes for page in self.pages if isinstance(page, SnappyPage))
-        return elements + self.first_values.nbytes + self.page.nbytes + self.start.nbytes + self.length.nbytes
+        elements = sum(page.starts.nbytes + page.offsets.nbytes for page in self.pages if isinstance(page, SnappyPage))
+        return elements + self.first_values.nbytes + self.page_of.nbytes + self.starts.nbytes + self.lens.nbytes
 
     def value(self, row: int, index: int) -> "ValuePlace | None":
         """Return the place of the value `index` in the list of a row; None: it is null, or the list is shorter."""
         number = int(self.first_values[row]) + index
-        if not 0 <= index < self.first_values[row + 1] - self.first_values[row] or self.length[number] < 0:
+        if not 0 <= index < self.first_values[row + 1] - self.first_values[row] or self.lens[number] < 0:
             return None
-        return ValuePlace(self.pages[self.page[number]], int(self.start[number]), int(self.length[number]))
+        return ValuePlace(self.pages[self.page_of[number]], int(self.starts[number]), int(self.lens[number]))
 
     def are_not_null(self, row: int) -> list[bool]:
         """Tell for each value in the list of a row whether it is not null; a row without a list has one value."""
-        return [length >= 0 for length in self.length[self.first_values[row] : self.first_values[row + 1]].tolist()]
+        return [length >= 0 for length in self.lens[self.first_values[row] : self.first_values[row + 1]].tolist()]
 
 
 class ValuePlace(NamedTuple):

@@ -15,7 +15,7 @@ from energon_pack.sources.media_containers import OpenFiles, open_medium, split_
 from energon_pack.sources.referenced_media import ends_of
 from energon_pack.sources.rows import MeasuredRow, SampleRow
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.storage import File, State, read_ahead
+from energon_pack.sources.storage import File, FileState, read_ahead
 from energon_pack.sources.storage import state_of as state_of_file
 
 #: Raise this number when the same shard gets another index.
@@ -36,7 +36,7 @@ class Reader:
         self._open_files = OpenFiles()
         self._files_ahead: dict[str, File] = {}  # shards with ranges that were read ahead
 
-    def ahead(self, items: Iterable[Item], samples: SamplesOf[Item], of_medium: RangesOf) -> Iterator[Item]:
+    def read_ahead(self, items: Iterable[Item], samples: SamplesOf[Item], of_medium: RangesOf) -> Iterator[Item]:
         """Yield the items in order, in groups; before each group, request the bytes of its samples on object stores.
 
         Args:
@@ -82,7 +82,7 @@ class Reader:
         """
         return shard.media(record, key, parts, partial(self._part, shard))
 
-    def positions(self, shard: Shard, names: Sequence[str], key: str, parts: Sequence[Part]) -> list[Part | None]:
+    def position_parts(self, shard: Shard, names: Sequence[str], key: str, parts: Sequence[Part]) -> list[Part | None]:
         """Return the .npy files of patch positions that a sample names, in that order; None for an empty name.
 
         `parts`: as in `media`, or only its patch positions.
@@ -107,7 +107,7 @@ class Reader:
             value = crc32(ends.last, crc32(ends.first, value))
         return value
 
-    def files(self, shard: Shard, parts: Sequence[AnyPart]) -> list[dict[str, Any]] | None:
+    def files_of_parts(self, shard: Shard, parts: Sequence[AnyPart]) -> list[dict[str, Any]] | None:
         """Return `{name, size, version}` of each part that is a separate file; None: the shard itself holds them."""
         if shard.media_root is None:
             return None
@@ -156,7 +156,7 @@ class Reader:
 
 
 def whole_range(offset: int, size: int) -> list[tuple[int, int]]:
-    """Return (offset, size) of a whole medium as its only range: for `Reader.ahead`."""
+    """Return (offset, size) of a whole medium as its only range: for `Reader.read_ahead`."""
     return [(offset, size)]
 
 
@@ -170,7 +170,7 @@ def _ranges_ahead(shard: Shard, row: MeasuredRow, of_medium: RangesOf) -> Iterat
                 yield shard, offset - shard.lead, size + shard.lead
 
 
-def state_of(path: str) -> State | None:
+def state_of(path: str) -> FileState | None:
     """Return size and version of a medium as it is now; None: it can't be read."""
     try:
         if split_name(path)[1] is None:
@@ -178,7 +178,7 @@ def state_of(path: str) -> State | None:
         file = open_medium(path)
     except (OSError, KeyError, ValueError, Skip):
         return None
-    return State(file.size, file.version)
+    return FileState(file.size, file.version)
 
 
 class SourceChanged(PackError):

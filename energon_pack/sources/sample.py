@@ -72,7 +72,7 @@ def _refuse_unread(reader: Reader, shard: Shard, row: IndexRow, record: Record, 
 
 def _kind_of_name(reader: Reader, shard: Shard, row: IndexRow, name: str) -> str | None:
     try:
-        (part,) = reader.positions(shard, [name], row.key, row.parts)
+        (part,) = reader.position_parts(shard, [name], row.key, row.parts)
     except Skip:
         return None
     return None if part is None else _kind_of_part(reader, shard, part)
@@ -115,10 +115,10 @@ def read_text_only(reader: Reader, shard: Shard, row: MeasuredRow, settings: Rea
     placed = place(record, kinds)
     positions, marks = _read_positions_and_times(reader, shard, placed, source_key(row.key), row.positions)
     sample = ReadSample.of_record(raw, placed, [] if row.cut else row.parts, [], positions, marks)
-    return part_of(sample, row.cut)._replace(parts=row.parts) if row.cut else sample
+    return cut_part(sample, row.cut)._replace(parts=row.parts) if row.cut else sample
 
 
-def part_of(whole: ReadSample, cut: Cut) -> ReadSample:
+def cut_part(whole: ReadSample, cut: Cut) -> ReadSample:
     """Return the part of a sample that a cut selects: some turns, with their media, fields and times."""
     media = media_of_part(whole.messages, cut)
     images = indices_of_kind(cut, media, "i")
@@ -157,6 +157,6 @@ def _read_positions_and_times(
     if placed.record.fields.keys().isdisjoint(TIME_FIELDS):
         return [], []
     names = placed.position_names
-    positions = reader.positions(shard, names, key, parts) if names else []
+    positions = reader.position_parts(shard, names, key, parts) if names else []
     arrays = [None if part is None else load_patch_positions(reader.read(shard, part), part.name) for part in positions]
     return positions, placed.marks(arrays)

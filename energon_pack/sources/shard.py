@@ -38,7 +38,7 @@ from energon_pack.sources.named_bytes import may_have_base64, name_media
 from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.sample_ratio import drawn_rows, source_key
 from energon_pack.sources.settings import Format
-from energon_pack.sources.storage import File, State, folder_of, open_file, path_in, real_path, state_of
+from energon_pack.sources.storage import File, FileState, folder_of, open_file, path_in, real_path, state_of
 from energon_pack.sources.tar import BLOCK
 
 #: Returns a file beside the shard as a part, by its name in a sample; raises Skip if it can't be read.
@@ -102,7 +102,7 @@ class _SourceFile:
 
     def open(self) -> File:
         """Open the file; raises OSError if it can't be opened."""
-        return open_file(self.path, State(self.size, self.version))
+        return open_file(self.path, FileState(self.size, self.version))
 
     def raw(self, file: File, offset: int, size: int) -> bytes:
         """Read a sample's JSON or text. `offset`, `size`: the place that its row of the index names."""
@@ -158,12 +158,12 @@ class TarShard(_SourceFile):
     #: the field map of its folder, if Energon has prepared it; None: parts are read by their names
     field_map: FieldMap | None = field(default=None, kw_only=True)
     #: keys that its folder leaves out
-    excluded: frozenset[str] = field(default=frozenset(), kw_only=True)
+    excluded_keys: frozenset[str] = field(default=frozenset(), kw_only=True)
 
     @property
     def identity(self) -> tuple[Any, ...]:
         field_map = None if self.field_map is None else asdict(self.field_map)
-        return *super().identity[:-1], field_map, *([sorted(self.excluded)] if self.excluded else [])
+        return *super().identity[:-1], field_map, *([sorted(self.excluded_keys)] if self.excluded_keys else [])
 
     @property
     def called(self) -> str:
@@ -174,9 +174,9 @@ class TarShard(_SourceFile):
     def index(self) -> pa.Table:
         """Index the tar: return a row of `wds.INDEX_SCHEMA` for each sample that is not excluded."""
         table = wds.index_tar(self.path, self.field_map.record_part if self.field_map else None)
-        if not self.excluded:
+        if not self.excluded_keys:
             return table
-        return table.filter(pc.invert(pc.is_in(table["key"], pa.array(sorted(self.excluded), pa.string()))))
+        return table.filter(pc.invert(pc.is_in(table["key"], pa.array(sorted(self.excluded_keys), pa.string()))))
 
     def digest(self) -> str:
         return wds.digest_of_headers(self.path)

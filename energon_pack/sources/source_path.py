@@ -20,7 +20,7 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.entry_settings import EntrySettings, read_entry_settings
 from energon_pack.sources.field_map import read_field_map
 from energon_pack.sources.find import JSON_FILE, FileFinder, ListedFile, Source, find_files, parquet_hint, without_plans
-from energon_pack.sources.jsonl.line_files import LineFileFinder, files_of_samples, stem
+from energon_pack.sources.jsonl.line_files import LineFileFinder, files_of_samples, without_extensions
 from energon_pack.sources.mixture import (
     Entry,
     Mixture,
@@ -130,7 +130,7 @@ def _join_sources(parts: Sequence[Source]) -> Source:
         shards=sorted((shard for part in parts for shard in part.shards), key=lambda shard: shard.name),
         folders=frozenset().union(*(part.folders for part in parts)),
         num_left_out=sum(part.num_left_out for part in parts),
-        stored=frozenset().union(*(part.stored for part in parts)),
+        stored_folders=frozenset().union(*(part.stored_folders for part in parts)),
     )
 
 
@@ -204,7 +204,7 @@ def _form_of_file(file: str) -> Format:
 
 
 def _tar_stem(file: str) -> str:
-    return stem(TAR_FILE.sub("", file))
+    return without_extensions(TAR_FILE.sub("", file))
 
 
 class TarFinder(FileFinder):
@@ -215,7 +215,7 @@ class TarFinder(FileFinder):
         self._seen_paths = set[str]()
         self._field_map = cache(read_field_map)
 
-    def in_folder(self, folder: str) -> list[str]:
+    def files_in(self, folder: str) -> list[str]:
         return walk(folder, TAR_FILE)
 
     def files_of_entry(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
@@ -233,11 +233,11 @@ class TarFinder(FileFinder):
                 if left_out.keys is not None:
                     folder = self._selection.prepared_folder(tar)
                     field_map = self._field_map(folder) if folder else None
-                    yield ListedFile(tar, real, TarShard, {"field_map": field_map, "excluded": left_out.keys})
+                    yield ListedFile(tar, real, TarShard, {"field_map": field_map, "excluded_keys": left_out.keys})
         for folder in folders:
             self._selection.check_complete(folder, files)
 
-    def completed(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
+    def complete_shards(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
         if not shards:
             named, split = ", ".join(path), self._settings.split
             raise PackError(f"source.path={named}: every tar is left out by source.split={split} or by an exclude")

@@ -24,7 +24,7 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-class State(NamedTuple):
+class FileState(NamedTuple):
     """Size in bytes and version of a file; if either differs, the file has changed."""
 
     size: int
@@ -37,7 +37,7 @@ class File(ABC):
     #: a descriptor from which the kernel can copy its bytes; None: it has none
     fd: int | None = None
 
-    def __init__(self, state: State):
+    def __init__(self, state: FileState):
         self.size, self.version = state
 
     @abstractmethod
@@ -78,7 +78,7 @@ class LocalFile(File):
 
     fd: int
 
-    def __init__(self, fd: int, state: State):
+    def __init__(self, fd: int, state: FileState):
         super().__init__(state)
         self.fd = fd
 
@@ -100,7 +100,7 @@ class InMemory(File):
     """A file, or a value inside a file, whose bytes are all in memory."""
 
     def __init__(self, data: bytes, version: str):
-        super().__init__(State(len(data), version))
+        super().__init__(FileState(len(data), version))
         self._data = data
         _ReadCounter.num_bytes += len(data)
 
@@ -111,7 +111,7 @@ class InMemory(File):
 class StoredFile(File):
     """An object on a store; its bytes are requested in blocks, or in advance by `read_ahead`."""
 
-    def __init__(self, address: str, state: State):
+    def __init__(self, address: str, state: FileState):
         super().__init__(state)
         from energon_pack.sources.blockwise import BlockwiseReader
 
@@ -131,7 +131,7 @@ def read_ahead(ranges_of: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> N
         blockwise.read_ahead(objects)
 
 
-def open_file(path: str | os.PathLike[str], expected: State | None = None) -> File:
+def open_file(path: str | os.PathLike[str], expected: FileState | None = None) -> File:
     """Open a file for reading.
 
     `expected`: the state of an object on a store, if it is known; None: the store is asked for it.
@@ -145,7 +145,7 @@ def open_file(path: str | os.PathLike[str], expected: State | None = None) -> Fi
         if expected is None:
             from energon_pack.run import stores
 
-            expected = State(*stores.find(str(path)))
+            expected = FileState(*stores.find(str(path)))
         return StoredFile(str(path), expected)
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for its writer
     state = _state(os.fstat(fd))
@@ -155,17 +155,17 @@ def open_file(path: str | os.PathLike[str], expected: State | None = None) -> Fi
     return LocalFile(fd, state)
 
 
-def state_of(path: str) -> State | None:
+def state_of(path: str) -> FileState | None:
     """Return size and version of a file as it is now; None: it is no regular file."""
     if is_address(path):
         from energon_pack.sources import store_listing
 
-        return State(*store_listing.state_of(path))
+        return FileState(*store_listing.state_of(path))
     return _state(os.stat(path))
 
 
-def _state(status: os.stat_result) -> State | None:
-    return State(status.st_size, str(status.st_mtime_ns)) if stat.S_ISREG(status.st_mode) else None
+def _state(status: os.stat_result) -> FileState | None:
+    return FileState(status.st_size, str(status.st_mtime_ns)) if stat.S_ISREG(status.st_mode) else None
 
 
 # ----------------------------------------------------------------------------------------------- which files there are
@@ -269,7 +269,7 @@ def names_in(folder: str) -> list[str]:
         return [f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries]
 
 
-def files_in(folder: str, below: Collection[str] = ()) -> dict[str, State | None]:
+def files_in(folder: str, below: Collection[str] = ()) -> dict[str, FileState | None]:
     """List a folder: name → size and version of an object; None for a local file and for a subfolder (`name/`).
 
     `below`: the names of subfolders whose files are listed in place of the subfolder.
@@ -278,9 +278,9 @@ def files_in(folder: str, below: Collection[str] = ()) -> dict[str, State | None
         from energon_pack.sources import store_listing
 
         return {
-            name: State(*states) if states else None for name, states in store_listing.files_in(folder, below).items()
+            name: FileState(*found) if found else None for name, found in store_listing.files_in(folder, below).items()
         }
-    states: dict[str, State | None] = {}
+    states: dict[str, FileState | None] = {}
     for inner in ("", *below):
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(os.path.join(folder, inner)) as entries:
             for entry in entries:

@@ -36,7 +36,7 @@ class TableShard(JsonlShard):
         return index_table(numbers, numbers, sizes, self.digest())
 
     def _first_places(self, number: int) -> list[tuple[int, int]]:
-        return [(row, 0) for row in range(min(number, table_of(self.path).starts[-1]))]
+        return [(row, 0) for row in range(min(number, table_of(self.path).first_rows[-1]))]
 
     def raw(self, file: File, offset: int, size: int) -> bytes:
         return table_row(self.path, self.version, offset)

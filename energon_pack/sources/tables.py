@@ -38,7 +38,7 @@ from energon_pack.sources.parquet_pages import (
     put_placeholders,
     read_bytes_column,
 )
-from energon_pack.sources.storage import File, InMemory, State, open_file, state_of
+from energon_pack.sources.storage import File, FileState, InMemory, open_file, state_of
 
 #: bytes of a group of rows that are read at once
 MAX_GROUP_BYTES = 1 << 30
@@ -63,7 +63,7 @@ class Table:
         return MAX_GROUP_BYTES + MEMORY_PER_BYTE * min(sum(chunk.size for chunk in self.chunks[group]), self.file.size)
 
     @cached_property
-    def starts(self) -> list[int]:
+    def first_rows(self) -> list[int]:
         """Return the number, in the file, of each row group's first row, and at the end the number of all rows."""
         return list(accumulate(self.group_lens, initial=0))
 
@@ -152,7 +152,7 @@ def _rows_as_json(key: _GroupKey) -> list[bytes]:
         with bounded(table.max_group_memory(index)):
             values = _read_without_bytes(table, key)
             values = _read_group(key).to_pylist() if values is None else values
-            rows = (name_media(row, f"{name}::{table.starts[index] + number}") for number, row in enumerate(values))
+            rows = (name_media(row, f"{name}::{table.first_rows[index] + number}") for number, row in enumerate(values))
             # A struct of Arrow has each field of any row, so no null of it can be told from one that an author meant.
             return [json.dumps(without_nulls(row), default=str).encode() for row in rows]
     except BoundExceeded:
@@ -181,7 +181,7 @@ class _CellFile(File):
     """A value of a column of bytes as a file; the table is opened again if it was closed between reads."""
 
     def __init__(self, path: str, version: str, value: ValuePlace):
-        super().__init__(State(value.size, version))
+        super().__init__(FileState(value.size, version))
         self._path, self._value = path, value
 
     def read(self, offset: int, size: int) -> bytes:
@@ -260,10 +260,10 @@ def _bytes_column(table: Table, group: _GroupKey, leaf: int) -> BytesColumn | No
 def _find_row(path: str, version: str, number: int) -> tuple[Table, _GroupKey, int]:
     """Return the table, the row group that a row of the file is in, and the row's number in that group."""
     table = _open_table(path, version)
-    index = bisect_right(table.starts, number) - 1
+    index = bisect_right(table.first_rows, number) - 1
     if not 0 <= index < len(table.group_lens):
         raise KeyError(f"no row {number}")
-    return table, (path, version, index), number - table.starts[index]
+    return table, (path, version, index), number - table.first_rows[index]
 
 
 def _read_group(key: _GroupKey) -> pa.Table:
@@ -286,9 +286,9 @@ def _open_table(path: str, version: str | None) -> Table:
         file = open_file(path)
         with bounded(2 * (MAX_GROUP_BYTES + MEMORY_PER_BYTE * file.size)):
             table = _read_table(path, file)
-        if table.starts[-1] > _MAX_ROWS_PER_BYTE * file.size:
+        if table.first_rows[-1] > _MAX_ROWS_PER_BYTE * file.size:
             raise PackError(
-                f"{path} has {table.starts[-1]:,} rows in {format_bytes(file.size)}: that is no table of samples"
+                f"{path} has {table.first_rows[-1]:,} rows in {format_bytes(file.size)}: that is no table of samples"
             )
         _open_tables.put(path, (file.version, table))
     return table

@@ -45,9 +45,9 @@ class Damage:
     offset: int
     detail: str
     #: name of the member that is not whole; None: no member is cut here
-    cut: str | None = None
+    cut_member: str | None = None
     #: whether at least one member with an unreadable name is lost here
-    hides: bool = False
+    hides_member: bool = False
 
 
 @dataclass
@@ -61,7 +61,7 @@ class TarScan:
 
     def __iter__(self) -> Iterator[tuple[str, int, int]]:
         if self.file.size == 0:
-            self.damage.append(Damage(0, "the file is empty", hides=True))
+            self.damage.append(Damage(0, "the file is empty", hides_member=True))
             return
         read, end, update = self.file.read, self.file.size, self.headers.update
         offset: int | None = 0
@@ -77,7 +77,7 @@ class TarScan:
             if len(header) < BLOCK:
                 detail = "cut inside a member's header" if header else "no end-of-archive blocks"
                 self.damage.append(
-                    _no_tar_damage(header, detail) if offset == 0 else Damage(offset, detail, hides=bool(header))
+                    _no_tar_damage(header, detail) if offset == 0 else Damage(offset, detail, hides_member=bool(header))
                 )
                 return
             if header == _ZERO_BLOCK:
@@ -94,7 +94,7 @@ class TarScan:
                 if offset == 0:
                     self.damage.append(_no_tar_damage(header, NOT_A_TAR))
                     return
-                self.damage.append(Damage(offset, "a header's checksum is wrong", hides=True))
+                self.damage.append(Damage(offset, "a header's checksum is wrong", hides_member=True))
                 offset, extended = self._next_header(offset + BLOCK), {}
                 continue
 
@@ -105,7 +105,7 @@ class TarScan:
             is_extended = kind in _EXTENDED_TYPES
             if data + size > end or (is_extended and size > _MAX_EXTENDED_SIZE):
                 cut = None if is_extended else name
-                self.damage.append(Damage(data, f"cut {end - data} bytes into {name!r}", cut=cut, hides=cut is None))
+                self.damage.append(Damage(data, f"cut {end - data} bytes into {name!r}", cut, hides_member=cut is None))
                 return
             offset = data + (size + BLOCK - 1) // BLOCK * BLOCK
             if is_extended:
@@ -149,7 +149,7 @@ class TarScan:
 def _no_tar_damage(head: bytes, detail: str) -> Damage:
     """Return the damage of a file that does not begin like a tar: another format, or a damaged beginning."""
     other = other_format(head)
-    return Damage(0, f"{NOT_A_TAR} but {other}" if other else detail, hides=True)
+    return Damage(0, f"{NOT_A_TAR} but {other}" if other else detail, hides_member=True)
 
 
 def num_tar_bytes(sizes: Sequence[int]) -> int:

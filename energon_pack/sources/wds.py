@@ -125,12 +125,12 @@ class _IndexRows:
                 num_damages, is_beside_damage = len(damage), True
             group[part] = (part, offset, size)
 
-        if sample_key in {_key_of(item.cut) for item in damage if item.cut}:
+        if sample_key in {_key_of(item.cut_member) for item in damage if item.cut_member}:
             group = {}
         self._add_sample(sample_key, group, is_beside_damage, Reason.TRUNCATED_TAR if damage else Reason.MISSING_JSON)
         for item in damage:
-            if item.cut or item.hides:
-                key = _key_of(item.cut) if item.cut else f"@{item.offset}"
+            if item.cut_member or item.hides_member:
+                key = _key_of(item.cut_member) if item.cut_member else f"@{item.offset}"
                 detail = f"{item.detail} at byte {item.offset}"
                 if key in self._rows:  # other parts of this sample came earlier, not beside these
                     self._reasons[self._rows[key]] = (Reason.TRUNCATED_TAR.value, detail[:_MAX_DETAIL_CHARS])

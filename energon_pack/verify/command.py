@@ -198,10 +198,10 @@ def _check_dataset(stated: Claims, shards: list[VerifiedShard], ledger: Ledger, 
         "files", name, checks.check_files(folder, prefix if isinstance(prefix, str) else "packed"), len(folder.names)
     )
     findings.add(
-        "keys", name, checks.check_pack_keys(folder, shards, stated.plan), sum(len(shard.packs) for shard in shards)
+        "keys", name, checks.check_keys(folder, shards, stated.plan), sum(len(shard.pack_hashes) for shard in shards)
     )
     findings.add("samples", name, checks.check_samples(folder, shards), len(packed))
-    findings.add("ledger", LEDGER, ledger.check(packed), ledger.reasons.total())
+    findings.add("ledger", LEDGER, ledger.find_defects(packed), ledger.reasons.total())
     findings.add("metadata", META_FOLDER, checks.check_metadata(folder, stated.report, manifest, shards), len(shards))
     findings.add("totals", name, check_totals(stated.report, manifest, shards, ledger))
 
@@ -210,8 +210,8 @@ def _check_source_samples(
     stated: Claims, samples: SourceSamples, shards: list[VerifiedShard], ledger: Ledger, findings: Findings
 ) -> None:
     packs = (pack for shard in shards for _, pack, _ in read_packs(stated.folder, shard.name))
-    names = chain((sample for pack in packs for sample, _ in samples_in_pack(pack, None)), ledger.names())
-    defects = unaccounted_samples(samples, checks.packed_hashes(shards), ledger.samples, names)
+    names = chain((sample for pack in packs for sample, _ in samples_in_pack(pack, None)), ledger.sample_ids())
+    defects = unaccounted_samples(samples, checks.packed_hashes(shards), ledger.sample_hashes, names)
     findings.add("source samples", stated.folder.name, defects, sum(map(len, samples.shard_hashes)))
 
 

@@ -24,7 +24,7 @@ from energon_pack.samples.flavors import packed_flavor, reading_problem
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE
 from energon_pack.sources.tar import TarScan
-from energon_pack.verify.findings import Hashes, hashes_of, joined_hashes, names_with, repeated
+from energon_pack.verify.findings import Hashes, hashes_of, joined_hashes, names_with, repeated_hashes
 from energon_pack.verify.pack_checks import samples_in_pack
 from energon_pack.verify.shard_checks import VerifiedShard, read_packs
 
@@ -102,7 +102,7 @@ def check_metadata(
 
 def check_counts(folder: DatasetFolder, manifest: Mapping[str, Any], shards: Sequence[VerifiedShard]) -> Iterator[str]:
     """Yield shards for which `.info.json` or `.info.yaml` has a wrong number of packs, and defects of `split.yaml`."""
-    num_packs = {shard.name: len(shard.packs) for shard in shards}
+    num_packs = {shard.name: len(shard.pack_hashes) for shard in shards}
     for name in (".info.json", ".info.yaml"):
         value, why = _load_meta_file(folder, name)
         claimed = value_at(value, "shard_counts")
@@ -225,10 +225,10 @@ def _check_shard_index(index: sqlite3.Connection, number: int, folder: DatasetFo
 # ------------------------------------------------------------------------------------------------ packs and samples
 
 
-def check_pack_keys(folder: DatasetFolder, shards: Sequence[VerifiedShard], plan: PlanFile | None) -> Iterator[str]:
+def check_keys(folder: DatasetFolder, shards: Sequence[VerifiedShard], plan: PlanFile | None) -> Iterator[str]:
     """Yield packs that are in the shards twice, and packs of the plan that are in no shard."""
-    packs = joined_hashes([shard.packs for shard in shards])
-    if len(twice := repeated(packs)):
+    packs = joined_hashes([shard.pack_hashes for shard in shards])
+    if len(twice := repeated_hashes(packs)):
         all_keys = (pack.files.key for shard in shards for _, pack, _ in read_packs(folder, shard.name))
         yield from (f"{key} is there twice" for key in names_with(twice, all_keys))
     if plan is None:
@@ -249,7 +249,7 @@ def check_samples(folder: DatasetFolder, shards: Sequence[VerifiedShard]) -> Ite
     for shard in shards:
         for sample, numbers in shard.cut_parts.items():
             parts.setdefault(sample, []).extend(numbers)
-    if len(twice := repeated(joined_hashes([*(shard.samples for shard in shards), hashes_of(parts)]))):
+    if len(twice := repeated_hashes(joined_hashes([*(shard.sample_hashes for shard in shards), hashes_of(parts)]))):
         packs = (pack for shard in shards for _, pack, _ in read_packs(folder, shard.name))
         all_samples = (sample for pack in packs for sample, _ in samples_in_pack(pack, None))
         yield from (f"{sample} is there twice" for sample in names_with(twice, all_samples))
@@ -263,4 +263,4 @@ def check_samples(folder: DatasetFolder, shards: Sequence[VerifiedShard]) -> Ite
 def packed_hashes(shards: Sequence[VerifiedShard]) -> Hashes:
     """Return the hashes of all samples that are in packs, whole or in parts."""
     cut = {sample for shard in shards for sample in shard.cut_parts}
-    return joined_hashes([*(shard.samples for shard in shards), hashes_of(cut)])
+    return joined_hashes([*(shard.sample_hashes for shard in shards), hashes_of(cut)])

@@ -114,7 +114,7 @@ def names_with(values: Hashes, names: Iterable[str]) -> Iterator[str]:
             yield name
 
 
-def repeated(values: Hashes) -> Hashes:
+def repeated_hashes(values: Hashes) -> Hashes:
     """Return the values that occur more than once."""
     unique, counts = np.unique(values, return_counts=True)
     return unique[counts > 1]

@@ -49,10 +49,10 @@ def check_parts(pack: Pack) -> Iterator[str]:
         yield "the parts are not in the order of media_files, after the JSON and the tokens"
     media = [
         [(kind or IMAGE.kind, name.rpartition(".")[2]) for name, kind in zip(names, kinds, strict=True)]
-        for names, kinds in zip(pack.media_names, pack.kinds, strict=True)
+        for names, kinds in zip(pack.media_names, pack.media_kinds, strict=True)
     ]
     for member, names in enumerate(pack.flavor.all_part_names(media, shared)):
-        in_order = zip(pack.media_names[member], pack.kinds[member], names, strict=True)
+        in_order = zip(pack.media_names[member], pack.media_kinds[member], names, strict=True)
         for name in [name for name, kind, right in in_order if kind is None or name != right][:1]:
             yield f"member {member} has a medium named {short(name)}: out of order, or no name of a pack's part"
 
@@ -70,7 +70,7 @@ def check_tokens(pack: Pack, members: Sequence[MemberTokens]) -> Iterator[str]:
                 (index for index, both in enumerate(zip(counts, stated, strict=False)) if both[0] != both[1]), 0
             )
             yield f"tokens: members of {_excerpt(counts, first)} {noun}, _meta.{name} says {_excerpt(stated, first)}"
-    for index, (member, kinds) in enumerate(zip(members, pack.kinds, strict=False)):
+    for index, (member, kinds) in enumerate(zip(members, pack.media_kinds, strict=False)):
         found_kinds = Counter(kind for medium in member.media for kind in medium.part_kinds)
         if None not in kinds and found_kinds != Counter(kinds):
             yield f"tokens: member {index} is of {dict(found_kinds)}, and has {dict(Counter(kinds))}"
@@ -119,7 +119,7 @@ def check_placeholders(pack: Pack) -> Iterator[str]:
             if stored != messages:
                 yield f"member {index}: its messages are not in the form that packing writes"
                 continue
-            kinds = pack.kinds[index] if index < len(pack.kinds) else []
+            kinds = pack.media_kinds[index] if index < len(pack.media_kinds) else []
             known = [kind for kind in kinds if kind]
             if len(known) == len(kinds):
                 _, order, were_missing = place_media(stored, known)
@@ -161,7 +161,7 @@ def check_capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[Pla
         return  # the check `metadata` reports it
     may_be_long = packing.get("overlong") == Overlong.own_pack and type(packing.get("hard_limit")) is int
     knob = "hard_limit" if may_be_long and len(lens) == 1 else "max_token_len"
-    own_kinds = [kinds[num:] for kinds, num in zip(pack.kinds, pack.num_shared_media, strict=False)]
+    own_kinds = [kinds[num:] for kinds, num in zip(pack.media_kinds, pack.num_shared_media, strict=False)]
     counts = {
         "token_len": lens,
         "num_visual_tokens": [member.num_visual_tokens - member.num_shared_visual_tokens for member in members or ()],

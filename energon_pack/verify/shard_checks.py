@@ -74,10 +74,10 @@ class VerifiedShard:
 
     name: str
     findings: Findings
-    packs: "array[int]" = field(default_factory=lambda: array("Q"))  # hashes of their keys
+    pack_hashes: "array[int]" = field(default_factory=lambda: array("Q"))  # of the keys of packs
     num_members: int = 0
     pack_offsets: "array[int]" = field(default_factory=lambda: array("Q", [0]))  # start of each pack, and the last end
-    samples: "array[int]" = field(default_factory=lambda: array("Q"))  # hashes of whole samples' `<source shard>/<key>`
+    sample_hashes: "array[int]" = field(default_factory=lambda: array("Q"))  # of whole samples: `<source shard>/<key>`
     cut_parts: dict[str, list[str]] = field(default_factory=dict)  # the other members: sample → its parts, as `2of3`
     num_tokens: int = 0
     num_supervised: int = 0
@@ -86,14 +86,14 @@ class VerifiedShard:
 
     def add(self, pack: Pack, members: list[PlanRow] | None, job: VerifyJob) -> None:
         """Add the counts and hashes of a pack. `members`: the pack's rows of the plan; None: there are none."""
-        self.packs.append(hash_of(pack.files.key))
+        self.pack_hashes.append(hash_of(pack.files.key))
         samples = list(checks.samples_in_pack(pack, members))
         if job.split_shares:
             numbers = split_numbers((sample for sample, _ in samples), job.split_shares, job.seed)
             self.splits |= {SPLITS[number] for number in numbers.tolist()}
         for sample, part in samples:
             if part is None:
-                self.samples.append(hash_of(sample))
+                self.sample_hashes.append(hash_of(sample))
             else:
                 self.cut_parts.setdefault(sample, []).append(part)
         self.num_members += len(pack.sample_ids)
@@ -134,8 +134,8 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
                 packs = [_comparable_members(job, (rows or {}).get(files.key, [])) for files in group]
                 for files, _ in zip(group, sources.read_ahead(packs, are_copied=True), strict=True):
                     _verify_pack(file, files, rows, sources, job, shard)
-            findings.add("tar", job.name, _check_tar(compressed, scan, len(shard.packs)))
-            findings.add("index", job.name, _check_index(job, shard), len(shard.packs))
+            findings.add("tar", job.name, _check_tar(compressed, scan, len(shard.pack_hashes)))
+            findings.add("index", job.name, _check_index(job, shard), len(shard.pack_hashes))
     except OSError as error:
         findings.add("tar", job.name, [f"it can't be read: {error.strerror or error}"])
     return shard
@@ -227,7 +227,7 @@ def _check_tar(compressed: str | None, scan: TarScan, num_packs: int) -> Iterato
 
 def _check_index(job: VerifyJob, shard: VerifiedShard) -> Iterator[str]:
     """Check the shard's .tar.idx: it must hold the offset of each pack, and the end of the last pack."""
-    expected = shard.pack_offsets if shard.packs else []
+    expected = shard.pack_offsets if shard.pack_hashes else []
     try:
         data = job.folder.read(f"{job.name}.idx")
     except OSError as error:
@@ -237,7 +237,7 @@ def _check_index(job: VerifyJob, shard: VerifiedShard) -> Iterator[str]:
         yield f"its .tar.idx has {len(data)} bytes, not a multiple of 8"
     entries = np.frombuffer(data[: len(data) // 8 * 8], "<u8").tolist()
     if len(entries) != len(expected):
-        yield f"its .tar.idx has {len(entries)} entries for {len(shard.packs)} packs"
+        yield f"its .tar.idx has {len(entries)} entries for {len(shard.pack_hashes)} packs"
     for number, (entry, start) in enumerate(zip(entries, expected, strict=False)):
         if entry != start:
             yield f"entry {number} of its .tar.idx is {entry}, it should be {start}"

@@ -49,7 +49,7 @@ class Ledger:
         except OSError as error:
             self.defects.append(f"it can't be read: {error.strerror or error}")
         #: all samples that it names, and samples that can be in no pack
-        self.samples, self.in_no_pack = np.array(samples, np.uint64), np.array(alone, np.uint64)
+        self.sample_hashes, self.unpacked_hashes = np.array(samples, np.uint64), np.array(alone, np.uint64)
         self._cut_off = np.array(cut_off, np.uint64)
 
     def _entries(self) -> Iterator[tuple[int, Any]]:
@@ -60,19 +60,19 @@ class Ledger:
                 except (ValueError, RecursionError):
                     yield number, None
 
-    def names(self) -> Iterator[str]:
+    def sample_ids(self) -> Iterator[str]:
         yield from (str(value_at(entry, "sample_id")) for _, entry in self._entries())
 
-    def check(self, packed: Hashes) -> Iterator[str]:
+    def find_defects(self, packed: Hashes) -> Iterator[str]:
         """Yield the ledger's defects: broken lines, samples that are packed, too, and cut samples that are in no pack.
 
         `packed`: the hashes of all samples in packs.
         """
         yield from self.defects
-        both = np.intersect1d(self.in_no_pack, packed)
-        yield from (f"{sample} is in a pack, too" for sample in (names_with(both, self.names()) if len(both) else ()))
+        both = np.intersect1d(self.unpacked_hashes, packed)
+        yield from (f"{name} is in a pack, too" for name in (names_with(both, self.sample_ids()) if len(both) else ()))
         lost = np.setdiff1d(self._cut_off, packed)
-        yield from (f"{sample} is in no pack" for sample in (names_with(lost, self.names()) if len(lost) else ()))
+        yield from (f"{name} is in no pack" for name in (names_with(lost, self.sample_ids()) if len(lost) else ()))
 
 
 def check_totals(
@@ -81,8 +81,8 @@ def check_totals(
     """Yield each count in report.json or the manifest that differs from what shards and ledger add up to."""
     packed = len(np.unique(packed_hashes(shards)))
     num_cut = len({sample for shard in shards for sample in shard.cut_parts})
-    num_packs = sum(len(shard.packs) for shard in shards)
-    num_parts = sum(len(shard.samples) + sum(map(len, shard.cut_parts.values())) for shard in shards)
+    num_packs = sum(len(shard.pack_hashes) for shard in shards)
+    num_parts = sum(len(shard.sample_hashes) + sum(map(len, shard.cut_parts.values())) for shard in shards)
     num_tokens = sum(shard.num_tokens for shard in shards)
     skipped = ledger.reasons.total()
     counted: dict[str, Any] = {
@@ -127,7 +127,7 @@ def _counts_by_split(shards: Sequence[VerifiedShard]) -> dict[str, dict[str, int
     splits: dict[str, dict[str, int]] = {}
     for shard in shards:
         counts = splits.setdefault(next(iter(shard.splits)), {"packs": 0, "samples": 0, "tokens": 0})
-        counts["packs"] += len(shard.packs)
-        counts["samples"] += len(shard.samples) + sum(map(len, shard.cut_parts.values()))
+        counts["packs"] += len(shard.pack_hashes)
+        counts["samples"] += len(shard.sample_hashes) + sum(map(len, shard.cut_parts.values()))
         counts["tokens"] += shard.num_tokens
     return splits

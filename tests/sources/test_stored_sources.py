@@ -185,7 +185,7 @@ def test_one_batch_that_was_read_ahead_is_held(bucket: Bucket) -> None:
     for name in ("a.tar", "b.tar", "c.tar"):
         bucket.put(name, bytes(1 << 20))
         files.read_ahead([(files.open(f"{bucket.address}/{name}"), [(0, 1 << 20)])])
-        assert sum(isinstance(one, blockwise._Spool) for one in gc.get_objects()) == 1
+        assert sum(isinstance(one, blockwise._ReadAheadSpool) for one in gc.get_objects()) == 1
 
 
 @pytest.mark.parametrize("source", [Format.wds, Format.jsonl])

@@ -43,7 +43,7 @@ class LineFileFinder(FileFinder):
         self._entries = EntryChoice(settings.datasets)
         self._settings_of_file = dict[str, LineSettings]()  # by real path
 
-    def in_folder(self, folder: str) -> list[str]:
+    def files_in(self, folder: str) -> list[str]:
         files = walk(folder, self._kind.names)
         files = files if self._stems is None else files_of_samples(self._stems, files)
         lone = [] if files or self._kind.names is not JsonlShard.names else walk(folder, _JSON_FILE)
@@ -64,7 +64,7 @@ class LineFileFinder(FileFinder):
                     raise PackError(f"source.path={entry}: {listed} is there twice, to be read in two ways")
                 yield ListedFile(listed, real, self._kind, {"lines": lines})
 
-    def completed(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
+    def complete_shards(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
         self._entries.check()
         if self._settings.media_root is not None:
             return shards
@@ -73,10 +73,10 @@ class LineFileFinder(FileFinder):
 
 def files_of_samples(stems: Collection[str], files: Sequence[str]) -> list[str]:
     """Return the files except ledgers (skipped.jsonl) and those named like a tar. `stems`: tars without extensions."""
-    return [file for file in files if not file.endswith(_LEDGER_NAME) and stem(file) not in stems]
+    return [file for file in files if not file.endswith(_LEDGER_NAME) and without_extensions(file) not in stems]
 
 
-def stem(file: str) -> str:
+def without_extensions(file: str) -> str:
     """Return the path of a JSONL or Parquet file without its extensions: `a.jsonl.gz` → `a`."""
     return re.sub(r"(?i)\.(parquet|jsonl(\.\w+)?)$", "", file)
 
