@@ -241,7 +241,7 @@ def _write_tar(
                     continue
                 source = reader.shard_file(packed[row["packed"]])
                 tar.copy(name, source, part["offset"], part["size"])
-        tar.end()
+        tar.finish()
 
 
 def main() -> int:

@@ -17,12 +17,11 @@ _MAX_CHECKED_SHARDS = 32  # whose first media are looked for
 
 
 def refuse_damaged_shards(dataset: str, manifest: Mapping[str, Any], shards: Sequence[str]) -> None:
-    """Raise PackError if a shard is missing or cut, or media that the first packs refer to can't be opened.
+    """Raise PackError if a shard is missing or cut, or media that the shards' first packs refer to can't be opened.
 
     On an object store nothing is checked: an object is there as a whole or not at all.
 
-    Args:
-        manifest: energon_pack.json; empty: another tool packed it.
+    `dataset`: a folder; `manifest`: its energon_pack.json, or {} if another tool packed it; `shards`: file names.
     """
     if bucket_of(dataset):
         return
@@ -31,7 +30,7 @@ def refuse_damaged_shards(dataset: str, manifest: Mapping[str, Any], shards: Seq
         more = f", and {amount(len(lost) - 1, 'more shard')}" if len(lost) > 1 else ""
         raise PackError(f"{lost[0]}{more}: {_HOW_TO_REPAIR}")
     if manifest.get("content", {}).get("output", {}).get("media") == "reference":
-        _open_media(dataset, shards[:_MAX_CHECKED_SHARDS])
+        _open_first_media(dataset, shards[:_MAX_CHECKED_SHARDS])
 
 
 def unreadable_shard(path: str, error: Exception) -> PackError:
@@ -50,8 +49,8 @@ def _why_damaged(path: str) -> str | None:
     return None if size >= end else f"is cut: it has {size:,} bytes of {end:,}"
 
 
-def _open_media(dataset: str, shards: Sequence[str]) -> None:
-    """Open one medium in each source file that the first packs of the shards refer to."""
+def _open_first_media(dataset: str, shards: Sequence[str]) -> None:
+    """Open one medium of each source file that the first pack of any of these shards refers to."""
     media, opened = DatasetMedia(dataset), set[str | int]()
     for path in (os.path.join(dataset, name) for name in shards):
         try:

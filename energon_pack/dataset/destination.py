@@ -17,18 +17,18 @@ _INDEX_ENTRY_BYTES = 8  # the place where a pack starts; the last entry is the e
 
 
 class PlanMissing(PackError):
-    """`stage=write` finds no plan that `stage=plan` left for its settings and its source."""
+    """Raised by `stage=write` if `stage=plan` has left no plan for the same settings and source."""
 
 
 def another_run_error(named: str) -> PackError:
-    """Return the error that says that another run writes the same dataset."""
+    """Return the error that says that another run writes the same dataset. `named`: its folder or address."""
     return PackError(f"another run is writing {named}")
 
 
 def published_report(place: str) -> dict[str, Any] | None:
-    """Return report.json of a published dataset; None if a file is missing, or a shard or index has another size.
+    """Return report.json of a published dataset; None if a file is missing or damaged, or a shard has a wrong size.
 
-    An object store is asked once, for the list of its objects; no shard is read.
+    No shard is read: an object store is asked only for a list of its objects.
     """
     folder = DatasetFolder(place)
     if not all(map(folder.has, REQUIRED_FILES)):
@@ -48,7 +48,7 @@ def published_report(place: str) -> dict[str, Any] | None:
 
 
 def refuse_changed_yamls(named: str, yamls: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise PackError if a YAML file of a dataset (`yamls`: written content by name) was changed or damaged."""
+    """Raise PackError if a YAML file of a dataset was changed or damaged. `yamls`: name → the content packing wrote."""
     folder = DatasetFolder(named)
     for name, written in yamls.items():
         try:
@@ -68,7 +68,7 @@ def _size(folder: DatasetFolder, name: str) -> int:
 
 
 def refuse_other_dataset(report: dict[str, Any], identity: str, named: str) -> None:
-    """Raise PackError if the published dataset was made of another source or processor, or by another version."""
+    """Raise PackError if a published dataset was not made of the same source, with the same processor and version."""
     if report["identity"] != identity:
         raise PackError(
             f"{named} exists, packed of another source or processor, or by another version:"
@@ -77,7 +77,7 @@ def refuse_other_dataset(report: dict[str, Any], identity: str, named: str) -> N
 
 
 def refuse_unwritable_folder(knob: str, folder: Path) -> None:
-    """Raise PackError if no file can be written into a folder, or else into the first existing folder above it."""
+    """Raise PackError if no file can be written into a folder, or, if it is missing, into the first above it."""
     above = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
     try:
         with tempfile.TemporaryFile(dir=above) as file:

@@ -18,7 +18,7 @@ from energon_pack.training.pack_encoder import PackEncoder
 def pack_encoder(
     path: str | Path, processor: str | None = None, trust_remote_code: bool = False, **options: Any
 ) -> PackEncoder:
-    """Return the encoder that turns packs of a dataset into model inputs; `options` are those of `PackEncoder`."""
+    """Return the encoder that turns packs of a dataset into model inputs; `options`: keywords of `PackEncoder`."""
     return PackEncoder(read_manifest(path), read_rules(path, processor, trust_remote_code), **options)
 
 

@@ -64,7 +64,7 @@ def manifest_of(
     content: Mapping[str, Mapping[str, Any]],
     mixture: Sequence[Mapping[str, Any]] | None,
 ) -> dict[str, Any]:
-    """Return the content of energon_pack.json without its format number; `mixture` has the figures of each entry."""
+    """Return energon_pack.json, but its format number. `content`: settings; `mixture`: figures of each entry."""
     return {
         "flavor": lengths.flavor.name,
         "fingerprint": template.fingerprint,
@@ -81,7 +81,7 @@ def manifest_of(
 
 
 def manifest_settings(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the part of energon_pack.json that depends on settings alone: all that is needed to encode packs."""
+    """Return the keys of energon_pack.json that follow from the settings alone; encoding packs needs no others."""
     packing = ("layout", "max_token_len", "pad_to_multiple_of", "topology")
     return {
         **{name: content["packing"][name] for name in packing},
@@ -93,7 +93,7 @@ def manifest_settings(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Any
 def write_energon_files(
     folder: Path, shards: Sequence[WrittenShard], flavor: Flavor, dataset_yaml: str, sample_type: str | None = None
 ) -> dict[str, Any]:
-    """Write the files that Energon reads, for packed and other datasets: YAMLs, .info; return .info.json's content."""
+    """Write the files of `.nv-meta` that Energon reads (YAMLs and .info.json); return the content of .info.json."""
     meta = folder / META_FOLDER
     meta.mkdir(exist_ok=True)
     for name, value in dataset_yamls(flavor, dataset_yaml, sample_type).items():
@@ -115,7 +115,10 @@ def sample_loader_py(flavor: PackedFlavor) -> bytes:
 
 
 def dataset_yamls(flavor: Flavor, dataset_yaml: str, sample_type: str | None = None) -> dict[str, dict[str, Any]]:
-    """Return the content of dataset.yaml, and of its typed or crude alternative, by name: how Energon reads packs."""
+    """Return name → content of two YAMLs that tell Energon how to read packs: dataset.yaml, and one of the other form.
+
+    `dataset_yaml`: the form of dataset.yaml: `typed` (as a sample class) or `crude` (as dicts).
+    """
     typed: dict[str, Any] = {
         "sample_type": {"__module__": "energon_pack.flavors", "__class__": flavor.sample_class},
         "sample_loader": {
@@ -146,7 +149,7 @@ def dataset_yamls(flavor: Flavor, dataset_yaml: str, sample_type: str | None = N
 
 
 def changed_keys(content: Any, written: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the keys of a YAML that differ from those of `dataset_yamls`; users may add subflavors and source_root."""
+    """Yield the keys whose values differ from those that were written, but for added subflavors and `source_root`."""
     present = content if isinstance(content, dict) else {}
     for key in sorted(written):
         value = present.get(key)

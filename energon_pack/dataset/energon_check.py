@@ -45,13 +45,13 @@ class CheckJob:
 
 
 def cache_key_of(flavor: PackedFlavor, dataset_yaml: str) -> str:
-    """Return the key under which the user's cache records that Energon reads datasets of this form."""
+    """Return the cache key for "Energon reads such datasets": a hash of the YAMLs, and of versions of packages."""
     form = json.dumps([dataset_yamls(flavor, dataset_yaml), packages()])
     return f"{version_of('megatron-energon')}-{hashlib.sha256(form.encode()).hexdigest()[:16]}"
 
 
 def refuse_other_counts(shards: "list[WrittenShard]", num_packs: int, num_samples: int) -> None:
-    """Raise PackError if the shards have other numbers of packs or samples than were planned."""
+    """Raise PackError if the shards do not have the planned numbers of packs and samples."""
     written = sum(shard.num_packs for shard in shards), sum(shard.num_samples for shard in shards)
     if written != (num_packs, num_samples):
         planned = f"{amount(num_packs, 'pack')} of {amount(num_samples, 'sample')}"
@@ -59,7 +59,7 @@ def refuse_other_counts(shards: "list[WrittenShard]", num_packs: int, num_sample
 
 
 def check_job_of(folder: Path | str, flavor: PackedFlavor, shards: "list[WrittenShard]", root: str | None) -> CheckJob:
-    """Return the job for `check`; `root` is the place of the source if packs refer to media in it."""
+    """Return the job for `check_readable`. `root`: the place of the source if packs refer to it; None: they do not."""
     num_packs: dict[str, dict[str, int]] = {}
     for shard in shards:
         num_packs.setdefault(shard.split, {})[shard.name] = shard.num_packs
@@ -70,11 +70,10 @@ def check_job_of(folder: Path | str, flavor: PackedFlavor, shards: "list[Written
     return CheckJob(str(folder), "crude.yaml" if has_crude else "dataset.yaml", flavor, num_packs, root, cache_key)
 
 
-def check(job: CheckJob) -> None:
-    """Raise PackError if the index or the first pack of a shard can't be read, or Energon can't read the first packs.
+def check_readable(job: CheckJob) -> None:
+    """Raise PackError if the index or first pack of a shard can't be read, or Energon can't read the first 16 packs.
 
-    Energon, which imports torch, is left out if the user's cache records that it reads datasets of this form. Pixels
-    are not decoded.
+    Energon is not asked if the user's cache has recorded that it reads datasets with such YAMLs. No pixels are decoded.
     """
     if job.cache_key:
         _check_shards(job)
@@ -93,7 +92,7 @@ def check(job: CheckJob) -> None:
 
 
 def _check_shards(job: CheckJob) -> None:
-    """Read the index and the first pack of each shard."""
+    """Read the index and the first pack of each shard; raise PackError if a count or a name is wrong."""
     num_packs = {name: number for shards in job.num_packs.values() for name, number in shards.items()}
     folder = DatasetFolder(job.folder)
     with PackParts(folder) as packs:
@@ -120,7 +119,7 @@ def _is_recorded(cache_key: str) -> bool:
 
 
 def import_energon(cache_key: str) -> None:
-    """Import Energon ahead of `check`, unless the user's cache records that `check` won't need it."""
+    """Import Energon ahead of `check_readable`, unless the user's cache records that `check_readable` won't need it."""
     if not _is_recorded(cache_key):
         with importing():
             import megatron.energon  # noqa: F401

@@ -58,13 +58,13 @@ class PlanRow(MeasuredRow):
 
     @property
     def sample(self) -> str:
-        """Return the name of its source sample: `<shard>/<key>` in a tar, `<file>:<line>` in a JSONL file."""
+        """Return the name of the member's source sample: `<shard>/<key>` in a tar, `<file>:<line>` in a JSONL file."""
         mark = JsonlShard.key_separator if self.record_part == LINE_PART else TarShard.key_separator
         return f"{self.shard}{mark}{self.key}"
 
     @property
     def sample_id(self) -> str:
-        """Return `sample`, followed for a cut one by its part: `#1of3`. A whole one named like a part has `#1of1`."""
+        """Return `sample`, plus `#1of3` for the first of three parts; plus `#1of1` if a whole one's name ends so."""
         part = self.cut.part if self.cut else "1of1" if split_member_id(self.sample)[1] else None
         return f"{self.sample}#{part}" if part else self.sample
 
@@ -121,12 +121,12 @@ class PlanFile:
                 yield file.read_row_group(number, list(names))
 
     def members(self, keys: set[str]) -> dict[str, list[PlanRow]]:
-        """Return the rows of the packs with these keys; see `PlanRows.members`."""
+        """Return the rows of the packs with these keys, as `PlanRows.members` does."""
         return PlanRows(self).members(keys)
 
     @contextmanager
     def opened(self, metadata: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
-        """Open the Parquet file, with metadata that were read before; raises PackError if it is damaged."""
+        """Open the Parquet file; PackError: it is damaged. `metadata`: its footer, if it was read before."""
         with _readable(), self.folder.open(PLAN) as file, pq.ParquetFile(as_file(file), metadata=metadata) as parquet:
             yield parquet
 
@@ -141,7 +141,7 @@ class PlanRows:
         self._table = PLAN_SCHEMA.empty_table()  # the rows of these row groups
 
     def members(self, keys: set[str]) -> dict[str, list[PlanRow]]:
-        """Return the rows of each pack by its key, without rows that a damaged plan has and no packing writes."""
+        """Return pack key → the pack's rows; rows with values that packing never writes (damage) are left out."""
         if not keys:
             return {}
         with _readable():
@@ -173,13 +173,13 @@ def _refuse_other_columns(schema: pa.Schema) -> None:
 
 
 def _may_hold_packs(group: Any, keys: set[str]) -> bool:
-    """Say whether a row group may have rows of some packs, by its statistics."""
+    """Say whether a row group may have rows of the packs `keys`, by the statistics in its metadata."""
     statistics = group.column(PLAN_SCHEMA.get_field_index("pack")).statistics
     return statistics is None or (statistics.min <= max(keys) and statistics.max >= min(keys))
 
 
 def _is_possible_row(member: PlanRow) -> bool:
-    """Say whether a row has all its values, and possible ones: a damaged plan may hold any of the right type."""
+    """Say whether a row has all its values, and each is one that packing may write: a plan may be damaged."""
     strings = (member.shard, member.key, member.record_part)
     numbers = (
         member.token_len,

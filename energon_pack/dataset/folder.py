@@ -19,15 +19,15 @@ from energon_pack.errors import PackError
 from energon_pack.run.address import energon_address, is_address, tidy_address
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value
-from energon_pack.sources.storage import File, State, files_in, open_file, path_in, state_of
+from energon_pack.sources.storage import File, FileState, files_in, open_file, path_in, state_of
 
 _COPY_BYTES = 8 << 20
 
 
 class DatasetFolder:
-    """The folder of a packed dataset, and a list of its files, which go by names such as `.nv-meta/split.yaml`."""
+    """The folder of a packed dataset, local or on a store; files are named by relative paths: `.nv-meta/split.yaml`."""
 
-    def __init__(self, place: str | os.PathLike[str], listed: Mapping[str, State | None] | None = None):
+    def __init__(self, place: str | os.PathLike[str], listed: Mapping[str, FileState | None] | None = None):
         self.path = tidy_address(str(place)) if is_address(place) else str(Path(place))
         if listed is not None:
             self._listed = listed
@@ -51,7 +51,7 @@ class DatasetFolder:
         return energon_address(self.path) if self.is_stored else self.path
 
     @cached_property
-    def _listed(self) -> Mapping[str, State | None]:
+    def _listed(self) -> Mapping[str, FileState | None]:
         return files_in(self.path, (META_FOLDER, f"{META_FOLDER}/{PROCESSOR_FOLDER}"))
 
     @property
@@ -66,7 +66,7 @@ class DatasetFolder:
 
     @property
     def other_folders(self) -> list[str]:
-        """Return the names of those subfolders that no packed dataset has, sorted."""
+        """Return the names of subfolders other than those of a packed dataset (`.nv-meta` …), sorted."""
         return sorted(name.rstrip("/") for name in self._listed if name.endswith("/"))
 
     @cached_property
@@ -75,7 +75,7 @@ class DatasetFolder:
         return [name for name in self.names if name.endswith(".tar") and "/" not in name and not name.startswith(".")]
 
     def with_only(self, *names: str) -> "DatasetFolder":
-        """Return this folder with only these files in its list, which a worker unpickles sooner."""
+        """Return this folder with only these files in its list, so that it is small to pickle for a worker."""
         return DatasetFolder(self.path, {name: self._listed[name] for name in names if name in self._listed})
 
     def has(self, name: str) -> bool:
@@ -92,7 +92,7 @@ class DatasetFolder:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path_of(name))
         return open_file(self.path_of(name), self._listed[name])
 
-    def state(self, name: str) -> State | None:
+    def state(self, name: str) -> FileState | None:
         """Return the size and version of a file; None if it can't be read."""
         if name in self._listed and self._listed[name] is None:
             with suppress(OSError):
@@ -113,7 +113,7 @@ class DatasetFolder:
 
     @contextmanager
     def local_copy(self, name: str) -> Iterator[Path]:
-        """Yield a path of this machine, for code that takes only paths: the file's, or an object's temporary copy."""
+        """Yield a local path of a file, for code that takes only paths; an object is copied to a temporary file."""
         with self.open(name) as file:
             if not self.is_stored:
                 yield Path(self.path_of(name))
@@ -126,7 +126,7 @@ class DatasetFolder:
 
 
 def datasets_of_order(folder: DatasetFolder) -> list[str]:
-    """Return the paths of the datasets over which a folder is an order (`energon_pack.order`); [] if it is none."""
+    """Return the paths of the datasets whose packs an order folder (`energon_pack.order`) sorts; []: it is none."""
     if not folder.has(f"{META_FOLDER}/{ORDER_FILE}"):
         return []
     try:

@@ -26,7 +26,14 @@ from energon_pack.dataset.destination import PlanMissing, another_run_error, ref
 from energon_pack.dataset.files import PAGE, PLAN
 from energon_pack.dataset.lost_samples import ledger_beside, page_beside
 from energon_pack.dataset.manifest import MANIFEST
-from energon_pack.dataset.shards import DONE_SUFFIX, ShardJob, WrittenShard, is_done, unfinished_folder, write_shard
+from energon_pack.dataset.shards import (
+    DONE_SUFFIX,
+    ShardJob,
+    WrittenShard,
+    is_shard_done,
+    unfinished_folder,
+    write_shard,
+)
 from energon_pack.errors import PackError, format_bytes
 from energon_pack.run.address import local_paths
 from energon_pack.run.files import META_FOLDER, sync_file_system, write_whole
@@ -45,8 +52,8 @@ class DatasetInFolder:
     """A dataset that a run makes in a staging folder, and that appears in its own folder at the end, complete.
 
     Args:
-        final: the folder; of a dataset on an object store, a folder of this machine in its place. Pages and ledgers of
-            runs that publish nothing lie beside it.
+        final: the dataset's folder; if it goes to an object store, a local folder. Pages and ledgers of runs that
+            publish nothing lie beside it.
     """
 
     #: its shards are written to an object store
@@ -65,7 +72,7 @@ class DatasetInFolder:
         """Raise PackError if the source lies in the dataset: a run must not read its own output."""
         media = {Path(root).resolve() for root in local_paths(shard.media_root for shard in source.shards)}
         final = self.final.resolve()
-        if around := next((folder for folder in sorted(source.parents | media) if folder.is_relative_to(final)), None):
+        if around := next((path for path in sorted(source.parent_folders | media) if path.is_relative_to(final)), None):
             raise PackError(f"the source {around} lies in {self.final}: choose another output.dir or output.name")
 
     def refuse_unwritable(self) -> None:
@@ -73,21 +80,21 @@ class DatasetInFolder:
         refuse_unwritable_folder("output.dir", self.final.parent)
 
     def is_free(self) -> bool:
-        """Say whether nothing is there that a run would overwrite."""
+        """Say whether the dataset's place is empty, so that a run overwrites nothing."""
         return not self.final.exists() or (self.final.is_dir() and not any(self.final.iterdir()))
 
-    def has(self, name: str) -> bool:
+    def has_file(self, name: str) -> bool:
         return (self.final / name).exists()
 
     def refuse_existing(self, overwrite: bool) -> None:
-        """Raise PackError unless nothing is there, or a packed dataset that `overwrite` allows to replace."""
+        """Raise PackError unless the dataset's place is empty, or `overwrite` is set and a packed dataset is there."""
         if self.is_free():
             return
         if not overwrite:
             raise PackError(
                 f"{self.place} exists; output.overwrite=true replaces it, output.name=NAME writes beside it"
             )
-        if not self.has(f"{META_FOLDER}/{MANIFEST}"):
+        if not self.has_file(f"{META_FOLDER}/{MANIFEST}"):
             raise PackError(
                 f"{self.place} is not a packed dataset, output.overwrite does not replace it: choose another name"
             )
@@ -148,7 +155,7 @@ class DatasetInFolder:
 
     @contextmanager
     def open_plan(self) -> Iterator[Path]:
-        """Open the folder of `plan_folder` to write shards, as other processes may at once; raises PlanMissing."""
+        """Yield `plan_folder` to write shards into it; several processes may do so at once. PlanMissing: no plan."""
         missing = PlanMissing(f"no plan for {self.place}: stage=plan with the same settings makes it")
         if self.plan_folder() is None:
             raise missing
@@ -158,7 +165,7 @@ class DatasetInFolder:
             yield staging
 
     def begin(self, staging: Path, identity: str, num_bytes: int, overwrite: bool) -> None:
-        """Get ready to write about `num_bytes` of shards (0: not known); raises PackError if the disk has less room."""
+        """Prepare to write about `num_bytes` of shards (0: not known); PackError: the disk has less room."""
         num_written = sum(path.stat().st_size for path in staging.glob("*.tar"))
         free = shutil.disk_usage(staging).free
         if num_bytes - num_written > free:
@@ -169,20 +176,20 @@ class DatasetInFolder:
 
     def has_shard(self, job: ShardJob) -> bool:
         """Say whether a process of the same run has finished this shard; the shard is not read."""
-        return is_done(job.path, job.identity)
+        return is_shard_done(job.path, job.identity)
 
     def place_for_check(self, staging: Path, shards: Sequence[WrittenShard], flavor: Flavor) -> Path | str:
-        """Return the path or address at which Energon can read the dataset before it is published."""
+        """Make the dataset readable for Energon before it is published; return its path or address there."""
         return staging
 
     def discard_shards(self, staging: Path, identity: str) -> None:
-        """Mark all finished shards as useless, so that the next run writes them anew."""
+        """Mark all finished shards as unusable, so that the next run writes them anew."""
         for index in staging.glob("*.tar.idx"):
             index.unlink()
 
     @contextmanager
     def discarding_wrong_shards(self, staging: Path, identity: str) -> Iterator[None]:
-        """Discard the shards if the block raises an error. A StoreError does not mean that they are wrong."""
+        """Discard the shards if the `with` block raises an error, other than a StoreError: then they are not wrong."""
         try:
             yield
         except StoreError:
@@ -192,7 +199,7 @@ class DatasetInFolder:
             raise
 
     def publish(self, staging: Path, identity: str, overwrite: bool) -> None:
-        """Sync the staging folder and rename it to the dataset; raises PackError if another run did so meanwhile."""
+        """Sync the staging folder to disk, and rename it to the dataset; PackError: another run did so meanwhile."""
         self.refuse_existing(overwrite)
         try:
             sync_file_system(staging)  # may take long: after a kill the next run continues from these shards
@@ -219,7 +226,7 @@ class DatasetInFolder:
             path.unlink(missing_ok=True)
 
     def _move_old_away(self, old: Path) -> None:
-        """Move the old dataset away; raises PackError if it is not the one that was there when the run began."""
+        """Move the old dataset to the path `old`; PackError: another run has replaced it since this run began."""
         inode = _inode(self.final)
         if inode is None:
             return
@@ -232,7 +239,7 @@ class DatasetInFolder:
         raise another_run_error(self.place)
 
     def _restore_old(self) -> None:
-        """Give an old dataset its name back if its successor never came; else remove it."""
+        """Move datasets that `_move_old_away` moved back, if no new dataset took their place; else remove them."""
         moved = [*self._folder.glob(f"*{_OLD_SUFFIX}")]
         published = {str(_inode(path)) for path in (self.final, *moved)}
         for old in moved:
@@ -291,7 +298,7 @@ class DatasetInFolder:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder that another run may use or rename: first rename it, so that the other run can't reach it."""
+    """Remove a folder that another run may use: it is renamed first, so that the other run can't find it any more."""
     gone = path.with_name(f"{uuid.uuid4().hex}{_GONE_SUFFIX}")
     with suppress(FileNotFoundError):
         os.rename(path, gone)
@@ -299,7 +306,7 @@ def _remove(path: Path) -> None:
 
 
 def _remove_all_but_shards(staging: Path, identity: str) -> None:
-    """Keep finished shards of the same identity, and its plan; remove everything else."""
+    """Remove everything but finished shards, and a plan, from a staging folder; make it if it does not exist."""
     if not staging.exists():
         staging.mkdir(parents=True)
         write_whole(staging / _IDENTITY_FILE, identity.encode())

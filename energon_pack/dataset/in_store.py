@@ -57,9 +57,9 @@ class RunState(str, Enum):
 
 @dataclass(frozen=True)
 class RunNote:
-    """The content of a marker: which run writes a dataset, and the run's state.
+    """The content of a `Marker`: which run writes a dataset, and the run's state.
 
-    No two runs write equal notes, so a run compares notes to see whether the marker is still its own.
+    No two runs write equal notes: by comparing notes, a run sees whether the marker is still its own.
     """
 
     identity: str  # hash of everything that the bytes of the shards depend on
@@ -72,12 +72,12 @@ class RunNote:
         return cls(identity, uuid.uuid4().hex, state)
 
     def may_keep_shards(self, identity: str) -> bool:
-        """Say whether a run of this identity may keep the shards: they are of the same identity, and not discarded."""
+        """Say whether a run of this identity may keep the shards of the note's run: same identity, not discarded."""
         return self.identity == identity and self.state is not RunState.discarded
 
 
 class Marker:
-    """The object on a store that names the run that may write a dataset: only its owner changes the dataset."""
+    """The object on a store that names the one run that may change a dataset. `dataset`: the dataset's address."""
 
     def __init__(self, dataset: str):
         self._dataset = dataset
@@ -85,7 +85,7 @@ class Marker:
         self._address = f"{self.folder}/identity"
 
     def read(self) -> tuple[RunNote | None, str | None]:
-        """Return the note and the object's version; None for both if no run is at work or was stopped."""
+        """Return the note and the object's version; (None, None): there is no marker, so no unfinished run."""
         try:
             data, version = stores.read_with_version(self._address)
         except FileNotFoundError:
@@ -97,7 +97,7 @@ class Marker:
             return RunNote("", "", RunState.discarded), version
 
     def replace_note(self, note: RunNote, version: str | None) -> RunNote:
-        """Write a note over that of this version (None: there is none); raises PackError if another run was faster."""
+        """Write a note in place of the one with this version (None: there is none); PackError: another was faster."""
         if not stores.put_if(self._address, json.dumps(asdict(note)).encode(), version):
             raise another_run_error(self._dataset)
         return note
@@ -110,7 +110,7 @@ class Marker:
         return self.replace_note(replace(note, state=state), version)
 
     def refuse_if_taken_over(self, note: RunNote) -> None:
-        """Raise PackError unless this note, which the run wrote last, is still in the marker."""
+        """Raise PackError unless the marker still holds this note, the last one that the run wrote."""
         if self.read()[0] != note:
             raise another_run_error(self._dataset)
 
@@ -121,14 +121,14 @@ class Marker:
             raise another_run_error(self._dataset)
 
     def remove_if_own(self, note: RunNote) -> None:
-        """Remove the marker and all that lies beside it, unless another run has replaced the note."""
+        """Remove the marker and all else in its folder, unless another run has replaced the note."""
         names = stores.entries(self.folder)
         if self.read()[0] == note:
             stores.delete(names)
 
 
 class DatasetInStore(DatasetInFolder):
-    """A dataset on an object store: shards go there as they are written, its metadata at the end.
+    """A dataset on an object store: its shards are uploaded as they are written, and its metadata at the end.
 
     Args:
         address: the address of the dataset.
@@ -152,35 +152,35 @@ class DatasetInStore(DatasetInFolder):
         refuse_unwritable_address("output.dir", parent(self.place))
 
     def is_free(self) -> bool:
-        names = self._names()
+        names = self._object_names()
         return not names or (
             _DATASET_YAML not in names and self._marker.read()[0] is not None
         )  # shards of a stopped run
 
-    def has(self, name: str) -> bool:
-        return name in self._names()
+    def has_file(self, name: str) -> bool:
+        return name in self._object_names()
 
     def begin(self, staging: Path, identity: str, num_bytes: int, overwrite: bool) -> None:
         note, version = self._marker.read()
         self.refuse_existing(overwrite)
-        is_continued = note is not None and note.may_keep_shards(identity) and not self.has(_DATASET_YAML)
+        is_continued = note is not None and note.may_keep_shards(identity) and not self.has_file(_DATASET_YAML)
         if note is not None and not (is_continued or overwrite) and note.state is not RunState.discarded:
             self._refuse_shards()
         note_of_run = self._marker.replace_note(
             RunNote.new(identity, RunState.writing if is_continued else RunState.discarded), version
         )
-        if not overwrite and self.has(_DATASET_YAML):  # another run published it before this run won the marker
+        if not overwrite and self.has_file(_DATASET_YAML):  # another run published it before this run won the marker
             self._marker.remove_if_own(note_of_run)
             self.refuse_existing(overwrite)
         if not is_continued:  # a dataset to be replaced is removed now
-            self._clear(note_of_run)
+            self._remove_objects(note_of_run)
             note_of_run = self._marker.change_state(note_of_run, RunState.writing)
         self._note = note_of_run
         self.write_shard = partial(upload_shard, self.place, identity)
 
     def _refuse_shards(self) -> None:
-        """Raise PackError if there are shards of another identity: their run may be at work."""
-        if any(name.endswith(".tar.idx") for name in self._names()):
+        """Raise PackError if the store has any shard of the dataset: another run, which may be at work, wrote it."""
+        if any(name.endswith(".tar.idx") for name in self._object_names()):
             raise PackError(
                 f"{self.place} has shards of another run, which is at work or was stopped: output.overwrite=true"
                 " removes them, output.name=NAME writes beside them"
@@ -214,16 +214,16 @@ class DatasetInStore(DatasetInFolder):
                 stores.put_file(f"{self.place}/{name}", files[name])
         self._marker.remove_if_own(note_of_run)
 
-    def _clear(self, note_of_run: RunNote) -> None:
-        """Remove everything, first the files that make it a dataset: nobody may read half of one."""
-        names = self._names()
+    def _remove_objects(self, note_of_run: RunNote) -> None:
+        """Remove all objects of the dataset, its dataset.yaml and manifest first, so that nobody reads half of it."""
+        names = self._object_names()
         first = [name for name in (_DATASET_YAML, _MANIFEST) if name in names]
         rest = [name for name in names if name not in first]
         for names_at_once in [*([name] for name in first), rest]:
             self._marker.refuse_if_taken_over(note_of_run)
             stores.delete(f"{self.place}/{name}" for name in names_at_once)
 
-    def _names(self) -> list[str]:
+    def _object_names(self) -> list[str]:
         return [name[len(self.place) + 1 :] for name in stores.entries(self.place)]
 
 
@@ -240,12 +240,12 @@ def refuse_unwritable_address(knob: str, address: str) -> None:
 def upload_shard(folder: str, identity: str | None, job: ShardJob) -> WrittenShard:
     """Write one shard as `write_shard` does, but onto an object store: upload it in parts, then its index.
 
-    The marker is read before each of the two. A process that is paused between reading it and the end of its request
-    may still upload that one object when it resumes, over another run's.
+    The marker is read before each of the two uploads. A process that is paused after that may still upload this one
+    object when it resumes, over that of another run.
 
     Args:
         folder: the address of the dataset.
-        identity: that of the run; None: the job has it.
+        identity: the run's identity; None: `job.identity` is.
     """
     marker = Marker(folder)
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
@@ -281,7 +281,7 @@ def _num_packs(table: pa.Table) -> int:
 
 
 def _uploaded_size(address: str, num_packs: int) -> int | None:
-    """Return the size of a shard that is uploaded with its index; None if it is not, or of other packs."""
+    """Return the bytes of a shard that is uploaded, with an index of `num_packs` packs; None if it is not."""
     try:
         ends, size = stores.read_whole(f"{address}.idx"), stores.find(address).size
     except FileNotFoundError:

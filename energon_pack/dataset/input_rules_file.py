@@ -28,15 +28,14 @@ class OtherTokenizer(ValueError):
 
 
 def read_input_rules(dataset: str | Path, processor: str | None = None) -> InputRules:
-    """Read the rules that turn packs into model inputs: of several datasets, those of the one with most processor
-    files.
+    """Read the rules that turn packs into model inputs; for several datasets, those with the most processor files.
 
     Args:
-        processor: folder or hub id, in place of the processor's files in the dataset.
+        dataset: a packed dataset, an order of several, or the YAML of a Metadataset.
+        processor: folder or hub id, in place of the processor's files in the dataset; None: these files.
 
     Raises:
-        PackError: this processor makes other pixels than that of the packing; or one is needed, for it has code of its
-            own.
+        PackError: `processor` makes other pixels than that of the packing, or is None though it must run its own code.
         ValueError: a file of the dataset is missing or damaged.
     """
     values_of = [(folder, _read_values(folder)) for folder in pack_folders_of(dataset)]
@@ -72,7 +71,7 @@ def _refuse_other_settings(folder: str | Path, processor: str, hashes: Mapping[s
 
 
 def _flat_values(value: Any, name: str = "") -> dict[str, Any]:
-    """Return the values of nested objects by their dotted names."""
+    """Flatten nested objects: {"a": {"b": 1}} becomes {"a.b": 1}."""
     if not isinstance(value, Mapping):
         return {name: value}
     return {
@@ -106,7 +105,7 @@ def _read_values(folder: str | Path) -> dict[str, Any]:
 
 
 def _local_processor(folder: str | Path, hashes: Mapping[str, str]) -> str:
-    """Return a folder of this machine with the processor's files: the dataset's own, or a copy of a store's."""
+    """Return a local folder with the dataset's processor files; those on a store are copied into the user's cache."""
     files = {
         name: read_unchanged(folder, f"{PROCESSOR_FOLDER}/{name}", file_hash) for name, file_hash in hashes.items()
     }

@@ -23,7 +23,7 @@ _PACK_KEY = re.compile(r"[0-9a-f]{8}_(\d{8,})")  # a key of this package's packs
 
 @dataclass(frozen=True)
 class LocatedPack:
-    """A pack, with its number, its shard, and the file from which its parts are read."""
+    """A pack that was looked up: its number, its shard, and the file from which its parts are read."""
 
     number: int  # its place in the order of the plan
     shard: str
@@ -45,7 +45,7 @@ class PackLookup(PackParts):
         self._flavor = flavor
 
     def number_of(self, key: str) -> int | None:
-        """Return the number of the pack with this key; None: there is none. A key of another tool is searched for."""
+        """Return the number of the pack with this key; None: there is none. For another tool's keys, all are read."""
         match = _PACK_KEY.fullmatch(key)
         number = int(match[1]) if match else len(self)
         if number < len(self) and self[number].pack.files.key == key:  # else the key is another dataset's
@@ -62,7 +62,7 @@ class PackLookup(PackParts):
         return LocatedPack(number, name, file_with_media(file, pack, self.media), pack, defects)
 
     def all(self) -> Iterator[LocatedPack]:
-        """Yield packs in order; if one can't be read, the rest of its shard is left out."""
+        """Yield all packs in the order of the plan; after one that can't be read, the rest of its shard is left out."""
         number = 0
         for count in self.shard_counts.values():
             with suppress(PackError):

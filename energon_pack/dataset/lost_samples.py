@@ -13,7 +13,7 @@ from energon_pack.samples.skip import Reason
 
 
 def why_too_much_bad_data(figures: Report | Choices, max_skipped: float) -> str | None:
-    """Return why bad data cost too many samples (`max_skipped`: a share of all); None if they did not."""
+    """Return a sentence if more samples were lost to bad data than `max_skipped`, a fraction, allows; else None."""
     num_lost, num_samples = num_lost_to_bad_data(figures.skipped_by_reason), figures.samples_in
     if num_lost <= max_skipped * num_samples:
         return None
@@ -21,7 +21,7 @@ def why_too_much_bad_data(figures: Report | Choices, max_skipped: float) -> str 
 
 
 def why_too_much_lost(report: Report, max_skipped: float) -> str | None:
-    """Return why a dataset with these figures may not be published; None if it may."""
+    """Return why a dataset with this report may not be published: no samples, or too many lost; None if it may."""
     if not report.samples_in:
         left_out = report.samples_excluded
         why_none = (
@@ -38,9 +38,9 @@ def why_too_much_lost(report: Report, max_skipped: float) -> str | None:
 
 
 def why_too_much_dropped(report: Report, packing: PackingConfig) -> str | None:
-    """Return why overlong samples lose more than `packing.max_dropped_tokens`; None if they do not.
+    """Return a sentence if overlong samples lose a larger share of tokens than `packing.max_dropped_tokens`; else None.
 
-    `packing.overlong=drop` may lose any number, because the user asked for it.
+    With `packing.overlong=drop` it is always None, because the user asked for the loss.
     """
     is_cut_off, most = packing.overlong == Overlong.truncate_text, packing.max_dropped_tokens
     share = report.dropped_share(Reason.OVERLONG.value) + is_cut_off * report.dropped_share(Reason.CUT_OFF.value)
@@ -59,7 +59,7 @@ def why_too_much_dropped(report: Report, packing: PackingConfig) -> str | None:
 
 
 def policies_that_keep_more(overlong: Overlong) -> str:
-    """Name the policies of `packing.overlong`, other than this one, that keep more tokens, and where each helps."""
+    """Return advice: values of `packing.overlong`, other than this one, that keep more tokens, and where each helps."""
     of_samples = {
         Overlong.split_turns: "where samples have several questions",
         Overlong.split_text: "where they are text without a chat",
@@ -68,13 +68,13 @@ def policies_that_keep_more(overlong: Overlong) -> str:
 
 
 def refuse_future_loss(why: str | None, page: Path, figures: Report | Choices | None = None) -> None:
-    """Raise SamplesLost, in a run that publishes nothing, if publishing would be refused; `why` is None if not."""
+    """Raise SamplesLost, in a run that only plans, if `why` is not None: the reason why nothing would be published."""
     if why is not None:
         raise SamplesLost(f"{why}: stage=all would publish nothing", str(page), figures.to_json() if figures else None)
 
 
 def refuse_losses(why: str, skipped: Path, final: Path, report: Report) -> NoReturn:
-    """Move the ledger beside the place of the dataset, and raise SamplesLost: too much was lost to publish it."""
+    """Move the ledger (`skipped`) beside the dataset's place (`final`), and raise SamplesLost with the reason `why`."""
     kept, page = ledger_beside(final), page_beside(final, PAGE)
     shutil.move(skipped, kept)
     text = f"{why}: nothing is published; {kept} names each with its reason, {page} shows what there is"
@@ -82,10 +82,10 @@ def refuse_losses(why: str, skipped: Path, final: Path, report: Report) -> NoRet
 
 
 def ledger_beside(final: Path) -> Path:
-    """Return where a run that publishes nothing leaves its ledger, beside the dataset's place."""
+    """Return where a run that publishes nothing leaves its ledger: `<final>.skipped.jsonl`."""
     return final.with_name(f"{final.name}.{LEDGER}")
 
 
 def page_beside(final: Path, name: str) -> Path:
-    """Return where a run that publishes nothing leaves its page, beside the dataset's place; `name` ends the path."""
+    """Return where a run that publishes nothing leaves its page: beside the dataset's place, as `<final>.<name>`."""
     return final.with_name(f"{final.name}.{name}")

@@ -51,7 +51,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
                 f" source: energon-pack source.path={shlex.quote(str(path))} +model=NAME packs their members"
             )
         manifest: dict[str, Any] = json_value(data)
-        if why := _why_unknown(manifest):
+        if why := _why_unreadable(manifest):
             raise ValueError(f"{path}: {why}")
         return manifest
     manifests = {folder: read_manifest(folder) for folder in packed_datasets(path)}
@@ -66,7 +66,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     return max(manifests.values(), key=lambda manifest: int(manifest["max_token_len"]))
 
 
-def _why_unknown(manifest: Mapping[str, Any]) -> str | None:
+def _why_unreadable(manifest: Mapping[str, Any]) -> str | None:
     if manifest.get("flavor") in READABLE_FLAVORS:
         return format_problem(manifest)
     from energon_pack.samples.flavors import reading_problem  # of another package
@@ -83,7 +83,7 @@ def pack_folders_of(dataset: str | Path) -> list[str | Path]:
 
 
 def processor_folder(dataset: str | Path) -> str | None:
-    """Return the processor's folder as report.json of a dataset names it; None if it is not on this machine."""
+    """Return the folder of the processor that packed a dataset, by report.json; None if it is not on this machine."""
     for folder in pack_folders_of(dataset):
         try:
             report = json_value(_read(_joined(folder, REPORT)) or b"{}")
@@ -96,7 +96,7 @@ def processor_folder(dataset: str | Path) -> str | None:
 
 
 def path_when_packed(report: Mapping[str, Any], path: str) -> str:
-    """Return a path of report.json's config, resolved against the folder in which that run was started."""
+    """Return a path in report.json's config, joined with the folder in which that run was started."""
     if is_address(path):
         return path
     cwd = report.get("cwd")
@@ -167,7 +167,7 @@ def _folder_of(path: str | Path) -> str | Path:
 
 
 def _joined(folder: str | Path, name: str) -> str | Path:
-    """Join a path of this machine, or an address, with a name; an address stays a string."""
+    """Join a folder, or an address, with a name; an address is returned as a string."""
     if is_address(folder) or is_address(name):
         return joined(str(folder), name)
     return Path(folder) / name

@@ -24,7 +24,7 @@ from energon_pack.dataset.energon import write_energon_files
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder, manifest_digest
 from energon_pack.dataset.manifest import MANIFEST, ORDER_FILE
-from energon_pack.dataset.plan_counts import items_of, pack_sizes, tables_with_counts
+from energon_pack.dataset.plan_counts import items_of, num_members, tables_with_counts
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.errors import PackError
 from energon_pack.plan.items import Items
@@ -37,7 +37,7 @@ from energon_pack.samples.flavors import flavor_by_name
 
 @dataclass(frozen=True)
 class OrderedDataset:
-    """One of the packed datasets whose packs an order puts into one sequence."""
+    """One packed dataset of an order, which puts the packs of several datasets into one sequence."""
 
     name: str
     folder: DatasetFolder
@@ -45,7 +45,7 @@ class OrderedDataset:
     manifest: Mapping[str, Any]
 
     def split_parts(self) -> dict[str, list[str]]:
-        """Return the names of its tars by split; raises PackError if split.yaml excludes packs."""
+        """Return split → the names of its tars; raises PackError if split.yaml excludes packs."""
         split = yaml_value(self.folder.read(f"{META_FOLDER}/split.yaml"))
         if split.get("exclude"):
             raise PackError(f"{self.folder}: split.yaml excludes packs: an order has whole tars")
@@ -70,7 +70,7 @@ def train_members(parts: Sequence[OrderedDataset]) -> tuple[Items, Ints, Ints]:
         counts = part.shard_counts()
         for shard in part.split_parts()["train"]:
             table = by_shard.get(shard)
-            its_sizes = np.zeros(0, np.int64) if table is None else pack_sizes(table)
+            its_sizes = np.zeros(0, np.int64) if table is None else num_members(table)
             if table is None or len(its_sizes) != counts.get(shard):
                 raise PackError(
                     f"{part.folder}: the plan has {len(its_sizes)} packs of {shard}, not {counts.get(shard)}"
@@ -93,8 +93,8 @@ def write_order_folder(
     """Write the folder of an order, completely or not at all, in place of `out`.
 
     Args:
-        order: int64, numbers of packs, counted over all datasets, in reading order.
-        num_turns: the number of passes over the datasets that the order is made of.
+        order: int64, numbers of packs, counted over all `parts`, in reading order.
+        num_turns: the number of passes over the datasets in `order`.
     """
     staging = out.with_name(f".{out.name}.partial-{os.getpid()}")
     staging.mkdir(parents=True)
@@ -125,7 +125,7 @@ def _write(
     manifest |= {
         "topology": dict(topology),
         "turns": num_turns,
-        "splits": _splits(parts),
+        "splits": _sum_splits(parts),
         "num_packs": len(order),
         **{name: sum(part.manifest[name] for part in parts) for name in ("num_samples", "num_tokens")},
         **({"entries": [part.name for part in parts]} if len(parts) > 1 else {}),
@@ -136,8 +136,8 @@ def _write(
     write_whole(folder / META_FOLDER / MANIFEST, json.dumps(manifest, indent=2, sort_keys=True).encode())
 
 
-def _splits(parts: Sequence[OrderedDataset]) -> dict[str, dict[str, int]]:
-    """Add up the packs of the datasets in each split."""
+def _sum_splits(parts: Sequence[OrderedDataset]) -> dict[str, dict[str, int]]:
+    """Add up the counts of packs, samples and tokens of the datasets, by split."""
     sums: dict[str, dict[str, int]] = {}
     for part in parts:
         for split, counts in part.manifest["splits"].items():

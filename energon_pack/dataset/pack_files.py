@@ -44,7 +44,7 @@ def first_json(file: File) -> Any:
 
 
 def members_of_pack(parts: Parts, flavor: str, read: ReadMedia) -> Iterator[MemberInput]:
-    """Yield the members of a pack (`parts`: content by name); `read` reads media that the pack refers to."""
+    """Yield the members of a pack. `parts`: part name → bytes; `read`: reads media that the pack only refers to."""
     if flavor in READABLE_FLAVORS:
         yield from pack_members(parts, json_of(parts["json"]), read)
         return

@@ -50,30 +50,30 @@ class Pack:
 
     @cached_property
     def part_names(self) -> list[list[str]] | None:
-        """Return the names of each member's parts, in the order of writing; None if the JSON of them is damaged."""
+        """Return the names of each member's parts, as written; None if the fields that name them are damaged."""
         with suppress(KeyError):
             return self.flavor.parts(self.fields)
         return None
 
     @cached_property
     def media_names(self) -> list[list[str]]:
-        """Return the names of each member's media; [] if the JSON is damaged."""
+        """Return the names of each member's media: of its parts, without patch positions; [] if they are damaged."""
         return [[name for name in names if not name.endswith(".npy")] for names in self.part_names or ()]
 
     @property
     def shared_lens(self) -> list[int]:
-        """Return how many first tokens each member shares with the member before it: 0 without `packing.share`."""
+        """Return for each member how many of its first tokens are those of the member before it (`packing.share`)."""
         return list(self.meta.get("shared_lens", ())) or [0] * len(self.meta.get("token_lens", self.media_names))
 
     @cached_property
     def num_shared_media(self) -> list[int]:
-        """Return how many of its first media each member shares with the member before it."""
+        """Return for each member how many of its first media it shares with the member before it."""
         lens = self.shared_lens
         lens_match = len(lens) == len(self.media_names)
         return list(num_shared_media(self.media_names, lens if lens_match else [0] * len(self.media_names)))
 
     @cached_property
-    def kinds(self) -> list[list[str | None]]:
+    def media_kinds(self) -> list[list[str | None]]:
         """Return the kind of each medium in `media_names`, such as `image`; None for a name that is no medium's."""
         return [[self.flavor.kind(name) for name in names] for names in self.media_names]
 
@@ -98,15 +98,15 @@ class Pack:
         """Return the pack's media type, such as `image` or `mix`: from its JSON, else from the kinds of its media."""
         if "media_type" in self.flavor.schema:
             return str(self.fields.get("media_type", "unknown"))
-        return media_type([kind for kinds in self.kinds for kind in kinds if kind])
+        return media_type([kind for kinds in self.media_kinds for kind in kinds if kind])
 
 
 def file_with_media(file: Bytes, pack: Pack, media: DatasetMedia) -> Bytes:
-    """Return a file in which all parts of a pack lie at their offsets: its shard, then the media that it refers to."""
+    """Return a file that holds all parts of a pack at their offsets: the shard `file`, plus media that it refers to."""
     return ShardWithMedia(file, pack.files.end, pack.references, media) if pack.references else file
 
 
-def written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
+def read_written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
     """Read the token ids, trained ranges and media of each member of a pack; raises TokensDamaged if there are none."""
     part = pack.parts.get(TOKENS_PART)
     if part is None or part.size < 0:
@@ -115,12 +115,12 @@ def written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
 
 
 def messages_of(file: Bytes, pack: Pack, index: int) -> list[Message]:
-    """Return the stored messages of the member with this index; its patch positions give times that its texts lack."""
-    positions = [_positions(file, pack, name) for name in pack.media_names[index]]
+    """Return the messages of the member `index`; if they lack times of frames, its patch positions give them."""
+    positions = [_read_positions(file, pack, name) for name in pack.media_names[index]]
     return pack.flavor.messages((pack.members or [])[index], positions)
 
 
-def _positions(file: Bytes, pack: Pack, image: str) -> Any:
+def _read_positions(file: Bytes, pack: Pack, image: str) -> Any:
     """Read the patch positions of an image; None if it has none."""
     part = pack.positions_part(image)
     return None if part is None else load_patch_positions(file.read(part.offset, part.size), part.name)
@@ -180,7 +180,7 @@ def _contradictions(pack: Pack) -> Iterator[str]:
 
 
 class ShardWithMedia:
-    """Reads a pack whose media lie elsewhere as one file: its shard up to the pack's end, followed by these media."""
+    """A file made of a shard up to the end of a pack (`end`), and then the media that the pack refers to."""
 
     def __init__(self, shard: Bytes, end: int, references: Sequence[Reference], media: DatasetMedia):
         self._shard, self._references, self._media = shard, references, media
@@ -205,5 +205,5 @@ class ShardWithMedia:
 
 
 def media_offsets(end: int, references: Sequence[Reference]) -> list[int]:
-    """Return the offset of each medium if all follow the end of a pack in a row, and the end of the last one."""
+    """Return the offset of each medium, if the media follow each other from `end` on, and the end of the last one."""
     return list(accumulate((reference.size for reference in references), initial=end))

@@ -51,7 +51,7 @@ class PackParts:
         return self._pack_ends[-1] if self._pack_ends else 0
 
     def parts(self, number: int) -> dict[str, Any]:
-        """Return the files of a pack as Energon's sample loaders get them: content by part name, and `__key__`."""
+        """Return the files of a pack as Energon's sample loaders get them: part name → bytes, and `__key__`."""
         name, file, files = self._find(number)
         try:
             parts = {part.name: file.read(part.offset, part.size) for part in files.parts if part.size >= 0}
@@ -74,7 +74,7 @@ class PackParts:
         return PackError(f"{self._shards.path_of(name)} can't be read: {error.strerror or error}")
 
     def _files_of_pack(self, name: str, place: int) -> tuple[Bytes, PackFiles]:
-        """Return the files of a pack by its shard's index; if that is wrong or missing, by the shard itself."""
+        """Return the file that holds the pack `place` of a shard, and its parts, found by the index or a scan."""
         file = self._open_shard(name)
         with suppress(OSError), self._shards.open(f"{name}.idx") as index:
             data = index.read(8 * place, 16)

@@ -60,7 +60,7 @@ def _cached_template(dataset: str, processor: str | None, trust_remote_code: boo
 
 
 def _build_template(settings: TemplateSettings) -> Template:
-    """Build the template that packing chose; if that is not possible with this processor, choose one anew."""
+    """Build the template by the template that packing chose; if this processor does not fit it, choose another."""
     try:
         return load_model_template(settings)
     except PackError:

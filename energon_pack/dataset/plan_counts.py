@@ -29,21 +29,21 @@ def tables_with_counts(plan: PlanFile, *more: str) -> Iterator[pa.Table]:
     yield from plan.tables(*_COUNTED_COLUMNS, *optional, *more)
 
 
-def pack_sums(plan: PlanFile, cost: CostModel) -> PackSums:
-    """Return the costs and tokens of each pack in a written plan."""
+def sums_of_written_plan(plan: PlanFile, cost: CostModel) -> PackSums:
+    """Return the costs and tokens of each pack, from pack_plan.parquet."""
     sums = [
-        sums_of_plan(items_of(table), packs_of_sizes(pack_sizes(table)), cost) for table in tables_with_counts(plan)
+        sums_of_plan(items_of(table), packs_of_sizes(num_members(table)), cost) for table in tables_with_counts(plan)
     ]
     return PackSums(*map(np.concatenate, zip(*sums, strict=True)))
 
 
 def sums_of_plan(items: Items, packs: PackPlan, cost: CostModel) -> PackSums:
-    """Return the costs and tokens of each pack in a plan that is not written yet."""
+    """Return the costs and tokens of each pack, from a plan in memory."""
     lm, vision = costs_of_packs(items, packs, cost)
     return PackSums(lm, vision, packs.per_pack(items.lens), packs.per_pack(items.num_supervised))
 
 
-def pack_sizes(table: pa.Table) -> Ints:
+def num_members(table: pa.Table) -> Ints:
     """Return int64[packs], the number of members of each pack; the rows of a pack must stand together."""
     packs = table["pack"].combine_chunks().dictionary_encode().indices.to_numpy()
     starts = np.concatenate(([0], np.flatnonzero(np.diff(packs)) + 1, [len(packs)]))
@@ -52,7 +52,7 @@ def pack_sizes(table: pa.Table) -> Ints:
 
 
 def items_of(table: pa.Table) -> Items:
-    """Return rows of a plan as `Items`. Tokens that a member shares with the member before it count for that one."""
+    """Return rows of a plan as `Items`; tokens that two members share are counted for the first of them only."""
     parts = table["parts"].combine_chunks()
     kinds, member = pc.struct_field(pc.list_flatten(parts), "kind"), pc.list_parent_indices(parts).to_numpy()
 

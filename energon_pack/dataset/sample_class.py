@@ -47,11 +47,11 @@ ClassFields = dict[str, bool]  # field → whether the class requires it
 
 
 def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] | None = None) -> PackedFlavor:
-    """Return the flavour with this name, in the form that a sample class accepts; raises PackError if there is none.
+    """Return the flavour with this name whose fields a sample class accepts; raises PackError if there is none.
 
     Args:
-        sample_type: `module:Class` of another stack; None: the class of this package.
-        sample_fields: the fields of that class; None: the class is imported, and tells them.
+        sample_type: `module:Class` of another stack; None: the sample class of this package.
+        sample_fields: the fields of that class; None: the class is imported to find them.
     """
     forms = [stack for stack in STACK_FLAVORS if stack.name == name]
     if sample_type is None or not forms:
@@ -77,13 +77,13 @@ def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] 
 
 
 def _first_fitting(taken: ClassFields, forms: Iterable[PackedFlavor]) -> PackedFlavor | None:
-    """Return the first flavour that fills all fields that a class requires, and none that it lacks; None if none."""
+    """Return the first flavour that gives each field a class requires, and no field it lacks; None if there is none."""
     needed = {field for field, is_needed in taken.items() if is_needed}
     return next((form for form in forms if needed <= {*form.gives} <= taken.keys()), None)
 
 
 def _fields_of(sample_type: str, forms: Iterable[PackedFlavor]) -> ClassFields:
-    """Return the fields of a class that not every Energon sample has (`__key__` … are left out)."""
+    """Import a class and return its fields, without those that every Energon sample has (`__key__` …)."""
     module, _, name = sample_type.partition(":")
     try:
         sample_class: Any = getattr(import_module(module), name)

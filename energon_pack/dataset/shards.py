@@ -61,7 +61,7 @@ def shard_name_pattern(prefix: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True)
 class ShardJob:
-    """All that a worker needs to write one output shard: its rows of the plan, and the source shards they name."""
+    """All that a worker needs to write one output shard: its row group of the plan, its source shards, and settings."""
 
     path: Path
     plan: Path
@@ -99,7 +99,7 @@ def write_shard(job: ShardJob) -> WrittenShard:
     """Write one shard, then its `.tar.idx`. A shard that a killed run finished is kept if it has the right bytes."""
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
     index = job.path.with_suffix(".tar.idx")
-    was_there = is_done(job.path, job.identity) or _is_finished(job, table, index)
+    was_there = is_shard_done(job.path, job.identity) or _is_finished(job, table, index)
     if not was_there:
         _write_tar(job, table, index)
     if job.identity is not None:
@@ -137,7 +137,7 @@ def _put_in_place(temporary: Path, path: Path, is_synced: bool) -> None:
     os.replace(temporary, path)
 
 
-def is_done(shard: Path, identity: str | None) -> bool:
+def is_shard_done(shard: Path, identity: str | None) -> bool:
     """Say whether a process of the run with this identity wrote and synced a shard; the shard itself is not read."""
     try:
         return identity is not None and _done_file(shard).read_bytes() == _done_content(shard, identity)
@@ -161,7 +161,7 @@ def unfinished_folder(staging: Path) -> Path:
     return staging.with_name(f"{staging.name}.parts")
 
 
-def num_bytes_begun(staging: Path) -> int:
+def num_unfinished_bytes(staging: Path) -> int:
     """Return the number of bytes that are written of unfinished shards."""
     num_bytes = 0
     with suppress(OSError), os.scandir(unfinished_folder(staging)) as entries:
@@ -195,13 +195,13 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
         places = iter(job.token_places.tolist())
         rows = zip(rows_of(table, PlanRow), job.checksums.tolist(), strict=True)
         put = _write_with_media if job.source_root is None else _write_with_references
-        for members in sources.read_ahead(_by_packs(rows), are_copied=job.source_root is None):
+        for members in sources.read_ahead(_in_groups_of_packs(rows), are_copied=job.source_root is None):
             of_each = zip(members, islice(places, len(members)), strict=True)
             known = [None if row.cut else kept.find(place, checksum) for (row, checksum), place in of_each]
             samples = [sources.read(row, job.settings, its) for (row, _), its in zip(members, known, strict=True)]
             tokens = tokens_of(members, samples, known, sources, job.template_folder, job.engine)
             each = zip(members, samples, tokens, strict=True)
-            whole = (_Member(row, checksum, sample, its) for (row, checksum), sample, its in each)
+            whole = (_PackMember(row, checksum, sample, its) for (row, checksum), sample, its in each)
             packs = groupby(whole, key=lambda member: member.row.pack)
             for pack in [_content_of_pack(key, list(rows), job) for key, rows in packs]:
                 starts.append(tar.position)
@@ -209,11 +209,11 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
                     row = member.row
                     sources.refuse_changed(row, member.sample, ends[: len(row.parts)], member.checksum)
         starts.append(tar.position)
-        tar.end()
+        tar.finish()
     return np.array(starts, dtype="<u8").tobytes()
 
 
-def _by_packs(rows: Iterable[tuple[PlanRow, int]]) -> Iterator[RowsWithChecksums]:
+def _in_groups_of_packs(rows: Iterable[tuple[PlanRow, int]]) -> Iterator[RowsWithChecksums]:
     """Yield members of whole packs, several packs at once: a tokenizer is faster with many texts."""
     together: RowsWithChecksums = []
     bytes_left = _BYTES_AT_ONCE
@@ -231,7 +231,7 @@ def _by_packs(rows: Iterable[tuple[PlanRow, int]]) -> Iterator[RowsWithChecksums
 # ------------------------------------------------------------------------------------------------------- a pack
 
 
-class _Member(NamedTuple):
+class _PackMember(NamedTuple):
     """A member of a pack."""
 
     row: PlanRow
@@ -247,11 +247,11 @@ class _PackContent(NamedTuple):
     flavor: PackedFlavor
     value: Fields  # its JSON
     tokens: bytes
-    members: Sequence[_Member]
+    members: Sequence[_PackMember]
     parts: list[list[tuple[str, AnyPart]]]  # for each member, the name and place of each part
 
 
-def _content_of_pack(key: str, pack: Sequence[_Member], job: ShardJob) -> _PackContent:
+def _content_of_pack(key: str, pack: Sequence[_PackMember], job: ShardJob) -> _PackContent:
     members, samples = [member.row for member in pack], [member.sample for member in pack]
     tokens = pack_tokens([member.tokens for member in pack]).to_bytes()
     conversations = [
@@ -285,9 +285,9 @@ def _write_with_media(tar: TarWriter, pack: _PackContent, sources: Sources, root
     _add_json_and_tokens(tar, pack, pack.value)
     return [
         [
-            sources.ends(member.row, part)
+            sources.read_ends(member.row, part)
             if number < member.row.num_shared_media
-            else sources.copy(tar, f"{pack.key}.{name}", member.row, part)
+            else sources.copy_part(tar, f"{pack.key}.{name}", member.row, part)
             for number, (name, part) in enumerate(its)
         ]
         for member, its in zip(pack.members, pack.parts, strict=True)
@@ -312,7 +312,7 @@ def _add_json_and_tokens(tar: TarWriter, pack: _PackContent, value: Fields) -> N
 
 
 def conversation(sample: ReadSample, flavor: PackedFlavor, num_shared: int = 0) -> Conversation:
-    """Return a sample as the JSON of its pack stores it; its first `num_shared` media are the member's before it."""
+    """Return a sample in the form of its pack's JSON; it shares its first `num_shared` media with the member before."""
     messages = sample.timed_messages if flavor.times_in_text else sample.messages
     media = [(part.kind, part.extension) for part in sample.parts]
     has_positions = [] if flavor.times_in_text else [part is not None for part in sample.positions]

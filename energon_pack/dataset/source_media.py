@@ -48,7 +48,7 @@ class DatasetMedia:
 
     Args:
         root: the place of the source; None: see `source_root`.
-        whole: `read_ahead` reads media completely; else only their ends.
+        whole: `read_ahead` requests all bytes of media; else only the first and last of each.
     """
 
     def __init__(self, dataset: str | os.PathLike[str], root: str | None = None, whole: bool = False):
@@ -89,6 +89,6 @@ class EnergonMedia:
 
 
 def _folder_of(source: Any) -> str:
-    """Return the folder of packs that Energon read a sample from: an order names tars of several folders."""
+    """Return the folder of the shard that Energon read a sample from, by the sample's `__sources__` entry."""
     path = source.dataset_path
     return str((path / source.shard_name).parent if "/" in (source.shard_name or "") else path)

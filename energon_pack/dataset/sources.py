@@ -37,15 +37,15 @@ class Sources:
         self._reader = Reader()
 
     def read_ahead(self, packs: Iterable[RowsWithChecksums], are_copied: bool) -> Iterator[RowsWithChecksums]:
-        """Yield the same packs, and read their sources ahead: whole media if they are copied, else only their ends."""
+        """Yield the same packs, but first request their media: whole if they `are_copied`, else only their ends."""
 
         def samples(pack: RowsWithChecksums) -> Iterator[tuple[Shard, PlanRow]]:
             return ((self._shards[row.shard], row) for row, _ in pack)
 
-        return self._reader.ahead(packs, samples, whole_range if are_copied else end_ranges)
+        return self._reader.read_ahead(packs, samples, whole_range if are_copied else end_ranges)
 
     def read(self, row: PlanRow, settings: ReadSettings, kept: KeptSample | None = None) -> ReadSample:
-        """Read the record of a sample, without media. The conversation is parsed unless `kept` has it."""
+        """Read a sample without its media; its conversation is that in `kept`, or is parsed if `kept` has none."""
         shard, lead = self._shards[row.shard], self._header_size(row)
         raw = self._reader.raw(shard, row, lead)
         self._check_header(raw[:lead], row, row.record_part, row.record_size)
@@ -64,34 +64,34 @@ class Sources:
         except Skip as skip:  # it could be read when it was measured
             raise self.changed_error(row) from skip
 
-    def member(self, row: PlanRow, *, settings: ReadSettings, checksum: int) -> MemberInput:
+    def read_member(self, row: PlanRow, *, settings: ReadSettings, checksum: int) -> MemberInput:
         """Read a sample with its media, in the form that training encodes."""
         sample = self.read(row, settings)
         media = [self.checked_file(row, part).read(part.offset, part.size) for part in sample.parts]
         self.refuse_changed(row, sample, (data[:END_BYTES] + data[-END_BYTES:] for data in media), checksum)
         return sample.member(row.sample_id, media, row.token_len)
 
-    def copy(self, tar: TarWriter, name: str, row: PlanRow, part: AnyPart) -> bytes:
-        """Copy a part of a sample into a tar under this name; return its first and last `END` bytes."""
+    def copy_part(self, tar: TarWriter, name: str, row: PlanRow, part: AnyPart) -> bytes:
+        """Copy a part of a sample into a tar under this name; return its first and last `END_BYTES` bytes."""
         header, ends = tar.copy(name, self._file(row, part), part.offset, part.size, self._header_size(row), END_BYTES)
         self._check_header(header, row, part.name, part.size)
         return ends
 
-    def ends(self, row: PlanRow, part: AnyPart) -> bytes:
-        """Return the first and last `END` bytes of a part."""
+    def read_ends(self, row: PlanRow, part: AnyPart) -> bytes:
+        """Return the first and last `END_BYTES` bytes of a part."""
         ends = ends_of(self._file(row, part), part.offset, part.size, self._header_size(row))
         self._check_header(ends.header, row, part.name, part.size)
         return ends.first + ends.last
 
     def reference_to(self, name: str, row: PlanRow, part: AnyPart, root: str) -> tuple[Reference, Ends]:
-        """Return the reference under which a pack finds a part below `root`, and the part's first and last bytes."""
+        """Return the `Reference` that leads a pack to a part below the folder `root`, and the part's `Ends`."""
         ends = ends_of(self._file(row, part), part.offset, part.size, self._header_size(row))
         self._check_header(ends.header, row, part.name, part.size)
         place = self._shards[row.shard].place(part, root)
         return Reference(name, place, part.size, ends.checksum, row.sample_id), ends
 
     def checked_file(self, row: PlanRow, part: AnyPart) -> File:
-        """Return the file that holds a part, after comparing the tar header before the part."""
+        """Return the file that holds a part; SourceChanged: the tar header before it is of another name or size."""
         file, lead = self._file(row, part), self._header_size(row)
         self._check_header(file.read(part.offset - lead, lead), row, part.name, part.size)
         return file
@@ -100,7 +100,7 @@ class Sources:
         return self._reader.part_file(self._shards[row.shard], part)
 
     def _header_size(self, row: PlanRow) -> int:
-        """Return the size of the header before each part of a sample: a file of its own has none."""
+        """Return the bytes of the tar header before each part of a sample; 0: parts are files of their own."""
         return self._shards[row.shard].lead
 
     def _check_header(self, header: bytes, row: PlanRow, part: str, size: int) -> None:
@@ -140,7 +140,7 @@ def tokens_of(
     """Return the tokens of each member: those that measuring kept, or new ones.
 
     Args:
-        kept: what measuring kept of each member; None: nothing, so its tokens are made.
+        kept: what measuring kept of each member; None: nothing, so that the member is tokenized here.
 
     Raises:
         SourceChanged: a sample is not as it was measured.
@@ -157,10 +157,10 @@ def tokens_of(
         known = tokens[number]
         if known is not None and (len(known), known.num_supervised) == (member.token_len, member.num_supervised):
             continue
-        ids = _counts_text(known) if known is not None else _counts_alone(template_folder, as_seen[number], engine)
+        ids = _counts_text(known) if known is not None else _counts_of_sample(template_folder, as_seen[number], engine)
         if ids != f"{member.token_len} tokens, {member.num_supervised} of them trained":
             sample = samples[number]
-            sources.refuse_changed(member, sample, (sources.ends(member, part) for part in sample.parts), checksum)
+            sources.refuse_changed(member, sample, (sources.read_ends(member, part) for part in sample.parts), checksum)
             raise LengthsWrong(
                 f"{member.sample_id} has {ids} when it is written, and {member.token_len} and {member.num_supervised}"
                 f" as measured with measure.engine={engine}, or by other versions: nothing is published; the same"
@@ -176,7 +176,7 @@ def _tokenize(template_folder: str, samples: Sequence[Sample], engine: str) -> l
     return load_saved_template(template_folder).member_tokens(samples, engine) if samples else []
 
 
-def _counts_alone(template_folder: str, sample: Sample, engine: str) -> str:
+def _counts_of_sample(template_folder: str, sample: Sample, engine: str) -> str:
     try:
         return _counts_text(_tokenize(template_folder, [sample], engine)[0])
     except Skip as skip:

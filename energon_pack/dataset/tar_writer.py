@@ -14,7 +14,7 @@ _NO_KERNEL_COPY_ERRORS = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EIN
 
 
 def tar_size(position: int) -> int:
-    """Return the bytes of a tar whose last file ends at `position`: two zero blocks, then zeros up to a full record."""
+    """Return the bytes of a tar whose last file ends at `position`: two zero blocks follow, and fill up a record."""
     end = position + 2 * BLOCK
     return end + -end % tarfile.RECORDSIZE
 
@@ -55,7 +55,7 @@ class TarWriter:
 
     @property
     def position(self) -> int:
-        """Return the number of bytes of the tar so far."""
+        """Return the number of bytes that the tar has so far."""
         return self._num_written + self._used
 
     def add(self, name: str, data: bytes) -> None:
@@ -65,7 +65,7 @@ class TarWriter:
         self._put(bytes(-len(data) % BLOCK))
 
     def copy(self, name: str, source: File, offset: int, size: int, lead: int = 0, end: int = 0) -> tuple[bytes, bytes]:
-        """Add a file whose content is a range of another file; return the bytes before that range, and its ends.
+        """Add a file with a range of another file as its content; return the bytes before the range, and its ends.
 
         Args:
             lead: how many bytes before `offset` to return, at most a tar header: one call reads them with the content.
@@ -97,7 +97,7 @@ class TarWriter:
         self._used += whole
         return before, ends
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Finish the tar: two zero blocks, then zeros up to a full record."""
         self._put(bytes(tar_size(self.position) - self.position))
         self._flush()
@@ -128,7 +128,7 @@ class TarDiffers(Exception):
 
 
 class TarComparer(TarWriter):
-    """Compares an existing tar with what would be written: writes nothing, raises TarDiffers at a difference."""
+    """Compares an existing tar with the files that are added: writes nothing, raises TarDiffers at a difference."""
 
     def _write(self, view: memoryview) -> None:
         present = memoryview(bytearray(len(view)))

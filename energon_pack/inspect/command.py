@@ -70,13 +70,13 @@ def _show_pack(options: argparse.Namespace) -> int:
         print_pack(view, options.full)
         following = min(number + 1, len(opened.packs) - 1)
         print_commands(
-            f"python -m energon_pack.inspect {shlex.quote(options.given[0])} {following}", _other_views(options)
+            f"python -m energon_pack.inspect {shlex.quote(options.given[0])} {following}", _other_options(options)
         )
     return 0
 
 
 def _write_page(out: str, page: str) -> None:
-    """Write the page over what is there, which may be a link or a device; print where."""
+    """Write an HTML page to the path `out`, which may be a link or a device; print the path."""
     try:
         Path(out).write_text(page, encoding="utf-8")
     except OSError as error:
@@ -84,8 +84,8 @@ def _write_page(out: str, page: str) -> None:
     say(f"written: {out} ({len(page) / 1000:,.0f} kB)\n")
 
 
-def _other_views(options: argparse.Namespace) -> list[str]:
-    """List other things that can be shown."""
+def _other_options(options: argparse.Namespace) -> list[str]:
+    """Return the options of `inspect` that were not used yet, for the line of next commands."""
     return ["a sample", "--random", *["--tokens"] * (not options.tokens), *["--html OUT"] * (not options.html)]
 
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:  # a look at a pack needs no tokenizer
 
 
 @dataclass(frozen=True)
-class Dataset:
-    """A packed dataset that is open: its folder, its manifest and report, and its packs by number."""
+class OpenDataset:
+    """An open packed dataset: its folder, manifest and report ({} if missing), and its packs by number."""
 
     folder: DatasetFolder
     manifest: dict[str, Any]
@@ -73,7 +73,7 @@ class Dataset:
         return None
 
     def _reasons_left_out(self, sample: str) -> Iterator[str]:
-        """Yield the reasons in the ledger for which a sample is in no pack; broken lines are passed over."""
+        """Yield the reasons in the ledger for which a sample (its id) is in no pack; broken lines are skipped."""
         if not self.folder.has(LEDGER):
             return
         with self.folder.open(LEDGER) as file:
@@ -83,7 +83,7 @@ class Dataset:
                         yield f"in no pack: {entry.get('reason')}: {entry.get('detail')}"
 
     def view(self, located: LocatedPack, vocabulary: "Vocabulary | None" = None, max_thumbnails: int = 0) -> PackView:
-        """Return the values of a pack that a terminal or a page shows; raises PackError if it is damaged."""
+        """Return a pack in the form that terminal and page show. `vocabulary`: turns ids into text; None: no text."""
         plan, key = self.plan, located.pack.files.key
         rows = plan.members({key}).get(key) if plan else None
         longest = self.manifest.get("max_token_len")
@@ -91,7 +91,7 @@ class Dataset:
         return pack_view(located.file, located.pack, place, rows, vocabulary, max_thumbnails, located.defects)
 
 
-def open_dataset(dataset: str | Path) -> Dataset:
+def open_dataset(dataset: str | Path) -> OpenDataset:
     """Open a packed dataset by its folder or address; raises PackError if it is none, or holds no pack."""
     folder = packed_folder(dataset)
     if not folder.has_files:
@@ -116,7 +116,7 @@ def open_dataset(dataset: str | Path) -> Dataset:
         raise PackError(f"{folder}: its shards hold no pack: python -m energon_pack.verify says what is wrong")
     if not manifest and not notes:
         notes.append(f"{META_FOLDER}/{MANIFEST} is missing")
-    return Dataset(folder, manifest, report, packs, notes)
+    return OpenDataset(folder, manifest, report, packs, notes)
 
 
 def _read_object(folder: DatasetFolder, name: str, notes: list[str]) -> dict[str, Any]:
@@ -129,8 +129,8 @@ def _read_object(folder: DatasetFolder, name: str, notes: list[str]) -> dict[str
         return {}
 
 
-def description_lines(opened: Dataset) -> Iterator[str]:
-    """Yield lines that describe a dataset: flavour, model, counts, fill; a value that is missing is `?`."""
+def description_lines(opened: OpenDataset) -> Iterator[str]:
+    """Yield lines that describe a dataset: flavour, model, counts, fill; a missing count is `?`."""
     manifest, report, packs = opened.manifest, opened.report, opened.packs
     flavor, model = manifest.get("flavor") or packs[0].pack.flavor.name, value_at(manifest, "content", "model", "name")
     for_model = model or "no model that it names"

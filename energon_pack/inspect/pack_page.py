@@ -6,7 +6,7 @@ from typing import Any
 
 from energon_pack.dataset.lookup import LocatedPack
 from energon_pack.errors import PackError, one_line
-from energon_pack.inspect.dataset import Dataset, description_lines
+from energon_pack.inspect.dataset import OpenDataset, description_lines
 from energon_pack.report.pages.html import Html, clipped, page, section, table, tag
 from energon_pack.report.views.screens import pack_section
 from energon_pack.report.views.view import PackView
@@ -19,7 +19,7 @@ _BATCH_NOTE = "The batch of this pack alone, made by the encoder that training u
 
 
 def pack_page(
-    opened: Dataset, located: LocatedPack, view: PackView, processor: str | None, how: Mapping[str, Any]
+    opened: OpenDataset, located: LocatedPack, view: PackView, processor: str | None, how: Mapping[str, Any]
 ) -> str:
     """Return the HTML page of a pack. `processor`: folder or hub id; None: the dataset's; `how`: for `pack_encoder`."""
     # members that share their beginnings lie in a row of `neat` alone
@@ -37,8 +37,10 @@ def pack_page(
     )
 
 
-def _batch(opened: Dataset, located: LocatedPack, layout: str, processor: str | None, how: Mapping[str, Any]) -> Html:
-    """List each key of the batch of one pack with its shape, type and first values; or say why there is no batch."""
+def _batch(
+    opened: OpenDataset, located: LocatedPack, layout: str, processor: str | None, how: Mapping[str, Any]
+) -> Html:
+    """Return a table of one pack's batch: shape, type and first values of each key; or the error that prevents it."""
     from energon_pack.dataset.encoder import pack_encoder  # imports torch, which only a page needs
     from energon_pack.templates.full_processor import quiet_transformers
 

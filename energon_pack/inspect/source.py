@@ -48,7 +48,7 @@ _MAX_STRING_CHARS = 400  # characters of a string in the raw JSON
 
 @dataclass(frozen=True)
 class ShownSample:
-    """A sample of a source as the terminal shows it: its view, its JSON, and remarks."""
+    """A sample of a source, as the terminal shows it: turns, media and tokens (`view`), JSON, and remarks."""
 
     view: MemberView
     raw: str  # its JSON or text, long strings shortened
@@ -93,7 +93,7 @@ def look_at_sample(
     row: IndexRow | LengthsRow,
     template: Template | None,
 ) -> ShownSample:
-    """Read a sample as packing does, with tokens if there is a template; `view.refused` says why it is in no pack."""
+    """Read a sample as packing does; if it can't be packed, `view.refused` says why. `template`: None: no tokens."""
     sample_id, reads = shard.sample_id(row.key), config.source.reading
     raw = b""
     try:
@@ -127,7 +127,7 @@ def look_at_sample(
 
 
 def _packing_verdict(config: PackConfig, row: LengthsRow, sample: ReadSample) -> tuple[str | None, list[str]]:
-    """Return why packing would leave out a sample with tokens (None: it would not), and remarks on what it would do."""
+    """Return why packing would leave out a tokenized sample (None: it would not), and remarks, as that it is cut."""
     remarks, packing, flavor = [], config.packing, config.output.packed_flavor()
     if row.reason is not None:
         return f"{row.reason}: {row.detail}", []
@@ -153,7 +153,7 @@ def load_config_template(config: PackConfig) -> tuple[Template | None, str | Non
 
 @dataclass(frozen=True)
 class IndexedFile:
-    """A shard of a source, the rows of its index, and a sentence for each damage."""
+    """A shard of a source, the rows of its index, and a sentence for each damaged place."""
 
     shard: Shard
     rows: list[IndexRow]
@@ -170,13 +170,13 @@ def index_shard(source: Source, shard: Shard) -> IndexedFile:
 
 
 def _choose_sample(source: Source, named: str | None, seed: int | None) -> tuple[IndexedFile, int, int]:
-    """Return a file, the number of the chosen sample in it, and its number in the source.
+    """Choose a sample; return its file, its number in the file, and its number in the source.
 
-    Files are indexed only up to the one with the sample.
+    Files after the one with the sample are not indexed.
 
     Args:
         named: the number, id or key of the sample; None: the first.
-        seed: draws a sample at random; 0: another one each time; None: none is drawn.
+        seed: draws a sample at random, whose number in the source is not known; 0: another each time; None: no draw.
 
     Raises:
         PackError: there is no such sample.
@@ -200,7 +200,7 @@ def _choose_sample(source: Source, named: str | None, seed: int | None) -> tuple
 
 
 def _row_of_sample(indexed: IndexedFile, named: str | None, number: int | None) -> int | None:
-    """Return the row of a sample in a file, by its number there or by its id or key; None: it is in another."""
+    """Return a sample's number in a file, by that number, or else by its id or key; None: it is not in this file."""
     if number is not None:
         return number if number < len(indexed.rows) else None
     ids = (row.key == named or indexed.shard.sample_id(row.key) == named for row in indexed.rows)
@@ -216,22 +216,22 @@ def _shards_to_search(shards: Sequence[Shard], named: str | None) -> Sequence[Sh
 def _short_json(raw: bytes, most: int | None = _MAX_STRING_CHARS) -> str:
     """Indent JSON and shorten its long strings; return anything else unchanged."""
     try:
-        return json.dumps(_shortened(load_json(raw), most), indent=2, ensure_ascii=False)
+        return json.dumps(_shorten_strings(load_json(raw), most), indent=2, ensure_ascii=False)
     except Skip:
         text = raw.decode(errors="replace")
         return text if most is None or len(text) <= 4 * most else f"{text[: 4 * most]}…"
 
 
-def _shortened(value: Any, most: int | None) -> Any:
+def _shorten_strings(value: Any, most: int | None) -> Any:
     if isinstance(value, str) and most is not None and len(value) > most:
         return f"{value[:most]}… ({len(value):,} characters)"
     if isinstance(value, dict):
-        return {key: _shortened(item, most) for key, item in value.items()}
-    return [_shortened(item, most) for item in value] if isinstance(value, list) else value
+        return {key: _shorten_strings(item, most) for key, item in value.items()}
+    return [_shorten_strings(item, most) for item in value] if isinstance(value, list) else value
 
 
 def sample_view(sample: ReadSample, sample_id: str, template: Template | None = None) -> MemberView:
-    """Return what a terminal shows of a sample, with its tokens if there is a template and they can be made."""
+    """Return a sample in the form that a terminal shows. `template`: makes its tokens; None: no tokens are shown."""
     media = [
         Medium(part.kind, part.name, KINDS[medium.kind].size(medium), medium.num_frames, part.size)
         for part, medium in zip(sample.parts, sample.media, strict=True)

@@ -56,12 +56,12 @@ from energon_pack.steps.cost import max_positions
 from energon_pack.templates.processor import load_saved_template, media_rules_of, processor_folder_of
 from energon_pack.templates.template import Template
 
-_MAX_FILES = 64
-_MAX_SAMPLES = 10_000
-_NUM_SHOWN = 5
+_MAX_MEASURED_FILES = 64
+_MAX_MEASURED_SAMPLES = 10_000
+_NUM_SHOWN_SAMPLES = 5
 _MAX_CHARS = 600  # of the text of a sample
 #: cures that a detail names as they are typed
-_SETTING = re.compile(r"source\.(tools|take|remote_media|messages_key|columns\.(images|videos|audios))=\w+")
+_SETTING_IN_DETAIL = re.compile(r"source\.(tools|take|remote_media|messages_key|columns\.(images|videos|audios))=\w+")
 _FEWER_FRAMES = ["media=fps", "media.fps=1"]
 _STAGE_NAMES = "index", "processor", "lengths", "plan"
 _EXAMPLES = (
@@ -93,7 +93,7 @@ def main() -> int:
 
 
 def _user_cache() -> str | None:
-    """Return the user's cache, for the next `try` of the same processor and files; None: it can't be written."""
+    """Return the folder in the user's cache that a later `try` uses again; None: it can't be written."""
     folder = user_folder("try", "")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -104,12 +104,12 @@ def _user_cache() -> str | None:
 
 @dataclass(frozen=True)
 class TrialRun:
-    """Samples spread over the source that were measured with one set of settings, and what follows for all of it."""
+    """Some samples, spread over the source, measured with one set of settings, and estimates for the whole source."""
 
     run: PackRun
     measured: Measured
     sample_every: int  # one sample in so many is measured
-    fraction: float  # of the samples of all files
+    sample_share: float  # of the samples of all files
     choices: Choices  # scaled to the whole source
     best: Choice | None
     media_first: MediaFirst | None
@@ -124,14 +124,14 @@ class TrialRun:
         return self.num_lost_to_bad_data, longest, self.choices.tokens
 
     def is_better_than(self, other: "TrialRun") -> bool:
-        """Tell whether fewer samples are lost than in another; or as many, but in shorter packs, or of fewer tokens."""
+        """Tell whether this run loses fewer samples than another; or as many, with shorter packs or fewer tokens."""
         return self._rank < other._rank
 
 
-def _measure_some(run: PackRun, arguments: argparse.Namespace, is_first: bool = False) -> TrialRun:
-    """Measure some samples, spread over the source."""
+def _measure_spread_samples(run: PackRun, arguments: argparse.Namespace, is_first: bool = False) -> TrialRun:
+    """Measure `--num-samples` samples at most, spread over the source. `is_first`: print what the source is read as."""
     config, source = run.config, run.source
-    shards = _spread_evenly(source.shards, _MAX_FILES)
+    shards = _choose_evenly(source.shards, _MAX_MEASURED_FILES)
     indexed = measuring.index_source(run, shards)
     num_rows = sum(item.num_rows for item in indexed)
     if is_first:
@@ -153,7 +153,7 @@ def _measure_some(run: PackRun, arguments: argparse.Namespace, is_first: bool = 
 
 
 def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], PackRun]) -> None:
-    tried = _measure_some(begin(()), arguments, is_first=True)
+    tried = _measure_spread_samples(begin(()), arguments, is_first=True)
     config, lengths = tried.run.config, tried.measured.lengths
     _show_samples(config, lengths, load_saved_template(tried.measured.method.template_folder))
     print_heading("── what would be lost")
@@ -165,15 +165,15 @@ def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], 
     cured = tried
     for cure in _settings_to_try(tried, examples):
         with suppress(PackError):
-            with_cure = _measure_some(begin([*cures, *cure]), arguments)
+            with_cure = _measure_spread_samples(begin([*cures, *cure]), arguments)
             if with_cure.is_better_than(cured):
                 cures, cured = [*cures, *cure], with_cure
     if not (cured.measured.lengths.items.lens > 0).any():
         raise SamplesLost(f"{arguments.path}: no sample can be packed: what would be lost, above, says why")
     print_heading("── the pack length to choose")
-    if tried.fraction < 1:
+    if tried.sample_share < 1:
         num_shards = len(tried.run.source.shards)
-        some = f"{min(num_shards, _MAX_FILES):,} of {amount(num_shards, 'file')}"
+        some = f"{min(num_shards, _MAX_MEASURED_FILES):,} of {amount(num_shards, 'file')}"
         say(f"measured: 1 sample in {tried.sample_every:,}, of {some}")
     print_choices(tried.choices, [str(tried.media_first)] * bool(tried.media_first))
     if cures:
@@ -183,10 +183,10 @@ def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], 
         raise PackError("report.lens: every sample is longer than all of them")
     say(advice(cured.choices.lens))
     lens = cured.measured.lengths.items.lens
-    per_pack = np.count_nonzero((lens > 0) & (lens <= cured.best.max_token_len)) / cured.fraction / cured.best.packs
+    per_pack = np.count_nonzero((lens > 0) & (lens <= cured.best.max_token_len)) / cured.sample_share / cured.best.packs
     say(f"a pack holds {per_pack:.1f} samples: for as many samples a step as before, divide its rows by that")
     print_heading("── next")
-    _print_next(arguments, cured.best, cures)
+    _print_next_commands(arguments, cured.best, cures)
     for state, those in ((f"with {' '.join(cures)}, too,", cured), (f"without {' '.join(cures)}", tried)):
         if why := why_too_much_bad_data(those.choices, config.max_skipped) or _overlong_refusal(
             those.best, config.packing
@@ -194,15 +194,15 @@ def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], 
             raise SamplesLost(f"{why}: {state if cures else 'so'} nothing would be published")
 
 
-def _spread_evenly(shards: Sequence[Shard], most: int) -> list[Shard]:
-    """Choose files evenly over the source."""
+def _choose_evenly(shards: Sequence[Shard], most: int) -> list[Shard]:
+    """Return at most `most` of the files, at even steps."""
     if len(shards) <= most:
         return [*shards]
     return [shards[number * len(shards) // most] for number in range(most)]
 
 
 def _show_samples(config: PackConfig, lengths: Lengths, template: Template) -> None:
-    """Print some samples as training gets them, each with its kind: the longest, an odd one, and some in even steps."""
+    """Print some samples as training gets them, each with the reason for which `_samples_to_show` chose it."""
     numbers = _samples_to_show(lengths)
     print_heading("── as they are trained: what counts is green, or «so»")
     rows = {place: (shard, row) for place, shard, row, _ in rows_at(lengths, np.array([*numbers]))}
@@ -215,7 +215,7 @@ def _show_samples(config: PackConfig, lengths: Lengths, template: Template) -> N
 
 
 def _samples_to_show(lengths: Lengths) -> dict[int, str]:
-    """Return number of a sample → why it is shown, as `the longest` or the share of its medium."""
+    """Choose up to five samples: the longest, one of the rarest kind, some by even steps; number → why it is shown."""
     items, lens = lengths.items, lengths.sample_lens
     measured = np.flatnonzero(lens[: lengths.num_samples] > 0)
     if not len(measured):
@@ -232,13 +232,13 @@ def _samples_to_show(lengths: Lengths) -> dict[int, str]:
         int(measured[place]): ", ".join(
             (share_of_samples(int(counts[kind[place]]), len(measured), MEDIA_TYPES[items.media[measured[place]]]), *why)
         )
-        for place in islice(chosen, _NUM_SHOWN)
+        for place in islice(chosen, _NUM_SHOWN_SAMPLES)
         for why in [[special[place]] if place in special else []]
     }
 
 
 def _example_losses(config: PackConfig, lengths: Lengths) -> dict[str, tuple[str, str]]:
-    """Return a sample of each reason for which samples would be lost, and its detail, which says what to do."""
+    """Return reason → id of one sample that would be lost for it, and the detail, which tells what to do."""
     examples: dict[str, tuple[str, str]] = {}
     for entry in ledger_entries(lengths, empty_plan(lengths.items), config.packing) if lengths.reasons else ():
         examples.setdefault(entry["reason"], (entry["sample_id"], entry["detail"] or ""))
@@ -248,7 +248,7 @@ def _example_losses(config: PackConfig, lengths: Lengths) -> dict[str, tuple[str
 
 
 def _print_losses(lengths: Lengths, examples: Mapping[str, tuple[str, str]]) -> None:
-    """Print each reason for which samples would be lost, with one of them."""
+    """Print each reason for which samples would be lost, with their number and one example."""
     if not lengths.reasons:
         known = ", as far as texts and headers of media say" * bool((lengths.items.media > 0).any())
         say(f"nothing{known}: every sample can be packed, if it is not longer than a pack")
@@ -258,8 +258,8 @@ def _print_losses(lengths: Lengths, examples: Mapping[str, tuple[str, str]]) -> 
 
 
 def _settings_to_try(tried: TrialRun, examples: Mapping[str, tuple[str, str]]) -> list[list[str]]:
-    """Return settings that may lose fewer samples: those that details of losses name, and smaller media."""
-    typed = [[match[0]] for _, detail in examples.values() if (match := _SETTING.search(detail))]
+    """Return lists of settings to try: those that details of losses name, and settings for smaller media."""
+    typed = [[match[0]] for _, detail in examples.values() if (match := _SETTING_IN_DETAIL.search(detail))]
     if tried.media_first:
         return [*typed, tried.media_first.knob.split()]
     are_dropped = tried.best is not None and tried.best.dropped_tokens_share > MOST_DROPPED
@@ -268,7 +268,7 @@ def _settings_to_try(tried: TrialRun, examples: Mapping[str, tuple[str, str]]) -
 
 
 def _overlong_refusal(best: Choice | None, packing: PackingConfig) -> str | None:
-    """Say why a run with the best length would publish nothing, because it drops too much; None: it would publish."""
+    """Return why the best pack length drops so many tokens that nothing would be published; None: it does not."""
     if packing.overlong is not Overlong.auto or best is None or best.dropped_tokens_share <= packing.max_dropped_tokens:
         return None
     too_much = f"packs of {best.max_token_len:,} tokens drop {best.dropped_tokens_share:.0%} of all tokens"
@@ -276,14 +276,14 @@ def _overlong_refusal(best: Choice | None, packing: PackingConfig) -> str | None
 
 
 def _print_cuts(config: PackConfig, report: Report) -> None:
-    """Print what cutting loses at the pack length that is set."""
+    """Print how many tokens cutting loses at `packing.max_token_len`, and whether that prevents publishing."""
     for line in part_lines(report):
         say(f"packing.overlong={config.packing.overlong.value}, {config.packing.max_token_len:,} tokens a pack: {line}")
     if why := why_too_much_dropped(report, config.packing):
         say(f"nothing would be published: {why}")
 
 
-def _print_next(arguments: argparse.Namespace, chosen: Choice, cures: Sequence[str]) -> None:
+def _print_next_commands(arguments: argparse.Namespace, chosen: Choice, cures: Sequence[str]) -> None:
     settings = dict(override.split("=", 1) for override in arguments.overrides)
     name = settings.get("output.name") or _dataset_name(arguments.path)
     named = [] if "output.name" in settings else [f"output.name={name}"]
@@ -299,7 +299,7 @@ def _print_next(arguments: argparse.Namespace, chosen: Choice, cures: Sequence[s
 
 
 def _dataset_name(path: str) -> str:
-    """Name the dataset of a source."""
+    """Return a name for the dataset packed from a source: its file's or folder's name, without odd characters."""
     return re.sub(r"\W+", "_", default_name(path.rstrip("/"))).strip("_") or "mine"
 
 
@@ -308,8 +308,8 @@ def _arguments() -> argparse.Namespace:
     tool = tool_parser("try", "PATH model.processor=FOLDER [OVERRIDES]", about, _EXAMPLES)
     tool.add_argument("path", metavar="PATH", help="a folder, a file, a glob, or an address")
     tool.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as of `energon-pack`")
-    most = f"samples that are measured (default {_MAX_SAMPLES:,})"
-    tool.add_argument("-n", "--num-samples", type=positive_int, default=_MAX_SAMPLES, metavar="N", help=most)
+    most = f"samples that are measured (default {_MAX_MEASURED_SAMPLES:,})"
+    tool.add_argument("-n", "--num-samples", type=positive_int, default=_MAX_MEASURED_SAMPLES, metavar="N", help=most)
     return tool.parse_intermixed_args()
 
 

@@ -5,14 +5,14 @@ from pathlib import Path
 from energon_pack.dataset.encoder import read_rules, tokenizer_of
 from energon_pack.dataset.manifest import processor_folder
 from energon_pack.errors import one_line
-from energon_pack.inspect.dataset import Dataset
+from energon_pack.inspect.dataset import OpenDataset
 from energon_pack.report.views.spans import Vocabulary
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.verify.source_checks import packing_processor
 
 
 def vocabulary_for(
-    opened: Dataset, processor: str | None, trust_remote_code: bool
+    opened: OpenDataset, processor: str | None, trust_remote_code: bool
 ) -> tuple[Vocabulary | None, str | None]:
     """Load the tokenizer of a dataset, or return None and why it is not here. `processor`: None: the dataset's own."""
     if not opened.manifest:
@@ -23,7 +23,7 @@ def vocabulary_for(
         return None, f"no tokens: {one_line(error, 300)}{'' if processor else ' (--processor FOLDER names another)'}"
 
 
-def _load_vocabulary(opened: Dataset, processor: str | None, trust_remote_code: bool) -> Vocabulary:
+def _load_vocabulary(opened: OpenDataset, processor: str | None, trust_remote_code: bool) -> Vocabulary:
     """Load the tokenizer of a dataset; raises as `read_rules` and `tokenizer_of`."""
     path = opened.folder.path
     rules = read_rules(path, processor or processor_folder(path), trust_remote_code)
@@ -35,6 +35,6 @@ def _load_vocabulary(opened: Dataset, processor: str | None, trust_remote_code: 
     )
 
 
-def processor_of(opened: Dataset, processor: str | None) -> str | None:
+def processor_of(opened: OpenDataset, processor: str | None) -> str | None:
     """Return `processor`, or if it is None, the folder or hub id of the processor the dataset was packed with."""
     return processor or (packing_processor(opened.folder, opened.report) if opened.manifest else None)

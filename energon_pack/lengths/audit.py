@@ -191,7 +191,7 @@ def audit(job: AuditJob) -> Audit:
         checked = [(shard, row) for shard, row in samples if not (row.parts and note)]
         num_unchecked += len(samples) - len(checked)
         with Reader() as reader:
-            for shard, row in reader.ahead(checked, lambda one: [one], whole_range):
+            for shard, row in reader.read_ahead(checked, lambda one: [one], whole_range):
                 try:
                     difference = _difference(processor, template, reader, shard, row, job)
                 except UndecodableError as error:

@@ -14,7 +14,7 @@ from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.reader import state_of
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.storage import State
+from energon_pack.sources.storage import FileState
 
 _MEDIA_SKIP_REASONS = {
     reason.value for reason in (Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
@@ -91,7 +91,7 @@ def _stale_rows_of_chunk(job: _Job) -> _StaleRowsOfChunk:
     """Find the rows of a chunk with a changed medium, or with a reason to be left out that may no longer hold."""
     shards, chunk = job
     table = chunk.read(["reason", "detail", "files"])
-    states: dict[str, State | None] = {}  # path → size and version
+    states: dict[str, FileState | None] = {}  # path → size and version
     changes: _StaleRowsOfChunk = []
     columns = (table[name].to_pylist() for name in ("reason", "detail", "files"))
     for row, (number, reason, detail, files) in enumerate(zip(chunk.owners_of_rows.tolist(), *columns, strict=True)):

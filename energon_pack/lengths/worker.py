@@ -153,7 +153,7 @@ def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, Rea
             row.media_type = media_type(sample.kinds)
             positions = [part for part in sample.positions if part is not None]
             parts: list[AnyPart] = [*sample.parts, *positions]
-            row.files = reader.files(shard, parts)
+            row.files = reader.files_of_parts(shard, parts)
         except Skip as skip:
             leave_out(row, skip)
             yield row, None

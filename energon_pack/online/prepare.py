@@ -235,7 +235,7 @@ def prepare(
         raise SamplesLost(f"{why}; {_first_skipped(folder / ITEMS_FOLDER / LEDGER, samples_given is not None, known)}")
     sources = Sources({item.shard.name: item.shard for item in indexed})
     read: ReadMember = (
-        partial(sources.member, settings=planned.method.read)
+        partial(sources.read_member, settings=planned.method.read)
         if samples_given is None
         else samples_given.measured_member
     )

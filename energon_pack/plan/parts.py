@@ -35,7 +35,7 @@ from energon_pack.samples.sample import media_type
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import Reader, SourceChanged
 from energon_pack.sources.rows import rows_of
-from energon_pack.sources.sample import part_of, read_again
+from energon_pack.sources.sample import cut_part, read_again
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import with_bytes_read
 from energon_pack.sources.tar import num_tar_bytes
@@ -254,7 +254,7 @@ class WholeSample(NamedTuple):
 
     def rendered(self, cut: Cut) -> tuple[ReadSample, Rendered]:
         """Return the part that a cut describes, and its rendered text; raise Skip if the chat template refuses it."""
-        part = part_of(self.sample, cut)
+        part = cut_part(self.sample, cut)
         return part, self.template.render(Sample(part.timed_messages, part.media, part.tools, part.options))
 
     def row_of_part(

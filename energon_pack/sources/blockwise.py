@@ -18,15 +18,15 @@ from energon_pack.run import stores
 from energon_pack.run.stores.blocks import BLOCK, BLOCKS, key_of
 
 _MAX_REQUEST_BLOCKS = 8  # blocks in one request
-_JOINED_GAP_BYTES = 128 << 10  # bytes between two ranges that are read with them: a request costs more
+_MAX_JOINED_GAP_BYTES = 128 << 10  # bytes between two ranges that are read with them: a request costs more
 _MAX_BYTES = 4 << 20  # bytes of the largest request ahead
-_NUM_REQUESTS = 16  # requests at a time: a store is slow to answer each
+_NUM_PARALLEL_REQUESTS = 16  # requests at a time: a store is slow to answer each
 _MAX_MEMORY_BYTES = 32 << 20  # bytes read ahead that are held in memory; more lie in a file
-_DISK_DIVISOR = 8  # a process takes this fraction (one in so many) of the free disk space
+_FREE_DISK_DIVISOR = 8  # a process takes this fraction (one in so many) of the free disk space
 
 
-class Blockwise:
-    """An object on a store that is read by byte ranges, in blocks that this machine's cache keeps, or ahead of time."""
+class BlockwiseReader:
+    """Reads byte ranges of an object on a store, in blocks that this machine's cache keeps, or requested in advance."""
 
     def __init__(self, address: str, size: int, version: str):
         self._address, self._size, self._version = address, size, version
@@ -34,7 +34,7 @@ class Blockwise:
         self._next = -1  # the block after the last that was fetched
         self._in_order = 1  # blocks of the next request, if it begins at that block
         self._starts: list[int] = []  # starts of the ranges that were read ahead, ascending
-        self._ranges_ahead: list[tuple[int, _Spool, int]] = []  # for each range, its end and its place
+        self._ranges_ahead: list[tuple[int, _ReadAheadSpool, int]] = []  # for each range, its end and its place
 
     def read(self, offset: int, size: int) -> bytes:
         """Read the `size` bytes from `offset` on; fewer if the object ends before that."""
@@ -46,7 +46,7 @@ class Blockwise:
         return b"".join(pieces) if len(pieces) != 1 else pieces[0]
 
     def _read_ahead(self, offset: int, end: int) -> bytes:
-        """Return the first bytes of a range that were read ahead; empty: its first byte was not."""
+        """Return the bytes from `offset` on that were read ahead, up to `end`; b"" if the first of them was not."""
         number = bisect_right(self._starts, offset) - 1
         if number < 0 or offset >= self._ranges_ahead[number][0]:
             return b""
@@ -54,7 +54,7 @@ class Blockwise:
         return spool.read(place + offset - self._starts[number], min(end, its_end) - offset)
 
     def _read_block(self, offset: int, end: int) -> bytes:
-        """Return the first bytes of a range, as far as they are in one block."""
+        """Return the bytes from `offset` on, up to `end` or to the end of their block, whichever comes first."""
         number, start = divmod(offset, BLOCK)
         here = slice(start, min(BLOCK, end - number * BLOCK))
         kept = BLOCKS.read(self._key, number, here.start, here.stop) or b""
@@ -62,9 +62,9 @@ class Blockwise:
         return kept if is_whole else bytes(self._fetch(number, -(-end // BLOCK))[here])
 
     def _fetch(self, number: int, before: int) -> memoryview:
-        """Fetch a block, and the following blocks if they are asked for or if the object is read in order.
+        """Fetch block `number` and return its bytes; fetch blocks after it, too, if they are needed or likely to be.
 
-        `before`: the block after the last that is asked for.
+        `before`: the number after that of the last block that the caller needs.
         """
         self._in_order = min(2 * self._in_order, _MAX_REQUEST_BLOCKS) if number == self._next else 1
         last = min(number + max(self._in_order, min(before - number, _MAX_REQUEST_BLOCKS)), -(-self._size // BLOCK))
@@ -86,7 +86,7 @@ class Blockwise:
         return data
 
     def missing_requests(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return the (start, end) offsets of the requests that fetch ranges, but for ranges whose blocks are all kept.
+        """Return the requests that fetch ranges, as (start, end) offsets; ranges whose blocks are all cached need none.
 
         `ranges`: (offset, size) of each, in bytes.
         """
@@ -95,27 +95,27 @@ class Blockwise:
             end = min(offset + size, self._size)
             if all(BLOCKS.has(self._key, number) for number in range(offset // BLOCK, -(-end // BLOCK))):
                 continue
-            if runs and offset - runs[-1][1] <= _JOINED_GAP_BYTES:
+            if runs and offset - runs[-1][1] <= _MAX_JOINED_GAP_BYTES:
                 runs[-1] = runs[-1][0], max(end, runs[-1][1])
             else:
                 runs.append((offset, end))
         return [(first, min(first + _MAX_BYTES, end)) for start, end in runs for first in range(start, end, _MAX_BYTES)]
 
-    def use_spool(self, spool: "_Spool", fetched: Sequence["_ReadAheadRequest"]) -> None:
-        """Let `read` take the bytes that these requests put into a spool."""
+    def use_spool(self, spool: "_ReadAheadSpool", fetched: Sequence["_ReadAheadRequest"]) -> None:
+        """Make `read` return the bytes of these requests from the spool that holds them."""
         self._starts = [one.start for one in fetched]
-        self._ranges_ahead = [(one.end, spool, one.place) for one in fetched]
+        self._ranges_ahead = [(one.end, spool, one.spool_offset) for one in fetched]
 
-    def forget_ahead(self) -> None:
+    def drop_bytes_ahead(self) -> None:
         """Drop the bytes that were read ahead."""
         self._starts, self._ranges_ahead = [], []
 
     def make_client(self) -> None:
-        """Make the client of the store before threads start, because each of them would make its own."""
+        """Create the store's client now, because threads that start later would each create their own."""
         stores.meet(self._address)
 
 
-class _Spool:
+class _ReadAheadSpool:
     """Bytes that were read ahead: in memory, and the rest, if there is room, in a file without a name."""
 
     def __init__(self, size: int):
@@ -131,11 +131,11 @@ class _Spool:
             weakref.finalize(self, os.close, self._fd)
 
     def has_room(self, place: int) -> bool:
-        """Tell whether bytes at this offset may still be written; false after the disk was full."""
+        """Tell whether bytes at the offset `place` may still be written; false after the disk was full."""
         return place < len(self._memory) or not self._is_full
 
     def write(self, place: int, data: memoryview) -> bool:
-        """Write bytes at an offset; return whether there was room for all of them."""
+        """Write bytes at the offset `place`; return whether there was room for all of them."""
         here = data[: max(0, len(self._memory) - place)]
         self._memory[place : place + len(here)] = here
         data, place = data[len(here) :], place + len(here)
@@ -148,7 +148,7 @@ class _Spool:
         return not data
 
     def read(self, place: int, size: int) -> bytes:
-        """Return up to `size` bytes from an offset on."""
+        """Return up to `size` bytes from the offset `place` on."""
         return bytes(self._memory[place : place + size]) or os.pread(self._fd, size, place)
 
 
@@ -157,39 +157,39 @@ class _ReadAheadRequest(NamedTuple):
 
     start: int
     end: int
-    place: int  # offset of its bytes in the spool
+    spool_offset: int  # offset of its bytes in the spool
 
 
 def max_ahead_bytes() -> int:
     """Return how many bytes a process may read ahead: 32 MiB, or an eighth of the free disk space if that is more."""
-    return max(_MAX_MEMORY_BYTES, disk_usage(tempfile.gettempdir()).free // _DISK_DIVISOR)
+    return max(_MAX_MEMORY_BYTES, disk_usage(tempfile.gettempdir()).free // _FREE_DISK_DIVISOR)
 
 
-def read_ahead(objects: Sequence[tuple[Blockwise, Sequence[tuple[int, int]]]]) -> None:
-    """Request byte ranges of objects, 16 at a time, before they are read, and drop earlier ranges.
+def read_ahead(objects: Sequence[tuple[BlockwiseReader, Sequence[tuple[int, int]]]]) -> None:
+    """Request byte ranges of objects, 16 requests at a time, before they are read; drop ranges of an earlier call.
 
     `objects`: each object with its ranges, as (offset, size) in bytes.
     """
-    fetched: list[tuple[Blockwise, list[_ReadAheadRequest]]] = []
+    fetched: list[tuple[BlockwiseReader, list[_ReadAheadRequest]]] = []
     size = 0
     for item, ranges in objects:
-        item.forget_ahead()
+        item.drop_bytes_ahead()
         fetched.append((item, []))
         for start, end in item.missing_requests(ranges):
             fetched[-1][1].append(_ReadAheadRequest(start, end, size))
             size += end - start
     if not size:
         return
-    spool = _Spool(size)
+    spool = _ReadAheadSpool(size)
 
-    def fetch(job: tuple[Blockwise, _ReadAheadRequest]) -> bool:
+    def fetch(job: tuple[BlockwiseReader, _ReadAheadRequest]) -> bool:
         item, (start, end, place) = job
         return spool.has_room(place) and spool.write(place, item.get(start, end))
 
     jobs = [(item, one) for item, its in fetched for one in its]
     for item, _ in fetched:
         item.make_client()
-    with ThreadPoolExecutor(_NUM_REQUESTS) as pool:  # starts as many threads as there are jobs
+    with ThreadPoolExecutor(_NUM_PARALLEL_REQUESTS) as pool:  # starts as many threads as there are jobs
         are_kept = iter([*pool.map(fetch, jobs)])  # after one fails, no other is begun
     for item, its in fetched:
         item.use_spool(spool, [one for one in its if next(are_kept)])

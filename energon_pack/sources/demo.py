@@ -51,7 +51,7 @@ def make_demo(folder: Path) -> tuple[str, str]:
 
 
 def _write_demo(folder: Path) -> None:
-    samples = list(_samples(random.Random(0)))
+    samples = list(_make_samples(random.Random(0)))
     _write_source(folder / "source", samples)
     _write_processor(folder / "processor", samples)
 
@@ -66,7 +66,7 @@ _SHAPES = ("circle", "square", "triangle")
 _UNIT_FACTORS = (("kilometre", "metre", 1000), ("hour", "minute", 60), ("kilogram", "gram", 1000), ("week", "day", 7))
 
 
-def _samples(rng: random.Random) -> Iterator[DemoSample]:
+def _make_samples(rng: random.Random) -> Iterator[DemoSample]:
     """Yield samples of text, with one image and with several images, with one turn and with several."""
     kinds = [(make, num_turns) for make, num_turns, number in _MAKERS for _ in range(number)]
     rng.shuffle(kinds)
@@ -130,7 +130,7 @@ def _draw_shapes(rng: random.Random) -> tuple[Image.Image, dict[str, int]]:
 
 def _make_image(rng: random.Random, num_turns: int) -> DemoSample:
     image, counts = _draw_shapes(rng)
-    turns = _turns("<image>\nWhat was drawn here?", f"There are {_count_list(counts)}.")
+    turns = _turns("<image>\nWhat was drawn here?", f"There are {_counts_as_text(counts)}.")
     for _ in range(num_turns - 1):
         name = rng.choice(list(counts))
         turns += _turns(f"How often did you draw a {name}?", f"{counts[name]} times, whether or not another covers it.")
@@ -139,12 +139,12 @@ def _make_image(rng: random.Random, num_turns: int) -> DemoSample:
 
 def _make_images(rng: random.Random, num_turns: int) -> DemoSample:
     drawn = [_draw_shapes(rng) for _ in range(rng.randint(2, 4))]
-    answers = [f"Picture {i + 1}: {_count_list(counts)}." for i, (_, counts) in enumerate(drawn)]
+    answers = [f"Picture {i + 1}: {_counts_as_text(counts)}." for i, (_, counts) in enumerate(drawn)]
     question = "".join(f"Picture {i + 1}: <image>\n" for i in range(len(drawn))) + "What was drawn in each?"
     return _turns(question, "\n".join(answers)), [image for image, _ in drawn]
 
 
-def _count_list(counts: dict[str, int]) -> str:
+def _counts_as_text(counts: dict[str, int]) -> str:
     return ", ".join(f"{n} {name}{'s' * (n > 1)}" for name, n in counts.items())
 
 

@@ -40,8 +40,8 @@ class DottedFile(NamedTuple):
         return f"{self.name} would be a sample of its own: a key ends at the first dot of a name"
 
 
-def refusal_message(path: str, name: str, number: int) -> str:
-    """Return the error for a tar with such files. `name`: the first of them; `number`: how many there are."""
+def dotted_key_message(path: str, name: str, number: int) -> str:
+    """Return the error for a tar with files that are samples of their own. `name`: the first; `number`: how many."""
     more = f" (and {number - 1:,} more like it)" if number > 1 else ""
     key, _, part = name.rpartition("/")[2].partition(".")
     return (
@@ -52,8 +52,8 @@ def refusal_message(path: str, name: str, number: int) -> str:
     )
 
 
-class DottedKeys:
-    """Finds the files of a tar that are samples of their own, from its samples. `read`: returns the bytes of a part."""
+class DottedKeyFinder:
+    """Finds the files of a tar that Energon reads as parts, but that are samples themselves. `read`: part → bytes."""
 
     def __init__(self, read: Callable[[Member], bytes]):
         self._read = read
@@ -62,9 +62,9 @@ class DottedKeys:
         self._samples: list[DottedFile] = []
 
     def add_sample(self, key: str, record: Member | None, parts: Collection[Member]) -> None:
-        """Look for separate samples among the parts of a sample. `record`: its JSON or text.
+        """Look for samples among the parts of a key; to be called for each group of adjacent files with one key.
 
-        If parts of a key come later in the tar, they are shown by another call.
+        `record`: the key's JSON or text; None: it has none. `parts`: its other parts.
         """
         like_records = [part for part in parts if part[0].endswith(_RECORD_ENDINGS)]
         if record is not None:
@@ -92,17 +92,17 @@ class DottedKeys:
             return any("." not in other for other in media) and any(other.startswith(f"{stem}.") for other in media)
         if record[0] != "json" or ending != "json" or min(part[2], record[2]) < 0 or num_compared >= _MAX_COMPARED:
             return False
-        form = _record_keys(self._read(record))
-        if form is None or form != _record_keys(self._read(part)):
+        form = _keys_to_compare(self._read(record))
+        if form is None or form != _keys_to_compare(self._read(part)):
             self._num_other_forms[name] = num_compared + 1
             return False
         return True
 
 
-def _record_keys(raw: bytes) -> list[str] | None:
-    """Return the keys that tell the form of a record: of its conversation, else all; of a list, of its first message.
+def _keys_to_compare(raw: bytes) -> list[str] | None:
+    """Return the JSON keys by which two records are compared: those of its conversation, else all of them.
 
-    None: it is no JSON object.
+    Of a list, they are those of its first message. None: it is no JSON object.
     """
     try:
         value = load_json(raw)

@@ -18,12 +18,12 @@ from energon_pack.samples.settings import Columns, ReadSettings, Roles
 _GROUPS = {"columns": Columns, "roles": Roles}
 _TEXT_KEYS = ("messages_key", "sample_type", "caption_prompt", "take", "tools", "frames", "nulls")
 _PIXEL_KEYS = ("min_pixels", "max_pixels")
-_HEARD_KEY = "use_audio_in_video"
-_OPTION_KEYS = ("labels", "chat_template_kwargs", _HEARD_KEY, *_PIXEL_KEYS)
+_AUDIO_IN_VIDEO_KEY = "use_audio_in_video"
+_OPTION_KEYS = ("labels", "chat_template_kwargs", _AUDIO_IN_VIDEO_KEY, *_PIXEL_KEYS)
 #: keys of an entry that this file reads
 OVERRIDE_KEYS = (*_GROUPS, *_TEXT_KEYS, *_OPTION_KEYS)
 #: settings that an entry can't override, and why
-RUN_SETTINGS = {
+RUN_ONLY_SETTINGS = {
     "map": "source.map is code, which the run names",
     "control_tokens": "source.control_tokens is a rule of the model's text, and packs mix entries",
     "media": "the run prepares all media in one way; max_pixels and min_pixels may differ",
@@ -43,7 +43,7 @@ class EntrySettings:
 
     @property
     def identity(self) -> list[Any]:
-        """Return the settings in the form that keys of kept lengths have; empty: nothing is overridden."""
+        """Return the settings as JSON values, a part of the key of cached token lengths; []: nothing is overridden."""
         if self.reading is None and not self.options:
             return []
         return [None if self.reading is None else self.reading.identity, dict(self.options)]
@@ -64,7 +64,7 @@ def _merge(settings: Mapping[str, Any], value: Any) -> Any:
 
 
 def read_entry_settings(where: str, item: Mapping[str, Any], run: ReadSettings) -> EntrySettings:
-    """Read the settings of a mixture entry that override the run's. `where`: begins errors; `item`: the entry."""
+    """Read the settings of a mixture entry, `item`, that override the run's. `where`: the place that errors name."""
     texts = {key: item[key] for key in _TEXT_KEYS if item.get(key) is not None}
     if wrong := next((key for key, value in texts.items() if not isinstance(value, str)), None):
         raise PackError(f"{where}: {wrong} is {texts[wrong]!r}, no text")
@@ -75,10 +75,10 @@ def read_entry_settings(where: str, item: Mapping[str, Any], run: ReadSettings) 
     variables = _read_object(f"{where}: chat_template_kwargs", item.get("chat_template_kwargs") or {})
     if variables := {**variables, **_read_pixels(where, item)}:
         options["chat_template_kwargs"] = variables
-    if (heard := item.get(_HEARD_KEY)) is not None:
+    if (heard := item.get(_AUDIO_IN_VIDEO_KEY)) is not None:
         if not isinstance(heard, bool):
-            raise PackError(f"{where}: {_HEARD_KEY} is {heard!r}, not true or false")
-        options[_HEARD_KEY] = heard
+            raise PackError(f"{where}: {_AUDIO_IN_VIDEO_KEY} is {heard!r}, not true or false")
+        options[_AUDIO_IN_VIDEO_KEY] = heard
     if not texts and not names:
         return EntrySettings(None, options)
     try:

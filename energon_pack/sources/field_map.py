@@ -33,7 +33,7 @@ _FIELDS_BY_TYPE = {
     "OCR": {"text": "caption"},
     "Text": {"text": "text"},
 }
-_OPTION = re.compile(r"([^[\]]+)((?:\[[^[\]]+\])*)")
+_PATH_TEXT = re.compile(r"([^[\]]+)((?:\[[^[\]]+\])*)")
 
 #: a part, and the steps to a value in it
 _Path = tuple[str, ...]
@@ -41,7 +41,7 @@ _Path = tuple[str, ...]
 
 @dataclass(frozen=True)
 class FieldMap:
-    """In which part of a sample, and where in its JSON, each field of the sample is."""
+    """Tells for each field of a sample in which part of the tar it lies, and by which keys of the part's JSON."""
 
     #: for each field its name here and the ways to it; the first way that leads to a value is taken
     fields: tuple[tuple[str, tuple[_Path, ...]], ...]
@@ -52,7 +52,7 @@ class FieldMap:
 
     @property
     def parts(self) -> list[str]:
-        """The parts that hold the fields; samples with more than one are refused."""
+        """Return the parts that hold the fields; a map that names more than one is refused."""
         return [*dict.fromkeys(way[0] for _, ways in self.fields for way in ways)]
 
     @property
@@ -87,14 +87,14 @@ def read_field_map(folder: str) -> FieldMap | None:
     """Read the field map of a prepared folder; None: it has none, and samples are read as in any tar."""
     path = os.path.join(folder, META_FOLDER, "dataset.yaml")
     try:
-        value = yaml_value(read_whole(path) or b"", _WithoutTags)
+        value = yaml_value(read_whole(path) or b"", _TaglessLoader)
     except (OSError, NotPlain) as error:
         raise PackError(f"{path} can't be read: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(value, dict):
         return None
     named = value.get("field_map")
     if not isinstance(named, dict):
-        _note_sample_loader(path, value)
+        _log_unused_sample_loader(path, value)
         return None
     stated = value.get("sample_type")
     about = stated if isinstance(stated, dict) else value
@@ -123,7 +123,7 @@ def _is_json(part: str) -> bool:
 
 def _parse_paths(text: str) -> Iterator[_Path]:
     for option in text.split(","):
-        matched = _OPTION.fullmatch(option)
+        matched = _PATH_TEXT.fullmatch(option)
         yield (matched[1], *re.findall(r"\[([^[\]]+)\]", matched[2])) if matched else (option,)
 
 
@@ -131,15 +131,15 @@ def _is_media(ways: Sequence[_Path]) -> bool:
     return all(kind_by_name(way[0]) for way in ways)
 
 
-def _note_sample_loader(path: str, value: Mapping[str, Any]) -> None:
-    """Log that a `sample_loader` is not run, although it may make other samples of the parts."""
+def _log_unused_sample_loader(path: str, value: Mapping[str, Any]) -> None:
+    """Log that the `sample_loader` of dataset.yaml is not run, so that samples may differ from those that it makes."""
     loader = value.get("sample_loader")
     if loader and not (isinstance(loader, dict) and str(loader.get("__module__")).startswith("energon_pack")):
         say(f"{path}: its sample_loader is not run: samples are read by their JSON or text")
 
 
-class _WithoutTags(yaml.SafeLoader):
+class _TaglessLoader(yaml.SafeLoader):
     """Reads Python tags (`!!python/name:…`), by which YAML names code, as null."""
 
 
-_WithoutTags.add_multi_constructor("", lambda loader, suffix, node: None)
+_TaglessLoader.add_multi_constructor("", lambda loader, suffix, node: None)

@@ -1,6 +1,6 @@
 """Find the files of a source, of whatever form: what is asked of a form, and the names of files in ids of samples.
 
-entry of source.path ──in_folder──► files ──chosen_files──► ListedFile ──find_files──► the shards of a Source
+entry of source.path ──files_in──► files ──files_of_entry──► ListedFile ──find_files──► the shards of a Source
 """
 
 import os
@@ -20,16 +20,16 @@ from energon_pack.run.address import bucket_of, lies_in, local_paths
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.other_formats import COMPRESSED_NAME, PARQUET_ADVICE, compressed_error
 from energon_pack.sources.shard import Shard, TarShard
-from energon_pack.sources.storage import State, absolute, expand, folder_of, state_of, walk
+from energon_pack.sources.storage import FileState, absolute, expand, folder_of, state_of, walk
 
 #: the plan of a packed dataset
 _PLAN_FILE = re.compile(r"(?:^|/)pack_plan\.[^/]*$")
 _SPLIT_NAME = re.compile(r"(?:^|[/_.-])(train|training|validation|valid|val|dev|test|testing)(?=[/_.-])")
-_SAME_SPLIT = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation", "testing": "test"}
+_SPLIT_ALIAS = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation", "testing": "test"}
 
 
 JSON_FILE = re.compile(r"(?i)\.jsonl?$")
-_PARQUET = re.compile(r"(?i)\.parquet$")
+_PARQUET_FILE = re.compile(r"(?i)\.parquet$")
 
 
 def make_shard(
@@ -37,14 +37,14 @@ def make_shard(
     path: str,
     kind: type[Shard] = TarShard,
     fields: Mapping[str, Any] = MappingProxyType({}),
-    state: State | None = None,
+    state: FileState | None = None,
 ) -> Shard:
-    """Make the shard of a file; raises PackError if it is no regular file, or its name is not UTF-8.
+    """Make the shard object of a file; raises PackError if it is no regular file, or its name is not UTF-8.
 
     Args:
-        name: of the file in sample ids.
-        fields: the other fields of its class.
-        state: its size and version; None: they are looked up.
+        name: the file's name in sample ids.
+        fields: arguments for `kind` that not every kind of shard has.
+        state: size and version of the file; None: they are looked up.
     """
     state = state or state_of(path)
     if state is None:
@@ -60,23 +60,23 @@ def make_shard(
 
 @dataclass(frozen=True)
 class Source:
-    """The files that `source.path` names, and the shards and samples that are left out."""
+    """The shards that `source.path` names, and the folders in which they were found."""
 
     shards: list[Shard]  # in name order
     folders: frozenset[Path]  # folders that were named as a whole: nothing may be written anywhere in them
     num_left_out: int = 0  # samples that split and exclude leave out, as far as the source says
-    stored: frozenset[str] = frozenset()  # addresses of folders on object stores that were named as a whole
+    stored_folders: frozenset[str] = frozenset()  # addresses of folders on object stores that were named as a whole
     mixture: Mixture | None = None  # None: each sample comes once, or as often as its file's `ratio` says
 
     @cached_property
-    def parents(self) -> frozenset[Path]:
+    def parent_folders(self) -> frozenset[Path]:
         """Return the folders of this machine in which files of the source lie."""
         paths = local_paths(shard.real_path for shard in self.shards)
         return frozenset(map(Path, map(os.path.dirname, paths)))
 
     @cached_property
     def root(self) -> str:
-        """Return the deepest folder that holds all files and media; references in packs are relative to it."""
+        """Return the deepest folder that holds all files and media, or raise PackError: references in packs need it."""
         roots = sorted({shard.base for shard in self.shards})
         if len({bucket_of(root) for root in roots}) > 1:
             raise PackError(
@@ -86,14 +86,14 @@ class Source:
         return "/".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, steps)) or "/"
 
     def protected_folder(self, place: str) -> Path | str | None:
-        """Return the folder of the source that a path lies in, where nothing may be written; None: it lies in none."""
+        """Return the source's folder that `place` lies in, where nothing may be written; None: it lies in none."""
         if bucket_of(place):
             beside = {folder_of(shard.path) for shard in self.shards if shard.is_stored}
-            inside = next((folder for folder in sorted(self.stored) if lies_in(place, folder)), None)
+            inside = next((folder for folder in sorted(self.stored_folders) if lies_in(place, folder)), None)
             return inside or next((folder for folder in (place, folder_of(place)) if folder in beside), None)
         path = Path(place).resolve()
         within = next((folder for folder in self.folders if path.is_relative_to(folder)), None)
-        return within or next((folder for folder in (path, path.parent) if folder in self.parents), None)
+        return within or next((folder for folder in (path, path.parent) if folder in self.parent_folders), None)
 
 
 class ListedFile(NamedTuple):
@@ -102,60 +102,60 @@ class ListedFile(NamedTuple):
     path: str
     #: its path with links resolved: a file that is found twice is read once
     real_path: str
-    kind: type[Shard]
-    #: the fields of its class
-    fields: Mapping[str, Any]
+    shard_class: type[Shard]
+    #: further arguments of the class
+    shard_fields: Mapping[str, Any]
 
 
 class FileFinder(ABC):
-    """Finds the files of one form, such as tars; each search has an object of its own, which remembers files seen."""
+    """Finds the files of one format, such as tars; one object serves one search, and remembers the files it found."""
 
     #: samples that a split or an exclude leaves out, as far as the source says
     num_left_out = 0
 
     @abstractmethod
-    def in_folder(self, folder: str) -> list[str]:
-        """Return the files of this form in a folder and its subfolders."""
+    def files_in(self, folder: str) -> list[str]:
+        """Return the paths of the files of this format in a folder and its subfolders."""
 
     @abstractmethod
-    def chosen_files(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
-        """Yield the files that are read for an entry of `source.path`; raises PackError if there are none.
+    def files_of_entry(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
+        """Yield the files to read for an entry of `source.path`; raises PackError if there are none.
 
-        `folders`: those that the entry names; `files`: those that it names, and those of `in_folder` for its folders.
+        `folders`: those that the entry names; `files`: those that it names, and those found in its folders.
         """
 
-    def completed(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
-        """Return the shards of all entries, completed by what their content tells, as whether tars hold packs."""
+    def complete_shards(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
+        """Return all shards, with what only their content tells: whether tars hold packs, where media of lines lie."""
         return shards
 
 
 def find_files(form: FileFinder, path: Sequence[str]) -> Source:
-    """Find the files of one form in folders (searched recursively), files and globs."""
+    """Find the files of one format. `path`: folders, which are searched recursively, files and globs."""
     roots, folders = list[str](), list[str]()
     leaf_of = dict[str, ListedFile]()  # by real path
     for entry in path:
         root, inside, files = expand(os.path.expanduser(entry))
         roots.append(root)
         folders += inside
-        for leaf in form.chosen_files(entry, inside, [*files, *chain.from_iterable(map(form.in_folder, inside))]):
+        for leaf in form.files_of_entry(entry, inside, [*files, *chain.from_iterable(map(form.files_in, inside))]):
             leaf_of.setdefault(leaf.real_path, leaf)
     leaves = [*leaf_of.values()]
     if compressed := sorted(leaf.path for leaf in leaves if COMPRESSED_NAME.search(leaf.path)):
         raise compressed_error(compressed[0], len(compressed))
     shards = [
-        make_shard(name, leaf.path, leaf.kind, leaf.fields)
-        for name, leaf in zip(names_of(roots, [leaf.path for leaf in leaves]), leaves, strict=True)
+        make_shard(name, leaf.path, leaf.shard_class, leaf.shard_fields)
+        for name, leaf in zip(shard_names(roots, [leaf.path for leaf in leaves]), leaves, strict=True)
     ]
     local = local_paths(folders)
     return Source(
-        shards=sorted(form.completed(path, shards), key=lambda shard: shard.name),
+        shards=sorted(form.complete_shards(path, shards), key=lambda shard: shard.name),
         folders=frozenset(Path(folder).resolve() for folder in local),
-        stored=frozenset(folders) - local,
+        stored_folders=frozenset(folders) - local,
         num_left_out=form.num_left_out,
     )
 
 
-def names_of(roots: Iterable[str], files: Sequence[str]) -> list[str]:
+def shard_names(roots: Iterable[str], files: Sequence[str]) -> list[str]:
     """Name each file for sample ids; the names do not depend on where the roots lie.
 
     With one root, a name is the path from there. With several, it begins with the name of the file's root, and with as
@@ -165,10 +165,10 @@ def names_of(roots: Iterable[str], files: Sequence[str]) -> list[str]:
     `roots`: folders with the files, in any order; for a file outside of them, its own folder is a root.
     """
     paths = list(map(_rooted_path, files))
-    folders = _outermost(map(_rooted_path, roots))
-    outside = {os.path.dirname(path) for path in paths if _enclosing(path, folders) is None}
-    folders = _outermost([*folders, *outside])
-    root_of = [_enclosing(path, folders) or "/" for path in paths]
+    folders = _outermost_folders(map(_rooted_path, roots))
+    outside = {os.path.dirname(path) for path in paths if _enclosing_folder(path, folders) is None}
+    folders = _outermost_folders([*folders, *outside])
+    root_of = [_enclosing_folder(path, folders) or "/" for path in paths]
     in_root = [path[len(root) :].lstrip("/") for path, root in zip(paths, root_of, strict=True)]
     if len(folders) == 1:
         return in_root
@@ -187,8 +187,8 @@ def names_of(roots: Iterable[str], files: Sequence[str]) -> list[str]:
 
 
 def parquet_hint(folders: Sequence[str]) -> str:
-    """Return the end of an error if folders have Parquet files, as advice to read these; else an empty text."""
-    return f" but {PARQUET_ADVICE}" if any(walk(folder, _PARQUET) for folder in folders) else ""
+    """Return advice to read Parquet files, to put at the end of an error; "" if the folders have none."""
+    return f" but {PARQUET_ADVICE}" if any(walk(folder, _PARQUET_FILE) for folder in folders) else ""
 
 
 def _rooted_path(path: str) -> str:
@@ -196,13 +196,13 @@ def _rooted_path(path: str) -> str:
     return os.path.join("/", absolute(path).replace("://", ":/", 1))
 
 
-def _outermost(folders: Iterable[str]) -> set[str]:
+def _outermost_folders(folders: Iterable[str]) -> set[str]:
     """Return the folders that lie in none of the other folders."""
     every = set(folders)
-    return {folder for folder in every if _enclosing(folder, every) is None}
+    return {folder for folder in every if _enclosing_folder(folder, every) is None}
 
 
-def _enclosing(path: str, folders: Collection[str]) -> str | None:
+def _enclosing_folder(path: str, folders: Collection[str]) -> str | None:
     """Return the deepest of these folders that a path lies in; None: it lies in none."""
     while (above := os.path.dirname(path)) != path:
         if above in folders:
@@ -212,9 +212,9 @@ def _enclosing(path: str, folders: Collection[str]) -> str | None:
 
 
 def files_of_split(folder: str, files: Sequence[str], split: str | None) -> list[str]:
-    """Return the files that belong to a split by their paths, without plans of packed datasets.
+    """Return the files whose paths name this split, as `train` or `validation`; plans of packed datasets are left out.
 
-    `split`: its name; None: all files, and a PackError if their paths name several splits.
+    `split`: None: all files are returned; raises PackError if their paths name several splits.
     """
     split_of_file = {file: split_in_path(file.removeprefix(folder).lstrip("/")) for file in without_plans(files)}
     counts = Counter(split_of_file.values())
@@ -225,18 +225,18 @@ def files_of_split(folder: str, files: Sequence[str], split: str | None) -> list
                 f"source.path={folder}: {seen}; source.split=train takes one split, a list of globs several"
             )
         return list(split_of_file)
-    taken = [file for file, name in split_of_file.items() if name == _SAME_SPLIT.get(split, split)]
+    taken = [file for file, name in split_of_file.items() if name == _SPLIT_ALIAS.get(split, split)]
     if split_of_file and not taken:
         raise PackError(f"source.split={split}: {folder} has {seen}")
     return taken
 
 
 def without_plans(files: Sequence[str]) -> list[str]:
-    """Return the files without plans of packed datasets, which are tables, too."""
+    """Return the files that are no plans of packed datasets: plans are Parquet files like the tables of a source."""
     return [file for file in files if not _PLAN_FILE.search(file)]
 
 
 def split_in_path(name: str) -> str | None:
     """Return the split that a path names last, as `train` or `validation`; None: it names none."""
     named = _SPLIT_NAME.findall(name)
-    return _SAME_SPLIT.get(named[-1], named[-1]) if named else None
+    return _SPLIT_ALIAS.get(named[-1], named[-1]) if named else None

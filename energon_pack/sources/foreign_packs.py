@@ -26,19 +26,19 @@ class PackForm(NamedTuple):
     #: the fields of a pack's JSON
     schema: Schema
     #: fields that a pack may lack
-    optional: frozenset[str]
+    optional_fields: frozenset[str]
     members: Callable[[Fields], Iterator[Member]]
     #: says whether the JSON of a tar's sample, with the names of its parts, is such a pack
     recognizes: Callable[[Fields, Sequence[str]], bool] = lambda value, parts: False
 
 
 def _with_media_names(member: Fields, names: list[str]) -> Member:
-    """Return a member whose media are these parts of the pack."""
+    """Return a member in the form of a source sample, with `names` as its media, and the same names."""
     fields = {key: item for key, item in member.items() if item is not None and key not in ("media_files", "images")}
     return {**fields, "name": names}, names
 
 
-def _is_chats(value: Fields, parts: Sequence[str]) -> bool:
+def _is_pack_of_chats(value: Fields, parts: Sequence[str]) -> bool:
     members = value.get("messages")
     return (
         isinstance(value.get("media_files"), list)
@@ -53,7 +53,7 @@ def _chat_members(value: Fields) -> Iterator[Member]:
         yield _with_media_names(member, names)
 
 
-def _is_pairs(value: Fields, parts: Sequence[str]) -> bool:
+def _is_pack_of_pairs(value: Fields, parts: Sequence[str]) -> bool:
     texts = value.get("texts")
     return isinstance(texts, dict) and {"prompts", "captions"} <= texts.keys() and "media_files" in value
 
@@ -65,7 +65,7 @@ def _pair_members(value: Fields) -> Iterator[Member]:
         yield _with_media_names({"prompts": prompt, "captions": caption}, names)
 
 
-def _is_columns(value: Fields, parts: Sequence[str]) -> bool:
+def _is_pack_of_columns(value: Fields, parts: Sequence[str]) -> bool:
     columns = [value.get(name) for name in ("images", "prompts", "captions")]
     if not all(isinstance(column, list) and column and isinstance(column[0], list) for column in columns):
         return False  # several turns of one sample
@@ -83,14 +83,14 @@ def _column_members(value: Fields) -> Iterator[Member]:
         yield record, [*names, *filter(None, positions)]
 
 
-def _is_texts(value: Any) -> bool:
+def _is_list_of_texts(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
     prompts, captions = value.get("prompts"), value.get("captions")
     return isinstance(prompts, list) and isinstance(captions, list) and len(prompts) == len(captions)
 
 
-FORMS: tuple[PackForm, ...] = (
+FOREIGN_FORMS: tuple[PackForm, ...] = (
     PackForm(
         "LLaVA-OneVision-2's packed_captioning",
         {
@@ -103,25 +103,25 @@ FORMS: tuple[PackForm, ...] = (
         },
         frozenset(("patch_positions", "fps", "timestamp_decimal")),
         _column_members,
-        _is_columns,
+        _is_pack_of_columns,
     ),
     PackForm(
         "LoongForge's packed_multi_mix_qa",
-        {"texts": ("prompts and as many captions", _is_texts), "media_files": MEDIA_SCHEMA["media_files"]},
+        {"texts": ("prompts and as many captions", _is_list_of_texts), "media_files": MEDIA_SCHEMA["media_files"]},
         frozenset(),
         _pair_members,
-        _is_pairs,
+        _is_pack_of_pairs,
     ),
     PackForm(
         "LoongForge's packed_chat_mix",
         {"messages": OBJECTS_TYPE, "media_files": MEDIA_SCHEMA["media_files"]},
         frozenset(),
         _chat_members,
-        _is_chats,
+        _is_pack_of_chats,
     ),
 )
 
 
-def foreign_form(value: Any, parts: Sequence[str]) -> PackForm | None:
+def recognize_foreign_pack(value: Any, parts: Sequence[str]) -> PackForm | None:
     """Return the form of a pack of another tool, by its JSON and its parts' names; None: it is no such pack."""
-    return next((form for form in FORMS if isinstance(value, dict) and form.recognizes(value, parts)), None)
+    return next((form for form in FOREIGN_FORMS if isinstance(value, dict) and form.recognizes(value, parts)), None)

@@ -23,7 +23,7 @@ _MAX_MEMBER_BYTES = 4 << 30  # bytes of a member of an archive
 _MIN_MEMORY_BYTES, _MEMORY_PER_ZIP_BYTE = 512 << 20, 16
 _MAX_OPEN_FILES = 64
 #: path of an LMDB or an archive → its version, and the open LMDB or archive
-_containers: LruCache[str, tuple[str, Any]] = LruCache(32, close=lambda opened: opened[1].close())
+_open_containers: LruCache[str, tuple[str, Any]] = LruCache(32, close=lambda opened: opened[1].close())
 _SEPARATOR = "::"
 _JSONL = (".jsonl", ".json")
 _LMDB, _ZIP = (".lmdb", ".mdb"), ".zip"
@@ -41,7 +41,7 @@ def joined_name(file: str, key: str) -> str:
 
 
 def archive_path(media_root: str, name: str) -> str | None:
-    """Return the path of a medium in the zip archive `media_root`; None: that is a folder, or the name an address."""
+    """Return the path of a medium in the zip archive `media_root`; None: it is no archive, or `name` is an address."""
     return joined_name(media_root, name) if media_root.lower().endswith(_ZIP) and not bucket_of(name) else None
 
 
@@ -57,7 +57,7 @@ def open_inside(file: str, key: str) -> File:
 
 
 def _open_base64(path: str, key: str) -> InMemory:
-    """Open a medium in base64 in a JSONL file, by the place of its line and the path in it: `OFFSET+SIZE/images/0`."""
+    """Decode a medium that a JSONL line holds in base64. `key`: bytes of the line, and keys in it: `0+512/images/0`."""
     place, *way = key.split("/")
     offset, _, size = place.partition("+")
     if not (offset.isdecimal() and size.isdecimal()):
@@ -89,12 +89,12 @@ def open_zip_member(archive: str, name: str) -> InMemory:
 
 
 def _open_container(path: str, version: str, open_it: Callable[[], Any]) -> Any:
-    """Return an open LMDB or archive, which is opened anew if its version changed: a process may not open one twice."""
-    was, container = _containers.get(path) or ("", None)
+    """Return the open LMDB or zip archive of a path; `open_it` opens it if it is not open, or its version changed."""
+    was, container = _open_containers.get(path) or ("", None)
     if was != version:
-        _containers.drop(path)
+        _open_containers.drop(path)
         container = open_it()
-        _containers.put(path, (version, container))
+        _open_containers.put(path, (version, container))
     return container
 
 
@@ -143,26 +143,26 @@ def open_medium(path: str) -> File:
     return open_file(path) if key is None else open_inside(file, key)
 
 
-def _no_open_files() -> LruCache[str, File]:
+def _empty_file_cache() -> LruCache[str, File]:
     return LruCache(_MAX_OPEN_FILES, close=lambda file: file.close())
 
 
 class OpenFiles:
-    """Open files by their paths, the least recently used closed first. Each process opens its own."""
+    """Keeps files open by their paths, and closes the least recently used. A forked process opens them anew."""
 
     def __init__(self) -> None:
-        self._open = _no_open_files()
+        self._open = _empty_file_cache()
         self._files_ahead: list[File] = []  # files with ranges that were read ahead
         self._process = os.getpid()
 
     def open(self, path: str, opened: Callable[[], File] | None = None) -> File:
-        """Return the file of a path; open it if it is not open. `opened`: opens it; None: `open_medium` does."""
+        """Return the open file of a path. `opened`: called to open it if it is not open; None: `open_medium` is."""
         if self._process != os.getpid():  # open files belong to the process that this one was forked from
-            self._open, self._process = _no_open_files(), os.getpid()
+            self._open, self._process = _empty_file_cache(), os.getpid()
         return self._open.get(path) or self._open.put(path, opened() if opened else open_medium(path))
 
     def read_ahead(self, ranges_of: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None:
-        """Request ranges of files before they are read, as `storage.read_ahead`, and drop those of the call before."""
+        """Request ranges before they are read, as `storage.read_ahead`, and drop those of this method's last call."""
         before, self._files_ahead = self._files_ahead, [file for file, _ in ranges_of]
         read_ahead([*((file, ()) for file in before if file not in self._files_ahead), *ranges_of])
 

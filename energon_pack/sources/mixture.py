@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 from energon_pack.errors import PackError
 from energon_pack.run.plain_data import yaml_value
-from energon_pack.sources.entry_settings import OVERRIDE_KEYS, RUN_SETTINGS
+from energon_pack.sources.entry_settings import OVERRIDE_KEYS, RUN_ONLY_SETTINGS
 from energon_pack.sources.storage import absolute, folder_of, open_file, path_in
 
 #: bytes of a file that names others
@@ -51,13 +51,13 @@ class Entry:
 
 
 def read_yaml(path: str) -> Any:
-    """Return the value of a YAML file; None: it has more than 16 MiB, and is no file that a person wrote."""
+    """Return the value of a YAML file; None: it is empty, or has more than 16 MiB, which no person wrote."""
     with open_file(path) as file:
         return yaml_value(file.read(0, file.size) if file.size <= MAX_META_BYTES else b"")
 
 
 def read_yaml_object(path: str) -> dict[str, Any] | None:
-    """Return the mapping in a file; None: it is no YAML file, can't be read, or holds another value."""
+    """Return the YAML mapping that a file holds; None: its name is no YAML file's, it can't be read, or holds none."""
     if not path.endswith((".yaml", ".yml")):
         return None
     try:
@@ -68,7 +68,7 @@ def read_yaml_object(path: str) -> dict[str, Any] | None:
 
 
 def mixture_entries(path: str, value: Mapping[str, Any]) -> list[Entry] | None:
-    """Read the entries of a mixture; None: it is none. `path`: of the YAML file; `value`: its content."""
+    """Read the entries of a mixture from a YAML file (its path and content); None: the content is no mixture."""
     if "mixture" not in value:
         return None
     listed = value["mixture"]
@@ -90,7 +90,7 @@ def entries_by_name(items: Mapping[str, Any]) -> list[Entry]:
 
 
 def check_entries(path: str, entries: list[Entry]) -> list[Entry]:
-    """Return the entries; raises PackError if two have one name, or only some have a weight. `path`: begins errors."""
+    """Return the entries; PackError: two have the same name, or not all have a weight. `path`: errors begin with it."""
     if twice := [name for name, times in Counter(entry.name for entry in entries).items() if times > 1]:
         raise PackError(f"{path}: two entries are called {twice[0]}: give each a name")
     weighted = [entry for entry in entries if entry.weight is not None]
@@ -105,8 +105,8 @@ def check_entries(path: str, entries: list[Entry]) -> list[Entry]:
 def _read_entry(where: str, item: Any, folder: str) -> Entry:
     if not isinstance(item, dict) or not item.get("path"):
         raise PackError(f"{where} has no path: {str(item)[:80]}")
-    if common := next((key for key in item if key in RUN_SETTINGS), None):
-        raise PackError(f"{where}: {common} is no setting of an entry: {RUN_SETTINGS[common]}")
+    if common := next((key for key in item if key in RUN_ONLY_SETTINGS), None):
+        raise PackError(f"{where}: {common} is no setting of an entry: {RUN_ONLY_SETTINGS[common]}")
     if unknown := [key for key in item if key not in _ENTRY_KEYS]:
         raise PackError(f"{where}: {unknown[0]!r} is no setting of an entry; there are {', '.join(_ENTRY_KEYS)}")
     paths = item["path"] if isinstance(item["path"], list) else [item["path"]]

@@ -29,7 +29,7 @@ def may_have_base64(raw: bytes) -> bool:
 
 
 def name_media(value: Any, name: str) -> Any:
-    """Return a value with a name in place of each medium in it: `name` and the path there, as `NAME/images/0`."""
+    """Return a JSON value with a text in place of each medium in it: `name` and the keys to it, as `NAME/images/0`."""
     if isinstance(value, dict):
         if "bytes" in value and value.keys() <= _MEDIA_FIELDS:
             return value.get("path") if value["bytes"] is None else f"{name}/bytes"
@@ -42,12 +42,12 @@ def name_media(value: Any, name: str) -> Any:
 def medium_at(
     way: Sequence[str], item: Callable[[Any, str], Any], plain: Callable[[Any], Any] = lambda value: value
 ) -> bytes:
-    """Return the bytes of the medium at a path, decoded if they are base64; raises KeyError if there is none.
+    """Return the bytes of the medium at a path in a record, decoded if they are base64; KeyError: there is none.
 
     Args:
-        way: the steps of the path, as `name_media` wrote them.
-        item: returns the item of a value at a step; for the first step, the value is None.
-        plain: turns the last value into bytes or text.
+        way: the keys of the path, as `name_media` wrote them: `("images", "0")`.
+        item: called as `item(value, key)`, returns the item of a value; the first value is None: the whole record.
+        plain: turns the last item into bytes or text.
     """
     value: Any = None
     try:

@@ -13,7 +13,7 @@ COMPRESSED_NAME = re.compile(r"(?i)\.(tgz|tbz2?|txz|(tar|jsonl?)\.(gz|bz2|xz|zst
 
 
 def unpack_command(file: Bytes) -> str | None:
-    """Return the shell command that unpacks a file, by its first bytes; None: it is not compressed."""
+    """Return the shell command that unpacks a file, as `gunzip`, by its first bytes; None: it is not compressed."""
     head = file.read(0, 10)
     if head[:2] == b"\x1f\x8b":
         return "gunzip"

@@ -26,7 +26,7 @@ from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.single_samples import single_sample
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources import wds
-from energon_pack.sources.foreign_packs import FORMS, Member, PackForm, foreign_form
+from energon_pack.sources.foreign_packs import FOREIGN_FORMS, Member, PackForm, recognize_foreign_pack
 from energon_pack.sources.rows import IndexRow, SampleRow, rows_of
 from energon_pack.sources.sample_ratio import source_key
 from energon_pack.sources.shard import Shard, TarShard
@@ -55,11 +55,11 @@ class PackShard(TarShard):
     def index(self) -> pa.Table:
         table = super().index()
         with self.open() as file:
-            rows = [row for pack in rows_of(table, IndexRow) for row in self._members(file, pack)]
+            rows = [row for pack in rows_of(table, IndexRow) for row in self._member_rows(file, pack)]
         columns = {name: [getattr(row, name) for row in rows] for name in wds.INDEX_SCHEMA.names}
         return pa.table(columns, wds.INDEX_SCHEMA).replace_schema_metadata(table.schema.metadata)
 
-    def _members(self, file: File, pack: IndexRow) -> Iterator[IndexRow]:
+    def _member_rows(self, file: File, pack: IndexRow) -> Iterator[IndexRow]:
         """Yield a row for each member of a pack; of a pack that can't be read, one row with the reason."""
         try:
             if pack.record_part is None:
@@ -77,7 +77,7 @@ class PackShard(TarShard):
             yield row
 
     def raw_of(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
-        """Return the JSON of a member; raises Skip if its pack can't be read."""
+        """Return the `lead` bytes before the pack's JSON, then the member's own JSON; Skip: the pack can't be read."""
         raw = super().raw_of(file, row, lead)
         number = int(source_key(row.key).rpartition("#")[2])
         return raw[:lead] + _members_of(raw[lead:], self.form)[number][0]
@@ -98,7 +98,7 @@ def _members_of(raw: bytes, form: str) -> list[tuple[bytes, list[str]]]:
     value, packs = load_json(raw), _pack_form(form)
     if not isinstance(value, dict):
         raise Skip(Reason.NOT_AN_OBJECT, f"the JSON of the pack is a {type(value).__name__}, not an object")
-    schema = {name: kind for name, kind in packs.schema.items() if name in value or name not in packs.optional}
+    schema = {name: kind for name, kind in packs.schema.items() if name in value or name not in packs.optional_fields}
     if wrong := next(wrong_fields(value, "", schema), None):
         raise Skip(Reason.BAD_MESSAGE, f"the pack: {wrong}")
     try:
@@ -111,14 +111,14 @@ def _members_of(raw: bytes, form: str) -> list[tuple[bytes, list[str]]]:
 
 
 def _pack_form(name: str) -> PackForm:
-    """Return the form of packs of this name: another tool's, or a flavour of ours."""
-    if foreign := next((form for form in FORMS if form.name == name), None):
+    """Return the form of packs with this name: that of another tool, or of a flavour of this package."""
+    if foreign := next((form for form in FOREIGN_FORMS if form.name == name), None):
         return foreign
     flavor = flavor_by_name(name)
-    return PackForm(name, flavor.schema, frozenset(flavor.optional), partial(_members, flavor))
+    return PackForm(name, flavor.schema, frozenset(flavor.optional), partial(_members_by_flavor, flavor))
 
 
-def _members(flavor: PackedFlavor, value: dict[str, Any]) -> Iterator[Member]:
+def _members_by_flavor(flavor: PackedFlavor, value: dict[str, Any]) -> Iterator[Member]:
     for member, names in zip(flavor.samples(value), flavor.parts(value), strict=True):
         yield single_sample(flavor, member, names).record, names
 
@@ -147,8 +147,8 @@ def with_pack_shards(tars: Sequence[Shard]) -> list[Shard]:
 
 
 def _pack_shard_of(shard: Shard, form: str) -> PackShard:
-    excluded = shard.excluded if isinstance(shard, TarShard) else frozenset[str]()
-    return PackShard(shard.name, shard.path, shard.size, shard.version, form=form, excluded=excluded)
+    excluded = shard.excluded_keys if isinstance(shard, TarShard) else frozenset[str]()
+    return PackShard(shard.name, shard.path, shard.size, shard.version, form=form, excluded_keys=excluded)
 
 
 def _form_in(folder: str, tars: list[str]) -> str | None:
@@ -158,7 +158,7 @@ def _form_in(folder: str, tars: list[str]) -> str | None:
     if manifest is None:
         if any(isinstance(meta := value.get("_meta"), dict) and "fingerprint" in meta for value, _ in looked):
             raise PackError(f"{folder} holds packs of energon_pack, and no {_MANIFEST_NAME}: give the whole dataset")
-        return next((form.name for value, parts in looked if (form := foreign_form(value, parts))), None)
+        return next((form.name for value, parts in looked if (form := recognize_foreign_pack(value, parts))), None)
     try:
         written = json_value(manifest)
         why = reading_problem(written)

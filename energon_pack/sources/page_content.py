@@ -23,13 +23,13 @@ _MAX_VISITED_ELEMENTS = 512  # elements for one part: with more (copies of copie
 
 
 class PageBytes(Protocol):
-    """The bytes of a page as its writer encoded them, before they were compressed."""
+    """The content of a Parquet page: its bytes without compression, `size` in all."""
 
     @property
     def size(self) -> int: ...
 
     def read(self, file: Bytes, start: int, length: int) -> bytes:
-        """Read `length` bytes of the content from `start` on; fewer at its end."""
+        """Read `length` bytes of the content from its byte `start` on; fewer at its end. `file`: the Parquet file."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ _decompressed_pages: LruCache[tuple[str, str, int], bytes] = LruCache(64 << 20, 
 
 @dataclass(frozen=True)
 class CompressedPage:
-    """A page that is decompressed whole."""
+    """A page that can only be decompressed as a whole."""
 
     codec: str
     offset: int
@@ -75,12 +75,12 @@ class CompressedPage:
 
 @dataclass(frozen=True)
 class SnappyPage:
-    """A page compressed by snappy, of which only the elements with the bytes asked for are read."""
+    """A page compressed by snappy; reads only the elements (literal bytes, or copies of earlier ones) that it needs."""
 
     #: for each element its first byte in the page; and the size of the page
     starts: np.ndarray
-    #: for each element: where its bytes lie in the file; below zero: how far before it they stand in the page
-    places: np.ndarray
+    #: for each element the offset of its bytes in the file; below zero: of a copy, minus the distance to its original
+    offsets: np.ndarray
     whole: CompressedPage
 
     @property
@@ -89,11 +89,11 @@ class SnappyPage:
 
     def read(self, file: Bytes, start: int, length: int) -> bytes:
         try:
-            return b"".join(self._pieces(file, start, min(start + length, self.size), [_MAX_VISITED_ELEMENTS]))
+            return b"".join(self._read_pieces(file, start, min(start + length, self.size), [_MAX_VISITED_ELEMENTS]))
         except _TooManyElements:
             return self.whole.read(file, start, length)
 
-    def _pieces(self, file: Bytes, start: int, end: int, num_left: list[int]) -> list[bytes]:
+    def _read_pieces(self, file: Bytes, start: int, end: int, num_left: list[int]) -> list[bytes]:
         pieces = []
         number = bisect_right(self.starts, start) - 1
         while start < end:
@@ -101,12 +101,12 @@ class SnappyPage:
             if num_left[0] < 0:
                 raise _TooManyElements
             begin, until = int(self.starts[number]), min(end, int(self.starts[number + 1]))
-            place = int(self.places[number])
+            place = int(self.offsets[number])
             if place >= 0:
                 pieces.append(file.read(place + start - begin, until - start))
             else:  # a copy may overlap itself: then it repeats
                 far = -place
-                once = b"".join(self._pieces(file, begin - far, min(begin, until - far), num_left))
+                once = b"".join(self._read_pieces(file, begin - far, min(begin, until - far), num_left))
                 times = -(-(until - begin) // max(1, len(once)))
                 pieces.append((once * times)[start - begin : until - begin])
             start = until
@@ -121,12 +121,13 @@ class _TooManyElements(Exception):
 def content_of(
     file: Bytes, file_id: tuple[str, str], codec: str | None, offset: int, packed_size: int, size: int
 ) -> PageBytes:
-    """Return the content of a page, to be read in the cheapest way.
+    """Return the content of a page, which can be read with as little decompression as possible.
 
     Args:
         file_id: path and version of the file.
         codec: the compression, as pyarrow calls it; None: the page is not compressed.
-        packed_size, size: bytes of the page in the file, and decompressed.
+        offset, packed_size: place of the page in the file, in bytes.
+        size: bytes of the page after decompression.
     """
     if codec is None:
         return PlainPage(offset, size)

@@ -47,7 +47,7 @@ def _column_chunk(about: dict[int, Any]) -> ColumnChunk:
 
 
 def read_struct(data: bytes, position: int) -> tuple[dict[int, Any], int]:
-    """Decode a struct of Thrift's compact protocol: return its fields by their numbers, and the offset after it."""
+    """Decode a struct of Thrift's compact protocol at `position`; return field number → value, and where it ends."""
     fields: dict[int, Any] = {}
     number = 0
     while data[position]:
@@ -56,7 +56,7 @@ def read_struct(data: bytes, position: int) -> tuple[dict[int, Any], int]:
         if delta:
             number += delta
         else:
-            value, position = varint(data, position)
+            value, position = read_varint(data, position)
             number = _decode_zigzag(value)
         fields[number], position = (
             (kind == _TRUE, position) if kind in (_TRUE, _FALSE) else _read_value(data, position, kind)
@@ -64,8 +64,8 @@ def read_struct(data: bytes, position: int) -> tuple[dict[int, Any], int]:
     return fields, position + 1
 
 
-def varint(data: bytes, position: int) -> tuple[int, int]:
-    """Decode an unsigned number of seven bits a byte: return it, and the offset after it."""
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """Decode an unsigned number of seven bits a byte at `position`; return it, and the offset after it."""
     value = shift = 0
     while True:
         byte = data[position]
@@ -82,10 +82,10 @@ def _decode_zigzag(value: int) -> int:
 
 def _read_value(data: bytes, position: int, kind: int) -> tuple[Any, int]:
     if kind in _INTEGER_TYPES:
-        value, position = varint(data, position)
+        value, position = read_varint(data, position)
         return _decode_zigzag(value), position
     if kind == _BINARY:
-        size, position = varint(data, position)
+        size, position = read_varint(data, position)
         return None, position + size
     if kind == _STRUCT:
         return read_struct(data, position)
@@ -93,7 +93,7 @@ def _read_value(data: bytes, position: int, kind: int) -> tuple[Any, int]:
         size, inner = data[position] >> 4, data[position] & 15
         position += 1
         if size == 15:
-            size, position = varint(data, position)
+            size, position = read_varint(data, position)
         values: list[Any] = []
         for _ in range(size):
             item, position = (None, position + 1) if inner in (_TRUE, _FALSE) else _read_value(data, position, inner)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from energon_pack.samples.bytes import Bytes
 from energon_pack.sources.page_content import PageBytes, SnappyPage, content_of
-from energon_pack.sources.parquet_footer import ColumnChunk, read_struct, varint
+from energon_pack.sources.parquet_footer import ColumnChunk, read_struct, read_varint
 
 #: the step of a path that leads into each element of a list
 EACH_ELEMENT: Final = object()
@@ -22,7 +22,7 @@ EACH_ELEMENT: Final = object()
 LeafPath = tuple[Any, ...]
 
 
-_CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd"}  # CompressionCodec → pyarrow's name
+_CODEC_NAMES = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd"}  # CompressionCodec → pyarrow's name
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3  # PageType
 _PLAIN, _INDEXES, _LEVELS = 0, (2, 8), (3, 4)  # Encoding
 _MAX_HEADER_BYTES = 1 << 16  # bytes of a page header at most; statistics in it are cut at 4 KB each
@@ -37,30 +37,30 @@ class _Page(NamedTuple):
 
 @dataclass(frozen=True)
 class BytesColumn:
-    """Where each value of a column of bytes lies, in one row group."""
+    """The place of each value of a bytes column in one row group."""
 
     pages: list[PageBytes]
     first_values: np.ndarray  # for each row the number of its first value; and the number of all values
-    page: np.ndarray  # for each value, its page
-    start: np.ndarray
-    length: np.ndarray  # -1: null
+    page_of: np.ndarray  # for each value the index of its page in `pages`
+    starts: np.ndarray  # for each value its first byte in the page's content
+    lens: np.ndarray  # for each value its bytes; -1: null
 
     @property
     def num_bytes(self) -> int:
-        """Return approximately how much memory it takes."""
-        elements = sum(page.starts.nbytes + page.places.nbytes for page in self.pages if isinstance(page, SnappyPage))
-        return elements + self.first_values.nbytes + self.page.nbytes + self.start.nbytes + self.length.nbytes
+        """Return approximately how many bytes of memory this object takes."""
+        elements = sum(page.starts.nbytes + page.offsets.nbytes for page in self.pages if isinstance(page, SnappyPage))
+        return elements + self.first_values.nbytes + self.page_of.nbytes + self.starts.nbytes + self.lens.nbytes
 
     def value(self, row: int, index: int) -> "ValuePlace | None":
-        """Return the place of the value `index` of a row; None: it is null, or the row has fewer values."""
+        """Return the place of the value `index` in the list of a row; None: it is null, or the list is shorter."""
         number = int(self.first_values[row]) + index
-        if not 0 <= index < self.first_values[row + 1] - self.first_values[row] or self.length[number] < 0:
+        if not 0 <= index < self.first_values[row + 1] - self.first_values[row] or self.lens[number] < 0:
             return None
-        return ValuePlace(self.pages[self.page[number]], int(self.start[number]), int(self.length[number]))
+        return ValuePlace(self.pages[self.page_of[number]], int(self.starts[number]), int(self.lens[number]))
 
     def are_not_null(self, row: int) -> list[bool]:
-        """Tell for each value of a row whether it is not null."""
-        return [length >= 0 for length in self.length[self.first_values[row] : self.first_values[row + 1]].tolist()]
+        """Tell for each value in the list of a row whether it is not null; a row without a list has one value."""
+        return [length >= 0 for length in self.lens[self.first_values[row] : self.first_values[row + 1]].tolist()]
 
 
 class ValuePlace(NamedTuple):
@@ -71,29 +71,29 @@ class ValuePlace(NamedTuple):
     size: int
 
     def read(self, file: Bytes, offset: int, size: int) -> bytes:
-        """Read bytes of the value, from its own offset on; fewer at its end. Raises as `PageBytes.read`."""
+        """Read `size` bytes of the value from its `offset` on; fewer at its end. Raises as `CompressedPage.read`."""
         return self.page.read(file, self.start + offset, max(0, min(size, self.size - offset)))
 
 
 def is_read_by_pages(chunk: ColumnChunk) -> bool:
     """Tell by its codec and encodings whether the values of a column of bytes can be found without pyarrow."""
-    return chunk.codec in _CODECS and {_PLAIN, *_INDEXES, *_LEVELS}.issuperset(chunk.encodings)
+    return chunk.codec in _CODEC_NAMES and {_PLAIN, *_INDEXES, *_LEVELS}.issuperset(chunk.encodings)
 
 
-def column_of(file: Bytes, file_id: tuple[str, str], chunk: ColumnChunk, leaf: Any) -> BytesColumn | None:
-    """Find the values of a column of bytes in a row group; None: it has an encoding that only pyarrow reads.
+def read_bytes_column(file: Bytes, file_id: tuple[str, str], chunk: ColumnChunk, leaf: Any) -> BytesColumn | None:
+    """Find the values of a bytes column in a row group; None: it has an encoding that only pyarrow reads.
 
-    `file_id`: path and version of the file; `leaf`: the column in pyarrow's schema.
+    `file_id`: path and version of the file; `leaf`: pyarrow's ColumnSchema of the column.
     """
-    if chunk.codec not in _CODECS:
+    if chunk.codec not in _CODEC_NAMES:
         return None
-    codec = _CODECS[chunk.codec]
+    codec = _CODEC_NAMES[chunk.codec]
     pages: list[PageBytes] = []
     starts: list[np.ndarray] = []  # numbers of the entries at which rows begin
     all_entries: list[np.ndarray] = []  # for each page: page, start and length of its entries
     dictionary = np.zeros((0, 2), np.int64)
     num_entries = 0
-    for page in _pages(file, chunk):
+    for page in _pages_of_chunk(file, chunk):
         kind, version_2 = page.header[1], page.header.get(8)
         about = page.header.get(7) if kind == _DICTIONARY_PAGE else version_2 or page.header.get(5)
         if about is None or kind not in (_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2):
@@ -139,7 +139,7 @@ def column_of(file: Bytes, file_id: tuple[str, str], chunk: ColumnChunk, leaf: A
     return BytesColumn(pages, first, *every.astype(np.int32).T)
 
 
-def _pages(file: Bytes, chunk: ColumnChunk) -> Iterator[_Page]:
+def _pages_of_chunk(file: Bytes, chunk: ColumnChunk) -> Iterator[_Page]:
     begin = min(chunk.data_offset, chunk.dictionary_offset or chunk.data_offset)
     end = begin + chunk.size
     while begin < end:
@@ -149,7 +149,7 @@ def _pages(file: Bytes, chunk: ColumnChunk) -> Iterator[_Page]:
 
 
 def _places(file: Bytes, content: PageBytes, begin: int, number: int) -> np.ndarray:
-    """Return [number, 2]: start and length of byte arrays in plain encoding, each after its length in 4 bytes."""
+    """Return int64[number, 2], start and length of byte arrays in plain encoding: 4 bytes of length before each."""
     places = np.empty((number, 2), np.int64)
     for index in range(number):
         size = int.from_bytes(content.read(file, begin, 4), "little")
@@ -161,7 +161,7 @@ def _places(file: Bytes, content: PageBytes, begin: int, number: int) -> np.ndar
 
 
 def _decode_levels_v1(file: Bytes, content: PageBytes, begin: int, most: int, number: int) -> tuple[np.ndarray, int]:
-    """Return the levels of a page of version 1, and the offset after them."""
+    """Return the levels (`number`, each at most `most`) of a page of version 1, and the offset after them."""
     if most == 0:
         return np.zeros(number, np.int64), begin
     size = int.from_bytes(content.read(file, begin, 4), "little")
@@ -173,11 +173,11 @@ def _decode_levels(data: bytes, most: int, number: int) -> np.ndarray:
 
 
 def _decode_hybrid(data: bytes, width: int, number: int) -> np.ndarray:
-    """Decode Parquet's RLE/bit-packing hybrid: `number` values of `width` bits."""
+    """Decode `number` values of `width` bits each from Parquet's RLE/bit-packing hybrid."""
     runs: list[np.ndarray] = []
     position = have = 0
     while have < number and width:
-        header, position = varint(data, position)
+        header, position = read_varint(data, position)
         if header & 1:
             size = (header >> 1) * width
             bits = np.unpackbits(np.frombuffer(data[position : position + size], np.uint8), bitorder="little")
@@ -197,7 +197,7 @@ def _decode_hybrid(data: bytes, width: int, number: int) -> np.ndarray:
 
 
 def leaf_paths(schema: pa.Schema) -> Iterator[LeafPath]:
-    """Yield the path to the values of each column, in the order of a Parquet file: `("images", LIST, "bytes")`."""
+    """Yield the path to the values of each column, in the file's order: `("images", EACH_ELEMENT, "bytes")`."""
     for field in schema:
         yield from _paths_inside(field.type, (field.name,))
 
@@ -218,12 +218,12 @@ def _paths_inside(kind: pa.DataType, way: LeafPath) -> Iterator[LeafPath]:
 
 
 def put_placeholders(row: dict[str, Any], way: LeafPath, are_not_null: Sequence[bool]) -> None:
-    """Put b"" into a row, at the path of a column, in place of each of its values; None for a value that is null.
+    """Put b"" into a row for each value of a column that was not read, or None for a value that is null.
 
     Args:
-        row: a row without the leaf, and without structs that hold only the leaf.
-        way: the path, with at most one `EACH_ELEMENT`.
-        are_not_null: whether each element is there; for an empty or missing list, a single False.
+        row: a row without this column, and without structs that hold only this column.
+        way: the path to the values, as of `leaf_paths`, with at most one `EACH_ELEMENT`.
+        are_not_null: as of `BytesColumn.are_not_null`; for an empty or missing list, a single False.
     """
     values = [b"" if is_there else None for is_there in are_not_null]
     if EACH_ELEMENT not in way:

@@ -43,14 +43,14 @@ class LeftOutSamples(NamedTuple):
 
 
 class SplitSelection:
-    """Tells which samples of a tar the nearest prepared folder around it leaves out. `split`: None: all parts."""
+    """Tells which samples of a tar are left out by the nearest prepared folder above it. `split`: None: all splits."""
 
     def __init__(self, split: str | None):
         self._split = split
         self._prepared: dict[str, PreparedFolder | None] = {}
 
     def left_out(self, tar: str) -> LeftOutSamples:
-        """Return the samples of a tar that are left out; raises PackError if no folder has the split asked for."""
+        """Return the samples of a tar that are left out; PackError: no folder above it has the split that is set."""
         tar = absolute(tar)
         prepared = self._prepared_around(folder_of(tar))
         if prepared is None:
@@ -64,12 +64,12 @@ class SplitSelection:
         return LeftOutSamples(keys, len(keys))
 
     def prepared_folder(self, tar: str) -> str | None:
-        """Return the nearest prepared folder around a tar; None: there is none."""
+        """Return the nearest prepared folder above a tar; None: there is none."""
         prepared = self._prepared_around(folder_of(absolute(tar)))
         return None if prepared is None else prepared.folder
 
     def check_complete(self, folder: str, tars: Iterable[str]) -> None:
-        """Raise PackError if a folder that Energon has prepared lacks shards of the split. `tars`: those found."""
+        """Raise PackError if a prepared folder lacks tars that its split.yaml names. `tars`: those that were found."""
         prepared = self._prepared_around(absolute(folder))
         if prepared is None or prepared.folder != absolute(folder):
             return
@@ -87,11 +87,11 @@ class SplitSelection:
 
 
 def read_prepared(folder: str, split: str | None, knob: str = "source.split") -> PreparedFolder | None:
-    """Read which shards and samples of a folder a split takes; None: Energon has not prepared the folder.
+    """Read which shards and samples of a folder belong to a split; None: Energon has not prepared the folder.
 
-    `split`: None: all parts; `knob`: the setting that errors name.
+    `split`: None: all splits; `knob`: the setting that errors name.
     """
-    splits = _load_first(folder, ("split.yaml", "split.json"))
+    splits = _load_first_existing(folder, ("split.yaml", "split.json"))
     if splits is None:
         return None
     where = f"{folder}/{META_FOLDER}/split.yaml"
@@ -108,7 +108,7 @@ def read_prepared(folder: str, split: str | None, knob: str = "source.split") ->
             excluded_keys.setdefault(f"{shard}.tar", set()).add(key)
         else:
             excluded_shards.add(name)
-    info = _load_first(folder, (".info.json", ".info.yaml")) or {}
+    info = _load_first_existing(folder, (".info.json", ".info.yaml")) or {}
     counts = info.get("shard_counts")
     return PreparedFolder(
         folder=folder,
@@ -130,7 +130,7 @@ def _expand_names(value: Any, where: str) -> list[str]:
         raise PackError(f"{where}: {error}") from None
 
 
-def _load_first(folder: str, names: tuple[str, ...]) -> dict[str, Any] | None:
+def _load_first_existing(folder: str, names: tuple[str, ...]) -> dict[str, Any] | None:
     for name in names:
         path = os.path.join(folder, META_FOLDER, name)
         try:

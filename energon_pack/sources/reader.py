@@ -15,7 +15,7 @@ from energon_pack.sources.media_containers import OpenFiles, open_medium, split_
 from energon_pack.sources.referenced_media import ends_of
 from energon_pack.sources.rows import MeasuredRow, SampleRow
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.storage import File, State, read_ahead
+from energon_pack.sources.storage import File, FileState, read_ahead
 from energon_pack.sources.storage import state_of as state_of_file
 
 #: Raise this number when the same shard gets another index.
@@ -36,12 +36,12 @@ class Reader:
         self._open_files = OpenFiles()
         self._files_ahead: dict[str, File] = {}  # shards with ranges that were read ahead
 
-    def ahead(self, items: Iterable[Item], samples: SamplesOf[Item], of_medium: RangesOf) -> Iterator[Item]:
-        """Yield the items in order; before each group of them, request all that its samples need from object stores.
+    def read_ahead(self, items: Iterable[Item], samples: SamplesOf[Item], of_medium: RangesOf) -> Iterator[Item]:
+        """Yield the items in order, in groups; before each group, request the bytes of its samples on object stores.
 
         Args:
-            samples: returns the samples of an item.
-            of_medium: returns the ranges to read of a medium, given its offset and size in the shard.
+            samples: item → the samples to be read for it.
+            of_medium: (offset, size) of a medium in its shard → the (offset, size) ranges of it to be read.
         """
         window: list[Item] = []
         ranges_of: _RangesByPath = {}
@@ -62,7 +62,7 @@ class Reader:
         yield from window
 
     def _fetch(self, ranges_of: "_RangesByPath") -> None:
-        """Read ranges of shards ahead, and forget earlier ones."""
+        """Request these ranges of shards before they are read, and drop those of an earlier call."""
         self._files_ahead = {}
         files = {path: shard.open() for path, (shard, _) in ranges_of.items()}
         read_ahead([(file, ranges_of[path][1]) for path, file in files.items()])
@@ -71,7 +71,7 @@ class Reader:
     def raw(self, shard: Shard, row: SampleRow, lead: int = 0) -> bytes:
         """Return the bytes of a sample's JSON or text, which `Shard.record` parses.
 
-        `lead`: how many bytes of the tar header before it are read, too.
+        `lead`: how many bytes of the tar header before them are returned, too, in front.
         """
         return shard.raw_of(self.shard_file(shard), row, lead)
 
@@ -82,7 +82,7 @@ class Reader:
         """
         return shard.media(record, key, parts, partial(self._part, shard))
 
-    def positions(self, shard: Shard, names: Sequence[str], key: str, parts: Sequence[Part]) -> list[Part | None]:
+    def position_parts(self, shard: Shard, names: Sequence[str], key: str, parts: Sequence[Part]) -> list[Part | None]:
         """Return the .npy files of patch positions that a sample names, in that order; None for an empty name.
 
         `parts`: as in `media`, or only its patch positions.
@@ -95,11 +95,11 @@ class Reader:
         return self.part_file(shard, part).read(part.offset, part.size)
 
     def checksum(self, shard: Shard, raw: bytes, parts: Sequence[AnyPart]) -> int:
-        """Return a CRC-32 that shows whether a sample changed since it was measured; reads twice of each medium.
+        """Return a CRC-32 that shows whether a sample changed since it was measured.
 
         Args:
-            raw: its JSON or text.
-            parts: its media; the first and last bytes of each count, so that another file of that size is noticed.
+            raw: the sample's JSON or text.
+            parts: its media: only the first and last `END_BYTES` of each are read.
         """
         value = crc32(raw)
         for part in parts:
@@ -107,8 +107,8 @@ class Reader:
             value = crc32(ends.last, crc32(ends.first, value))
         return value
 
-    def files(self, shard: Shard, parts: Sequence[AnyPart]) -> list[dict[str, Any]] | None:
-        """Return name, size and version of parts in separate files; None: the parts are in the shard."""
+    def files_of_parts(self, shard: Shard, parts: Sequence[AnyPart]) -> list[dict[str, Any]] | None:
+        """Return `{name, size, version}` of each part that is a separate file; None: the shard itself holds them."""
         if shard.media_root is None:
             return None
         names = dict.fromkeys(part.name for part in parts if not shard.is_inside(part.name))
@@ -156,12 +156,12 @@ class Reader:
 
 
 def whole_range(offset: int, size: int) -> list[tuple[int, int]]:
-    """Return (offset, size) of a whole medium as its only range: for `Reader.ahead`."""
+    """Return (offset, size) of a whole medium as its only range: for `Reader.read_ahead`."""
     return [(offset, size)]
 
 
 def _ranges_ahead(shard: Shard, row: MeasuredRow, of_medium: RangesOf) -> Iterator[tuple[Shard, int, int]]:
-    """Yield the ranges to read for a sample, each with the header before it; nothing for a sample on a disk."""
+    """Yield the ranges to read for a sample, each with the tar header before it; none if the shard is on a disk."""
     if shard.is_stored and shard.is_read_by_place:
         parts: list[AnyPart] = [*row.parts, *row.positions] if shard.media_root is None else []
         media = chain.from_iterable(of_medium(part.offset, part.size) for part in parts)
@@ -170,7 +170,7 @@ def _ranges_ahead(shard: Shard, row: MeasuredRow, of_medium: RangesOf) -> Iterat
                 yield shard, offset - shard.lead, size + shard.lead
 
 
-def state_of(path: str) -> State | None:
+def state_of(path: str) -> FileState | None:
     """Return size and version of a medium as it is now; None: it can't be read."""
     try:
         if split_name(path)[1] is None:
@@ -178,7 +178,7 @@ def state_of(path: str) -> State | None:
         file = open_medium(path)
     except (OSError, KeyError, ValueError, Skip):
         return None
-    return State(file.size, file.version)
+    return FileState(file.size, file.version)
 
 
 class SourceChanged(PackError):

@@ -56,7 +56,7 @@ def ends_of(file: Bytes, offset: int, size: int, lead: int) -> Ends:
 
 
 class SourceMedia:
-    """Reads media of a source by the references in packs, and checks that they are as they were packed."""
+    """Reads media from the source below `root` by the references in packs; PackError: they changed since packing."""
 
     def __init__(self, root: str):
         self._root = root
@@ -87,7 +87,7 @@ class SourceMedia:
         self._files.read_ahead(list(ranges_of.values()))
 
     def opened(self, reference: Reference) -> Bytes:
-        """Open a medium and compare its ends with the packed checksum; raises PackError as `read`."""
+        """Open a medium, and compare its first and last bytes with the packed checksum; raises PackError as `read`."""
         path, offset, lead = self._place(reference)
         with _readable_errors(path, reference):
             file = self._files.open(path)
@@ -105,7 +105,7 @@ class SourceMedia:
         return joined_name(path, str(where[0])) if where else path, 0, 0
 
     def _refuse_changed(self, reference: Reference, ends: Ends, size: int) -> None:
-        """Raise PackError if the medium has changed."""
+        """Raise PackError if the checksum of `ends`, or `size`, the bytes that were found, is not the packed one."""
         member = name_and_size(ends.header) if ends.header else ("", size)
         is_it = member is not None and member[1] == size == reference.size and ends.checksum == reference.checksum
         if not is_it:

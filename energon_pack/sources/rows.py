@@ -13,7 +13,7 @@ from energon_pack.samples.sample import MediaPart, Part
 
 @dataclass(slots=True)
 class SampleRow:
-    """The place of a sample's JSON or text in its shard."""
+    """A sample's key, and where in its shard its JSON or text lies (offset and size in bytes)."""
 
     key: str
     record_part: str

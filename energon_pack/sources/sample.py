@@ -36,7 +36,7 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
     """Read an indexed sample: its record, and its media's headers, in the order of their placeholders.
 
     Raises:
-        Skip: the sample can't be packed; `Skip.media_type` guesses its media type.
+        Skip: the sample can't be packed; its attribute `media_type` is a guess of the sample's media type.
         PackError: the shard changed.
     """
     seems, raw = media_type_by_name([part.name for part in row.parts]), b""
@@ -52,8 +52,8 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
         if settings.media is None:
             _refuse_unread(reader, shard, row, placed.record, [part.name for part in listed])
         opened = [listed[i] for i in placed.order]
-        media = _as_requested(reader, shard, opened, [looked_at[i] for i in placed.order], placed.record.fields)
-        positions, marks = _read_times(reader, shard, placed, row.key, row.parts)
+        media = _with_requested(reader, shard, opened, [looked_at[i] for i in placed.order], placed.record.fields)
+        positions, marks = _read_positions_and_times(reader, shard, placed, row.key, row.parts)
         parts = [MediaPart(*listed[i], looked_at[i].kind, looked_at[i].extension) for i in placed.order]
         return ReadSample.of_record(raw, placed, parts, media, positions, marks)
     except Skip as skip:
@@ -62,7 +62,7 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
 
 
 def _refuse_unread(reader: Reader, shard: Shard, row: IndexRow, record: Record, read: Sequence[str]) -> None:
-    """Raise Skip if a sample has a medium that is not read, as `refuse_unread_media`. `read`: names of read media."""
+    """Raise Skip if a sample has media besides those that are read. `read`: the names of the media that are read."""
     refuse_unread_media(record, read, bool(read), partial(_kind_of_name, reader, shard, row), shard.media_root is None)
     is_mapped = isinstance(shard, TarShard) and shard.field_map is not None  # then the map says what is taken
     for part in () if read or is_mapped else row.parts:  # a medium, although its name does not say so
@@ -72,7 +72,7 @@ def _refuse_unread(reader: Reader, shard: Shard, row: IndexRow, record: Record, 
 
 def _kind_of_name(reader: Reader, shard: Shard, row: IndexRow, name: str) -> str | None:
     try:
-        (part,) = reader.positions(shard, [name], row.key, row.parts)
+        (part,) = reader.position_parts(shard, [name], row.key, row.parts)
     except Skip:
         return None
     return None if part is None else _kind_of_part(reader, shard, part)
@@ -103,9 +103,9 @@ def read_again(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSet
 
 
 def with_headers(reader: Reader, shard: Shard, sample: ReadSample) -> ReadSample:
-    """Return a sample whose media were not opened, now with `media` read from their headers."""
+    """Return a sample of `read_text_only` with its `media` filled in: read from the headers of their files."""
     media = _read_headers(reader, shard, sample.parts)
-    return sample._replace(media=_as_requested(reader, shard, sample.parts, media, sample.fields))
+    return sample._replace(media=_with_requested(reader, shard, sample.parts, media, sample.fields))
 
 
 def read_text_only(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings, raw: bytes) -> ReadSample:
@@ -113,13 +113,13 @@ def read_text_only(reader: Reader, shard: Shard, row: MeasuredRow, settings: Rea
     kinds = row.cut.all_kinds if row.cut else [part.kind for part in row.parts]
     record = shard.read_record(raw, row.record_part, bool(kinds), settings)
     placed = placed_record(record, kinds)
-    positions, marks = _read_times(reader, shard, placed, source_key(row.key), row.positions)
+    positions, marks = _read_positions_and_times(reader, shard, placed, source_key(row.key), row.positions)
     sample = ReadSample.of_record(raw, placed, [] if row.cut else row.parts, [], positions, marks)
-    return part_of(sample, row.cut)._replace(parts=row.parts) if row.cut else sample
+    return cut_part(sample, row.cut)._replace(parts=row.parts) if row.cut else sample
 
 
-def part_of(whole: ReadSample, cut: Cut) -> ReadSample:
-    """Return the turns of a sample that a cut selects, with their media, fields and times."""
+def cut_part(whole: ReadSample, cut: Cut) -> ReadSample:
+    """Return the part of a sample that a cut selects: some turns, with their media, fields and times."""
     media = media_of_part(whole.messages, cut)
     images = indices_of_kind(cut, media, "i")
     messages = messages_of_part(whole.messages, cut)
@@ -140,7 +140,7 @@ def _read_headers(reader: Reader, shard: Shard, parts: Sequence[AnyPart]) -> lis
     return [probe_part(reader.part_file(shard, part), part) for part in parts]
 
 
-def _as_requested(
+def _with_requested(
     reader: Reader, shard: Shard, parts: Sequence[AnyPart], media: Sequence[Media], fields: dict[str, Any]
 ) -> list[Media]:
     def opened(index: int) -> BinaryIO:
@@ -150,13 +150,13 @@ def _as_requested(
     return with_requested_settings(media, fields.get("video_frames"), options_of(fields), opened)
 
 
-def _read_times(
+def _read_positions_and_times(
     reader: Reader, shard: Shard, placed: PlacedRecord, key: str, parts: Sequence[Part]
 ) -> tuple[list[Part | None], list[str]]:
-    """Return the patch positions of each image, and the times that they give."""
+    """Return the .npy part of each image's patch positions, and the time marks made of them; both empty: no times."""
     if placed.record.fields.keys().isdisjoint(TIME_FIELDS):
         return [], []
     names = placed.position_files
-    positions = reader.positions(shard, names, key, parts) if names else []
+    positions = reader.position_parts(shard, names, key, parts) if names else []
     arrays = [None if part is None else load_patch_positions(reader.read(shard, part), part.name) for part in positions]
     return positions, placed.time_texts(arrays)

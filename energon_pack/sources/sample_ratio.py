@@ -21,13 +21,13 @@ def drawn_rows(num_rows: int, ratio: float, name: str, seed: int) -> Ints:
 
 
 def copy_numbers(rows: Ints) -> Ints:
-    """Return for each of these ascending rows how often it stands before: [3, 3, 5] gives [0, 1, 0]."""
+    """Count for each of these ascending row numbers its earlier occurrences: [3, 3, 5] gives [0, 1, 0]."""
     first: Ints = np.searchsorted(rows, rows)
     return np.arange(len(rows)) - first
 
 
 def drawn_keys(keys: Sequence[str], rows: Ints, copies: Ints) -> list[str]:
-    """Return the key of each drawn row; the second draw of a row gets `@2` at its end. `copies`: as `copy_numbers`."""
+    """Return the key of each drawn row; its second draw ends with `@2`. `copies`: what `copy_numbers(rows)` returns."""
     pairs = zip(rows.tolist(), copies.tolist(), strict=True)
     return [f"{keys[row]}@{copy + 1}" if copy else keys[row] for row, copy in pairs]
 

@@ -21,7 +21,7 @@ class Format(str, Enum):
 
 
 class OnDamaged(str, Enum):
-    """Values of `source.on_damaged`: a damaged or incomplete file ends the run, or its whole samples are packed."""
+    """Values of `source.on_damaged`: a damaged file ends the run (error), or its whole samples are packed (keep)."""
 
     error = "error"
     keep = "keep"
@@ -64,11 +64,11 @@ class SourceConfig(ReadSettings):
 
     @property
     def reading(self) -> ReadSettings:
-        """Return the settings that decide how a sample is read; kept lengths are valid only for the same ones."""
+        """Return the settings that decide how a sample is read; cached token lengths are valid only for equal ones."""
         return ReadSettings(**{field.name: getattr(self, field.name) for field in fields(ReadSettings)})
 
     def check(self) -> None:
-        """Raise PackError if `path` is of a wrong type, no reader has the format, or two settings name the messages."""
+        """Raise PackError if `path` has a wrong type, `format` is unknown, or two settings name the messages field."""
         if self.format not in list(Format) and load_entry_point("sources", "source.format", self.format) is None:
             formats = ", ".join(each.value for each in Format)
             raise PackError(f"source.format={self.format}: there are {formats}, and what installed packages add")

@@ -31,14 +31,14 @@ from energon_pack.sources import wds
 from energon_pack.sources.entry_settings import NO_SETTINGS, EntrySettings
 from energon_pack.sources.field_map import FieldMap
 from energon_pack.sources.jsonl import line_index as lines
-from energon_pack.sources.jsonl.coco import with_image
+from energon_pack.sources.jsonl.coco import with_image_name
 from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
 from energon_pack.sources.media_containers import archive_path, joined_name, split_name
 from energon_pack.sources.named_bytes import may_have_base64, name_media
 from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.sample_ratio import drawn_rows, source_key
 from energon_pack.sources.settings import Format
-from energon_pack.sources.storage import File, State, folder_of, open_file, path_in, real_path, state_of
+from energon_pack.sources.storage import File, FileState, folder_of, open_file, path_in, real_path, state_of
 from energon_pack.sources.tar import BLOCK
 
 #: Returns a file beside the shard as a part, by its name in a sample; raises Skip if it can't be read.
@@ -46,8 +46,8 @@ LookUp = Callable[[str], Part]
 
 
 @dataclass(frozen=True)
-class _File:
-    """One source file, with the values that tell whether it has changed."""
+class _SourceFile:
+    """One file of a source: indexes its samples, and reads them; its size and version tell whether it has changed."""
 
     #: the character between its name and the key of a sample in a sample id
     key_separator: ClassVar[str]
@@ -58,7 +58,7 @@ class _File:
     #: whether a sample is a range of bytes
     is_read_by_place: ClassVar[bool] = True
 
-    name: str  # as `names_of` returns it, with forward slashes
+    name: str  # as `shard_names` returns it, with forward slashes
     path: str
     size: int
     version: str
@@ -72,12 +72,12 @@ class _File:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Return the values that its index depends on; if one changes, the file is indexed anew."""
+        """Return the values that the file's index depends on; if one changes, the file is indexed anew."""
         return self.real_path, self.size, self.version, None
 
     @property
     def called(self) -> str:
-        """Return the name of the file's format, for the line that describes a source."""
+        """Return the name of the file's format, as users read it: `JSONL`, `WebDataset tars`."""
         raise NotImplementedError
 
     @property
@@ -91,7 +91,7 @@ class _File:
         return bool(bucket_of(self.path))
 
     def digest(self) -> str:
-        """Return a hash of the bytes that its index depends on, which the index stores in its metadata."""
+        """Return a hash of the bytes that the file's index depends on; the index stores it in its metadata."""
         raise NotImplementedError
 
     def is_unchanged(self, about: Mapping[str, str]) -> bool:
@@ -102,23 +102,23 @@ class _File:
 
     def open(self) -> File:
         """Open the file; raises OSError if it can't be opened."""
-        return open_file(self.path, State(self.size, self.version))
+        return open_file(self.path, FileState(self.size, self.version))
 
     def raw(self, file: File, offset: int, size: int) -> bytes:
         """Read a sample's JSON or text. `offset`, `size`: the place that its row of the index names."""
         return file.read(offset, size)
 
     def raw_of(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
-        """Read the JSON or text of an indexed sample. `lead`: bytes of the tar header before it that are read, too."""
+        """Return the JSON or text of an indexed sample, after `lead` bytes of the tar header before it."""
         return self.raw(file, row.record_offset - lead, lead + row.record_size)
 
     def read_record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-        """Parse a sample as `record` does; settings of its mixture entry override `settings`, and add fields."""
+        """Parse a sample as `record` does, with the settings of its mixture entry, which override `settings`."""
         record = self.own.add_options(self.record(raw, part, has_media, self.own.reading or settings))
         return with_use_audio_setting(record, settings)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-        """Parse a sample from the bytes of its JSON or text; raises Skip. `part`: its name in the tar, as `json`."""
+        """Parse a sample from the bytes of its JSON or text; Skip: they are not valid. `part`: the file's part name."""
         raise NotImplementedError
 
     def is_inside(self, name: str) -> bool:
@@ -126,20 +126,20 @@ class _File:
         return split_name(self.path_of(name))[0] == self.path
 
     def path_of(self, name: str) -> str:
-        """Return the path that opens a part, by its name in a sample; of a part inside a file, `FILE::KEY`."""
+        """Return the path to open for a medium, by its name in a sample; `FILE::KEY` for one inside another file."""
         return self.path
 
     @property
     def ratio(self) -> float:
-        """Return how often each sample comes in an epoch; of 1.3, a random 30% of them come twice."""
+        """Return how often each sample comes in an epoch; at 1.3, a random 30% of the samples come twice."""
         return 1.0
 
     def drawn(self, num_rows: int, seed: int) -> Ints | None:
-        """Draw rows of its index by `ratio`: their numbers, ascending, with repeats; None: each row comes once."""
+        """Draw rows of the index by `ratio`; return their numbers, ascending, with repeats; None: each row once."""
         return None if self.ratio == 1 else drawn_rows(num_rows, self.ratio, self.name, seed)
 
     def key_in_tar(self, key: str) -> str:
-        """Return the key that the parts of a sample have in its tar, without the `@2` of a repeated draw."""
+        """Return the key of a sample's parts in the tar: without the `@2` that marks a repeated draw."""
         return source_key(key)
 
     def sample_id(self, key: str) -> str:
@@ -148,8 +148,8 @@ class _File:
 
 
 @dataclass(frozen=True)
-class TarShard(_File):
-    """A WebDataset tar: a sample is a JSON or text and the media beside it."""
+class TarShard(_SourceFile):
+    """A WebDataset tar: a sample is a JSON or text, and the media files with the same key."""
 
     key_separator = "/"
     format = Format.wds
@@ -158,12 +158,12 @@ class TarShard(_File):
     #: the field map of its folder, if Energon has prepared it; None: parts are read by their names
     field_map: FieldMap | None = field(default=None, kw_only=True)
     #: keys that its folder leaves out
-    excluded: frozenset[str] = field(default=frozenset(), kw_only=True)
+    excluded_keys: frozenset[str] = field(default=frozenset(), kw_only=True)
 
     @property
     def identity(self) -> tuple[Any, ...]:
         field_map = None if self.field_map is None else asdict(self.field_map)
-        return *super().identity[:-1], field_map, *([sorted(self.excluded)] if self.excluded else [])
+        return *super().identity[:-1], field_map, *([sorted(self.excluded_keys)] if self.excluded_keys else [])
 
     @property
     def called(self) -> str:
@@ -172,17 +172,17 @@ class TarShard(_File):
         return f"WebDataset tars{read}"
 
     def index(self) -> pa.Table:
-        """Index the places of its samples that are not excluded: a row of `wds.INDEX_SCHEMA` for each."""
+        """Index the tar: return a row of `wds.INDEX_SCHEMA` for each sample that is not excluded."""
         table = wds.index_tar(self.path, self.field_map.record_part if self.field_map else None)
-        if not self.excluded:
+        if not self.excluded_keys:
             return table
-        return table.filter(pc.invert(pc.is_in(table["key"], pa.array(sorted(self.excluded), pa.string()))))
+        return table.filter(pc.invert(pc.is_in(table["key"], pa.array(sorted(self.excluded_keys), pa.string()))))
 
     def digest(self) -> str:
         return wds.digest_of_headers(self.path)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-        """Parse a sample from the bytes of its JSON or text. `part`: its name; `has_media`: media lie beside it."""
+        """Parse a sample from the bytes of its JSON or text. `part`: `json`, `txt` …; `has_media`: it has media."""
         if self.field_map is not None:
             return parse_record(self.field_map.value(raw, part), settings)
         return wds.record_of(raw, part, has_media, settings)
@@ -197,22 +197,22 @@ class TarShard(_File):
         return media_parts(record, key, parts)
 
     def part(self, name: str, key: str, parts: Sequence[Part], look_up: LookUp) -> Part:
-        """Return the part of a sample that has this name; arguments and errors as of `media`."""
+        """Return the part of a sample that is called `name`; other arguments and errors as of `media`."""
         return listed_parts([name], key, parts)[0]
 
     @property
     def base(self) -> str:
-        """Return the folder that its name is relative to; its own folder if its path does not end with its name."""
+        """Return the folder that the tar's name is relative to; the tar's own folder if its path ends otherwise."""
         folder = self.path.removesuffix(f"/{self.name}")
         return folder_of(self.path) if folder == self.path else folder
 
     def place(self, part: AnyPart, root: str) -> tuple[str | int, ...]:
-        """Return where a part lies, as packs that refer to it store it: the tar's path below `root`, offset, size."""
+        """Return the place of a part, as references in packs store it: the tar's path below `root`, offset, size."""
         return _relative_path(root, self.path), part.offset, part.size
 
 
 @dataclass(frozen=True)
-class JsonlShard(_File):
+class JsonlShard(_SourceFile):
     """A file of JSON samples, one a line or in an array; their media are separate files."""
 
     key_separator = ":"
@@ -248,7 +248,7 @@ class JsonlShard(_File):
         return lines.index_lines(self.path)
 
     def first(self, number: int) -> Iterator[bytes]:
-        """Yield the JSON of those of the first `number` samples that can be read, without indexing all."""
+        """Yield the JSON of each of the first `number` samples that can be read, without indexing the whole file."""
         with self.open() as file:
             for place in self._first_places(number):
                 with suppress(Skip):
@@ -258,8 +258,8 @@ class JsonlShard(_File):
         return lines.first_places(self.path, number)
 
     def raw(self, file: File, offset: int, size: int) -> bytes:
-        """Read the JSON of a sample; names replace media in base64, and the numbers of COCO images."""
-        raw = with_image(file.read(offset, size), file, self.path)
+        """Read the JSON of a sample; media in base64, and the ids of COCO images, are replaced by names of media."""
+        raw = with_image_name(file.read(offset, size), file, self.path)
         if not may_have_base64(raw):
             return raw
         try:
@@ -287,7 +287,7 @@ class JsonlShard(_File):
         return parse_line(map_record(value, settings), self.lines, settings)
 
     def value(self, raw: bytes) -> Any:
-        """Return the JSON value of a line, from its bytes; if it raises, the sample is left out as `invalid_json`."""
+        """Parse a line into a JSON value; if an error is raised, the sample is left out, as `invalid_json`."""
         return load_json(raw)
 
     def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:

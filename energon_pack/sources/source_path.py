@@ -1,9 +1,9 @@
 """Build the source that `source.path` names: files of one form or of several, or a mixture of such sources.
 
     source.path ──┬── a mixture: its entries ──► find_source of each ──► their files, named after their entry
-                  └── anything else ──look──► the forms of its files ──find_files──► files of each form
+                  └── anything else ──find_forms──► the formats of its files ──find_files──► files of each format
 
-A folder may hold several forms. `source=wds`, `jsonl` or `table` reads only one of them.
+A folder may hold several formats. `source=wds`, `jsonl` or `table` reads only one of them.
 """
 
 import re
@@ -20,7 +20,7 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.entry_settings import EntrySettings, read_entry_settings
 from energon_pack.sources.field_map import read_field_map
 from energon_pack.sources.find import JSON_FILE, FileFinder, ListedFile, Source, find_files, parquet_hint, without_plans
-from energon_pack.sources.jsonl.line_files import LineFileFinder, files_of_samples, stem
+from energon_pack.sources.jsonl.line_files import LineFileFinder, files_of_samples, without_extensions
 from energon_pack.sources.mixture import (
     Entry,
     Mixture,
@@ -42,7 +42,7 @@ TAR_FILE = re.compile(r"(?i)\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$
 
 
 def find_source(settings: SourceConfig, path: Any) -> Source:
-    """Find the files of a source, in the form that `source.format` names, or in the forms that their names show.
+    """Find the files of a source, of the format `source.format`, or if that is `auto`, by the names of the files.
 
     `path`: a path, a list of paths, or the entries of a mixture by name; raises PackError if nothing is there.
     """
@@ -63,10 +63,9 @@ def find_source(settings: SourceConfig, path: Any) -> Source:
 
 
 def _finder_of(settings: SourceConfig, stems: Collection[str] | None = None) -> FileFinder:
-    """Return the finder of the files of `settings.format`; raises PackError if no class reads them.
+    """Return the finder of files of `settings.format`; raises PackError if no class reads that format.
 
-    `stems`: paths of tars in the same folders, without their extensions; None: files of other forms are not looked
-    for.
+    `stems`: paths of tars in the same folders, without their extensions; None: only this one format is looked for.
     """
     if settings.format == Format.wds:
         return TarFinder(settings)
@@ -126,12 +125,12 @@ def _with_entry_reading(settings: SourceConfig, entry: EntrySettings) -> SourceC
 
 
 def _join_sources(parts: Sequence[Source]) -> Source:
-    """Join sources into one; files keep the names that they have in their own source."""
+    """Join sources into one without a mixture; shards keep their names."""
     return Source(
         shards=sorted((shard for part in parts for shard in part.shards), key=lambda shard: shard.name),
         folders=frozenset().union(*(part.folders for part in parts)),
         num_left_out=sum(part.num_left_out for part in parts),
-        stored=frozenset().union(*(part.stored for part in parts)),
+        stored_folders=frozenset().union(*(part.stored_folders for part in parts)),
     )
 
 
@@ -144,7 +143,7 @@ class EntryForms(NamedTuple):
 
 
 def find_forms(entry: str) -> EntryForms:
-    """Return the forms of the files of an entry of `source.path`; an unknown extension counts as JSONL."""
+    """Return the formats of the files of an entry of `source.path`, by their extensions (unknown ones: JSONL)."""
     _, folders, files = expand(entry)
     forms, stems = set(map(_form_of_file, files)), set[str]()
     for folder in folders:
@@ -205,21 +204,21 @@ def _form_of_file(file: str) -> Format:
 
 
 def _tar_stem(file: str) -> str:
-    return stem(TAR_FILE.sub("", file))
+    return without_extensions(TAR_FILE.sub("", file))
 
 
 class TarFinder(FileFinder):
-    """Finds tars: of samples, or of packs, whose members then are the samples."""
+    """Finds tars: of samples, or of packs, whose members become the samples."""
 
     def __init__(self, settings: SourceConfig):
         self._settings, self._selection = settings, SplitSelection(settings.split)
         self._seen_paths = set[str]()
         self._field_map = cache(read_field_map)
 
-    def in_folder(self, folder: str) -> list[str]:
+    def files_in(self, folder: str) -> list[str]:
         return walk(folder, TAR_FILE)
 
-    def chosen_files(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
+    def files_of_entry(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
         if not files:
             has_lines = any(walk(folder, JSON_FILE) for folder in folders)
             other = "; source=jsonl reads JSONL" if has_lines else parquet_hint(folders)
@@ -234,11 +233,11 @@ class TarFinder(FileFinder):
                 if left_out.keys is not None:
                     folder = self._selection.prepared_folder(tar)
                     field_map = self._field_map(folder) if folder else None
-                    yield ListedFile(tar, real, TarShard, {"field_map": field_map, "excluded": left_out.keys})
+                    yield ListedFile(tar, real, TarShard, {"field_map": field_map, "excluded_keys": left_out.keys})
         for folder in folders:
             self._selection.check_complete(folder, files)
 
-    def completed(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
+    def complete_shards(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
         if not shards:
             named, split = ", ".join(path), self._settings.split
             raise PackError(f"source.path={named}: every tar is left out by source.split={split} or by an exclude")

@@ -24,7 +24,7 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-class State(NamedTuple):
+class FileState(NamedTuple):
     """Size in bytes and version of a file; if either differs, the file has changed."""
 
     size: int
@@ -32,12 +32,12 @@ class State(NamedTuple):
 
 
 class File(ABC):
-    """An open file of a source."""
+    """A file that is open for reading: on this machine, in memory, or on an object store."""
 
     #: a descriptor from which the kernel can copy its bytes; None: it has none
     fd: int | None = None
 
-    def __init__(self, state: State):
+    def __init__(self, state: FileState):
         self.size, self.version = state
 
     @abstractmethod
@@ -61,7 +61,7 @@ class File(ABC):
         self.close()
 
 
-class _BytesRead:
+class _ReadCounter:
     """Counts the bytes that this process read itself, without those that the kernel copied."""
 
     num_bytes = 0
@@ -69,27 +69,27 @@ class _BytesRead:
 
 def with_bytes_read(function: Callable[[Job], Result], job: Job) -> tuple[Result, int]:
     """Call a function with a job; return its result, and how many bytes of files this process read meanwhile."""
-    before = _BytesRead.num_bytes
-    return function(job), _BytesRead.num_bytes - before
+    before = _ReadCounter.num_bytes
+    return function(job), _ReadCounter.num_bytes - before
 
 
 class LocalFile(File):
-    """An open file of this machine."""
+    """A file of this machine, open by its descriptor `fd`."""
 
     fd: int
 
-    def __init__(self, fd: int, state: State):
+    def __init__(self, fd: int, state: FileState):
         super().__init__(state)
         self.fd = fd
 
     def read(self, offset: int, size: int) -> bytes:
         data = os.pread(self.fd, size, offset)
-        _BytesRead.num_bytes += len(data)
+        _ReadCounter.num_bytes += len(data)
         return data
 
     def read_into(self, offset: int, view: memoryview) -> int:
         num_read = os.preadv(self.fd, [view], offset)
-        _BytesRead.num_bytes += num_read
+        _ReadCounter.num_bytes += num_read
         return num_read
 
     def close(self) -> None:
@@ -100,26 +100,26 @@ class InMemory(File):
     """A file, or a value inside a file, whose bytes are all in memory."""
 
     def __init__(self, data: bytes, version: str):
-        super().__init__(State(len(data), version))
+        super().__init__(FileState(len(data), version))
         self._data = data
-        _BytesRead.num_bytes += len(data)
+        _ReadCounter.num_bytes += len(data)
 
     def read(self, offset: int, size: int) -> bytes:
         return self._data[offset : offset + size]
 
 
 class StoredFile(File):
-    """An object on a store; its bytes are requested in blocks, or ahead of time."""
+    """An object on a store; its bytes are requested in blocks, or in advance by `read_ahead`."""
 
-    def __init__(self, address: str, state: State):
+    def __init__(self, address: str, state: FileState):
         super().__init__(state)
-        from energon_pack.sources.blockwise import Blockwise
+        from energon_pack.sources.blockwise import BlockwiseReader
 
-        self.blocks = Blockwise(address, *state)
+        self.blocks = BlockwiseReader(address, *state)
 
     def read(self, offset: int, size: int) -> bytes:
         data = self.blocks.read(offset, size)
-        _BytesRead.num_bytes += len(data)
+        _ReadCounter.num_bytes += len(data)
         return data
 
 
@@ -131,7 +131,7 @@ def read_ahead(ranges_of: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> N
         blockwise.read_ahead(objects)
 
 
-def open_file(path: str | os.PathLike[str], expected: State | None = None) -> File:
+def open_file(path: str | os.PathLike[str], expected: FileState | None = None) -> File:
     """Open a file for reading.
 
     `expected`: the state of an object on a store, if it is known; None: the store is asked for it.
@@ -145,7 +145,7 @@ def open_file(path: str | os.PathLike[str], expected: State | None = None) -> Fi
         if expected is None:
             from energon_pack.run import stores
 
-            expected = State(*stores.find(str(path)))
+            expected = FileState(*stores.find(str(path)))
         return StoredFile(str(path), expected)
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for its writer
     state = _state(os.fstat(fd))
@@ -155,17 +155,17 @@ def open_file(path: str | os.PathLike[str], expected: State | None = None) -> Fi
     return LocalFile(fd, state)
 
 
-def state_of(path: str) -> State | None:
+def state_of(path: str) -> FileState | None:
     """Return size and version of a file as it is now; None: it is no regular file."""
     if is_address(path):
         from energon_pack.sources import store_listing
 
-        return State(*store_listing.state_of(path))
+        return FileState(*store_listing.state_of(path))
     return _state(os.stat(path))
 
 
-def _state(status: os.stat_result) -> State | None:
-    return State(status.st_size, str(status.st_mtime_ns)) if stat.S_ISREG(status.st_mode) else None
+def _state(status: os.stat_result) -> FileState | None:
+    return FileState(status.st_size, str(status.st_mtime_ns)) if stat.S_ISREG(status.st_mode) else None
 
 
 # ----------------------------------------------------------------------------------------------- which files there are
@@ -189,7 +189,7 @@ def is_file(path: str) -> bool:
 
 
 def absolute(path: str) -> str:
-    """Return the absolute path, as `os.path.abspath`; of an address, the address without a slash at its end."""
+    """Return the absolute path, as `os.path.abspath`; an address is returned without a slash at its end."""
     return tidy_address(path) if is_address(path) else os.path.abspath(path)
 
 
@@ -204,7 +204,7 @@ def folder_of(path: str) -> str:
 
 
 def real_path(path: str) -> str:
-    """Resolve links of a file's path, as `os.path.realpath`, but each folder only once, for sources of many files."""
+    """Resolve links in a file's path, as `os.path.realpath`; links of a folder are resolved once for all its files."""
     if is_address(path):
         return path
     if os.path.islink(path):
@@ -219,10 +219,10 @@ def _real_folder(folder: str, working: str) -> str:
 
 
 def expand(entry: str) -> tuple[str, list[str], list[str]]:
-    """Resolve an entry of `source.path`: a folder, a file, a glob, or an address; raises PackError if nothing is there.
+    """Resolve an entry of `source.path`: a folder, a file, a glob, or an address; PackError: it does not exist.
 
     Returns:
-        The folder that names of samples are relative to, the folders and the files of the entry.
+        The folder that names of samples are relative to; the folders and the files of the entry (a glob may have none).
     """
     if is_address(entry):
         from energon_pack.sources import store_listing
@@ -241,14 +241,14 @@ def expand(entry: str) -> tuple[str, list[str], list[str]]:
 
 
 def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
-    """Return the files of a folder and its subfolders that match a pattern, without those in hidden names."""
+    """Return the paths of files in a folder and its subfolders whose names match, without hidden ones (`.name`)."""
     if is_address(folder):
         from energon_pack.sources import store_listing
 
         return store_listing.walk(folder, pattern)
     paths = []
     seen = set()
-    for here, folders, files in os.walk(folder, followlinks=True, onerror=_raise):
+    for here, folders, files in os.walk(folder, followlinks=True, onerror=_raise_error):
         status = os.stat(here)
         if (status.st_dev, status.st_ino) in seen:  # a link back up
             folders.clear()
@@ -269,18 +269,18 @@ def names_in(folder: str) -> list[str]:
         return [f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries]
 
 
-def files_in(folder: str, below: Collection[str] = ()) -> dict[str, State | None]:
-    """List a folder: name → state of an object; None for a local file, and for subfolders, which end with a slash.
+def files_in(folder: str, below: Collection[str] = ()) -> dict[str, FileState | None]:
+    """List a folder: name → size and version of an object; None for a local file and for a subfolder (`name/`).
 
-    `below`: subfolders whose files are listed, too, in place of the subfolder.
+    `below`: the names of subfolders whose files are listed in place of the subfolder.
     """
     if is_address(folder):
         from energon_pack.sources import store_listing
 
         return {
-            name: State(*states) if states else None for name, states in store_listing.files_in(folder, below).items()
+            name: FileState(*found) if found else None for name, found in store_listing.files_in(folder, below).items()
         }
-    states: dict[str, State | None] = {}
+    states: dict[str, FileState | None] = {}
     for inner in ("", *below):
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(os.path.join(folder, inner)) as entries:
             for entry in entries:
@@ -292,6 +292,6 @@ def files_in(folder: str, below: Collection[str] = ()) -> dict[str, State | None
     return states
 
 
-def _raise(error: OSError) -> None:
+def _raise_error(error: OSError) -> None:
     """Raise the error: an unreadable folder must not pass for an empty one."""
     raise error

@@ -20,7 +20,7 @@ _EXPANDED_FOLDER: dict[str, dict[str, Found]] = {}
 
 
 def state_of(address: str) -> Found:
-    """Return size and version of an object, from its listing if it was just listed, else from the store."""
+    """Return size and version of an object: from an earlier listing, if it was in one, else from the store."""
     return _LISTED_OBJECTS.pop(address, None) or stores.find(address)
 
 
@@ -46,7 +46,7 @@ def expand(entry: str) -> tuple[str, list[str], list[str]]:
 
 
 def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
-    """Return the objects below a folder on a store that match a pattern, without those in hidden names."""
+    """Return the addresses of objects below a folder whose names match; hidden ones (`.name`) are left out."""
     objects = _EXPANDED_FOLDER.get(folder) or stores.entries(folder)
     _LISTED_OBJECTS.update(objects)
     names = {address: address[len(folder) + 1 :] for address in objects}
@@ -58,7 +58,7 @@ def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
 
 
 def files_in(folder: str, below: Collection[str]) -> dict[str, Found | None]:
-    """List a folder on a store as `storage.files_in`; an object that a web console made for a folder is no file."""
+    """List a folder on a store as `storage.files_in`; an object that only stands for a subfolder is left out."""
     objects = {address[len(folder) + 1 :]: states for address, states in stores.entries(folder).items()}
     around = {name: [above.as_posix() for above in PurePosixPath(name).parents][:-1] for name in objects}
     folders = set(chain.from_iterable(around.values()))
@@ -73,28 +73,26 @@ def files_in(folder: str, below: Collection[str]) -> dict[str, Found | None]:
 
 
 def _folders_above(address: str, fixed: str) -> list[str]:
-    """Return the folders below `fixed` that contain an object."""
+    """Return the folders that lie below `fixed` and contain the object `address`, the deepest first."""
     folders = []
     while len(address := parent(address)) > len(fixed):
         folders.append(address)
     return folders
 
 
-def _as_class(matched: re.Match[str]) -> str:
-    """Turn characters in brackets into a character class, without escaping hyphens."""
+def _as_regex_class(matched: re.Match[str]) -> str:
+    """Turn a glob's `[…]`, escaped for a regex, into a regex class: `[!a\\-c]` becomes `[^a-c]`."""
     return f"[{'^' * bool(matched[1])}{matched[2]}]".replace(r"\-", "-")
 
 
 def _as_regex(pattern: str) -> str:
-    """Turn a glob into a regex, as `glob` reads it: `*` is within a name, `**` any folders; neither matches hidden
-    names.
-    """
+    """Turn a glob into a regex: `*` matches within a name, `**` any folders, and neither matches hidden names."""
     parts = []
     for part in pattern.split("/"):
         if part == "**":
             parts.append(r"(?:[^./][^/]*/)*")
             continue
-        text = re.sub(r"\\\[(!|\\\^)?(.*?)\\\]", _as_class, re.escape(part))
+        text = re.sub(r"\\\[(!|\\\^)?(.*?)\\\]", _as_regex_class, re.escape(part))
         text = text.replace(r"\*", "[^/]*").replace(r"\?", "[^/]")
         parts.append((r"(?!\.)" if part[:1] in ("*", "?", "[") else "") + text + "/")
     return "".join(parts).removesuffix("/")

@@ -18,7 +18,7 @@ _HASHED_HEAD_BYTES, _HASHED_TAIL_BYTES = 64 << 10, 1 << 20
 
 @dataclass(frozen=True)
 class TableShard(JsonlShard):
-    """A Parquet file; `record_offset` is the number of a row, as `datasets` counts them."""
+    """A Parquet file; the `record_offset` of a sample is the number of its row, from 0, as `datasets` counts rows."""
 
     names = re.compile(r"(?i)\.parquet$")
     format = Format.table
@@ -36,13 +36,13 @@ class TableShard(JsonlShard):
         return index_table(numbers, numbers, sizes, self.digest())
 
     def _first_places(self, number: int) -> list[tuple[int, int]]:
-        return [(row, 0) for row in range(min(number, table_of(self.path).starts[-1]))]
+        return [(row, 0) for row in range(min(number, table_of(self.path).first_rows[-1]))]
 
     def raw(self, file: File, offset: int, size: int) -> bytes:
         return table_row(self.path, self.version, offset)
 
     def digest(self) -> str:
-        """Hash the file's size, first 64 KiB and last 1 MiB: a Parquet footer has the places of all columns."""
+        """Hash the file's size, first 64 KiB and last 1 MiB: the footer there holds the places of all columns."""
         with self.open() as file:
             start = max(0, file.size - _HASHED_TAIL_BYTES)
             ends = file.read(0, _HASHED_HEAD_BYTES), file.read(start, file.size - start)

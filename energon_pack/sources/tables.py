@@ -33,12 +33,12 @@ from energon_pack.sources.parquet_pages import (
     BytesColumn,
     LeafPath,
     ValuePlace,
-    column_of,
     is_read_by_pages,
     leaf_paths,
     put_placeholders,
+    read_bytes_column,
 )
-from energon_pack.sources.storage import File, InMemory, State, open_file, state_of
+from energon_pack.sources.storage import File, FileState, InMemory, open_file, state_of
 
 #: bytes of a group of rows that are read at once
 MAX_GROUP_BYTES = 1 << 30
@@ -50,7 +50,7 @@ _BUFFER_BYTES = 1 << 14  # small, because columns of images lie between columns 
 
 @dataclass
 class Table:
-    """An open Parquet file; its texts are read a row group at a time."""
+    """An open Parquet file, whose rows are read one row group at a time."""
 
     file: File
     parquet: Any  # pyarrow's ParquetFile
@@ -59,17 +59,17 @@ class Table:
     text_lens: list[int]  # approximate bytes of a row's text, for each group
 
     def max_group_memory(self, group: int) -> int:
-        """Return the bytes of memory that reading a row group may take, which grow with its bytes in the file."""
+        """Return how many bytes of memory reading a row group may take: 1 GiB, and 64 for each of its bytes on disk."""
         return MAX_GROUP_BYTES + MEMORY_PER_BYTE * min(sum(chunk.size for chunk in self.chunks[group]), self.file.size)
 
     @cached_property
-    def starts(self) -> list[int]:
-        """Return the number of each row group's first row in the file, and the number of all rows."""
+    def first_rows(self) -> list[int]:
+        """Return the number, in the file, of each row group's first row, and at the end the number of all rows."""
         return list(accumulate(self.group_lens, initial=0))
 
     @cached_property
     def bytes_columns(self) -> dict[LeafPath, int]:
-        """Return the columns of bytes: the path to the value in a row → the column's number in the file."""
+        """Return the columns of bytes: the path to their values in a row (as of `leaf_paths`) → the column's number."""
         columns = enumerate(leaf_paths(self.parquet.schema_arrow))
         return {way: number for number, way in columns if not _is_text(self.parquet.schema.column(number))}
 
@@ -88,10 +88,10 @@ def _read_table(path: str, file: File) -> Table:
 
 
 def _check_sizes(path: str, groups: Sequence[Sequence[ColumnChunk]], texts: set[int], are_deep: Sequence[bool]) -> None:
-    """Refuse a row group that would take too much memory, because its texts, or all of it, are read at once.
+    """Raise PackError if a row group has too many bytes (`MAX_GROUP_BYTES`) in columns that are read at once.
 
     Args:
-        texts: the numbers of the text columns.
+        texts: the numbers of the columns that hold no bytes.
         are_deep: for each column, whether it is in two or more nested lists.
     """
     for number, group in enumerate(groups):
@@ -99,14 +99,14 @@ def _check_sizes(path: str, groups: Sequence[Sequence[ColumnChunk]], texts: set[
         is_whole = any(are_deep[leaf] or not is_read_by_pages(group[leaf]) for leaf in of_bytes)
         size = sum(chunk.plain_size for leaf, chunk in enumerate(group) if is_whole or leaf in texts)
         if size > MAX_GROUP_BYTES:
-            raise PackError(f"{path}: row group {number} has {format_bytes(size)} that are read at once: {_REMEDY}")
+            raise PackError(f"{path}: row group {number} has {format_bytes(size)} that are read at once: {_ADVICE}")
 
 
 def _is_text(leaf: Any) -> bool:
     return bool(leaf.physical_type != "BYTE_ARRAY" or leaf.logical_type.type == "STRING")
 
 
-_REMEDY = "write it in groups of 200 rows (iter_batches of pyarrow's ParquetFile, ParquetWriter.write_batch)"
+_ADVICE = "write it in groups of 200 rows (iter_batches of pyarrow's ParquetFile, ParquetWriter.write_batch)"
 _GroupKey = tuple[str, str, int]  # path and version of a table, and number of a group
 #: open tables: path → version and table
 _open_tables: LruCache[str, tuple[str, Table]] = LruCache(16, close=lambda opened: opened[1].file.close())
@@ -121,15 +121,15 @@ _kept_columns: LruCache[tuple[_GroupKey, int], tuple[BytesColumn | None]] = LruC
 
 
 def table_of(path: str) -> Table:
-    """Open a Parquet file, or return it if it is open; raises PackError if it can't be read as one."""
-    with _readable_errors(path):
+    """Return the table of a Parquet file, opened if it was not; raises PackError if it can't be read as Parquet."""
+    with _as_pack_errors(path):
         return _open_table(path, None)
 
 
 def table_row(path: str, version: str, number: int) -> bytes:
     """Return the JSON of a row, with names in place of bytes; raises Skip if the row can't be read.
 
-    `version`: of the file when it was found; `number`: of the row in the file, from 0.
+    `version`: the file's version when it was found; `number`: the row's number in the file, from 0.
     """
     try:
         _, key, row = _find_row(path, version, number)
@@ -137,7 +137,7 @@ def table_row(path: str, version: str, number: int) -> bytes:
         rows = _kept_jsons.put(key, _rows_as_json(key)) if rows is None else rows
         if not rows:
             raise Skip(
-                Reason.INVALID_JSON, f"row group {key[2]} takes more than {format_bytes(MAX_GROUP_BYTES)}: {_REMEDY}"
+                Reason.INVALID_JSON, f"row group {key[2]} takes more than {format_bytes(MAX_GROUP_BYTES)}: {_ADVICE}"
             )
         return rows[row]
     except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
@@ -152,7 +152,7 @@ def _rows_as_json(key: _GroupKey) -> list[bytes]:
         with bounded(table.max_group_memory(index)):
             values = _read_without_bytes(table, key)
             values = _read_group(key).to_pylist() if values is None else values
-            rows = (name_media(row, f"{name}::{table.starts[index] + number}") for number, row in enumerate(values))
+            rows = (name_media(row, f"{name}::{table.first_rows[index] + number}") for number, row in enumerate(values))
             # A struct of Arrow has each field of any row, so no null of it can be told from one that an author meant.
             return [json.dumps(without_nulls(row), default=str).encode() for row in rows]
     except BoundExceeded:
@@ -181,7 +181,7 @@ class _CellFile(File):
     """A value of a column of bytes as a file; the table is opened again if it was closed between reads."""
 
     def __init__(self, path: str, version: str, value: ValuePlace):
-        super().__init__(State(value.size, version))
+        super().__init__(FileState(value.size, version))
         self._path, self._value = path, value
 
     def read(self, offset: int, size: int) -> bytes:
@@ -192,9 +192,9 @@ class _CellFile(File):
 
 
 def open_cell(path: str, key: str) -> File:
-    """Open the bytes of a value in a table as a file, whose version is that of the table.
+    """Open one value of a Parquet file as a file of bytes, whose version is that of the Parquet file.
 
-    `key`: number of the row, and path to the value in it, as `17/images/0/bytes`; KeyError: there is none.
+    `key`: number of the row, and the keys to the value in it, as `17/images/0/bytes`; KeyError: there is no such value.
     """
     opened = _open_tables.get(path)
     if (
@@ -225,7 +225,7 @@ def _item_at(group: pa.Table, row: int, value: Any, step: str) -> Any:
 
 
 def _find_in_page(table: Table, group: _GroupKey, row: int, way: list[str]) -> ValuePlace | None:
-    """Find a value in its page, by its row in the group and its path; None: pyarrow has to read it."""
+    """Return the place of a value, by its row in the group, and the keys to it; None: pyarrow has to read it."""
     lists = [step for step in way[1:] if step.isdecimal()]
     if len(lists) > 1:
         return None
@@ -235,13 +235,13 @@ def _find_in_page(table: Table, group: _GroupKey, row: int, way: list[str]) -> V
 
 
 def _bytes_column(table: Table, group: _GroupKey, leaf: int) -> BytesColumn | None:
-    """Find the values of a column of bytes in a row group; None: only pyarrow can read them."""
+    """Find the values of the bytes column with the number `leaf` in a row group; None: only pyarrow can read them."""
     kept = _kept_columns.get((group, leaf))
     if kept is None:
         try:
             with bounded(table.max_group_memory(group[2])):
                 schema = table.parquet.schema.column(leaf)
-                column = column_of(table.file, group[:2], table.chunks[group[2]][leaf], schema)
+                column = read_bytes_column(table.file, group[:2], table.chunks[group[2]][leaf], schema)
         except (
             BoundExceeded,
             pa.ArrowException,
@@ -260,14 +260,14 @@ def _bytes_column(table: Table, group: _GroupKey, leaf: int) -> BytesColumn | No
 def _find_row(path: str, version: str, number: int) -> tuple[Table, _GroupKey, int]:
     """Return the table, the row group that a row of the file is in, and the row's number in that group."""
     table = _open_table(path, version)
-    index = bisect_right(table.starts, number) - 1
+    index = bisect_right(table.first_rows, number) - 1
     if not 0 <= index < len(table.group_lens):
         raise KeyError(f"no row {number}")
-    return table, (path, version, index), number - table.starts[index]
+    return table, (path, version, index), number - table.first_rows[index]
 
 
 def _read_group(key: _GroupKey) -> pa.Table:
-    """Read the rows of a group, which are kept for the next value."""
+    """Return the rows of a group; they stay in memory for the next call."""
     group = _kept_groups.get(key)
     if group is None:
         table = _open_table(key[0], key[1])
@@ -277,7 +277,7 @@ def _read_group(key: _GroupKey) -> pa.Table:
 
 
 def _open_table(path: str, version: str | None) -> Table:
-    """Return an open table; it is opened if it is not open, or has another version. None: the version of now."""
+    """Return the open table of a path, opened anew if its version differs. `version`: None: the file's present one."""
     was, table = _open_tables.get(path) or (None, None)
     if table is None or (version or state_of(path)[1]) != was:  # type: ignore[index]
         _open_tables.drop(path)
@@ -286,16 +286,16 @@ def _open_table(path: str, version: str | None) -> Table:
         file = open_file(path)
         with bounded(2 * (MAX_GROUP_BYTES + MEMORY_PER_BYTE * file.size)):
             table = _read_table(path, file)
-        if table.starts[-1] > _MAX_ROWS_PER_BYTE * file.size:
+        if table.first_rows[-1] > _MAX_ROWS_PER_BYTE * file.size:
             raise PackError(
-                f"{path} has {table.starts[-1]:,} rows in {format_bytes(file.size)}: that is no table of samples"
+                f"{path} has {table.first_rows[-1]:,} rows in {format_bytes(file.size)}: that is no table of samples"
             )
         _open_tables.put(path, (file.version, table))
     return table
 
 
 @contextmanager
-def _readable_errors(path: str) -> Iterator[None]:
+def _as_pack_errors(path: str) -> Iterator[None]:
     try:
         yield
     except BoundExceeded as error:

@@ -40,14 +40,14 @@ _SMALL_MEMBER_BYTES = 8 << 10  # bytes: reading such a member costs no more than
 
 @dataclass
 class Damage:
-    """A damage of a tar: its offset in bytes, and what is wrong there."""
+    """One damaged place of a tar: its offset in bytes, and what is wrong there."""
 
     offset: int
     detail: str
     #: name of the member that is not whole; None: no member is cut here
-    cut: str | None = None
+    cut_member: str | None = None
     #: whether at least one member with an unreadable name is lost here
-    hides: bool = False
+    hides_member: bool = False
 
 
 @dataclass
@@ -61,7 +61,7 @@ class TarScan:
 
     def __iter__(self) -> Iterator[tuple[str, int, int]]:
         if self.file.size == 0:
-            self.damage.append(Damage(0, "the file is empty", hides=True))
+            self.damage.append(Damage(0, "the file is empty", hides_member=True))
             return
         read, end, update = self.file.read, self.file.size, self.headers.update
         offset: int | None = 0
@@ -77,11 +77,11 @@ class TarScan:
             if len(header) < BLOCK:
                 detail = "cut inside a member's header" if header else "no end-of-archive blocks"
                 self.damage.append(
-                    _no_tar(header, detail) if offset == 0 else Damage(offset, detail, hides=bool(header))
+                    _no_tar_damage(header, detail) if offset == 0 else Damage(offset, detail, hides_member=bool(header))
                 )
                 return
             if header == _ZERO_BLOCK:
-                offset = self._after_end(offset)
+                offset = self._next_archive(offset)
                 continue
             try:
                 name, size, kind = _parse_header(header)
@@ -92,9 +92,9 @@ class TarScan:
                 valid = False
             if not valid:
                 if offset == 0:
-                    self.damage.append(_no_tar(header, NOT_A_TAR))
+                    self.damage.append(_no_tar_damage(header, NOT_A_TAR))
                     return
-                self.damage.append(Damage(offset, "a header's checksum is wrong", hides=True))
+                self.damage.append(Damage(offset, "a header's checksum is wrong", hides_member=True))
                 offset, extended = self._next_header(offset + BLOCK), {}
                 continue
 
@@ -105,7 +105,7 @@ class TarScan:
             is_extended = kind in _EXTENDED_TYPES
             if data + size > end or (is_extended and size > _MAX_EXTENDED_SIZE):
                 cut = None if is_extended else name
-                self.damage.append(Damage(data, f"cut {end - data} bytes into {name!r}", cut=cut, hides=cut is None))
+                self.damage.append(Damage(data, f"cut {end - data} bytes into {name!r}", cut, hides_member=cut is None))
                 return
             offset = data + (size + BLOCK - 1) // BLOCK * BLOCK
             if is_extended:
@@ -123,8 +123,8 @@ class TarScan:
             if kind != _FOLDER_TYPE:
                 yield name, data, size
 
-    def _after_end(self, offset: int) -> int | None:
-        """Return None if only padding follows the first zero block; else where another archive begins."""
+    def _next_archive(self, offset: int) -> int | None:
+        """Return the offset at which another archive begins after a zero block; None: only padding follows."""
         start = offset
         while block := self.file.read(offset, 1 << 20):
             if block.strip(b"\0"):
@@ -146,10 +146,10 @@ class TarScan:
         return None
 
 
-def _no_tar(head: bytes, detail: str) -> Damage:
-    """Describe a file that does not begin like a tar: it has another format, or a damaged beginning."""
+def _no_tar_damage(head: bytes, detail: str) -> Damage:
+    """Return the damage of a file that does not begin like a tar: another format, or a damaged beginning."""
     other = other_format(head)
-    return Damage(0, f"{NOT_A_TAR} but {other}" if other else detail, hides=True)
+    return Damage(0, f"{NOT_A_TAR} but {other}" if other else detail, hides_member=True)
 
 
 def num_tar_bytes(sizes: Sequence[int]) -> int:
@@ -200,17 +200,15 @@ def _parse_header(header: bytes) -> tuple[str, int, bytes]:
 
 @lru_cache(maxsize=4096)
 def _adler32_low(checksum: bytes) -> int:
-    """Return the low half of the Adler-32 of a header with this checksum, if the checksum is right.
+    """Return the low half of the Adler-32 of a tar header, computed from the header's checksum field (8 bytes).
 
-    It is 1 + the sum of the header's bytes, modulo 65521; in the checksum, its own eight bytes count as spaces.
+    It is 1 + the sum of the header's bytes, modulo 65521; the checksum is that sum with its own field as spaces.
     """
     return (1 + int(checksum.rstrip(b" \0") or b"0", 8) - 8 * ord(" ") + sum(checksum)) % 65521
 
 
 def _parse_pax(payload: bytes) -> dict[str, str]:
-    """Parse the records of a PAX header, b"<length> <key>=<value>\\n"; after a broken record, the plain header
-    counts.
-    """
+    """Parse the records of a PAX header, b"<length> <key>=<value>\\n", up to the first that is broken."""
     fields = {}
     while payload:
         digits, _, _ = payload[:20].partition(b" ")

@@ -17,7 +17,7 @@ from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.user_map import map_record
-from energon_pack.sources.dotted_keys import DottedFile, DottedKeys, Member, refusal_message
+from energon_pack.sources.dotted_keys import DottedFile, DottedKeyFinder, Member, dotted_key_message
 from energon_pack.sources.other_formats import open_uncompressed
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import NO_DATA, TarScan
@@ -44,22 +44,22 @@ _QA_PART = re.compile(r"(question|context|prompt|query|instruction|answer|respon
 
 
 def index_tar(path: str, record_part: str | None = None) -> pa.Table:
-    """Index the files of each sample: one row of `INDEX_SCHEMA` for each sample, damage in the schema's metadata.
+    """Index a tar: return a row of `INDEX_SCHEMA` for each sample, with damage of the tar in the schema's metadata.
 
-    If a key is twice in a tar, the second sample is `duplicate_key`. If a key comes back with other parts, it is one
-    sample, `non_adjacent_member`, in the row of its first parts. A sample next to a damage, without media, is
-    `truncated_tar`: its media may be lost. A key with files that are separate samples is `dotted_key`, and so is each
-    of these files: nothing tells to which of them its media belong.
+    The column `reason` is null, or a value of `Reason`: why the sample can't be packed. `duplicate_key`: an earlier
+    sample has its key. `non_adjacent_member`: some of its files follow after other samples. `truncated_tar`: it lies
+    beside a damage, which may have cost its media. `dotted_key`: files of one key are samples of their own, such as
+    `scene.0001.json` and `scene.0002.json`; each of them gets a row, because each is lost.
 
-    `record_part`: the part that holds the record, as a field map names it; None: a JSON or a text.
+    `record_part`: the part that holds the record, as a field map names it; None: `json`, or else `txt`.
     """
     with open_uncompressed(path) as file:
         scan = TarScan(file)
-        dotted = DottedKeys(lambda member: file.read(member[1], member[2]))
+        dotted = DottedKeyFinder(lambda member: file.read(member[1], member[2]))
         rows = _IndexRows(dotted, record_part)
         rows.add_all(scan)
         separate = dotted.separate_files()
-        rows.leave_out(separate)
+        rows.mark_dotted_keys(separate)
     damage = json.dumps([(item.offset, item.detail) for item in scan.damage])
     about = {"damage": damage, "digest": scan.headers.hexdigest()}
     if separate:
@@ -68,7 +68,7 @@ def index_tar(path: str, record_part: str | None = None) -> pa.Table:
 
 
 def digest_of_headers(path: str) -> str:
-    """Return the SHA-256 of all headers of a tar, which are read anew."""
+    """Read all headers of a tar, and return their SHA-256."""
     with open_file(path) as file:
         scan = TarScan(file)
         for _ in scan:
@@ -77,24 +77,24 @@ def digest_of_headers(path: str) -> str:
 
 
 def index_metadata(index: pa.Table) -> dict[str, str]:
-    """Return the metadata of an index as texts: `digest`, `damage`, and perhaps `dotted`."""
+    """Return the metadata of an index: `digest`, `damage` (JSON), and if there are dotted keys, `dotted` (JSON)."""
     return {name.decode(): value.decode() for name, value in (index.schema.metadata or {}).items()}
 
 
 def damage_of(about: Mapping[str, str]) -> list[tuple[int, str]]:
-    """Return offset and description of each damage in a file, from its index's metadata."""
+    """Return (offset, description) of each damage in a file. `about`: what `index_metadata` returned for it."""
     return [(offset, detail) for offset, detail in json.loads(about.get("damage", "[]"))]
 
 
 def dotted_keys_error(path: str, about: Mapping[str, str]) -> str | None:
-    """Return the error for a tar with separate samples that Energon reads as parts of one; None: it has none."""
-    return refusal_message(path, *json.loads(about["dotted"])) if "dotted" in about else None
+    """Return the error for a tar with dotted keys (see `index_tar`); None: it has none. `about`: as of `damage_of`."""
+    return dotted_key_message(path, *json.loads(about["dotted"])) if "dotted" in about else None
 
 
 class _IndexRows:
-    """Groups the files of a tar into samples: the columns of its index, which grow during the scan."""
+    """Groups the files of a tar into samples, and collects the columns of the tar's index during the scan."""
 
-    def __init__(self, dotted: DottedKeys, record_part: str | None) -> None:
+    def __init__(self, dotted: DottedKeyFinder, record_part: str | None) -> None:
         self._dotted, self._record_part = dotted, record_part
         self._keys: list[str] = []
         self._records: list[Member | None] = []
@@ -125,20 +125,20 @@ class _IndexRows:
                 num_damages, is_beside_damage = len(damage), True
             group[part] = (part, offset, size)
 
-        if sample_key in {_key_of(item.cut) for item in damage if item.cut}:
+        if sample_key in {_key_of(item.cut_member) for item in damage if item.cut_member}:
             group = {}
         self._add_sample(sample_key, group, is_beside_damage, Reason.TRUNCATED_TAR if damage else Reason.MISSING_JSON)
         for item in damage:
-            if item.cut or item.hides:
-                key = _key_of(item.cut) if item.cut else f"@{item.offset}"
+            if item.cut_member or item.hides_member:
+                key = _key_of(item.cut_member) if item.cut_member else f"@{item.offset}"
                 detail = f"{item.detail} at byte {item.offset}"
                 if key in self._rows:  # other parts of this sample came earlier, not beside these
                     self._reasons[self._rows[key]] = (Reason.TRUNCATED_TAR.value, detail[:_MAX_DETAIL_CHARS])
                 else:
                     self._append(key, None, Reason.TRUNCATED_TAR, detail)
 
-    def leave_out(self, files: Sequence[DottedFile]) -> None:
-        """Leave out keys with files that are separate samples, and add a row for each sample that is lost."""
+    def mark_dotted_keys(self, files: Sequence[DottedFile]) -> None:
+        """Give keys with files that are separate samples the reason `dotted_key`; add a row for each of these files."""
         seen: set[str] = set()
         for file in files:
             row = self._rows[file.key]
@@ -185,7 +185,7 @@ class _IndexRows:
         return _pop_part(group, "json") or _pop_part(group, "txt")
 
     def _add_late(self, key: str, row: int, names: list[str], record: Member | None, group: dict[str, Member]) -> bool:
-        """Add late parts to an earlier sample, unless it has one of them: then they belong to another sample."""
+        """Add late parts to the earlier sample of their key; return False if it has such a part: they are another's."""
         parts = self._late_parts.get(row)
         if parts is None:
             start, end = self._part_starts[row : row + 2]
@@ -220,7 +220,7 @@ class _IndexRows:
         return pa.table([pa.array(self._keys, pa.string()), *record, parts, *reason], schema=INDEX_SCHEMA)
 
     def _merge_late_parts(self) -> None:
-        """Put the parts of each sample side by side."""
+        """Rebuild the list of all parts, so that late parts stand with the other parts of their sample."""
         starts, self._part_starts, parts, self._parts = self._part_starts, [0], self._parts, []
         for row, (start, end) in enumerate(pairwise(starts)):
             self._parts += self._late_parts[row].values() if row in self._late_parts else parts[start:end]
@@ -228,7 +228,7 @@ class _IndexRows:
 
 
 def _pop_part(group: dict[str, Member], part: str) -> Member | None:
-    """Remove a part from a sample's parts, also one in capitals (`k.JSON`), and return it; None: there is none."""
+    """Remove a part (`json`, also spelled `JSON`) from a sample's parts, and return it; None: there is none."""
     return group.pop(next((name for name in (part, *group) if name in group and name.lower() == part), part), None)
 
 
@@ -240,7 +240,7 @@ def _key_of(name: str) -> str:
 
 
 def record_of(raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-    """Return the record of a sample from its JSON, or from a text that is a caption or a document."""
+    """Parse the record of a sample from its JSON, or from a text, which is a caption or a document; raises Skip."""
     if part.lower() == "json":
         return parse_record(map_record(load_json(raw), settings), settings)
     is_document = settings.sample_type is SampleType.document

@@ -31,7 +31,7 @@ from energon_pack.dataset.files import PLAN
 from energon_pack.dataset.in_folder import ABOUT_FILE, JOBS_FOLDER, DatasetInFolder
 from energon_pack.dataset.lost_samples import refuse_future_loss
 from energon_pack.dataset.plan_file import write_plan
-from energon_pack.dataset.shards import ShardJob, WrittenShard, num_bytes_begun, shard_name
+from energon_pack.dataset.shards import ShardJob, WrittenShard, num_unfinished_bytes, shard_name
 from energon_pack.errors import PackError, amount
 from energon_pack.lengths.measure import LengthsWrong, cache_keys_of, forget, method_key
 from energon_pack.plan.items import Lengths
@@ -134,7 +134,7 @@ def write_shards(run: PackRun, jobs: Iterable[ShardJob], staging: Path, total: W
         SourceChanged: a source shard is not what was measured.
     """
     written = []
-    begun = None if total.num_bytes is None else partial(num_bytes_begun, staging)
+    begun = None if total.num_bytes is None else partial(num_unfinished_bytes, staging)
     unit = f"packs in {amount(total.num_shards, 'shard')}"
     with run.progress.stage("write", total.num_packs, unit, total.num_bytes, begun) as advance:
         for shard in run.executor.map(run.destination.write_shard, jobs):

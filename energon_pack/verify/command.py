@@ -36,7 +36,7 @@ from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.find import Source
 from energon_pack.verify import dataset_checks as checks
 from energon_pack.verify.findings import CHECKS, Findings
-from energon_pack.verify.pack_checks import samples_of
+from energon_pack.verify.pack_checks import samples_in_pack
 from energon_pack.verify.shard_checks import VerifiedShard, VerifyJob, read_packs, verify_shards
 from energon_pack.verify.source_checks import (
     SourceSamples,
@@ -53,7 +53,7 @@ from energon_pack.verify.totals import Ledger, check_totals
 
 @dataclass(frozen=True)
 class Options:
-    """Checks beside those that always run, named as on the command line."""
+    """The options of a verification, named as on the command line; other checks always run."""
 
     decode: bool = False  # decode pixels, too
     source: list[str] | None = None  # compare with the source at these paths; []: at the paths it was packed from
@@ -70,9 +70,9 @@ _DEFAULTS = Options()
 
 @losing_no_fault()
 def verify(dataset: str | Path, options: Options = _DEFAULTS) -> Findings:
-    """Check a packed dataset, given by its folder or address, and return what is wrong.
+    """Check a packed dataset, given by its folder or address, and return its defects.
 
-    Raises PackError if it is no packed dataset, or its source is asked for and missing.
+    Raises PackError if it is no packed dataset, or `options.source` is set and the source is missing.
     """
     folder = packed_folder(dataset)
     if options.media_root is not None and options.source is None:
@@ -104,12 +104,12 @@ def _run_checks(folder: DatasetFolder, options: Options, findings: Findings) -> 
             shards, ledger = verify_shards(jobs, findings, run), Ledger(folder)
             _check_dataset(stated, shards, ledger, findings)
     if samples is not None:
-        _check_accounts(stated, samples, shards, ledger, findings)
+        _check_source_samples(stated, samples, shards, ledger, findings)
 
 
 @dataclass(frozen=True)
 class Claims:
-    """The manifest, report and plan of a dataset; empty or None if a file can't be read."""
+    """What a dataset says of itself: its manifest, report and plan; {} or None for a file that can't be read."""
 
     folder: DatasetFolder
     flavor: PackedFlavor
@@ -176,9 +176,9 @@ def _jobs(stated: Claims, source: Source | None, template_folder: str | None, op
 
 
 def _split_shares(manifest: dict[str, Any]) -> tuple[tuple[float, ...], int]:
-    """Return the shares of the splits, and the seed that draws the split of each sample id.
+    """Return the share of samples of each split, and the seed that draws the split of each sample by its id.
 
-    No shares: the manifest is damaged, or samples with the same medium share a split, so ids do not tell it.
+    No shares: the manifest is damaged, or `packing.share` puts samples with the same medium into one split.
     """
     if value_at(manifest, "content", "packing", "share") not in (None, Share.none.value):
         return (), 0
@@ -192,26 +192,26 @@ def _split_shares(manifest: dict[str, Any]) -> tuple[tuple[float, ...], int]:
 def _check_dataset(stated: Claims, shards: list[VerifiedShard], ledger: Ledger, findings: Findings) -> None:
     folder, manifest = stated.folder, stated.manifest
     prefix = value_at(manifest, "content", "output", "shard_prefix")
-    packed = checks.packed_samples(shards)
+    packed = checks.packed_hashes(shards)
     name = folder.name
     findings.add(
         "files", name, checks.check_files(folder, prefix if isinstance(prefix, str) else "packed"), len(folder.names)
     )
     findings.add(
-        "keys", name, checks.check_keys(folder, shards, stated.plan), sum(len(shard.packs) for shard in shards)
+        "keys", name, checks.check_keys(folder, shards, stated.plan), sum(len(shard.pack_hashes) for shard in shards)
     )
     findings.add("samples", name, checks.check_samples(folder, shards), len(packed))
-    findings.add("ledger", LEDGER, ledger.check(packed), ledger.reasons.total())
+    findings.add("ledger", LEDGER, ledger.find_defects(packed), ledger.reasons.total())
     findings.add("metadata", META_FOLDER, checks.check_metadata(folder, stated.report, manifest, shards), len(shards))
     findings.add("totals", name, check_totals(stated.report, manifest, shards, ledger))
 
 
-def _check_accounts(
+def _check_source_samples(
     stated: Claims, samples: SourceSamples, shards: list[VerifiedShard], ledger: Ledger, findings: Findings
 ) -> None:
     packs = (pack for shard in shards for _, pack, _ in read_packs(stated.folder, shard.name))
-    names = chain((sample for pack in packs for sample, _ in samples_of(pack, None)), ledger.names())
-    defects = unaccounted_samples(samples, checks.packed_samples(shards), ledger.samples, names)
+    names = chain((sample for pack in packs for sample, _ in samples_in_pack(pack, None)), ledger.sample_ids())
+    defects = unaccounted_samples(samples, checks.packed_hashes(shards), ledger.sample_hashes, names)
     findings.add("source samples", stated.folder.name, defects, sum(map(len, samples.shard_hashes)))
 
 

@@ -24,8 +24,8 @@ from energon_pack.samples.flavors import find_packed_flavor, reading_problem
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE
 from energon_pack.sources.tar import TarScan
-from energon_pack.verify.findings import Hashes, hashes_of, joined_hashes, names_with, repeated
-from energon_pack.verify.pack_checks import samples_of
+from energon_pack.verify.findings import Hashes, hashes_of, joined_hashes, names_with, repeated_hashes
+from energon_pack.verify.pack_checks import samples_in_pack
 from energon_pack.verify.shard_checks import VerifiedShard, read_packs
 
 _META_FILE_NAMES = {
@@ -43,7 +43,7 @@ _SHARDS_QUERY = "SELECT tar_file_id FROM samples UNION SELECT tar_file_id FROM s
 
 
 def check_files(folder: DatasetFolder, prefix: str) -> Iterator[str]:
-    """Yield files that a packed dataset lacks, or that are none of its files. `prefix`: of the names of its shards."""
+    """Yield files that are missing, or do not belong in a packed dataset. `prefix`: that of its shards' names."""
     names = set(folder.names)
     yield from (f"{name} is missing" for name in sorted(REQUIRED_FILES - names))
     known = {PLAN, LEDGER, REPORT, PAGE, *(f"{META_FOLDER}/{name}" for name in _META_FILE_NAMES)}
@@ -58,7 +58,7 @@ def check_files(folder: DatasetFolder, prefix: str) -> Iterator[str]:
 
 
 def _processor_hashes(folder: DatasetFolder) -> dict[str, Any]:
-    """Return name → hash of the processor's files that the dataset states; empty: it states none."""
+    """Return the hashes of the processor's files, by name, from inputs.json; {}: it has none, or can't be read."""
     with suppress(OSError, ValueError):
         hashes = folder.read_object(f"{META_FOLDER}/{INPUTS_FILE}").get("files")
         return hashes if isinstance(hashes, dict) else {}
@@ -66,7 +66,7 @@ def _processor_hashes(folder: DatasetFolder) -> dict[str, Any]:
 
 
 def _changed_files(folder: DatasetFolder, manifest: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[str]:
-    """Check that the files from which training gets its inputs are as they were packed."""
+    """Yield the files of `.nv-meta` that training reads, and whose hashes are not those that packing wrote down."""
     expected = {name: value_at(manifest, "hashes", name) for name in HASHED_FILES}
     expected |= {f"{PROCESSOR_FOLDER}/{name}": its_hash for name, its_hash in _processor_hashes(folder).items()}
     expected |= {MANIFEST: report.get("manifest_hash")} if report else {}
@@ -101,8 +101,8 @@ def check_metadata(
 
 
 def check_counts(folder: DatasetFolder, manifest: Mapping[str, Any], shards: Sequence[VerifiedShard]) -> Iterator[str]:
-    """Yield shards of which `.info.json` or `.info.yaml` counts other packs, and what is wrong in `split.yaml`."""
-    num_packs = {shard.name: len(shard.packs) for shard in shards}
+    """Yield shards for which `.info.json` or `.info.yaml` has a wrong number of packs, and defects of `split.yaml`."""
+    num_packs = {shard.name: len(shard.pack_hashes) for shard in shards}
     for name in (".info.json", ".info.yaml"):
         value, why = _load_meta_file(folder, name)
         claimed = value_at(value, "shard_counts")
@@ -147,7 +147,7 @@ def _check_splits(
 
 
 def _check_dataset_yamls(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterator[str]:
-    """Check that Energon is told to read the packs as they are; subflavors may be a user's own."""
+    """Yield how Energon's dataset YAMLs and sample_loader.py differ from what packing writes, but for subflavors."""
     name, which = manifest.get("flavor"), value_at(manifest, "content", "output", "dataset_yaml")
     flavor = find_packed_flavor(name) if isinstance(name, str) else None
     if flavor is None or which not in ("typed", "crude"):
@@ -183,7 +183,7 @@ def _check_sample_loader(folder: DatasetFolder, flavor: PackedFlavor) -> Iterato
 
 
 def _load_meta_file(folder: DatasetFolder, name: str) -> tuple[Any, list[str]]:
-    """Load a file of the metadata, or return None and why it can't be read; the check `files` reports a missing one."""
+    """Return the content of a file in `.nv-meta`, and []; if it can't be read, None and why ([] if it is missing)."""
     path = f"{META_FOLDER}/{name}"
     try:
         return (folder.read_object(path) if name.endswith(".json") else yaml_value(folder.read(path))), []
@@ -194,7 +194,7 @@ def _load_meta_file(folder: DatasetFolder, name: str) -> tuple[Any, list[str]]:
 
 
 def check_sqlite(folder: DatasetFolder, shards: Sequence[str]) -> Iterator[str]:
-    """Yield how Energon's index.sqlite differs from these shards."""
+    """Yield the differences between Energon's index.sqlite and the shards with these names."""
     try:
         with (
             folder.local_copy(f"{META_FOLDER}/{INDEX_NAME}") as path,
@@ -227,8 +227,8 @@ def _check_shard_index(index: sqlite3.Connection, number: int, folder: DatasetFo
 
 def check_keys(folder: DatasetFolder, shards: Sequence[VerifiedShard], plan: PlanFile | None) -> Iterator[str]:
     """Yield packs that are in the shards twice, and packs of the plan that are in no shard."""
-    packs = joined_hashes([shard.packs for shard in shards])
-    if len(twice := repeated(packs)):
+    packs = joined_hashes([shard.pack_hashes for shard in shards])
+    if len(twice := repeated_hashes(packs)):
         all_keys = (pack.files.key for shard in shards for _, pack, _ in read_packs(folder, shard.name))
         yield from (f"{key} is there twice" for key in names_with(twice, all_keys))
     if plan is None:
@@ -247,11 +247,11 @@ def check_samples(folder: DatasetFolder, shards: Sequence[VerifiedShard]) -> Ite
     """Yield samples that are in packs twice, and cut samples that lack a part or have one twice."""
     parts: dict[str, list[str]] = {}
     for shard in shards:
-        for sample, numbers in shard.cut_samples.items():
+        for sample, numbers in shard.cut_parts.items():
             parts.setdefault(sample, []).extend(numbers)
-    if len(twice := repeated(joined_hashes([*(shard.samples for shard in shards), hashes_of(parts)]))):
+    if len(twice := repeated_hashes(joined_hashes([*(shard.sample_hashes for shard in shards), hashes_of(parts)]))):
         packs = (pack for shard in shards for _, pack, _ in read_packs(folder, shard.name))
-        all_samples = (sample for pack in packs for sample, _ in samples_of(pack, None))
+        all_samples = (sample for pack in packs for sample, _ in samples_in_pack(pack, None))
         yield from (f"{sample} is there twice" for sample in names_with(twice, all_samples))
     for sample, numbers in parts.items():
         counts = Counter(numbers)
@@ -260,7 +260,7 @@ def check_samples(folder: DatasetFolder, shards: Sequence[VerifiedShard]) -> Ite
             yield f"{sample} has the parts {', '.join(sorted(numbers)[:8])}: not each of {number} once"
 
 
-def packed_samples(shards: Sequence[VerifiedShard]) -> Hashes:
+def packed_hashes(shards: Sequence[VerifiedShard]) -> Hashes:
     """Return the hashes of all samples that are in packs, whole or in parts."""
-    cut = {sample for shard in shards for sample in shard.cut_samples}
-    return joined_hashes([*(shard.samples for shard in shards), hashes_of(cut)])
+    cut = {sample for shard in shards for sample in shard.cut_parts}
+    return joined_hashes([*(shard.sample_hashes for shard in shards), hashes_of(cut)])

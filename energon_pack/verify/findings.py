@@ -43,7 +43,7 @@ CHECKS = {
 
 
 class Defect(NamedTuple):
-    """One thing that is wrong: the check that found it (a key of `CHECKS`), the file or pack, and a sentence."""
+    """One defect: the check that found it (a key of `CHECKS`), the file or pack that has it, and a description."""
 
     check: str
     where: str
@@ -55,7 +55,7 @@ class Defect(NamedTuple):
 
 @dataclass
 class Findings:
-    """What the checks found in a shard or in a dataset: by check, the counts, and the first defects."""
+    """The results of checks of a shard or a dataset: for each check, counts, and its first defects."""
 
     max_defects: int  # defects of each check that are kept; all are counted
     num_checked: Counter[str] = field(default_factory=Counter)
@@ -65,7 +65,7 @@ class Findings:
     notes: list[str] = field(default_factory=list)
 
     def add(self, check: str, where: str, defects: Iterable[str], num_checked: int = 1) -> None:
-        """Count what a check looked at in one place, and the defects that it yields there."""
+        """Add what a check (a key of `CHECKS`) found in a file or pack: the number of items checked, and defects."""
         self.num_checked[check] += num_checked
         for text in defects:
             self.num_defects[check] += 1
@@ -84,7 +84,7 @@ class Findings:
             self._keep(defect)
 
     def first_defects(self, number: int) -> list[Defect]:
-        """Return at most `number` defects, from as many checks as possible: one check with thousands hides no other."""
+        """Return at most `number` defects, taken from the checks in turn, so that no check hides another's defects."""
         in_turn = chain.from_iterable(zip_longest(*self.defects.values()))
         chosen = [defect for defect in in_turn if defect is not None][:number]
         order = list(CHECKS)
@@ -92,7 +92,7 @@ class Findings:
 
 
 def hash_of(name: str) -> int:
-    """Return a 64-bit hash of a name, because hashes of all samples fit into memory, and names do not."""
+    """Return a 64-bit hash of a name: hashes of all samples fit into memory, and their names do not."""
     data = name.encode(errors="surrogatepass")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
 
@@ -114,7 +114,7 @@ def names_with(values: Hashes, names: Iterable[str]) -> Iterator[str]:
             yield name
 
 
-def repeated(values: Hashes) -> Hashes:
+def repeated_hashes(values: Hashes) -> Hashes:
     """Return the values that occur more than once."""
     unique, counts = np.unique(values, return_counts=True)
     return unique[counts > 1]

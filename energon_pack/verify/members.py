@@ -40,7 +40,7 @@ def compare_members(
     """Compare each member of a pack with the sample of the source that its row of the plan names.
 
     Args:
-        file: the packed shard.
+        file: holds all parts of the pack, as `file_with_media` returns it.
         members: the rows of the plan for the pack.
         shards: the shards of the source by name; `sources` reads them.
         again: the packed tokens of each member, and the template that makes them anew; None: tokens are not compared.
@@ -50,7 +50,7 @@ def compare_members(
     """
     for index, member in enumerate(members):
         shard = shards.get(member.shard)
-        if shard is None or not is_within(member, shard):
+        if shard is None or not is_within_shard(member, shard):
             why = "the source has no shard" if shard is None else "it would lie beyond the end of the shard"
             yield "source text", member.sample_id, [f"{why} {short(member.shard)}"]
             continue
@@ -59,7 +59,7 @@ def compare_members(
             content = conversation(sample, pack.flavor)
             parts = media_parts(sample, content)
         except (PackError, Skip, OSError, IndexError) as error:  # IndexError: it lacks the turn at which it is cut
-            yield "source text", member.sample_id, [_reason(error)]
+            yield "source text", member.sample_id, [_error_text(error)]
             parts = [*member.parts]
         else:
             packed = next(iter((pack.members or [])[index : index + 1]), None)
@@ -73,17 +73,17 @@ def compare_members(
             try:
                 yield "source media", member.sample_id, [*_media_differences(file, pack, name, member, part, sources)]
             except (PackError, OSError) as error:
-                yield "source media", member.sample_id, [_reason(error)]
+                yield "source media", member.sample_id, [_error_text(error)]
 
 
-def _reason(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if isinstance(error, SourceChanged):
         return f"{error.path} changed since it was packed: put it back, or pack again"
     return str(error)
 
 
-def is_within(member: PlanRow, shard: Shard) -> bool:
-    """Tell whether the places that the plan names for a member lie within its source shard; a plan may be damaged."""
+def is_within_shard(member: PlanRow, shard: Shard) -> bool:
+    """Tell whether a member's JSON and parts lie within its source shard, as they should; a plan may be damaged."""
     record = member.record_offset, member.record_size
     if shard.media_root is not None:  # media are files of their own
         return min(record) >= 0 and (sum(record) <= shard.size or not shard.is_read_by_place)
@@ -112,7 +112,7 @@ def _as_json(value: Any) -> str:
 def _media_differences(
     file: Bytes, pack: Pack, name: str, member: PlanRow, source: AnyPart, sources: Sources
 ) -> Iterator[str]:
-    """Yield how a medium differs from its source; raises PackError and OSError where that can't be read."""
+    """Yield how a medium (`name` in the pack) differs from its source; PackError, OSError: it can't be read."""
     part = pack.parts.get(name)
     if part is None or part.size < 0:
         return  # the check `parts` reports it
@@ -130,7 +130,7 @@ def _media_differences(
 
 
 def token_differences(written: MemberTokens, template: Template, sample: Sample) -> Iterator[str]:
-    """Yield how a member's packed tokens differ from those that a template makes of its sample, line by line."""
+    """Yield a line for each difference of a member's packed tokens from those that a template makes of its sample."""
     try:
         (again,) = template.member_tokens([sample])
     except Skip as skip:

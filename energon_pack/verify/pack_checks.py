@@ -34,7 +34,7 @@ _ARRAY_MAGIC = b"\x93NUMPY"
 
 
 def check_parts(pack: Pack) -> Iterator[str]:
-    """Check that a pack's files are its JSON, its tokens, and the media that the JSON names, in that order."""
+    """Yield defects if a pack's files are not its JSON, its tokens, and the media that its JSON names, in order."""
     names = [part.name for part in pack.files.parts]
     yield from (f"{part.name} holds no bytes of its own" for part in pack.files.parts if part.size < 0)
     if pack.part_names is None:
@@ -49,16 +49,16 @@ def check_parts(pack: Pack) -> Iterator[str]:
         yield "the parts are not in the order of media_files, after the JSON and the tokens"
     media = [
         [(kind or IMAGE.kind, name.rpartition(".")[2]) for name, kind in zip(names, kinds, strict=True)]
-        for names, kinds in zip(pack.media_names, pack.kinds, strict=True)
+        for names, kinds in zip(pack.media_names, pack.media_kinds, strict=True)
     ]
     for member, names in enumerate(pack.flavor.all_part_names(media, shared)):
-        in_order = zip(pack.media_names[member], pack.kinds[member], names, strict=True)
+        in_order = zip(pack.media_names[member], pack.media_kinds[member], names, strict=True)
         for name in [name for name, kind, right in in_order if kind is None or name != right][:1]:
             yield f"member {member} has a medium named {short(name)}: out of order, or no name of a pack's part"
 
 
 def check_tokens(pack: Pack, members: Sequence[MemberTokens]) -> Iterator[str]:
-    """Check that the members' token lengths, trained tokens, shared tokens and media are those that the JSON states."""
+    """Yield where the members' tokens (all, trained, shared) or kinds of media differ from those in the pack's JSON."""
     numbers = {
         "token_lens": ("tokens", [*map(len, members)]),
         "num_supervised": ("trained tokens", [member.num_supervised for member in members]),
@@ -70,7 +70,7 @@ def check_tokens(pack: Pack, members: Sequence[MemberTokens]) -> Iterator[str]:
                 (index for index, both in enumerate(zip(counts, stated, strict=False)) if both[0] != both[1]), 0
             )
             yield f"tokens: members of {_excerpt(counts, first)} {noun}, _meta.{name} says {_excerpt(stated, first)}"
-    for index, (member, kinds) in enumerate(zip(members, pack.kinds, strict=False)):
+    for index, (member, kinds) in enumerate(zip(members, pack.media_kinds, strict=False)):
         found_kinds = Counter(kind for medium in member.media for kind in medium.part_kinds)
         if None not in kinds and found_kinds != Counter(kinds):
             yield f"tokens: member {index} is of {dict(found_kinds)}, and has {dict(Counter(kinds))}"
@@ -80,13 +80,13 @@ def check_tokens(pack: Pack, members: Sequence[MemberTokens]) -> Iterator[str]:
 
 
 def _excerpt(numbers: Sequence[int], first: int) -> str:
-    """Return up to eight numbers as a text, from the index `first` on."""
+    """Return eight numbers at most as a text, from the index `first` on, with `…` for those left out."""
     end = first + 8
     return ", ".join(["…"] * (first > 0) + [*map(str, numbers[first:end])] + ["…"] * (end < len(numbers)))
 
 
-def check_kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
-    """Check that a medium's first bytes are of the format of its extension, or, if names have none, of its kind."""
+def check_media_format(pack: Pack, name: str, head: bytes) -> Iterator[str]:
+    """Check a medium's first bytes: they must fit its extension, or its kind in a flavour where all images are .jpg."""
     extension, expected = name.rpartition(".")[2], pack.flavor.kind(name)
     if extension == "npy" and not pack.flavor.names_content:
         if not head.startswith(_ARRAY_MAGIC):
@@ -104,7 +104,7 @@ def check_kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
 
 
 def check_messages(pack: Pack, expected: bool) -> Iterator[str]:
-    """Check that a pack's JSON holds conversations if `expected` (`output.messages`), else none."""
+    """Check whether a pack's JSON holds conversations. `expected`: the dataset's setting `output.messages`."""
     if MESSAGES_FIELD in pack.flavor.optional and pack.fields and (MESSAGES_FIELD in pack.fields) != expected:
         has = "no" if expected else "it has"
         yield f"{has} {MESSAGES_FIELD}, and it was packed with output.messages={str(expected).lower()}"
@@ -119,7 +119,7 @@ def check_placeholders(pack: Pack) -> Iterator[str]:
             if stored != messages:
                 yield f"member {index}: its messages are not in the form that packing writes"
                 continue
-            kinds = pack.kinds[index] if index < len(pack.kinds) else []
+            kinds = pack.media_kinds[index] if index < len(pack.media_kinds) else []
             known = [kind for kind in kinds if kind]
             if len(known) == len(kinds):
                 _, order, were_missing = place_media(stored, known)
@@ -134,34 +134,34 @@ def check_placeholders(pack: Pack) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------------ lengths, the plan
 
 
-def check_sums(pack: Pack) -> Iterator[str]:
+def check_total_token_len(pack: Pack) -> Iterator[str]:
     if {"total_token_len", "token_lens"} <= pack.meta.keys():
-        total, tokens = pack.meta["total_token_len"], sum(_own_lens(pack))
+        total, tokens = pack.meta["total_token_len"], sum(_unshared_lens(pack))
         if total != tokens:
             without = " without what is shared" if any(pack.shared_lens) else ""
             yield f"total_token_len is {total}, token_lens{without} sum to {tokens}"
 
 
-def _own_lens(pack: Pack) -> list[int]:
-    """Return the token length of each member without the tokens that it shares with the member before."""
+def _unshared_lens(pack: Pack) -> list[int]:
+    """Return the tokens of each member, without those that it shares with the member before it."""
     lens = pack.meta.get("token_lens", [])
     return [length - shared_len for length, shared_len in zip(lens, pack.shared_lens, strict=False)]
 
 
 def check_capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[PlanRow] | None = None) -> Iterator[str]:
-    """Check that a pack is not over a limit of `packing.*`.
+    """Yield each limit of `packing.*`, such as `max_token_len`, that a pack exceeds.
 
     Args:
         packing: the limits by name, as in the config.
-        members: the pack's rows of the plan, which have its tokens of media; None: these limits are not checked.
+        members: the pack's rows of the plan, which count tokens of media; None: limits on media are not checked.
     """
-    lens = _own_lens(pack)
+    lens = _unshared_lens(pack)
     multiple = packing.get("pad_to_multiple_of")
     if type(multiple) is not int or multiple < 1:
         return  # the check `metadata` reports it
     may_be_long = packing.get("overlong") == Overlong.own_pack and type(packing.get("hard_limit")) is int
     knob = "hard_limit" if may_be_long and len(lens) == 1 else "max_token_len"
-    own_kinds = [kinds[num:] for kinds, num in zip(pack.kinds, pack.num_shared_media, strict=False)]
+    own_kinds = [kinds[num:] for kinds, num in zip(pack.media_kinds, pack.num_shared_media, strict=False)]
     counts = {
         "token_len": lens,
         "num_visual_tokens": [member.num_visual_tokens - member.num_shared_visual_tokens for member in members or ()],
@@ -185,7 +185,7 @@ def check_fingerprint(pack: Pack, expected: Any) -> Iterator[str]:
 
 
 def check_plan(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[str]:
-    """Check that a pack holds the members that its rows of the plan name; None: the plan has no such pack."""
+    """Yield where a pack differs from its rows of the plan, `members`; None: the plan has no such pack."""
     if members is None:
         yield "it is not in the plan"
         return
@@ -223,10 +223,10 @@ def _difference(stated: Sequence[Any], expected: Sequence[Any]) -> str:
     return f"member {index} is {short(stated[index])}, in the plan {short(expected[index])}"
 
 
-def samples_of(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[tuple[str, str | None]]:
-    """Yield for each member its sample, `<source shard>/<key>`, and the part of it (`2of3`); None: the whole sample.
+def samples_in_pack(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[tuple[str, str | None]]:
+    """Yield for each member its sample, `<source shard>/<key>`, and which part of it (`2of3`); None: the whole sample.
 
-    The plan tells a part from a sample whose own key looks like a part's.
+    `members`: the pack's rows of the plan; None: ids that end like `#2of3` are taken for parts.
     """
     ids = pack.meta.get("sample_ids", ())
     if members is not None and [member.sample_id for member in members] == ids:

@@ -14,7 +14,7 @@ import numpy as np
 from energon_pack.dataset.files import PlanFile, PlanRow, PlanRows
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_files import PackFiles, packs_in
-from energon_pack.dataset.pack_json import Pack, file_with_media, parse_pack, written_tokens
+from energon_pack.dataset.pack_json import Pack, file_with_media, parse_pack, read_written_tokens
 from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError, short
@@ -40,7 +40,7 @@ from energon_pack.sources.tar import TarScan
 from energon_pack.templates.processor import load_saved_template
 from energon_pack.verify import pack_checks as checks
 from energon_pack.verify.findings import Findings, hash_of
-from energon_pack.verify.members import compare_members, is_within
+from energon_pack.verify.members import compare_members, is_within_shard
 
 #: How many packs, and bytes of packs, are checked together. The rows of the plan for all of them are held at once,
 #: and their bytes are still in memory when they are read after their headers.
@@ -49,7 +49,7 @@ _MAX_GROUP_PACKS, _MAX_GROUP_BYTES = 256, 16 << 20
 
 @dataclass(frozen=True)
 class VerifyJob:
-    """One shard, and everything it is compared with."""
+    """One packed shard to verify, and all that it is compared with."""
 
     name: str
     folder: DatasetFolder  # lists this shard and its index
@@ -74,28 +74,28 @@ class VerifiedShard:
 
     name: str
     findings: Findings
-    packs: "array[int]" = field(default_factory=lambda: array("Q"))  # hashes of their keys
+    pack_hashes: "array[int]" = field(default_factory=lambda: array("Q"))  # of the keys of packs
     num_members: int = 0
     pack_offsets: "array[int]" = field(default_factory=lambda: array("Q", [0]))  # start of each pack, and the last end
-    samples: "array[int]" = field(default_factory=lambda: array("Q"))  # hashes of whole samples' `<source shard>/<key>`
-    cut_samples: dict[str, list[str]] = field(default_factory=dict)  # the other members: sample → its parts, as `2of3`
+    sample_hashes: "array[int]" = field(default_factory=lambda: array("Q"))  # of whole samples: `<source shard>/<key>`
+    cut_parts: dict[str, list[str]] = field(default_factory=dict)  # the other members: sample → its parts, as `2of3`
     num_tokens: int = 0
     num_supervised: int = 0
     media_types: Counter[str] = field(default_factory=Counter)
     splits: set[str] = field(default_factory=set)  # the splits of its samples, by their ids
 
     def add(self, pack: Pack, members: list[PlanRow] | None, job: VerifyJob) -> None:
-        """Add the counts and hashes of a pack. `members`: its rows of the plan; None: there are none."""
-        self.packs.append(hash_of(pack.files.key))
-        samples = list(checks.samples_of(pack, members))
+        """Add the counts and hashes of a pack. `members`: the pack's rows of the plan; None: there are none."""
+        self.pack_hashes.append(hash_of(pack.files.key))
+        samples = list(checks.samples_in_pack(pack, members))
         if job.split_shares:
             numbers = split_numbers((sample for sample, _ in samples), job.split_shares, job.seed)
             self.splits |= {SPLITS[number] for number in numbers.tolist()}
         for sample, part in samples:
             if part is None:
-                self.samples.append(hash_of(sample))
+                self.sample_hashes.append(hash_of(sample))
             else:
-                self.cut_samples.setdefault(sample, []).append(part)
+                self.cut_parts.setdefault(sample, []).append(part)
         self.num_members += len(pack.sample_ids)
         self.num_tokens += sum(pack.meta.get("token_lens", ())) - sum(pack.shared_lens)
         self.num_supervised += sum(pack.meta.get("num_supervised", ()))
@@ -103,7 +103,7 @@ class VerifiedShard:
 
 
 def verify_shards(jobs: Sequence[VerifyJob], findings: Findings, run: Run) -> list[VerifiedShard]:
-    """Verify shards in workers, add what they find to `findings`, and return their counts and hashes."""
+    """Verify shards in workers; add their defects to `findings`, and return a `VerifiedShard` for each."""
     shards = []
     states = [job.folder.state(job.name) for job in jobs]
     sizes = [0 if state is None else state.size for state in states]
@@ -127,24 +127,24 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
     try:
         with job.folder.open(job.name) as file, Sources(job.source or {}) as sources:
             compressed, scan = unpack_command(file), TarScan(file)
-            for group in _in_groups(packs_in(scan)):
+            for group in _group_packs(packs_in(scan)):
                 shard.pack_offsets[-1:] = array("Q", [*(files.start for files in group), group[-1].end])
                 rows = None if plan is None else _plan_rows(plan, job, group, findings)
                 plan = None if rows is None else plan
                 packs = [_comparable_members(job, (rows or {}).get(files.key, [])) for files in group]
                 for files, _ in zip(group, sources.read_ahead(packs, are_copied=True), strict=True):
                     _verify_pack(file, files, rows, sources, job, shard)
-            findings.add("tar", job.name, _check_tar(compressed, scan, len(shard.packs)))
-            findings.add("index", job.name, _check_index(job, shard), len(shard.packs))
+            findings.add("tar", job.name, _check_tar(compressed, scan, len(shard.pack_hashes)))
+            findings.add("index", job.name, _check_index(job, shard), len(shard.pack_hashes))
     except OSError as error:
         findings.add("tar", job.name, [f"it can't be read: {error.strerror or error}"])
     return shard
 
 
 def _comparable_members(job: VerifyJob, members: list[PlanRow]) -> list[tuple[PlanRow, int]]:
-    """Return the members of a pack that can be compared with the source, in the form of `Sources.ahead`."""
+    """Return the members that can be compared with the source, as `Sources.read_ahead` takes them (checksum 0)."""
     shards = job.source or {}
-    return [(row, 0) for row in members if row.shard in shards and is_within(row, shards[row.shard])]
+    return [(row, 0) for row in members if row.shard in shards and is_within_shard(row, shards[row.shard])]
 
 
 def _verify_pack(
@@ -174,11 +174,11 @@ def _verify_pack(
 
 
 def _read_tokens(file: Bytes, pack: Pack, findings: Findings, where: str) -> list[MemberTokens]:
-    """Read and check the tokens of a pack; none where it has none, or none that can be read."""
+    """Read and check the tokens of each member of a pack; []: it has none, or they can't be read."""
     if TOKENS_PART not in pack.parts:
         return []  # the check `parts` reports it
     try:
-        tokens = written_tokens(file, pack)
+        tokens = read_written_tokens(file, pack)
     except TokensDamaged as error:
         findings.add("tokens", where, [f"tokens: {error}"])
         return []
@@ -186,8 +186,8 @@ def _read_tokens(file: Bytes, pack: Pack, findings: Findings, where: str) -> lis
     return tokens
 
 
-def _in_groups(packs: Iterator[PackFiles]) -> Iterator[list[PackFiles]]:
-    """Group the packs of a shard into lists that are checked together."""
+def _group_packs(packs: Iterator[PackFiles]) -> Iterator[list[PackFiles]]:
+    """Group the packs of a shard into lists of 256 packs or about 16 MiB, which are checked together."""
     group: list[PackFiles] = []
     for files in packs:
         group.append(files)
@@ -203,7 +203,7 @@ def read_packs(
     name: str,
     flavor: PackedFlavor = DEFAULT_FLAVOR,
 ) -> Iterator[tuple[Bytes, Pack, list[str]]]:
-    """Yield each pack of a shard: the file from which its parts are read, the pack, and the defects of its JSON."""
+    """Yield for each pack of the shard `name` the file that holds its parts, the pack, and the defects of its JSON."""
     media = DatasetMedia(folder.path)
     with folder.open(name) as file:
         for files in packs_in(TarScan(file)):
@@ -226,8 +226,8 @@ def _check_tar(compressed: str | None, scan: TarScan, num_packs: int) -> Iterato
 
 
 def _check_index(job: VerifyJob, shard: VerifiedShard) -> Iterator[str]:
-    """Check that the index gives each pack's first header and the end of the last pack, as Energon wants it."""
-    expected = shard.pack_offsets if shard.packs else []
+    """Check the shard's .tar.idx: it must hold the offset of each pack, and the end of the last pack."""
+    expected = shard.pack_offsets if shard.pack_hashes else []
     try:
         data = job.folder.read(f"{job.name}.idx")
     except OSError as error:
@@ -237,7 +237,7 @@ def _check_index(job: VerifyJob, shard: VerifiedShard) -> Iterator[str]:
         yield f"its .tar.idx has {len(data)} bytes, not a multiple of 8"
     entries = np.frombuffer(data[: len(data) // 8 * 8], "<u8").tolist()
     if len(entries) != len(expected):
-        yield f"its .tar.idx has {len(entries)} entries for {len(shard.packs)} packs"
+        yield f"its .tar.idx has {len(entries)} entries for {len(shard.pack_hashes)} packs"
     for number, (entry, start) in enumerate(zip(entries, expected, strict=False)):
         if entry != start:
             yield f"entry {number} of its .tar.idx is {entry}, it should be {start}"
@@ -246,7 +246,7 @@ def _check_index(job: VerifyJob, shard: VerifiedShard) -> Iterator[str]:
 def _plan_rows(
     plan: PlanRows, job: VerifyJob, group: list[PackFiles], findings: Findings
 ) -> dict[str, list[PlanRow]] | None:
-    """Return the plan's rows of some packs, by pack; None: the plan can't be read."""
+    """Return the plan's rows of a group of packs, by the pack's key; None: the plan can't be read."""
     try:
         return plan.members({files.key for files in group})
     except PackError as error:
@@ -258,7 +258,7 @@ def _check_pack(job: VerifyJob, pack: Pack, members: list[PlanRow] | None, findi
     where = f"{job.name}: {pack.files.key}"
     findings.add("parts", where, checks.check_parts(pack), len(pack.files.parts))
     findings.add("placeholders", where, checks.check_placeholders(pack), len(pack.members or ()))
-    findings.add("sums", where, checks.check_sums(pack))
+    findings.add("sums", where, checks.check_total_token_len(pack))
     findings.add("capacity", where, checks.check_capacity(pack, job.packing, members))
     findings.add("fingerprint", where, checks.check_fingerprint(pack, job.fingerprint))
 
@@ -275,7 +275,7 @@ def _check_media(file: Bytes, job: VerifyJob, pack: Pack, findings: Findings) ->
             continue
         if pack.references:
             findings.add("references", where, [])
-        findings.add("kinds", where, checks.check_kind(pack, part.name, head))
+        findings.add("kinds", where, checks.check_media_format(pack, part.name, head))
         if job.decode:
             origin = pack.sample_of_medium(part.name)
             where += f": {origin}" * (origin is not None)

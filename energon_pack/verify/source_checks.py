@@ -43,8 +43,8 @@ def find_source(
     """Find the source that a dataset was packed from; raises PackError if it is not there.
 
     Args:
-        paths: its paths now; empty: those in report.json; if packs refer to their source, below its root of now.
-        media_root: where the media of JSONL are now; None: where they were.
+        paths: where the source lies now; empty: where report.json says, or ENERGON_PACK_SOURCE if packs refer to it.
+        media_root: where the media of JSONL files lie now; None: where they were at packing.
     """
     settings = value_at(report, "config", "source")
     if not isinstance(settings, dict) or "path" not in settings:
@@ -59,14 +59,14 @@ def find_source(
         elif stated is None:
             path = demo_folders(folder, report)[0]
         elif isinstance(stated, str):
-            path = _path_now(folder, report, stated)
+            path = _present_path(folder, report, stated)
         elif isinstance(stated, list) and all(isinstance(entry, str) for entry in stated):
-            path = [_path_now(folder, report, entry) for entry in stated]
+            path = [_present_path(folder, report, entry) for entry in stated]
         else:
             raise PackError(f"{folder}/{REPORT} has config.source.path={short(stated)}: --source PATH says where it is")
     asked, root = _settings_from(SourceConfig, {"format": "wds", **settings}), settings.get("media_root")
     if media_root is None and isinstance(root, str):
-        media_root = path_when_packed(report, root) if paths else _path_now(folder, report, root)
+        media_root = path_when_packed(report, root) if paths else _present_path(folder, report, root)
     asked.media_root, asked.remote_media = media_root, settings.get("remote_media") is True
     asked.datasets = settings.get("datasets")
     try:
@@ -76,19 +76,19 @@ def find_source(
 
 
 def _mixture_now(folder: DatasetFolder, report: Mapping[str, Any], mixture: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a mixture of the config with the paths that they have now."""
+    """Return the entries of a mixture in the config, with each path replaced by `_present_path`."""
     entries = {name: {**item} for name, item in mixture.items() if isinstance(item, dict)}
     for item in entries.values():
         for key in ("path", "media_root"):
             if isinstance(item.get(key), str):
-                item[key] = _path_now(folder, report, item[key])
+                item[key] = _present_path(folder, report, item[key])
             elif isinstance(item.get(key), list):
-                item[key] = [_path_now(folder, report, str(path)) for path in item[key]]
+                item[key] = [_present_path(folder, report, str(path)) for path in item[key]]
     return entries
 
 
-def _path_now(folder: DatasetFolder, report: Mapping[str, Any], path: str) -> str:
-    """Return a path of report.json's config as it is now; if packs refer to their source, below the root in use."""
+def _present_path(folder: DatasetFolder, report: Mapping[str, Any], path: str) -> str:
+    """Return where a path of report.json's config is now; if packs refer to it, below the `source_root` now in use."""
     path, root = path_when_packed(report, path), report.get("source_root")
     if not isinstance(root, str) or not lies_in(path, root):
         return path
@@ -99,7 +99,7 @@ def _path_now(folder: DatasetFolder, report: Mapping[str, Any], path: str) -> st
 def saved_template(
     folder: DatasetFolder, report: Mapping[str, Any], processor: str | None, trust_remote_code: bool, findings: Findings
 ) -> Iterator[str | None]:
-    """Save the template that tokenizes a dataset, and yield its folder; None: it is not here, as a note says."""
+    """Save the template that tokenizes a dataset, and yield its folder; None: it can't be loaded, as a finding says."""
     with TemporaryDirectory(prefix="energon_pack-") as folder_here:
         try:
             load_template(folder.path, processor or packing_processor(folder, report), trust_remote_code).save(
@@ -125,7 +125,7 @@ def packing_processor(folder: DatasetFolder, report: Mapping[str, Any]) -> str |
 
 
 def demo_folders(folder: DatasetFolder, report: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the folders of a packed demo's source and processor, which are made again if they are gone."""
+    """Return the folders of the source and the processor of a packed demo; they are made again if they are gone."""
     cache = value_at(report, "config", "cache_dir")
     cache_dir = path_when_packed(report, cache) if isinstance(cache, str) else None
     return make_demo(cache_folder(cache_dir, folder_of(folder.path)) / "demo")
@@ -137,7 +137,7 @@ def read_settings(manifest: Mapping[str, Any]) -> ReadSettings:
 
 
 def _settings_from(kind: type[Settings], node: Any) -> Settings:
-    """Make settings of a class from the texts of a node of the manifest, but `map`; of a damaged node, the defaults."""
+    """Make settings from the texts in a node of a manifest, without `map` and `path`; defaults if it is damaged."""
     texts = {key: value for key, value in _texts_in(node).items() if key not in ("map", "path")}
     names = {key: _texts_in(value_at(node, key)) for key in ("columns", "roles")}
     try:
@@ -151,7 +151,7 @@ def _texts_in(node: Any) -> dict[str, str]:
 
 
 def trusted_map(manifest: Mapping[str, Any], trusted: str | None) -> str | None:
-    """Return the `source.map` of the packing, which has to be `trusted`, else PackError; None: there was none."""
+    """Return the dataset's `source.map`, with its hash; None: it has none. PackError: `trusted` is another or None."""
     name = value_at(manifest, "content", "source", "map")
     step = name.partition("#")[0] if isinstance(name, str) else None
     if step == trusted:
@@ -163,7 +163,7 @@ def trusted_map(manifest: Mapping[str, Any], trusted: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class DrawSettings:
-    """How packing chose the samples of a source: the first `limit` of them, and how often each comes in an epoch."""
+    """How packing chose samples of a source: only the first `limit` (None: all), each so many times an epoch."""
 
     limit: int | None
     seed: int
@@ -171,13 +171,13 @@ class DrawSettings:
     num_epochs: int = 1
 
     def max_draws_in(self, shard: str) -> int:
-        """Return how often a sample of a file may come in all epochs that were packed."""
+        """Return how often a sample of this source shard may come, at most, in all epochs that were packed."""
         entry = next(iter(self.draws_per_epoch), "") if len(self.draws_per_epoch) == 1 else shard.partition("/")[0]
         return math.ceil(self.draws_per_epoch.get(entry, 1) * self.num_epochs)
 
 
 def read_draw_settings(report: Mapping[str, Any]) -> DrawSettings:
-    """Read from report.json how packing chose samples; if it is damaged, each sample counts once."""
+    """Read from report.json how packing chose samples; where it is damaged: no limit, each sample once, one epoch."""
     limit, seed = value_at(report, "config", "source", "limit"), value_at(report, "config", "seed")
     entries = report.get("mixture")
     epochs_of = (
@@ -193,17 +193,17 @@ def read_draw_settings(report: Mapping[str, Any]) -> DrawSettings:
 
 @dataclass(frozen=True)
 class SourceSamples:
-    """The samples that packing had to take from a source, as hashes, and the shards that can't be read."""
+    """The samples that packing had to take from a source, as hashes, and an error for each shard that can't be read."""
 
-    jobs: "list[_ShardJob]"
+    jobs: "list[_HashJob]"
     shard_hashes: list[Hashes]  # of the samples of each shard
     defects: list[str]
     copy_hashes: Hashes  # of the copies that a mixture may draw
 
 
 def read_source_samples(source: Source, drawn: DrawSettings, run: Run) -> SourceSamples:
-    """Index the source, and return its samples. Comes first: blocks read from a store are kept for later checks."""
-    jobs = [_ShardJob(shard, drawn.seed, drawn.max_draws_in(shard.name)) for shard in source.shards]
+    """Index the source, and return its samples; call it first, because later checks reuse the blocks it fetches."""
+    jobs = [_HashJob(shard, drawn.seed, drawn.max_draws_in(shard.name)) for shard in source.shards]
     sample_hashes, defects, copies = list[Hashes](), list[str](), list[Hashes]()
     size = sum(job.shard.size for job in jobs)
     with run.progress.stage("source", len(jobs), "shards", size) as advance:
@@ -220,11 +220,11 @@ def read_source_samples(source: Source, drawn: DrawSettings, run: Run) -> Source
 
 
 def unaccounted_samples(samples: SourceSamples, packed: Hashes, skipped: Hashes, names: Iterator[str]) -> Iterator[str]:
-    """Yield shards that can't be read, samples of the source that are lost, and names that it lacks or come too often.
+    """Yield shards that can't be read, lost samples of the source, and packed samples that it lacks or has less often.
 
     Args:
         packed, skipped: the hashes of the samples in packs, and of each entry of the ledger.
-        names: all samples of packs and ledger, in which the names of reported hashes are found.
+        names: the ids of all samples in packs and ledger, from which hashes get their names back.
     """
     yield from samples.defects
     expected, num_expected = np.unique(joined_hashes(samples.shard_hashes), return_counts=True)
@@ -244,7 +244,7 @@ def unaccounted_samples(samples: SourceSamples, packed: Hashes, skipped: Hashes,
 
 
 @dataclass(frozen=True)
-class _ShardJob:
+class _HashJob:
     """A source shard, and the settings by which its samples are drawn."""
 
     shard: Shard
@@ -253,8 +253,8 @@ class _ShardJob:
 
 
 @losing_no_fault()
-def _hash_samples(job: _ShardJob) -> tuple[Hashes, Hashes] | str:
-    """Return the hashes of a shard's samples, and of the repeats that a mixture may draw; or why it can't be read."""
+def _hash_samples(job: _HashJob) -> tuple[Hashes, Hashes] | str:
+    """Return the hashes of a shard's samples, and of the repeats (`@2` …) that a mixture may draw; or a read error."""
     try:
         names = list(_sample_ids(job))
     except PackError as error:
@@ -262,8 +262,8 @@ def _hash_samples(job: _ShardJob) -> tuple[Hashes, Hashes] | str:
     return hashes_of(names), hashes_of(f"{name}@{time}" for time in range(2, job.max_draws + 1) for name in names)
 
 
-def _sample_ids(job: _ShardJob) -> Iterator[str]:
-    """Yield all samples drawn from a shard in its order."""
+def _sample_ids(job: _HashJob) -> Iterator[str]:
+    """Return the ids of all samples drawn from a shard, in its order."""
     shard = job.shard
     keys = shard.index()["key"].to_pylist()
     rows = shard.drawn(len(keys), job.seed)

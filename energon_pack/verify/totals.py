@@ -13,19 +13,19 @@ from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.errors import short
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason
-from energon_pack.verify.dataset_checks import packed_samples
+from energon_pack.verify.dataset_checks import packed_hashes
 from energon_pack.verify.findings import Hashes, hash_of, names_with
 from energon_pack.verify.shard_checks import VerifiedShard
 
 _REASONS = {reason.value for reason in Reason}
 #: With these reasons a sample may be packed and in the ledger: the entry is a later sample with the same key.
-_MAY_BE_PACKED = {Reason.DUPLICATE_KEY.value, Reason.TRUNCATED_TAR.value}
+_REASONS_OF_PACKED = {Reason.DUPLICATE_KEY.value, Reason.TRUNCATED_TAR.value}
 
 
 class Ledger:
-    """The samples that skipped.jsonl names, as hashes, and the defects of its lines.
+    """The samples that skipped.jsonl lists, as hashes, and the defects of its lines.
 
-    A sample with the reason `cut_off` is packed, too; it is in none of the counts.
+    Samples with the reason `cut_off` are packed, too, and not counted here.
     """
 
     def __init__(self, folder: DatasetFolder):
@@ -44,12 +44,12 @@ class Ledger:
                     continue
                 self.reasons[reason] += 1
                 samples.append(hash_of(sample))
-                if reason not in _MAY_BE_PACKED:
+                if reason not in _REASONS_OF_PACKED:
                     alone.append(samples[-1])
         except OSError as error:
             self.defects.append(f"it can't be read: {error.strerror or error}")
         #: all samples that it names, and samples that can be in no pack
-        self.samples, self.in_no_pack = np.array(samples, np.uint64), np.array(alone, np.uint64)
+        self.sample_hashes, self.unpacked_hashes = np.array(samples, np.uint64), np.array(alone, np.uint64)
         self._cut_off = np.array(cut_off, np.uint64)
 
     def _entries(self) -> Iterator[tuple[int, Any]]:
@@ -60,29 +60,29 @@ class Ledger:
                 except (ValueError, RecursionError):
                     yield number, None
 
-    def names(self) -> Iterator[str]:
+    def sample_ids(self) -> Iterator[str]:
         yield from (str(value_at(entry, "sample_id")) for _, entry in self._entries())
 
-    def check(self, packed: Hashes) -> Iterator[str]:
-        """Yield the ledger's defects: broken lines, packed samples in it, and samples that were cut and are in no pack.
+    def find_defects(self, packed: Hashes) -> Iterator[str]:
+        """Yield the ledger's defects: broken lines, samples that are packed, too, and cut samples that are in no pack.
 
         `packed`: the hashes of all samples in packs.
         """
         yield from self.defects
-        both = np.intersect1d(self.in_no_pack, packed)
-        yield from (f"{sample} is in a pack, too" for sample in (names_with(both, self.names()) if len(both) else ()))
+        both = np.intersect1d(self.unpacked_hashes, packed)
+        yield from (f"{name} is in a pack, too" for name in (names_with(both, self.sample_ids()) if len(both) else ()))
         lost = np.setdiff1d(self._cut_off, packed)
-        yield from (f"{sample} is in no pack" for sample in (names_with(lost, self.names()) if len(lost) else ()))
+        yield from (f"{name} is in no pack" for name in (names_with(lost, self.sample_ids()) if len(lost) else ()))
 
 
 def check_totals(
     report: Mapping[str, Any], manifest: Mapping[str, Any], shards: Sequence[VerifiedShard], ledger: Ledger
 ) -> Iterator[str]:
-    """Yield each count of report.json and of the manifest that is not the count of the shards and the ledger."""
-    packed = len(np.unique(packed_samples(shards)))
-    num_cut = len({sample for shard in shards for sample in shard.cut_samples})
-    num_packs = sum(len(shard.packs) for shard in shards)
-    num_parts = sum(len(shard.samples) + sum(map(len, shard.cut_samples.values())) for shard in shards)
+    """Yield each count in report.json or the manifest that differs from what shards and ledger add up to."""
+    packed = len(np.unique(packed_hashes(shards)))
+    num_cut = len({sample for shard in shards for sample in shard.cut_parts})
+    num_packs = sum(len(shard.pack_hashes) for shard in shards)
+    num_parts = sum(len(shard.sample_hashes) + sum(map(len, shard.cut_parts.values())) for shard in shards)
     num_tokens = sum(shard.num_tokens for shard in shards)
     skipped = ledger.reasons.total()
     counted: dict[str, Any] = {
@@ -123,11 +123,11 @@ def check_totals(
 
 
 def _counts_by_split(shards: Sequence[VerifiedShard]) -> dict[str, dict[str, int]]:
-    """Count packs, samples and tokens of each split; a shard belongs to the split that its samples are in."""
+    """Count packs, samples and tokens of each split; all samples of a shard are in one split."""
     splits: dict[str, dict[str, int]] = {}
     for shard in shards:
         counts = splits.setdefault(next(iter(shard.splits)), {"packs": 0, "samples": 0, "tokens": 0})
-        counts["packs"] += len(shard.packs)
-        counts["samples"] += len(shard.samples) + sum(map(len, shard.cut_samples.values()))
+        counts["packs"] += len(shard.pack_hashes)
+        counts["samples"] += len(shard.sample_hashes) + sum(map(len, shard.cut_parts.values()))
         counts["tokens"] += shard.num_tokens
     return splits

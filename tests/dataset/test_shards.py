@@ -36,7 +36,7 @@ def test_a_tar_is_what_tarfile_writes(tmp_path: Path, size: int) -> None:
         tar.add("a.json", b"{}")
         tar.copy("a.jpg", source, 6, size)
         tar.add("b.json", data)
-        tar.end()
+        tar.finish()
     write_tar(tmp_path / "theirs.tar", {"a.json": b"{}", "a.jpg": data, "b.json": data}, format=tarfile.USTAR_FORMAT)
     assert (tmp_path / "ours.tar").read_bytes() == (tmp_path / "theirs.tar").read_bytes()
 

@@ -25,7 +25,7 @@ from energon_pack.sources.jsonl.dialects import LineSettings
 from energon_pack.sources.media_containers import open_inside
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import JsonlShard, Shard
-from energon_pack.sources.storage import File, InMemory, State, open_file, state_of
+from energon_pack.sources.storage import File, FileState, InMemory, open_file, state_of
 from support.packed import Make, files, samples
 from support.read_source import read
 from support.running import command
@@ -66,7 +66,7 @@ def test_media_are_files_of_their_own(tmp_path: Path) -> None:
     with Reader() as reader:
         parts = reader.media(shard, record, "1", [])
         assert [reader.read(shard, part) for part in parts] == [picture()] * 2
-        versions = [file["version"] for file in reader.files(shard, parts) or ()]
+        versions = [file["version"] for file in reader.files_of_parts(shard, parts) or ()]
         assert versions == [str((tmp_path / "deep/ü 1.jpg").stat().st_mtime_ns)] * 2
         with pytest.raises(PackError, match="changed"):
             reader.part_file(shard, Part("deep/ü 1.jpg", 0, 7))
@@ -103,7 +103,7 @@ def test_images_of_an_lmdb(tmp_path: Path, subdir: bool) -> None:
     shard = lines_in(tmp_path, b"{}")
     with Reader() as reader:
         (part,) = reader.media(shard, Record([], listed_media=["x.lmdb::k/1"]), "1", [])
-        (file,) = reader.files(shard, [part]) or [{}]
+        (file,) = reader.files_of_parts(shard, [part]) or [{}]
         assert reader.read(shard, part) == picture()
         path = tmp_path / "x.lmdb" / "data.mdb" if subdir else tmp_path / "x.lmdb"
         assert file["version"] == str(path.stat().st_mtime_ns)
@@ -128,7 +128,7 @@ def test_an_lmdb_that_gives_no_image_costs_its_sample_alone(tmp_path: Path) -> N
 class Remote(File):
     """A file that gives only its state and the bytes at a place."""
 
-    def __init__(self, fd: int, state: State):
+    def __init__(self, fd: int, state: FileState):
         super().__init__(state)
         self._file = os.fdopen(fd, "rb")
 

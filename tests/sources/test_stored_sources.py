@@ -150,7 +150,7 @@ def test_what_is_read_ahead_needs_no_room_on_the_disk(bucket: Bucket, monkeypatc
     bucket.put("a.tar", data)
     monkeypatch.setattr(blockwise, "BLOCKS", Blocks(most=0))
     monkeypatch.setattr(blockwise, "_MAX_MEMORY_BYTES", 1_500_000)
-    monkeypatch.setattr(blockwise, "_NUM_REQUESTS", 1)
+    monkeypatch.setattr(blockwise, "_NUM_PARALLEL_REQUESTS", 1)
     ranges = [(start, 300_000) for start in range(0, 12_000_000, 500_000)]
     with open_file(f"{bucket.address}/a.tar") as file, monkeypatch.context() as full:
         full.setattr(os, "pwrite", no_room)
@@ -185,7 +185,7 @@ def test_one_batch_that_was_read_ahead_is_held(bucket: Bucket) -> None:
     for name in ("a.tar", "b.tar", "c.tar"):
         bucket.put(name, bytes(1 << 20))
         files.read_ahead([(files.open(f"{bucket.address}/{name}"), [(0, 1 << 20)])])
-        assert sum(isinstance(one, blockwise._Spool) for one in gc.get_objects()) == 1
+        assert sum(isinstance(one, blockwise._ReadAheadSpool) for one in gc.get_objects()) == 1
 
 
 @pytest.mark.parametrize("source", [Format.wds, Format.jsonl])

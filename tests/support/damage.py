@@ -66,7 +66,7 @@ def write_shard(path: Path, members: Members) -> None:
         tar = TarWriter(file.fileno())
         for name, data in members:
             tar.add(name, data)
-        tar.end()
+        tar.finish()
     write_index(path)
 
 

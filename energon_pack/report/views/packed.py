@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from energon_pack.dataset.files import PlanRow
-from energon_pack.dataset.pack_json import Pack, messages_of, written_tokens
+from energon_pack.dataset.pack_json import Pack, messages_of, read_written_tokens
 from energon_pack.errors import PackError, one_line
 from energon_pack.report.views.spans import Vocabulary, with_tokens
 from energon_pack.report.views.view import Medium, MemberView, PackPlace, PackView, thumbnail, turns_of
@@ -60,7 +60,7 @@ def _members(
     max_thumbnails: int,
     most_read: int | None,
 ) -> list[MemberView]:
-    members, tokens = [], written_tokens(file, pack) if vocabulary is not None else []
+    members, tokens = [], read_written_tokens(file, pack) if vocabulary is not None else []
     for index, row in zip(range(len(pack.sample_ids)), rows, strict=True):
         is_read = most_read is None or index < most_read
         view = _member(file, pack, index, row, max_thumbnails, is_read)

@@ -32,7 +32,7 @@ def is_coco(file: File) -> bool:
         return data.find(b'"annotations"') >= 0 and data.find(b'"caption"') >= 0
 
 
-def with_image(raw: bytes, file: File, path: str) -> bytes:
+def with_image_name(raw: bytes, file: File, path: str) -> bytes:
     """Return a sample's JSON with the file name of its image if it is a COCO caption; any other JSON unchanged."""
     if not _IMAGE_ID.search(raw):
         return raw

@@ -33,7 +33,7 @@ _ROLE_TAGS = {
 
 @dataclass(frozen=True)
 class LineSettings:
-    """How the samples of a JSONL file are read, in the terms of LLaMA-Factory's and Automodel's meta files."""
+    """How the lines of one JSONL file are read, as a meta file of LLaMA-Factory or Automodel can set it."""
 
     media_root: str
     #: field → its name in this file
@@ -58,9 +58,9 @@ class _Listed:
 
 
 def parse_line(value: Any, lines: LineSettings, settings: ReadSettings) -> Record:
-    """Parse the JSON of a line to a record, with the media that it names in `listed_media`; raises Skip.
+    """Parse the JSON value of a line into a record, whose `listed_media` are the paths of its media; raises Skip.
 
-    Frames that a sample lists in place of a video replace its `<video>`; frames under `videos` stay one video.
+    A list of frames under `images` becomes images in place of its `<video>`; one under `videos` stays one video.
     """
     value = rewrite_record(value, settings)
     if isinstance(value, dict):
@@ -87,7 +87,7 @@ def parse_line(value: Any, lines: LineSettings, settings: ReadSettings) -> Recor
 
 
 def _refuse_other_names(record: Record, paths: Sequence[str]) -> None:
-    """Refuse `name` and content parts that name other files than those that the sample lists."""
+    """Raise Skip if `name` or a content part names a file that the sample's lists of media (`paths`) lack."""
     contents = [message["content"] for message in record.messages if isinstance(message["content"], list)]
     in_parts = [part["name"] for content in contents for part in content if "name" in part]
     for name in [*(record.listed_media or ()), *in_parts]:
@@ -129,7 +129,7 @@ def _note_frame_lists(record: Record, placed: list[_Listed]) -> None:
     if not isinstance(settings, list) or len(settings) != len(placed):
         detail = f"media_settings is no list of {len(placed)} entries, one a medium: {str(settings)[:80]}"
         raise Skip(Reason.BAD_MESSAGE, detail)
-    waiting = iter(_rates_by_video(rates, len(lists)))
+    waiting = iter(_rates_of_videos(rates, len(lists)))
     each: list[Any] = []
     for medium, each_own in zip(placed, settings, strict=True):
         num = len(medium.paths)
@@ -139,8 +139,8 @@ def _note_frame_lists(record: Record, placed: list[_Listed]) -> None:
     record.fields["media_settings"] = each
 
 
-def _rates_by_video(rates: Mapping[str, Any], num: int) -> list[dict[str, Any]]:
-    """Return the rates of each of several videos; a field may list them."""
+def _rates_of_videos(rates: Mapping[str, Any], num: int) -> list[dict[str, Any]]:
+    """Return the frame rates of each of `num` videos: a field has one rate for all videos, or a list of `num` rates."""
     listed = {key: value if isinstance(value, list) else [value] * num for key, value in rates.items()}
     if wrong := next((key for key, value in listed.items() if len(value) != num), None):
         raise Skip(Reason.BAD_MESSAGE, f"{wrong} is no list of {num} numbers, one for each list of frames")

@@ -30,9 +30,9 @@ _LEDGER_NAME = "skipped.jsonl"  # the ledger that packing and converting write b
 
 
 class LineFileFinder(FileFinder):
-    """Finds the files of one subclass of `JsonlShard`: JSONL, tables, or files that another package reads.
+    """Finds the files that one subclass of `JsonlShard` reads: JSONL, tables, or files of another package's class.
 
-    `stems`: paths of tars without extensions; files of these names describe the tars, and are left out.
+    `stems`: paths of tars without extensions; files with these names describe the tars, and are left out.
     """
 
     def __init__(self, settings: SourceConfig, kind: type[JsonlShard], stems: Collection[str] | None = None):
@@ -43,14 +43,14 @@ class LineFileFinder(FileFinder):
         self._entries = EntryChoice(settings.datasets)
         self._settings_of_file = dict[str, LineSettings]()  # by real path
 
-    def in_folder(self, folder: str) -> list[str]:
+    def files_in(self, folder: str) -> list[str]:
         files = walk(folder, self._kind.names)
         files = files if self._stems is None else files_of_samples(self._stems, files)
         lone = [] if files or self._kind.names is not JsonlShard.names else walk(folder, _JSON_FILE)
         files = lone if len(lone) == 1 else files
         return files_of_split(folder, files, self._settings.split) if self._kind.has_splits else files
 
-    def chosen_files(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
+    def files_of_entry(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
         if not files and self._kind.names is not JsonlShard.names:
             raise PackError(f"source.path={entry}: no file there is called {self._kind.names.pattern}")
         if not files:
@@ -64,7 +64,7 @@ class LineFileFinder(FileFinder):
                     raise PackError(f"source.path={entry}: {listed} is there twice, to be read in two ways")
                 yield ListedFile(listed, real, self._kind, {"lines": lines})
 
-    def completed(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
+    def complete_shards(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
         self._entries.check()
         if self._settings.media_root is not None:
             return shards
@@ -72,17 +72,17 @@ class LineFileFinder(FileFinder):
 
 
 def files_of_samples(stems: Collection[str], files: Sequence[str]) -> list[str]:
-    """Return the files without ledgers, and without tables named like a tar. `stems`: paths of tars, no extensions."""
-    return [file for file in files if not file.endswith(_LEDGER_NAME) and stem(file) not in stems]
+    """Return the files except ledgers (skipped.jsonl) and those named like a tar. `stems`: tars without extensions."""
+    return [file for file in files if not file.endswith(_LEDGER_NAME) and without_extensions(file) not in stems]
 
 
-def stem(file: str) -> str:
-    """Return the path of a file of lines without its extensions."""
+def without_extensions(file: str) -> str:
+    """Return the path of a JSONL or Parquet file without its extensions: `a.jsonl.gz` → `a`."""
     return re.sub(r"(?i)\.(parquet|jsonl(\.\w+)?)$", "", file)
 
 
 def _with_media_root(shard: Shard, settings: ReadSettings) -> Shard:
-    """Return a file of lines with the folder where its media were found, if they are not beside it."""
+    """Return the shard with the `media_root` in which its media were found; unchanged if they lie beside it."""
     if not isinstance(shard, JsonlShard) or shard.media_root != folder_of(shard.path):
         return shard  # a meta file names it
     root = find_media_root(shard, settings)
@@ -90,9 +90,9 @@ def _with_media_root(shard: Shard, settings: ReadSettings) -> Shard:
 
 
 def find_media_root(shard: JsonlShard, settings: ReadSettings) -> str | None:
-    """Find the folder near a file that holds most of its first media; raises PackError if two hold as many.
+    """Find the folder near a file that holds most of the media of its first samples; PackError: two hold as many.
 
-    None: they are beside the file, or nowhere, or it names none.
+    None: the media lie beside the file, or in no folder near it, or the samples name none.
     """
     folder = folder_of(shard.path)
     most_names = _MAX_PROBED_MEDIA_STORED if shard.is_stored else _MAX_PROBED_MEDIA

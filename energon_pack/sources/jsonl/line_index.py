@@ -34,11 +34,11 @@ _BLANK = b" \t\r\n"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # byte order mark of UTF-8, at a file's start
 #: the first two lines of an object that is printed over several lines; does not match two lines of JSONL, even if the
 #: first is broken
-_OBJECT_START = re.compile(rb'\{\s*\n\s*"|\{.*\[\s*\n')
+_MULTILINE_OBJECT_START = re.compile(rb'\{\s*\n\s*"|\{.*\[\s*\n')
 _MAX_FIRST_LINE_BYTES = 64 << 20  # bytes, for a file with a list on every line
 #: tokens that tell the elements of an array apart; a string is one token, so its content does not matter; its last
 #: quotation mark is missing where the text ends within it
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*("?)|[][{},]', re.DOTALL)
+_JSON_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*("?)|[][{},]', re.DOTALL)
 _NUL_DAMAGE = "NUL bytes in place of text, as a copy leaves them that was not finished"
 
 _BUFFER_BYTES = 1 << 20
@@ -49,27 +49,27 @@ LINE_PART = "line"
 
 
 class _FileDamage:
-    """The damages of a file, as (offset, description), and whether its last sample is its unreadable rest."""
+    """Collects the damages of a file, as (offset, description). `is_last_bad`: its last sample can't be read."""
 
     def __init__(self) -> None:
         self.damage: list[tuple[int, str]] = []
         self.is_last_bad = False
 
     def rest(self, number: int, offset: int, size: int, detail: str) -> "Iterator[_Place]":
-        """Note a damage, and yield the rest of the file as its last sample, which can't be read."""
+        """Note a damage, and yield the place of the rest of the file, which becomes an unreadable last sample."""
         self.damage.append((offset, detail))
         self.is_last_bad = True
         yield number, offset, size
 
 
 def index_lines(path: str) -> pa.Table:
-    """Index a file: a row of `INDEX_SCHEMA` for each sample; its key is the number of its line or array element."""
+    """Index a file: a row of `wds.INDEX_SCHEMA` for each sample; its key is the number of its line or array element."""
     numbers, offsets, sizes = (array("q") for _ in range(3))
     bad = _FileDamage()
-    with _open(path) as file:
+    with _open_jsonl(path) as file:
         stream = as_file(file, _BUFFER_BYTES)
         digest = digest_of_rest(stream)
-        form, places = _places(file, stream, bad)
+        form, places = _sample_places(file, stream, bad)
         for number, offset, size in places:
             numbers.append(number)
             offsets.append(offset)
@@ -91,11 +91,11 @@ def index_table(
     bad: Sequence[str] = (),
     damage: Sequence[tuple[int, str]] = (),
 ) -> pa.Table:
-    """Make a table of `INDEX_SCHEMA`, with digest and damage in the schema's metadata.
+    """Make a table of `wds.INDEX_SCHEMA`, with digest and damage in the schema's metadata.
 
     Args:
-        numbers, offsets, sizes: [samples]: number of the line or element, place of its bytes in the file.
-        bad: why the last samples can't be read.
+        numbers, offsets, sizes: [samples]: number of the line or element; offset and size of its bytes in the file.
+        bad: for each of the last `len(bad)` samples, why it can't be read; all earlier samples can be read.
         damage: offset and description of each place from which an unknown number of samples may be lost.
     """
     num = len(numbers)
@@ -117,29 +117,29 @@ def index_table(
 
 def first_places(path: str, number: int) -> list[tuple[int, int]]:
     """Return offset and size in bytes of the first `number` samples of a file; raises PackError like `index_lines`."""
-    with _open(path) as file:
-        _, places = _places(file, as_file(file, _BUFFER_BYTES), _FileDamage())
+    with _open_jsonl(path) as file:
+        _, places = _sample_places(file, as_file(file, _BUFFER_BYTES), _FileDamage())
         return [(offset, size) for _, offset, size in islice(places, number)]
 
 
-def _places(file: File, stream: BinaryIO, bad: _FileDamage) -> "tuple[_Form, Iterator[_Place]]":
+def _sample_places(file: File, stream: BinaryIO, bad: _FileDamage) -> "tuple[_Form, Iterator[_Place]]":
     """Return the form of a file and the places of its samples; reading these adds damages to `bad`."""
     if is_coco(file):
-        return _Form.array, _elements(file, bad, b'"annotations"')
-    form = _form(stream)
+        return _Form.array, _element_places(file, bad, b'"annotations"')
+    form = _detect_form(stream)
     if form is _Form.lines:
-        return form, _lines(stream, bad)
-    return form, _elements(file, bad, b'"data"' if form is _Form.wrapped else None)
+        return form, _line_places(stream, bad)
+    return form, _element_places(file, bad, b'"data"' if form is _Form.wrapped else None)
 
 
 def file_digest(path: str) -> str:
     """Return the hash of all bytes of a file."""
-    with _open(path) as file:
+    with _open_jsonl(path) as file:
         return digest_of_rest(as_file(file, _BUFFER_BYTES))
 
 
 @contextmanager
-def _open(path: str) -> Iterator[File]:
+def _open_jsonl(path: str) -> Iterator[File]:
     with open_uncompressed(path) as file:
         if other := _other_format(file.read(0, BLOCK)):
             raise PackError(f"{path} is {other}")
@@ -165,7 +165,7 @@ class _Form(Enum):
     wrapped = "wrapped"  # in the field `data` of an object
 
 
-def _form(file: BinaryIO) -> _Form:
+def _detect_form(file: BinaryIO) -> _Form:
     """Tell whether each line of a file is a value, or the whole file is one."""
     file.seek(0)
     filled = (line for line in iter(lambda: file.readline(_MAX_FIRST_LINE_BYTES), b"") if line.strip(_BLANK))
@@ -177,7 +177,7 @@ def _form(file: BinaryIO) -> _Form:
     try:
         value = json_value(first)
     except ValueError:
-        is_object = _Form.wrapped if _OBJECT_START.match(first + second) else _Form.lines
+        is_object = _Form.wrapped if _MULTILINE_OBJECT_START.match(first + second) else _Form.lines
         return _Form.array if start == b"[" else is_object
     if second:
         return _Form.lines
@@ -187,25 +187,25 @@ def _form(file: BinaryIO) -> _Form:
     return _Form.wrapped if isinstance(listed, list) and all(isinstance(item, dict) for item in listed) else _Form.lines
 
 
-def _lines(file: BinaryIO, bad: _FileDamage) -> Iterator[_Place]:
+def _line_places(file: BinaryIO, bad: _FileDamage) -> Iterator[_Place]:
     offset, last = 0, None
     for number, line in enumerate(file, 1):
         if not line.isspace():
             if last is not None:
-                yield from _line(*last, bad)
+                yield from _place_of_line(*last, bad)
             last = number, offset, line
         offset += len(line)
     yield from bad.rest(1, 0, 0, "it is empty") if not offset else _last_line(*last, bad) if last is not None else ()
 
 
-def _line(number: int, offset: int, line: bytes, bad: _FileDamage) -> Iterator[_Place]:
+def _place_of_line(number: int, offset: int, line: bytes, bad: _FileDamage) -> Iterator[_Place]:
     if (nul := line.find(b"\0")) >= 0:
         bad.damage.append((offset + nul, _NUL_DAMAGE))
     yield number, offset, len(line.rstrip(_BLANK))
 
 
 def _last_line(number: int, offset: int, line: bytes, bad: _FileDamage) -> Iterator[_Place]:
-    """Yield the place of the last line if it is whole, and of the rest of the file if that is damaged."""
+    """Yield the place of the last line if it is whole, and that of its damaged rest as an unreadable sample."""
     text = line.rstrip(_BLANK + b"\0")
     nul, end = line.find(b"\0"), offset + len(text)
     if is_cut(text):
@@ -223,16 +223,16 @@ def _last_line(number: int, offset: int, line: bytes, bad: _FileDamage) -> Itera
 def is_cut(text: bytes) -> bool:
     """Tell whether a JSON text ends within a string, a list or an object."""
     depth, is_open = 0, False
-    for token in _TOKEN.finditer(text):
+    for token in _JSON_TOKEN.finditer(text):
         first = token[0][:1]
         depth, is_open = depth + (first in b"[{") - (first in b"]}"), token[1] == b""
     return depth > 0 or is_open
 
 
-def _elements(file: File, bad: _FileDamage, field: bytes | None) -> Iterator[_Place]:
-    """Yield the elements of an array; if it is not whole, one more for the rest after the last whole one.
+def _element_places(file: File, bad: _FileDamage, field: bytes | None) -> Iterator[_Place]:
+    """Yield the place of each element of an array; if the array is cut, also that of the rest of the file.
 
-    `field`: the field of an object that has the array, as written there; None: the array is the whole file.
+    `field`: the key in quotes of the object's field that holds the array; None: the array is the whole file.
     """
     outside = 0 if field is None else 1  # depth of the array
     with memory_mapped(file) as data:
@@ -240,7 +240,7 @@ def _elements(file: File, bad: _FileDamage, field: bytes | None) -> Iterator[_Pl
         last, is_inside, is_open = b"", False, False
         nul = data.find(b"\0")
         end = len(data) if nul < 0 else nul
-        for match in _TOKEN.finditer(data, 0, end):
+        for match in _JSON_TOKEN.finditer(data, 0, end):
             token = data[match.start() : match.start() + 1]
             if token in b"[{":
                 depth += 1
@@ -253,7 +253,7 @@ def _elements(file: File, bad: _FileDamage, field: bytes | None) -> Iterator[_Pl
                 last = match[0] if depth == outside else last
             is_end = token == b"]" and depth == outside
             if is_inside and ((token == b"," and depth == outside + 1) or is_end):
-                place = _trimmed(data, start, match.start())
+                place = _place_without_blanks(data, start, match.start())
                 if place[1] or token == b",":
                     number += 1
                     yield number, *place
@@ -263,7 +263,7 @@ def _elements(file: File, bad: _FileDamage, field: bytes | None) -> Iterator[_Pl
                 start = match.end()
                 break
         is_cut = depth > 0 or is_open
-        offset, size = _trimmed(data, start, end)
+        offset, size = _place_without_blanks(data, start, end)
         if is_inside and size and depth == outside + 1 and not is_open:  # the last element is whole
             number += 1
             yield number, offset, size
@@ -275,7 +275,7 @@ def _elements(file: File, bad: _FileDamage, field: bytes | None) -> Iterator[_Pl
             yield from bad.rest(number + 1, offset, len(data) - offset, detail)
 
 
-def _trimmed(data: mmap.mmap | bytes, start: int, end: int) -> tuple[int, int]:
+def _place_without_blanks(data: mmap.mmap | bytes, start: int, end: int) -> tuple[int, int]:
     """Return offset and size of a text without the blanks around it."""
     while start < end and data[start] in _BLANK:
         start += 1

@@ -30,13 +30,13 @@ _Entries = dict[str, dict[str, Any]]
 
 
 class EntryChoice:
-    """Chooses entries of meta files by the names in `source.datasets`; None: all whose files are here."""
+    """Chooses entries of meta files by the names in `source.datasets`; None: all entries that need no download."""
 
     def __init__(self, names: Sequence[str] | None):
         self._chosen_names, self._existing_names = names, set[str]()
 
     def choose(self, path: str, meta: _Entries) -> _Entries:
-        """Return the chosen entries of a meta file; without names, all that LLaMA-Factory would not download."""
+        """Return the chosen entries of a meta file: those that are named, or else all that need no download."""
         self._existing_names |= meta.keys()
         if self._chosen_names is not None:
             return {name: value for name, value in meta.items() if name in self._chosen_names}
@@ -46,7 +46,7 @@ class EntryChoice:
         return {name: value for name, value in meta.items() if name not in elsewhere}
 
     def check(self) -> None:
-        """Raise PackError if a named entry is in no meta file."""
+        """Raise PackError if a name is that of no entry in any meta file that `choose` was called with."""
         if missing := [name for name in self._chosen_names or () if name not in self._existing_names]:
             names = ", ".join(sorted(self._existing_names)) or "no meta file is in source.path"
             raise PackError(f"source.datasets: no {missing[0]} among {names}")
@@ -56,7 +56,7 @@ class EntryChoice:
 
 
 def listed_files(path: str, settings: SourceConfig, chosen: EntryChoice) -> Iterator[tuple[str, LineSettings]]:
-    """Yield the path of each file that a meta file lists, and how it is read; for another file, its own path."""
+    """Yield each file that a meta file lists, and how it is read; a file that is no meta file is yielded itself."""
     root, folder = settings.media_root, folder_of(absolute(path))
     meta = _read_entries(path)
     if meta is None:
@@ -72,15 +72,15 @@ def listed_files(path: str, settings: SourceConfig, chosen: EntryChoice) -> Iter
         file = _local_path(where, value["file_name"], folder, settings.remote_media)
         if not is_file(file):
             raise PackError(f"{where}: no such file {file}")
-        columns = _name_mapping(value.get("columns"), f"{where}: columns")
+        columns = _read_names(value.get("columns"), f"{where}: columns")
         if value.get("formatting") == "alpaca" or columns.keys() & {"prompt", "response"}:
             columns = _ALPACA_COLUMNS | columns
-        tags = _name_mapping(value.get("tags"), f"{where}: tags")
+        tags = _read_names(value.get("tags"), f"{where}: tags")
         media_dir = value.get("media_dir") or ""
         if not isinstance(media_dir, str):
             raise PackError(f"{where}: media_dir is {media_dir!r}, not a folder")
         media_dir = root or _local_path(where, media_dir, folder, settings.remote_media)
-        ratio, in_order = _ratio_of(where, value), [tuple(sorted(names.items())) for names in (columns, tags)]
+        ratio, in_order = _sample_ratio_of(where, value), [tuple(sorted(names.items())) for names in (columns, tags)]
         yield absolute(file), LineSettings(_folder(media_dir), in_order[0], in_order[1], ratio, settings.remote_media)
 
 
@@ -106,7 +106,7 @@ def _read_entries(path: str) -> _Entries | None:
     return value if holds_objects else None
 
 
-def _name_mapping(value: Any, where: str) -> dict[str, str]:
+def _read_names(value: Any, where: str) -> dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value.values()):
@@ -119,7 +119,7 @@ def _folder(path: str) -> str:
 
 
 def _local_path(where: str, named: str, folder: str, remote_media: bool) -> str:
-    """Return the path of a file or folder that a meta file names."""
+    """Return the path of a file or folder that a meta file names relative to its own folder, `folder`."""
     if not remote_media and bucket_of(named) not in ("", bucket_of(folder)):
         raise PackError(
             f"{where}: {named} is on an object store that source.path does not name; source.remote_media=true"
@@ -128,8 +128,8 @@ def _local_path(where: str, named: str, folder: str, remote_media: bool) -> str:
     return path_in(folder, os.path.expanduser(named))
 
 
-def _ratio_of(where: str, value: Mapping[str, Any]) -> float:
-    """Return how often a meta file draws each sample of an entry; raises PackError if that is no number."""
+def _sample_ratio_of(where: str, value: Mapping[str, Any]) -> float:
+    """Return an entry's `sample_ratio`: draws of each sample an epoch, 1 if unset; PackError: not from 0 to 1000."""
     ratio = value.get("sample_ratio", 1.0)
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1000:
         raise PackError(f"{where}: sample_ratio is {ratio!r}, not a number of draws of each sample")
