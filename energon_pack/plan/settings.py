@@ -115,12 +115,12 @@ class PackingConfig:
 
     @property
     def longest_sample(self) -> tuple[str, int]:
-        """Return the most tokens of a sample, padding included, after the name of the setting that limits it."""
+        """Return the name of the setting that limits a sample's tokens, padding included, and its value."""
         if self.overlong is Overlong.own_pack and self.hard_limit is not None:
             return "hard_limit", self.hard_limit
         return "max_token_len", self.max_token_len
 
-    def check_in_training(self) -> None:
+    def check_for_online(self) -> None:
         """Raise PackError if a setting works only for packs on disk, not for packs that are made in training."""
         if self.epochs > 1:
             raise PackError(

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from energon_pack.errors import amount
-from energon_pack.report.pages.bars import short, with_bar
+from energon_pack.report.pages.bars import short_number, with_bar
 from energon_pack.report.pages.html import Html, clipped, details, join, page, section, table, tag
 from energon_pack.report.pages.rows import Cell, Rows, print_table
 from energon_pack.report.sweep import BEST_RULE, Sweep, sweep_of
@@ -31,7 +31,7 @@ _COLUMNS: list[tuple[str, Callable[[Any], str], str]] = [
     ("skipped", "{:,}".format, "dropped"),
     ("packs", "{:,}".format, "packs"),
     ("tokens", "{:,}".format, "tokens"),
-    ("Σ len²", short, "attention_cost"),
+    ("Σ len²", short_number, "attention_cost"),
     ("time of an epoch", "{:.3f}".format, "time"),
     ("of a token", "{:.3f}".format, "time_of_token"),
     ("MB", lambda num_bytes: f"{num_bytes / 1e6:,.1f}", "num_bytes"),

@@ -23,7 +23,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{ROOT / 'tests' / 'support' / 'slurm_stand_in'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_STAND_IN", str(tmp_path / "jobs"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    for name in ("_LOOK_SECONDS", "_APPEARS_SECONDS"):
+    for name in ("_CHECK_SECONDS", "_APPEARS_SECONDS"):
         monkeypatch.setattr(f"energon_pack.run.executors.slurm.{name}", 0.2)
 
 
