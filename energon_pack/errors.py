@@ -41,7 +41,7 @@ def check_buffer_size(name: str, value: int) -> None:
         raise ValueError(f"{name}={value}: a whole number of samples, at least 1")
 
 
-def short(value: Any) -> str:
+def quote(value: Any) -> str:
     """Return a value as text for an error, about `_MAX_VALUE_CHARS` characters; for a list or dict only its size."""
     text = repr(value) if not isinstance(value, (list, dict)) else f"{type(value).__name__} of {len(value)}"
     return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}…"

@@ -17,7 +17,7 @@ from energon_pack.dataset.pack_files import PackFiles, packs_in
 from energon_pack.dataset.pack_json import Pack, file_with_media, parse_pack, written_tokens
 from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.dataset.sources import Sources
-from energon_pack.errors import PackError, short
+from energon_pack.errors import PackError, quote
 from energon_pack.plan.splits import SPLITS, split_numbers
 from energon_pack.run.context import Run
 from energon_pack.run.stores.requests import losing_no_fault
@@ -298,4 +298,4 @@ def _check_decoding(file: Bytes, part: Part) -> Iterator[str]:
     except Skip as skip:
         yield f"{part.name}: {skip.detail}"
     except Exception as error:  # damaged pixels make Pillow's plugins raise anything
-        yield f"{part.name} does not decode: {short(str(error) or type(error).__name__)}"
+        yield f"{part.name} does not decode: {quote(str(error) or type(error).__name__)}"

@@ -17,7 +17,7 @@ from energon_pack.dataset.input_rules_file import OtherTokenizer
 from energon_pack.dataset.manifest import REPORT, path_when_packed, processor_folder
 from energon_pack.dataset.packing_template import load_template
 from energon_pack.dataset.source_media import source_root
-from energon_pack.errors import PackError, one_line, short
+from energon_pack.errors import PackError, one_line, quote
 from energon_pack.plan.settings import MOST_EPOCHS
 from energon_pack.run.address import lies_in, tidy_address
 from energon_pack.run.context import Run
@@ -63,7 +63,7 @@ def find_source(
         elif isinstance(stated, list) and all(isinstance(entry, str) for entry in stated):
             path = [_path_now(folder, report, entry) for entry in stated]
         else:
-            raise PackError(f"{folder}/{REPORT} has config.source.path={short(stated)}: --source PATH says where it is")
+            raise PackError(f"{folder}/{REPORT} has config.source.path={quote(stated)}: --source PATH says where it is")
     asked, root = _settings_from(SourceConfig, {"format": "wds", **settings}), settings.get("media_root")
     if media_root is None and isinstance(root, str):
         media_root = path_when_packed(report, root) if paths else _path_now(folder, report, root)

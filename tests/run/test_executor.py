@@ -306,5 +306,5 @@ def test_an_executor_of_another_kind_packs_the_same_bytes(
     remote = config(**settings, cache_dir=str(tmp_path / "other"), output__dir=str(tmp_path / "other" / "out"))
     pack(remote)
     assert files(Path(remote.output.dir) / "packed") == files(Path(local.output.dir) / "packed")
-    stages = {"_index_some", "partial", "measure", "import_energon", "write_shard", "audit", "check"}
+    stages = {"_index_job", "partial", "measure", "import_energon", "write_shard", "audit", "check"}
     assert elsewhere.names >= stages
