@@ -153,7 +153,7 @@ def _submit_to_slurm(config: PackConfig) -> dict[str, Any]:
     command += [word for word in overrides.hydra if word.lstrip("+").startswith("hydra.searchpath=")]
     command += [word for word in overrides.task if not _NOT_FOR_SLURM_JOBS.match(word)]
     command.append(f"output.name={config.output.name}")  # a sweep's job has a longer name than its settings give
-    for name, value in config.executor.of_a_task().items():
+    for name, value in config.executor.for_slurm_task().items():
         command.append(f"executor.{name}={getattr(value, 'value', json.dumps(value))}")
     return run_chain(config, command)
 

@@ -45,7 +45,7 @@ def write_sweep(folder: Path) -> None:
         return
     write_whole(folder / "sweep.json", json.dumps(sweep.to_json(), indent=1).encode())
     write_whole(folder / "sweep.html", sweep_html(sweep, folder).encode())
-    _print(sweep, folder)
+    _print_table(sweep, folder)
     say(f"see it: {folder / 'sweep.html'}")
 
 
@@ -150,7 +150,7 @@ def _link(text: str, target: str | None, folder: Path) -> Html | str:
     return tag("a", text, href=quote(os.fsencode(os.path.relpath(target, folder))))
 
 
-def _print(sweep: Sweep, folder: Path) -> None:
+def _print_table(sweep: Sweep, folder: Path) -> None:
     if sweep.rows:
         print_table(_rows(sweep, folder))
         say(f"★: {BEST_RULE}" if sweep.best else f"no ★: {sweep.why_no_best}")

@@ -25,7 +25,7 @@ from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.run.executors import Folder, Job, Result
 from energon_pack.run.executors.local import LocalExecutor
-from energon_pack.run.executors.workers import IdleTime, work_of
+from energon_pack.run.executors.workers import IdleTime, measure_work
 from energon_pack.sources.storage import with_bytes_read
 from support import jobs
 from support.jobs import hold, sleep
@@ -248,7 +248,7 @@ def test_reading_a_mapped_file_is_work(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(psutil, "Process", lambda _: process)
     context: Any = SimpleNamespace(started=[SimpleNamespace(pid=1)])
-    busy = IdleTime(partial(work_of, context))
+    busy = IdleTime(partial(measure_work, context))
     assert busy.seconds_without_work(60.0) == 0.0
 
 

@@ -126,7 +126,7 @@ def test_an_array_has_the_parts_that_are_missing(tmp_path: Path) -> None:
 def test_what_is_slurms_is_set_back_for_a_task() -> None:
     """A config of the user's own has it in every task, which works on its own machine and refuses it."""
     settings = ExecutorConfig(ExecutorKind.slurm, num_workers=3, sbatch="--exclusive", wait=False)
-    task = settings.of_a_task()
+    task = settings.for_slurm_task()
     assert task == {"kind": ExecutorKind.local, "num_workers": 3, "sbatch": None, "wait": True}
     ExecutorConfig(**task).check()
 

@@ -30,8 +30,8 @@ from energon_pack.run.executors.workers import (
     Context,
     IdleTime,
     environment,
+    measure_work,
     start_worker,
-    work_of,
 )
 
 Job = TypeVar("Job")
@@ -157,7 +157,7 @@ class LocalExecutor:
         if any(process.exitcode is not None for process in self._context.started):
             raise WorkerKilled from None  # a killed worker may have sent half a result, and the rest never comes
         if self._busy is None:  # checking costs more than most waits
-            self._busy = IdleTime(partial(work_of, self._context))
+            self._busy = IdleTime(partial(measure_work, self._context))
         elif self._busy.seconds_without_work(seconds) > self._patience:
             pids = ", ".join(str(process.pid) for process in self._context.started)
             raise PackError(

@@ -76,7 +76,7 @@ class ExecutorConfig:
         """Return the options of `sbatch` by the stage of a job; `all`: of every job."""
         return self.sbatch if isinstance(self.sbatch, dict) else {"all": self.sbatch or ""}
 
-    def of_a_task(self) -> dict[str, Any]:
+    def for_slurm_task(self) -> dict[str, Any]:
         """Return the settings for a Slurm task, which uses the processes of its own machine.
 
         Settings of `slurm` return to their defaults, because a task would refuse them.

@@ -107,7 +107,7 @@ class IdleTime:
         return self._idle
 
 
-def work_of(context: Context) -> tuple[float, int]:
+def measure_work(context: Context) -> tuple[float, int]:
     """Return the processor seconds and bytes of a context's processes, for `IdleTime`."""
     seconds, num_bytes = 0.0, 0
     for started in context.started:

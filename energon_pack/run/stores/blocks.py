@@ -63,7 +63,7 @@ class Blocks:
         while len(self._memory) > _MAX_MEMORY_BLOCKS:
             self._memory.popitem(last=False)
         if self._room == 0:
-            self._look()
+            self._check_disk()
         if self._room < 0:
             self._room += 1
             return
@@ -88,7 +88,7 @@ class Blocks:
     def _path(self, key: str, number: int) -> str:
         return f"{self.folder}/{key}-{number}"
 
-    def _look(self) -> None:
+    def _check_disk(self) -> None:
         """Compute how many more blocks fit on disk; if few do, remove those that were not used for long."""
         kept = list(os.scandir(self.folder))
         free = shutil.disk_usage(self.folder).free // (2 * BLOCK_BYTES)

@@ -10,7 +10,7 @@ from multistorageclient import StorageClient, StorageClientConfig
 from multistorageclient.types import Range
 
 from energon_pack.run.stores import requests
-from energon_pack.run.stores.requests import PART_BYTES, Found, Objects, Refused, Transient, error_text, fault_of
+from energon_pack.run.stores.requests import PART_BYTES, Found, Objects, RequestRefused, classify_error, error_text
 
 
 class MscObjects(Objects):
@@ -63,7 +63,7 @@ class MscObjects(Objects):
 def _with_time_limit(request: Callable[[], Any], times: int = 1) -> Any:
     """Run a request with a time limit: its client alone would wait as long as any bytes come."""
     with _translated_errors():
-        return requests.run_within(times * requests.REQUEST_SECONDS, request)
+        return requests.run_with_timeout(times * requests.REQUEST_SECONDS, request)
 
 
 @contextmanager
@@ -71,13 +71,13 @@ def _translated_errors() -> Iterator[None]:
     """Translate the client's errors to those that `with_retries` expects."""
     try:
         yield
-    except (FileNotFoundError, Transient):
+    except (FileNotFoundError, requests.TransientError):
         raise
     except Exception as error:  # multi-storage-client passes on some errors of the clients it uses
         status, code = _answer(error)
         if status is None and isinstance(error, PermissionError | NotImplementedError):
-            raise Refused(error_text(error)) from None
-        raise fault_of(error, status, code) from None
+            raise RequestRefused(error_text(error)) from None
+        raise classify_error(error, status, code) from None
 
 
 def _answer(error: BaseException) -> tuple[int | None, str | None]:

@@ -13,7 +13,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, GenericError, Prec
 from obstore.store import S3Store
 
 from energon_pack.run.stores import requests
-from energon_pack.run.stores.requests import PART_BYTES, Found, Objects, Refused, error_text, fault_of
+from energon_pack.run.stores.requests import PART_BYTES, Found, Objects, RequestRefused, classify_error, error_text
 
 #: Settings of a profile that this client knows, or that do not change what is read.
 KNOWN_OPTIONS = {"base_path", "region_name", "endpoint_url", "profile_name", "verify", "signature_version"} | {
@@ -144,8 +144,8 @@ def _translated_errors() -> Iterator[None]:
         status, code = _status_of(error), _CODE.search(text)
         moved = _REDIRECT[0] if _REDIRECT[1] in text else None
         if status is None and moved is None and not isinstance(error, GenericError | OSError):
-            raise Refused(error_text(error)) from None
-        raise fault_of(error, moved if status is None else status, code and code[1]) from None
+            raise RequestRefused(error_text(error)) from None
+        raise classify_error(error, moved if status is None else status, code and code[1]) from None
 
 
 def _status_of(error: Exception) -> int | None:

@@ -1,7 +1,7 @@
 """Send requests to object stores: repeat them where that may help, count them, and report errors in one line.
 
 A network fault is not a damaged sample, so it must end the run. A decoder that reads from a store may take it for
-damaged data; `losing_no_fault` then raises it again.
+damaged data; `raising_store_errors` then raises it again.
 """
 
 import errno
@@ -42,18 +42,18 @@ _RETRY_HTTP = frozenset((408, 409, 429))
 _BAD_REQUEST = 400
 #: The status for a kind of request that a store does not know.
 UNKNOWN_REQUEST = 501
-_faults: list["StoreError"] = []
+_store_errors: list["StoreError"] = []
 
 
 class StoreError(PackError):
     """A store refuses a request, or fails every time."""
 
 
-class Transient(Exception):
+class TransientError(Exception):
     """An error that may pass if the request is sent again."""
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """An error that sending the request again does not change."""
 
 
@@ -71,23 +71,23 @@ def with_retries(kind: str, address: str, request: Callable[[], Result]) -> Resu
             return request()
         except FileNotFoundError:
             raise FileNotFoundError(errno.ENOENT, "no such object", address) from None
-        except Transient as error:
+        except TransientError as error:
             REQUEST_COUNTS["retries"] += 1
             if attempt == MAX_ATTEMPTS or (attempt > 1 and time.monotonic() - start > MAX_RETRY_SECONDS):
                 text = f"{address}: {kind} failed {attempt} times: {error}; once it answers, the same command goes on"
                 raise _fault(text) from None
             time.sleep(pause * random.uniform(0.5, 1))
             pause *= 2
-        except Refused as error:
+        except RequestRefused as error:
             raise _fault(f"{address}: {kind}: {error}") from None
     raise AssertionError
 
 
-def run_within(seconds: float, request: Callable[[], Result]) -> Result:
+def run_with_timeout(seconds: float, request: Callable[[], Result]) -> Result:
     """Run a request in a thread, because its client may wait for ever; after the limit, abandon the thread.
 
     Raises:
-        Transient: the limit is over.
+        TransientError: the limit is over.
         Exception: the error of the request.
     """
     result: Future[Result] = Future()
@@ -101,11 +101,11 @@ def run_within(seconds: float, request: Callable[[], Result]) -> Result:
     Thread(target=work, daemon=True).start()
     wait([result], seconds)
     if not result.done():
-        raise Transient(f"no whole answer within {seconds:g} s")
+        raise TransientError(f"no whole answer within {seconds:g} s")
     return result.result()
 
 
-def fault_of(error: Exception, status: int | None, code: str | None = None) -> Transient | Refused:
+def classify_error(error: Exception, status: int | None, code: str | None = None) -> TransientError | RequestRefused:
     """Say whether a client's error may pass if the same request is sent again.
 
     Args:
@@ -114,31 +114,31 @@ def fault_of(error: Exception, status: int | None, code: str | None = None) -> T
     """
     text = error_text(error) + (f" ({code})" if code and code not in error_text(error) else "")
     if status is None or code in _RETRY_CODES or status in _RETRY_HTTP or (status >= 500 and status != UNKNOWN_REQUEST):
-        return Transient(text)
+        return TransientError(text)
     if status == _BAD_REQUEST and code is None:  # expired keys in a HEAD request, whose answer has no body for a code
-        return Transient(text)
+        return TransientError(text)
     if status < _BAD_REQUEST:
-        return Refused(f"{text}: the bucket is in another region: set AWS_REGION, or region_name of its profile")
-    return Refused(text)
+        return RequestRefused(f"{text}: the bucket is in another region: set AWS_REGION, or region_name of its profile")
+    return RequestRefused(text)
 
 
 def _fault(text: str) -> StoreError:
     error = StoreError(text)
-    _faults.append(error)
+    _store_errors.append(error)
     return error
 
 
 @contextmanager
-def losing_no_fault() -> Iterator[None]:
+def raising_store_errors() -> Iterator[None]:
     """Raise the error of a request at the end of this context, even if the code in it took that for damaged data.
 
     Raises:
         StoreError: an error occurred within the context.
     """
-    num_before = len(_faults)
+    num_before = len(_store_errors)
     yield
-    if len(_faults) > num_before:
-        raise _faults[num_before]
+    if len(_store_errors) > num_before:
+        raise _store_errors[num_before]
 
 
 def error_text(error: Exception) -> str:
@@ -155,7 +155,7 @@ class Found(NamedTuple):
 
 
 class Objects(ABC):
-    """The objects of a profile, by their keys. Methods raise FileNotFoundError, and Transient or Refused."""
+    """The objects of a profile, by their keys. Methods raise FileNotFoundError, TransientError or RequestRefused."""
 
     @abstractmethod
     def find(self, key: str) -> Found:
