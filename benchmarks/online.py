@@ -110,7 +110,7 @@ def streaming(samples: Iterable[Costed], packing: PackingConfig, buffer_size: in
         pool.add(number, costs, group)
         while not pool.num_missing:
             num += len(pool.take())
-    pool.end()
+    pool.plan_rest()
     while len(pool):
         num += len(pool.take())
     return pool.num_packs, num, pool.longest_wait

@@ -36,7 +36,7 @@ from energon_pack.run.command import (
     EXIT_INTERRUPTED,
     TOOLS,
     end_process,
-    end_quietly,
+    exit_after_closed_pipe,
     exit_code_lines,
     prepare_process,
     tool_lines,
@@ -86,9 +86,9 @@ def _run_job(composed: DictConfig, refusals: _Refusals) -> float:
             raise PackError("+model takes one model; sweep over several with -m +model=A,B")
         config = to_config(composed)
         config.output.name = config.output.name or output_name(config, _default_config(composed), _swept_places(config))
-        if sweep and (first := sweep.same_as(*_place_and_settings(config))) is not None:
+        if sweep and (first := sweep.find_same_job(*_place_and_settings(config))) is not None:
             say(f"job {HydraConfig.get().job.num}: the same as job {first}")
-            return _objective(config, sweep.figures_of(first))
+            return _objective(config, sweep.read_figures(first))
         figures = _pack(config, sweep, refusals.is_first_process)
         return _objective(config, figures) if sweep else math.nan
     except BrokenPipeError:
@@ -96,7 +96,7 @@ def _run_job(composed: DictConfig, refusals: _Refusals) -> float:
     except (PackError, OSError) as error:
         refusals.add(refused := error if isinstance(error, PackError) else _system_error(error))
         if sweep:
-            sweep.failed(refused, composed.packing.max_dropped_tokens)
+            sweep.write_failure(refused, composed.packing.max_dropped_tokens)
         if not refusals.is_first_process:
             raise refused from None  # Hydra carries it to the process that called the launcher
         if HydraConfig.get().mode is not RunMode.MULTIRUN:
@@ -127,7 +127,7 @@ def _pack(config: PackConfig, sweep: SweepJob | None, is_here: bool) -> Mapping[
         with printed_together(job := _job_name()):
             figures = pack(config, job)
     if sweep:
-        sweep.done(page_of(config), figures, config.packing.max_dropped_tokens)
+        sweep.write_success(page_of(config), figures, config.packing.max_dropped_tokens)
     return figures
 
 
@@ -153,7 +153,7 @@ def _submit_to_slurm(config: PackConfig) -> dict[str, Any]:
     command += [word for word in overrides.hydra if word.lstrip("+").startswith("hydra.searchpath=")]
     command += [word for word in overrides.task if not _NOT_FOR_SLURM_JOBS.match(word)]
     command.append(f"output.name={config.output.name}")  # a sweep's job has a longer name than its settings give
-    for name, value in config.executor.of_a_task().items():
+    for name, value in config.executor.for_slurm_task().items():
         command.append(f"executor.{name}={getattr(value, 'value', json.dumps(value))}")
     return run_chain(config, command)
 
@@ -192,7 +192,7 @@ def main() -> NoReturn:
     except (HydraException, OmegaConfBaseException) as error:
         refusals.add(PackError(hydra_error_line(error, sys.argv)))
     except BrokenPipeError:
-        end_quietly()
+        exit_after_closed_pipe()
     except OSError as error:
         refusals.add(_system_error(error))
     except KeyboardInterrupt:

@@ -36,19 +36,12 @@ class SamplesLost(PackError):
 
 
 def check_buffer_size(name: str, value: int) -> None:
-    """Raise ValueError unless a number of samples is whole and at least 1; `name` is that of the caller's argument.
-
-    Args:
-        name: the name of the caller's argument.
-
-    Raises:
-        ValueError: it is no whole number, or less than 1.
-    """
+    """Raise ValueError unless `value` is a whole number of samples, at least 1; `name`: the argument that has it."""
     if not isinstance(value, Integral) or value < 1:
         raise ValueError(f"{name}={value}: a whole number of samples, at least 1")
 
 
-def short(value: Any) -> str:
+def quote(value: Any) -> str:
     """Return a value as text for an error, about `_MAX_VALUE_CHARS` characters; for a list or dict only its size."""
     text = repr(value) if not isinstance(value, (list, dict)) else f"{type(value).__name__} of {len(value)}"
     return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}…"
@@ -82,7 +75,7 @@ def refuse_password(name: str, value: str) -> None:
         raise PackError(f"{name}{value}: an address with a password in it is not taken; keys belong in the environment")
 
 
-def near_path(path: str) -> str:
+def similar_path_hint(path: str) -> str:
     """Return a hint for a path that is not there: `; did you mean /data/llava?`; "" if none is spelled alike."""
     folder, name = os.path.split(path.rstrip("/"))
     try:

@@ -131,7 +131,7 @@ def _write_and_publish(run: PackRun, planned: Planned, page: RunReport) -> dict[
     with _staging(run, planned) as staging, dropping_wrong_lengths(lengths.shards, method, run):
         write_ledger(staging / LEDGER, lengths, planned.plan, config.packing)
         if why_not := planning.why_unpublished(run, planned.report):
-            pages.leave_page(run, page, why_not, planned.report, staging / LEDGER)
+            pages.write_page_and_raise(run, page, why_not, planned.report, staging / LEDGER)
         destination.begin(staging, planned.identity, num_bytes or 0, may_overwrite(run.config))
         is_shared = config.stage is Stage.publish or config.executor.kind != ExecutorKind.local
         jobs = partial(writing.shard_jobs, run, planned, staging, is_shared)

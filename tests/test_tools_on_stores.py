@@ -152,7 +152,7 @@ def noises(folder: Path, number: int) -> Path:
 
 def keep_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a large dataset is to memory and disk, a small one is to less."""
-    monkeypatch.setattr(blocks, "_IN_MEMORY", 6)
+    monkeypatch.setattr(blocks, "_MAX_MEMORY_BLOCKS", 6)
     monkeypatch.setattr(blockwise, "BLOCKS", blocks.Blocks(most=0))
     monkeypatch.setattr(blockwise, "_MAX_REQUEST_BLOCKS", 2)
     monkeypatch.setattr(verify_shard, "_MAX_GROUP_BYTES", 1 << 20)
@@ -195,7 +195,7 @@ def test_one_pack_is_read_without_the_others(dataset: Path, bucket: Bucket, tmp_
 def test_what_is_no_dataset_in_a_bucket_is_said_in_one_line(
     tool: str, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(requests, "FIRST_WAIT_SECONDS", 0.001)
     bucket.put("data/notes.txt", b"mine")
 
     def refused(address: str) -> str:
@@ -221,7 +221,7 @@ def test_no_fault_of_a_network_is_a_defect_of_a_dataset(
     name: str, dataset: Path, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever object it is that can't be read: the one line says so, and no table is printed."""
-    monkeypatch.setattr(requests, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(requests, "FIRST_WAIT_SECONDS", 0.001)
     address = bucket.put_folder(dataset, "packed")
     bucket.proxy.fault = lambda request: 500 if request.path.endswith(name) else None
     result = command_here("energon_pack.verify", address, "--num-workers", "1", cwd=tmp_path)

@@ -14,11 +14,11 @@ from energon_pack.config.validate import nearest_key, nearest_name, to_config
 from energon_pack.errors import PackError
 from energon_pack.run.command import TOOLS
 
-_LISTS = ("source.path", "report.lens")  # settings that are lists, and may be given as a single value
+_LIST_KEYS = ("source.path", "report.lens")  # settings that are lists, and may be given as a single value
 
 
 def config_of(run: PackConfig | Sequence[str]) -> PackConfig:
-    """Return the config itself, or the config that these overrides give; raises what `compose_config` raises."""
+    """Return `run` if it is a config; else compose the config from these overrides, as `compose_config` does."""
     return run if isinstance(run, PackConfig) else compose_config(run)
 
 
@@ -72,7 +72,7 @@ def hydra_error_line(error: Exception, arguments: Sequence[str]) -> str:
     if is_node := re.search(r"Error merging override (([\w.]+)=.*)\n.* is not a subclass of ", text):
         return f"{is_node[1]}: {is_node[2]} has keys of its own; {nearest_key(is_node[2] + '.')}"
     if several := re.search(r"Ambiguous value for argument '(([^=]+)=(.*))'\n", text):
-        as_list = f"; a list is '{several[2]}=[{several[3]}]'" if several[2] in _LISTS else ""
+        as_list = f"; a list is '{several[2]}=[{several[3]}]'" if several[2] in _LIST_KEYS else ""
         return f"{several[1]}: a sweep over these values needs -m{as_list}"
     lines = [line.strip().removeprefix("Error merging override ") for line in text.splitlines()]
     return ": ".join(

@@ -87,7 +87,7 @@ def shards_identity(settings: Mapping[str, Any], key_prefix: str, source: Sequen
 
 
 def is_in_name_hash(key: str) -> bool:
-    """Say whether a setting changes the hash in `output_name`, as also a key in an entry of a mixture does."""
+    """Say whether a setting (`packing.max_images`) changes the hash in `output_name`."""
     node, _, name = key.partition(".")
     is_content = node == "seed" or (node in _CONTENT_NODES and name not in _NON_CONTENT_KEYS.get(node, ()))
     return is_content and key not in _KEYS_IN_NAME

@@ -87,7 +87,7 @@ def nearest_key(key: str) -> str:
     deeper = {key.rpartition(".")[2]: key for key in keys_of(schema)}
     for keys in ({key: key for key in names}, deeper):
         close = difflib.get_close_matches(name, keys, n=_MAX_GUESSES)
-        if near := next((one for one in close if _spells(name, one)), None):
+        if near := next((one for one in close if _is_respelling(name, one)), None):
             return f"did you mean {dot}{keys[near]}?"
     if len(names) > _MAX_GUESSES and node:
         nearest = difflib.get_close_matches(name, names, n=_MAX_GUESSES, cutoff=0.0)
@@ -95,7 +95,7 @@ def nearest_key(key: str) -> str:
     return f"there are: {', '.join(dot + name for name in names)}"
 
 
-def _spells(name: str, known: str) -> bool:
+def _is_respelling(name: str, known: str) -> bool:
     """Say whether a key spells a known one in another way, word by word: `max_tokens` for `max_token_len`.
 
     Keys that are spelled alike may mean other things: `max_packed_tokens` and `max_dropped_tokens`.

@@ -18,7 +18,7 @@ from energon_pack.dataset.pack_parts import PackParts
 from energon_pack.dataset.source_media import EnergonMedia
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import energon_address
-from energon_pack.run.executors.admission import packages
+from energon_pack.run.executors.admission import package_versions
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.heavy_imports import importing
 from energon_pack.run.user_cache import read_kept, version_of, write_kept
@@ -46,7 +46,7 @@ class CheckJob:
 
 def cache_key_of(flavor: PackedFlavor, dataset_yaml: str) -> str:
     """Return the cache key for "Energon reads such datasets": a hash of the YAMLs, and of versions of packages."""
-    form = json.dumps([dataset_yamls(flavor, dataset_yaml), packages()])
+    form = json.dumps([dataset_yamls(flavor, dataset_yaml), package_versions()])
     return f"{version_of('megatron-energon')}-{hashlib.sha256(form.encode()).hexdigest()[:16]}"
 
 

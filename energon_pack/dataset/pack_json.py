@@ -10,7 +10,7 @@ from typing import Any
 
 from energon_pack.dataset.pack_files import PackFiles
 from energon_pack.dataset.source_media import DatasetMedia
-from energon_pack.errors import short
+from energon_pack.errors import quote
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors import DEFAULT_FLAVOR
 from energon_pack.samples.flavors.base import Fields, PackedFlavor
@@ -171,7 +171,7 @@ def _contradictions(pack: Pack) -> Iterator[str]:
     if 0 in lens.values():
         yield "it has no members"
     if pack.meta.get("pack_id", pack.files.key) != pack.files.key:
-        yield f"_meta.pack_id is {short(pack.meta['pack_id'])}"
+        yield f"_meta.pack_id is {quote(pack.meta['pack_id'])}"
     if 0 in pack.meta.get("token_lens", ()):
         yield "_meta.token_lens has a 0"
     for member, (ours, in_source) in enumerate(zip(pack.media_names, pack.meta.get("source_parts", ()), strict=False)):

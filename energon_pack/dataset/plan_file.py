@@ -98,9 +98,9 @@ def _reason_and_detail(row: dict[str, Any], reason: Reason | None, packing: Pack
     if reason is Reason.NOTHING_TRAINED:
         return reason.value, f"{NOTHING_TRAINED_DETAIL}, nor of those it would share a pack with"
     if reason is not Reason.OVERLONG:
-        return reason.value, ", ".join(caps.exceeded(row, packing))
+        return reason.value, ", ".join(caps.exceeded_limits(row, packing))
     token_len = row["token_len"]
-    padded = caps.padded(token_len, packing.pad_to_multiple_of)
+    padded = caps.padded_len(token_len, packing.pad_to_multiple_of)
     rounded = f" (padded to {padded})" if padded > token_len else ""
     name, limit = packing.longest_sample
     return reason.value, f"{token_len} tokens{rounded}, packing.{name}={limit}"

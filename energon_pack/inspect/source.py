@@ -135,7 +135,7 @@ def _packing_verdict(config: PackConfig, row: LengthsRow, sample: ReadSample) ->
         return f"{Reason.NOT_IN_FLAVOR.value}: {flavor.holder} has no place for it: {unfit}", []
     if cuts := cuts_of(sample, config.labels):
         remarks.append(f"labels.expand={config.labels.expand.value}: it becomes {amount(len(cuts), 'sample')}")
-    if too_much := caps.exceeded({name: getattr(row, name) for name in caps.COLUMNS}, packing):
+    if too_much := caps.exceeded_limits({name: getattr(row, name) for name in caps.COLUMNS}, packing):
         remarks.append(f"{', '.join(too_much)}: packing.overlong={packing.overlong.value} says what becomes of it")
     if row.num_supervised:
         return None, remarks

@@ -31,12 +31,12 @@ from energon_pack.plan.packs import empty_plan
 from energon_pack.plan.report import Report, num_lost_to_bad_data
 from energon_pack.plan.settings import CUTTING_POLICIES, Overlong, PackingConfig
 from energon_pack.report.contact_sheet import rows_at
-from energon_pack.report.images import MediaFirst, media_first
+from energon_pack.report.images import ShrinkAdvice, advise_to_shrink
 from energon_pack.report.remark import share_of_samples
 from energon_pack.report.terminal_summary import part_lines, print_choices
 from energon_pack.report.views.screens import member_blocks, print_blocks, print_heading
 from energon_pack.report.views.text import Sentence
-from energon_pack.report.which_length import MOST_DROPPED, advice, lengths_to_choose, recommended
+from energon_pack.report.which_length import MOST_DROPPED, length_advice, lengths_to_choose, recommend_length
 from energon_pack.run.command import positive_int, run_tool, tool_parser
 from energon_pack.run.console import say
 from energon_pack.run.context import executor_of
@@ -112,7 +112,7 @@ class TrialRun:
     sample_share: float  # of the samples of all files
     choices: Choices  # scaled to the whole source
     best: Choice | None
-    media_first: MediaFirst | None
+    shrink_advice: ShrinkAdvice | None
 
     @property
     def num_lost_to_bad_data(self) -> int:
@@ -147,8 +147,8 @@ def _measure_spread_samples(run: PackRun, arguments: argparse.Namespace, is_firs
     share = len(shards) / len(source.shards) / step
     choices = try_lengths(measured.lengths, config.packing, tried, positions)
     choices = replace(choices, lens=[row.scaled(1 / share) for row in choices.lens])
-    best = recommended(choices.lens)
-    first = media_first(measured.lengths, media_rules_of(folder), tried)
+    best = recommend_length(choices.lens)
+    first = advise_to_shrink(measured.lengths, media_rules_of(folder), tried)
     return TrialRun(run, measured, step, share, choices, best and best.choice, first)
 
 
@@ -175,13 +175,13 @@ def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], 
         num_shards = len(tried.run.source.shards)
         some = f"{min(num_shards, _MAX_MEASURED_FILES):,} of {amount(num_shards, 'file')}"
         say(f"measured: 1 sample in {tried.sample_every:,}, of {some}")
-    print_choices(tried.choices, [str(tried.media_first)] * bool(tried.media_first))
+    print_choices(tried.choices, [str(tried.shrink_advice)] * bool(tried.shrink_advice))
     if cures:
         say(f"with {' '.join(cures)}, measured again: {cured.num_lost_to_bad_data:,} lost; of these lengths:")
         print_choices(cured.choices)
     if cured.best is None:
         raise PackError("report.lens: every sample is longer than all of them")
-    say(advice(cured.choices.lens))
+    say(length_advice(cured.choices.lens))
     lens = cured.measured.lengths.items.lens
     per_pack = np.count_nonzero((lens > 0) & (lens <= cured.best.max_token_len)) / cured.sample_share / cured.best.packs
     say(f"a pack holds {per_pack:.1f} samples: for as many samples a step as before, divide its rows by that")
@@ -260,8 +260,8 @@ def _print_losses(lengths: Lengths, examples: Mapping[str, tuple[str, str]]) -> 
 def _settings_to_try(tried: TrialRun, examples: Mapping[str, tuple[str, str]]) -> list[list[str]]:
     """Return lists of settings to try: those that details of losses name, and settings for smaller media."""
     typed = [[match[0]] for _, detail in examples.values() if (match := _SETTING_IN_DETAIL.search(detail))]
-    if tried.media_first:
-        return [*typed, tried.media_first.knob.split()]
+    if tried.shrink_advice:
+        return [*typed, tried.shrink_advice.knob.split()]
     are_dropped = tried.best is not None and tried.best.dropped_tokens_share > MOST_DROPPED
     has_videos = bool((tried.measured.lengths.items.media == MEDIA_TYPES.index(VIDEO.kind)).any())
     return [*typed, *([_FEWER_FRAMES] if are_dropped and has_videos else [])]

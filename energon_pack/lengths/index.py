@@ -13,7 +13,7 @@ from energon_pack.errors import PackError
 from energon_pack.lengths.table_cache import Piece, RowRun, TableCache, key_of, write_tables
 from energon_pack.run.context import Run
 from energon_pack.run.seeded_random import Ints
-from energon_pack.run.stores.requests import losing_no_fault
+from energon_pack.run.stores.requests import raising_store_errors
 from energon_pack.sources import reader, wds
 from energon_pack.sources.sample_ratio import copy_numbers
 from energon_pack.sources.shard import Shard, TarShard
@@ -151,7 +151,7 @@ def _index_job(job: tuple[Path, int, list[Shard], list[str]]) -> tuple[int, int,
         num_rows = 0
 
     for shard, key in zip(shards, keys, strict=True):
-        with losing_no_fault():
+        with raising_store_errors():
             table = shard.index()
         about = wds.index_metadata(table)
         about["num_rows"] = str(table.num_rows)

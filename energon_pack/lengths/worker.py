@@ -14,7 +14,7 @@ from energon_pack.lengths.media_counts import media_counts_of
 from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.schema import LENGTHS_SCHEMA, SHARED_SCHEMA
-from energon_pack.run.stores.requests import losing_no_fault
+from energon_pack.run.stores.requests import raising_store_errors
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import CUT_TYPE, with_cut_type
 from energon_pack.samples.flavors.fit import contents_that_do_not_fit
@@ -100,7 +100,7 @@ def measure(job: MeasureJob) -> pa.Table:
     """Measure the samples of a job, in a worker process; return a table of `LENGTHS_SCHEMA`, a row for each sample."""
     template = load_saved_template(job.method.template_folder)
     warnings.filterwarnings("ignore", module="PIL")  # odd EXIF and the like; unreadable files are in the ledger
-    with Reader() as reader, losing_no_fault():
+    with Reader() as reader, raising_store_errors():
         token_writer = TokenWriter() if job.tokens_folder else None
         rows = render_and_count(_read_all(reader, job), template, job.method, token_writer)
         if token_writer and job.tokens_folder:

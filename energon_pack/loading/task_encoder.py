@@ -127,7 +127,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
             raise FatalSampleError(f"{sample.__key__} is a pack: packing_buffer_size packs unpacked samples")
         (member,) = inputs_of(sample)
         try:
-            measured = self._measuring.of_member(member)
+            measured = self._measuring.measure_member(member)
         except PackError as error:
             raise FatalSampleError(str(error)) from None
         if measured is None:

@@ -199,7 +199,7 @@ def prepare(
         raise PackError(f"labels.expand={config.labels.expand.value}: only samples in files are expanded")
     if conversations is not None and source.path is not None:
         raise PackError(f"source.path={source.path} and conversations: give one of them")
-    packing.check_in_training()
+    packing.check_for_online()
     alone = replace(packing, topology=Topology())  # the sampler makes steps even
     config = replace(config, stage=Stage.plan, packing=alone, output=replace(config.output, name="lazy"))
     known = fingerprint or getattr(conversations, "_fingerprint", None)

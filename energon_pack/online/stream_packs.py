@@ -205,7 +205,7 @@ class OnlinePacks(Iterator[Pack]):
             draws = [draw for draw in (self._draws.next() for _ in range(missing)) if draw is not None]
             self._add_to_pool(draws)
             if len(draws) < missing:
-                self._pool.end()
+                self._pool.plan_rest()
                 self._has_ended = True
 
     def _add_to_pool(self, draws: Sequence[Draw]) -> None:

@@ -26,14 +26,14 @@ class Cap(NamedTuple):
     member_cost: Callable[[Any, int], Any]
 
 
-def padded(token_len: Any, multiple: int) -> Any:
-    """Round a member's tokens up to a multiple: what it takes in a pack. `token_len` is a number or an array."""
+def padded_len(token_len: Any, multiple: int) -> Any:
+    """Round a member's number of tokens (a number or an array) up to a multiple: the tokens that it takes in a pack."""
     return -(-token_len // multiple) * multiple
 
 
 #: tokens first
 CAPS = (
-    Cap("max_token_len", "token_len", padded),
+    Cap("max_token_len", "token_len", padded_len),
     Cap("max_images", "num_images", lambda number, _: number),
     Cap("max_visual_tokens", "num_visual_tokens", lambda number, _: number),
     Cap("max_audios", "num_audios", lambda number, _: number),
@@ -68,7 +68,7 @@ def costs(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[Ints, Ints
     return np.stack(rows), np.array([limit for _, limit in limits(packing)], np.int64)
 
 
-def exceeded(counts: Mapping[str, Any], packing: PackingConfig) -> list[str]:
+def exceeded_limits(counts: Mapping[str, Any], packing: PackingConfig) -> list[str]:
     """List the limits of a pack that a sample breaks by itself, as texts like `7 > packing.max_images=5`.
 
     `counts`: a number for each of `COLUMNS`.

@@ -54,8 +54,8 @@ class Tally:
 
 @dataclass(frozen=True)
 class PlanCounts:
-    """Counts of the samples, items and tokens of a plan. `samples`, `packed`, `tokens`: one number for each medium, by
-    `MEDIA_TYPES`, then unknown.
+    """Counts of the samples, items and tokens of a plan. `samples`, `packed` and `tokens` have one number for each type
+    of MEDIA_TYPES, in that order, and a last one for unknown types.
     """
 
     samples: Ints
@@ -67,7 +67,7 @@ class PlanCounts:
     num_cut_off: int  # of these, samples whose parts lack some of their tokens
     tokens_cut_off: int  # the tokens that these parts lack
     num_parts: int  # in packs
-    num_parts_out: int  # in no pack, because their conversation is left out
+    num_parts_left_out: int  # in no pack, because their conversation is left out
     lens: Tally  # of samples that were measured
 
 
@@ -77,30 +77,30 @@ def count_plan(lengths: Lengths, plan: PackPlan) -> PlanCounts:
     in_a_pack, lens = plan.is_packed(lengths.scratch), Tally()
     samples, packed, tokens = np.zeros((3, _NUM_MEDIA), np.int64)
     left_out, tokens_left_out = np.zeros((2, len(LEFT_OUT)), np.int64)
-    num_cut = num_parts = num_parts_out = num_cut_off = tokens_cut_off = 0
+    num_cut = num_parts = num_parts_left_out = num_cut_off = tokens_cut_off = 0
     for block in blocks(len(items)):
         media, is_in = items.media[block], in_a_pack[block]
-        tokens += by_medium(media[is_in], items.lens[block][is_in])
+        tokens += count_by_medium(media[is_in], items.lens[block][is_in])
         num = max(0, min(block.stop, num_samples) - block.start)  # then come parts
         num_parts += int(np.count_nonzero(is_in[num:]))
-        num_parts_out += int(np.count_nonzero(plan.left_out[block][num:]))
+        num_parts_left_out += int(np.count_nonzero(plan.left_out[block][num:]))
         media, out, of_samples = media[:num], plan.left_out[block][:num], lengths.sample_lens[block][:num]
-        samples += by_medium(media)
+        samples += count_by_medium(media)
         is_cut = lengths.is_cut[block] & (out == 0)
         num_cut += int(np.count_nonzero(is_cut))
         lost = lengths.lost_tokens(slice(block.start, block.start + num), out)
         num_cut_off, tokens_cut_off = num_cut_off + int(np.count_nonzero(lost)), tokens_cut_off + int(lost.sum())
-        packed += by_medium(media[is_in[:num] | is_cut])
+        packed += count_by_medium(media[is_in[:num] | is_cut])
         left_out += np.bincount(out, minlength=len(left_out))
         tokens_left_out += np.bincount(out, of_samples, len(LEFT_OUT)).astype(np.int64)
         lens.add(of_samples[of_samples > 0])
     tokens_left_out[LEFT_OUT.index(None)] = 0  # of samples that are packed
     return PlanCounts(
         samples, packed, tokens, left_out, tokens_left_out, num_cut, num_cut_off, tokens_cut_off, num_parts,
-        num_parts_out, lens,
+        num_parts_left_out, lens,
     )  # fmt: skip
 
 
-def by_medium(media: AnyInts, weights: AnyInts | None = None) -> Ints:
+def count_by_medium(media: AnyInts, weights: AnyInts | None = None) -> Ints:
     """Count items, or sum their weights, for each medium: int64[len(MEDIA_TYPES) + 1], the last for -1 (unknown)."""
     return np.bincount(media % _NUM_MEDIA, weights, _NUM_MEDIA).astype(np.int64)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.plan.pack_order import order_packs, with_even_shares
+from energon_pack.plan.pack_order import even_out_shares, order_packs
 from energon_pack.plan.similar_packs import Floats, mend_steps, sort_by_cost
 from energon_pack.run.seeded_random import Ints, random_keys
 from energon_pack.steps.evenness import largest_deviation, max_over_mean
@@ -29,7 +29,7 @@ _LAYOUT_TRIES = 8  # tries to find a layout in which steps train on evenly many 
 _LIMIT_FACTOR = 0.95  # each try has a limit narrower by this factor than the last result suggests
 
 
-def lay_out(
+def order_for_steps(
     costs: Floats,
     trained: Ints,
     topology: Topology,
@@ -61,8 +61,8 @@ def lay_out(
     layouts = _layouts(costs * (1 + jitter * chance), trained, topology, seed, most_off, amounts)
     if amounts is not None and topology.micro_batches > 1:
         most_waits, most_off = np.maximum(most_waits, _EVEN_ENOUGH), max(most_off, _EVEN_ENOUGH - 1)
-        in_steps = with_even_shares(np.arange(num), topology.data_parallel * topology.micro_batches, amounts)
-        layouts = chain([_within_steps(_relative_to_mean(costs), topology, in_steps)], layouts)
+        in_steps = even_out_shares(np.arange(num), topology.data_parallel * topology.micro_batches, amounts)
+        layouts = chain([_deal_within_steps(_relative_to_mean(costs), topology, in_steps)], layouts)
     for read in layouts:
         evenness = _Evenness(costs, trained, read, topology)
         if evenness.off <= most_off and not (evenness.waits > most_waits).any():
@@ -97,7 +97,7 @@ def _layouts(
     trains, each = _relative_to_mean(trained[None]), _relative_to_mean(costs)
     if topology.rows_per_step > 1:
         yield _reading_order_of(each, trains, topology, seed, most_off, amounts)
-        yield _within_steps(each, topology, reading_order(len(trained), topology))
+        yield _deal_within_steps(each, topology, reading_order(len(trained), topology))
         return
     for shares in (costs / max(costs.sum() / max(1, len(trained)), 1e-9), each):
         within = most_off
@@ -151,7 +151,7 @@ def _order_left_over(costs: Floats, trains: Floats, in_order: Ints, size: int, s
     return np.concatenate([*mixed])
 
 
-def _within_steps(costs: Floats, topology: Topology, read: Ints) -> Ints:
+def _deal_within_steps(costs: Floats, topology: Topology, read: Ints) -> Ints:
     """Deal the packs of each step to its ranks again, for even costs; packs come and go in reading order."""
     step = topology.data_parallel * topology.micro_batches
     num = len(read) // step * step

@@ -36,9 +36,9 @@ def expand(lengths: Lengths, labels: LabelsConfig, method: Method, run: Run) -> 
     """
     if labels.expand is Expand.none:
         return lengths
-    are_asked = lengths.scratch.zeros(lengths.num_samples, np.bool_)
+    may_have_parts = lengths.scratch.zeros(lengths.num_samples, np.bool_)
     for block in blocks(lengths.num_samples):
-        are_asked[block] = lengths.items.lens[block] > 0
+        may_have_parts[block] = lengths.items.lens[block] > 0
     asked = {name: value for name, value in plain(labels).items() if name in ("expand", "window_images", "window_text")}
     recipe = PartsRecipe(
         "expand",
@@ -49,7 +49,7 @@ def expand(lengths: Lengths, labels: LabelsConfig, method: Method, run: Run) -> 
         ("reason",),
     )
     with dropping_wrong_lengths(lengths.shards, method, run):
-        return make_parts(lengths, are_asked, recipe, method, run)
+        return make_parts(lengths, may_have_parts, recipe, method, run)
 
 
 class Expansion(NamedTuple):
@@ -62,7 +62,7 @@ class Expansion(NamedTuple):
     tokens: int  # of all samples
 
 
-def expansion_of(lengths: Lengths, labels: LabelsConfig) -> Expansion | None:
+def count_expansion(lengths: Lengths, labels: LabelsConfig) -> Expansion | None:
     """Count conversations, samples and tokens, from lengths that `expand` returned; None: `labels.expand=none`."""
     if labels.expand is Expand.none:
         return None

@@ -89,7 +89,7 @@ class Items:
 
 @dataclass(frozen=True)
 class CachedRows:
-    """Rows of a cached table of lengths, and the numbers of the items that they are."""
+    """Rows of a cached table of lengths, and the numbers of the items that they describe."""
 
     chunk: Chunk
     rows: Ints | None  # None: all
@@ -99,13 +99,13 @@ class CachedRows:
 
     @property
     def items(self) -> slice:
-        """The numbers of the items that the rows are."""
+        """The numbers of the items that the rows describe."""
         return slice(self.start, self.start + self.num)
 
     def read(self, columns: Sequence[str] | None) -> tuple[Ints, pa.Table]:
         """Read columns (None: all) of the chosen rows; return each row's shard number, and the table.
 
-        The keys of copies get a suffix, so that they differ; rows that are not drawn have that as their `reason`.
+        The keys of copies get a suffix, so that they differ; rows that are not drawn have the `reason` NOT_DRAWN.
         """
         table, numbers = self.chunk.read(columns), self.chunk.owners_of_rows
         if self.rows is not None:
@@ -207,7 +207,7 @@ class Lengths:
                 yield rows.start, numbers, table
 
     def cached_places(self, items: Ints) -> Iterator[tuple[Ints, Chunk, Ints]]:
-        """Yield where the rows of items are: places in `items`, the chunk of the cache with them, their rows in it."""
+        """Yield for each chunk of the cache: indices in `items` of its items, the chunk, their rows in it."""
         for rows in self.rows:
             of_items = np.flatnonzero((items >= rows.start) & (items < rows.start + rows.num))
             if len(of_items):
@@ -267,14 +267,14 @@ class Lengths:
         self._growing = {name: self.scratch.column(_COLUMN_TYPES.get(name, np.int32)) for name in _ITEM_COLUMNS}
 
     def add_rows(self, rows: CachedRows, values: Mapping[str, AnyInts]) -> None:
-        """Add rows whose columns are known: `values` has an array for each column of items."""
+        """Add rows whose item columns are computed already: `values` has an array for each of them."""
         self.rows.append(rows)
         self.num_items += rows.num
         for name, column in self._growing.items():
             column.add(values[name])
 
     def add_cached_rows(self, chunk: Chunk, rows: Ints | None, is_sample: bool = False) -> None:
-        """Add rows of a cached table (None: all), and compute their columns; samples are counted in `noted`, too."""
+        """Add rows of a cached table (None: all), and compute their item columns; count samples in `noted`, too."""
         new = CachedRows(chunk, rows, self.num_items, chunk.num_rows if rows is None else len(rows))
         if not new.num:
             return

@@ -91,7 +91,7 @@ def _is_overlong(
     token_len: npt.NDArray[Any], is_text: npt.NDArray[np.bool_], packing: PackingConfig
 ) -> npt.NDArray[np.bool_]:
     """Say which samples are too long, and may be cut: only text may be cut elsewhere than between turns."""
-    is_long = caps.padded(token_len.astype(np.int64), packing.pad_to_multiple_of) > packing.max_token_len
+    is_long = caps.padded_len(token_len.astype(np.int64), packing.pad_to_multiple_of) > packing.max_token_len
     may_be_cut: npt.NDArray[np.bool_] = is_long & (is_text | (packing.overlong == Overlong.split_turns))
     return may_be_cut
 
@@ -105,7 +105,7 @@ def _parts(whole: WholeSample, packing: PackingConfig, cut_end: bool) -> list[Le
         parts = _Conversation(whole, packing).parts()
     else:
         parts = [*islice(text_parts(whole, packing), 1)] if is_text and not cut_end else []
-        parts = parts or _Conversation(whole, packing, cut_end).beginning()
+        parts = parts or _Conversation(whole, packing, cut_end).longest_beginning()
     rows = whole.keep_trained_parts(parts) if parts else []
     is_cut_off = packing.overlong == Overlong.truncate_text and any(row.reason is None for row in rows)
     return [*rows, *([whole.row_of_cut_off(whole.row.token_len - rows[0].token_len)] if is_cut_off else [])]
@@ -135,7 +135,7 @@ class _Conversation:
             found_all.append(step[1])
         return found_all
 
-    def beginning(self) -> list[LengthsRow]:
+    def longest_beginning(self) -> list[LengthsRow]:
         """Return the row of the longest beginning that fits: whole exchanges, or the first answer up to a token."""
         edges = exchange_bounds(self._messages)
         whole = _largest_with_row(lambda n: self._measured(edges[0], edges[n]), len(edges) - 2)
@@ -164,7 +164,7 @@ class _Conversation:
             return None
         [counts] = self._whole.template.count([rendered], self._whole.engine)
         row = self._whole.row_of_part(cut, part, rendered, *counts)
-        return None if caps.exceeded({name: getattr(row, name) for name in caps.COLUMNS}, self._packing) else row
+        return None if caps.exceeded_limits({name: getattr(row, name) for name in caps.COLUMNS}, self._packing) else row
 
 
 def _largest_with_row(measured: Callable[[int], LengthsRow | None], limit: int) -> tuple[int, LengthsRow] | None:

@@ -1,6 +1,6 @@
 """Order packs, or steps of packs, so that every stretch looks like the whole.
 
-    features of packs ──likeness──► a number; near numbers, like packs ──order_packs──► seeded, stratified order
+    features of packs ──similarity_codes──► a number; near numbers, like packs ──order_packs──► seeded, stratified order
 
 Energon deals each rank and worker a contiguous stretch of the packs. If media, lengths and costs are spread evenly
 over the order, all ranks and workers train on the same mixture, with or without a shuffle.
@@ -24,7 +24,7 @@ _TOTAL_WEIGHT = 0.3  # weight of even numbers of trained tokens, relative to eve
 _PAIRS_AT_ONCE = 512  # pairs of steps that are handled together
 
 
-def likeness(features: Sequence[Ints], num_bits: int = 16) -> npt.NDArray[np.uint64]:
+def similarity_codes(features: Sequence[Ints], num_bits: int = 16) -> npt.NDArray[np.uint64]:
     """Return a number for each pack, near for packs that are alike in all features: the Morton code of their ranks."""
     code = np.zeros(len(features[0]), np.uint64)
     for place, feature in enumerate(features):
@@ -56,7 +56,7 @@ def order_packs(
     kinds, kind = np.unique(group, return_inverse=True)
     # Kind and likeness in one number, so that one sort is enough.
     num_bits = min(16, (64 - len(kinds).bit_length()) // len(features))
-    code = likeness(features, num_bits) | kind.astype(np.uint64) << np.uint64(num_bits * len(features))
+    code = similarity_codes(features, num_bits) | kind.astype(np.uint64) << np.uint64(num_bits * len(features))
     in_order = np.argsort(code, kind="stable") if amounts is None else _sort_by_amounts(amounts, code, kind)
     keys = random_keys(num, seed, 10)
     place = np.empty(num)
@@ -68,7 +68,7 @@ def order_packs(
     order = np.argsort(place, kind="stable")
     if amounts is not None:
         for size in _STRETCH_SIZES:
-            order = with_even_shares(order, size, amounts)
+            order = even_out_shares(order, size, amounts)
     return order
 
 
@@ -163,7 +163,7 @@ def _choose_flips(apart: npt.NDArray[np.float64], start: npt.NDArray[np.float64]
     return turned.reshape(num_rows, -1)[:, :num]
 
 
-def with_even_shares(order: Ints, size: int, amounts: Floats) -> Ints:
+def even_out_shares(order: Ints, size: int, amounts: Floats) -> Ints:
     """Swap packs between neighbouring steps until each step has about the shares of the whole; return the new order.
 
     Neighbouring steps form pairs: first steps 0 and 1, 2 and 3, …, then 1 and 2, 3 and 4, … In each pair two packs

@@ -186,7 +186,7 @@ def costs_of_packs(items: Items, plan: PackPlan, cost: CostModel) -> npt.NDArray
 
 
 def lm_arguments(items: Items) -> tuple[AnyInts, ...]:
-    """Return the arguments of `CostModel.lm_flops`: the tokens of each item, shared ones included, and these."""
+    """Return the arguments of `CostModel.lm_flops`: all tokens of each item and, if any are shared, the shared ones."""
     return (items.lens,) if items.shared is None else (items.lens + items.shared, items.shared)
 
 

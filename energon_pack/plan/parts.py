@@ -68,16 +68,16 @@ class PartsRecipe(NamedTuple):
 
 
 def make_parts(
-    lengths: Lengths, are_asked: npt.NDArray[np.bool_], recipe: PartsRecipe, method: Method, run: Run
+    lengths: Lengths, may_have_parts: npt.NDArray[np.bool_], recipe: PartsRecipe, method: Method, run: Run
 ) -> Lengths:
     """Make parts of samples, in workers or from the cache, and return the lengths with them in place of their samples.
 
-    `are_asked`: bool[num_samples], which samples may get parts; one of which `make` makes none stays whole.
+    `may_have_parts`: bool[num_samples]. A sample for which `recipe.make` returns no part stays whole.
     """
     items, measured = lengths.items, lengths.shards
     of_shards = set[int]()
     for block in blocks(lengths.num_samples):
-        of_shards.update(np.unique(items.shard[block][are_asked[block]]).tolist())
+        of_shards.update(np.unique(items.shard[block][may_have_parts[block]]).tolist())
     cache = TableCache(run.cache("cuts", recipe.key))
     keys = {
         number: key_of([(Path(path).stem, *rows) for path, *rows in measured[number].pieces])
@@ -114,7 +114,7 @@ def make_parts(
         finally:
             cache.flush()
     return _with_cached_parts(
-        lengths, {number: _cached_parts(cache, key) or [] for number, key in keys.items()}, are_asked
+        lengths, {number: _cached_parts(cache, key) or [] for number, key in keys.items()}, may_have_parts
     )
 
 
@@ -136,11 +136,13 @@ def _rows_to_cut(
     """
     for chunk in chunks_of_pieces((number, measured[number].pieces) for number in numbers):
         table = chunk.read(None if whole else recipe.columns)
-        are_asked = recipe.select_rows(table)
-        yield chunk.owners_of_rows[are_asked], table.filter(pa.array(are_asked))
+        may_have_parts = recipe.select_rows(table)
+        yield chunk.owners_of_rows[may_have_parts], table.filter(pa.array(may_have_parts))
 
 
-def _with_cached_parts(lengths: Lengths, parts: dict[int, list[Piece]], are_asked: npt.NDArray[np.bool_]) -> Lengths:
+def _with_cached_parts(
+    lengths: Lengths, parts: dict[int, list[Piece]], may_have_parts: npt.NDArray[np.bool_]
+) -> Lengths:
     """Find the rows of this run's samples among the cached parts of whole shards, and return the lengths with these."""
     chunks = list(chunks_of_pieces(parts.items()))
     ids = [_row_ids(chunk.owners_of_rows, chunk.read(["key"])) for chunk in chunks]
@@ -149,8 +151,8 @@ def _with_cached_parts(lengths: Lengths, parts: dict[int, list[Piece]], are_aske
     run_ids: list[pa.Array] = []
     for start, numbers, table in lengths.tables(["key"], with_parts=False):
         here = slice(start, start + table.num_rows)
-        if are_asked[here].any():
-            have_parts[here] = are_asked[here] & pc.is_in(_row_ids(numbers, table), known).to_numpy(
+        if may_have_parts[here].any():
+            have_parts[here] = may_have_parts[here] & pc.is_in(_row_ids(numbers, table), known).to_numpy(
                 zero_copy_only=False
             )
             run_ids.append(_row_ids(numbers, table).filter(pa.array(have_parts[here])))
@@ -171,7 +173,7 @@ def with_parts(lengths: Lengths, parts: Iterable[tuple[Chunk, Ints, Ints]]) -> L
     no part: it counts the tokens of the sample that are in no part.
 
     Args:
-        parts: rows of a chunk of the cache, and for each of them the number of its sample.
+        parts: a chunk of the cache, row numbers in it, and for each row the number of its sample.
     """
     cut = lengths.without_rows()
     cut.is_cut, is_out = (lengths.scratch.zeros(lengths.num_samples, np.bool_) for _ in range(2))
@@ -260,7 +262,7 @@ class WholeSample(NamedTuple):
     def row_of_part(
         self, cut: Cut, part: ReadSample, rendered: Rendered, token_len: int, supervised: int
     ) -> LengthsRow:
-        """Return the row of lengths of a part: what `rendered` returns for its cut, its tokens, its trained tokens."""
+        """Return the row of lengths of a part; `part` and `rendered` are what `rendered(cut)` returned."""
         counts: dict[str, Any] = media_counts_of(rendered, part.kinds)
         row = replace(
             self.row,

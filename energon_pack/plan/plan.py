@@ -10,7 +10,7 @@ import numpy.typing as npt
 from energon_pack.errors import PackError, amount
 from energon_pack.plan import caps
 from energon_pack.plan.bins import lower_bound, pack_bins
-from energon_pack.plan.even_steps import lay_out
+from energon_pack.plan.even_steps import order_for_steps
 from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.pack_order import order_packs
 from energon_pack.plan.packs import (
@@ -223,7 +223,9 @@ def _order_for_steps(
         for number in range(last + 1):
             of_turn = np.concatenate((over, of_split[turn[of_split] == number]))
             of_mine = None if amounts is None else amounts[of_turn]
-            laid = lay_out(flops[:, of_turn], trained[of_turn], topology, epoch_seed(seed, number), amounts=of_mine)
+            laid = order_for_steps(
+                flops[:, of_turn], trained[of_turn], topology, epoch_seed(seed, number), amounts=of_mine
+            )
             in_time = of_turn[laid[reading_order(len(of_turn), topology)]]
             num = len(of_turn) if number == last else len(of_turn) // topology.unit_size * topology.unit_size
             read.append(in_time[:num])

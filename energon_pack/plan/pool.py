@@ -141,12 +141,12 @@ class Pool:
 
     @property
     def num_planned(self) -> int:
-        """Number of packs that need no more samples."""
+        """Number of packs that `plan_rest` has planned and `take` has not returned."""
         return len(self._planned)
 
     @property
     def num_missing(self) -> int:
-        """How many samples must be added before `take` should make a pack: 0 if there are enough."""
+        """Number of samples to add before `take` can choose well: 0 if enough are waiting."""
         if self._planned:
             return 0
         return max(0 if self.can_fill_pack else 1, self._buffer_size - len(self))
@@ -208,7 +208,7 @@ class Pool:
             self.num_packs += 1
         return pack
 
-    def end(self) -> None:
+    def plan_rest(self) -> None:
         """Plan packs for all waiting samples at once, because no more samples come; `take` returns these packs."""
         packs: list[list[WaitingSample]] = []
         for waiting in self._groups.values():

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from energon_pack.errors import PackError
-from energon_pack.plan.distributions import PlanCounts, Tally, by_medium, count_plan
+from energon_pack.plan.distributions import PlanCounts, Tally, count_by_medium, count_plan
 from energon_pack.plan.expand import Expansion
 from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.mix import EntryShare, mixture_figures
@@ -200,7 +200,7 @@ def _reasons(lengths: Lengths, counted: PlanCounts) -> Counter[str]:
     """Count the skipped samples by reason; raise PackError if samples and parts do not add up."""
     by_plan = {reason.value: int(counted.left_out[code]) for code, reason in enumerate(LEFT_OUT) if reason}
     reasons, num_packed = lengths.reasons + Counter(by_plan), int(counted.packed.sum())
-    num_parts = len(lengths.items) - lengths.num_samples - counted.num_parts_out
+    num_parts = len(lengths.items) - lengths.num_samples - counted.num_parts_left_out
     if lengths.num_samples != num_packed + reasons.total() or counted.num_parts != num_parts:
         raise PackError(
             f"{lengths.num_samples} samples, but {num_packed} packed and {dict(reasons)} skipped;"
@@ -217,7 +217,7 @@ def _tokens_by_reason(counted: PlanCounts) -> dict[str, int]:
 
 def _by_media(counted: PlanCounts, media: AnyInts, lens: Ints, room: Ints) -> dict[str, MediaFigures]:
     """Return the figures of each media type; `media`, `lens` and `room` are type, tokens and capacity of each pack."""
-    num_packs, tokens, rooms = (by_medium(media, values).tolist() for values in (None, lens, room))
+    num_packs, tokens, rooms = (count_by_medium(media, values).tolist() for values in (None, lens, room))
     return {
         name: MediaFigures(
             samples_in=int(counted.samples[code]),

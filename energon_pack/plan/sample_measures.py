@@ -62,7 +62,7 @@ class SampleMeasurer:
         self._num_named: Counter[Reason] = Counter()
 
     def measure(self, samples: Sequence[Sample]) -> list[SampleMeasures | Skip]:
-        """Measure samples; in place of a sample that may be in no pack, return a Skip with the reason."""
+        """Measure samples; for a sample that no pack may hold, return a Skip with the reason in its place."""
         rendered = [self._render(sample) for sample in samples]
         counts = iter(self._template.count([text for text in rendered if isinstance(text, Rendered)]))
         return [
@@ -70,7 +70,7 @@ class SampleMeasurer:
             for text, sample in zip(rendered, samples, strict=True)
         ]
 
-    def of_member(self, member: MemberInput) -> SampleMeasures | None:
+    def measure_member(self, member: MemberInput) -> SampleMeasures | None:
         """Measure a sample by the headers of its media; None: it is left out and logged."""
         try:
             (measured,) = self.measure([sample_of(member)])
@@ -99,7 +99,7 @@ class SampleMeasurer:
         for i, (sample, dataset, age) in enumerate(zip(measured, datasets, ages, strict=True)):
             pool.add(i, sample.costs, self.group(sample, dataset), since=-(age // _MAX_BUFFERS_WAITED))
         if at_end:
-            pool.end()
+            pool.plan_rest()
             return [[sample.name for sample in pool.take()] for _ in range(pool.num_planned)]
         packs = [pool.take()]
         while pool.num_planned or (pool.can_fill_pack and 2 * len(pool) > len(measured)):
@@ -143,12 +143,12 @@ class SampleMeasurer:
         if measured.costs[0] > longest:
             return Skip(Reason.OVERLONG, caps.excess_text(name, measured.costs[0], longest))
         has_own_pack = measured.costs[0] > self.packing.max_token_len  # which breaks the first limit, and may
-        broken = caps.exceeded(counts, self.packing)[has_own_pack:]
+        broken = caps.exceeded_limits(counts, self.packing)[has_own_pack:]
         return Skip(Reason.OVER_CAP, ", ".join(broken)) if broken else measured
 
 
 def sample_measurer_of(content: Mapping[str, Any], template: Template, drop: bool) -> SampleMeasurer:
-    """Return a Measuring with the settings in the manifest of a packed dataset; `drop`: see `SampleMeasurer`."""
+    """Return a measurer with the settings in the manifest of a packed dataset; `drop`: see `SampleMeasurer`."""
     packing, read = node_of(PackingConfig, content["packing"]), node_of(ReadSettings, content["source"])
     untrained = node_of(LabelsConfig, content["labels"]).untrained
     return SampleMeasurer(template, packing, read.control_tokens, drop, untrained)

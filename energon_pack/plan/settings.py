@@ -6,7 +6,7 @@ from enum import Enum
 from energon_pack.errors import PackError
 from energon_pack.steps.topology import Topology
 
-MOST_EPOCHS = 10_000
+MAX_EPOCHS = 10_000
 
 
 class Layout(str, Enum):
@@ -115,12 +115,12 @@ class PackingConfig:
 
     @property
     def longest_sample(self) -> tuple[str, int]:
-        """Return the most tokens of a sample, padding included, after the name of the setting that limits it."""
+        """Return the name of the setting that limits a sample's tokens, padding included, and its value."""
         if self.overlong is Overlong.own_pack and self.hard_limit is not None:
             return "hard_limit", self.hard_limit
         return "max_token_len", self.max_token_len
 
-    def check_in_training(self) -> None:
+    def check_for_online(self) -> None:
         """Raise PackError if a setting works only for packs on disk, not for packs that are made in training."""
         if self.epochs > 1:
             raise PackError(
@@ -135,8 +135,8 @@ class PackingConfig:
     def check(self) -> None:
         """Raise PackError if settings contradict each other."""
         self.topology.check()
-        if not 1 <= self.epochs <= MOST_EPOCHS:
-            raise PackError(f"packing.epochs={self.epochs}: from 1 to {MOST_EPOCHS:,}")
+        if not 1 <= self.epochs <= MAX_EPOCHS:
+            raise PackError(f"packing.epochs={self.epochs}: from 1 to {MAX_EPOCHS:,}")
         if not 0 <= self.max_dropped_tokens <= 1:
             raise PackError(f"packing.max_dropped_tokens={self.max_dropped_tokens}: a share of the tokens, 0 to 1")
         if self.max_token_len % self.pad_to_multiple_of:

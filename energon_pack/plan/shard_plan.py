@@ -53,9 +53,8 @@ def shard_bounds(pack_bytes: Ints, split: AnyInts, max_packs: int, max_bytes: fl
         split: the split of each pack; ascending. A shard holds packs of one split.
 
     Returns:
-        int64[num_shards + 1]: the first pack of each shard, and the end of the last. A pack larger than `max_bytes` has
-        a
-        shard of its own.
+        int64[num_shards + 1]: the first pack of each shard, and the end of the last. A pack larger than `max_bytes`
+        gets its own shard.
     """
     edges = [0, *(np.flatnonzero(np.diff(split)) + 1), len(pack_bytes)]
     bounds = [start + _bounds(pack_bytes[start:end], max_packs, max_bytes)[1:] for start, end in pairwise(edges)]

@@ -47,14 +47,14 @@ def most_tokens(packing: PackingConfig) -> int:
     """Return how many tokens a member without media may have in a pack, by all limits."""
     none = dict.fromkeys(caps.COLUMNS, 0)
     numbers = range(1, packing.max_token_len + 1)
-    return bisect_left(numbers, True, key=lambda n: bool(caps.exceeded({**none, "token_len": n}, packing)))
+    return bisect_left(numbers, True, key=lambda n: bool(caps.exceeded_limits({**none, "token_len": n}, packing)))
 
 
 def part_edges(places: Sequence[tuple[int, int]], most: int) -> list[int]:
     """Return the index of the first token of each part, and the end; no part begins within a character.
 
     Args:
-        places: first character of each token, and the end.
+        places: for each token, the index of its first character, and of the character after it.
         most: tokens of a part; the last part has at least two.
     """
     edges = [0]

@@ -66,7 +66,7 @@ class Trees:
 
 
 class Beginnings(NamedTuple):
-    """Beginnings of items, at the ends of which a tree may fork: arrays with an entry each, item by item, ascending."""
+    """Beginnings of items. Trees may fork at their ends. Arrays are sorted by item, then by length of the beginning."""
 
     item: Ints
     key: npt.NDArray[np.uint64]  # hash of the beginning; `low` tells apart the rare beginnings with equal keys

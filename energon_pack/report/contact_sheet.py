@@ -57,7 +57,7 @@ class Tile:
 def choose_tiles(lengths: Lengths, plan: PackPlan, remarks: Sequence[Remark]) -> list[Tile]:
     """Choose the samples of the contact sheet; their media and text are not read yet."""
     whys = {remark.sample: remark.what for remark in reversed(remarks) if remark.sample}
-    picks = [*_by_length(lengths, plan.left_out), *_of_remarks(lengths, plan.left_out, whys)]
+    picks = [*_choose_by_length(lengths, plan.left_out), *_choose_by_remarks(lengths, plan.left_out, whys)]
     numbers = np.array([number for _, number, _ in picks], np.int64)
     packs, tiles = _first_packs_with(lengths, plan, numbers), dict[int, Tile]()
     for place, shard, row, reason in rows_at(lengths, numbers):
@@ -80,7 +80,7 @@ def rows_at(lengths: Lengths, numbers: Ints) -> Iterator[tuple[int, Shard, Lengt
             yield place, lengths.shards[shard].shard, *of_row
 
 
-def _by_length(lengths: Lengths, left_out: LeftOutCodes) -> Iterator[tuple[str, int, str]]:
+def _choose_by_length(lengths: Lengths, left_out: LeftOutCodes) -> Iterator[tuple[str, int, str]]:
     """Choose the longest samples, the shortest, some by chance and some in no pack; yield kind, number and ""."""
     lens = lengths.sample_lens
 
@@ -103,12 +103,14 @@ def _by_length(lengths: Lengths, left_out: LeftOutCodes) -> Iterator[tuple[str, 
     yield from ((kind, number, "") for kind, numbers in kinds.items() for number in numbers)
 
 
-def _of_remarks(lengths: Lengths, left_out: LeftOutCodes, whys: dict[str, str]) -> Iterator[tuple[str, int, str]]:
+def _choose_by_remarks(
+    lengths: Lengths, left_out: LeftOutCodes, whys: dict[str, str]
+) -> Iterator[tuple[str, int, str]]:
     """Choose for each remark the first sample that it is about; yield kind, number, and the remark's text.
 
     `whys`: `Remark.sample` → the remark's text.
     """
-    missing, of_arrays = dict([*whys.items()][:_MAX_REMARKS]), _by_arrays(lengths)
+    missing, of_arrays = dict([*whys.items()][:_MAX_REMARKS]), _remark_measures(lengths)
     for key in of_arrays.keys() & missing.keys():
         yield _REMARK, int(of_arrays[key]().argmax()), missing.pop(key)
     columns = {NOTES.get(key, key) for key in missing if key in NOTES or key in NAME_LISTS} | {*lengths.reason_columns}
@@ -122,7 +124,7 @@ def _of_remarks(lengths: Lengths, left_out: LeftOutCodes, whys: dict[str, str]) 
             return
 
 
-def _by_arrays(lengths: Lengths) -> dict[str, Callable[[], AnyInts]]:
+def _remark_measures(lengths: Lengths) -> dict[str, Callable[[], AnyInts]]:
     """Return, by `Remark.sample`, functions that return an array over samples; the largest value marks the sample."""
     items, num = lengths.items, lengths.num_samples
     visual, audio = (items.counts[name][:num] for name in ("num_visual_tokens", "num_audio_tokens"))

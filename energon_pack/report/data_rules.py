@@ -171,7 +171,7 @@ def trained_share(figures: Figures) -> Iterator[Remark]:
         yield Remark(Grade.look, fact, "they cost time and teach nothing", knob, sample="untrained")
 
 
-def weights(figures: Figures) -> Iterator[Remark]:
+def weighted_samples(figures: Figures) -> Iterator[Remark]:
     """Yield a remark on how many samples have weights in the loss, and how many of their trained tokens."""
     source = figures.source
     if num := source.noted.samples["weights"]:
@@ -181,7 +181,7 @@ def weights(figures: Figures) -> Iterator[Remark]:
         yield Remark(Grade.note, fact, why, "the weights of turns and samples in the source", sample="weights")
 
 
-def notes(figures: Figures) -> Iterator[Remark]:
+def changed_texts(figures: Figures) -> Iterator[Remark]:
     """Yield a remark for each note of `NOTE_REMARKS` that samples have: texts that were changed, or partly left out."""
     for name, (fact, why, knob) in NOTE_REMARKS.items():
         if num := figures.source.noted.samples[name]:
@@ -215,7 +215,7 @@ def image_modes(figures: Figures) -> Iterator[Remark]:
         yield Remark(Grade.look, fact, LOST_BITS, "the images: convert them to 8 bits", sample="image_modes")
 
 
-def images(figures: Figures) -> Iterator[Remark]:
+def image_sizes(figures: Figures) -> Iterator[Remark]:
     """Yield remarks if media have no visual token, or most images have the fewest, or most, tokens the model allows."""
     if num := figures.source.num_without_visual:
         why = "the model is shown nothing of their media"
@@ -255,7 +255,7 @@ def duplicates(figures: Figures) -> Iterator[Remark]:
         yield Remark(Grade.look, fact, "they are trained on more often than the others", "the source")
 
 
-def demo(figures: Figures) -> Iterator[Remark]:
+def built_in_demo(figures: Figures) -> Iterator[Remark]:
     """Yield a remark if the samples and the processor are those of the built-in demo."""
     if figures.demo:
         why = "its samples, and the lengths by its small processor, are no model's"

@@ -16,7 +16,7 @@ from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.report import Report
 from energon_pack.plan.settings import Overlong, PackingConfig
-from energon_pack.report.images import MediaFirst, TokensOfImages, tokens_of_images
+from energon_pack.report.images import ShrinkAdvice, TokensOfImages, tokens_of_images
 from energon_pack.report.pages.bars import Histogram, log_histogram
 from energon_pack.run.scratch_arrays import blocks
 from energon_pack.run.seeded_random import Ints
@@ -76,8 +76,8 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Loss:
-    """What is said about the samples that the plan left out as too long; how many there are is in `Report`."""
+class OverlongLoss:
+    """Facts about the samples that the plan left out as too long, for remarks; `Report` has their number."""
 
     medium: str  # the medium that most of their tokens belong to
     is_too_much: bool = False  # the run stops at this loss, unless packing.overlong=drop
@@ -102,12 +102,12 @@ class Figures:
     source: Source
     length_trials: LengthTrials
     origins: list[Origin]
-    loss: Loss | None = None  # this and the next two are None where nothing was planned
+    overlong_loss: OverlongLoss | None = None  # this and the next two are None where nothing was planned
     report: Report | None = None
     #: shapes of batches of one pack in an epoch: as long as it is, and in multiples of PAD_WIDTH
     batch_shapes: tuple[int, int] | None = None
     demo: bool = False
-    media_first: MediaFirst | None = None  # a few large media that make packs long; None: there are none
+    shrink_advice: ShrinkAdvice | None = None  # a few large media that make packs long; None: there are none
     examples: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)  # entries of the ledger, by reason
 
     @property
@@ -136,7 +136,7 @@ def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: in
     Args:
         lengths: of the samples, before any is cut.
         rules: how the model counts tokens of media; None: it has no rules, or only its processor knows them.
-        max_token_len: a length that is an edge of the histogram.
+        max_token_len: pack length in tokens, which is an edge of the histogram; 0: none.
         num_repeated: how many draws took a sample that was drawn before.
     """
     num, items, images = lengths.num_samples, lengths.items, Tally()
@@ -246,7 +246,7 @@ def _num_left_out_by_settings(lengths: Lengths, origin: AnyInts, num: int) -> In
 
 def planned_figures(lengths: Lengths, plan: PackPlan, report: Report, packing: PackingConfig) -> dict[str, Any]:
     """Return those fields of `Figures`, by name, that depend on the plan."""
-    loss = Loss(
+    loss = OverlongLoss(
         _medium_of_overlong(lengths, plan),
         is_too_much=why_too_much_dropped(report, packing) is not None,
         is_intended=packing.overlong is Overlong.drop,
@@ -254,7 +254,7 @@ def planned_figures(lengths: Lengths, plan: PackPlan, report: Report, packing: P
     )
     tokens, members = plan.per_pack(lengths.items.lens), np.diff(plan.starts)
     return {
-        "loss": loss,
+        "overlong_loss": loss,
         "origins": origins_of(lengths, plan),
         "report": report,
         "batch_shapes": (

@@ -13,7 +13,7 @@ import numpy as np
 
 from energon_pack.errors import amount
 from energon_pack.plan.items import AnyInts, Lengths
-from energon_pack.report.pages.bars import short
+from energon_pack.report.pages.bars import short_number
 from energon_pack.report.which_length import MOST_DROPPED
 from energon_pack.run.scratch_arrays import blocks
 from energon_pack.run.seeded_random import Ints
@@ -26,12 +26,12 @@ from energon_pack.templates.families.rules import MediaRules
 #: best
 _SMALLEST_SIZES = ((16, 16), (32, 32), (64, 64))
 _LARGEST_SIZES = ((16_000, 16_000), (16_000, 8_000), (8_000, 16_000), (16_000, 5_000))
-_NEAR_THE_BOUND = 0.1  # share of the bound that still counts as near
+_NEAR_BOUND_SHARE = 0.1  # share of the bound that still counts as near
 
 
 @dataclass(frozen=True)
 class TokensOfImages:
-    """How many visual tokens an image may have, and how many samples are at these bounds; samples with images alone."""
+    """How many visual tokens an image may have, and how many samples with images alone are at these bounds."""
 
     least: int  # tokens that any image has, whatever its size
     most: int
@@ -47,7 +47,7 @@ def tokens_of_images(
 
     Args:
         rules: how the model counts tokens of images; None: not known.
-        visual, num_images: each distinct pair of visual tokens and images of a sample.
+        visual, num_images: the distinct pairs of a sample's visual tokens and number of images.
         counts: how many samples have each pair.
     """
     bounds = _token_bounds(rules) if rules and len(visual) else None
@@ -56,8 +56,8 @@ def tokens_of_images(
     least, most = bounds
     each = visual / np.maximum(num_images, 1)
     # Each side is rounded to whole tokens, which matters where there are few.
-    near_least = max(least * (1 + _NEAR_THE_BOUND), (math.sqrt(least) + 1) ** 2)
-    near_most = min(most * (1 - _NEAR_THE_BOUND), (math.sqrt(most) - 1) ** 2)
+    near_least = max(least * (1 + _NEAR_BOUND_SHARE), (math.sqrt(least) + 1) ** 2)
+    near_most = min(most * (1 - _NEAR_BOUND_SHARE), (math.sqrt(most) - 1) ** 2)
     num_at_least, num_at_most = (int(counts[of].sum()) for of in (each <= near_least, each >= near_most))
     return TokensOfImages(least, most, int(counts.sum()), num_at_least, num_at_most)
 
@@ -76,30 +76,32 @@ _FEW_SAMPLES, _TIMES_LONGER = 0.25, 2  # share of the samples; times as long a p
 
 
 @dataclass(frozen=True)
-class MediaFirst:
+class ShrinkAdvice:
     """Advice to shrink a few large media, because they alone need long packs: a setting, and what it would save."""
 
     medium: str
     samples: int  # that would be shorter
     knob: str  # the setting, as it is typed
     needed_len: int  # tokens of a pack; the first that drops next to nothing, as the media are
-    needed_len_then: int
+    needed_len_after: int
     tokens: int  # of all samples
-    tokens_then: int  # at most; of videos: of all samples without them
+    tokens_after: int  # at most; of videos: of all samples without them
     squares: float  # Σ len² of all samples, the cost of attention
-    squares_then: float
+    squares_after: float
 
     def __str__(self) -> str:
         few = f"pixels and frames first: {amount(self.samples, f'{self.medium} sample')} alone"
         few += " needs" if self.samples == 1 else " need"
-        then = f"with {self.knob} all fit {self.needed_len_then:,}, and {short(self.tokens)} tokens become"
+        then = f"with {self.knob} all fit {self.needed_len_after:,}, and {short_number(self.tokens)} tokens become"
         if self.medium == VIDEO.kind:
-            then = f"{self.knob}; all others fit {self.needed_len_then:,}, and of {short(self.tokens)} tokens have"
-        attention = f"Σ len² (attention) {short(self.squares)} → {short(self.squares_then)}"
-        return f"{few} packs of {self.needed_len:,} tokens; {then} {short(self.tokens_then)}, {attention}"
+            then = (
+                f"{self.knob}; all others fit {self.needed_len_after:,}, and of {short_number(self.tokens)} tokens have"
+            )
+        attention = f"Σ len² (attention) {short_number(self.squares)} → {short_number(self.squares_after)}"
+        return f"{few} packs of {self.needed_len:,} tokens; {then} {short_number(self.tokens_after)}, {attention}"
 
 
-def media_first(lengths: Lengths, rules: MediaRules | None, lens: Sequence[int]) -> MediaFirst | None:
+def advise_to_shrink(lengths: Lengths, rules: MediaRules | None, lens: Sequence[int]) -> ShrinkAdvice | None:
     """Find a setting that shrinks a few media which need packs twice as long as all others; None: there is none.
 
     Several values of `model.max_pixels` are tried; the largest that allows the shortest packs is taken.
@@ -126,7 +128,7 @@ def media_first(lengths: Lengths, rules: MediaRules | None, lens: Sequence[int])
     shrunk = {f"model.max_pixels={limit * square}": (IMAGE.kind, kept) for limit, kept in limits.items()}
     shrunk["media=fps media.fps=1"] = (VIDEO.kind, without_videos)
     rows = [
-        MediaFirst(
+        ShrinkAdvice(
             medium,
             kept.changed,
             knob,
@@ -140,7 +142,7 @@ def media_first(lengths: Lengths, rules: MediaRules | None, lens: Sequence[int])
         for knob, (medium, kept) in shrunk.items()
         if 0 < kept.changed <= _FEW_SAMPLES * lengths.num_samples and _TIMES_LONGER * kept.needed_len <= now.needed_len
     ]
-    return min(reversed(rows), key=lambda each: (each.medium == VIDEO.kind, each.needed_len_then), default=None)
+    return min(reversed(rows), key=lambda each: (each.medium == VIDEO.kind, each.needed_len_after), default=None)
 
 
 class _ShrunkTokens:

@@ -11,12 +11,12 @@ from energon_pack.errors import amount
 from energon_pack.plan.report import Report, RunFacts
 from energon_pack.report import page_details
 from energon_pack.report.figures import PAD_WIDTH, Figures
-from energon_pack.report.pages.bars import histogram, short
+from energon_pack.report.pages.bars import draw_histogram, short_number
 from energon_pack.report.pages.html import Html, clipped, page, section, table, tag
 from energon_pack.report.remark import Grade, Remark
 from energon_pack.report.remarks import CHECKED_RULES
 from energon_pack.report.terminal_summary import length_rows, lines_below_table, media_rows
-from energon_pack.report.which_length import advice, recommended
+from energon_pack.report.which_length import length_advice, recommend_length
 
 _MAX_TITLE_CHARS, _MAX_NAME_CHARS, _MAX_VALUE_CHARS = 120, 120, 60  # characters
 _MAX_FOLDERS = 20  # rows
@@ -41,14 +41,14 @@ def run_page(
     figures: Figures,
     about: PageFacts,
     found: Sequence[Remark] = (),
-    looked_at: Sequence[Html] = (),
+    pack_sections: Sequence[Html] = (),
     contact_sheet: Html | None = None,
 ) -> str:
     """Build the page of a run as one HTML document.
 
     Args:
         found: the remarks on the run, errors first.
-        looked_at: sections that each show a pack.
+        pack_sections: sections that each show a pack.
         contact_sheet: the section with a few samples; None: there is none.
     """
     title = clipped(about.title, _MAX_TITLE_CHARS)
@@ -67,8 +67,8 @@ def run_page(
         tag("p", clipped(said, 3 * _MAX_TITLE_CHARS), class_="faint"),
         failed or _verdict(found, about.folder is not None),
         _length_advice(figures, found),
-        section("In and out", *_in_and_out(figures)),
-        _to_look_at(found, about.config),
+        section("In and out", *_sample_tables(figures)),
+        _remarks_list(found, about.config),
         contact_sheet,
         section("Token lengths", *_sample_lengths(figures)),
         section("Which length", *_pack_lengths(figures)),
@@ -76,7 +76,7 @@ def run_page(
         if figures.report and figures.batch_shapes
         else None,
         page_details.skipped_section(figures, about.ledger),
-        section("A few packs", tag("div", *looked_at, class_="aside"), says=says) if looked_at else None,
+        section("A few packs", tag("div", *pack_sections, class_="aside"), says=says) if pack_sections else None,
         page_details.time_section(about.facts) if about.facts else None,
         page_details.settings_section(about.config, about.facts, about.processor, about.folder),
     )
@@ -98,14 +98,14 @@ def _verdict(remarks: Sequence[Remark], is_published: bool) -> Html:
 
 def _length_advice(figures: Figures, remarks: Sequence[Remark]) -> Html | None:
     """Say in one line which pack length to take; None: there is nothing to pack."""
-    text = advice(figures.length_trials.choices, figures.max_token_len)
+    text = length_advice(figures.length_trials.choices, figures.max_token_len)
     first = (
         "Mend that first, for lengths change with it. As it is: " if any(it.changes_lengths for it in remarks) else ""
     )
     return tag("p", f"{first}{text}; see ", tag("a", "which length", href="#which-length"), ".") if text else None
 
 
-def _to_look_at(found: Sequence[Remark], config: PackConfig) -> Html:
+def _remarks_list(found: Sequence[Remark], config: PackConfig) -> Html:
     """List the remarks, each with the present values of the settings that it names; without any, the rules checked."""
     values = plain(config)
     parts = [
@@ -137,7 +137,7 @@ def _with_values(knob: str, values: Mapping[str, Any]) -> str:
     return _SETTING_NAME.sub(told, knob)
 
 
-def _in_and_out(figures: Figures) -> Iterator[Html]:
+def _sample_tables(figures: Figures) -> Iterator[Html]:
     """Yield tables of what became of the samples, by medium and by folder, and the lines of `lines_below_table`."""
     source, report = figures.source, figures.report
     if report:
@@ -171,7 +171,7 @@ def _sample_lengths(figures: Figures) -> Iterator[Html]:
         yield tag("p", "No sample was measured.")
         return
     yield tag("p", "All samples that were measured, packed or not.", class_="says")
-    yield histogram(source.token_len, "tokens of a sample", "samples", (most, f"max_token_len {most:,}"))
+    yield draw_histogram(source.token_len, "tokens of a sample", "samples", (most, f"max_token_len {most:,}"))
     header = ("medium", "samples", *_RANK_WORDS.values(), "tokens", "trained")
     rows = [
         (
@@ -190,7 +190,7 @@ def _sample_lengths(figures: Figures) -> Iterator[Html]:
 def _pack_lengths(figures: Figures) -> Iterator[Html]:
     """Yield a table of what other pack lengths would drop, and how full their packs would be."""
     tries, own = figures.length_trials, figures.max_token_len
-    best = recommended(tries.choices)
+    best = recommend_length(tries.choices)
     if best is None:
         yield tag("p", "There is nothing to pack.")
         return
@@ -210,7 +210,9 @@ def _packs(report: Report, shapes: tuple[int, int]) -> Iterator[Html]:
     rows = [(name, *(_count(values[rank]) for rank in _RANK_WORDS)) for name, values in columns.items() if values]
     yield table(("of a pack", *_RANK_WORDS.values()), rows)
     attention, flops = report.attention_cost, report.flops
-    even = f"{short(attention['mean'])} on average, {short(attention['max'])} at most" if attention else "0"
+    even = (
+        f"{short_number(attention['mean'])} on average, {short_number(attention['max'])} at most" if attention else "0"
+    )
     parts = {"weights of the language model": "weights", "its attention": "attention", "vision encoder": "vision"}
     total = sum(flops[key] for key in parts.values())
     shares = ", ".join(f"{name} {flops[key] / (total or 1.0):.1%}" for name, key in parts.items())
@@ -225,4 +227,4 @@ def _packs(report: Report, shapes: tuple[int, int]) -> Iterator[Html]:
 
 
 def _count(number: int) -> str:
-    return f"{number:,}" if number < 1e7 else short(number)
+    return f"{number:,}" if number < 1e7 else short_number(number)

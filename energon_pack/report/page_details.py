@@ -9,7 +9,7 @@ from energon_pack.config import ModelConfig, PackConfig, plain
 from energon_pack.errors import amount
 from energon_pack.plan.report import RunFacts
 from energon_pack.report.figures import Figures
-from energon_pack.report.pages.bars import short
+from energon_pack.report.pages.bars import short_number
 from energon_pack.report.pages.html import Html, clipped, details, section, table, tag
 from energon_pack.run.user_cache import version_of
 from energon_pack.samples.skip import Reason
@@ -59,7 +59,7 @@ def time_section(facts: RunFacts) -> Html:
     rows = []
     for name, seconds in facts.seconds.items():
         done = facts.throughput.get(name, {})
-        counts = [short(done[key]) if done.get(key) else "" for key in ("samples", "cached")]
+        counts = [short_number(done[key]) if done.get(key) else "" for key in ("samples", "cached")]
         megabytes = [f"{done.get('bytes', 0) / 1e6:,.0f}", f"{facts.peak_rss_bytes_by_stage.get(name, 0) / 1e6:,.0f}"]
         rows.append((name, f"{seconds:,.1f}", f"{seconds / total:.0%}", *counts, *megabytes))
     return section("Time", table(header, rows), *_lines_below_times(facts))

@@ -47,7 +47,7 @@ def percent(number: float, of: float) -> str:
 
 
 def named_keys(keys: Mapping[str, Mapping[str, Any]]) -> str:
-    """List the first unknown keys of records as text, each with its number of samples, and one sample as an example."""
+    """List some unknown keys of records as text; `keys`: key → number of `samples`, and one sample as `example`."""
     named = (
         f"{clipped(key, _MAX_NAME_CHARS)} ({found['samples']:,}, as {found['example']}{similar_key_hint(key)})"
         for key, found in keys.items()

@@ -8,9 +8,9 @@ from energon_pack.plan.mix import MANY_EPOCHS
 from energon_pack.plan.report import RunFacts
 from energon_pack.report import data_rules
 from energon_pack.report.figures import Figures
-from energon_pack.report.pages.bars import short
+from energon_pack.report.pages.bars import short_number
 from energon_pack.report.remark import Grade, Remark, percent, share_of_samples
-from energon_pack.report.which_length import MOST_DROPPED, recommended
+from energon_pack.report.which_length import MOST_DROPPED, recommend_length
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
 from energon_pack.samples.skip import Reason
 
@@ -46,20 +46,20 @@ _LEFT_OUT_WORDS = {
 }
 
 
-def media_first(figures: Figures) -> Iterator[Remark]:
+def few_large_media(figures: Figures) -> Iterator[Remark]:
     """Yield a remark if a few large media make packs long, whether anything is dropped or not."""
-    if first := figures.media_first:
+    if first := figures.shrink_advice:
         why = "a longer pack costs memory and attention in every step, for these alone"
         yield Remark(Grade.look, str(first), why, first.knob, sample="most_visual")
 
 
-def overlong(figures: Figures) -> Iterator[Remark]:
+def overlong_samples(figures: Figures) -> Iterator[Remark]:
     """Yield a remark on samples that are longer than a pack; if the user chose to drop them, it is not an error."""
-    loss, tokens, (num, dropped) = figures.loss, figures.source.tokens, figures.overlong
+    loss, tokens, (num, dropped) = figures.overlong_loss, figures.source.tokens, figures.overlong
     if not (loss and num and dropped > MOST_DROPPED * tokens):
         return
-    best = recommended(figures.length_trials.choices)
-    knobs = [figures.media_first.knob] if figures.media_first else [*_WAYS_TO_SHRINK.get(loss.medium, [])]
+    best = recommend_length(figures.length_trials.choices)
+    knobs = [figures.shrink_advice.knob] if figures.shrink_advice else [*_WAYS_TO_SHRINK.get(loss.medium, [])]
     if best and best.choice.max_token_len > figures.max_token_len:
         still = best.choice.dropped_tokens_share
         still_dropped = f" ({percent(still, 1)} of the tokens are still dropped)" if still else ""
@@ -69,7 +69,7 @@ def overlong(figures: Figures) -> Iterator[Remark]:
     most = dropped > _MANY_DROPPED * tokens or num > figures.source.samples / 2 or loss.is_too_much
     yield Remark(
         Grade.wrong if most and not loss.is_intended else Grade.look,
-        f"{short(dropped)} tokens ({percent(dropped, tokens)}) are dropped: {amount(num, 'sample')}"
+        f"{short_number(dropped)} tokens ({percent(dropped, tokens)}) are dropped: {amount(num, 'sample')}"
         f" {'is' if num == 1 else 'are'} longer than {figures.max_token_len:,}",
         f"training never sees what is longer than a pack; by tokens it is mostly of {loss.medium} samples",
         ", or ".join(knobs) or "packing.max_token_len",
@@ -77,14 +77,14 @@ def overlong(figures: Figures) -> Iterator[Remark]:
     )
 
 
-def cut_off(figures: Figures) -> Iterator[Remark]:
+def cut_off_tokens(figures: Figures) -> Iterator[Remark]:
     """Yield a remark on the tokens of cut samples that are in none of their parts."""
-    report, loss = figures.report, figures.loss
+    report, loss = figures.report, figures.overlong_loss
     if report and loss and report.samples_cut_off:
         tokens = report.tokens_left_out_by_reason[Reason.CUT_OFF.value]
         yield Remark(
             Grade.wrong if loss.is_too_much else Grade.look,
-            f"{short(tokens)} tokens ({percent(tokens, report.tokens + report.tokens_left_out)}) are cut off:"
+            f"{short_number(tokens)} tokens ({percent(tokens, report.tokens + report.tokens_left_out)}) are cut off:"
             f" {amount(report.samples_cut_off, 'sample')} {'is' if report.samples_cut_off == 1 else 'are'} packed"
             " without them",
             "training never sees them; the ledger says of each sample how many, and why",
@@ -92,7 +92,7 @@ def cut_off(figures: Figures) -> Iterator[Remark]:
         )
 
 
-def left_out(figures: Figures) -> Iterator[Remark]:
+def samples_left_out(figures: Figures) -> Iterator[Remark]:
     """Yield a remark for each reason by which settings other than the pack length leave samples out."""
     for reason, (fact, why, knob) in _LEFT_OUT_WORDS.items():
         if num := figures.skipped_by_reason.get(reason.value):
@@ -100,7 +100,7 @@ def left_out(figures: Figures) -> Iterator[Remark]:
             yield Remark(Grade.look, sentence, why, knob, sample=reason.value)
 
 
-def mixture(figures: Figures) -> Iterator[Remark]:
+def often_repeated_entries(figures: Figures) -> Iterator[Remark]:
     """Yield a remark for each entry of a mixture whose samples come more than `MANY_EPOCHS` times."""
     for entry in (figures.report.mixture if figures.report else None) or ():
         if entry["epochs"] > MANY_EPOCHS:
@@ -112,7 +112,7 @@ def mixture(figures: Figures) -> Iterator[Remark]:
             )
 
 
-def badly_filled(figures: Figures) -> Iterator[Remark]:
+def badly_filled_packs(figures: Figures) -> Iterator[Remark]:
     """Yield remarks if there are more packs than needed, or the packs of a medium are not full."""
     report = figures.report
     if not report or not report.packs:
@@ -152,7 +152,7 @@ def uneven_steps(figures: Figures) -> Iterator[Remark]:
         yield Remark(Grade.look, fact, why, "packing.max_attention_cost, packing.group_by=none")
 
 
-def unverified(facts: RunFacts) -> Iterator[Remark]:
+def unverified_lengths(facts: RunFacts) -> Iterator[Remark]:
     """Yield a remark if the lengths of some samples could not be compared with the model's full processor."""
     if num := facts.samples_not_verified:
         why = "their media can't be read by the full processor here, so lengths were not compared with it"
@@ -166,22 +166,22 @@ RULES: dict[str, Callable[[Figures], Iterator[Remark]]] = {
     "lost modalities": data_rules.lost_modalities,
     "media": data_rules.no_media,
     "sources": data_rules.lossy_folders,
-    "overlong samples": overlong,
-    "samples that are cut": cut_off,
-    "samples without training, limits, flavour": left_out,
+    "overlong samples": overlong_samples,
+    "samples that are cut": cut_off_tokens,
+    "samples without training, limits, flavour": samples_left_out,
     "trained tokens": data_rules.trained_share,
-    "weights": data_rules.weights,
-    "placeholders, control tokens, tools": data_rules.notes,
+    "weights": data_rules.weighted_samples,
+    "placeholders, control tokens, tools": data_rules.changed_texts,
     "keys of records": data_rules.unknown_keys,
     "modes of images": data_rules.image_modes,
-    "sizes of images": data_rules.images,
-    "mixture": mixture,
-    "fill": badly_filled,
+    "sizes of images": data_rules.image_sizes,
+    "mixture": often_repeated_entries,
+    "fill": badly_filled_packs,
     "length of packs": packs_too_long,
-    "few large media": media_first,
+    "few large media": few_large_media,
     "duplicates": data_rules.duplicates,
     "waiting": uneven_steps,
-    "demo": data_rules.demo,
+    "demo": data_rules.built_in_demo,
 }
 CHECKED_RULES = ("bad data", *RULES, "verified samples")
 
@@ -194,6 +194,6 @@ def remarks(figures: Figures, facts: RunFacts | None = None, max_skipped: float 
         max_skipped: the share of samples (0 to 1) that may be lost to bad data.
     """
     all_remarks = [remark for rule in RULES.values() for remark in rule(figures)]
-    all_remarks += [*data_rules.bad_data(figures, max_skipped), *(unverified(facts) if facts else ())]
+    all_remarks += [*data_rules.bad_data(figures, max_skipped), *(unverified_lengths(facts) if facts else ())]
     grades = list(Grade)
     return sorted(all_remarks, key=lambda remark: grades.index(remark.grade))

@@ -17,12 +17,12 @@ from energon_pack.plan.report import Report, RunFacts
 from energon_pack.report.contact_sheet import Tile, choose_tiles, draw_contact_sheet, draw_tiles
 from energon_pack.report.example_packs import LookJob, draw_packs, packs_to_look_at
 from energon_pack.report.figures import Figures, LengthTrials, origins_of, planned_figures, source_figures
-from energon_pack.report.images import media_first
+from energon_pack.report.images import advise_to_shrink
 from energon_pack.report.page import PageFacts, run_page
 from energon_pack.report.pages.html import Html
 from energon_pack.report.remark import Grade, Remark
 from energon_pack.report.remarks import remarks
-from energon_pack.report.which_length import advice, num_samples_tried, try_job_of, try_lengths_of_job
+from energon_pack.report.which_length import length_advice, num_samples_tried, try_job_of, try_lengths_of_job
 from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
 from energon_pack.steps.cost import max_positions
@@ -71,8 +71,8 @@ class RunReport:
 
     def advice(self, choices: Sequence[Choice]) -> list[str]:
         """Return lines that say which pack length to take, and which media to shrink first."""
-        first = media_first(self._lengths, self._rules, [choice.max_token_len for choice in choices])
-        return [line for line in (str(first or ""), advice(choices)) if line]
+        first = advise_to_shrink(self._lengths, self._rules, [choice.max_token_len for choice in choices])
+        return [line for line in (str(first or ""), length_advice(choices)) if line]
 
     def add_plan(self, lengths: Lengths, plan: PackPlan, report: Report) -> None:
         """Add the plan, its figures, and the lengths that it was made of."""
@@ -95,7 +95,7 @@ class RunReport:
         Args:
             ledger: entries of the skipped samples.
             facts: of a finished run; None: it is not finished.
-            folder: of the dataset as Energon names it; None: there is no dataset.
+            folder: path or address of the dataset, as Energon takes it; None: there is no dataset.
             ledger_name: the file that names all skipped samples.
             failed: why nothing is published.
             written: the folder that the packs are in now.
@@ -130,7 +130,9 @@ class RunReport:
             source=source,
             length_trials=tries,
             demo=self._config.source.is_demo,
-            media_first=media_first(self._lengths, self._rules, [choice.max_token_len for choice in tries.choices]),
+            shrink_advice=advise_to_shrink(
+                self._lengths, self._rules, [choice.max_token_len for choice in tries.choices]
+            ),
             **self._of_plan,
         )
 
@@ -154,7 +156,7 @@ def _errors_of(found: Sequence[Remark]) -> list[Remark]:
 
 
 def first_that_fit(sections: Mapping[int, Html], room: int) -> dict[int, Html]:
-    """Keep sections as long as they fit into `room` bytes together; one that is too large is left out."""
+    """Keep the sections, in order, that fit into `room` bytes together; skip one that is too large."""
     taken = {}
     for number, section in sections.items():
         size = len(section.encode())

@@ -8,7 +8,7 @@ from typing import Any
 
 from energon_pack.plan.pack_lengths import Choice
 from energon_pack.report.sweep_folder import jobs_of
-from energon_pack.report.which_length import MOST_DROPPED, recommended
+from energon_pack.report.which_length import MOST_DROPPED, recommend_length
 
 _NEARLY_LEAST = 1.01  # times the least cost of a token
 
@@ -148,7 +148,7 @@ def _row(job: Mapping[str, Any], settings: dict[str, str]) -> JobFigures:
 def _row_of_lengths_stage(figures: Mapping[str, Any], about: Mapping[str, Any]) -> JobFigures:
     """Return the row of a job with `stage=lengths`, with the figures of the recommended pack length."""
     choices = [Choice(**choice) for choice in figures["lens"]]
-    found = recommended(choices)
+    found = recommend_length(choices)
     best = found.choice if found else Choice(0, 0, 0.0, 0.0, 0, 0.0)
     return JobFigures(
         **about,

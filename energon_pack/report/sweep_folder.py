@@ -58,10 +58,10 @@ class SweepJob:
         pairs = (override.partition("=") for override in overrides)
         settings = {key.lstrip("+"): value for key, _, value in pairs}
         self._about: dict[str, Any] = {"number": number, "settings": settings, "error": _UNFINISHED, "page": None}
-        self._leave()
+        self._write()
 
-    def same_as(self, target: str, settings: str) -> int | None:
-        """Return the number of an earlier job with the same target and settings, whose work need not be repeated.
+    def find_same_job(self, target: str, settings: str) -> int | None:
+        """Return the number of an earlier job with this target and these settings: this job need not do its work again.
 
         None: there is no such job, and this one has to do the work.
 
@@ -90,28 +90,28 @@ class SweepJob:
                 " or have a swept setting in it, as in 'output.name=mine-${packing.max_token_len}'"
             )
         self._about |= {"error": None, "same_as": first["number"]}
-        self._leave()
+        self._write()
         return int(first["number"])
 
-    def figures_of(self, number: int) -> Mapping[str, Any]:
+    def read_figures(self, number: int) -> Mapping[str, Any]:
         """Read the figures of another job, by its number; empty: it has not ended yet, or it failed."""
         job: dict[str, Any] = json.loads(self._path.with_name(f"{number}.json").read_bytes())
         return {} if job["error"] else job.get("figures") or {}
 
-    def done(self, page: Path, figures: Mapping[str, Any], max_dropped_tokens: float) -> None:
+    def write_success(self, page: Path, figures: Mapping[str, Any], max_dropped_tokens: float) -> None:
         """Write that the job succeeded, with its page and its figures."""
         self._about |= {"error": None, "page": os.path.abspath(page), "figures": figures}
         self._about["max_dropped_tokens"] = max_dropped_tokens
-        self._leave()
+        self._write()
 
-    def failed(self, error: PackError, max_dropped_tokens: float = 0.0) -> None:
+    def write_failure(self, error: PackError, max_dropped_tokens: float = 0.0) -> None:
         """Write that the job ended with an error; one that lost too many samples has a page and figures."""
         page, figures = (error.page, error.figures) if isinstance(error, SamplesLost) else (None, None)
         self._about |= {"error": str(error), "page": page and os.path.abspath(page), "figures": figures}
         self._about["max_dropped_tokens"] = max_dropped_tokens
-        self._leave()
+        self._write()
 
-    def _leave(self) -> None:
+    def _write(self) -> None:
         folder = self._path.parent
         with naming_full_disk("hydra.sweep.dir", folder):
             folder.mkdir(parents=True, exist_ok=True)

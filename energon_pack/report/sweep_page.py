@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from energon_pack.errors import amount
-from energon_pack.report.pages.bars import short, with_bar
+from energon_pack.report.pages.bars import short_number, with_bar
 from energon_pack.report.pages.html import Html, clipped, details, join, page, section, table, tag
 from energon_pack.report.pages.rows import Cell, Rows, print_table
 from energon_pack.report.sweep import BEST_RULE, Sweep, sweep_of
@@ -31,7 +31,7 @@ _COLUMNS: list[tuple[str, Callable[[Any], str], str]] = [
     ("skipped", "{:,}".format, "dropped"),
     ("packs", "{:,}".format, "packs"),
     ("tokens", "{:,}".format, "tokens"),
-    ("Σ len²", short, "attention_cost"),
+    ("Σ len²", short_number, "attention_cost"),
     ("time of an epoch", "{:.3f}".format, "time"),
     ("of a token", "{:.3f}".format, "time_of_token"),
     ("MB", lambda num_bytes: f"{num_bytes / 1e6:,.1f}", "num_bytes"),
@@ -45,7 +45,7 @@ def write_sweep(folder: Path) -> None:
         return
     write_whole(folder / "sweep.json", json.dumps(sweep.to_json(), indent=1).encode())
     write_whole(folder / "sweep.html", sweep_html(sweep, folder).encode())
-    _print(sweep, folder)
+    _print_table(sweep, folder)
     say(f"see it: {folder / 'sweep.html'}")
 
 
@@ -150,7 +150,7 @@ def _link(text: str, target: str | None, folder: Path) -> Html | str:
     return tag("a", text, href=quote(os.fsencode(os.path.relpath(target, folder))))
 
 
-def _print(sweep: Sweep, folder: Path) -> None:
+def _print_table(sweep: Sweep, folder: Path) -> None:
     if sweep.rows:
         print_table(_rows(sweep, folder))
         say(f"★: {BEST_RULE}" if sweep.best else f"no ★: {sweep.why_no_best}")

@@ -132,7 +132,7 @@ def _notes(report: Report) -> Iterator[str]:
 
 
 def _step_lines(report: Report) -> Iterator[str]:
-    """Yield the cost of `packing.window`, and how ranks wait, if packs were laid out."""
+    """Yield how many more packs `packing.window` takes, and how long ranks wait, if packs were ordered for steps."""
     if report.packs_without_window is not None:
         yield f"window: {amount(report.packs, 'pack')}, {report.packs_without_window:,} without packing.window"
     if not report.steps:
@@ -174,7 +174,7 @@ def length_rows(choices: Sequence[Choice], marks: Mapping[int, str] | None = Non
     """Return a table of what each pack length would drop, and how full its packs would be.
 
     Args:
-        marks: words beside some lengths, for a page, the recommended length last; None: no column for them.
+        marks: pack length → words beside it; the last one is recommended, and bold. None: no column for them.
     """
     header = ("packing.max_token_len", *[""] * bool(marks), "dropped", "of samples", "of tokens", "packs", "fill")
     rows: list[tuple[str | Cell, ...]] = [
@@ -195,7 +195,7 @@ def length_rows(choices: Sequence[Choice], marks: Mapping[int, str] | None = Non
 
 
 def print_stages(progress: Progress) -> None:
-    """Print seconds and peak memory of each stage; on a terminal, which showed the stages already, those of the run."""
+    """Print seconds and peak memory of each stage; on a terminal, which has shown the stages, only the totals."""
     peaks = progress.peak_rss_bytes
     if progress.is_live and sys.stdout.isatty():
         most = max(peaks, key=peaks.__getitem__)

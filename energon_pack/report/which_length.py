@@ -22,56 +22,58 @@ RULE = f"the shortest length that {_KEEPS_WORDS} and fills {MIN_FILL:.0%} of its
 _LENGTH_STEP = 1024  # tokens; a length that holds every sample is a multiple of it
 
 
-class Recommended(NamedTuple):
+class Recommendation(NamedTuple):
     """A recommended pack length, with its results, and the words of the rule that chose it."""
 
     choice: Choice
     rule: str
 
 
-def recommended(choices: Sequence[Choice]) -> Recommended | None:
+def recommend_length(choices: Sequence[Choice]) -> Recommendation | None:
     """Choose a pack length by `RULE`, or by a weaker rule if no length meets it; None: there is nothing to pack."""
     candidates = [choice for choice in choices if choice.packs and not choice.is_beyond_model]
     keeping = [choice for choice in candidates if choice.dropped_tokens_share <= MOST_DROPPED]
-    filling = [choice for choice in keeping if is_filled(choice)]
+    filling = [choice for choice in keeping if fills_packs(choice)]
     if filling:
         shortest = min(filling, key=_length)
         full = f"fills {MIN_FILL:.0%} of its packs" if shortest.fill >= MIN_FILL else "has as few packs as any plan"
-        return Recommended(shortest, f"the shortest that {_KEEPS_WORDS} and {full}")
+        return Recommendation(shortest, f"the shortest that {_KEEPS_WORDS} and {full}")
     if keeping:
         fullest = max(keeping, key=lambda choice: choice.fill)
-        return Recommended(fullest, f"the fullest that {_KEEPS_WORDS}; none of these fills {MIN_FILL:.0%} of its packs")
+        return Recommendation(
+            fullest, f"the fullest that {_KEEPS_WORDS}; none of these fills {MIN_FILL:.0%} of its packs"
+        )
     if candidates:
-        return Recommended(max(candidates, key=_length), f"the longest that was tried, for none {_KEEPS_WORDS}")
+        return Recommendation(max(candidates, key=_length), f"the longest that was tried, for none {_KEEPS_WORDS}")
     return None
 
 
-def advice(choices: Sequence[Choice], own: int | None = None) -> str:
+def length_advice(choices: Sequence[Choice], own: int | None = None) -> str:
     """Say in one sentence which pack length to take, and why; empty: there is nothing to pack.
 
     Args:
         own: the pack length of this run; None: it has none yet.
     """
-    best, this = recommended(choices), next((choice for choice in choices if choice.max_token_len == own), None)
+    best, this = recommend_length(choices), next((choice for choice in choices if choice.max_token_len == own), None)
     if best is None:
         return ""
     if this and drops_little_and_fills(this):
         shorter = "" if this is best.choice else f"; {best.choice.max_token_len:,}, shorter, does as well"
-        return f"packing.max_token_len={own} is right: it {_comes_to(this)}{shorter}"
+        return f"packing.max_token_len={own} is right: it {_results_text(this)}{shorter}"
     now = f" (this run: {own:,})" if own else ""
-    return f"packing.max_token_len={best.choice.max_token_len}{now} is {best.rule}: it {_comes_to(best.choice)}"
+    return f"packing.max_token_len={best.choice.max_token_len}{now} is {best.rule}: it {_results_text(best.choice)}"
 
 
-def _comes_to(choice: Choice) -> str:
+def _results_text(choice: Choice) -> str:
     return f"drops {choice.dropped_tokens_share:.2%} of the tokens and fills {choice.fill:.2%} of its packs"
 
 
 def drops_little_and_fills(choice: Choice) -> bool:
     """Whether a pack length drops at most `MOST_DROPPED` of the tokens, and fills its packs."""
-    return choice.dropped_tokens_share <= MOST_DROPPED and is_filled(choice)
+    return choice.dropped_tokens_share <= MOST_DROPPED and fills_packs(choice)
 
 
-def is_filled(choice: Choice) -> bool:
+def fills_packs(choice: Choice) -> bool:
     """Whether packs of this length are `MIN_FILL`; a few packs need only be as few as their tokens allow."""
     return choice.fill >= MIN_FILL or choice.packs == math.ceil(choice.fill * choice.packs)
 

@@ -18,7 +18,7 @@ from energon_pack.run.address import is_address
 from energon_pack.run.bounds import enable_memory_bounds
 from energon_pack.run.console import LogLine, print_error
 from energon_pack.run.heavy_imports import collect_garbage_rarely
-from energon_pack.run.stores.requests import losing_no_fault
+from energon_pack.run.stores.requests import raising_store_errors
 from energon_pack.version import VERSION
 
 EXIT_INTERRUPTED = 130
@@ -127,7 +127,7 @@ def prepare_process() -> None:
     signal.signal(signal.SIGTERM, lambda *_: _interrupt())
 
 
-def end_quietly() -> NoReturn:
+def exit_after_closed_pipe() -> NoReturn:
     """Exit with 1 and print nothing: the reader of the output has closed it, as `| head` does."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)
@@ -140,22 +140,22 @@ def end_process(code: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     except BrokenPipeError:
-        end_quietly()
+        exit_after_closed_pipe()
     os._exit(code)
 
 
 def run_tool(name: str, work: Callable[[], int]) -> NoReturn:
-    """Run a tool and exit: with the code that `work` returns, 1 or 3 after a user's error, 130 after an interrupt."""
+    """Run a tool, then exit: with the code of `work`, a PackError's `exit_code`, 1 for OSError, 130 if interrupted."""
     prepare_process()
     try:
         try:
-            with losing_no_fault():
+            with raising_store_errors():
                 code = work()
         finally:
             sys.stdout.flush()
         end_process(code)
     except BrokenPipeError:
-        end_quietly()
+        exit_after_closed_pipe()
     except PackError as error:
         text, code = str(error), error.exit_code
     except OSError as error:

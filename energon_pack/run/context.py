@@ -13,7 +13,7 @@ from energon_pack.run import stores
 from energon_pack.run.executors import Executor
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.executors.settings import ExecutorConfig, ExecutorKind
-from energon_pack.run.executors.workers import RAY_IS_QUIET, environment
+from energon_pack.run.executors.workers import QUIET_RAY_ENV, environment
 from energon_pack.run.files import naming_full_disk, write_whole
 from energon_pack.run.load_by_name import load_entry_point
 from energon_pack.run.progress import Progress
@@ -95,7 +95,7 @@ def executor_of(settings: ExecutorConfig) -> AbstractContextManager[Executor]:
         )
         return foreign
     try:
-        with environment(RAY_IS_QUIET):
+        with environment(QUIET_RAY_ENV):
             from energon_pack.run.executors.ray import RayExecutor
     except ModuleNotFoundError as error:
         if error.name != "ray":

@@ -18,7 +18,7 @@ BLOCK_NUMBERS = 1 << 20  # numbers of a block; results computed in blocks do not
 
 
 def blocks(num: int, each: float = 1.0) -> Iterator[slice]:
-    """Yield slices that divide `num` items into blocks of `BLOCK_NUMBERS` numbers, if an item has `each`."""
+    """Yield slices that divide `num` items of `each` numbers into blocks of about `BLOCK_NUMBERS` numbers."""
     size = max(1, int(BLOCK_NUMBERS / max(1.0, each)))
     for start in range(0, num, size):
         yield slice(start, min(start + size, num))

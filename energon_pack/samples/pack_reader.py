@@ -10,7 +10,7 @@ Pure, but for media that lie in the source.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from energon_pack.errors import PackError, short
+from energon_pack.errors import PackError, quote
 from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
 from energon_pack.samples.member import MemberInput, Shared, media_fields
 from energon_pack.samples.pack_tokens import members_of
@@ -88,7 +88,7 @@ def format_problem(manifest: Mapping[str, Any]) -> str | None:
         return f"it has the format {number}, without the tokens of its packs, which {PACK_FORMAT} has: pack again"
     if number != PACK_FORMAT:
         return (
-            f"it has the format {short(number)}, this version of energon-pack reads {PACK_FORMAT}: install a later one"
+            f"it has the format {quote(number)}, this version of energon-pack reads {PACK_FORMAT}: install a later one"
         )
     return None
 
@@ -97,7 +97,7 @@ def refuse_other_format(meta: Mapping[str, Any]) -> None:
     """Raise UnknownFormat if a pack has another format than `PACK_FORMAT`; `meta`: `_meta` of the pack's JSON."""
     if (number := meta.get("format")) != PACK_FORMAT:
         raise UnknownFormat(
-            f"{meta.get('pack_id')}: its format is {short(number)}, this version of energon-pack reads {PACK_FORMAT}:"
+            f"{meta.get('pack_id')}: its format is {quote(number)}, this version of energon-pack reads {PACK_FORMAT}:"
             " pack again, or install a later one"
         )
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from energon_pack.errors import PackError
 from energon_pack.run import stores
-from energon_pack.run.stores.blocks import BLOCK, BLOCKS, key_of
+from energon_pack.run.stores.blocks import BLOCK_BYTES, BLOCKS, blocks_key
 
 _MAX_REQUEST_BLOCKS = 8  # blocks in one request
 _MAX_JOINED_GAP_BYTES = 128 << 10  # bytes between two ranges that are read with them: a request costs more
@@ -30,7 +30,7 @@ class BlockwiseReader:
 
     def __init__(self, address: str, size: int, version: str):
         self._address, self._size, self._version = address, size, version
-        self._key = key_of(address, version)
+        self._key = blocks_key(address, version)
         self._next = -1  # the block after the last that was fetched
         self._in_order = 1  # blocks of the next request, if it begins at that block
         self._starts: list[int] = []  # starts of the ranges that were read ahead, ascending
@@ -55,11 +55,11 @@ class BlockwiseReader:
 
     def _read_block(self, offset: int, end: int) -> bytes:
         """Return the bytes from `offset` on, up to `end` or to the end of their block, whichever comes first."""
-        number, start = divmod(offset, BLOCK)
-        here = slice(start, min(BLOCK, end - number * BLOCK))
+        number, start = divmod(offset, BLOCK_BYTES)
+        here = slice(start, min(BLOCK_BYTES, end - number * BLOCK_BYTES))
         kept = BLOCKS.read(self._key, number, here.start, here.stop) or b""
         is_whole = len(kept) == here.stop - here.start  # false if the machine went down while writing it
-        return kept if is_whole else bytes(self._fetch(number, -(-end // BLOCK))[here])
+        return kept if is_whole else bytes(self._fetch(number, -(-end // BLOCK_BYTES))[here])
 
     def _fetch(self, number: int, before: int) -> memoryview:
         """Fetch block `number` and return its bytes; fetch blocks after it, too, if they are needed or likely to be.
@@ -67,13 +67,15 @@ class BlockwiseReader:
         `before`: the number after that of the last block that the caller needs.
         """
         self._in_order = min(2 * self._in_order, _MAX_REQUEST_BLOCKS) if number == self._next else 1
-        last = min(number + max(self._in_order, min(before - number, _MAX_REQUEST_BLOCKS)), -(-self._size // BLOCK))
+        last = min(
+            number + max(self._in_order, min(before - number, _MAX_REQUEST_BLOCKS)), -(-self._size // BLOCK_BYTES)
+        )
         end = next((n for n in range(number + 1, last) if BLOCKS.has(self._key, n)), last)
-        data = self.get(number * BLOCK, min(end * BLOCK, self._size))
+        data = self.get(number * BLOCK_BYTES, min(end * BLOCK_BYTES, self._size))
         self._next = end
         for n in range(number, end):
-            BLOCKS.keep(self._key, n, data[(n - number) * BLOCK : (n - number + 1) * BLOCK])
-        return data[:BLOCK]
+            BLOCKS.keep(self._key, n, data[(n - number) * BLOCK_BYTES : (n - number + 1) * BLOCK_BYTES])
+        return data[:BLOCK_BYTES]
 
     def get(self, start: int, end: int) -> memoryview:
         """Request the bytes from `start` up to `end` from the store; raises PackError if the object has changed."""
@@ -93,7 +95,7 @@ class BlockwiseReader:
         runs: list[tuple[int, int]] = []
         for offset, size in sorted(ranges):
             end = min(offset + size, self._size)
-            if all(BLOCKS.has(self._key, number) for number in range(offset // BLOCK, -(-end // BLOCK))):
+            if all(BLOCKS.has(self._key, number) for number in range(offset // BLOCK_BYTES, -(-end // BLOCK_BYTES))):
                 continue
             if runs and offset - runs[-1][1] <= _MAX_JOINED_GAP_BYTES:
                 runs[-1] = runs[-1][0], max(end, runs[-1][1])
@@ -112,7 +114,7 @@ class BlockwiseReader:
 
     def make_client(self) -> None:
         """Create the store's client now, because threads that start later would each create their own."""
-        stores.meet(self._address)
+        stores.ensure_client(self._address)
 
 
 class _ReadAheadSpool:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
-from energon_pack.errors import PackError, near_path
+from energon_pack.errors import PackError, similar_path_hint
 from energon_pack.run.address import is_address, joined, parent, tidy_address
 
 Job = TypeVar("Job")
@@ -233,7 +233,7 @@ def expand(entry: str) -> tuple[str, list[str], list[str]]:
     if os.path.isfile(entry):
         return os.path.dirname(entry) or ".", [], [entry]
     if not glob.has_magic(entry):
-        raise PackError(f"source.path={entry}: no such folder or file{near_path(entry)}")
+        raise PackError(f"source.path={entry}: no such folder or file{similar_path_hint(entry)}")
     fixed = re.split(r"[*?\[]", entry, maxsplit=1)[0]
     matches = sorted(glob.glob(entry, recursive=True))
     files = [match for match in matches if os.path.isfile(match)]

@@ -48,17 +48,17 @@ def write_page(run: PackRun, page: RunReport, skipped: Iterable[Mapping[str, Any
     path = page_of(run.config)
     with naming_full_disk("output.dir", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _print_seen(page.write(path, skipped, failed=why_not))
+        _print_wrong(page.write(path, skipped, failed=why_not))
     say(f"see it: {path}")
 
 
-def leave_page(run: PackRun, page: RunReport, why_not: str, report: Report, skipped: Path) -> NoReturn:
+def write_page_and_raise(run: PackRun, page: RunReport, why_not: str, report: Report, skipped: Path) -> NoReturn:
     """Write the page of a run that publishes nothing, and keep its ledger (`skipped`); raises SamplesLost."""
     final = run.destination.final
     if not report.samples_in:
         raise SamplesLost(f"{why_not}: nothing is published")
     kept = ledger_beside(final)
-    _print_seen(page.write(page_beside(final, PAGE), read_ledger(skipped), ledger_name=kept.name, failed=why_not))
+    _print_wrong(page.write(page_beside(final, PAGE), read_ledger(skipped), ledger_name=kept.name, failed=why_not))
     refuse_losses(why_not, skipped, final, report)
 
 
@@ -68,8 +68,8 @@ def print_remarks(wrong: Iterable[Remark]) -> None:
         say(f"wrong: {remark.what}: {remark.why}; {remark.knob}")
 
 
-def _print_seen(seen: PageSummary) -> None:
-    """Print the first sample of each reason, if no dataset has a ledger with them; then print what looks wrong."""
+def _print_wrong(seen: PageSummary) -> None:
+    """Print examples of skipped samples, if the run publishes no ledger of them; then the remarks that are errors."""
     for reason, entries in seen.examples.items():
         say(f"first {reason}: {entries[0]['sample_id']}: {entries[0]['detail']}")
     print_remarks(seen.wrong)

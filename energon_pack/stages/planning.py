@@ -12,7 +12,7 @@ from energon_pack.dataset.lost_samples import why_too_much_dropped, why_too_much
 from energon_pack.lengths.changed_media import check_media
 from energon_pack.lengths.measure import MeasuredShard, dropping_wrong_lengths
 from energon_pack.lengths.method import Method
-from energon_pack.plan.expand import expansion_of
+from energon_pack.plan.expand import count_expansion
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.mix import draw_samples
 from energon_pack.plan.overlong import check_overlong, cut_overlong
@@ -50,7 +50,7 @@ def plan_source(run: PackRun, measured: Measured) -> Planned:
     content = content_settings(replace(config, model=replace(config.model, template=method.choice.template)))
     cost = cost_model(processor_folder_of(method.template_folder))
     with run.timed("plan"):
-        expansion = expansion_of(lengths, config.labels)
+        expansion = count_expansion(lengths, config.labels)
         if packing.overlong in CUTTING_POLICIES:
             with dropping_wrong_lengths(lengths.shards, method, run):
                 lengths = cut_overlong(lengths, method, packing, config.labels, run)
@@ -77,7 +77,7 @@ def why_unpublished(run: PackRun, report: Report) -> str | None:
 
 
 def check_separate_media(run: PackRun, planned: Planned) -> None:
-    """Check the media that lie in files of their own again; raises what `check_media` raises."""
+    """Check again the media that lie outside the shards, in their own files; raises what `check_media` raises."""
     measured = planned.lengths.shards
     check_media([item.shard for item in measured], [item.pieces for item in measured], run)
 

@@ -37,7 +37,7 @@ from energon_pack.lengths.measure import LengthsWrong, cache_keys_of, forget, me
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.console import say
-from energon_pack.run.executors.admission import packages, why_other_packages
+from energon_pack.run.executors.admission import package_versions, why_other_packages
 from energon_pack.run.files import write_whole
 from energon_pack.run.seeded_random import Ints
 from energon_pack.run.work_parts import EqualSpans, Part
@@ -62,7 +62,7 @@ def write_plan_file(run: PackRun, planned: Planned, staging: Path) -> None:
 
 
 def shard_jobs(run: PackRun, planned: Planned, staging: Path, is_shared: bool) -> Iterator[ShardJob]:
-    """Yield a job for each shard of a plan; `is_shared`: several processes write, so each shard is synced, marked."""
+    """Yield a job for each shard of a plan; `is_shared`: several processes write: each job marks its shard."""
     lengths, method = planned.lengths, planned.method
     sources = [item.shard for item in lengths.shards]
     identity = planned.identity if is_shared else None
@@ -160,7 +160,7 @@ def write_job_files(run: PackRun, planned: Planned, staging: Path, why_not: str 
         "identity": planned.identity,
         "fingerprint": method.identity.fingerprint,
         "settings": plan_settings(run.config),
-        "packages": packages(),
+        "packages": package_versions(),
         "source": _source_hash(run.source),
         "lengths": cache_keys_of(planned.lengths.shards, method),
         "why_not": why_not,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from energon_pack.errors import PackError, near_path, one_line
+from energon_pack.errors import PackError, one_line, similar_path_hint
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 _FILE_PATTERNS = ("*.json", "*.txt", "*.jinja", "additional_chat_templates/*.jinja", "*.model", "*.tiktoken", "*.py")
@@ -37,7 +37,7 @@ def refuse_missing_folder(processor: str) -> None:
     """Raise PackError if `processor` is a path to no folder, or a folder without files of a processor; hub ids pass."""
     is_path = processor.startswith(("/", ".", "~")) or processor.count("/") > 1
     if is_path and not Path(processor).expanduser().is_dir():
-        raise PackError(f"model.processor={processor}: no such folder{near_path(processor)}")
+        raise PackError(f"model.processor={processor}: no such folder{similar_path_hint(processor)}")
     folder = Path(processor).expanduser()
     if folder.is_dir() and not any(next(folder.glob(pattern), None) for pattern in _PROCESSOR_FILE_PATTERNS):
         names = "preprocessor_config.json, tokenizer.json or the like"

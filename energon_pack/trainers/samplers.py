@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from torch.utils.data import Sampler
 
-from energon_pack.plan.even_steps import lay_out
+from energon_pack.plan.even_steps import order_for_steps
 from energon_pack.run.lru_cache import LruCache
 from energon_pack.run.seeded_random import Ints, epoch_seed
 from energon_pack.steps.position import Position, State, Stream, Taken, numbers_taken_by, positions_of_states
@@ -218,7 +218,7 @@ class PackSampler(_Dealer[tuple[int, int]]):
             if topology.data_parallel > 1:
                 costs, trained = self._packs.costs(epoch)
                 seed = epoch_seed(self._packs.config.seed, epoch)
-                order = lay_out(costs, trained, topology, seed, _COST_JITTER)
+                order = order_for_steps(costs, trained, topology, seed, _COST_JITTER)
             self._orders.put(epoch, order)
         return order
 

@@ -30,7 +30,7 @@ from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.progress import Progress
-from energon_pack.run.stores.requests import losing_no_fault
+from energon_pack.run.stores.requests import raising_store_errors
 from energon_pack.samples.flavors import flavor_by_name
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.find import Source
@@ -68,7 +68,7 @@ class Options:
 _DEFAULTS = Options()
 
 
-@losing_no_fault()
+@raising_store_errors()
 def verify(dataset: str | Path, options: Options = _DEFAULTS) -> Findings:
     """Check a packed dataset, given by its folder or address, and return its defects.
 

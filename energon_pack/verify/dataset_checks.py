@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from typing import Any
-from urllib.parse import quote
+from urllib import parse
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from energon_pack.dataset.manifest import HASHED_FILES, MANIFEST, PACK_SUMS, PRO
 from energon_pack.dataset.pack_files import packs_in
 from energon_pack.dataset.sample_class import STACK_FLAVORS
 from energon_pack.dataset.shards import shard_name_pattern
-from energon_pack.errors import PackError, short
+from energon_pack.errors import PackError, quote
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import yaml_value
@@ -86,9 +86,9 @@ def check_metadata(
     packing, fingerprint = value_at(manifest, "content", "packing"), manifest.get("fingerprint")
     for name in ("max_token_len", "pad_to_multiple_of"):
         if type(value_at(packing, name)) is not int or value_at(packing, name) < 1:
-            yield f"{MANIFEST} has content.packing.{name}={short(value_at(packing, name))}"
+            yield f"{MANIFEST} has content.packing.{name}={quote(value_at(packing, name))}"
     if not isinstance(fingerprint, str):
-        yield f"{MANIFEST} has fingerprint={short(fingerprint)}"
+        yield f"{MANIFEST} has fingerprint={quote(fingerprint)}"
     if why := reading_problem(manifest):
         yield f"{MANIFEST}: {why}"
     yield from check_counts(folder, manifest, shards)
@@ -107,11 +107,11 @@ def check_counts(folder: DatasetFolder, manifest: Mapping[str, Any], shards: Seq
         value, why = _load_meta_file(folder, name)
         claimed = value_at(value, "shard_counts")
         if value is None or not isinstance(claimed, dict):
-            yield from why if value is None else [f"{name} has shard_counts={short(claimed)}"]
+            yield from why if value is None else [f"{name} has shard_counts={quote(claimed)}"]
             continue
         for shard in sorted({*claimed, *num_packs}, key=str):
             if claimed.get(shard) != num_packs.get(shard):
-                numbers = f"{short(claimed.get(shard))} packs of {short(shard)}, there are {num_packs.get(shard, 0)}"
+                numbers = f"{quote(claimed.get(shard))} packs of {quote(shard)}, there are {num_packs.get(shard, 0)}"
                 yield f"{name} counts {numbers}"
     planned = {split: value_at(manifest, "splits", split, "packs") or 0 for split in SPLITS}
     yield from _check_splits(folder, num_packs, planned, {shard.name: shard.splits for shard in shards})
@@ -126,20 +126,20 @@ def _check_splits(
         return
     splits, left_out = value_at(value, "split_parts"), value_at(value, "exclude")
     if left_out:
-        yield f"split.yaml has exclude={short(left_out)}: packing leaves out no shard"
+        yield f"split.yaml has exclude={quote(left_out)}: packing leaves out no shard"
     parts = list(splits.values()) if isinstance(splits, dict) else [splits]
     if not isinstance(splits, dict) or not all(
         part is None or (isinstance(part, list) and all(isinstance(n, str) for n in part)) for part in parts
     ):
-        yield f"split.yaml has split_parts={short(splits)}, not lists of names"
+        yield f"split.yaml has split_parts={quote(splits)}, not lists of names"
         return
     in_parts = Counter(name for part in parts for name in part or ())
-    yield from (f"split.yaml names {short(name)}, which is not there" for name in sorted(in_parts.keys() - counts))
+    yield from (f"split.yaml names {quote(name)}, which is not there" for name in sorted(in_parts.keys() - counts))
     yield from (f"split.yaml names {name} in {in_parts[name]} parts" for name in counts if in_parts[name] != 1)
     num_packs = {part: sum(counts.get(name, 0) for name in names or ()) for part, names in splits.items()}
     for part in sorted({*num_packs, *planned}, key=str):
         if num_packs.get(part) != planned.get(part):
-            yield f"split.yaml has {num_packs.get(part)} packs in {short(part)}, {MANIFEST} has {planned.get(part)}"
+            yield f"split.yaml has {num_packs.get(part)} packs in {quote(part)}, {MANIFEST} has {planned.get(part)}"
     for part, names in splits.items():
         for name in names or ():
             if foreign := of_samples.get(name, set()) - {part}:
@@ -151,7 +151,7 @@ def _check_dataset_yamls(folder: DatasetFolder, manifest: Mapping[str, Any]) -> 
     name, which = manifest.get("flavor"), value_at(manifest, "content", "output", "dataset_yaml")
     flavor = find_packed_flavor(name) if isinstance(name, str) else None
     if flavor is None or which not in ("typed", "crude"):
-        yield f"{MANIFEST} has flavor={short(name)}, content.output.dataset_yaml={short(which)}"
+        yield f"{MANIFEST} has flavor={quote(name)}, content.output.dataset_yaml={quote(which)}"
         return
     sample_type = value_at(manifest, "content", "output", "sample_type")
     if isinstance(sample_type, str):
@@ -190,7 +190,7 @@ def _load_meta_file(folder: DatasetFolder, name: str) -> tuple[Any, list[str]]:
     except FileNotFoundError:
         return None, []
     except (OSError, ValueError) as error:
-        return None, [f"{name} can't be read: {short(str(error))}"]
+        return None, [f"{name} can't be read: {quote(str(error))}"]
 
 
 def check_sqlite(folder: DatasetFolder, shards: Sequence[str]) -> Iterator[str]:
@@ -198,12 +198,12 @@ def check_sqlite(folder: DatasetFolder, shards: Sequence[str]) -> Iterator[str]:
     try:
         with (
             folder.local_copy(f"{META_FOLDER}/{INDEX_NAME}") as path,
-            closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as index,
+            closing(sqlite3.connect(f"file:{parse.quote(str(path))}?mode=ro", uri=True)) as index,
         ):
             for number, shard in enumerate(shards):
                 yield from _check_shard_index(index, number, folder, shard)
             more = sorted({row[0] for row in index.execute(_SHARDS_QUERY)} - set(range(len(shards))), key=str)
-            yield from (f"{INDEX_NAME} has packs of a shard that is not there: {short(number)}" for number in more)
+            yield from (f"{INDEX_NAME} has packs of a shard that is not there: {quote(number)}" for number in more)
     except (OSError, sqlite3.Error) as error:
         yield f"{INDEX_NAME} can't be read: {error}"
 
@@ -219,7 +219,7 @@ def _check_shard_index(index: sqlite3.Connection, number: int, folder: DatasetFo
             yield f"{INDEX_NAME} has {len(rows)} {noun} of {shard}, there are {len(expected)}"
         elif rows != expected:
             ours, right = next(pair for pair in zip(rows, expected, strict=True) if pair[0] != pair[1])
-            yield f"{INDEX_NAME} has {short(ours)} of {shard}, there is {short(right)}"
+            yield f"{INDEX_NAME} has {quote(ours)} of {shard}, there is {quote(right)}"
 
 
 # ------------------------------------------------------------------------------------------------ packs and samples

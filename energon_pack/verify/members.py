@@ -10,7 +10,7 @@ from energon_pack.dataset.files import PlanRow
 from energon_pack.dataset.pack_json import Pack
 from energon_pack.dataset.shards import conversation, media_parts
 from energon_pack.dataset.sources import Sources
-from energon_pack.errors import PackError, short
+from energon_pack.errors import PackError, quote
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors.schema import MESSAGES_FIELD
 from energon_pack.samples.pack_tokens import members_of, pack_tokens
@@ -52,7 +52,7 @@ def compare_members(
         shard = shards.get(member.shard)
         if shard is None or not is_within_shard(member, shard):
             why = "the source has no shard" if shard is None else "it would lie beyond the end of the shard"
-            yield "source text", member.sample_id, [f"{why} {short(member.shard)}"]
+            yield "source text", member.sample_id, [f"{why} {quote(member.shard)}"]
             continue
         try:
             sample = sources.with_headers(member, sources.read(member, settings))

@@ -13,7 +13,7 @@ import numpy as np
 
 from energon_pack.dataset.files import PlanRow
 from energon_pack.dataset.pack_json import Pack
-from energon_pack.errors import short
+from energon_pack.errors import quote
 from energon_pack.plan import caps
 from energon_pack.plan.settings import Overlong
 from energon_pack.samples.cut import split_member_id
@@ -54,7 +54,7 @@ def check_parts(pack: Pack) -> Iterator[str]:
     for member, names in enumerate(pack.flavor.all_part_names(media, shared)):
         in_order = zip(pack.media_names[member], pack.media_kinds[member], names, strict=True)
         for name in [name for name, kind, right in in_order if kind is None or name != right][:1]:
-            yield f"member {member} has a medium named {short(name)}: out of order, or no name of a pack's part"
+            yield f"member {member} has a medium named {quote(name)}: out of order, or no name of a pack's part"
 
 
 def check_tokens(pack: Pack, members: Sequence[MemberTokens]) -> Iterator[str]:
@@ -181,7 +181,7 @@ def check_capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[Pla
 def check_fingerprint(pack: Pack, expected: Any) -> Iterator[str]:
     fingerprint = pack.meta.get("fingerprint", expected)
     if fingerprint != expected and expected is not None:
-        yield f"fingerprint {short(fingerprint)}, the manifest has {short(expected)}"
+        yield f"fingerprint {quote(fingerprint)}, the manifest has {quote(expected)}"
 
 
 def check_plan(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[str]:
@@ -213,14 +213,14 @@ def check_plan(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[str]:
             place = places.get(name, ())
             if len(place) == 3 and place[:2] != (member.shard, part.offset):
                 wanted_place = f"{part.offset} of {member.shard}"
-                yield f"{name} lies at byte {place[1]} of {short(place[0])}, in the plan at {wanted_place}"
+                yield f"{name} lies at byte {place[1]} of {quote(place[0])}, in the plan at {wanted_place}"
 
 
 def _difference(stated: Sequence[Any], expected: Sequence[Any]) -> str:
     if len(stated) != len(expected):
         return f"{len(stated)} members, {len(expected)} good rows in the plan"
     index = next(i for i, (ours, right) in enumerate(zip(stated, expected, strict=True)) if ours != right)
-    return f"member {index} is {short(stated[index])}, in the plan {short(expected[index])}"
+    return f"member {index} is {quote(stated[index])}, in the plan {quote(expected[index])}"
 
 
 def samples_in_pack(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[tuple[str, str | None]]:

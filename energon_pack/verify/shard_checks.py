@@ -17,10 +17,10 @@ from energon_pack.dataset.pack_files import PackFiles, packs_in
 from energon_pack.dataset.pack_json import Pack, file_with_media, parse_pack, read_written_tokens
 from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.dataset.sources import Sources
-from energon_pack.errors import PackError, short
+from energon_pack.errors import PackError, quote
 from energon_pack.plan.splits import SPLITS, split_numbers
 from energon_pack.run.context import Run
-from energon_pack.run.stores.requests import losing_no_fault
+from energon_pack.run.stores.requests import raising_store_errors
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors import DEFAULT_FLAVOR
 from energon_pack.samples.flavors.base import PackedFlavor
@@ -117,7 +117,7 @@ def verify_shards(jobs: Sequence[VerifyJob], findings: Findings, run: Run) -> li
     return shards
 
 
-@losing_no_fault()
+@raising_store_errors()
 def verify_shard(job: VerifyJob) -> VerifiedShard:
     """Check the tar, the index, and each pack of one shard; runs in a worker."""
     warnings.filterwarnings("ignore", module="PIL")  # about odd EXIF and the like
@@ -298,4 +298,4 @@ def _check_decoding(file: Bytes, part: Part) -> Iterator[str]:
     except Skip as skip:
         yield f"{part.name}: {skip.detail}"
     except Exception as error:  # damaged pixels make Pillow's plugins raise anything
-        yield f"{part.name} does not decode: {short(str(error) or type(error).__name__)}"
+        yield f"{part.name} does not decode: {quote(str(error) or type(error).__name__)}"

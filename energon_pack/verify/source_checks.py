@@ -17,12 +17,12 @@ from energon_pack.dataset.input_rules_file import OtherTokenizer
 from energon_pack.dataset.manifest import REPORT, path_when_packed, processor_folder
 from energon_pack.dataset.packing_template import load_template
 from energon_pack.dataset.source_media import source_root
-from energon_pack.errors import PackError, one_line, short
-from energon_pack.plan.settings import MOST_EPOCHS
+from energon_pack.errors import PackError, one_line, quote
+from energon_pack.plan.settings import MAX_EPOCHS
 from energon_pack.run.address import lies_in, tidy_address
 from energon_pack.run.context import Run
 from energon_pack.run.plain_data import node_of
-from energon_pack.run.stores.requests import losing_no_fault
+from energon_pack.run.stores.requests import raising_store_errors
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.user_map import name_with_hash
 from energon_pack.sources import source_path
@@ -63,7 +63,7 @@ def find_source(
         elif isinstance(stated, list) and all(isinstance(entry, str) for entry in stated):
             path = [_present_path(folder, report, entry) for entry in stated]
         else:
-            raise PackError(f"{folder}/{REPORT} has config.source.path={short(stated)}: --source PATH says where it is")
+            raise PackError(f"{folder}/{REPORT} has config.source.path={quote(stated)}: --source PATH says where it is")
     asked, root = _settings_from(SourceConfig, {"format": "wds", **settings}), settings.get("media_root")
     if media_root is None and isinstance(root, str):
         media_root = path_when_packed(report, root) if paths else _present_path(folder, report, root)
@@ -187,7 +187,7 @@ def read_draw_settings(report: Mapping[str, Any]) -> DrawSettings:
     )
     times = {name: time for name, time in epochs_of.items() if isinstance(time, int | float) and 0 <= time < 1e6}
     epochs = value_at(report, "config", "packing", "epochs")
-    num_epochs = epochs if type(epochs) is int and 1 <= epochs <= MOST_EPOCHS else 1
+    num_epochs = epochs if type(epochs) is int and 1 <= epochs <= MAX_EPOCHS else 1
     return DrawSettings(limit if type(limit) is int else None, seed if type(seed) is int else 0, times, num_epochs)
 
 
@@ -252,7 +252,7 @@ class _HashJob:
     max_draws: int  # that a mixture may draw a sample
 
 
-@losing_no_fault()
+@raising_store_errors()
 def _hash_samples(job: _HashJob) -> tuple[Hashes, Hashes] | str:
     """Return the hashes of a shard's samples, and of the repeats (`@2` …) that a mixture may draw; or a read error."""
     try:

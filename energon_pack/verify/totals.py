@@ -10,7 +10,7 @@ import numpy as np
 from energon_pack.dataset.files import LEDGER, value_at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, REPORT
-from energon_pack.errors import short
+from energon_pack.errors import quote
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason
 from energon_pack.verify.dataset_checks import packed_hashes
@@ -37,7 +37,7 @@ class Ledger:
             for number, entry in self._entries():
                 sample, reason = value_at(entry, "sample_id"), value_at(entry, "reason")
                 if not (isinstance(sample, str) and isinstance(reason, str) and reason in _REASONS):
-                    self.defects.append(f"line {number} is no entry: sample_id {short(sample)}, reason {short(reason)}")
+                    self.defects.append(f"line {number} is no entry: sample_id {quote(sample)}, reason {quote(reason)}")
                     continue
                 if reason == Reason.CUT_OFF:
                     cut_off.append(hash_of(sample))
@@ -100,7 +100,7 @@ def check_totals(
     if all(len(shard.splits) == 1 for shard in shards):  # else `metadata` reports it, or the shares are not known
         counted["by_split"] = _counts_by_split(shards)
     yield from (
-        f"{REPORT} has {name}={short(report.get(name))}, there is {short(value)}"
+        f"{REPORT} has {name}={quote(report.get(name))}, there is {quote(value)}"
         for name, value in (counted.items() if report else ())
         if report.get(name) != value
     )
@@ -110,7 +110,7 @@ def check_totals(
     in_manifest["mask"] = value_at(manifest, "content", "model", "mask")
     in_manifest["splits"] = counted.get("by_split", manifest.get("splits"))
     yield from (
-        f"{MANIFEST} has {name}={short(manifest.get(name))}, there is {short(value)}"
+        f"{MANIFEST} has {name}={quote(manifest.get(name))}, there is {quote(value)}"
         for name, value in in_manifest.items()
         if manifest.get(name) != value
     )
@@ -119,7 +119,7 @@ def check_totals(
     for name in sorted({*media_types, *by_media}) if isinstance(by_media, dict) else ():
         claimed = value_at(by_media, name, "packs") or 0
         if claimed != media_types[name]:
-            yield f"{REPORT} has {short(claimed)} packs of {short(name)}, there are {media_types[name]}"
+            yield f"{REPORT} has {quote(claimed)} packs of {quote(name)}, there are {media_types[name]}"
 
 
 def _counts_by_split(shards: Sequence[VerifiedShard]) -> dict[str, dict[str, int]]:

@@ -212,7 +212,7 @@ def test_faults_while_a_dataset_is_written_are_passed_over(
     config: Make, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This includes shards that are written in parts."""
-    monkeypatch.setattr(requests, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(requests, "FIRST_WAIT_SECONDS", 0.001)
     monkeypatch.setattr(by_obstore, "PART_BYTES", 5 << 20)
     (tmp_path / "in").mkdir()
     large = picture(700, 800) + bytes(12 << 20) + b"\xff\xd9"
@@ -231,7 +231,12 @@ def test_a_store_that_is_slow_to_take_what_is_written_ends_the_run(
     config: Make, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A late request that the store still completes leaves no half of a dataset."""
-    for name, seconds in {"FIRST_WAIT": 0.001, "REQUEST_SECONDS": 0.5, "READ_SECONDS": 0.5, "PATIENCE": 1.0}.items():
+    for name, seconds in {
+        "FIRST_WAIT_SECONDS": 0.001,
+        "REQUEST_SECONDS": 0.5,
+        "READ_SECONDS": 0.5,
+        "MAX_RETRY_SECONDS": 1.0,
+    }.items():
         monkeypatch.setattr(requests, name, seconds)
     run = small(config, f"{bucket.address}/out", tmp_path / "cache")
     bucket.proxy.pause = 1.5

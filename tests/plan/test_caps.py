@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from energon_pack.config import PackConfig, Stage
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.pack import pack
-from energon_pack.plan.caps import CAPS, COLUMNS, costs, exceeded
+from energon_pack.plan.caps import CAPS, COLUMNS, costs, exceeded_limits
 from energon_pack.plan.overlong import cut_settings
 from energon_pack.plan.settings import GroupBy, Layout, Overlong, PackingConfig
 from energon_pack.run.plain_data import plain
@@ -29,7 +29,7 @@ def verified(members: Members, packing: PackingConfig) -> list[str]:
     lens, images, visual, sounds, heard_tokens = zip(*members, strict=True)
     kinds = [["image"] * number + ["audio"] * heard for number, heard in zip(images, sounds, strict=True)]
     none = [0] * len(lens)
-    pack = SimpleNamespace(meta={"token_lens": list(lens)}, kinds=kinds, shared_lens=none, num_shared=none)
+    pack = SimpleNamespace(meta={"token_lens": list(lens)}, kinds=kinds, shared_lens=none, num_shared_media=none)
     rows = [
         SimpleNamespace(num_visual_tokens=seen, num_shared_visual_tokens=0, num_audio_tokens=heard)
         for seen, heard in zip(visual, heard_tokens, strict=True)
@@ -79,7 +79,7 @@ def test_all_who_ask_are_told_the_same(members: Members, caps: tuple[int | None,
     counts = {name: np.array(values) for name, values in zip(columns, zip(*members, strict=True), strict=True)}
     values, limits = costs(counts, packing)
     for member, of_member in zip(members, values.T, strict=True):
-        alone = exceeded(dict(zip(columns, member, strict=True)), packing)
+        alone = exceeded_limits(dict(zip(columns, member, strict=True)), packing)
         assert alone == verified([member], packing)
         assert len(alone) == (of_member > limits).sum()
     assert len(verified(members, packing)) == (values.sum(axis=1) > limits).sum()

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_pack.plan.items import Items
-from energon_pack.plan.pack_order import likeness, order_packs
+from energon_pack.plan.pack_order import order_packs, similarity_codes
 from energon_pack.plan.packs import split_of_packs
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import GroupBy, PackingConfig
@@ -83,7 +83,7 @@ def test_an_order_with_amounts_has_each_pack_once() -> None:
 
 def test_near_numbers_are_like_packs() -> None:
     values = features()
-    order = np.argsort(likeness([values["cost"], values["visual"]]))
+    order = np.argsort(similarity_codes([values["cost"], values["visual"]]))
     for name in ("cost", "visual"):
         rank = np.argsort(np.argsort(values[name]))[order]
         assert np.abs(np.diff(rank)).mean() < 8000 / 7  # by chance: 8000 / 3

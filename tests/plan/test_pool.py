@@ -27,7 +27,7 @@ def packs_of(pool: Pool, samples: Sequence[tuple[Any, tuple[int, ...], str]]) ->
         pool.add(*sample)
         while not pool.num_missing:
             yield pool.take()
-    pool.end()
+    pool.plan_rest()
     while len(pool):
         yield pool.take()
 
@@ -115,7 +115,7 @@ def test_a_pool_goes_on_from_its_state_and_nobody_waits_for_ever(
             pool, before = Pool(packing, buffer_size), pool
             pool.load(json.loads(json.dumps(before.state())))
             assert pool.take() == before.take()
-    pool.end()
+    pool.plan_rest()
     while len(pool):
         pool, before = Pool(packing, buffer_size), pool
         pool.load(json.loads(json.dumps(before.state())))

@@ -32,9 +32,9 @@ def leave(
 ) -> None:
     job = SweepJob(folder, number, ["+model=qwen2_5_vl", *overrides])
     if isinstance(left, PackError):
-        job.failed(left)
+        job.write_failure(left)
     elif left:
-        job.done(folder.parent / f"run {number}" / "report.html", left, may_drop)
+        job.write_success(folder.parent / f"run {number}" / "report.html", left, may_drop)
 
 
 def test_the_best_keeps_the_tokens_then_is_quick_then_full(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_links_lead_to_the_pages(tmp_path: Path) -> None:
     folder = tmp_path / ".runs" / "sweep"
     leave(folder, 0, ["seed=0"], outcome())
     assert 'href="../run%200/report.html"' in sweep_html(sweep_of(folder), folder)
-    SweepJob(folder, 1, ["seed=1"]).done(tmp_path / os.fsdecode(b"caf\xe9 #1%"), outcome(), 0.1)
+    SweepJob(folder, 1, ["seed=1"]).write_success(tmp_path / os.fsdecode(b"caf\xe9 #1%"), outcome(), 0.1)
     assert 'href="../../caf%E9%20%231%25"' in sweep_html(sweep_of(folder), folder), "any name that a folder can have"
 
 
@@ -240,7 +240,7 @@ def test_no_model_is_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     for number, (name, sizes) in enumerate((("qwen2_5_vl", "config.json"), ("internvl3", "sizes of an 8B model"))):
         left = outcome(tokens=1000 - number)
         left["flops"]["source"] = sizes
-        SweepJob(tmp_path, number, [f"+model={name}"]).done(tmp_path / "report.html", left, 0.1)
+        SweepJob(tmp_path, number, [f"+model={name}"]).write_success(tmp_path / "report.html", left, 0.1)
     write_sweep(tmp_path)
     out = capsys.readouterr().out
     assert "no ★: each model has tokens of its own, and the fewest are not the best" in out

@@ -11,8 +11,8 @@ from energon_pack.plan import caps
 from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.settings import Algorithm, PackingConfig
-from energon_pack.report.images import media_first, tokens_of_images
-from energon_pack.report.which_length import drops_little_and_fills, lengths_to_try, recommended, try_job_of
+from energon_pack.report.images import advise_to_shrink, tokens_of_images
+from energon_pack.report.which_length import drops_little_and_fills, lengths_to_try, recommend_length, try_job_of
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.media.medium import Media
 from energon_pack.templates.families.qwen_vl import QwenVL
@@ -35,14 +35,14 @@ def choice(max_token_len: int, dropped: float, fill: float, packs: int = 10) -> 
     ids=["the shortest that does both", "the fullest", "the longest", "nothing fits", "nothing"],
 )
 def test_what_is_recommended(choices: list[Choice], expected: int | None) -> None:
-    best = recommended(choices)
+    best = recommend_length(choices)
     assert (best and best.choice.max_token_len) == expected
 
 
 def test_what_is_said_of_the_rule() -> None:
     """The rule that holds, and not all that might: a reader had to read three clauses to find out which did."""
     some = [choice(2048, 0.0, 0.90, packs=99), choice(4096, 0.0, 0.94, packs=99)]
-    assert [best.rule if (best := recommended(of)) else None for of in (some, [choice(64, 0.9, 1.0)])] == [
+    assert [best.rule if (best := recommend_length(of)) else None for of in (some, [choice(64, 0.9, 1.0)])] == [
         "the fullest that drops at most 1% of the tokens; none of these fills 95% of its packs",
         "the longest that was tried, for none drops at most 1% of the tokens",
     ]
@@ -70,15 +70,15 @@ def test_no_length_is_above_the_positions_of_the_model() -> None:
     """For a model of 128,000 positions 203,776 was recommended."""
     assert lengths_to_try([4096], PackingConfig(max_token_len=8192), 200_000, 128_000) == [4096, 8192, 128_000]
     beyond = replace(choice(203_776, 0.0, 0.99), is_beyond_model=True)
-    best = recommended([choice(65_536, 0.3, 0.99), beyond])
+    best = recommend_length([choice(65_536, 0.3, 0.99), beyond])
     assert best is not None
     assert best.choice.max_token_len == 65_536
-    assert recommended([beyond]) is None
+    assert recommend_length([beyond]) is None
 
 
 def test_the_rule_agrees_with_its_figures() -> None:
     """`fills 95 %` was said of a length that fills 84.65 %, and has as few packs as any."""
-    rules = [best.rule for fill in (0.96, 0.92) if (best := recommended([choice(8192, 0.0, fill, packs=10)]))]
+    rules = [best.rule for fill in (0.96, 0.92) if (best := recommend_length([choice(8192, 0.0, fill, packs=10)]))]
     keeps = "the shortest that drops at most 1% of the tokens and"
     assert rules == [f"{keeps} fills 95% of its packs", f"{keeps} has as few packs as any plan"]
 
@@ -156,15 +156,15 @@ LENS = (1024, 2048, 4096, 8192, 16384)
 def test_a_few_large_pictures_come_before_a_longer_pack() -> None:
     """10 pictures of 12 Mpx were 1.7 % of the samples and 26 % of the tokens: "16,384 is right, nothing stands out"."""
     some = lengths(*[(IMAGE, 16100, 16000, 1)] * 10, *[(TEXT, 800, 0, 0)] * 590)
-    first = media_first(some, QWEN, LENS)
+    first = advise_to_shrink(some, QWEN, LENS)
     assert first is not None
-    assert (first.knob, first.samples, first.needed_len, first.needed_len_then) == (
+    assert (first.knob, first.samples, first.needed_len, first.needed_len_after) == (
         f"model.max_pixels={768 * 28**2}",
         10,
         16384,
         1024,
     )
-    assert (first.tokens, first.tokens_then) == (161_000 + 472_000, 8_680 + 472_000)
+    assert (first.tokens, first.tokens_after) == (161_000 + 472_000, 8_680 + 472_000)
     assert str(first) == (
         "pixels and frames first: 10 image samples alone need packs of 16,384 tokens; with model.max_pixels=602112 all"
         " fit 1,024, and 633k tokens become 481k, Σ len² (attention) 2.97G → 385M"
@@ -172,7 +172,7 @@ def test_a_few_large_pictures_come_before_a_longer_pack() -> None:
 
 
 def test_of_videos_it_is_told_what_all_others_need() -> None:
-    first = media_first(lengths((VIDEO, 9000, 8900, 0), *[(TEXT, 800, 0, 0)] * 20), QWEN, LENS)
+    first = advise_to_shrink(lengths((VIDEO, 9000, 8900, 0), *[(TEXT, 800, 0, 0)] * 20), QWEN, LENS)
     assert first is not None
     assert str(first) == (
         "pixels and frames first: 1 video sample alone needs packs of 16,384 tokens; media=fps media.fps=1; all others"
@@ -186,11 +186,11 @@ def test_of_videos_it_is_told_what_all_others_need() -> None:
     ids=["text", "most samples", "short"],
 )
 def test_where_no_few_media_make_packs_long(samples: list[tuple[int, int, int, int]]) -> None:
-    assert media_first(lengths(*samples), QWEN, LENS) is None
+    assert advise_to_shrink(lengths(*samples), QWEN, LENS) is None
 
 
 def test_models_of_tiles_have_no_limit_of_pixels() -> None:
     tiles = cast(MediaRules, SimpleNamespace(settings={"tile": 448}))
     some = lengths((IMAGE, 16100, 16000, 1), *[(TEXT, 800, 0, 0)] * 20)
-    assert media_first(some, tiles, LENS) is None
-    assert media_first(some, None, LENS) is None
+    assert advise_to_shrink(some, tiles, LENS) is None
+    assert advise_to_shrink(some, None, LENS) is None

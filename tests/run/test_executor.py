@@ -25,7 +25,7 @@ from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.run.executors import Folder, Job, Result
 from energon_pack.run.executors.local import LocalExecutor
-from energon_pack.run.executors.workers import Busy, work_of
+from energon_pack.run.executors.workers import IdleTime, measure_work
 from energon_pack.sources.storage import with_bytes_read
 from support import jobs
 from support.jobs import hold, sleep
@@ -248,7 +248,7 @@ def test_reading_a_mapped_file_is_work(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(psutil, "Process", lambda _: process)
     context: Any = SimpleNamespace(started=[SimpleNamespace(pid=1)])
-    busy = Busy(partial(work_of, context))
+    busy = IdleTime(partial(measure_work, context))
     assert busy.seconds_without_work(60.0) == 0.0
 
 
@@ -306,5 +306,5 @@ def test_an_executor_of_another_kind_packs_the_same_bytes(
     remote = config(**settings, cache_dir=str(tmp_path / "other"), output__dir=str(tmp_path / "other" / "out"))
     pack(remote)
     assert files(Path(remote.output.dir) / "packed") == files(Path(local.output.dir) / "packed")
-    stages = {"_index_some", "partial", "measure", "import_energon", "write_shard", "audit", "check_readable"}
+    stages = {"_index_job", "partial", "measure", "import_energon", "write_shard", "audit", "check_readable"}
     assert elsewhere.names >= stages

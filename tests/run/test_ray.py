@@ -225,8 +225,8 @@ def test_an_interrupted_run_exits_with_130_and_ends_its_own_ray(
 @pytest.mark.parametrize(("end", "is_said"), [("os._exit(1)", True), ("sys.exit(1)", False), ("1 / 0", False)])
 def test_a_process_that_ray_ends_has_a_last_word(tmp_path: Path, end: str, is_said: bool) -> None:
     """Ray's C++ code exits without one where the node of the process is lost: a log would just stop."""
-    head = "import os, sys\nfrom energon_pack.run.executors.ray_cluster import last_words"
-    result = command("-c", f"{head}\nwith last_words('ended by Ray'):\n {end}", cwd=tmp_path)
+    head = "import os, sys\nfrom energon_pack.run.executors.ray_cluster import print_if_killed"
+    result = command("-c", f"{head}\nwith print_if_killed('ended by Ray'):\n {end}", cwd=tmp_path)
     assert result.returncode == 1
     assert result.stderr.count("ended by Ray\n") == is_said
 
@@ -234,7 +234,7 @@ def test_a_process_that_ray_ends_has_a_last_word(tmp_path: Path, end: str, is_sa
 @pytest.mark.slow
 def test_another_version_on_a_node_is_refused(settings: ExecutorConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lengths might be others."""
-    here = {**admission.packages(), "tokenizers": "0.1"}
+    here = {**admission.package_versions(), "tokenizers": "0.1"}
     monkeypatch.setattr(admission, "packages", lambda: here)
     with (
         executor_of(settings) as executor,

@@ -16,7 +16,7 @@ from energon_pack.errors import PackError, refuse_password, without_passwords
 from energon_pack.run import stores
 from energon_pack.run.address import energon_address, is_address, joined, lies_in, parent
 from energon_pack.run.stores import requests
-from energon_pack.run.stores.blocks import BLOCK, Blocks
+from energon_pack.run.stores.blocks import BLOCK_BYTES, Blocks
 from energon_pack.run.stores.by_msc import MscObjects
 from energon_pack.run.stores.by_obstore import ObstoreObjects
 from energon_pack.run.stores.requests import StoreError
@@ -102,7 +102,7 @@ def test_multi_storage_client_is_not_waited_for_for_ever(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     """Its own clients wait for the next bytes as long as there come some."""
-    for name, seconds in {"FIRST_WAIT": 0.001, "REQUEST_SECONDS": 0.4, "PATIENCE": 1.0}.items():
+    for name, seconds in {"FIRST_WAIT_SECONDS": 0.001, "REQUEST_SECONDS": 0.4, "MAX_RETRY_SECONDS": 1.0}.items():
         monkeypatch.setattr(requests, name, seconds)
     monkeypatch.setattr(stores, "objects_of", MscObjects)
     bucket.put("a", bytes(range(100)))
@@ -132,12 +132,12 @@ def test_no_more_is_kept_than_there_is_room_for(bucket: Bucket) -> None:
     assert there[:128] == list(range(128))
     assert 128 <= len(there) <= 200
     assert Blocks().read("k", 7, 2, 5) == b"\x07\x07\x07"
-    assert BLOCK == 1 << 20
+    assert BLOCK_BYTES == 1 << 20
 
 
 @pytest.fixture(params=["obstore", "multi-storage-client"])
 def either_client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(requests, "FIRST_WAIT_SECONDS", 0.001)
     if request.param != "obstore":
         monkeypatch.setattr(stores, "_objects_of", MscObjects)
 
@@ -217,7 +217,7 @@ def test_a_store_that_knows_no_conditional_write_is_asked_first(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a store answers 501, no run could publish."""
-    monkeypatch.setattr(requests, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(requests, "FIRST_WAIT_SECONDS", 0.001)
     place = f"{bucket.address}/marker"
     faults = chain([(501, "NotImplemented"), None], repeat((501, "NotImplemented")))
     bucket.proxy.fault = lambda request: next(faults) if request.method == "PUT" else None

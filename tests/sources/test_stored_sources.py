@@ -86,7 +86,7 @@ def test_parquet_in_a_bucket_is_packed_as_from_disk(
     config: Make, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pages of images are read by their places: of a compressed one too, not once for each image in it."""
-    monkeypatch.setattr("energon_pack.run.stores.blocks._IN_MEMORY", 14)  # not all of 15 MB
+    monkeypatch.setattr("energon_pack.run.stores.blocks._MAX_MEMORY_BLOCKS", 14)  # not all of 15 MB
     chance = random.Random(0)
     image = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     rows = [
@@ -224,13 +224,13 @@ def test_faults_of_the_network_are_passed_over(
 ) -> None:
     """Every second request fails in some way, and none of them costs a sample."""
     source = bucket.put_folder(demo[0], "data")
-    monkeypatch.setattr(requests, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(requests, "FIRST_WAIT_SECONDS", 0.001)
     turns = cycle([500, None, "cut", None, 503, None])
     bucket.proxy.fault = lambda request: next(turns)
-    before = requests.COUNTS["retries"]
+    before = requests.REQUEST_COUNTS["retries"]
     figures = pack(config(source, output__name="stored", cache_dir=str(tmp_path / "cache")))
     assert figures["samples_skipped"] == 0
-    assert requests.COUNTS["retries"] - before > 4
+    assert requests.REQUEST_COUNTS["retries"] - before > 4
 
 
 @pytest.mark.parametrize("fault", [500, "cut"])
@@ -243,7 +243,7 @@ def test_a_store_that_does_not_answer_ends_the_run_and_the_next_goes_on(
     fault: int | str,
 ) -> None:
     source = bucket.put_folder(demo[0], "data")
-    monkeypatch.setattr(requests, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(requests, "FIRST_WAIT_SECONDS", 0.001)
     run = config(source, output__name="stored", cache_dir=str(tmp_path / "cache"))
     bucket.proxy.fault = lambda request: fault if request.range else None
     with pytest.raises(PackError, match=r"GET failed 7 times.*the same command goes on"):
@@ -257,14 +257,19 @@ def test_slow_answers_are_waited_for(config: Make, demo: tuple[Path, Path], buck
     source = bucket.put_folder(demo[0], "data")
     turns = cycle(["slow", "drip", None])
     bucket.proxy.fault = lambda request: next(turns)
-    before = requests.COUNTS["retries"]
+    before = requests.REQUEST_COUNTS["retries"]
     assert pack(config(source, cache_dir=str(tmp_path / "cache")))["samples_skipped"] == 0
-    assert requests.COUNTS["retries"] == before
+    assert requests.REQUEST_COUNTS["retries"] == before
 
 
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds as in other tests are minutes here."""
-    for name, seconds in {"FIRST_WAIT": 0.001, "READ_SECONDS": 0.3, "REQUEST_SECONDS": 0.8, "PATIENCE": 2.0}.items():
+    for name, seconds in {
+        "FIRST_WAIT_SECONDS": 0.001,
+        "READ_SECONDS": 0.3,
+        "REQUEST_SECONDS": 0.8,
+        "MAX_RETRY_SECONDS": 2.0,
+    }.items():
         monkeypatch.setattr(requests, name, seconds)
 
 
@@ -277,9 +282,9 @@ def test_an_answer_that_comes_too_late_is_asked_for_again(
     bucket.proxy.pause = {"slow": 1.0, "drip": 0.1}[fault]
     turns = cycle([fault, None, None])
     bucket.proxy.fault = lambda request: next(turns) if request.range else None
-    before = requests.COUNTS["retries"]
+    before = requests.REQUEST_COUNTS["retries"]
     assert pack(config(source, cache_dir=str(tmp_path / "cache")))["samples_skipped"] == 0
-    assert requests.COUNTS["retries"] > before
+    assert requests.REQUEST_COUNTS["retries"] > before
 
 
 @pytest.mark.parametrize("fault", ["slow", "drip"])
@@ -310,7 +315,7 @@ def test_a_fault_while_media_are_looked_at_is_no_damaged_medium(
     (tmp_path / "in" / "p.gif").write_bytes(picture(format="GIF"))
     (tmp_path / "in" / "x.jsonl").write_text(json.dumps({"image": "p.gif", **json.loads(chat("<image>?", "a"))}))
     run = config(bucket.put_folder(tmp_path / "in", "data"), source__format=Format.jsonl)
-    monkeypatch.setattr(requests, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(requests, "FIRST_WAIT_SECONDS", 0.001)
     bucket.proxy.fault = lambda request: 503 if "p.gif" in request.path and request.range else None
     with pytest.raises(StoreError, match=r"p\.gif: GET failed 7 times"):
         pack(run)

@@ -23,7 +23,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{ROOT / 'tests' / 'support' / 'slurm_stand_in'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_STAND_IN", str(tmp_path / "jobs"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    for name in ("_LOOK_SECONDS", "_APPEARS_SECONDS"):
+    for name in ("_CHECK_SECONDS", "_APPEARS_SECONDS"):
         monkeypatch.setattr(f"energon_pack.run.executors.slurm.{name}", 0.2)
 
 
@@ -126,7 +126,7 @@ def test_an_array_has_the_parts_that_are_missing(tmp_path: Path) -> None:
 def test_what_is_slurms_is_set_back_for_a_task() -> None:
     """A config of the user's own has it in every task, which works on its own machine and refuses it."""
     settings = ExecutorConfig(ExecutorKind.slurm, num_workers=3, sbatch="--exclusive", wait=False)
-    task = settings.of_a_task()
+    task = settings.for_slurm_task()
     assert task == {"kind": ExecutorKind.local, "num_workers": 3, "sbatch": None, "wait": True}
     ExecutorConfig(**task).check()
 

@@ -117,7 +117,7 @@ def test_an_object_has_one_version_however_it_is_asked(google: str, tmp_path: Pa
 def test_a_bucket_that_there_is_not_is_said(
     config: Make, google: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(requests, "FIRST_WAIT_SECONDS", 0.001)
     with pytest.raises(PackError, match=r"gs://nowhere-at-all") as caught:
         pack(config(None, output__dir="gs://nowhere-at-all/out", cache_dir=str(tmp_path / "cache")))
     assert "\n" not in str(caught.value)

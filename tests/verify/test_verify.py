@@ -19,7 +19,7 @@ import pytest
 
 from energon_pack.dataset.pack_files import PackFiles
 from energon_pack.dataset.pack_json import Pack
-from energon_pack.errors import PackError, printable, short
+from energon_pack.errors import PackError, printable, quote
 from energon_pack.samples.sample import Part
 from energon_pack.verify import shard_checks as shard
 from energon_pack.verify.command import Options, main, verify
@@ -257,4 +257,4 @@ def test_findings_keep_the_first_of_each_check() -> None:
     findings.merge(other)
     assert findings.num_defects == {"tar": 4, "totals": 1}
     assert [str(defect) for defect in findings.first_defects(2)] == ["tar: a: 1", "totals: b: 5"]
-    assert short(["x"] * 9) == "list of 9"
+    assert quote(["x"] * 9) == "list of 9"

@@ -37,7 +37,7 @@ __all__ = ["Bins", "lower_bound", "lower_bound_l2", "pack_bins"]
 
 #: The search for a balanced plan ends at this many times the lower bound. `auto` accepts one more bin, too: the little
 #: that an exact fit may save is not worth packs sorted by length.
-_NEAR_THE_BOUND = 1.0001
+_ENOUGH_TIMES_BOUND = 1.0001
 
 
 def pack_bins(
@@ -54,9 +54,9 @@ def pack_bins(
 
     Args:
         costs: int64[n] lengths, or int64[k, n] with the lengths in the first row.
-        caps: the limits of a bin, one for each row.
+        caps: the largest sum of a bin: int64[k], one for each row of costs, or one number for lengths.
         seed: decides which of several equally long items goes where, and the order inside a bin.
-        needs: bool[n]: every bin must hold one of these.
+        needs: bool[n]: every bin must hold an item for which this is True; None: bins need no such item.
 
     Raises:
         ValueError: an item that fits in no bin, an unknown algorithm, fewer items in `needs` than bins.
@@ -103,11 +103,11 @@ def _pack_lengths(lens: Ints, capacity: int, algorithm: Algorithm, seed: int) ->
         def limit() -> float:
             if algorithm == Algorithm.balanced:
                 return inf
-            enough = bound * _NEAR_THE_BOUND + 1
+            enough = bound * _ENOUGH_TIMES_BOUND + 1
             exact.extend(_fewest_bins(histogram, capacity, bound, enough, seed))
             return max(count_bins(exact), enough)
 
-        bin_of = balance(narrow_lens[items[::-1]] // unit, capacity, bound, bound * _NEAR_THE_BOUND, seed, limit)
+        bin_of = balance(narrow_lens[items[::-1]] // unit, capacity, bound, bound * _ENOUGH_TIMES_BOUND, seed, limit)
         return group_by_bin(bins_of(exact) if bin_of is None else bin_of[::-1], items, seed)
     if algorithm == Algorithm.optimal:
         runs = _fewest_bins(histogram, capacity, bound, bound, seed)

@@ -33,13 +33,13 @@ class FillOrder(Enum):
 
     by_chance = 0
     ascending = 1
-    hasty = 2  # ascending, and all equal gaps alike: takes half the time, and gives about as few bins
+    ascending_alike = 2  # ascending, and all equal gaps alike: takes half the time, and gives about as few bins
 
 
 def balance(
     lens: AnyInts, capacity: int, num_bins: int, goal: float, seed: int, limit: Callable[[], float] = lambda: inf
 ) -> AnyInts | None:
-    """Pack items into bins with like mixtures of long and short items; return each item's bin.
+    """Pack items so that all bins have like mixtures of long and short items; return each item's bin.
 
     Returns None if that takes more bins than the limit. The shortest items are held back, as a tail, to fill gaps.
     Takes the first small tail that gives few enough bins. Without short items no small tail does. Then it searches the
@@ -61,13 +61,13 @@ def balance(
         search.limit_bins(limit())
     most = search.most
     search.improve(0, FillOrder.by_chance)
-    hasty = [search.fill(tail, FillOrder.hasty, most + _margin(most)) for tail in _LARGE_TAILS]
-    fewest = min((found.gaps.num_bins for found in hasty if found), default=inf)
+    ascending_alike = [search.fill(tail, FillOrder.ascending_alike, most + _margin(most)) for tail in _LARGE_TAILS]
+    fewest = min((found.gaps.num_bins for found in ascending_alike if found), default=inf)
     if most == inf or abs(fewest - most) <= _margin(most):
         for tail in reversed(range(len(_TAIL_SHARES))):
             search.improve(tail, FillOrder.ascending)
             search.improve(tail, FillOrder.by_chance)
-    for found in hasty:
+    for found in ascending_alike:
         search.keep(found)
     return search.bin_of()
 
@@ -143,9 +143,9 @@ class _Search:
 def deal_to_emptiest(lens: AnyInts, capacity: int, num_bins: int) -> AnyInts:
     """Deal items, longest first, to the emptiest bins; return each item's bin, -1 if not even the emptiest has room.
 
-    Goes in rounds. In a round every bin that would get an item before the emptiest bin gets its second one gets one;
-    the emptiest gets the longest. Source: Graham, "Bounds on Multiprocessing Timing Anomalies", 1969 (longest
-    processing time first).
+    Deals in rounds. A round includes all bins that are emptier than the emptiest bin will be with its next item. Each
+    gets an item, and the emptiest gets the longest. Source: Graham, "Bounds on Multiprocessing Timing Anomalies", 1969
+    (longest processing time first).
     """
     fill = np.zeros(num_bins, np.int64)
     bin_of = np.full(len(lens), -1, np.int32)
@@ -169,7 +169,7 @@ def deal_to_emptiest(lens: AnyInts, capacity: int, num_bins: int) -> AnyInts:
 
 
 class FilledGaps(NamedTuple):
-    """A plan that puts items into the free space of bins, and into new bins."""
+    """A plan that puts items into the free space (`gaps`) of bins, and into new bins."""
 
     runs: list[SameBins]
     bin_numbers: Ints  # the bin that each bin of the runs stands for
@@ -213,7 +213,7 @@ def fill_gaps(
     for gap, first, size in np.stack((gaps, firsts, sizes), axis=1)[order].tolist():
         while size and gap >= smallest and (content := _content_of_gap(stock, gap)):
             # Do not fill all alike: that would use up one length.
-            number = stock.num_fillable_bins(content, size if way is FillOrder.hasty else -(-size // 2))
+            number = stock.num_fillable_bins(content, size if way is FillOrder.ascending_alike else -(-size // 2))
             runs += stock.take(content, first, number)
             left.append(OpenBins(gap - sum(length * copies for length, copies in content.items()), first, number))
             smallest = stock.smallest

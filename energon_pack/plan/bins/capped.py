@@ -20,7 +20,7 @@ _LOAD_LEVELS = 2**16 - 1  # loads are compared as 16-bit shares of a cap: NumPy 
 #: in tokens get items rich in other costs. The best way depends on how tight the caps are.
 _STRATEGIES = ((0.1, True), (0.5, False), (1.0, False))
 _TAIL_SHARE = 0.02  # share of the tokens that fills gaps exactly
-_NEAR_THE_BOUND = 1.0001
+_ENOUGH_TIMES_BOUND = 1.0001
 _MOST_ROUNDS = 1000
 _MOST_PASSES = 20
 
@@ -31,7 +31,7 @@ def pack_capped(costs: Ints, caps: Ints, seed: int, needs: npt.NDArray[np.bool_]
     Args:
         costs: int64[num_caps, num_items]; the first row is the lengths. No item alone may break a cap.
         caps: int64[num_caps].
-        needs: bool[num_items]: every bin must hold one of these.
+        needs: bool[num_items]: every bin must hold an item for which this is True; None: bins need no such item.
 
     Raises:
         ValueError: more bins are needed than there are items in `needs`.
@@ -61,7 +61,7 @@ def pack_capped(costs: Ints, caps: Ints, seed: int, needs: npt.NDArray[np.bool_]
                 continue
             if best is None or packing.num_bins < best.num_bins:
                 best = packing
-            if best.num_bins <= bound * _NEAR_THE_BOUND:
+            if best.num_bins <= bound * _ENOUGH_TIMES_BOUND:
                 break
         fewest += -(-fewest // 1000)
     return group_by_bin(best.bin_of, np.arange(costs.shape[1]), seed)
@@ -122,7 +122,7 @@ class _CappedBins:
 
         Args:
             items: largest first.
-            rows: the costs that count as load.
+            rows: indices of the costs that count as load, as rows of `costs`.
             match: within a round, bins rich in tokens get the items rich in other costs; otherwise the emptiest bin
                 gets the largest item.
         """
@@ -180,7 +180,7 @@ class _CappedBins:
         return np.asarray(shares[0] - shares[1:].max(axis=0))
 
     def _place(self, items: AnyInts, bins: AnyInts) -> None:
-        """Put each column of `items` into the bin of that column, if all of it fits; all bins are different."""
+        """Put the items of each column, `items[:, i]`, into bin `bins[i]` if they fit together; no bin comes twice."""
         filled = self._fill[:, bins] + self.costs[:, items].sum(axis=1)
         fits = (filled <= self.caps[:, None]).all(axis=0)
         self._fill[:, bins[fits]] = filled[:, fits]
@@ -188,7 +188,7 @@ class _CappedBins:
 
 
 def _load(costs: Ints, caps: Ints, rows: Sequence[int]) -> npt.NDArray[np.uint16]:
-    """Return for each column of costs its largest share of a cap, in 1/_LEVELS; only caps in `rows` count."""
+    """Return for each column of costs its largest share of a cap, in 1/_LOAD_LEVELS; only caps in `rows` count."""
     share = np.zeros(costs.shape[1], np.uint16)
     for row in rows:
         np.maximum(share, (costs[row] * _LOAD_LEVELS // caps[row]).astype(np.uint16), out=share)

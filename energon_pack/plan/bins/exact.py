@@ -55,7 +55,7 @@ class RemainingItems:
         return most
 
     def with_more(self, content: dict[int, int], more: tuple[int, ...]) -> dict[int, int] | None:
-        """Return a bin's content (length → copies) with `more` lengths; None: `more` is empty, or too few are left."""
+        """Add the lengths `more` to a bin's content (length → copies); None: `more` is empty, or too few are left."""
         together = dict(content)
         for length in more:
             together[length] = copies = together.get(length, 0) + 1
@@ -64,7 +64,7 @@ class RemainingItems:
         return together if more else None
 
     def take(self, content: dict[int, int], first: int, num_bins: int) -> list[SameBins]:
-        """Remove the items for `num_bins` bins with a content (length → copies); return these bins, from `first` on."""
+        """Remove the items that fill `num_bins` bins, numbered from `first` on, with a content (length → copies)."""
         runs = []
         for length, copies in content.items():
             self._counts[length] -= num_bins * copies

@@ -22,7 +22,7 @@ def best_fit_decreasing(
     Args:
         histogram: number of items of each length.
         opened: bins with free space to start with.
-        num_bins: so many bins are there already; new bins are numbered from here.
+        num_bins: number of bins that exist already; it is also the number of the first new bin.
     """
     by_space: dict[int, list[tuple[int, int]]] = {}  # space left → ranges of bins: first, number
     spaces = 0  # bit r is set where by_space[r] is not empty

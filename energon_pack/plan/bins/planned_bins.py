@@ -40,7 +40,7 @@ class OpenBins(NamedTuple):
 
 
 def shuffled_argsort(keys: AnyInts, seed: int, stream: int = 0) -> AnyInts:
-    """Return indices in ascending order of non-negative keys; equal keys come in random order.
+    """Return the indices that sort non-negative keys in ascending order; equal keys come in random order.
 
     Key, random bits and index are packed into one word, so that plain sorting (which has vector instructions, unlike
     argsort) gives the same order on every machine. Returns int32, or int64 for more than 2^31 keys.
@@ -136,12 +136,10 @@ def l2_of_histogram(histogram: Ints, capacity: int) -> int:
 def choose_fullest_sum(lens: Iterable[int], room: int) -> list[int]:
     """Choose lengths with the largest sum of at most `room`; return their indices, ascending.
 
-    Of equal sums, the one whose last length comes earliest is taken. Stops reading `lens` when the room is filled. Bit
-    s
-    of `sums` says that some of the lengths so far have the sum s.
+    Of equal sums, the one whose last length comes earliest is taken. Stops reading `lens` when the room is filled.
     Source: subset sum by bitset, as in Pisinger, "Dynamic programming on the word RAM", 2003.
     """
-    sums, mask = 1, (1 << room + 1) - 1
+    sums, mask = 1, (1 << room + 1) - 1  # bit s of `sums`: some of the lengths so far have the sum s
     reached: list[tuple[int, int, int]] = []  # number, length, and the sums that it was the first to reach
     if room:
         for number, length in enumerate(lens):

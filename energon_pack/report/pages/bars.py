@@ -34,10 +34,10 @@ class Piece(NamedTuple):
     is_odd: bool = False  # drawn paler, to tell it from a neighbour of the same kind
 
 
-def strip(pieces: Sequence[Piece], total: float, ends: bool = True) -> Html:
-    """Draw one bar that is cut into pieces; with `ends`, a last piece shows what they leave of `total` as padding."""
+def segmented_bar(pieces: Sequence[Piece], total: float, ends: bool = True) -> Html:
+    """Draw one bar of coloured pieces; with `ends`, a last piece shows the rest up to `total` as padding."""
     used = sum(piece.size for piece in pieces)
-    rest = [Piece("padding", total - used, f"padding: {short(total - used)}")] if ends and total > used else []
+    rest = [Piece("padding", total - used, f"padding: {short_number(total - used)}")] if ends and total > used else []
     drawn = [
         tag(
             "i",
@@ -50,7 +50,7 @@ def strip(pieces: Sequence[Piece], total: float, ends: bool = True) -> Html:
     sums: dict[str, float] = {}
     for piece in (*pieces, *rest):
         sums[piece.kind] = sums.get(piece.kind, 0.0) + piece.size
-    sums_text = ", ".join(f"{kind} {short(size)}" for kind, size in sums.items())
+    sums_text = ", ".join(f"{kind} {short_number(size)}" for kind, size in sums.items())
     return tag("div", *drawn, class_="strip", role="img", aria_label=sums_text)
 
 
@@ -102,7 +102,7 @@ def log_histogram(
     )
 
 
-def histogram(shape: Histogram, x: str, y: str, mark: tuple[float, str] | None = None) -> Html:
+def draw_histogram(shape: Histogram, x: str, y: str, mark: tuple[float, str] | None = None) -> Html:
     """Draw a bar for each range of values, as long as its count; ranges at both ends without a value are left out.
 
     Args:
@@ -128,13 +128,13 @@ def _bars(
                 if values[i]
             ]
             yield tag("span", f"{low:,.0f} – {high:,.0f}")
-            yield strip(pieces, max(sums), ends=False)
-            yield tag("span", short(sums[i]))
+            yield segmented_bar(pieces, max(sums), ends=False)
+            yield tag("span", short_number(sums[i]))
     if mark and mark[0] >= shape.edges[-1]:
         yield tag("p", mark[1], class_="mark")
 
 
-def short(value: float) -> str:
+def short_number(value: float) -> str:
     """Write a number in a few characters: 950, 12.3k, 4.1M."""
     if value != value or math.isinf(value):
         return str(value)

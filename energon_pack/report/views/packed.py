@@ -36,7 +36,7 @@ def pack_view(
         vocabulary: of the tokenizer with which the pack was made; None: show no tokens.
         max_thumbnails: how many media get a picture.
         defects: what is wrong with the pack's JSON; any is an error.
-        most_read: of so many members, the first ones, text and media are read; None: of all.
+        most_read: read text and media only of the first so many members; None: of all.
 
     Raises:
         PackError: the pack is damaged.

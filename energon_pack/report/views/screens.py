@@ -6,7 +6,7 @@ from itertools import groupby
 from rich.text import Text
 
 from energon_pack.errors import amount, printable
-from energon_pack.report.pages.bars import Piece, legend, strip
+from energon_pack.report.pages.bars import Piece, legend, segmented_bar
 from energon_pack.report.pages.html import Html, details, join, tag
 from energon_pack.report.pages.rows import Rows, code_cell, print_table
 from energon_pack.report.views.text import MARKS_EXPLAINED, Block, Pictures, Sentence, Tokens, Turns
@@ -203,7 +203,7 @@ def pack_strip(pack: PackView) -> Html:
     used = sum(piece.size for piece in pieces)
     total = max(pack.place.max_token_len or 0, used)
     kinds = dict.fromkeys([*(piece.kind for piece in pieces), *["padding"] * (total > used)])
-    return join((strip(_merged_pieces(pieces), total), legend(kinds)))
+    return join((segmented_bar(_merged_pieces(pieces), total), legend(kinds)))
 
 
 def _member_pieces(member: MemberView, name: str) -> list[Piece]:

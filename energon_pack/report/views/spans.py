@@ -28,7 +28,7 @@ class Vocabulary:
     feature_ids: Mapping[str, int]  # by kind of media: of the tokens that hold features
 
     def text(self, ids: Sequence[int], start: int, end: int) -> str:
-        """Return the text of the token ids from `start` to `end`, with the space that the id before them calls for."""
+        """Return the text of `ids[start:end]`; whether it begins with a space depends on the id before."""
         first = max(0, start - 1)
         before, all_of_it = (self.tokenizer.decode(ids[first:last], skip_special_tokens=False) for last in (start, end))
         return str(all_of_it).removeprefix(before)

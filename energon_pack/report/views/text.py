@@ -41,7 +41,7 @@ class Block(Protocol):
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence of its own line, between pictures and tables.
+    """A sentence on a line of its own, between pictures and tables.
 
     Args:
         tone: `faint`, shown grey, or `bad`, shown red: something is wrong.
@@ -79,7 +79,7 @@ class Tokens:
         rest = sum(span.num_tokens for span in spans[len(head) : len(spans) - len(tail)])
         rooms = iter(_char_limits([*head, *tail], self.max_chars))
         gap = tag("span", f" … {rest:,} tokens … ", class_="faint") if rest else None
-        return tag("div", *_marked(head, rooms), gap, *_marked(tail, rooms), class_="tokens")
+        return tag("div", *_marked_spans(head, rooms), gap, *_marked_spans(tail, rooms), class_="tokens")
 
     def to_terminal(self, most: int | None) -> Text:
         is_coloured, text = has_colours(), Text()
@@ -94,12 +94,12 @@ class Tokens:
         return _shortened(text, most)
 
 
-def _marked(spans: Sequence[Span], rooms: Iterator[int]) -> Iterator[Html]:
+def _marked_spans(spans: Sequence[Span], rooms: Iterator[int]) -> Iterator[Html]:
     """Yield the spans as HTML; trained ones are marked. `rooms`: how many characters of each span are shown."""
     for weight, alike in groupby(spans, key=lambda span: span.weight):
         group = list(alike)
         inner = [_token(span, next(rooms)) for span in group]
-        yield _trained(inner, sum(span.num_tokens for span in group), weight) if weight else join(inner)
+        yield _mark_trained(inner, sum(span.num_tokens for span in group), weight) if weight else join(inner)
 
 
 def _char_limits(spans: Sequence[Span], max_chars: int) -> list[int]:
@@ -120,7 +120,7 @@ def even_limit(sizes: Sequence[int], room: int) -> int:
     return ascending[-1] if ascending else 0
 
 
-def _trained(inner: Sequence[Html], num_tokens: int, weight: float) -> Html:
+def _mark_trained(inner: Sequence[Html], num_tokens: int, weight: float) -> Html:
     """Mark text that is trained on; show its weight where that is not 1."""
     told = f"trained on: {num_tokens:,} tokens"
     if weight == 1:

@@ -21,7 +21,7 @@ from energon_pack.version import VERSION
 
 #: Packages on which lengths or bytes of packs may depend.
 _PACKAGES = ("transformers", "tokenizers", "pyarrow", "pillow", "av")
-_MARK = ".seen-by-all-"  # the start of the names of files by which other machines recognize a folder
+_MARK_PREFIX = ".seen-by-all-"  # the start of the names of files by which other machines recognize a folder
 _OLD_SECONDS = 30 * 86400.0  # older files were left by killed runs: no run takes that long
 _APPEARS_SECONDS = 5.0  # a network file system may show a new file late
 
@@ -38,17 +38,20 @@ class Terms:
 
 @contextmanager
 def terms_of(folders: Sequence[Folder], kept_as: str | None = None) -> Iterator[Terms]:
-    """Yield a run's conditions for other machines. Meanwhile, a file lies in each folder that the run writes to."""
+    """Yield a run's conditions for other machines, and keep a mark file in each folder that the run writes to.
+
+    `kept_as`: end of the mark files' names, which then stay after the run; None: a random one, and they are removed.
+    """
     seen = []
     with ExitStack() as stack:
         for folder in folders:
             if folder.is_written:
                 folder.path.mkdir(parents=True, exist_ok=True)
-                for mark_file in folder.path.glob(f"{_MARK}*"):  # files of killed runs
+                for mark_file in folder.path.glob(f"{_MARK_PREFIX}*"):  # files of killed runs
                     with suppress(OSError):
                         if time.time() - mark_file.stat().st_mtime > _OLD_SECONDS:
                             mark_file.unlink()
-                mark = folder.path / f"{_MARK}{kept_as or uuid.uuid4().hex}"
+                mark = folder.path / f"{_MARK_PREFIX}{kept_as or uuid.uuid4().hex}"
                 if kept_as is None:
                     stack.callback(mark.unlink, missing_ok=True)
                 mark.touch()
@@ -56,7 +59,7 @@ def terms_of(folders: Sequence[Folder], kept_as: str | None = None) -> Iterator[
             elif folder.path.is_dir():  # False for an object store
                 with os.scandir(folder.path) as entries:
                     seen += [(folder.knob, entry.path) for entry in islice(entries, 1)]
-        yield Terms(packages(), os.getcwd(), tuple(seen))
+        yield Terms(package_versions(), os.getcwd(), tuple(seen))
 
 
 def why_unfit(terms: Terms) -> str | None:
@@ -76,7 +79,7 @@ def why_unfit(terms: Terms) -> str | None:
 
 def why_other_packages(expected: Mapping[str, str | None]) -> str | None:
     """Say which packages differ from those that a run was started with; None: no package differs."""
-    here = packages()
+    here = package_versions()
     differ = [
         f"{name} {here[name]} instead of {version}" for name, version in expected.items() if here[name] != version
     ]
@@ -86,7 +89,7 @@ def why_other_packages(expected: Mapping[str, str | None]) -> str | None:
 
 
 @cache
-def packages() -> dict[str, str | None]:
+def package_versions() -> dict[str, str | None]:
     """Return the versions of the packages that lengths and packs depend on.
 
     For this package, a hash of the code is included, because a checkout has no version of its own.
@@ -108,10 +111,10 @@ def _appears(path: str) -> bool:
     return True
 
 
-def forget(terms: Terms) -> None:
+def remove_marks(terms: Terms) -> None:
     """Remove the files that `terms_of` left in folders, once no process looks for them."""
     for _, path in terms.seen:
-        if os.path.basename(path).startswith(_MARK):
+        if os.path.basename(path).startswith(_MARK_PREFIX):
             Path(path).unlink(missing_ok=True)
 
 
@@ -124,7 +127,7 @@ def _main(path: str, *options: str) -> None:
         raise SystemExit(f"energon-pack: error: {printable(place)}") from None
     terms = Terms(about["packages"], about["cwd"], tuple(map(tuple, about["seen"])))
     if options == ("--end",):
-        forget(terms)
+        remove_marks(terms)
     elif why := why_unfit(terms):
         raise SystemExit(f"energon-pack: error: {printable(why)}")
 

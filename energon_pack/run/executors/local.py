@@ -24,15 +24,23 @@ from typing import Any, TypeVar, cast
 
 from energon_pack.errors import PackError
 from energon_pack.run.executors import Folder
-from energon_pack.run.executors.workers import INTERRUPTS, ONE_THREAD, Busy, Context, environment, start_worker, work_of
+from energon_pack.run.executors.workers import (
+    INTERRUPTS,
+    ONE_THREAD_ENV,
+    Context,
+    IdleTime,
+    environment,
+    measure_work,
+    start_worker,
+)
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 _JOBS_PER_WORKER = 2  # one at work, one waiting
-_KILLED = "a worker process was killed, most likely for memory: try a smaller executor.num_workers"
+_KILLED_MESSAGE = "a worker process was killed, most likely for memory: try a smaller executor.num_workers"
 _START_SECONDS = 0.3  # seconds that starting a worker takes, roughly
-_LOOK_SECONDS = 10.0  # how often workers without a result are checked
+_CHECK_SECONDS = 10.0  # how often workers without a result are checked
 _END_SECONDS = 5.0  # given to workers to end by themselves, and then to the system to end them
 
 
@@ -40,14 +48,14 @@ class WorkerKilled(PackError):
     """The process that did a job was killed."""
 
     def __init__(self) -> None:
-        super().__init__(_KILLED)
+        super().__init__(_KILLED_MESSAGE)
 
     def __reduce__(self) -> Any:
         return WorkerKilled, ()
 
 
 @contextmanager
-def _kills_named() -> Iterator[None]:
+def _naming_killed_workers() -> Iterator[None]:
     """Explain why a pool broke, and which knob to turn."""
     try:
         yield
@@ -73,8 +81,8 @@ class LocalExecutor:
         self._life, self._hand = self._context.Pipe(duplex=False)  # workers live as long as the hand is open
         self._ends: list[Connection] = []  # the workers' ends of the pipes between pools and workers
         self._last: Future[Any] | None = None  # the last of the single jobs
-        self._busy: Busy | None = None
-        self._one_thread = environment(ONE_THREAD)
+        self._busy: IdleTime | None = None
+        self._one_thread = environment(ONE_THREAD_ENV)
 
     def share(self, folders: Sequence[Folder]) -> None:
         """Do nothing: one machine sees its own folders."""
@@ -86,10 +94,10 @@ class LocalExecutor:
             yield from map(function, jobs)
             return
         if are_short:
-            yield from at_once(function, jobs)
+            yield from run_short_jobs(function, jobs)
         first_two = list(islice(jobs, 2))
         if len(first_two) < 2:
-            yield from (self._alone(function, job) for job in first_two)
+            yield from (self._run_in_single_process(function, job) for job in first_two)
             return
         jobs = chain(first_two, jobs)
         if self._pool is None:
@@ -118,26 +126,26 @@ class LocalExecutor:
             future.set_exception(error)
         return future
 
-    def _alone(self, function: Callable[[Job], Result], job: Job) -> Result:
+    def _run_in_single_process(self, function: Callable[[Job], Result], job: Job) -> Result:
         """Run one job in the process for single jobs, unless that is busy."""
         if self._last is not None and not self._last.done():
             return function(job)
         return self.result(self.start(function, job))
 
-    @_kills_named()
+    @_naming_killed_workers()
     def result(self, future: "Future[Result]") -> Result:
         """See `Executor.result`; raises PackError if a worker was killed, or all are stuck."""
         self._busy = None
-        seconds = min(_LOOK_SECONDS, self._patience / 2)
+        seconds = min(_CHECK_SECONDS, self._patience / 2)
         while True:
             try:
                 return future.result(seconds)
             except NoResultYet:
                 if future.done():  # the result came just now, or the error is the job's own
                     return future.result()
-                self._look(seconds)
+                self._check_workers(seconds)
 
-    def _look(self, seconds: float) -> None:
+    def _check_workers(self, seconds: float) -> None:
         """Check whether the workers are at work.
 
         Args:
@@ -149,7 +157,7 @@ class LocalExecutor:
         if any(process.exitcode is not None for process in self._context.started):
             raise WorkerKilled from None  # a killed worker may have sent half a result, and the rest never comes
         if self._busy is None:  # checking costs more than most waits
-            self._busy = Busy(partial(work_of, self._context))
+            self._busy = IdleTime(partial(measure_work, self._context))
         elif self._busy.seconds_without_work(seconds) > self._patience:
             pids = ", ".join(str(process.pid) for process in self._context.started)
             raise PackError(
@@ -177,7 +185,7 @@ class LocalExecutor:
             for end in self._ends:  # a pool may wait for the rest of a half-sent message
                 ending.join(_END_SECONDS / len(self._ends))
                 if ending.is_alive():  # else it closes them itself
-                    _hang_up(end)
+                    _close_pipe(end)
             ending.join(_END_SECONDS)
         self._hand.close()
         self._life.close()
@@ -199,7 +207,7 @@ class LocalExecutor:
         return cast(ProcessPoolExecutor, pool)
 
 
-def at_once(function: Callable[[Job], Result], jobs: Iterator[Job]) -> Iterator[Result]:
+def run_short_jobs(function: Callable[[Job], Result], jobs: Iterator[Job]) -> Iterator[Result]:
     """Run short jobs here, until they have taken as long as starting a worker would; the rest stay in `jobs`."""
     start = time.perf_counter()
     for job in jobs:
@@ -208,7 +216,7 @@ def at_once(function: Callable[[Job], Result], jobs: Iterator[Job]) -> Iterator[
             return
 
 
-def _hang_up(end: Connection) -> None:
+def _close_pipe(end: Connection) -> None:
     """Close a pipe for the process at its other end; its number stays taken, because its pool closes it once more."""
     null = os.open(os.devnull, os.O_RDWR)
     with suppress(OSError):  # the pool closed it first
@@ -216,7 +224,7 @@ def _hang_up(end: Connection) -> None:
     os.close(null)
 
 
-@_kills_named()
+@_naming_killed_workers()
 def _submit(pool: ProcessPoolExecutor, function: Callable[[Job], Result], job: Job) -> "Future[Result]":
     """Submit a job to a pool, which may start a process for it; hold interrupts back until then, as a process that an
     interrupt cuts short would complain.

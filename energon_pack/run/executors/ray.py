@@ -32,24 +32,24 @@ from energon_pack.errors import PackError, one_line
 from energon_pack.run.bounds import enable_memory_bounds
 from energon_pack.run.executors import Folder
 from energon_pack.run.executors.admission import terms_of, why_unfit
-from energon_pack.run.executors.local import LocalExecutor, at_once
+from energon_pack.run.executors.local import LocalExecutor, run_short_jobs
 from energon_pack.run.executors.ray_cluster import cluster_of
 from energon_pack.run.executors.settings import ExecutorConfig
-from energon_pack.run.executors.workers import ONE_THREAD
+from energon_pack.run.executors.workers import ONE_THREAD_ENV
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-_LOST = (WorkerCrashedError, NodeDiedError, LocalRayletDiedError, OutOfMemoryError, ObjectLostError)
+_LOST_JOB_ERRORS = (WorkerCrashedError, NodeDiedError, LocalRayletDiedError, OutOfMemoryError, ObjectLostError)
 _JOBS_PER_SLOT = 2  # one at work, one waiting
-_LOOK_SECONDS = 10.0  # how often the cluster's size and ended jobs are asked for
+_CHECK_SECONDS = 10.0  # how often the cluster's size and ended jobs are asked for
 #: options of a task that `executor.task` does not set
-_TASK = {
+_TASK_OPTIONS = {
     "num_cpus": 1,
     "memory": 0,  # bytes: none are reserved
     "max_retries": 3,
     "scheduling_strategy": "SPREAD",  # a node that is short of memory would get its jobs again
-    "runtime_env": {"env_vars": ONE_THREAD},
+    "runtime_env": {"env_vars": ONE_THREAD_ENV},
 }
 
 
@@ -58,7 +58,7 @@ class RayExecutor:
 
     def __init__(self, settings: ExecutorConfig):
         self._settings = settings
-        self._task: dict[str, Any] = {**_TASK, **settings.task}
+        self._task: dict[str, Any] = {**_TASK_OPTIONS, **settings.task}
         self._here = LocalExecutor(2)  # the process for single jobs, and this one
         self._stack = ExitStack()
         self._at_work: set[Any] = set()  # tasks
@@ -74,7 +74,7 @@ class RayExecutor:
         """See `Executor.map`. Short jobs run here until they have taken as long as starting a process."""
         jobs = iter(jobs)
         if are_short:
-            yield from at_once(function, jobs)
+            yield from run_short_jobs(function, jobs)
         first_two = list(islice(jobs, 2))
         if len(first_two) < 2:
             yield from self._here.map(function, first_two)
@@ -82,16 +82,16 @@ class RayExecutor:
         waiting: deque[Any] = deque()
         try:
             for job in chain(first_two, jobs):
-                with _loss_named():
+                with _naming_lost_node():
                     job_bytes = pickle.dumps((function, job), pickle.HIGHEST_PROTOCOL)
                     waiting.append(self._remote.remote(self._terms, job_bytes))
                 self._at_work.add(waiting[-1])
-                while len(waiting) >= self._most():
-                    yield self._first(waiting)
+                while len(waiting) >= self._max_jobs():
+                    yield self._wait_for_first(waiting)
             while waiting:
-                yield self._first(waiting)
+                yield self._wait_for_first(waiting)
         finally:
-            self._drop(waiting)
+            self._cancel(waiting)
 
     def start(self, function: Callable[[Job], Result], job: Job) -> "Future[Result]":
         """See `Executor.start`: a process of this machine, the one for single jobs, does it."""
@@ -101,12 +101,12 @@ class RayExecutor:
         """See `Executor.result`."""
         return self._here.result(future)
 
-    def _first(self, waiting: deque[Any]) -> Any:
+    def _wait_for_first(self, waiting: deque[Any]) -> Any:
         """Return the result of the first waiting job; raise PackError where no job ends for long."""
         most = self._settings.give_up_after
         num_ended, last = 0, time.monotonic()
-        with _loss_named():
-            while not ray.wait([waiting[0]], timeout=min(_LOOK_SECONDS, most))[0]:
+        with _naming_lost_node():
+            while not ray.wait([waiting[0]], timeout=min(_CHECK_SECONDS, most))[0]:
                 ended, _ = ray.wait([*waiting], num_returns=len(waiting), timeout=0)
                 if len(ended) > num_ended:
                     num_ended, last = len(ended), time.monotonic()
@@ -121,7 +121,7 @@ class RayExecutor:
             outcome = ray.get(task)
         except RayTaskError as error:
             raise error.cause from error
-        except _LOST as error:
+        except _LOST_JOB_ERRORS as error:
             raise PackError(
                 f"the worker of one job was lost more than executor.task.max_retries={self._task['max_retries']} times,"
                 f" the last time by {one_line(error)}; most likely it was killed for memory: try a larger"
@@ -133,11 +133,11 @@ class RayExecutor:
             raise PackError(f"the Ray node {outcome}")
         return pickle.loads(outcome)
 
-    def _most(self) -> int:
+    def _max_jobs(self) -> int:
         """Return how many jobs may be handed to Ray at once: clusters grow and shrink."""
         now, most = time.monotonic(), self._settings.num_workers
         if now >= self._next_look:
-            total, self._next_look = ray.cluster_resources(), now + _LOOK_SECONDS
+            total, self._next_look = ray.cluster_resources(), now + _CHECK_SECONDS
             kinds = {"CPU": self._task["num_cpus"], "memory": self._task["memory"]}
             slots = min(total.get(kind, 0.0) / each for kind, each in kinds.items() if each)
             self._room = max(1, int(slots)) * _JOBS_PER_SLOT
@@ -154,7 +154,7 @@ class RayExecutor:
             " executor.give_up_after waits for longer, and the same command goes on from what is there"
         )
 
-    def _drop(self, tasks: Iterable[Any]) -> None:
+    def _cancel(self, tasks: Iterable[Any]) -> None:
         """Have Ray end tasks that nobody waits for."""
         for task in self._at_work.intersection(tasks):
             self._at_work.discard(task)
@@ -165,9 +165,9 @@ class RayExecutor:
         with ExitStack() as stack:
             stack.enter_context(self._here)
             stack.enter_context(cluster_of(self._settings))
-            stack.callback(lambda: self._drop(self._at_work))
+            stack.callback(lambda: self._cancel(self._at_work))
             try:
-                self._remote = ray.remote(**self._task)(_by_value())
+                self._remote = ray.remote(**self._task)(_pickled_by_value())
             except (TypeError, ValueError) as error:
                 raise PackError(f"executor.task={self._settings.task}: {one_line(error)}") from None
             self._stack = stack.pop_all()
@@ -181,7 +181,7 @@ class RayExecutor:
 
 
 @contextmanager
-def _loss_named() -> Iterator[None]:
+def _naming_lost_node() -> Iterator[None]:
     """Say so where Ray's node of this machine does not answer any more."""
     try:
         yield
@@ -192,7 +192,7 @@ def _loss_named() -> Iterator[None]:
         ) from None
 
 
-def _by_value() -> Callable[[bytes, bytes], bytes | str]:
+def _pickled_by_value() -> Callable[[bytes, bytes], bytes | str]:
     """Return the function for workers, to be sent whole, not by name: they may lack this package, or have another."""
 
     def energon_pack_job(terms: bytes, job: bytes) -> bytes | str:

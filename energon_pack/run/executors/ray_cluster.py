@@ -15,9 +15,9 @@ from ray._raylet import Config  # type: ignore[attr-defined]
 
 from energon_pack.errors import PackError, one_line
 from energon_pack.run.executors.settings import ExecutorConfig
-from energon_pack.run.executors.workers import INTERRUPTS, RAY_IS_QUIET, environment
+from energon_pack.run.executors.workers import INTERRUPTS, QUIET_RAY_ENV, environment
 
-_ENDED = (
+_ENDED_MESSAGE = (
     "energon-pack: error: this process was ended by Ray, where the head of its cluster or the node of this machine was"
     " lost, or by the system; the same command goes on from what is there"
 )
@@ -34,9 +34,9 @@ def cluster_of(settings: ExecutorConfig) -> Iterator[None]:
     private: dict[str, Any] = {"address": "local", "num_cpus": settings.num_workers, "include_dashboard": False}
     where = private if settings.address is None else {"address": settings.address}
     handlers = {number: signal.getsignal(number) for number in INTERRUPTS}
-    with _private() if settings.address is None else nullcontext():
+    with _private_ray() if settings.address is None else nullcontext():
         try:
-            with environment(RAY_IS_QUIET):
+            with environment(QUIET_RAY_ENV):
                 ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
             raise PackError(f"executor.address={settings.address}: no Ray there: {one_line(error)}") from None
@@ -45,14 +45,14 @@ def cluster_of(settings: ExecutorConfig) -> Iterator[None]:
                 for number, handler in handlers.items():  # Ray's own handlers exit where a run would end well
                     signal.signal(number, handler)
         try:
-            with last_words(_ENDED):
+            with print_if_killed(_ENDED_MESSAGE):
                 yield
         finally:
             ray.shutdown()
 
 
 @contextmanager
-def _private() -> Iterator[None]:
+def _private_ray() -> Iterator[None]:
     """Make a Ray started here listen on the loopback only, and accept commands only with its token.
 
     Ray has no setting for the first: it does so only where it can't have more than one machine.
@@ -68,7 +68,7 @@ def _private() -> Iterator[None]:
 
 
 @contextmanager
-def last_words(text: str) -> Iterator[None]:
+def print_if_killed(text: str) -> Iterator[None]:
     """Print a line even if Ray's C++ code ends this process meanwhile, which leaves Python no chance to print it."""
     with subprocess.Popen(["sh", "-c", 'read -r _ || echo "$0" >&2', text], stdin=subprocess.PIPE) as listener:
         try:

@@ -18,14 +18,14 @@ class ExecutorKind(str, Enum):
 
 
 #: settings that only some kinds of executors have
-_OWN: dict[str, tuple[str, ...]] = {
+_OWN_SETTINGS: dict[str, tuple[str, ...]] = {
     ExecutorKind.slurm.value: ("num_tasks", "at_once", "sbatch", "wait", "show", "give_up_after"),
     ExecutorKind.ray.value: ("address", "task", "give_up_after"),
 }
 #: what `sbatch` may name
-_JOBS = ("all", "lengths", "plan", "write", "publish")
+_SLURM_JOBS = ("all", "lengths", "plan", "write", "publish")
 #: options of a Ray task that are numbers above 0
-_ABOVE_0 = ("num_cpus", "memory")
+_POSITIVE_OPTIONS = ("num_cpus", "memory")
 
 
 @dataclass
@@ -59,28 +59,31 @@ class ExecutorConfig:
         if self.kind not in list(ExecutorKind) and load_entry_point("executors", "executor.kind", self.kind) is None:
             kinds = ", ".join(kind.value for kind in ExecutorKind)
             raise PackError(f"executor.kind={self.kind}: there are {kinds}, and what installed packages add")
-        for kind, names in _OWN.items():
-            for name in self._changed(set(names) - {*_OWN.get(self.kind, ())}):
+        for kind, names in _OWN_SETTINGS.items():
+            for name in self._changed(set(names) - {*_OWN_SETTINGS.get(self.kind, ())}):
                 raise PackError(f"executor.{name}={getattr(self, name)} is for executor={kind}")
-        numbers = {"give_up_after": self.give_up_after, **{f"task.{key}": self.task.get(key, 1) for key in _ABOVE_0}}
+        numbers = {"give_up_after": self.give_up_after}
+        numbers |= {f"task.{key}": self.task.get(key, 1) for key in _POSITIVE_OPTIONS}
         for name, value in numbers.items():
             if not isinstance(value, int | float) or value <= 0:
                 raise PackError(f"executor.{name}={value}: must be more than 0")
         for name, options in self.sbatch_by_job.items():
-            if name not in _JOBS or not isinstance(options, str):
-                raise PackError(f"executor.sbatch={{{name}: {options}}}: a text for each of {', '.join(_JOBS)}")
+            if name not in _SLURM_JOBS or not isinstance(options, str):
+                raise PackError(f"executor.sbatch={{{name}: {options}}}: a text for each of {', '.join(_SLURM_JOBS)}")
 
     @property
     def sbatch_by_job(self) -> dict[str, Any]:
         """Return the options of `sbatch` by the stage of a job; `all`: of every job."""
         return self.sbatch if isinstance(self.sbatch, dict) else {"all": self.sbatch or ""}
 
-    def of_a_task(self) -> dict[str, Any]:
+    def for_slurm_task(self) -> dict[str, Any]:
         """Return the settings for a Slurm task, which uses the processes of its own machine.
 
         Settings of `slurm` return to their defaults, because a task would refuse them.
         """
-        set_back = {name: getattr(_DEFAULTS, name) for name in self._changed(("kind", *_OWN[ExecutorKind.slurm.value]))}
+        set_back = {
+            name: getattr(_DEFAULTS, name) for name in self._changed(("kind", *_OWN_SETTINGS[ExecutorKind.slurm.value]))
+        }
         return set_back if self.num_workers is None else {**set_back, "num_workers": self.num_workers}
 
     def _changed(self, names: Iterable[str]) -> list[str]:

@@ -26,10 +26,10 @@ LENGTHS, PLAN, WRITE, PUBLISH = "lengths", "plan", "write", "publish"
 #: The stages in order, each with the numbers of its parts; None: the stage has no parts.
 Stages = Mapping[str, Sequence[int] | None]
 
-_LOOK_SECONDS, _LINE_SECONDS, _APPEARS_SECONDS = 5.0, 60.0, 10.0
+_CHECK_SECONDS, _LINE_SECONDS, _APPEARS_SECONDS = 5.0, 60.0, 10.0
 _ANSWER_SECONDS = 300.0  # Slurm's commands give up by themselves before that, unless the machine's own daemon hangs
-_ERROR = re.compile(r"(?:energon-pack|slurmstepd[\w.-]*): error: (.*)")
-_END = "energon-pack: exit code "  # the last line of a task's log, unless the task was killed with its script
+_ERROR_LINE = re.compile(r"(?:energon-pack|slurmstepd[\w.-]*): error: (.*)")
+_EXIT_CODE_PREFIX = "energon-pack: exit code "  # of the log's last line, unless the task was killed with its script
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Chain:
         return {stage: self._script(stage, parts) for stage, parts in stages.items()}
 
     def _script(self, stage: str, parts: Sequence[int] | None) -> str:
-        log = f"{_as_it_is(self.folder)}/{stage}{'' if parts is None else '-%a'}.log"
+        log = f"{_without_patterns(self.folder)}/{stage}{'' if parts is None else '-%a'}.log"
         options = [f"--job-name=energon-pack-{stage}", "--nodes=1", "--ntasks=1", "--requeue", "--open-mode=append"]
         options += [f"--output={log}", "--kill-on-invalid-dep=yes"]
         if parts is not None:
@@ -64,7 +64,7 @@ class Chain:
         if stage == PUBLISH:
             steps += [f"{look} --end", f"touch {shlex.quote(str(self._done_file))}"]
         lines = ["#!/bin/sh", *(f"#SBATCH {shlex.quote(option)}" for option in options), " &&\n".join(steps)]
-        return "\n".join([*lines, "code=$?", f'echo "{_END}$code on $(hostname)"', "exit $code", ""])
+        return "\n".join([*lines, "code=$?", f'echo "{_EXIT_CODE_PREFIX}$code on $(hostname)"', "exit $code", ""])
 
     @property
     def _terms_file(self) -> Path:
@@ -114,7 +114,7 @@ class Chain:
         except FileNotFoundError:
             return {}
         jobs: dict[str, str] = about["jobs"]
-        if _tasks(jobs) == {}:
+        if _task_states(jobs) == {}:
             return {}
         if about["settings"] != run_settings:
             raise PackError(
@@ -127,8 +127,10 @@ class Chain:
         """Wait until the jobs end, and show their progress."""
         printed, last, answered = -_LINE_SECONDS, "", time.monotonic()
         most = f"{self.settings.give_up_after:,.0f} s (executor.give_up_after)"
-        while not self._done_file.exists() and (tasks := _tasks(jobs)) != {}:
-            line = f"Slurm: {_line(tasks)}; {progress()}" if tasks else f"Slurm does not answer: waiting for {most}"
+        while not self._done_file.exists() and (tasks := _task_states(jobs)) != {}:
+            line = (
+                f"Slurm: {_states_line(tasks)}; {progress()}" if tasks else f"Slurm does not answer: waiting for {most}"
+            )
             now = time.monotonic()
             answered = answered if tasks is None else now
             if now - answered >= self.settings.give_up_after:
@@ -139,7 +141,7 @@ class Chain:
             if line != last and now - printed >= _LINE_SECONDS:
                 say(line)
                 printed, last = now, line
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_CHECK_SECONDS)
         end = time.monotonic() + _APPEARS_SECONDS  # a network file system may show a new file late
         while not self._done_file.exists():
             if time.monotonic() > end:
@@ -150,7 +152,7 @@ class Chain:
         """Return the error of the first failed task: in the earliest failed stage, the task whose log ended first."""
         for stage in (LENGTHS, PLAN, WRITE, PUBLISH):
             for log in sorted(self.folder.glob(f"{stage}*.log"), key=lambda path: (path.stat().st_mtime, path.name)):
-                code, why = _end_of(log)
+                code, why = _exit_code_and_reason(log)
                 if code != 0:
                     kind = SamplesLost if code == SamplesLost.exit_code else PackError
                     return kind(f"{why} ({log}); the same command goes on from what is there")
@@ -160,13 +162,13 @@ class Chain:
         )
 
 
-def _end_of(log: Path) -> tuple[int | None, str]:
+def _exit_code_and_reason(log: Path) -> tuple[int | None, str]:
     """Return a task's exit code, None if it was killed with its script, and the line with the reason."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     code = None
-    if lines and lines[-1].startswith(_END):
-        code = int(lines.pop().removeprefix(_END).split()[0])
-    errors = [match[1] for match in map(_ERROR.match, lines) if match]
+    if lines and lines[-1].startswith(_EXIT_CODE_PREFIX):
+        code = int(lines.pop().removeprefix(_EXIT_CODE_PREFIX).split()[0])
+    errors = [match[1] for match in map(_ERROR_LINE.match, lines) if match]
     why = errors[-1] if errors else lines[-1] if lines else "its log is empty: is the disk full?"
     return code, why if errors or code is None else f"{why} (exit code {code})"
 
@@ -182,7 +184,7 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ",".join("-".join(map(str, run)) for run in runs)
 
 
-def _tasks(jobs: Mapping[str, str]) -> dict[str, list[str]] | None:
+def _task_states(jobs: Mapping[str, str]) -> dict[str, list[str]] | None:
     """Return, by stage, the states of the tasks that wait or run; None: Slurm does not answer."""
     done = _slurm("squeue", "--me", "--noheader", "--array", "--format=%F %T")
     if done.returncode:
@@ -192,14 +194,14 @@ def _tasks(jobs: Mapping[str, str]) -> dict[str, list[str]] | None:
     return {stage: stage_states for stage, stage_states in states.items() if stage_states}
 
 
-def _line(tasks: Mapping[str, Sequence[str]]) -> str:
+def _states_line(tasks: Mapping[str, Sequence[str]]) -> str:
     """Write the states as a line: `write: 3 running, 9 pending; then publish`."""
     stage, *later = tasks
     counts = (f"{tasks[stage].count(state)} {state.lower()}" for state in sorted(set(tasks[stage]), reverse=True))
     return f"{stage}: {', '.join(counts)}{'; then ' if later else ''}{', '.join(later)}"
 
 
-def _as_it_is(folder: Path) -> str:
+def _without_patterns(folder: Path) -> str:
     """Write a folder as an option's value that means just this folder: Slurm replaces %a, %j, %x and the like in it."""
     if "\\" in str(folder) or not str(folder).isprintable():
         raise PackError(f"executor=slurm: Slurm takes no such name for the folder of its logs: {folder} (cache_dir)")

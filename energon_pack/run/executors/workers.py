@@ -19,13 +19,13 @@ from energon_pack.run.bounds import enable_memory_bounds
 from energon_pack.run.heavy_imports import collect_garbage_rarely
 
 #: Workers use one thread each: processes give the parallelism, and waiting threads would use cores, too.
-ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+ONE_THREAD_ENV = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 #: Variables that Ray reads at import and at start: it prints no events of its cluster, and reports nothing home.
-RAY_IS_QUIET = {"RAY_DEDUP_LOGS_SKIP_REGEX": ".", "RAY_USAGE_STATS_ENABLED": "0"}
+QUIET_RAY_ENV = {"RAY_DEDUP_LOGS_SKIP_REGEX": ".", "RAY_USAGE_STATS_ENABLED": "0"}
 #: signals that end a run; workers leave them to their parent
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1  # prctl(2)
-_IDLE = 0.01  # share of the time: workers that wait for the GIL for ever wake up, and use less than that
+_IDLE_SHARE = 0.01  # share of the time: workers that wait for the GIL for ever wake up, and use less than that
 
 
 @contextmanager
@@ -53,7 +53,7 @@ class _Worker(SpawnProcess):
         self.kill()
 
 
-class _Guest(_Worker):
+class _ScriptlessWorker(_Worker):
     """A worker that does not run the caller's script again: it may have no `if __name__ == "__main__"`."""
 
     @staticmethod
@@ -78,7 +78,7 @@ class Context(SpawnContext):
     def __init__(self, runs_script: bool = True) -> None:
         super().__init__()
         script = getattr(sys.modules["__main__"], "__file__", None)
-        self._worker = _Worker if runs_script and (script is None or os.path.exists(script)) else _Guest
+        self._worker = _Worker if runs_script and (script is None or os.path.exists(script)) else _ScriptlessWorker
         self._made: list[_Worker] = []
 
     def Process(self, *args: Any, **kwargs: Any) -> _Worker:  # type: ignore[override]
@@ -90,7 +90,7 @@ class Context(SpawnContext):
         return [process for process in self._made if process.pid is not None]
 
 
-class Busy:
+class IdleTime:
     """Measures for how long no work was done."""
 
     def __init__(self, work: Callable[[], tuple[float, int]]):
@@ -102,13 +102,13 @@ class Busy:
         """Return the seconds since the last call that saw a used processor, or a read or written byte."""
         self._idle += waited
         done = self._work()
-        if done[1] != self._done[1] or done[0] - self._done[0] > _IDLE * self._idle:
+        if done[1] != self._done[1] or done[0] - self._done[0] > _IDLE_SHARE * self._idle:
             self._idle, self._done = 0.0, done
         return self._idle
 
 
-def work_of(context: Context) -> tuple[float, int]:
-    """Return the processor seconds and bytes of a context's processes, for `Busy`."""
+def measure_work(context: Context) -> tuple[float, int]:
+    """Return the processor seconds and bytes of a context's processes, for `IdleTime`."""
     seconds, num_bytes = 0.0, 0
     for started in context.started:
         with suppress(psutil.Error):
@@ -126,7 +126,7 @@ def start_worker(life: Connection, parent: int | None) -> None:
         signal.signal(interrupt, signal.SIG_IGN)
     collect_garbage_rarely()
     enable_memory_bounds()
-    atexit.register(_leave)
+    atexit.register(_exit_at_once)
 
     def follow() -> None:
         life.poll(None)
@@ -140,7 +140,7 @@ def start_worker(life: Connection, parent: int | None) -> None:
             os._exit(1)
 
 
-def _leave() -> None:
+def _exit_at_once() -> None:
     """Exit without unloading modules: torch's alone take half a second, and may hang."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):

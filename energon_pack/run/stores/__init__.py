@@ -14,31 +14,39 @@ from typing import Any
 
 from energon_pack.errors import PackError
 from energon_pack.run.address import place_of, tidy_address
-from energon_pack.run.stores.requests import COUNTS, PART_BYTES, Found, Objects, StoreError, said, tried
+from energon_pack.run.stores.requests import (
+    PART_BYTES,
+    REQUEST_COUNTS,
+    Found,
+    Objects,
+    StoreError,
+    error_text,
+    with_retries,
+)
 from energon_pack.run.user_cache import version_of
 
 _PROCESS = os.getpid()
 _clients: list[Any] = []
 
 
-_MOST_LOOKS = 100  # how often an object is read that changes meanwhile
+_MAX_READS = 100  # how often an object is read that changes meanwhile
 _DELETED_AT_ONCE = 1000
 #: type of a storage provider → our extra, and the package in it that is needed to open the store
-_NEEDS = {"s3": ("s3", "boto3"), "gcs": ("gs", "google-cloud-storage")}
+_PACKAGES_BY_PROVIDER = {"s3": ("s3", "boto3"), "gcs": ("gs", "google-cloud-storage")}
 #: types for which multi-storage-client gives other etags in a listing than for one object
-_OTHER_ETAGS = ("gcs",)
-_OF_BUCKETS = {"s3": "s3", "gs": "gcs"}  # scheme → type
+_PROVIDERS_WITH_OTHER_ETAGS = ("gcs",)
+_PROVIDER_BY_SCHEME = {"s3": "s3", "gs": "gcs"}  # scheme → type
 #: By scheme: which settings tell a client the store's address and credentials.
-_KNOBS = {
+_STORE_HINTS = {
     "s3": "AWS_PROFILE, AWS_ENDPOINT_URL, AWS_REGION and ~/.aws say where it is and with which keys",
     "gs": "Google's default credentials say with which keys",
 }
-_OF_PROFILES = "the file of MSC_CONFIG, or ~/.msc_config.yaml, describes profiles"
+_PROFILES_HINT = "the file of MSC_CONFIG, or ~/.msc_config.yaml, describes profiles"
 
 
-def meet(address: str) -> None:
-    """Make the client of a store, unless this process has it."""
-    _of(address)
+def ensure_client(address: str) -> None:
+    """Create the client for an address, unless this process has it already."""
+    _objects_and_key(address)
 
 
 def find(address: str) -> Found:
@@ -48,17 +56,17 @@ def find(address: str) -> Found:
         FileNotFoundError: there is no such object.
         StoreError: the store does not answer; all functions here raise it.
     """
-    objects, key = _of(address)
+    objects, key = _objects_and_key(address)
     if not key:
         raise FileNotFoundError(errno.ENOENT, "a bucket, and no object", address)
-    return tried("HEAD", address, lambda: objects.find(key))
+    return with_retries("HEAD", address, lambda: objects.find(key))
 
 
 def read(address: str, start: int, end: int) -> tuple[memoryview, str | None]:
-    """Return bytes of an object, and the version they belong to if the store reports it."""
-    objects, key = _of(address)
-    data, version = tried("GET", address, lambda: objects.read(key, start, end))
-    COUNTS["bytes read"] += len(data)
+    """Return the bytes `start` to `end` of an object, and their version (None: the store does not report it)."""
+    objects, key = _objects_and_key(address)
+    data, version = with_retries("GET", address, lambda: objects.read(key, start, end))
+    REQUEST_COUNTS["bytes read"] += len(data)
     return data, version
 
 
@@ -74,7 +82,7 @@ def read_with_version(address: str) -> tuple[bytes, str]:
     Raises:
         StoreError: the object is written between the two requests each time.
     """
-    for _ in range(_MOST_LOOKS):
+    for _ in range(_MAX_READS):
         file = find(address)
         data, version = read(address, 0, file.size)
         if version in (None, file.version):
@@ -84,25 +92,25 @@ def read_with_version(address: str) -> tuple[bytes, str]:
 
 def entries(folder: str) -> dict[str, Found]:
     """Return all objects in a folder and its subfolders by address, in the order of their names."""
-    objects, key = _of(folder)
+    objects, key = _objects_and_key(folder)
     prefix = f"{tidy_address(key)}/" if key else ""
-    listed = tried("LIST", folder, lambda: dict(objects.entries(prefix)))
+    listed = with_retries("LIST", folder, lambda: dict(objects.entries(prefix)))
     begin = folder[: len(folder) - len(key)] if key else f"{tidy_address(folder)}/"
     return {f"{begin}{name}": listed[name] for name in sorted(listed) if name.startswith(prefix)}
 
 
 def names(folder: str) -> list[str]:
     """Return the names directly in a folder; those of folders end in a slash."""
-    objects, key = _of(folder)
+    objects, key = _objects_and_key(folder)
     prefix = f"{tidy_address(key)}/" if key else ""
-    return tried("LIST", folder, lambda: sorted(name[len(prefix) :] for name in objects.names(prefix)))
+    return with_retries("LIST", folder, lambda: sorted(name[len(prefix) :] for name in objects.names(prefix)))
 
 
 def put(address: str, data: bytes) -> None:
     """Write an object."""
-    objects, key = _of(address)
-    tried("PUT", address, lambda: objects.put(key, data))
-    COUNTS["bytes written"] += len(data)
+    objects, key = _objects_and_key(address)
+    with_retries("PUT", address, lambda: objects.put(key, data))
+    REQUEST_COUNTS["bytes written"] += len(data)
 
 
 def put_if(address: str, data: bytes, version: str | None) -> bool:
@@ -112,9 +120,9 @@ def put_if(address: str, data: bytes, version: str | None) -> bool:
         data: must be unique to this call: if the answer to a request was lost, they tell whether it was written.
         version: the object's version when it was read; None: there was no object.
     """
-    objects, key = _of(address)
-    is_put = tried("PUT", address, lambda: objects.put_if(key, data, version))
-    COUNTS["bytes written"] += len(data)
+    objects, key = _objects_and_key(address)
+    is_put = with_retries("PUT", address, lambda: objects.put_if(key, data, version))
+    REQUEST_COUNTS["bytes written"] += len(data)
     if is_put:
         return True
     try:
@@ -125,25 +133,25 @@ def put_if(address: str, data: bytes, version: str | None) -> bool:
 
 def put_file(address: str, path: Path) -> None:
     """Write an object from a file of this machine, in parts if it is large."""
-    objects, key = _of(address)
+    objects, key = _objects_and_key(address)
     size = path.stat().st_size
-    tried("PUT", address, lambda: objects.put_file(key, path))
-    COUNTS["PUT"] += max(0, -(-size // PART_BYTES) - 1)
-    COUNTS["bytes written"] += size
+    with_retries("PUT", address, lambda: objects.put_file(key, path))
+    REQUEST_COUNTS["PUT"] += max(0, -(-size // PART_BYTES) - 1)
+    REQUEST_COUNTS["bytes written"] += size
 
 
 def delete(addresses: Iterable[str]) -> None:
     """Remove objects of one profile, in this order if the store keeps an order."""
     waiting = iter(addresses)
     while batch := list(islice(waiting, _DELETED_AT_ONCE)):
-        objects, keys = _of(batch[0])[0], [place_of(address).key for address in batch]
-        tried("DELETE", batch[0], partial(objects.delete, keys))
+        objects, keys = _objects_and_key(batch[0])[0], [place_of(address).key for address in batch]
+        with_retries("DELETE", batch[0], partial(objects.delete, keys))
 
 
 # ------------------------------------------------------------------------------------------------------------ clients
 
 
-def _of(address: str) -> tuple[Objects, str]:
+def _objects_and_key(address: str) -> tuple[Objects, str]:
     place = place_of(address)
     return objects_of(place.profile), place.key
 
@@ -158,28 +166,32 @@ def objects_of(profile: str) -> Objects:
     except Exception as error:  # any error of the clients: in a setting, in credentials, in a profile
         bucket = _bucket_of(profile)
         where, knobs = (
-            (f"{bucket[0]}://{bucket[1]}", _KNOBS[bucket[0]]) if bucket else (f"msc://{profile}", _OF_PROFILES)
+            (f"{bucket[0]}://{bucket[1]}", _STORE_HINTS[bucket[0]]) if bucket else (f"msc://{profile}", _PROFILES_HINT)
         )
-        raise PackError(f"{where}: {said(error)}; {knobs}") from None
+        raise PackError(f"{where}: {error_text(error)}; {knobs}") from None
 
 
 def _objects_of(profile: str) -> Objects:
     settings = _settings_of(profile)
     provider = settings.get("storage_provider", {})
-    if provider.get("type") in _NEEDS:
-        extra, package = _NEEDS[provider["type"]]
+    if provider.get("type") in _PACKAGES_BY_PROVIDER:
+        extra, package = _PACKAGES_BY_PROVIDER[provider["type"]]
         if version_of(package) is None:
             raise PackError(f"msc://{profile} needs {package}: pip install 'energon-pack[{extra}]'")
     if provider.get("type") == "s3" and not is_forked() and version_of("obstore") is not None:
-        from energon_pack.run.stores.by_obstore import KNOWN, ObstoreObjects
+        from energon_pack.run.stores.by_obstore import KNOWN_OPTIONS, ObstoreObjects
 
         credentials = settings.get("credentials_provider", {})
         is_plain = settings.keys() <= {"storage_provider", "credentials_provider", "retry", "caching_enabled"}
-        if is_plain and provider["options"].keys() <= KNOWN and credentials.get("type") in (None, "S3Credentials"):
+        if (
+            is_plain
+            and provider["options"].keys() <= KNOWN_OPTIONS
+            and credentials.get("type") in (None, "S3Credentials")
+        ):
             return ObstoreObjects(provider["options"], credentials.get("options", {}))
     from energon_pack.run.stores.by_msc import MscObjects
 
-    return MscObjects(profile, by_time=provider.get("type") in _OTHER_ETAGS)
+    return MscObjects(profile, by_time=provider.get("type") in _PROVIDERS_WITH_OTHER_ETAGS)
 
 
 def _settings_of(profile: str) -> Mapping[str, Any]:
@@ -193,14 +205,14 @@ def _settings_of(profile: str) -> Mapping[str, Any]:
         return dict(expand_env_vars(settings))
     if (named := _bucket_of(profile)) is not None:
         scheme, bucket = named
-        return {"storage_provider": {"type": _OF_BUCKETS[scheme], "options": {"base_path": bucket}}}
+        return {"storage_provider": {"type": _PROVIDER_BY_SCHEME[scheme], "options": {"base_path": bucket}}}
     return {}  # it is rclone's, or does not exist: multi-storage-client reports that
 
 
 def _bucket_of(profile: str) -> tuple[str, str] | None:
     """Return scheme and bucket of a profile that was made from an address; None: the user wrote the profile."""
     scheme, _, bucket = profile.removeprefix("_").partition("-")
-    return (scheme, bucket) if profile.startswith("_") and scheme in _OF_BUCKETS else None
+    return (scheme, bucket) if profile.startswith("_") and scheme in _PROVIDER_BY_SCHEME else None
 
 
 os.register_at_fork(after_in_child=objects_of.cache_clear)

@@ -2,9 +2,9 @@
 
 Packing reads a source three times: for headers, for texts and media, and to copy. Objects are read in blocks; a
 sequential read gets several in one request. On disk, each block is a file in the temporary folder (`TMPDIR`); together
-they take at most `_MOST_BLOCKS` and half of the free space. When that is full, blocks unused for an hour are removed.
-If there are none, no new block is kept, and it is read again when needed: if a source is larger than the cache,
-replacing blocks would remove each one before its second use.
+they take at most `_MAX_DISK_BLOCKS` and half of the free space. When that is full, blocks unused for an hour are
+removed. If there are none, no new block is kept, and it is read again when needed: if a source is larger than the
+cache, replacing blocks would remove each one before its second use.
 """
 
 import hashlib
@@ -17,14 +17,14 @@ from pathlib import Path
 
 from energon_pack.run.files import private_temporary_folder
 
-BLOCK = 1 << 20
-_IN_MEMORY = 48  # blocks that a process keeps in memory
-_MOST_BLOCKS = 16 << 10  # on a machine's disk
-_LOOK_EVERY = 128  # after so many kept blocks, the folder's size is checked again
-_OLD = 3600.0  # seconds without use after which a block may be removed
+BLOCK_BYTES = 1 << 20
+_MAX_MEMORY_BLOCKS = 48  # blocks that a process keeps in memory
+_MAX_DISK_BLOCKS = 16 << 10  # on a machine's disk
+_CHECK_EVERY_BLOCKS = 128  # after so many kept blocks, the folder's size is checked again
+_UNUSED_SECONDS = 3600.0  # seconds without use after which a block may be removed
 
 
-def key_of(address: str, version: str) -> str:
+def blocks_key(address: str, version: str) -> str:
     """Return the name for the blocks of an object."""
     return hashlib.sha256(f"{address}\0{version}".encode()).hexdigest()[:32]
 
@@ -32,7 +32,7 @@ def key_of(address: str, version: str) -> str:
 class Blocks:
     """Blocks in this process's memory, and on disk for all processes of this user on this machine."""
 
-    def __init__(self, most: int = _MOST_BLOCKS) -> None:
+    def __init__(self, most: int = _MAX_DISK_BLOCKS) -> None:
         self._memory: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
         self._most = most
         self._folder: Path | None = None
@@ -60,10 +60,10 @@ class Blocks:
     def keep(self, key: str, number: int, data: memoryview) -> None:
         """Keep a block in memory, and on disk if there is room."""
         self._memory[key, number] = data
-        while len(self._memory) > _IN_MEMORY:
+        while len(self._memory) > _MAX_MEMORY_BLOCKS:
             self._memory.popitem(last=False)
         if self._room == 0:
-            self._look()
+            self._check_disk()
         if self._room < 0:
             self._room += 1
             return
@@ -76,7 +76,7 @@ class Blocks:
             os.replace(temporary, path)
         except OSError:  # the disk is full; the block will be read again
             Path(temporary).unlink(missing_ok=True)
-            self._room = -_LOOK_EVERY
+            self._room = -_CHECK_EVERY_BLOCKS
 
     @property
     def folder(self) -> Path:
@@ -88,18 +88,18 @@ class Blocks:
     def _path(self, key: str, number: int) -> str:
         return f"{self.folder}/{key}-{number}"
 
-    def _look(self) -> None:
+    def _check_disk(self) -> None:
         """Compute how many more blocks fit on disk; if few do, remove those that were not used for long."""
         kept = list(os.scandir(self.folder))
-        free = shutil.disk_usage(self.folder).free // (2 * BLOCK)
+        free = shutil.disk_usage(self.folder).free // (2 * BLOCK_BYTES)
         room = min(self._most - len(kept), free)
-        if room < _LOOK_EVERY:
+        if room < _CHECK_EVERY_BLOCKS:
             for entry in kept:
                 with suppress(FileNotFoundError):  # another process removed it first
-                    if time.time() - max(entry.stat().st_mtime, entry.stat().st_atime) > _OLD:
+                    if time.time() - max(entry.stat().st_mtime, entry.stat().st_atime) > _UNUSED_SECONDS:
                         os.unlink(entry)
                         room += 1
-        self._room = min(room, _LOOK_EVERY) if room > 0 else -_LOOK_EVERY
+        self._room = min(room, _CHECK_EVERY_BLOCKS) if room > 0 else -_CHECK_EVERY_BLOCKS
 
 
 BLOCKS = Blocks()

@@ -10,7 +10,7 @@ from multistorageclient import StorageClient, StorageClientConfig
 from multistorageclient.types import Range
 
 from energon_pack.run.stores import requests
-from energon_pack.run.stores.requests import PART_BYTES, Found, Objects, Refused, Transient, fault_of, said
+from energon_pack.run.stores.requests import PART_BYTES, Found, Objects, RequestRefused, classify_error, error_text
 
 
 class MscObjects(Objects):
@@ -26,58 +26,58 @@ class MscObjects(Objects):
         self._client = StorageClient(StorageClientConfig.from_file(profile=profile))
 
     def find(self, key: str) -> Found:
-        meta = _asked(lambda: self._client.info(key))
+        meta = _with_time_limit(lambda: self._client.info(key))
         if meta.type != "file":
             raise FileNotFoundError(key)
         return self._found(meta)
 
     def read(self, key: str, start: int, end: int) -> tuple[memoryview, str | None]:
-        return memoryview(_asked(lambda: self._client.read(key, byte_range=Range(start, end - start)))), None
+        return memoryview(_with_time_limit(lambda: self._client.read(key, byte_range=Range(start, end - start)))), None
 
     def entries(self, prefix: str) -> Iterator[tuple[str, Found]]:
-        with _named():
+        with _translated_errors():
             for item in self._client.list_recursive(path=prefix):
                 yield item.key, self._found(item)
 
     def names(self, prefix: str) -> Iterator[str]:
-        with _named():
+        with _translated_errors():
             for item in self._client.list(path=prefix, include_directories=True):
                 yield item.key if item.type == "file" else f"{item.key.rstrip('/')}/"
 
     def put(self, key: str, data: bytes) -> None:
-        _asked(lambda: self._client.write(key, data))
+        _with_time_limit(lambda: self._client.write(key, data))
 
     def put_file(self, key: str, path: Path) -> None:
         num_parts = 1 + path.stat().st_size // PART_BYTES
-        _asked(lambda: self._client.upload_file(key, str(path)), num_parts)
+        _with_time_limit(lambda: self._client.upload_file(key, str(path)), num_parts)
 
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
-            _asked(partial(self._client.delete, key))
+            _with_time_limit(partial(self._client.delete, key))
 
     def _found(self, item: Any) -> Found:
         etag = "" if self._by_time else item.etag
         return Found(item.content_length, etag or f"{item.last_modified:%Y%m%d%H%M%S.%f}")
 
 
-def _asked(request: Callable[[], Any], times: int = 1) -> Any:
+def _with_time_limit(request: Callable[[], Any], times: int = 1) -> Any:
     """Run a request with a time limit: its client alone would wait as long as any bytes come."""
-    with _named():
-        return requests.within(times * requests.REQUEST_SECONDS, request)
+    with _translated_errors():
+        return requests.run_with_timeout(times * requests.REQUEST_SECONDS, request)
 
 
 @contextmanager
-def _named() -> Iterator[None]:
-    """Translate the client's errors to those that `tried` expects."""
+def _translated_errors() -> Iterator[None]:
+    """Translate the client's errors to those that `with_retries` expects."""
     try:
         yield
-    except (FileNotFoundError, Transient):
+    except (FileNotFoundError, requests.TransientError):
         raise
     except Exception as error:  # multi-storage-client passes on some errors of the clients it uses
         status, code = _answer(error)
         if status is None and isinstance(error, PermissionError | NotImplementedError):
-            raise Refused(said(error)) from None
-        raise fault_of(error, status, code) from None
+            raise RequestRefused(error_text(error)) from None
+        raise classify_error(error, status, code) from None
 
 
 def _answer(error: BaseException) -> tuple[int | None, str | None]:

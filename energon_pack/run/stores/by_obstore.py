@@ -13,10 +13,10 @@ from obstore.exceptions import AlreadyExistsError, BaseError, GenericError, Prec
 from obstore.store import S3Store
 
 from energon_pack.run.stores import requests
-from energon_pack.run.stores.requests import PART_BYTES, Found, Objects, Refused, fault_of, said
+from energon_pack.run.stores.requests import PART_BYTES, Found, Objects, RequestRefused, classify_error, error_text
 
 #: Settings of a profile that this client knows, or that do not change what is read.
-KNOWN = {"base_path", "region_name", "endpoint_url", "profile_name", "verify", "signature_version"} | {
+KNOWN_OPTIONS = {"base_path", "region_name", "endpoint_url", "profile_name", "verify", "signature_version"} | {
     *("max_pool_connections", "connect_timeout", "read_timeout", "retries", "max_concurrency"),
     *("multipart_threshold", "multipart_chunksize", "io_chunksize", "rust_client"),
 }
@@ -62,40 +62,40 @@ class ObstoreObjects(Objects):
             options: Any = {"config": config, "client_options": client, "retry_config": retry}
             return S3Store(bucket, prefix=prefix or None, credential_provider=asking, **options)
 
-        self._store = store({"max_retries": 0})  # `tried` repeats requests, and counts them
+        self._store = store({"max_retries": 0})  # `with_retries` repeats requests, and counts them
         # If one part fails, the parts before it need not be sent again.
-        backoff = {"init_backoff": timedelta(seconds=requests.FIRST_WAIT), "max_backoff": timedelta(seconds=8)}
-        patience = timedelta(seconds=requests.PATIENCE)
-        self._in_parts = store({"max_retries": requests.ATTEMPTS, "backoff": backoff, "retry_timeout": patience})
+        backoff = {"init_backoff": timedelta(seconds=requests.FIRST_WAIT_SECONDS), "max_backoff": timedelta(seconds=8)}
+        patience = timedelta(seconds=requests.MAX_RETRY_SECONDS)
+        self._in_parts = store({"max_retries": requests.MAX_ATTEMPTS, "backoff": backoff, "retry_timeout": patience})
 
     def find(self, key: str) -> Found:
-        with _named():
+        with _translated_errors():
             return _found(obstore.head(self._store, key))
 
     def read(self, key: str, start: int, end: int) -> tuple[memoryview, str]:
-        with _named():
+        with _translated_errors():
             result = obstore.get(self._store, key, options={"range": (start, end)})
             return memoryview(result.bytes()), _version(result.meta)
 
     def entries(self, prefix: str) -> Iterator[tuple[str, Found]]:
-        with _named():
+        with _translated_errors():
             for batch in obstore.list(self._store, prefix, chunk_size=1000):
                 for meta in batch:
                     yield meta["path"], _found(meta)
 
     def names(self, prefix: str) -> Iterator[str]:
-        with _named():
+        with _translated_errors():
             listing = obstore.list_with_delimiter(self._store, prefix)
             yield from (meta["path"] for meta in listing["objects"])
             yield from (f"{folder}/" for folder in listing["common_prefixes"])
 
     def put(self, key: str, data: bytes) -> None:
-        with _named():
+        with _translated_errors():
             obstore.put(self._store, key, data, use_multipart=False)
 
     def put_if(self, key: str, data: bytes, version: str | None) -> bool:
         mode: Any = "create" if version is None else {"e_tag": f'"{version}"'}
-        with _named():
+        with _translated_errors():
             try:
                 obstore.put(self._store, key, data, use_multipart=False, mode=mode)
             except (AlreadyExistsError, PreconditionError) as error:
@@ -109,11 +109,11 @@ class ObstoreObjects(Objects):
         return True
 
     def put_file(self, key: str, path: Path) -> None:
-        with _named():
+        with _translated_errors():
             obstore.put(self._in_parts, key, path, chunk_size=PART_BYTES, max_concurrency=4)
 
     def delete(self, keys: Sequence[str]) -> None:
-        with _named():
+        with _translated_errors():
             obstore.delete(self._store, list(keys))
 
 
@@ -133,8 +133,8 @@ def _asking(credentials: Any) -> Callable[[], Any]:
 
 
 @contextmanager
-def _named() -> Iterator[None]:
-    """Translate the client's errors to those that `tried` expects."""
+def _translated_errors() -> Iterator[None]:
+    """Translate the client's errors to those that `with_retries` expects."""
     try:
         yield
     except FileNotFoundError:
@@ -144,8 +144,8 @@ def _named() -> Iterator[None]:
         status, code = _status_of(error), _CODE.search(text)
         moved = _REDIRECT[0] if _REDIRECT[1] in text else None
         if status is None and moved is None and not isinstance(error, GenericError | OSError):
-            raise Refused(said(error)) from None
-        raise fault_of(error, moved if status is None else status, code and code[1]) from None
+            raise RequestRefused(error_text(error)) from None
+        raise classify_error(error, moved if status is None else status, code and code[1]) from None
 
 
 def _status_of(error: Exception) -> int | None:

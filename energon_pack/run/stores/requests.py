@@ -1,7 +1,7 @@
 """Send requests to object stores: repeat them where that may help, count them, and report errors in one line.
 
 A network fault is not a damaged sample, so it must end the run. A decoder that reads from a store may take it for
-damaged data; `losing_no_fault` then raises it again.
+damaged data; `raising_store_errors` then raises it again.
 """
 
 import errno
@@ -24,70 +24,70 @@ PART_BYTES = 16 << 20
 
 Result = TypeVar("Result")
 
-#: How often a request is tried. The first wait is `FIRST_WAIT`, and each is twice as long as the one before.
-ATTEMPTS = 7
-FIRST_WAIT = 0.25  # seconds: about 16 in all
+#: How often a request is tried. The first wait is `FIRST_WAIT_SECONDS`, and each is twice as long as the one before.
+MAX_ATTEMPTS = 7
+FIRST_WAIT_SECONDS = 0.25  # seconds: about 16 in all
 #: Seconds after which a request that failed twice is not tried again: some stores let every request wait.
-PATIENCE = 180.0
+MAX_RETRY_SECONDS = 180.0
 #: Limits for connecting, and between two pieces of an answer; a profile may set its own.
 CONNECT_SECONDS, READ_SECONDS = 10.0, 30.0
 #: The limit for a whole request; it moves at most 16 MiB.
 REQUEST_SECONDS = 120.0
 #: This process's requests by kind, failed ones included, and the bytes they moved.
-COUNTS: Counter[str] = Counter()
+REQUEST_COUNTS: Counter[str] = Counter()
 #: S3's codes for faults that may pass: by the next request, keys are renewed or another change is done.
-_PASSING = frozenset(("ExpiredToken", "ExpiredTokenException", "RequestTimeout", "OperationAborted"))
+_RETRY_CODES = frozenset(("ExpiredToken", "ExpiredTokenException", "RequestTimeout", "OperationAborted"))
 #: HTTP: request timeout, conflict, too many requests.
-_PASSING_STATUS = frozenset((408, 409, 429))
+_RETRY_HTTP = frozenset((408, 409, 429))
 _BAD_REQUEST = 400
 #: The status for a kind of request that a store does not know.
 UNKNOWN_REQUEST = 501
-_faults: list["StoreError"] = []
+_store_errors: list["StoreError"] = []
 
 
 class StoreError(PackError):
     """A store refuses a request, or fails every time."""
 
 
-class Transient(Exception):
+class TransientError(Exception):
     """An error that may pass if the request is sent again."""
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """An error that sending the request again does not change."""
 
 
-def tried(kind: str, address: str, request: Callable[[], Result]) -> Result:
+def with_retries(kind: str, address: str, request: Callable[[], Result]) -> Result:
     """Send a request, repeat it after transient errors, and return its result.
 
     Raises:
         FileNotFoundError: there is no such object.
         StoreError: the request was refused, or failed every time.
     """
-    pause, start = FIRST_WAIT, time.monotonic()
-    for attempt in range(1, ATTEMPTS + 1):
-        COUNTS[kind] += 1
+    pause, start = FIRST_WAIT_SECONDS, time.monotonic()
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        REQUEST_COUNTS[kind] += 1
         try:
             return request()
         except FileNotFoundError:
             raise FileNotFoundError(errno.ENOENT, "no such object", address) from None
-        except Transient as error:
-            COUNTS["retries"] += 1
-            if attempt == ATTEMPTS or (attempt > 1 and time.monotonic() - start > PATIENCE):
+        except TransientError as error:
+            REQUEST_COUNTS["retries"] += 1
+            if attempt == MAX_ATTEMPTS or (attempt > 1 and time.monotonic() - start > MAX_RETRY_SECONDS):
                 text = f"{address}: {kind} failed {attempt} times: {error}; once it answers, the same command goes on"
                 raise _fault(text) from None
             time.sleep(pause * random.uniform(0.5, 1))
             pause *= 2
-        except Refused as error:
+        except RequestRefused as error:
             raise _fault(f"{address}: {kind}: {error}") from None
     raise AssertionError
 
 
-def within(seconds: float, request: Callable[[], Result]) -> Result:
+def run_with_timeout(seconds: float, request: Callable[[], Result]) -> Result:
     """Run a request in a thread, because its client may wait for ever; after the limit, abandon the thread.
 
     Raises:
-        Transient: the limit is over.
+        TransientError: the limit is over.
         Exception: the error of the request.
     """
     result: Future[Result] = Future()
@@ -101,47 +101,47 @@ def within(seconds: float, request: Callable[[], Result]) -> Result:
     Thread(target=work, daemon=True).start()
     wait([result], seconds)
     if not result.done():
-        raise Transient(f"no whole answer within {seconds:g} s")
+        raise TransientError(f"no whole answer within {seconds:g} s")
     return result.result()
 
 
-def fault_of(error: Exception, status: int | None, code: str | None = None) -> Transient | Refused:
+def classify_error(error: Exception, status: int | None, code: str | None = None) -> TransientError | RequestRefused:
     """Say whether a client's error may pass if the same request is sent again.
 
     Args:
         status: of the answer; None: there was no answer.
         code: the store's name for the error, such as `NoSuchBucket`; None: it gives none.
     """
-    text = said(error) + (f" ({code})" if code and code not in said(error) else "")
-    if status is None or code in _PASSING or status in _PASSING_STATUS or (status >= 500 and status != UNKNOWN_REQUEST):
-        return Transient(text)
+    text = error_text(error) + (f" ({code})" if code and code not in error_text(error) else "")
+    if status is None or code in _RETRY_CODES or status in _RETRY_HTTP or (status >= 500 and status != UNKNOWN_REQUEST):
+        return TransientError(text)
     if status == _BAD_REQUEST and code is None:  # expired keys in a HEAD request, whose answer has no body for a code
-        return Transient(text)
+        return TransientError(text)
     if status < _BAD_REQUEST:
-        return Refused(f"{text}: the bucket is in another region: set AWS_REGION, or region_name of its profile")
-    return Refused(text)
+        return RequestRefused(f"{text}: the bucket is in another region: set AWS_REGION, or region_name of its profile")
+    return RequestRefused(text)
 
 
 def _fault(text: str) -> StoreError:
     error = StoreError(text)
-    _faults.append(error)
+    _store_errors.append(error)
     return error
 
 
 @contextmanager
-def losing_no_fault() -> Iterator[None]:
+def raising_store_errors() -> Iterator[None]:
     """Raise the error of a request at the end of this context, even if the code in it took that for damaged data.
 
     Raises:
         StoreError: an error occurred within the context.
     """
-    num_before = len(_faults)
+    num_before = len(_store_errors)
     yield
-    if len(_faults) > num_before:
-        raise _faults[num_before]
+    if len(_store_errors) > num_before:
+        raise _store_errors[num_before]
 
 
-def said(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Return the text of a client's error without the parts meant for the client's developers."""
     first = str(error).partition("\n")[0].partition("<?xml")[0].rstrip(" :")
     return f"{type(error).__name__}: {' '.join(first.split())[:300]}"
@@ -155,19 +155,19 @@ class Found(NamedTuple):
 
 
 class Objects(ABC):
-    """The objects of a profile, by their keys. Methods raise FileNotFoundError and the errors that `tried` expects."""
+    """The objects of a profile, by their keys. Methods raise FileNotFoundError, TransientError or RequestRefused."""
 
     @abstractmethod
     def find(self, key: str) -> Found:
-        """Return the present size and version."""
+        """Return the present size (bytes) and version of an object."""
 
     @abstractmethod
     def read(self, key: str, start: int, end: int) -> tuple[memoryview, str | None]:
-        """Return bytes, and the version they belong to if the store reports it."""
+        """Return the bytes `start` to `end`, and their version (None: the store does not report it)."""
 
     @abstractmethod
     def entries(self, prefix: str) -> Iterator[tuple[str, Found]]:
-        """Yield the whole keys of all objects below a prefix, which is a folder."""
+        """Yield the full key, size and version of each object below a prefix, which is a folder."""
 
     @abstractmethod
     def names(self, prefix: str) -> Iterator[str]:

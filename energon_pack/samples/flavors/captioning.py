@@ -6,7 +6,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from energon_pack.errors import short
+from energon_pack.errors import quote
 from energon_pack.samples.conversation import placed_record
 from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor, sample_json
 from energon_pack.samples.flavors.schema import (
@@ -161,7 +161,7 @@ class PackedCaptioning(PackedFlavor):
             wrong = [n for n, stem in zip(member["images"] or (), stems, strict=True) if n != f"{stem}.jpg"]
             arrays = zip(positions or (), stems, strict=False)
             wrong += [name for name, stem in arrays if name not in ("", f"{stem}.npy")]
-            yield from (f"member {number} has a file named {short(name)}" for name in wrong[:1])
+            yield from (f"member {number} has a file named {quote(name)}" for name in wrong[:1])
 
 
 def _image_names(index: int, num_images: int) -> list[str]:

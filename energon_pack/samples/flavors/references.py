@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from energon_pack.errors import short
+from energon_pack.errors import quote
 from energon_pack.samples.flavors.base import Fields, PackedFlavor
 from energon_pack.samples.flavors.schema import is_count, is_list_of
 from energon_pack.samples.parts import (
@@ -67,7 +67,7 @@ def reference_defects(value: Fields) -> Iterator[str]:
         ("_meta.sample_ids", ids, ("a list of strings", is_list_of(str))),
     ):
         if not is_it(listed):
-            yield f"{name} is {short(listed)}, not {said_kind}"
+            yield f"{name} is {quote(listed)}, not {said_kind}"
             return
     if not len(refs) == len(parts or ()) == len(ids or ()) or any(map(_are_of_other_media, refs, parts or ())):
         yield f"{REFERENCES_FIELD} and _meta.{SOURCE_PARTS_FIELD} are not of the same media"

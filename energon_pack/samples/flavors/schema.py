@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from energon_pack.errors import short
+from energon_pack.errors import quote
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.tokens_part import CHECKSUM_FIELD, PACK_FORMAT
 
@@ -16,13 +16,13 @@ Schema = Mapping[str, tuple[str, Callable[[Any], bool]]]
 def wrong_fields(value: Any, where: str, schema: Schema) -> Iterator[str]:
     """Yield a message for each field that an object lacks or has in another type; `where`: their prefix (`_meta.`)."""
     if not isinstance(value, dict):
-        yield f"{where.rstrip('.')} is {short(value)}, not an object"
+        yield f"{where.rstrip('.')} is {quote(value)}, not an object"
         return
     for name, (kind, is_it) in schema.items():
         if name not in value:
             yield f"no {where}{name}"
         elif not is_it(value[name]):
-            yield f"{where}{name} is {short(value[name])}, not {kind}"
+            yield f"{where}{name} is {quote(value[name])}, not {kind}"
 
 
 def is_list_of(kind: type) -> Callable[[Any], bool]:

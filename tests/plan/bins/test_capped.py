@@ -160,7 +160,7 @@ def packs_of_stream(lens: Ints, capacity: int, buffer_size: int) -> int:
         pool.add(number, (length,))
         while not pool.num_missing:
             pool.take()
-    pool.end()
+    pool.plan_rest()
     return pool.num_packs + pool.num_planned
 
 
