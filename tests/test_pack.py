@@ -260,7 +260,7 @@ def test_a_dataset_that_appears_meanwhile_is_kept(config: Make, monkeypatch: pyt
         output(run).mkdir()
         (output(run) / "theirs").touch()
 
-    monkeypatch.setattr("energon_pack.stages.publishing.check", slow_check)
+    monkeypatch.setattr("energon_pack.stages.publishing.check_readable", slow_check)
     with pytest.raises(PackError, match="exists"):
         pack(run)
     assert [path.name for path in output(run).iterdir()] == ["theirs"]
@@ -352,7 +352,7 @@ def test_shards_that_energon_cannot_read_are_not_kept(config: Make, monkeypatch:
 
     run = config()
     with monkeypatch.context() as patch:
-        patch.setattr("energon_pack.stages.publishing.check", check)
+        patch.setattr("energon_pack.stages.publishing.check_readable", check)
         with pytest.raises(PackError, match="can't read"):
             pack(run)
     assert not (output(run).parent / ".staging").exists()
