@@ -24,7 +24,8 @@ from planner import mixture
 from rich.console import Console
 from rich.table import Table
 
-from energon_pack.dataset.plan_file import write_ledger, write_plan
+from energon_pack.dataset.plan_file import write_plan
+from energon_pack.dataset.skipped_file import write_ledger
 from energon_pack.lengths.audit import draw
 from energon_pack.lengths.index import IndexedShard
 from energon_pack.lengths.measure import MeasuredShard

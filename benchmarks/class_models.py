@@ -15,7 +15,7 @@ from transformers.configuration_utils import ALLOWED_ATTN_LAYER_TYPES
 
 from energon_pack.templates.full_processor import prepare_torchvision
 from energon_pack.training.model_wrappers import configs_in
-from energon_pack.training.shrink import shrink
+from energon_pack.training.shrunk_config import shrink
 
 prepare_torchvision()
 _TESTS = Path(__file__).parents[1] / "tests"

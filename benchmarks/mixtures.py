@@ -31,9 +31,9 @@ from energon_pack.dataset.ordered import OrderedDataset, train_members
 from energon_pack.loading import train_arguments
 from energon_pack.loading.in_order import PacksInOrder
 from energon_pack.order import main as order
+from energon_pack.plan.epoch_draws import draw_samples, mixture_figures
 from energon_pack.plan.existing_packs import packs_of_sizes
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.mix import draw_samples, mixture_figures
 from energon_pack.plan.packs import costs_of_packs
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig

@@ -49,7 +49,7 @@ from energon_pack.training.batch import source_losses as source_losses
 from energon_pack.training.batch import total_weight as total_weight
 from energon_pack.training.batch import touch_vision as touch_vision
 from energon_pack.training.batch import weighted_loss as weighted_loss
-from energon_pack.training.few_shapes import packed_seq_params as packed_seq_params
+from energon_pack.training.fixed_shapes import packed_seq_params as packed_seq_params
 from energon_pack.training.forward_inputs import MixingError as MixingError
 from energon_pack.training.forward_inputs import check_inputs as check_inputs
 from energon_pack.training.guards import Guard as Guard

@@ -18,9 +18,9 @@ from energon_pack.dataset.folder import DatasetFolder, datasets_of_order
 from energon_pack.dataset.ordered import OrderedDataset, train_members, write_order_folder
 from energon_pack.errors import PackError, amount
 from energon_pack.metadataset import BlendEntry, read_entry, refuse_incompatible, relative_path
+from energon_pack.plan.epoch_draws import MANY_EPOCHS, EntryShare, shares_of
 from energon_pack.plan.existing_packs import num_draws_by_pass, order_existing_packs, packs_of_sizes
 from energon_pack.plan.items import Items
-from energon_pack.plan.mix import MANY_EPOCHS, EntryShare, shares_of
 from energon_pack.plan.packs import PackPlan, costs_of_packs
 from energon_pack.plan.report import STEP_COSTS
 from energon_pack.plan.settings import PackingConfig

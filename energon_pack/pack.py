@@ -18,8 +18,8 @@ from energon_pack.config.output_dir import may_overwrite, page_of
 from energon_pack.dataset.destination import refuse_other_dataset
 from energon_pack.dataset.energon_check import cache_key_of, import_energon
 from energon_pack.dataset.files import LEDGER
-from energon_pack.dataset.lost_samples import refuse_future_loss
-from energon_pack.dataset.plan_file import ledger_entries, write_ledger
+from energon_pack.dataset.publish_limits import refuse_future_loss
+from energon_pack.dataset.skipped_file import ledger_entries, write_ledger
 from energon_pack.lengths.audit import finish, start
 from energon_pack.lengths.measure import check_unchanged, dropping_wrong_lengths
 from energon_pack.report.run_report import RunReport

@@ -62,7 +62,7 @@ ASKED_FOR = {
     ("trainers.pack_datasets", "trainers.samplers"): "a trainer takes the packs as rows",
     ("trainers.pack_datasets", "trainers.collator"): "a trainer takes the packs as rows",
     ("trainers.pack_datasets", "trainers.loss"): "a trainer takes the packs as rows",
-    ("trainers.pack_datasets", "trainers.numbered_rows"): "a trainer takes the packs as rows",
+    ("trainers.pack_datasets", "trainers.dataset_rows"): "a trainer takes the packs as rows",
 }
 #: Guard: proves a model. Of reading it imports what a batch is.
 GUARD = "errors version run training"

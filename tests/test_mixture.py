@@ -18,7 +18,7 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.errors import PackError
 from energon_pack.online.lazy import LazyPackedDataset
 from energon_pack.pack import pack
-from energon_pack.plan.mix import num_draws, shares_of
+from energon_pack.plan.epoch_draws import num_draws, shares_of
 from energon_pack.sources.mixture import Entry
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.source_path import find_source

@@ -24,8 +24,8 @@ from pathlib import Path
 
 from energon_pack.dataset.destination import PlanMissing, another_run_error, refuse_unwritable_folder
 from energon_pack.dataset.files import PAGE, PLAN
-from energon_pack.dataset.lost_samples import ledger_beside, page_beside
 from energon_pack.dataset.manifest import MANIFEST
+from energon_pack.dataset.publish_limits import ledger_beside, page_beside
 from energon_pack.dataset.shards import (
     DONE_SUFFIX,
     ShardJob,

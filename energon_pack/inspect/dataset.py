@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, value_at
 from energon_pack.dataset.folder import DatasetFolder, packed_folder
-from energon_pack.dataset.lookup import LocatedPack, PackLookup
 from energon_pack.dataset.manifest import MANIFEST, REPORT, has_manifest
+from energon_pack.dataset.pack_lookup import LocatedPack, PackLookup
 from energon_pack.errors import PackError, amount
 from energon_pack.report.views.packed import pack_view
 from energon_pack.report.views.view import PackPlace, PackView

@@ -20,8 +20,8 @@ import numpy as np
 
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
-from energon_pack.dataset.lost_samples import why_too_much_bad_data, why_too_much_dropped
-from energon_pack.dataset.plan_file import ledger_entries
+from energon_pack.dataset.publish_limits import why_too_much_bad_data, why_too_much_dropped
+from energon_pack.dataset.skipped_file import ledger_entries
 from energon_pack.errors import PackError, SamplesLost, amount
 from energon_pack.inspect.source import look_at_sample
 from energon_pack.lengths.index import every_nth_sample

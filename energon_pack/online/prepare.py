@@ -26,8 +26,8 @@ from energon_pack.dataset.destination import refuse_unwritable_folder
 from energon_pack.dataset.energon import manifest_of
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.in_folder import DatasetInFolder
-from energon_pack.dataset.lost_samples import why_too_much_dropped, why_too_much_lost
-from energon_pack.dataset.plan_file import write_ledger
+from energon_pack.dataset.publish_limits import why_too_much_dropped, why_too_much_lost
+from energon_pack.dataset.skipped_file import write_ledger
 from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.lengths.changed_media import StaleRows, stale_rows

@@ -13,8 +13,8 @@ from math import ceil
 import numpy as np
 
 from energon_pack.plan import caps
+from energon_pack.plan.epoch_draws import num_draws
 from energon_pack.plan.items import Items
-from energon_pack.plan.mix import num_draws
 from energon_pack.plan.packs import PackPlan, members_of
 from energon_pack.plan.plan import group_of_items, lay_out_packs, order_by_windows
 from energon_pack.plan.settings import PackingConfig

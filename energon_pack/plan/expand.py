@@ -12,7 +12,7 @@ from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import key_of
 from energon_pack.lengths.worker import LengthsRow, leave_out
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.parts import PartsRecipe, WholeSample, make_parts
+from energon_pack.plan.sample_parts import PartsRecipe, WholeSample, make_parts
 from energon_pack.run.context import Run
 from energon_pack.run.plain_data import plain
 from energon_pack.run.scratch_arrays import blocks

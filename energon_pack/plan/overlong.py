@@ -21,7 +21,7 @@ from energon_pack.lengths.worker import LengthsRow
 from energon_pack.plan import caps
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
-from energon_pack.plan.parts import PartsRecipe, WholeSample, make_parts
+from energon_pack.plan.sample_parts import PartsRecipe, WholeSample, make_parts
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.plan.text_parts import text_parts
 from energon_pack.run.context import Run

@@ -9,9 +9,9 @@ import numpy as np
 
 from energon_pack.errors import PackError
 from energon_pack.plan.distributions import PlanCounts, Tally, count_by_medium, count_plan
+from energon_pack.plan.epoch_draws import EntryShare, mixture_figures
 from energon_pack.plan.expand import Expansion
 from energon_pack.plan.items import AnyInts, Items, Lengths
-from energon_pack.plan.mix import EntryShare, mixture_figures
 from energon_pack.plan.note_counts import NOTES
 from energon_pack.plan.packs import (
     LEFT_OUT,

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from energon_pack.lengths.worker import LengthsRow
 from energon_pack.plan import caps
-from energon_pack.plan.parts import WholeSample
+from energon_pack.plan.sample_parts import WholeSample
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.samples.cut import Cut
 from energon_pack.sources.tar import num_tar_bytes

@@ -8,7 +8,7 @@ import numpy as np
 
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.lookup import PackLookup
+from energon_pack.dataset.pack_lookup import PackLookup
 from energon_pack.errors import PackError
 from energon_pack.plan.items import Items
 from energon_pack.plan.packs import PackPlan, features_of_packs, media_of_packs

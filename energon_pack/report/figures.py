@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from energon_pack.dataset.lost_samples import policies_that_keep_more, why_too_much_dropped
+from energon_pack.dataset.publish_limits import policies_that_keep_more, why_too_much_dropped
 from energon_pack.plan.distributions import Tally
 from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.note_counts import SampleNotes

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from energon_pack.errors import amount
-from energon_pack.plan.mix import MANY_EPOCHS
+from energon_pack.plan.epoch_draws import MANY_EPOCHS
 from energon_pack.plan.report import RunFacts
 from energon_pack.report import data_rules
 from energon_pack.report.figures import Figures

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from energon_pack.errors import amount
-from energon_pack.plan.mix import MANY_EPOCHS
+from energon_pack.plan.epoch_draws import MANY_EPOCHS
 from energon_pack.plan.pack_lengths import Choice, Choices
 from energon_pack.plan.report import LOST_BITS, STEP_COSTS, Report
 from energon_pack.report.pages.bars import with_bar

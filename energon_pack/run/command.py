@@ -15,8 +15,8 @@ from typing import NoReturn
 
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.run.address import is_address
-from energon_pack.run.bounds import enable_memory_bounds
 from energon_pack.run.console import LogLine, print_error
+from energon_pack.run.expansion_bounds import enable_memory_bounds
 from energon_pack.run.heavy_imports import collect_garbage_rarely
 from energon_pack.run.stores.requests import raising_store_errors
 from energon_pack.version import VERSION

@@ -9,7 +9,7 @@ from typing import Any
 
 from energon_pack.errors import one_line
 from energon_pack.run.address import bucket_of
-from energon_pack.run.bounds import BoundExceeded, bounded
+from energon_pack.run.expansion_bounds import BoundExceeded, bounded
 from energon_pack.run.lru_cache import LruCache
 from energon_pack.run.plain_data import json_value
 from energon_pack.samples.bytes import as_file
@@ -48,7 +48,9 @@ def archive_path(media_root: str, name: str) -> str | None:
 def open_inside(file: str, key: str) -> File:
     """Open a medium inside an LMDB, a zip archive, a table or a JSONL file; raises KeyError if there is no such key."""
     if file.lower().endswith(TABLE_SUFFIX):
-        from energon_pack.sources.tables import open_cell  # imports pyarrow, which loaders of other packs do not need
+        from energon_pack.sources.parquet_rows import (
+            open_cell,  # imports pyarrow, which loaders of other packs do not need
+        )
 
         return open_cell(file, key)
     if file.lower().endswith(_ZIP):

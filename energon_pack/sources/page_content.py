@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from energon_pack.run.bounds import BoundExceeded, bounded
+from energon_pack.run.expansion_bounds import BoundExceeded, bounded
 from energon_pack.run.lru_cache import LruCache
 from energon_pack.samples.bytes import Bytes
 

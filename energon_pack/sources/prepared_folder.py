@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from braceexpand import braceexpand
 
 from energon_pack.errors import PackError
-from energon_pack.run.bounds import BoundExceeded, bounded
+from energon_pack.run.expansion_bounds import BoundExceeded, bounded
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value, yaml_value
 from energon_pack.sources.storage import absolute, folder_of, read_whole

@@ -31,11 +31,11 @@ from energon_pack.sources.mixture import (
 )
 from energon_pack.sources.other_formats import ARROW_ADVICE
 from energon_pack.sources.pack_shard import with_pack_shards
+from energon_pack.sources.parquet_shard import TableShard
 from energon_pack.sources.prepared_folder import SplitSelection
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.shard import JsonlShard, Shard, TarShard
 from energon_pack.sources.storage import expand, folder_of, real_path, walk
-from energon_pack.sources.table_shard import TableShard
 
 _MEDIA_FILE = re.compile(rf"(?i)\.({'|'.join(MEDIA_EXTENSIONS)})$")
 TAR_FILE = re.compile(r"(?i)\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")

@@ -6,14 +6,14 @@ from typing import Any, NoReturn
 
 from energon_pack.config.output_dir import page_of
 from energon_pack.dataset.files import PAGE
-from energon_pack.dataset.lost_samples import (
+from energon_pack.dataset.publish_limits import (
     ledger_beside,
     page_beside,
     refuse_future_loss,
     refuse_losses,
     why_too_much_bad_data,
 )
-from energon_pack.dataset.plan_file import ledger_entries, read_ledger
+from energon_pack.dataset.skipped_file import ledger_entries, read_ledger
 from energon_pack.errors import SamplesLost
 from energon_pack.plan.pack_lengths import try_lengths
 from energon_pack.plan.packs import empty_plan

@@ -8,13 +8,13 @@ from typing import Any
 from energon_pack.config import plain
 from energon_pack.config.naming import content_settings, shards_identity
 from energon_pack.config.output_dir import publishes
-from energon_pack.dataset.lost_samples import why_too_much_dropped, why_too_much_lost
+from energon_pack.dataset.publish_limits import why_too_much_dropped, why_too_much_lost
 from energon_pack.lengths.changed_media import check_media
 from energon_pack.lengths.measure import MeasuredShard, dropping_wrong_lengths
 from energon_pack.lengths.method import Method
+from energon_pack.plan.epoch_draws import draw_samples
 from energon_pack.plan.expand import count_expansion
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.mix import draw_samples
 from energon_pack.plan.overlong import check_overlong, cut_overlong
 from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.plan import check_media_apart, check_splits, plan_packs, share_beginnings

@@ -18,8 +18,8 @@ from energon_pack.dataset.files import LEDGER, PAGE, PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import HASHED_FILES, MANIFEST, PACK_SUMS, PROCESSOR_FOLDER, REPORT, hash_of
 from energon_pack.dataset.plan_counts import sums_of_written_plan
-from energon_pack.dataset.plan_file import read_ledger
 from energon_pack.dataset.shards import ShardJob, WrittenShard
+from energon_pack.dataset.skipped_file import read_ledger
 from energon_pack.errors import PackError, amount
 from energon_pack.lengths.audit import Audit
 from energon_pack.lengths.measure import check_unchanged, dropping_wrong_lengths

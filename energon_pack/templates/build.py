@@ -21,9 +21,9 @@ from energon_pack.templates.families import ASKING_FAMILIES, FAMILIES, family_of
 from energon_pack.templates.families.asked_processor import processor_part
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 from energon_pack.templates.folder import files_state, has_media_parts, processor_class, settings_in
-from energon_pack.templates.frames import medium_text_in_question
 from energon_pack.templates.full_processor import full_processor, prepare_torchvision, quiet_transformers
 from energon_pack.templates.identity import TemplateSpec
+from energon_pack.templates.media_texts import medium_text_in_question
 from energon_pack.templates.models import model_name_of
 from energon_pack.templates.preprocess import image_settings, video_settings
 from energon_pack.templates.sample import Sample

@@ -27,12 +27,11 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.chat.labels import TrainedSpan
-from energon_pack.templates.chat.leaves import texts_of
-from energon_pack.templates.chat.left_out import refuse_left_out
+from energon_pack.templates.chat.left_out_turns import refuse_left_out
 from energon_pack.templates.chat.template import ChatTemplate
+from energon_pack.templates.chat.text_marks import texts_of
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.families.rules import MediaRules
-from energon_pack.templates.frames import DocumentTexts, MediaTexts
 from energon_pack.templates.identity import (
     HEARD_VIDEOS,
     MIXED_MEDIA,
@@ -41,6 +40,7 @@ from energon_pack.templates.identity import (
     TemplateSpec,
     fingerprints_of,
 )
+from energon_pack.templates.media_texts import DocumentTexts, MediaTexts
 from energon_pack.templates.model_inputs import input_rules_of, tokens_of_member
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.sample import Rendered, Sample, Tokens, with_frame_lists_as_videos

@@ -163,10 +163,10 @@ class PacksByNumber(PacksForTrainers, Dataset[Pack]):
 def import_numbered_rows() -> Any:
     """Import the module with rows for trainers; PackError: `datasets` is not installed."""
     try:
-        from energon_pack.trainers import numbered_rows
+        from energon_pack.trainers import dataset_rows
     except ModuleNotFoundError as error:
         if error.name != "datasets":
             raise
         missing = "as_dataset needs Hugging Face's datasets, as the trainers that ask for it do: pip install datasets"
         raise PackError(missing) from None
-    return numbered_rows
+    return dataset_rows

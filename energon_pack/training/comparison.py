@@ -23,6 +23,7 @@ from torch.nn.functional import pad as pad_tensor
 
 from energon_pack.training.batch import PackedBatch, total_weight, weighted_loss
 from energon_pack.training.encoded import Encoded
+from energon_pack.training.expert_routing import Routing, use_routing
 from energon_pack.training.finding import (
     Finding,
     Gradients,
@@ -35,7 +36,6 @@ from energon_pack.training.finding import (
 )
 from energon_pack.training.layout import IGNORE, loss_weights
 from energon_pack.training.recording import RunValues, run_and_record
-from energon_pack.training.routing import Routing, use_routing
 from energon_pack.training.trial_inputs import PlacedSample, Probe, differentiable_copies
 
 

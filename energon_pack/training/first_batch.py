@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from energon_pack.training.comparison import RunOptions, compare
+from energon_pack.training.expert_routing import has_experts
 from energon_pack.training.finding import Finding, max_difference, token_variation
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.forward_kind import ForwardKind, TriedKind, forward_kind_of
@@ -36,7 +37,6 @@ from energon_pack.training.restored_model import (
     restored,
     without_dropout,
 )
-from energon_pack.training.routing import has_experts
 from energon_pack.training.trial_inputs import MemberSpan, Probe, RunInputs, TrialInputs, flag_inputs, without_loss
 
 

@@ -22,9 +22,9 @@ from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
 from energon_pack.training.comparison import AVERAGED_TOKENS
+from energon_pack.training.expert_routing import Routing, has_experts, use_routing
 from energon_pack.training.finding import Finding, max_difference, token_variation
 from energon_pack.training.recording import hooked, token_values_of, tokens_of
-from energon_pack.training.routing import Routing, has_experts, use_routing
 from energon_pack.training.trial_inputs import MemberSpan, Probe, RunInputs, TrialInputs
 
 #: shares of a change that count as rounding: of sums in another order, and of experts whose choices no `topk` shows

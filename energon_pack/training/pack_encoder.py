@@ -64,7 +64,7 @@ def check_options(options: Mapping[str, Any], layout: str) -> None:
             raise ValueError(f"{name}={options[name]}: one of {', '.join(map(str, choices))}")
     shapes = options.get("pad_to", "longest"), options.get("pad_segments")
     if shapes != ("longest", None):
-        from energon_pack.training.few_shapes import check_padding_options
+        from energon_pack.training.fixed_shapes import check_padding_options
 
         check_padding_options(*shapes)
     layout = options.get("layout") or layout
@@ -138,7 +138,7 @@ class PackEncoder:
         self.tower: TowerInputs | None = None
         self._widths: Sequence[int] = ()
         if pad_to != "longest":
-            from energon_pack.training.few_shapes import allowed_widths
+            from energon_pack.training.fixed_shapes import allowed_widths
 
             self._widths = allowed_widths(pad_to, made["max_token_len"], self.max_token_len)
         is_neat = self.layout == "neat"
@@ -212,7 +212,7 @@ class PackEncoder:
                 make = {"thd": layouts.thd, "rows": layouts.member_rows, "mlm": layouts.mlm}[self.layout]
                 batch = PackedBatch(make(tokens[0], self._row_form_of(tokens)))
             if self._num_segments is not None:
-                from energon_pack.training.few_shapes import padded_boundaries
+                from energon_pack.training.fixed_shapes import padded_boundaries
 
                 batch |= padded_boundaries(batch, self._num_segments)
             batch.mask = self.mask

@@ -211,7 +211,7 @@ _TOKEN_NAME_SYNONYMS = {"bos": "start", "eos": "end"}
 
 def small_config(make: Any, rules: InputRules) -> Any:
     """Return a config with few and small layers: the model's own, or the class's default with the processor's sizes."""
-    from energon_pack.training.shrink import shrink
+    from energon_pack.training.shrunk_config import shrink
 
     folder = Path(rules.folder)
     if (folder / "config.json").is_file():
@@ -268,7 +268,7 @@ def class_with_rope_rows(folder: Path) -> Any:
 
 def _matching_kind(make: Any) -> str | None:
     """Return the rule of `ROPE_KINDS` that makes the same rows as a class; None: no rule does."""
-    from energon_pack.training.shrink import shrink
+    from energon_pack.training.shrunk_config import shrink
 
     try:
         config = shrink(make.config_class())

@@ -14,7 +14,7 @@ from energon_pack.training.forward_inputs import TREE_ATTENTION
 from energon_pack.training.model_wrappers import configs_in
 from energon_pack.training.probe_batches import plain_logits
 from energon_pack.training.restored_model import zero_random_rates
-from energon_pack.training.shrink import shrink
+from energon_pack.training.shrunk_config import shrink
 
 #: tokens: the product of two such sizes (block length × number of blocks) is still less than a member's length
 SMALL_LEN = 3

@@ -14,9 +14,9 @@ from PIL import Image
 
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.lookup import PackLookup
 from energon_pack.dataset.pack_files import packs_in
 from energon_pack.dataset.pack_json import parse_pack
+from energon_pack.dataset.pack_lookup import PackLookup
 from energon_pack.errors import PackError
 from energon_pack.report.views.packed import pack_view
 from energon_pack.report.views.screens import pack_section

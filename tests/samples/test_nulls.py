@@ -17,7 +17,7 @@ from energon_pack.samples.nulls import has_nulls_of_table
 from energon_pack.samples.options import options_of
 from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.settings import Nulls, ReadSettings
-from energon_pack.sources.tables import table_row
+from energon_pack.sources.parquet_rows import table_row
 
 Values = dict[str, Any]
 

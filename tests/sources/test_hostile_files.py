@@ -17,18 +17,18 @@ from hypothesis import strategies as st
 from energon_pack.config import OnDamaged
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
-from energon_pack.run import bounds
+from energon_pack.run import expansion_bounds
 from energon_pack.run.plain_data import NotPlain, json_value, yaml_value
 from energon_pack.samples.skip import Skip
-from energon_pack.sources import media_containers, tables
+from energon_pack.sources import media_containers, parquet_rows
 from energon_pack.sources.field_map import read_field_map
 from energon_pack.sources.find import make_shard
 from energon_pack.sources.jsonl.dialects import LineSettings
 from energon_pack.sources.jsonl.line_index import index_lines
 from energon_pack.sources.media_containers import open_medium, open_zip_member
+from energon_pack.sources.parquet_rows import table_of, table_row
 from energon_pack.sources.prepared_folder import read_prepared
 from energon_pack.sources.shard import JsonlShard
-from energon_pack.sources.tables import table_of, table_row
 from energon_pack.sources.tar import _parse_pax
 from energon_pack.sources.wds import damage_of, index_metadata
 from support.packed import Make
@@ -185,7 +185,7 @@ LAUGHS = "a: &a [lol, lol]\n" + "".join(
 
 @pytest.fixture(autouse=True)
 def _bounds_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "_is_enabled", [True])  # as in the command, and in workers
+    monkeypatch.setattr(expansion_bounds, "_is_enabled", [True])  # as in the command, and in workers
 
 
 HOW: list[dict[str, object]] = [
@@ -212,8 +212,8 @@ def test_a_column_that_says_one_text_many_times(tmp_path: Path) -> None:
 
 def refusal(path: Path, number: int) -> str:
     """Return why a row can't be read."""
-    bounds.enable_memory_bounds()
-    vars(tables).update(MAX_GROUP_BYTES=48 << 20, MEMORY_PER_BYTE=1)
+    expansion_bounds.enable_memory_bounds()
+    vars(parquet_rows).update(MAX_GROUP_BYTES=48 << 20, MEMORY_PER_BYTE=1)
     try:
         return f"{len(table_row(str(path), str(path.stat().st_mtime_ns), number))} bytes"
     except Skip as skip:

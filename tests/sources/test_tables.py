@@ -16,7 +16,7 @@ from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.samples.nulls import without_nulls
 from energon_pack.samples.skip import Skip
-from energon_pack.sources import tables
+from energon_pack.sources import parquet_rows
 from energon_pack.sources.find import files_of_split
 from energon_pack.sources.named_bytes import name_media
 from energon_pack.sources.page_content import SnappyPage, content_of
@@ -206,10 +206,10 @@ def test_cells_by_page_are_those_of_pyarrow(compression: str, version: str, dict
         ways |= {f"lists/{index}": item for index, item in enumerate(lists[row] or [])}
         ways |= {f"structs/{index}/bytes": item for index, item in enumerate(lists[row] or [])}
         for way, expected in ways.items():
-            opened, group, number = tables._find_row(str(path), str(path.stat().st_mtime_ns), row)
-            value = tables._find_in_page(opened, group, number, way.split("/"))
+            opened, group, number = parquet_rows._find_row(str(path), str(path.stat().st_mtime_ns), row)
+            value = parquet_rows._find_in_page(opened, group, number, way.split("/"))
             assert (value and value.read(opened.file, 0, value.size)) == expected, (row, way)
-    assert len(tables._kept_columns) >= 12
+    assert len(parquet_rows._kept_columns) >= 12
 
 
 def test_rows_are_those_of_pyarrow_without_their_bytes(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_rows_are_those_of_pyarrow_without_their_bytes(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.Table.from_pylist(rows, schema), path, row_group_size=100)
     for number, row in enumerate(rows):
-        found = json.loads(tables.table_row(str(path), str(path.stat().st_mtime_ns), number))
+        found = json.loads(parquet_rows.table_row(str(path), str(path.stat().st_mtime_ns), number))
         expected = without_nulls(name_media(row, f"a.parquet::{number}"))
         if not row["bare_many"]:  # an empty list of bytes alone is none
             del expected["bare_many"]
@@ -276,9 +276,9 @@ def test_the_head_of_an_image_costs_no_page(tmp_path: Path) -> None:
 
     def heads(_: int) -> list[bytes]:
         version = str(path.stat().st_mtime_ns)
-        texts = [tables.table_row(str(path), version, number) for number in range(40)]
+        texts = [parquet_rows.table_row(str(path), version, number) for number in range(40)]
         assert json.loads(texts[7]) == {"image": "a.parquet::7/image", "text": "t"}
-        return [tables.open_cell(str(path), f"{number}/image").read(0, 64) for number in range(40)]
+        return [parquet_rows.open_cell(str(path), f"{number}/image").read(0, 64) for number in range(40)]
 
     found, num_bytes = with_bytes_read(heads, 0)
     assert found == [image[:64] for image in images]
@@ -306,8 +306,8 @@ def test_damage_in_a_parquet_file_costs_rows_or_cells(tmp_path: Path) -> None:
         path.write_bytes(raw)
         for row in range(40):
             with suppress(Skip, KeyError, OSError):
-                names = json.loads(tables.table_row(str(path), str(path.stat().st_mtime_ns), row))
-                cell = tables.open_cell(str(path), names["image"].partition("::")[2])
+                names = json.loads(parquet_rows.table_row(str(path), str(path.stat().st_mtime_ns), row))
+                cell = parquet_rows.open_cell(str(path), names["image"].partition("::")[2])
                 cell.read(0, cell.size)
 
 
@@ -319,11 +319,11 @@ def test_other_encodings_are_read_by_pyarrow(tmp_path: Path) -> None:
     pq.write_table(table, path, use_dictionary=False, column_encoding={"delta": "DELTA_LENGTH_BYTE_ARRAY"})
     keys = {"0/delta": PNG, "1/delta": WIDE, "0/deep/0/0": PNG, "1/deep/0/1": PNG}
     for key, expected in keys.items():
-        file = tables.open_cell(path, key)
+        file = parquet_rows.open_cell(path, key)
         assert file.read(0, file.size) == expected
     for key in ("2/delta", "0/deep/1/0", "0/none", "x/delta", "0/delta/0"):
         with pytest.raises(KeyError):
-            tables.open_cell(path, key)
+            parquet_rows.open_cell(path, key)
 
 
 def test_a_damaged_footer_is_an_error_of_one_line(tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_a_damaged_footer_is_an_error_of_one_line(tmp_path: Path) -> None:
         path.write_bytes(data)
         os.utime(path, ns=(version, version))
         try:
-            tables.table_of(str(path))
+            parquet_rows.table_of(str(path))
         except PackError as error:
             refused.append(str(error))
     assert 50 < len(refused) < 400
@@ -349,16 +349,16 @@ def test_a_damaged_footer_is_an_error_of_one_line(tmp_path: Path) -> None:
 
 def test_a_group_that_would_take_all_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row group of many GB of texts, or of bytes that only pyarrow reads, took as much memory, several times."""
-    monkeypatch.setattr(tables, "MAX_GROUP_BYTES", 10_000)
+    monkeypatch.setattr(parquet_rows, "MAX_GROUP_BYTES", 10_000)
     images, texts = pa.array([bytes(20_000)] * 4, pa.binary()), ["t"] * 4
     deep = pa.array([[[bytes(20_000)]]] * 4, pa.list_(pa.list_(pa.binary())))
     for name, column in (("flat", images), ("deep", deep), ("text", pa.array(["t" * 20_000] * 4))):
         path = tmp_path / f"{name}.parquet"
         pq.write_table(pa.table({"x": column, "text": texts}), path, use_dictionary=False)
         if name == "flat":
-            assert tables.table_of(str(path)).group_lens == [4]
+            assert parquet_rows.table_of(str(path)).group_lens == [4]
             continue
         with pytest.raises(
             PackError, match=r"row group 0 has .* that are read at once: write it in groups of 200 rows"
         ):
-            tables.table_of(str(path))
+            parquet_rows.table_of(str(path))

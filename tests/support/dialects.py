@@ -212,11 +212,11 @@ def _change(chance: random.Random, value: Row) -> None:
         if new not in value and not _is_vqa({**value, new: value[key]}):
             value[new] = value.pop(key)
     elif kind == "type":
-        value[key] = chance.choice(_VALUES)
+        value[key] = copy.deepcopy(chance.choice(_VALUES))
     elif kind == "drop":
         del value[key]
     elif isinstance(value[key], list) and value[key]:
-        value[key][chance.randrange(len(value[key]))] = chance.choice(_VALUES)
+        value[key][chance.randrange(len(value[key]))] = copy.deepcopy(chance.choice(_VALUES))
 
 
 def _mix(chance: random.Random, result: Changed) -> None:

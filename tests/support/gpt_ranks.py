@@ -18,7 +18,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from energon_pack.training.few_shapes import packed_seq_params
+from energon_pack.training.fixed_shapes import packed_seq_params
 from energon_pack.training.layout import IGNORE, Member, RowForm, thd
 from support.gpt import NUM_LAYERS, VOCABULARY, cpu_for_cuda, tiny_gpt
 from support.shards import Group, megatron_shards

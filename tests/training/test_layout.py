@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from energon_pack.training.few_shapes import packed_seq_params
+from energon_pack.training.fixed_shapes import packed_seq_params
 from energon_pack.training.layout import IGNORE, Member, RowForm, member_rows, mlm, neat, seq_idx, thd
 from energon_pack.training.member_encoder import Encoded
 from support.tiny import FAMILIES, alone, make_batch, make_members, make_model

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.few_shapes import packed_seq_params
+from energon_pack.training.fixed_shapes import packed_seq_params
 from energon_pack.training.forward_inputs import MEDIA_KEYS
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Member, RowForm, thd

@@ -12,7 +12,7 @@ from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.proof import part_kinds_of, prove, replaced_forwards, try_class
-from energon_pack.training.shrink import shrink
+from energon_pack.training.shrunk_config import shrink
 from energon_pack.training.small_model import SMALL_LEN, small_model
 from support.tiny import TEXT, MadeEncoder, make_batch, make_members, make_model, text_members, tf
 

@@ -28,7 +28,7 @@ from energon_pack.training.guards import guard
 from energon_pack.training.layout import Member, RowForm, neat, thd
 from energon_pack.training.member_encoder import MemberEncoder
 from energon_pack.training.rope import OwnRope, RopeRowsError, RopeRule, rope_positions, rope_rule_of, small_config
-from energon_pack.training.shrink import shrink
+from energon_pack.training.shrunk_config import shrink
 from support.models import of_model
 from support.running import ROOT, need_torchvision
 from support.samples import picture, video

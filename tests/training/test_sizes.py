@@ -9,7 +9,7 @@ import torch
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import guard
 from energon_pack.training.proof import prove
-from energon_pack.training.shrink import shrink_sizes
+from energon_pack.training.shrunk_config import shrink_sizes
 from energon_pack.training.small_model import SMALL_LEN, small_model
 from support.tiny import TEXT, MadeEncoder, make_batch, text_members, tf
 

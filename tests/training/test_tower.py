@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from energon_pack.training import tower as towers
 from energon_pack.training.batch import PackedBatch, VisualInputs
-from energon_pack.training.few_shapes import padded_boundaries
+from energon_pack.training.fixed_shapes import padded_boundaries
 from energon_pack.training.guards import guard
 from energon_pack.training.host_reads import HostReads
 from energon_pack.training.masks import PROVEN_TOWERS

@@ -29,13 +29,13 @@ from ray.exceptions import (
 )
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.run.bounds import enable_memory_bounds
 from energon_pack.run.executors import Folder
 from energon_pack.run.executors.admission import terms_of, why_unfit
 from energon_pack.run.executors.local import LocalExecutor, run_short_jobs
 from energon_pack.run.executors.ray_cluster import cluster_of
 from energon_pack.run.executors.settings import ExecutorConfig
 from energon_pack.run.executors.workers import ONE_THREAD_ENV
+from energon_pack.run.expansion_bounds import enable_memory_bounds
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from energon_pack.run.bounds import enable_memory_bounds
+from energon_pack.run.expansion_bounds import enable_memory_bounds
 from energon_pack.run.heavy_imports import collect_garbage_rarely
 
 #: Workers use one thread each: processes give the parallelism, and waiting threads would use cores, too.

@@ -9,10 +9,10 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.samples.media.images import Image
+from energon_pack.samples.media.image_kind import Image
 from energon_pack.samples.media.medium import Media, MediaFormat, Medium
-from energon_pack.samples.media.sounds import Sound
-from energon_pack.samples.media.videos import Video
+from energon_pack.samples.media.sound_kind import Sound
+from energon_pack.samples.media.video_kind import Video
 
 IMAGE, VIDEO, AUDIO = Image(), Video(), Sound()
 BUILTIN_KINDS: tuple[Medium, ...] = (IMAGE, VIDEO, AUDIO)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from energon_pack.errors import PackError
-from energon_pack.run.bounds import BoundExceeded, bounded
+from energon_pack.run.expansion_bounds import BoundExceeded, bounded
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.raw_json import parse_json
 from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.templates.chat.guarded_template import LooksAtText, guarded_template
 from energon_pack.templates.chat.jinja import GENERATION_MARKS_VARIABLE, environment
-from energon_pack.templates.chat.leaves import GENERATION
-from energon_pack.templates.chat.watched import LooksAtText, guarded_template
+from energon_pack.templates.chat.text_marks import GENERATION
 from energon_pack.templates.settings import DEFAULT_DATE
 
 if TYPE_CHECKING:

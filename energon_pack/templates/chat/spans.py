@@ -1,7 +1,7 @@
 """Find the trained parts of a rendered conversation: in each chosen turn, the text that the model must write itself.
 
     the output of the template's own `{% generation %}`, with the token that ends the turn
-    else the text from the turn's header to its end, around the marks of its texts (`leaves`), checked by the next
+    else the text from the turn's header to its end, around the marks of its texts (`text_marks`), checked by the next
     else the result of prefix rendering (`turns`)
 
 If none of these works for a turn, the sample is left out: Skip.
@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.templates.chat.leaves import MarkLevel, TextEdge, TextOwner, WrittenText, mark_texts, read_marks
-from energon_pack.templates.chat.left_out import REMEDY
+from energon_pack.templates.chat.left_out_turns import REMEDY
 from energon_pack.templates.chat.renderer import last_question
+from energon_pack.templates.chat.text_marks import MarkLevel, TextEdge, TextOwner, WrittenText, mark_texts, read_marks
 from energon_pack.templates.chat.turns import (
     PrefixRendering,
     Span,

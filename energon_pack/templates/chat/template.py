@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.templates.chat.guarded_template import LooksAtText
 from energon_pack.templates.chat.jinja import has_generation_blocks
 from energon_pack.templates.chat.labels import ThinkMarks, TrainedSpan, apply_labels, turn_weights, without_thoughts
-from energon_pack.templates.chat.leaves import (
+from energon_pack.templates.chat.renderer import Renderer, guarding_texts
+from energon_pack.templates.chat.spans import Spans
+from energon_pack.templates.chat.text_marks import (
     NONCHARACTERS,
     MarkLevel,
     Shape,
@@ -25,10 +28,7 @@ from energon_pack.templates.chat.leaves import (
     texts_of,
     with_numbered_texts,
 )
-from energon_pack.templates.chat.renderer import Renderer, guarding_texts
-from energon_pack.templates.chat.spans import Spans
 from energon_pack.templates.chat.turns import SpecialTokens, TurnForm, put_marks, shared_beginning
-from energon_pack.templates.chat.watched import LooksAtText
 from energon_pack.templates.settings import DEFAULT_DATE, Labels, ToolCalls
 
 _MAX_SHAPES = 10_000

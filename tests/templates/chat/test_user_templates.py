@@ -10,11 +10,11 @@ import jinja2
 import pytest
 
 from energon_pack.samples.skip import Skip
+from energon_pack.templates.chat.guarded_template import LooksAtText, guarded_template
 from energon_pack.templates.chat.jinja import environment
-from energon_pack.templates.chat.leaves import with_numbered_texts
 from energon_pack.templates.chat.template import ChatTemplate
+from energon_pack.templates.chat.text_marks import with_numbered_texts
 from energon_pack.templates.chat.turns import CLOSE, OPEN
-from energon_pack.templates.chat.watched import LooksAtText, guarded_template
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\nBODY<|im_end|>\n{% endfor %}"

@@ -4,7 +4,7 @@ import math
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from energon_pack.samples.media.medium import Media, MediaFormat, Medium, begins
-from energon_pack.samples.media.videos import has_whole_boxes
+from energon_pack.samples.media.video_kind import has_whole_boxes
 
 if TYPE_CHECKING:
     import numpy as np

@@ -3,7 +3,7 @@
 import os
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from energon_pack.samples.media.images import random_size
+from energon_pack.samples.media.image_kind import random_size
 from energon_pack.samples.media.medium import Media, MediaFormat, Medium, begins, boxes_of
 
 if TYPE_CHECKING:

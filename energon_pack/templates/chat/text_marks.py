@@ -8,7 +8,7 @@ templates strip that. If a template cuts a text, the text may lose one of its tw
 
 Most templates copy texts to their output and never look at them. Then conversations with the same roles and kinds of
 parts differ only in their texts, and one rendering with numbers in place of texts, a `Skeleton`, serves them all.
-`watched.py` proves that a template copies texts.
+`guarded_template.py` proves that a template copies texts.
 """
 
 import re

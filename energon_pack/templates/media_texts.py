@@ -16,8 +16,8 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import turn_weight
 from energon_pack.templates.chat.labels import Range, TrainedSpan, cut_ranges_out
-from energon_pack.templates.chat.leaves import NONCHARACTERS
 from energon_pack.templates.chat.template import ChatTemplate, Marked
+from energon_pack.templates.chat.text_marks import NONCHARACTERS
 from energon_pack.templates.chat.turns import CLOSE, OPEN, shared_beginning
 from energon_pack.templates.identity import TemplateSpec
 from energon_pack.templates.tokens.added import AddedTokens

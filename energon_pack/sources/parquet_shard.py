@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 from energon_pack.sources.jsonl.line_index import index_table
+from energon_pack.sources.parquet_rows import table_of, table_row
 from energon_pack.sources.settings import Format
 from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.storage import File
-from energon_pack.sources.tables import table_of, table_row
 
 _HASHED_HEAD_BYTES, _HASHED_TAIL_BYTES = 64 << 10, 1 << 20
 

@@ -15,7 +15,7 @@ from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
 from energon_pack.templates.chat.jinja import environment
-from energon_pack.templates.chat.leaves import AFTER_NUMBER, BEFORE_NUMBER
+from energon_pack.templates.chat.text_marks import AFTER_NUMBER, BEFORE_NUMBER
 
 #: tests that check only the type of a value
 _TYPE_TESTS = (

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from energon_pack.errors import PackError, format_bytes, one_line
-from energon_pack.run.bounds import BoundExceeded, bounded
+from energon_pack.run.expansion_bounds import BoundExceeded, bounded
 from energon_pack.run.lru_cache import LruCache
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.nulls import without_nulls
