@@ -68,7 +68,10 @@ def _size(folder: DatasetFolder, name: str) -> int:
 
 
 def refuse_other_dataset(report: dict[str, Any], identity: str, named: str) -> None:
-    """Raise PackError if a published dataset was not made of the same source, with the same processor and version."""
+    """Raise PackError if the published dataset has another identity (hash of source, processor, version) than the run.
+
+    `report`: its report.json; `identity`: the run's; `named`: the dataset's path or address, for the message.
+    """
     if report["identity"] != identity:
         raise PackError(
             f"{named} exists, packed of another source or processor, or by another version:"

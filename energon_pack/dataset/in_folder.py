@@ -178,7 +178,7 @@ class DatasetInFolder:
         """Say whether a process of the same run has finished this shard; the shard is not read."""
         return is_shard_done(job.path, job.identity)
 
-    def place_for_check(self, staging: Path, shards: Sequence[WrittenShard], flavor: Flavor) -> Path | str:
+    def prepare_for_check(self, staging: Path, shards: Sequence[WrittenShard], flavor: Flavor) -> Path | str:
         """Make the dataset readable for Energon before it is published; return its path or address there."""
         return staging
 

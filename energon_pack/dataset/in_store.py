@@ -189,7 +189,7 @@ class DatasetInStore(DatasetInFolder):
     def has_shard(self, job: ShardJob) -> bool:
         return is_uploaded(self.place, job)
 
-    def place_for_check(self, staging: Path, shards: Sequence[WrittenShard], flavor: Flavor) -> str:
+    def prepare_for_check(self, staging: Path, shards: Sequence[WrittenShard], flavor: Flavor) -> str:
         where = f"../../{self.place.rpartition('/')[2]}"
         with TemporaryDirectory() as temporary:
             named = [replace(shard, name=f"{where}/{shard.name}") for shard in shards]

@@ -25,9 +25,9 @@ REPORT = "report.json"
 #: the folder with the processor's files: see `dataset.kept_inputs`
 PROCESSOR_FOLDER = "processor"
 #: sums over the members of each pack: see `PackSums`
-PACK_SUMS = "packs.npy"
+PACK_SUMS_FILE = "packs.npy"
 #: files whose hashes energon_pack.json holds; that of the processor's files are in inputs.json
-HASHED_FILES = (INPUTS_FILE, TRIAL_FILE, PACK_SUMS)
+HASHED_FILES = (INPUTS_FILE, TRIAL_FILE, PACK_SUMS_FILE)
 #: for an order over datasets: the numbers of their packs, in reading order
 ORDER_FILE = "order.npy"
 #: beside a dataset.yaml for another tool, or for cookers: loads packs with this package's own classes

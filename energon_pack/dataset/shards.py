@@ -138,7 +138,10 @@ def _put_in_place(temporary: Path, path: Path, is_synced: bool) -> None:
 
 
 def is_shard_done(shard: Path, identity: str | None) -> bool:
-    """Say whether a process of the run with this identity wrote and synced a shard; the shard itself is not read."""
+    """Say whether a process of the run with this identity wrote and synced a shard; the shard itself is not read.
+
+    `identity`: None: one process writes alone and marks no shard, so no shard counts as done.
+    """
     try:
         return identity is not None and _done_file(shard).read_bytes() == _done_content(shard, identity)
     except FileNotFoundError:

@@ -201,7 +201,7 @@ def media_of_packs(items: Items, plan: PackPlan) -> npt.NDArray[np.int8]:
 
 
 def window_of(shard: AnyInts, packing: PackingConfig) -> Ints:
-    """Return the number of each item's window: `packing.window` source shards in a row are one window."""
+    """Return each item's window, int[n], by its source shard, int[n]: so many shards in a row; without one all in 0."""
     return shard.astype(np.int64) // (packing.window or 1 << 62)
 
 
@@ -221,5 +221,5 @@ def items_by_window(items: Items, packing: PackingConfig, seed: int) -> Iterator
 
 
 def shuffled_windows(windows: Sequence[int], seed: int) -> list[int]:
-    """Shuffle numbers of windows: the order in which windows are written."""
+    """Return the windows in the order in which they are written: by chance, from `seed` and their number alone."""
     return [windows[place] for place in np.argsort(random_keys(len(windows), seed, 11)).tolist()]

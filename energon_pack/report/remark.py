@@ -14,7 +14,7 @@ _MAX_KEYS, _MAX_NAME_CHARS = 8, 120  # keys that are named, characters of a name
 
 
 class Grade(str, Enum):
-    """How urgent a remark is."""
+    """How urgent a remark is. `wrong`: cure it before training; `look`: probably not meant; `note`: good to know."""
 
     wrong = "wrong"
     look = "look"

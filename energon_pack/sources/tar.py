@@ -153,7 +153,7 @@ def _no_tar_damage(head: bytes, detail: str) -> Damage:
 
 
 def num_tar_bytes(sizes: Sequence[int]) -> int:
-    """Return the bytes that files of these sizes take in a tar, with headers and padding."""
+    """Return the bytes that files of these sizes take in a tar, with headers and padding, without its end."""
     return sum(BLOCK - (-size // BLOCK) * BLOCK for size in sizes)
 
 

@@ -16,7 +16,7 @@ from energon_pack.dataset.energon_check import check_job_of as check_job
 from energon_pack.dataset.energon_check import check_readable, refuse_other_counts
 from energon_pack.dataset.files import LEDGER, PAGE, PlanFile
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import HASHED_FILES, MANIFEST, PACK_SUMS, PROCESSOR_FOLDER, REPORT, hash_of
+from energon_pack.dataset.manifest import HASHED_FILES, MANIFEST, PACK_SUMS_FILE, PROCESSOR_FOLDER, REPORT, hash_of
 from energon_pack.dataset.plan_counts import sums_of_written_plan
 from energon_pack.dataset.shards import ShardJob, WrittenShard
 from energon_pack.dataset.skipped_file import read_ledger
@@ -57,7 +57,7 @@ def write_nv_meta(run: PackRun, planned: Planned, written: list[WrittenShard], f
     yaml, sqlite = output.dataset_yaml.value, output.sqlite
     _write_inputs(folder, method.template_folder)
     sums = sums_of_written_plan(PlanFile(DatasetFolder(folder)), planned.cost)
-    write_whole(folder / META_FOLDER / PACK_SUMS, sums.to_bytes())
+    write_whole(folder / META_FOLDER / PACK_SUMS_FILE, sums.to_bytes())
     manifest["hashes"] = {name: hash_of((folder / META_FOLDER / name).read_bytes()) for name in HASHED_FILES}
     write_metadata(folder, written, planned.lengths.flavor, yaml, sqlite, manifest, output.sample_type)
 
@@ -68,7 +68,7 @@ def check_written(run: PackRun, planned: Planned, written: list[WrittenShard], s
     with run.progress.timed("check"), destination.discarding_wrong_shards(staging, planned.identity):
         check_separate_media(run, planned)
         refuse_other_counts(written, planned.plan.num_packs, len(planned.plan.items))
-        folder = destination.place_for_check(staging, written, flavor)
+        folder = destination.prepare_for_check(staging, written, flavor)
         run.executor.result(run.executor.start(check_readable, check_job(folder, flavor, written, run.media_root)))
 
 

@@ -22,7 +22,7 @@ from energon_pack.run.seeded_random import Ints
 class Topology:
     """How many ranks and loader workers train on packs, and how many packs each rank reads in a step.
 
-    A layout stays even if ranks and workers change, as long as `data_parallel` × `workers` is the same. A loader
+    Steps that are planned for one topology are even for others with the same `data_parallel` × `workers`. A loader
     without worker processes counts as one worker.
     """
 

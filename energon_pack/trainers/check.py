@@ -18,7 +18,7 @@ from energon_pack.errors import PackError, amount
 from energon_pack.trainers.check_dealing import breaking_setting, check_dealing
 from energon_pack.trainers.collator import Collator
 from energon_pack.trainers.loss import WeightedSteps
-from energon_pack.trainers.samples_alone import SampleLosses, describe_host_reads, run_samples_alone
+from energon_pack.trainers.samples_alone import LossSumsAlone, describe_host_reads, run_samples_alone
 from energon_pack.training.encoded import Pack
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.layout import IGNORE
@@ -99,7 +99,7 @@ class TrainerStep:
     loss: float
     num_trained: list[int]
 
-    def compare(self, alone: SampleLosses, trainer: Any) -> str:
+    def compare(self, alone: LossSumsAlone, trainer: Any) -> str:
         """Return a text that this loss equals that of samples alone; PackError: it differs, with cause and cure."""
         total = _summed_over_ranks(trainer, [self.loss, 1.0, *alone.rank_sums])
         loss, summed, trained = total[0] / total[1], total[2], total[3]

@@ -17,7 +17,7 @@ import numpy as np
 from energon_pack.dataset.damaged_shards import refuse_damaged_shards
 from energon_pack.dataset.encoder import pack_encoder
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import PACK_SUMS, PackSums, is_metadataset, read_unchanged
+from energon_pack.dataset.manifest import PACK_SUMS_FILE, PackSums, is_metadataset, read_unchanged
 from energon_pack.dataset.pack_files import members_of_pack
 from energon_pack.dataset.pack_parts import PackParts
 from energon_pack.errors import PackError
@@ -109,12 +109,12 @@ class PackedDataset(PacksByNumber):
         """Read sums over the members of each pack of the dataset; PackError: they are not of these shards."""
         folder, hashes = self._files.folder, self.encoder.made.get("hashes", {})
         try:
-            sums = PackSums.read(read_unchanged(folder.path, PACK_SUMS, hashes.get(PACK_SUMS)))
+            sums = PackSums.read(read_unchanged(folder.path, PACK_SUMS_FILE, hashes.get(PACK_SUMS_FILE)))
         except (OSError, ValueError) as error:
             raise PackError(str(error)) from None
         if len(sums.tokens) != len(self._files):
             raise PackError(
-                f"{folder} has {len(self._files)} packs, and {PACK_SUMS} has {len(sums.tokens)}:"
+                f"{folder} has {len(self._files)} packs, and {PACK_SUMS_FILE} has {len(sums.tokens)}:"
                 " python -m energon_pack.verify says what is wrong"
             )
         return sums

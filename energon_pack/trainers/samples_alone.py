@@ -19,7 +19,7 @@ _LOSS_KEYS = {*LOSS_KEYS, "shift_labels"}
 
 
 @dataclass(frozen=True)
-class SampleLosses:
+class LossSumsAlone:
     """The losses of the samples of two packs, each sample run alone, on one rank."""
 
     #: of each pack Σ w·ce, and Σ w: without weights, its trained tokens
@@ -34,7 +34,7 @@ class SampleLosses:
         return [sum(self.loss_sums), sum(self.weight_sums), sum(means), len(means), self.num_samples]
 
 
-def run_samples_alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> SampleLosses:
+def run_samples_alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> LossSumsAlone:
     """Run each sample of two packs alone, by the forward of the model's class even if a trainer replaced it."""
     model = unwrapped(trainer.model)
     training = model.training
@@ -50,7 +50,7 @@ def run_samples_alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> 
             trained.append(tokens)
     finally:
         model.train(training)
-    return SampleLosses(summed, trained, num)
+    return LossSumsAlone(summed, trained, num)
 
 
 def _single_sample_packs(collator: Collator, row: Any) -> Iterator[Pack]:

@@ -132,7 +132,7 @@ def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_
     _remove_earlier_hooks(model)
     first = None
     if first_batch and not is_trusted:
-        from energon_pack.training.pack_trial import PackSubject
+        from energon_pack.training.pack_subject import PackSubject
 
         first = FirstBatchTrials(PackSubject(model, media, shown.samples, shown.tree_samples, shown.max_row_len))
     check = _pack_check(model, shown, media, tried, first)
@@ -142,7 +142,7 @@ def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_
 
 def _guard_batches(model: Any, batches: Sequence[Mapping[str, Any]], members: "Sequence[MemberSizes] | None") -> Guard:
     """Try a model with these batches of any collator now, and later with each batch of a new kind."""
-    from energon_pack.training.batch_trial import BatchSubject
+    from energon_pack.training.batch_subject import BatchSubject
 
     _remove_earlier_hooks(model)
     first = FirstBatchTrials(subject := BatchSubject(model))

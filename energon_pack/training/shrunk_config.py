@@ -15,8 +15,8 @@ _HEAD_NAMES = re.compile(r"((num|n)_((encoder|decoder)_)?(attention_)?|(encoder_
 _MORE_HEAD_NAMES = re.compile(r"\w*heads(_per_layer)?|(num|n)_(\w+_)?head|\w*(kv|n)_groups")
 _WIDTH_NAMES = ("embed_dim", "hidden_size", "d_model", "n_embd", "emb_dim", "hidden_dim", "dim")
 #: names of sizes that are a multiple of the width in some configs, and must stay one
-_WIDTH_MULTIPLES = re.compile(r"\w*(hidden|width|dim|inner|embed|intermediate|size|ssm)\w*")
-_NOT_WIDTHS = re.compile(
+_WIDTH_MULTIPLE_NAMES = re.compile(r"\w*(hidden|width|dim|inner|embed|intermediate|size|ssm)\w*")
+_NOT_WIDTH_NAMES = re.compile(
     r"\w*(head_dim|vocab|position|image|patch|window|chunk|kernel|block_|max_|rank|rope|tile|scale|num_|rotary"
     r"|codebook|state|group|dim_per_head|d_head|type_)\w*"
 )
@@ -132,7 +132,7 @@ def _width_name(part: Any) -> str | None:
 
 
 def _is_width_name(name: str) -> bool:
-    return bool(_WIDTH_MULTIPLES.fullmatch(name)) and not _NOT_WIDTHS.fullmatch(name)
+    return bool(_WIDTH_MULTIPLE_NAMES.fullmatch(name)) and not _NOT_WIDTH_NAMES.fullmatch(name)
 
 
 def _shrink_width(part: Any, foreign: set[int]) -> dict[int, int]:

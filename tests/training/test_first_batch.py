@@ -16,7 +16,7 @@ from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import Guard, guard
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.member_encoder import Encoded
-from energon_pack.training.pack_trial import probe_like_batch, write_in_place
+from energon_pack.training.pack_subject import probe_like_batch, write_in_place
 from support.tiny import FAMILIES, TEXT, MadeEncoder, make_batch, make_members, make_model, text_members, tf
 
 modeling: Any = tf.models.llama.modeling_llama

@@ -172,12 +172,12 @@ class FilledGaps(NamedTuple):
     """A plan that puts items into the free space (`gaps`) of bins, and into new bins."""
 
     runs: list[SameBins]
-    bin_numbers: Ints  # the bin that each bin of the runs stands for
+    real_bin_of: Ints  # the bin that each bin of the runs stands for
     num_bins: int
 
     def bins_of(self) -> AnyInts:
         """Return the bin of each item, in ascending order of length."""
-        return as_int32(self.bin_numbers)[bins_of(self.runs)]
+        return as_int32(self.real_bin_of)[bins_of(self.runs)]
 
 
 @overload

@@ -116,7 +116,7 @@ def lower_bound_l2(lens: AnyInts, capacity: int) -> int:
 
 
 def l2_of_histogram(histogram: Ints, capacity: int) -> int:
-    """Return `lower_bound_l2` for a histogram: the number of items of each length."""
+    """Return `lower_bound_l2`. `histogram`: int[longest length + 1]; entry n is the number of items of length n."""
     counts = np.concatenate(([0], np.cumsum(histogram)))  # of items < length
     tokens = np.concatenate(([0], np.cumsum(histogram * np.arange(len(histogram)))))
     top = len(histogram)

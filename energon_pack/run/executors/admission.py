@@ -63,7 +63,10 @@ def terms_of(folders: Sequence[Folder], kept_as: str | None = None) -> Iterator[
 
 
 def why_unfit(terms: Terms) -> str | None:
-    """Say why this machine can't work for a run, beginning with its name. None: it can, and the run's paths work."""
+    """Say why this machine can't work for a run, in a text that begins with the machine's name; None: it can.
+
+    It changes to the run's working directory, so that the run's relative paths hold.
+    """
     if why := why_other_packages(terms.packages):
         return why
     with suppress(OSError):

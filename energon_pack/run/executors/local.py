@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 _JOBS_PER_WORKER = 2  # one at work, one waiting
 _KILLED_MESSAGE = "a worker process was killed, most likely for memory: try a smaller executor.num_workers"
-_START_SECONDS = 0.3  # seconds that starting a worker takes, roughly
+_WORKER_START_SECONDS = 0.3  # seconds that starting a worker takes, roughly
 _CHECK_SECONDS = 10.0  # how often workers without a result are checked
 _END_SECONDS = 5.0  # given to workers to end by themselves, and then to the system to end them
 
@@ -212,7 +212,7 @@ def run_short_jobs(function: Callable[[Job], Result], jobs: Iterator[Job]) -> It
     start = time.perf_counter()
     for job in jobs:
         yield function(job)
-        if time.perf_counter() - start > _START_SECONDS:
+        if time.perf_counter() - start > _WORKER_START_SECONDS:
             return
 
 
