@@ -58,8 +58,8 @@ def check_parts(pack: Pack) -> Iterator[str]:
 
 
 def check_tokens(pack: Pack, members: Sequence[MemberTokens]) -> Iterator[str]:
-    """Yield a message for each defect: numbers of tokens (all, trained, shared) or kinds of media differ from the pack's
-    JSON, or a member does not begin with the tokens that it shares with the one before it.
+    """Yield a message for each defect: numbers of tokens (all, trained, shared) or kinds of media differ from those in
+    the pack's JSON, or a member does not begin with the tokens that it shares with the one before it.
     """
     numbers = {
         "token_lens": ("tokens", [*map(len, members)]),

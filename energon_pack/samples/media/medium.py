@@ -264,7 +264,7 @@ class Medium(ABC):
         """Return random content of the size of `medium`, in the form in which this kind is decoded."""
 
     def prepared(self, medium: Media, rate: int) -> Media:
-        """Return a medium with the size that `decoded` gives it at `rate` samples a second; not for images and videos."""
+        """Return a medium with the size that `decoded` gives it at `rate` samples a second; not for images, videos."""
         return medium
 
     def decoded(self, data: bytes, medium: Media, rate: int) -> Any:
