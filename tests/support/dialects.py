@@ -212,7 +212,8 @@ def _change(chance: random.Random, value: Row) -> None:
         if new not in value and not _is_vqa({**value, new: value[key]}):
             value[new] = value.pop(key)
     elif kind == "type":
-        value[key] = copy.deepcopy(chance.choice(_VALUES))
+        # Two fields with the same list would be questions and answers.
+        value[key] = copy.deepcopy(chance.choice([other for other in _VALUES if other not in value.values()]))
     elif kind == "drop":
         del value[key]
     elif isinstance(value[key], list) and value[key]:
