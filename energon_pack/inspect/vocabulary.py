@@ -31,7 +31,7 @@ def _load_vocabulary(opened: OpenDataset, processor: str | None, trust_remote_co
         rules = read_rules(path, processor_of(opened, None), trust_remote_code)
     tokenizer = tokenizer_of(rules, path).backend_tokenizer
     return Vocabulary(
-        tokenizer, {kind: number for kind in KINDS if (number := rules.feature_token_id(kind)) is not None}
+        tokenizer, {kind: number for kind in KINDS if (number := rules.feature_id(kind)) is not None}
     )
 
 

@@ -64,7 +64,7 @@ class InputRules:
         """Return the id of a special token, or of a token of media; None: there is none."""
         return self.token_ids.get(token)
 
-    def feature_token_id(self, kind: str) -> int | None:
+    def feature_id(self, kind: str) -> int | None:
         """Return the id of the token that a model replaces by features of a kind of media; None: it has none."""
         return dict(self.types).get(KINDS[kind].token_type)
 
