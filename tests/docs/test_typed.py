@@ -77,7 +77,7 @@ def is_not_run(line: str) -> bool:
 COMPILED = {
     "import datasets\n": "tests/online/test_given.py",
     "from trl import": "test_a_program_of_a_trainer_runs_as_it_stands",
-    "import Trainer, TrainingArguments": "test_a_program_of_a_trainer_runs_as_it_stands",
+    "Trainer, TrainingArguments": "test_a_program_of_a_trainer_runs_as_it_stands",
     "source_losses(": "tests/training/test_weights.py",
 }
 
