@@ -29,7 +29,7 @@ def verified(members: Members, packing: PackingConfig) -> list[str]:
     lens, images, visual, sounds, heard_tokens = zip(*members, strict=True)
     kinds = [["image"] * number + ["audio"] * heard for number, heard in zip(images, sounds, strict=True)]
     none = [0] * len(lens)
-    pack = SimpleNamespace(meta={"token_lens": list(lens)}, kinds=kinds, shared_lens=none, num_shared_media=none)
+    pack = SimpleNamespace(meta={"token_lens": list(lens)}, media_kinds=kinds, shared_lens=none, num_shared_media=none)
     rows = [
         SimpleNamespace(num_visual_tokens=seen, num_shared_visual_tokens=0, num_audio_tokens=heard)
         for seen, heard in zip(visual, heard_tokens, strict=True)

@@ -235,7 +235,7 @@ def test_a_process_that_ray_ends_has_a_last_word(tmp_path: Path, end: str, is_sa
 def test_another_version_on_a_node_is_refused(settings: ExecutorConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lengths might be others."""
     here = {**admission.package_versions(), "tokenizers": "0.1"}
-    monkeypatch.setattr(admission, "packages", lambda: here)
+    monkeypatch.setattr(admission, "package_versions", lambda: here)
     with (
         executor_of(settings) as executor,
         pytest.raises(PackError, match=r"the Ray node .* has tokenizers .* instead of 0\.1: install the same"),
