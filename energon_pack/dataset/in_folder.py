@@ -26,14 +26,7 @@ from energon_pack.dataset.destination import PlanMissing, another_run_error, ref
 from energon_pack.dataset.files import PAGE, PLAN
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.publish_limits import ledger_beside, page_beside
-from energon_pack.dataset.shards import (
-    DONE_SUFFIX,
-    ShardJob,
-    WrittenShard,
-    is_shard_done,
-    unfinished_folder,
-    write_shard,
-)
+from energon_pack.dataset.shards import DONE_SUFFIX, ShardJob, WrittenShard, is_shard_done, parts_folder, write_shard
 from energon_pack.errors import PackError, format_bytes
 from energon_pack.run.address import local_paths
 from energon_pack.run.files import META_FOLDER, sync_file_system, write_whole
@@ -144,7 +137,7 @@ class DatasetInFolder:
         finally:
             if not (any(staging.glob("*.tar.idx")) or (staging / JOBS_FOLDER).exists()):
                 _remove(staging)
-            _remove(unfinished_folder(staging))
+            _remove(parts_folder(staging))
             if not staging.exists():
                 (self._folder / _LOCK_FILE).unlink(missing_ok=True)
 

@@ -117,7 +117,7 @@ def shard_figures(job: ShardJob, table: pa.Table, num_packs: int, num_bytes: int
 
 
 def _write_tar(job: ShardJob, table: pa.Table, index: Path) -> None:
-    parts = unfinished_folder(job.path.parent)
+    parts = parts_folder(job.path.parent)
     parts.mkdir(exist_ok=True)
     temporary = parts / f"{job.path.name}.{uuid.uuid4().hex}"
     with open(temporary, "wb", buffering=0) as file:
@@ -159,7 +159,7 @@ def _done_file(shard: Path) -> Path:
     return shard.with_suffix(f".tar{DONE_SUFFIX}")
 
 
-def unfinished_folder(staging: Path) -> Path:
+def parts_folder(staging: Path) -> Path:
     """Return the folder in which files are written before they move to the staging folder, with a name of their own."""
     return staging.with_name(f"{staging.name}.parts")
 
@@ -167,7 +167,7 @@ def unfinished_folder(staging: Path) -> Path:
 def num_unfinished_bytes(staging: Path) -> int:
     """Return the number of bytes that are written of unfinished shards."""
     num_bytes = 0
-    with suppress(OSError), os.scandir(unfinished_folder(staging)) as entries:
+    with suppress(OSError), os.scandir(parts_folder(staging)) as entries:
         for entry in entries:
             with suppress(OSError):  # it was finished meanwhile
                 num_bytes += entry.stat().st_size

@@ -41,7 +41,7 @@ __all__ = ["PackStream", "PacksInOrder", "positions_of"]
 
 _log = logging.getLogger(__name__)
 #: most shards that a worker keeps open; below that, a worker keeps open all shards that it reads in turn
-_MAX_OPEN_SHARDS = 64
+_MAX_OPEN = 64
 Manifest = dict[str, Any]
 Encoder = TypeVar("Encoder", bound="PacksInOrder")
 
@@ -73,9 +73,7 @@ class PackStream(SavableDataset[Any]):
             factory.shards,
             part_filter=factory.part_filter,
             sample_filter=factory.sample_filter,
-            itar_cache_size=min(
-                _MAX_OPEN_SHARDS, _MAX_OPEN_SHARDS if order is not None else position.topology.row_size
-            ),
+            itar_cache_size=min(_MAX_OPEN, _MAX_OPEN if order is not None else position.topology.row_size),
         )
         self.reset_state_own()
 
