@@ -30,9 +30,7 @@ def _load_vocabulary(opened: OpenDataset, processor: str | None, trust_remote_co
     if not any(Path(rules.folder).iterdir()):  # a dataset of text keeps no tokenizer
         rules = read_rules(path, processor_of(opened, None), trust_remote_code)
     tokenizer = tokenizer_of(rules, path).backend_tokenizer
-    return Vocabulary(
-        tokenizer, {kind: number for kind in KINDS if (number := rules.feature_id(kind)) is not None}
-    )
+    return Vocabulary(tokenizer, {kind: number for kind in KINDS if (number := rules.feature_id(kind)) is not None})
 
 
 def processor_of(opened: OpenDataset, processor: str | None) -> str | None:
