@@ -62,7 +62,7 @@ class Pack:
 
     @property
     def shared_lens(self) -> list[int]:
-        """Return for each member how many of its first tokens are those of the member before it (`packing.share`)."""
+        """Return for each member how many first tokens it shares with the member before it (`packing.share`)."""
         return list(self.meta.get("shared_lens", ())) or [0] * len(self.meta.get("token_lens", self.media_names))
 
     @cached_property
@@ -190,7 +190,7 @@ class ShardWithMedia:
         self._ahead = -1  # number of the last group of media that were read together
 
     def read(self, offset: int, size: int) -> bytes:
-        """Read at most `size` bytes from an offset; inside a medium, errors are those of `DatasetMedia.opened`."""
+        """Read at most `size` bytes from an offset; inside a medium, it raises as `DatasetMedia.opened`."""
         if offset < self._starts[0]:
             return self._shard.read(offset, size)
         index = bisect_right(self._starts, offset) - 1

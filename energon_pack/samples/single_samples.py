@@ -63,7 +63,7 @@ def single_record(
     """Make the JSON of a single sample from a member's JSON in a pack.
 
     Args:
-        media: part name and kind of each medium, in the order of the placeholders, which is also that of the tar.
+        media: part name and kind of each medium, in the order of the placeholders; the tar has the same order.
         messages_key: the only field in which packing looks for a conversation; None: the fields it knows.
     """
     keys = ("messages", "tools", "source_fields")

@@ -64,7 +64,7 @@ class BlockwiseReader:
     def _fetch(self, number: int, before: int) -> memoryview:
         """Fetch block `number` and return its bytes; fetch blocks after it, too, if they are needed or likely to be.
 
-        `before`: the number after that of the last block that the caller needs.
+        `before`: one more than the number of the last block that the caller needs.
         """
         self._in_order = min(2 * self._in_order, _MAX_REQUEST_BLOCKS) if number == self._next else 1
         last = min(

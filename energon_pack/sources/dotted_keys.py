@@ -100,9 +100,9 @@ class DottedKeyFinder:
 
 
 def _keys_to_compare(raw: bytes) -> list[str] | None:
-    """Return the JSON keys by which two records are compared: those of its conversation, else all of them.
+    """Return the keys of a record's conversation, by which two records are compared; all keys if it has none.
 
-    Of a list, they are those of its first message. None: it is no JSON object.
+    A list gives the keys of its first message. None: the record is no JSON object.
     """
     try:
         value = load_json(raw)

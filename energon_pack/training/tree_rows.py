@@ -1,6 +1,6 @@
 """Lay the members of message trees out in rows: shared tokens are there once. Tensors in, tensors out.
 
-Members stand in depth-first order, and each says how many of its first tokens are those of the member before it
+Members stand in depth-first order, and each says how many first tokens it shares with the member before it
 (`shared_len`). Three samples that begin alike in a row 12 wide, x = pad, · = not trained on (-100):
 
     a = r0 r1 r2 a3 a4    b = r0 r1 r2 b3 b4 b5 (shared 3)    c = r0 r1 r2 b3 c4 (shared 4)

@@ -282,8 +282,8 @@ class Elsewhere:
 
     def _sent(self, function: Callable[[Job], Result], job: Job) -> Result:
         run, sent = pickle.loads(pickle.dumps((function, job)))
-        of = run.args[0] if isinstance(run, partial) and run.func is with_bytes_read else run
-        self.names.add(getattr(of, "__name__", "partial"))
+        inner = run.args[0] if isinstance(run, partial) and run.func is with_bytes_read else run
+        self.names.add(getattr(inner, "__name__", "partial"))
         result: Result = pickle.loads(pickle.dumps(run(sent)))
         return result
 

@@ -230,7 +230,7 @@ def is_cut(text: bytes) -> bool:
 
 
 def _element_places(file: File, bad: _FileDamage, field: bytes | None) -> Iterator[_Place]:
-    """Yield the place of each element of an array; if the array is cut, also that of the rest of the file.
+    """Yield the place of each element of an array; if the array is cut, then the rest of the file has a place, too.
 
     `field`: the key in quotes of the object's field that holds the array; None: the array is the whole file.
     """
