@@ -66,7 +66,8 @@ def _labels_content(labels: Mapping[str, Any]) -> dict[str, Any]:
     expand, window = labels.get("expand", Expand.none.value), labels.get("window_images")
     unset = {"expand"} if expand == Expand.none.value else set()
     unset |= {"window_images", "window_text"} if window is None else set()
-    unset |= {name for name, value in (("untrained", "drop"), ("cut_end", True)) if labels.get(name) == value}
+    later = {"untrained": "drop", "cut_end": True, "template_drops": "skip"}
+    unset |= {name for name, value in later.items() if labels.get(name) == value}
     return {name: value for name, value in labels.items() if name not in unset}
 
 

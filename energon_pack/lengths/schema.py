@@ -45,7 +45,8 @@ LENGTHS_SCHEMA = pa.schema(
         ("tools_left_out", pa.bool_()),  # the chat template leaves its tools out
         ("unknown_keys", pa.list_(pa.string())),  # unknown keys of its JSON (`samples.keys.unknown_keys`); null: none
         ("image_modes", pa.list_(pa.string())),  # modes of its images with more than 8 bits a channel; null: none
-        ("reasoning_left_out", pa.bool_()),  # the chat template leaves its reasoning out
+        ("reasoning_left_out", pa.bool_()),  # the chat template leaves out thoughts of its earlier answers
+        ("words_left_out", pa.bool_()),  # the chat template leaves out other words of it
         ("nulls_dropped", pa.bool_()),  # nulls of a table were taken out of its calls and tools
         ("checksum", pa.uint32()),  # hash of its JSON and the ends of its media: `reader.checksum`
         ("kept", pa.uint64()),  # where its tokens are kept (`kept_tokens`); 0: they are not

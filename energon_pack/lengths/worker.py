@@ -40,7 +40,7 @@ _MAX_UNKNOWN_KEYS = 8  # unknown keys of a sample that are reported
 _MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 
 #: Raise this number when measuring the same sample gives other columns or values.
-LENGTHS_VERSION = 23
+LENGTHS_VERSION = 24
 #: Raise this number when the same sample gets other beginnings.
 BEGINNINGS_VERSION = 1
 
@@ -75,6 +75,7 @@ class LengthsRow(MeasuredRow):
     unknown_keys: list[str] | None = None
     image_modes: list[str] | None = None
     reasoning_left_out: bool = False
+    words_left_out: bool = False
     nulls_dropped: bool = False
     checksum: int = 0
     kept: int = 0  # see `kept_tokens`
@@ -195,6 +196,7 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
     row.num_control_tokens = rendered.num_control_tokens
     row.tools_left_out |= rendered.leaves_out_tools
     row.reasoning_left_out = rendered.leaves_out_reasoning
+    row.words_left_out = rendered.leaves_out_words
     if unread := _unread_keys(sample, seen, template.spec.variables):
         row.unknown_keys = list(dict.fromkeys([*sample.unknown, *unread]))
     return _Uncounted(row, sample, seen, rendered)

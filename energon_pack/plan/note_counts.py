@@ -17,6 +17,7 @@ NOTES = {
     "tools_left_out": "tools_left_out",
     "weights": "num_weighted",
     "reasoning_left_out": "reasoning_left_out",
+    "words_left_out": "words_left_out",
     "nulls_dropped": "nulls_dropped",
 }
 #: columns with a list of names, which are counted

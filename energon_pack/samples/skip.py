@@ -27,6 +27,7 @@ class Reason(str, Enum):
     NON_ADJACENT_MEMBER = "non_adjacent_member"
     CONTROL_TOKEN = "control_token"
     PROCESSOR_ERROR = "processor_error"
+    TEMPLATE_DROPS = "template_drops"
     TRUNCATED_TAR = "truncated_tar"
     OVERLONG = "overlong"
     OVER_CAP = "over_cap"

@@ -69,10 +69,11 @@ class Rendered:
     leaves_out_tools: bool = False  # the chat template does not write its tools
     media: Sequence[tuple[int, int]] = ()  # characters of each medium, in order; a list of frames is one video
     weights: Sequence[float] = ()  # of each span; empty: all are 1
-    leaves_out_reasoning: bool = False  # the chat template does not write its reasoning
+    leaves_out_reasoning: bool = False  # the chat template does not write thoughts of earlier answers
     num_audio_tokens: int = 0  # tokens with features of sounds
     token_range: tuple[int, int] | None = None  # the tokens of `text` that are the sample; None: all
     num_features: Sequence[int] = ()  # tokens that hold features of each medium, in the order of `media`
+    leaves_out_words: bool = False  # the chat template does not write other words of it (`labels.template_drops=keep`)
 
 
 @dataclass(frozen=True)

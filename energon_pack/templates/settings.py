@@ -58,6 +58,14 @@ class ToolCalls(str, Enum):
     mask = "mask"
 
 
+class TemplateDrops(str, Enum):
+    """What happens to a sample if the chat template leaves out words of it."""
+
+    skip = "skip"
+    #: it is packed without them, and counted
+    keep = "keep"
+
+
 class Expand(str, Enum):
     """Which samples are made of one conversation; none: one sample, the whole conversation."""
 
@@ -207,6 +215,9 @@ class Labels:
     after_turn: bool = False
     #: loss weight of everything that is no answer (0: not trained); an answer has 1
     prompt_weight: float = 0.0
+    #: a sample of which the chat template leaves out words goes into the ledger (skip), or is packed without them; the
+    #: thoughts of earlier answers, which many templates leave out, are counted
+    template_drops: TemplateDrops = TemplateDrops.skip
 
     def check(self) -> None:
         """Raise PackError for a weight below 0."""

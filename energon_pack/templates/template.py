@@ -27,7 +27,7 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.chat.labels import TrainedSpan
-from energon_pack.templates.chat.left_out_turns import refuse_left_out
+from energon_pack.templates.chat.left_out_tools import leaves_out_tools
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.text_marks import texts_of
 from energon_pack.templates.chat.turns import CLOSE, OPEN
@@ -96,12 +96,12 @@ class Template(Preparation, Tokenizing):
         expansions, *around = self._expanded(sample.media)
         messages = self._template_messages(sample)
         chat, frames = self._chat_for(sample)
-        leaves_out_tools = bool(sample.tools)
+        has_no_tools = bool(sample.tools)
         if is_document(messages):
-            marked, weights = self._document_texts.marked_text(messages[0])
+            marked, weights, dropped = self._document_texts.marked_text(messages[0])
         else:
-            marked, weights = chat.render_marked(messages, sample.tools, labels)
-            leaves_out_tools = refuse_left_out(chat.renderer, messages, sample.tools)
+            marked, weights, dropped = chat.render_marked(messages, sample.tools, labels)
+            has_no_tools = leaves_out_tools(chat.renderer, messages, sample.tools)
         text, spans, places, num_features = self._with_media_put_in(marked, around, sample.media, expansions)
         placed = [place for place in places if place[1]]
         spans, weights = self._trained_spans(chat, frames, text, spans, weights, placed, labels)
@@ -112,14 +112,14 @@ class Template(Preparation, Tokenizing):
             spans,
             sum(number for kind, number in num_features.items() if KINDS[kind].is_visual),
             self._num_control_tokens(sample.messages, sample.tools),
-            leaves_out_tools,
+            has_no_tools,
             places,
             weights if weights.count(1.0) < len(weights) else (),
-            labels.think in (Think.train, Think.mask_empty)
-            and chat.renderer.leaves_out_reasoning(messages, sample.tools),
+            bool(dropped.earlier_thoughts),
             num_features[AUDIO.kind],
             sample.options.token_range,
             [number for _, number in expansions],
+            bool(dropped.others),
         )
 
     def _with_media_put_in(

@@ -136,32 +136,6 @@ class Renderer:
         return [{**message, "content": _as_parts(message["content"])} for message in messages]
 
     @cached_property
-    def shows_system(self) -> bool:
-        """Whether the template writes the text of a system turn before an ordinary conversation."""
-        roles = {"system": _PROBE, "user": "a", "assistant": "b"}
-        return self._writes_probe([{"role": role, "content": text} for role, text in roles.items()], None)
-
-    def leaves_out_reasoning(self, messages: list[Message], tools: list[Any] | None) -> bool:
-        """Say whether messages have reasoning that the template does not write; True if it refuses the test."""
-        if max(map(len, messages), default=0) < 3 or all(reasoning_of(message) is None for message in messages):
-            return False
-        probed = [m if reasoning_of(m) is None else with_reasoning(m, _PROBE) for m in messages]
-        return not (self._shows_reasoning or self._writes_probe(probed, tools))
-
-    @cached_property
-    def _shows_reasoning(self) -> bool:
-        """Whether this template writes the reasoning of an ordinary answer."""
-        answer = with_reasoning({"role": "assistant", "content": "b"}, _PROBE)
-        return self._writes_probe([{"role": "user", "content": "a"}, answer], None)
-
-    def _writes_probe(self, messages: list[Message], tools: list[Any] | None) -> bool:
-        """Say whether the template writes the test text that these messages contain; False if it refuses them."""
-        try:
-            return _PROBE in self.render(messages, tools)
-        except Skip:
-            return False
-
-    @cached_property
     def _wants_objects(self) -> bool:
         """Whether tool arguments must be objects: the template refuses a JSON text (OpenAI's form), or quotes it."""
         for content in ("", "b"):  # a template may refuse an answer without a text

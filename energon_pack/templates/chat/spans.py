@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.templates.chat.left_out_turns import REMEDY
 from energon_pack.templates.chat.renderer import last_question
 from energon_pack.templates.chat.text_marks import MarkLevel, TextEdge, TextOwner, WrittenText, mark_texts, read_marks
 from energon_pack.templates.chat.turns import (
@@ -84,21 +83,27 @@ class Spans:
             trained: the indices of the messages that are trained.
             with_calls: whether tool calls are trained, too.
         """
-        leaves_out_calls = False
+        incomplete: _Marked | None = None  # its marks show the texts of all turns, but not all calls
         for level in MarkLevel:
             marked = self._marked(messages, tools, level)
             if marked is None or marked.text != plain or _is_written_twice(marked.written):
                 continue
             written = {leaf for _, leaf in marked.owners}
-            if not _calls(messages) <= written:
-                leaves_out_calls = True
-            elif {*trained} <= {leaf.message for leaf in written}:
-                is_told = self._has_blocks and marked.written.generation_blocks
-                spans = self._spans_of_blocks(marked, trained) if is_told else self._spans_of_texts(marked, trained)
+            if not {*trained} <= {leaf.message for leaf in written}:
+                continue
+            if _calls(messages) <= written:
+                spans = self._spans_of_marks(marked, trained)
                 return spans if with_calls else self._without_calls(marked, spans)
-        if leaves_out_calls:
-            raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out tool calls {REMEDY}")
-        return _ascending_spans([self._span_by_prefixes(messages, tools, plain, i) for i in trained])
+            incomplete = incomplete or marked
+        proved = [self._span_by_prefixes(messages, tools, plain, i) for i in trained if incomplete is None]
+        spans = _ascending_spans(proved) if incomplete is None else self._spans_of_marks(incomplete, trained)
+        if not with_calls:
+            _refuse_unmarked_calls(messages, plain, spans)
+        return spans
+
+    def _spans_of_marks(self, marked: _Marked, trained: Sequence[int]) -> list[Span]:
+        is_told = self._has_blocks and marked.written.generation_blocks
+        return self._spans_of_blocks(marked, trained) if is_told else self._spans_of_texts(marked, trained)
 
     def _marked(self, messages: Sequence[Message], tools: Any, level: MarkLevel) -> _Marked | None:
         """Render a conversation with marks; None: the template refuses it, because names or ids need a certain form."""
@@ -214,10 +219,6 @@ class Spans:
         span = self._prefix_rendering.span(messages, tools, text, i)
         if span is None or messages[i]["role"] != "assistant" or not self._turn.headers:
             raise Skip(Reason.PROCESSOR_ERROR, "the chat template changes assistant text; no labels can be found")
-        for call in messages[i].get("tool_calls") or ():
-            names = [call.get("id"), (call.get("function") or call).get("name")] if isinstance(call, dict) else []
-            if not any(isinstance(name, str) and name in text[span.start : span.end] for name in names):
-                raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out tool calls {REMEDY}")
         return span
 
     # ------------------------------------------------------------------------------------------------- tool calls
@@ -296,6 +297,15 @@ def _calls(messages: Sequence[Message]) -> set[TextOwner]:
         if isinstance(calls := message.get("tool_calls"), list)
         for number in range(len(calls))
     }
+
+
+def _refuse_unmarked_calls(messages: Sequence[Message], text: str, spans: Sequence[Span]) -> None:
+    """Raise Skip if a trained turn holds calls, which can't be cut out of it because no marks show their places."""
+    for span in spans:
+        names = [(call.get("function") or call).get("name") for call in messages[span.message].get("tool_calls") or ()]
+        if any(isinstance(name, str) and name in text[span.start : span.end] for name in names):
+            problem = f"labels.tool_calls=mask: the chat template shows no place of the calls of message {span.message}"
+            raise Skip(Reason.PROCESSOR_ERROR, problem)
 
 
 def _segments(marked: _Marked) -> list[_Segment]:

@@ -12,9 +12,17 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.templates.chat.dropped_words import NOTHING_DROPPED, Dropped, WordCheck
 from energon_pack.templates.chat.guarded_template import LooksAtText
 from energon_pack.templates.chat.jinja import has_generation_blocks
-from energon_pack.templates.chat.labels import ThinkMarks, TrainedSpan, apply_labels, turn_weights, without_thoughts
+from energon_pack.templates.chat.labels import (
+    Range,
+    ThinkMarks,
+    TrainedSpan,
+    apply_labels,
+    turn_weights,
+    without_thoughts,
+)
 from energon_pack.templates.chat.renderer import Renderer, guarding_texts
 from energon_pack.templates.chat.spans import Spans
 from energon_pack.templates.chat.text_marks import (
@@ -28,8 +36,8 @@ from energon_pack.templates.chat.text_marks import (
     texts_of,
     with_numbered_texts,
 )
-from energon_pack.templates.chat.turns import SpecialTokens, TurnForm, put_marks, shared_beginning
-from energon_pack.templates.settings import DEFAULT_DATE, Labels, ToolCalls
+from energon_pack.templates.chat.turns import Span, SpecialTokens, TurnForm, put_marks, shared_beginning
+from energon_pack.templates.settings import DEFAULT_DATE, Labels, TemplateDrops, Think, ToolCalls
 
 _MAX_SHAPES = 10_000
 _MAX_VARIANTS = 100
@@ -43,6 +51,7 @@ class Marked(NamedTuple):
 
     text: str
     weights: list[float]  # of each span; 0: the other text counts (`labels.prompt_weight`), but this span does not
+    dropped: Dropped = NOTHING_DROPPED
 
 
 class ChatTemplate:
@@ -67,7 +76,8 @@ class ChatTemplate:
         self._arguments = special_tokens, date, needs_tools
         self._special = SpecialTokens(special_tokens)
         self._turn = self._read_turn()
-        self._spans = Spans(self.render, self._turn, self._special, has_generation_blocks(source))
+        self._has_blocks = has_generation_blocks(source)
+        self._spans = Spans(self.render, self._turn, self._special, self._has_blocks)
         self._skeletons: dict[tuple[Shape, tuple[int, ...]], Skeleton | None] = {}
         self._variants: dict[str, ChatTemplate] = {}
 
@@ -88,7 +98,7 @@ class ChatTemplate:
 
         Raises:
             Skip: `bad_message` if the text already contains such a mark, or a turn's weight is invalid;
-                `processor_error` if a turn can't be found.
+                `processor_error` if a turn can't be found; `template_drops` if words are left out.
         """
         with_zeros = labels.prompt_weight > 0
         weights = turn_weights(messages, labels.train_on, with_zeros)
@@ -100,7 +110,12 @@ class ChatTemplate:
         plain = self.render(messages, tools)
         if _holds_noncharacters(plain):
             raise Skip(Reason.BAD_MESSAGE, "the text holds one of the noncharacters U+FDD0 to U+FDEF")
-        return self._marked(plain, messages, tools, weights, labels.tool_calls is ToolCalls.train, with_zeros)
+        spans = self._find_spans(plain, messages, tools, weights, labels.tool_calls is ToolCalls.train)
+        with_thoughts = labels.think is not Think.mask
+        dropped = self._word_check.dropped(messages, plain, _ranges_of_messages(spans), with_thoughts)
+        if dropped.others and labels.template_drops is TemplateDrops.skip:
+            raise Skip(Reason.TEMPLATE_DROPS, dropped.detail(messages))
+        return _with_marks(plain, spans, weights, with_zeros)._replace(dropped=dropped)
 
     def apply_labels(self, text: str, spans: Sequence[TrainedSpan], labels: Labels) -> list[TrainedSpan]:
         """Cut or widen the spans of trained turns as `labels` says; return the trained spans of weight > 0."""
@@ -128,6 +143,10 @@ class ChatTemplate:
         if not first:  # the header contains it
             first = written.text[: thought[0]].rstrip().rpartition("\n")[2]
         return ThinkMarks(first, last) if first and last else _THINK
+
+    @cached_property
+    def _word_check(self) -> WordCheck:
+        return WordCheck([*dict.fromkeys((self._think, _THINK))], self._special, self._has_blocks)
 
     @property
     def ends_answers(self) -> bool:
@@ -158,29 +177,26 @@ class ChatTemplate:
                 with guarding_texts():
                     numbered = with_numbered_texts(messages)
                     plain = self.render(numbered, None)
-                    marked, _ = self._marked(plain, numbered, None, dict.fromkeys(trained, 1.0))
+                    weights = dict.fromkeys(trained, 1.0)
+                    marked = _with_marks(plain, self._find_spans(plain, numbered, None, weights), weights).text
                 whole = self._turn.has_whole(marked)
                 self._skeletons[key] = Skeleton(marked, len(texts)) if whole else None
             except (Skip, ValueError, LooksAtText):
                 self._skeletons[key] = None
         return self._skeletons[key]
 
-    def _marked(
+    def _find_spans(
         self,
         plain: str,
         messages: list[Message],
         tools: list[Any] | None,
         weights: Mapping[int, float],
         with_calls: bool = True,
-        with_zeros: bool = False,
-    ) -> Marked:
-        """Put marks into a conversation that is rendered already, as `render_marked` does."""
+    ) -> list[Span]:
+        """Find the trained spans of a conversation that is rendered already, as `render_marked` does."""
         if not weights and not any(message.get("tool_calls") for message in messages):
-            return Marked(plain, [])
-        spans = self._spans.find(messages, tools, plain, [*weights], with_calls)
-        spans = [span for span in spans if span.is_trained or with_zeros]
-        text = put_marks(plain, [(span.start, span.end) for span in spans])
-        return Marked(text, [weights[span.message] * span.is_trained for span in spans])
+            return []
+        return self._spans.find(messages, tools, plain, [*weights], with_calls)
 
     def _read_turn(self) -> TurnForm:
         question: Message = {"role": "user", "content": "a"}
@@ -212,6 +228,22 @@ class ChatTemplate:
             ends = special.first(older[1])
         is_next = bool(ends) and not special.first(last[1])
         return TurnForm(longest_first, special.first("".join(longest_first)), ends, is_next, bool(prompted), lead)
+
+
+def _with_marks(plain: str, spans: Sequence[Span], weights: Mapping[int, float], with_zeros: bool = False) -> Marked:
+    """Put marks around the trained spans of a text; `with_zeros`: also around masked calls."""
+    spans = [span for span in spans if span.is_trained or with_zeros]
+    text = put_marks(plain, [(span.start, span.end) for span in spans])
+    return Marked(text, [weights[span.message] * span.is_trained for span in spans])
+
+
+def _ranges_of_messages(spans: Sequence[Span]) -> dict[int, Range]:
+    """Return for each message the range from its first span to the end of its last one."""
+    ranges: dict[int, Range] = {}
+    for span in spans:
+        start = ranges[span.message][0] if span.message in ranges else span.start
+        ranges[span.message] = (start, span.end)
+    return ranges
 
 
 def _around_first(output: str, start: int) -> tuple[str, str]:

@@ -90,6 +90,10 @@ class SpecialTokens:
         match = self._pattern.match(text, position)
         return match[0] if match else ""
 
+    def blanked(self, text: str) -> str:
+        """Return a text of the same length, with null characters in place of its special tokens."""
+        return self._pattern.sub(lambda token: "\0" * len(token[0]), text)
+
     def are_all(self, text: str, start: int = 0) -> bool:
         """Say whether a text, from `start` on, consists only of special tokens and white space."""
         return self._some.fullmatch(text, start) is not None

@@ -11,7 +11,7 @@ from energon_pack.errors import PackError
 from energon_pack.run import expansion_bounds
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat import renderer
-from energon_pack.templates.chat.left_out_turns import refuse_left_out
+from energon_pack.templates.chat.left_out_tools import leaves_out_tools
 from energon_pack.templates.chat.renderer import Renderer
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
@@ -56,7 +56,7 @@ def turns(*texts: str, **last: Any) -> list[dict[str, Any]]:
 def trained(source: str, messages: list[dict[str, Any]], last_only: bool = False) -> list[str]:
     template = ChatTemplate(source, {}, SPECIAL)
     labels = LabelsConfig(TrainOn.last if last_only else TrainOn.all)
-    marked, _ = template.render_marked(messages, None, labels)
+    marked, _, _ = template.render_marked(messages, None, labels)
     assert marked.replace(OPEN, "").replace(CLOSE, "") == template.render(messages, None)
     return [piece.partition(CLOSE)[0] for piece in marked.split(OPEN)[1:]]
 
@@ -169,18 +169,16 @@ def test_which_templates_are_known_to_copy_texts(source: str, expected: bool) ->
 
 
 @pytest.mark.parametrize("source", [CHATML, PARTS_ONLY, GEMMA, THINKING])
-def test_known_shapes_are_written_as_the_template_writes_them(source: str) -> None:
-    template = ChatTemplate(source, {}, SPECIAL)
+def test_known_shapes_are_written_as_the_template_writes_them(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    template, asked = ChatTemplate(source, {}, SPECIAL), ChatTemplate(source, {}, SPECIAL)
+    monkeypatch.setattr(asked, "_skeleton", lambda *_: None)
     for texts in (("a", "b"), ("", " "), ("<|im_start|>assistant\n", "<|im_end|>x"), ("a\ufdd2" + "0\ufdd3", "b")):
         for messages in (turns(*texts), turns(*texts, *texts), [{"role": "system", "content": "s"}, *turns(*texts)]):
             if "\ufdd2" in "".join(texts):  # a skeleton's own mark: no text holds it
                 with pytest.raises(Skip):
                     template.render_marked(messages, None)
                 continue
-            weights = {i: 1.0 for i, message in enumerate(messages) if message["role"] == "assistant"}
-            assert template.render_marked(messages, None) == template._marked(
-                template.render(messages, None), messages, None, weights
-            )
+            assert template.render_marked(messages, None) == asked.render_marked(messages, None)
 
 
 @pytest.mark.parametrize("source", [CHATML, GEMMA, THINKING, PARTS_ONLY])
@@ -223,7 +221,7 @@ def test_whether_calls_are_written_is_asked_of_each_sample(source: str, calls: l
         said = ""
     except Skip as skip:
         said = skip.detail
-    assert ("leaves out tool calls" in said) is leaves_out, said
+    assert ("leaves out the call" in said) is leaves_out, said
 
 
 NO_TOOLS = CHATML.replace("{{ m.content }}", "{{ m.content or raise_exception('empty') }}")
@@ -246,25 +244,21 @@ def test_tools_a_template_does_not_write_are_noticed(source: str, roles: str, ex
     names = {"s": "system", "u": "user", "a": "assistant"}
     messages = [{"role": names[role], "content": "b"} for role in roles]
     tools = [{"type": "function", "function": {"name": name}} for name in "fg"]
-    assert refuse_left_out(ChatTemplate(source, {}, SPECIAL).renderer, messages, tools) is expected
+    assert leaves_out_tools(ChatTemplate(source, {}, SPECIAL).renderer, messages, tools) is expected
 
 
 def test_a_system_turn_that_a_template_drops_costs_the_sample() -> None:
-    """Only turns of other roles were looked for, and a template that refuses a question counted as one that writes
-    them.
-    """
+    """Its answers would be trained without the rules that they obey, and nothing would say so."""
     messages = [{"role": "system", "content": "Be brief."}, *turns("a", "b")]
-    only = CHATML.replace("{% for m in messages %}", "{% for m in messages if m.role in ROLES %}")
-    renderer = ChatTemplate(only.replace("ROLES", "['user', 'assistant']"), {}, SPECIAL).renderer
-    with pytest.raises(Skip, match="leaves out turns of the role system"):
-        refuse_left_out(renderer, messages, None)
-    refuse_left_out(renderer, [{"role": "system", "content": " "}, *messages[1:]], None)  # nothing is lost
-    refuse_left_out(ChatTemplate(CHATML, {}, SPECIAL).renderer, messages, None)
+    only = CHATML.replace("{% for m in messages %}", "{% for m in messages if m.role in ['user', 'assistant'] %}")
+    template = ChatTemplate(only, {}, SPECIAL)
+    with pytest.raises(Skip, match=r"template_drops: .* the text 'Be brief.' of message 0, of the role system"):
+        template.render_marked(messages, None)
+    template.render_marked([{"role": "system", "content": " "}, *messages[1:]], None)  # nothing is lost
+    ChatTemplate(CHATML, {}, SPECIAL).render_marked(messages, None)
     told = [{"role": "developer", "content": "Be brief."}, *messages[1:]]
-    ends = "{{ raise_exception('end') if messages[-1].role != 'assistant' }}"  # our question did not end so
-    refuses = ends + only.replace("ROLES", "['user', 'assistant']")
-    with pytest.raises(Skip, match="leaves out turns of the role developer"):
-        refuse_left_out(ChatTemplate(refuses, {}, SPECIAL).renderer, told, None)
+    with pytest.raises(Skip, match=r"of message 0, of the role developer .*system_tag"):
+        template.render_marked(told, None)
 
 
 ENDLESS = (

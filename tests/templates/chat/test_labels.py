@@ -28,7 +28,7 @@ def trained(source: str, messages: list[dict[str, Any]], labels: LabelsConfig) -
     chat = ChatTemplate(source, {}, SPECIAL)
     if labels.think is Think.drop_history:
         messages = chat.without_thoughts(messages)
-    marked, weights = chat.render_marked(messages, None, labels)
+    marked, weights, _ = chat.render_marked(messages, None, labels)
     text, spans = "", []
     for piece in marked.replace(CLOSE, OPEN).split(OPEN):
         spans.append((len(text), len(text) + len(piece)))

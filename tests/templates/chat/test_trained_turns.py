@@ -75,7 +75,7 @@ def with_tool(*calls: dict[str, Any], content: str = "", **more: Any) -> list[di
 
 def trained(source: str, messages: list[dict[str, Any]], labels: LabelsConfig = PLAIN) -> list[str]:
     template = ChatTemplate(source, {}, SPECIAL)
-    marked, _ = template.render_marked(messages, None, labels)
+    marked, _, _ = template.render_marked(messages, None, labels)
     assert marked.replace(OPEN, "").replace(CLOSE, "") == template.render(messages, None)
     return [piece.partition(CLOSE)[0] for piece in marked.split(OPEN)[1:]]
 
@@ -146,8 +146,8 @@ def test_a_template_without_calls_costs_the_sample() -> None:
     source = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     with pytest.raises(Skip) as skip:
         trained(source, with_tool())
-    assert skip.value.reason is Reason.PROCESSOR_ERROR
-    assert "leaves out tool calls" in skip.value.detail
+    assert skip.value.reason is Reason.TEMPLATE_DROPS
+    assert "leaves out the call 'tide' of message 1" in skip.value.detail
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_calls_that_are_not_trained_are_looked_for_once_a_pattern(monkeypatch: p
         return render(messages, *args, **more)
 
     monkeypatch.setattr(template._spans, "_render", counting)
-    marked, weights = template.render_marked(with_tool() * 40, None, LabelsConfig(tool_calls=ToolCalls.mask))
+    marked, weights, _ = template.render_marked(with_tool() * 40, None, LabelsConfig(tool_calls=ToolCalls.mask))
     assert len(rendered) < 10
     assert len(weights) == 80
     pieces = [piece.partition(CLOSE)[0] for piece in marked.split(OPEN)[1:]]

@@ -15,6 +15,7 @@ from energon_pack.templates.chat.jinja import environment
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.text_marks import with_numbered_texts
 from energon_pack.templates.chat.turns import CLOSE, OPEN
+from energon_pack.templates.settings import Labels, TemplateDrops
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\nBODY<|im_end|>\n{% endfor %}"
@@ -88,6 +89,10 @@ COPYING = (
 )
 
 
+#: some of these templates rewrite or cut a question, whose words are lost then
+KEEP = Labels(template_drops=TemplateDrops.keep)
+
+
 def conversation(question: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": "An answer."}]
 
@@ -109,7 +114,7 @@ def test_a_template_that_looks_at_texts_is_asked_each_time(name: str) -> None:
             with pytest.raises(Skip, match="does not show"):
                 template.render_marked(conversation(text), None)
             continue
-        marked, _ = template.render_marked(conversation(text), None)
+        marked, _, _ = template.render_marked(conversation(text), None, KEEP)
         assert marked.replace(OPEN, "").replace(CLOSE, "") == by_jinja(source, conversation(text))
 
 

@@ -1,0 +1,254 @@
+"""Find the words of a conversation that a chat template does not write.
+
+    {"role": "assistant", "content": "I ask.", "tool_calls": [{"function": {"name": "f", "arguments": {"x": "y"}}}]}
+      words of the turn, in this order:  "I ask."   "f"   "x"   "y"
+      the rendered turn:                 <|assistant|><tool_call>{"name": "f", "arguments": {"x": "y"}}
+                                         "I ask." is dropped
+
+Each text, thought, name of a call, key and scalar of its arguments has to stand in the rendered turn, behind the one
+before it: as it is, or as JSON or Python escape it. White space does not count. Templates may write the groups of a
+turn (thought, text, calls) and the keys of an object in another order; then the order in which most words stand counts.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, permutations
+from typing import Any, NamedTuple
+
+from energon_pack.samples.raw_json import parse_json
+from energon_pack.samples.sample import REASONING_KEYS, Message
+from energon_pack.samples.skip import Skip
+from energon_pack.templates.chat.labels import Range, ThinkMarks
+from energon_pack.templates.chat.text_marks import texts_of
+from energon_pack.templates.chat.turns import SpecialTokens
+
+THOUGHT, TEXT, CALL = "thought", "text", "call"
+#: other keys of a turn whose texts are thoughts: Cohere's
+_THOUGHT_KEYS = (*REASONING_KEYS, "tool_plan")
+#: characters of dropped words that an error quotes
+_MAX_QUOTED = 60
+
+
+class Words(NamedTuple):
+    """A piece of a turn that its template has to write: a whole text, or a scalar or key of a call."""
+
+    kind: str  # THOUGHT, TEXT or CALL
+    value: Any  # a text, or a scalar of JSON
+    message: int
+
+
+class Dropped(NamedTuple):
+    """What a template leaves out of a conversation."""
+
+    earlier_thoughts: list[Words]  # of answers before the last one
+    others: list[Words]
+
+    def detail(self, messages: Sequence[Message]) -> str:
+        """Describe the first of the other words: whose they are, and the settings that help."""
+        kind, value, i = self.others[0]
+        quoted = " ".join(str(value).split())
+        quoted = quoted if len(quoted) <= _MAX_QUOTED else f"{quoted[:_MAX_QUOTED]}…"
+        role = messages[i]["role"]
+        advice = ["model.chat_template=FILE gives another"]
+        advice += ["source.tools=text writes calls as text"] if kind == CALL else []
+        advice += ["or system for it: system_tag of a meta file"] if role == "developer" else []
+        words = f"the {kind} {quoted!r} of message {i}, of the role {role}"
+        return f"the chat template leaves out {words} ({', '.join(advice)}, labels.template_drops=keep packs the rest)"
+
+
+NOTHING_DROPPED = Dropped([], [])
+
+
+@dataclass(frozen=True)
+class WordCheck:
+    """Finds the words that one chat template drops."""
+
+    think: Sequence[ThinkMarks]  # the marks around thoughts within texts
+    special: SpecialTokens  # no words stand in them: `<end_of_turn>` is no call of a function `of`
+    has_blocks: bool  # the template has `{% generation %}` blocks, beside which words of a turn may stand, too
+
+    def dropped(
+        self, messages: Sequence[Message], text: str, answers: Mapping[int, Range], with_thoughts: bool = True
+    ) -> Dropped:
+        """Find what a rendered conversation lacks.
+
+        Args:
+            text: the conversation as the template writes it.
+            answers: where the trained turns stand in it, by the index of the message.
+            with_thoughts: whether missing thoughts count.
+        """
+        last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
+        dropped = Dropped([], [])
+        blank = self.special.blanked(text)
+        gap = cursor = 0  # where the turns before the next of `answers` begin, and where the one before this turn ends
+        for i, message in enumerate(messages):
+            following = next((answers[k][0] for k in range(i + 1, len(messages)) if k in answers), len(text))
+            is_answer = message["role"] == "assistant"
+            words = [*chain(*_words_of_answer(message, i, self.think))] if is_answer else _words_of_turn(message, i)
+            where = text if any(self.special.first(str(each.value)) for each in words) else blank
+            if i in answers and is_answer:
+                start, end = answers[i]
+                lost, _ = self._lost_of_answer(message, i, where[start:end])
+                if lost and self.has_blocks:
+                    lost, _ = self._lost_of_answer(message, i, where[gap:following])
+                gap = cursor = end
+            elif is_answer:
+                lost, length = self._lost_of_answer(message, i, where[cursor:following])
+                cursor += length
+            else:
+                lost, length = _lost_in_order(words, where[cursor:following])
+                cursor += length
+                if lost:
+                    is_anywhere = message["role"] in ("system", "developer")  # it may stand in the last question
+                    compact = _compact(where if is_anywhere else where[gap:following])
+                    lost = [each for each in lost if not _is_there(each, compact)]
+            for each in lost:
+                if each.kind != THOUGHT:
+                    dropped.others.append(each)
+                elif with_thoughts:
+                    (dropped.earlier_thoughts if i < last else dropped.others).append(each)
+        return dropped
+
+    def _lost_of_answer(self, message: Message, i: int, text: str) -> tuple[list[Words], int]:
+        """Return the words of a turn that a text lacks, and where the last one that it has ends."""
+        lost, end = _lost_in_order(chain(*_words_of_answer(message, i, self.think)), text)
+        if not lost:
+            return lost, end
+        compact = _compact(text)
+        if any(_end_of(words, compact, 0, is_compact=True) >= 0 for words in lost):
+            orders = (
+                chain(*groups)
+                for is_sorted, name_last in ((False, False), (True, False), (False, True))
+                for groups in permutations(_words_of_answer(message, i, self.think, is_sorted, name_last))
+            )
+            for order in orders:
+                fewer, _ = _lost_in_order(order, compact, is_compact=True)
+                lost = min(lost, fewer, key=_loss)
+                if not lost:
+                    break
+        return lost, end
+
+
+# -------------------------------------------------------------------------------------------------- words of a turn
+
+
+def _words_of_answer(
+    message: Message, i: int, think: Sequence[ThinkMarks], is_sorted: bool = False, name_last: bool = False
+) -> list[list[Words]]:
+    """Return the words of an assistant's turn in groups: its thought, its text, its calls."""
+    thoughts = [message[key] for key in _THOUGHT_KEYS if isinstance(message.get(key), str)]
+    calls: list[Words] = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", call) if isinstance(call, dict) else {}
+        named = [Words(CALL, function.get("name"), i)]
+        arguments = _arguments(function)
+        scalars = [Words(CALL, value, i) for value in _scalars({} if arguments is None else arguments, is_sorted)]
+        calls += [*scalars, *named] if name_last else [*named, *scalars]
+    return [
+        [Words(THOUGHT, thought, i) for thought in dict.fromkeys(thoughts)],
+        [piece for text in texts_of([message]) for piece in _pieces(text, i, think)],
+        calls,
+    ]
+
+
+def _words_of_turn(message: Message, i: int) -> list[Words]:
+    """Return the texts of a question, a system turn or the result of a tool."""
+    return [Words(TEXT, text, i) for text in texts_of([message])]
+
+
+def _pieces(text: str, i: int, think: Sequence[ThinkMarks]) -> Iterator[Words]:
+    """Yield the thoughts in a text, and what stands around them."""
+    marks = next((each for each in think if each.closing in text), None)
+    cursor = 0
+    while marks and (end := text.find(marks.closing, cursor)) >= 0:
+        start = text.find(marks.opening, cursor, end)
+        if start >= 0:
+            yield Words(TEXT, text[cursor:start], i)
+        yield Words(THOUGHT, text[cursor if start < 0 else start + len(marks.opening) : end], i)
+        cursor = end + len(marks.closing)
+    yield Words(TEXT, text[cursor:], i)
+
+
+def _arguments(function: Mapping[str, Any]) -> Any:
+    """Return the arguments of a call; JSON in a string becomes its value."""
+    arguments = function.get("arguments")
+    return arguments if not isinstance(arguments, str) else _json_of(arguments)
+
+
+def _json_of(text: str) -> Any:
+    """Parse JSON; a text that is none stays as it is."""
+    try:
+        return parse_json(text)
+    except Skip:
+        return text
+
+
+def _scalars(value: Any, is_sorted: bool = False) -> Iterator[Any]:
+    """Yield the keys and scalars of a value of JSON, in the order in which a template writes them."""
+    if isinstance(value, dict):
+        for key in sorted(value, key=lambda name: str(name).lower()) if is_sorted else value:
+            yield key
+            yield from _scalars(value[key], is_sorted)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _scalars(item, is_sorted)
+    else:
+        yield value
+
+
+# ---------------------------------------------------------------------------------------------- words in the output
+
+
+def _is_there(words: Words, compact: str) -> bool:
+    """Say whether a text without white space has these words; of the JSON of an object, all its keys and scalars."""
+    if _end_of(words, compact, 0, is_compact=True) >= 0:
+        return True
+    value = _json_of(words.value)
+    return isinstance(value, (dict, list)) and all(
+        _end_of(Words(TEXT, scalar, words.message), compact, 0, is_compact=True) >= 0 for scalar in _scalars(value)
+    )
+
+
+def _lost_in_order(order: Iterable[Words], text: str, is_compact: bool = False) -> tuple[list[Words], int]:
+    """Return the words that a text lacks behind the ones before them, and where the last one that it has ends."""
+    lost, cursor = [], 0
+    for words in order:
+        end = _end_of(words, text, cursor, is_compact)
+        if end < 0:
+            lost.append(words)
+        else:
+            cursor = end
+    return lost, cursor
+
+
+def _end_of(words: Words, text: str, start: int, is_compact: bool = False) -> int:
+    """Return where the first of the spellings of some words ends in `text[start:]`; -1: none is there."""
+    ends = []
+    for form in _spellings(words.value):
+        form = _compact(form) if is_compact else form
+        position = text.find(form, start)
+        if position >= 0:
+            ends.append(position + len(form))
+    return min(ends, default=-1)
+
+
+def _spellings(value: Any) -> set[str]:
+    """Return how a template may write a scalar of JSON: as it is, stripped, as JSON or Python escape it."""
+    if isinstance(value, str):
+        core = value.strip()
+        if core.isascii() and core.isprintable() and not {*"\"'\\"} & {*core}:
+            return {core}
+        escaped = json.dumps(core, ensure_ascii=False)[1:-1]
+        again = json.dumps(escaped, ensure_ascii=False)[1:-1]
+        return {core, escaped, again, json.dumps(core)[1:-1], repr(core)[1:-1]}
+    return {str(value), json.dumps(value)} | ({"none"} if value is None else set())
+
+
+def _loss(lost: Sequence[Words]) -> tuple[int, int]:
+    """Return what of two results is the smaller loss: a thought that reads as the answer is missing, not the answer."""
+    return sum(words.kind != THOUGHT for words in lost), len(lost)
+
+
+def _compact(text: str) -> str:
+    return "".join(text.split())

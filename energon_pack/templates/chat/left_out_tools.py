@@ -1,0 +1,46 @@
+"""Find out whether the chat template writes the tools of a conversation.
+
+The template is shown the same conversation with other names of its tools, which have to stand in its output: a template
+may write tools only beside certain turns. `dropped_words` looks for the words of the turns.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from energon_pack.samples.sample import Message
+from energon_pack.samples.skip import Reason, Skip
+
+if TYPE_CHECKING:
+    from energon_pack.templates.chat.renderer import Renderer
+
+_PROBE = "energon_pack_probe"
+
+
+def leaves_out_tools(template: "Renderer", messages: list[Message], tools: Sequence[Any] | None) -> bool:
+    """Say whether the template leaves out tools; also True if it refuses the conversation with other names.
+
+    Raises:
+        Skip: `template_drops` if it leaves out tools that answers call.
+    """
+    if not tools:
+        return False
+    names = [f"{_PROBE}_{number}_" for number in range(len(tools))]
+    try:
+        text = template.render(messages, [*map(_renamed_tool, tools, names)])
+    except Skip:
+        text = ""
+    is_left_out = any(name not in text for name in names)
+    if is_left_out and any(message.get("tool_calls") for message in messages):
+        advice = "model.chat_template=FILE gives another, source.tools=text writes calls as text"
+        raise Skip(
+            Reason.TEMPLATE_DROPS, f"the chat template leaves out tools, whose calls would be trained ({advice})"
+        )
+    return is_left_out
+
+
+def _renamed_tool(tool: Any, name: str) -> Any:
+    """Return a tool with another name; what is no object stays as it is, and the template refuses it."""
+    if not isinstance(tool, dict):
+        return tool
+    function = tool.get("function")
+    return {**tool, "function": {**function, "name": name}} if isinstance(function, dict) else {**tool, "name": name}
