@@ -49,7 +49,9 @@ def expand(lengths: Lengths, labels: LabelsConfig, method: Method, run: Run) -> 
         ("reason",),
     )
     with dropping_wrong_lengths(lengths.shards, method, run):
-        return make_parts(lengths, may_have_parts, recipe, method, run)
+        expanded = make_parts(lengths, may_have_parts, recipe, method, run)
+    expanded.noted.samples["reasoning_left_out"] = 0  # each thought is trained where its answer is the last
+    return expanded
 
 
 class Expansion(NamedTuple):

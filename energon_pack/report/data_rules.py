@@ -63,9 +63,14 @@ NOTE_REMARKS = {
         "model.chat_template",
     ),
     "reasoning_left_out": (
-        "have reasoning that the chat template writes nothing of",
-        "answers are trained on without the thoughts that led to them",
-        "model.chat_template",
+        "have thoughts of earlier answers, which the chat template does not write",
+        "these thoughts are not trained",
+        "labels.expand=turns, which makes a sample of each answer",
+    ),
+    "words_left_out": (
+        "have words that the chat template does not write",
+        "they are packed without these words",
+        "labels.template_drops=skip, model.chat_template",
     ),
     "nulls_dropped": (
         "are rows of a table, whose null values in calls and tools are dropped",

@@ -25,10 +25,11 @@ from energon_pack.templates.models import read_model
 from energon_pack.templates.processor import load_saved_template, load_template, prepare_template, template_lines
 from energon_pack.templates.processor_inputs import full_processor_ids
 from energon_pack.templates.sample import Sample
+from energon_pack.templates.settings import TemplateDrops
 from energon_pack.templates.template import Template
 from support.finding import find_shards
 from support.models import of_model
-from support.packed import packed
+from support.packed import json_lines, packed
 from support.processors import change
 from support.running import need_torchvision
 from support.samples import chat, write_tar
@@ -94,9 +95,9 @@ def test_samples_whose_reasoning_a_template_leaves_out_are_counted(
 ) -> None:
     """On the screen and in report.json: a set of thoughts is else packed without any, and nothing says so."""
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    thinking = [[turns[0], {**turns[1], name: "why"}] for name in ("reasoning", "thinking")]
-    nothing_else = [turns[0], {"role": "assistant", "content": None, "reasoning_content": "why"}]
-    lines = [turns, *thinking, [*turns, *nothing_else][: 2 if num_left_out else 4]]
+    thinking = [[turns[0], {**turns[1], name: "why"}, *turns] for name in ("reasoning", "thinking")]
+    nothing_else = [turns[0], {"role": "assistant", "content": None, "reasoning_content": "why"}, *turns]
+    lines = [turns, *thinking, turns if num_left_out else nothing_else]
     members = {f"{i}.json": json.dumps({"messages": messages}).encode() for i, messages in enumerate(lines)}
     source = write_tar(tmp_path / "source" / "a.tar", members).parent
     dataset = packed(config(source, model__template="text", model__chat_template=chat_template))
@@ -104,6 +105,26 @@ def test_samples_whose_reasoning_a_template_leaves_out_are_counted(
     assert report["samples_packed"] == 4
     assert report["samples_with_reasoning_left_out"] == num_left_out
     assert ("noted: 2 samples with reasoning left out" in capsys.readouterr().out) == bool(num_left_out)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_thought_of_the_last_answer_that_a_template_drops_costs_the_sample_or_is_counted(
+    tmp_path: Path, config: Callable[..., PackConfig], keeps: bool, capsys: Any
+) -> None:
+    """A model would be taught to answer at once, from data that were made for their thoughts."""
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    lines = [turns, [turns[0], {**turns[1], "reasoning": "I see a harbour."}]]
+    members = {f"{i}.json": json.dumps({"messages": messages}).encode() for i, messages in enumerate(lines)}
+    source = write_tar(tmp_path / "source" / "a.tar", members).parent
+    run = config(source, model__template="text", model__chat_template=CHATML, max_skipped=1.0)
+    run.labels.template_drops = TemplateDrops.keep if keeps else TemplateDrops.skip
+    dataset = packed(run)
+    assert ("noted: 1 sample with words left out" in capsys.readouterr().out) == keeps
+    report = json.loads((dataset / "report.json").read_bytes())
+    assert report["skipped_by_reason"] == ({} if keeps else {"template_drops": 1})
+    if not keeps:
+        (entry,) = json_lines(dataset / "skipped.jsonl")
+        assert "the thought 'I see a harbour.' of message 1" in entry["detail"]
 
 
 def test_the_run_says_which_date_a_template_writes(

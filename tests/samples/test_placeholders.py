@@ -185,6 +185,6 @@ def test_each_has_its_line_and_the_others_are_packed(config: Callable[..., PackC
     ledger = json_lines(Path(run.output.dir) / "packed" / "skipped.jsonl")
     assert {line["sample_id"]: line["reason"] for line in ledger} == {
         "s.tar/boxes": BAD,
-        "s.tar/calls": "processor_error",
+        "s.tar/calls": "template_drops",
         "s.tar/picture": "missing_media",
     }

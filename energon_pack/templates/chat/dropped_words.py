@@ -241,7 +241,8 @@ def _spellings(value: Any) -> set[str]:
             return {core}
         escaped = json.dumps(core, ensure_ascii=False)[1:-1]
         again = json.dumps(escaped, ensure_ascii=False)[1:-1]
-        return {core, escaped, again, json.dumps(core)[1:-1], repr(core)[1:-1]}
+        in_single_quotes = repr(f'{core}"')[1:-2]
+        return {core, escaped, again, json.dumps(core)[1:-1], repr(core)[1:-1], in_single_quotes}
     return {str(value), json.dumps(value)} | ({"none"} if value is None else set())
 
 

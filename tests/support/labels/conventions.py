@@ -28,9 +28,10 @@ _TRAINS_HEADERS = ("trl_gptoss", "trl_deepseekv3", "trl_deepseek_r1_distill", "t
 _NO_HEADER = ("trl_diffusion_gemma",)
 _IMAGE_ANSWERED = ("image_answered", "image_answered_text", "image_answered_early", "image_empty_answer", "image_both")
 CONVENTIONS = (
-    Convention("the template writes no tool calls: a named skip", ("skipped",), words="leaves out tool calls"),
+    Convention("the template writes no tool calls: a named skip", ("skipped",), words="leaves out the call"),
+    Convention("the template drops the last thought: a named skip", ("skipped",), words="leaves out the thought"),
     Convention("the template writes no tools: a named skip", ("skipped",), words="leaves out tools"),
-    Convention("the template drops turns of a role: a named skip", ("skipped",), words="leaves out turns of the role"),
+    Convention("the template drops a text or a turn: a named skip", ("skipped",), words="leaves out the text"),
     Convention("a model without images: a named skip", ("skipped",), words="sees no image"),
     Convention("texts are joined where a template prints a list", ("text",), ids=("c21",), templates=_TEXT_ALONE),
     Convention("a role's header is never a label; TRL trains it", ("labels",), templates=_TRAINS_HEADERS),
