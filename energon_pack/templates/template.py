@@ -27,7 +27,7 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.chat.labels import TrainedSpan
-from energon_pack.templates.chat.left_out_tools import leaves_out_tools
+from energon_pack.templates.chat.left_out_tools import leaves_out_tools, refuse_calls
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.text_marks import texts_of
 from energon_pack.templates.chat.turns import CLOSE, OPEN
@@ -44,7 +44,7 @@ from energon_pack.templates.media_texts import DocumentTexts, MediaTexts
 from energon_pack.templates.model_inputs import input_rules_of, tokens_of_member
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.sample import Rendered, Sample, Tokens, with_frame_lists_as_videos
-from energon_pack.templates.settings import Labels, Think, TrainOn, overridden_labels
+from energon_pack.templates.settings import Labels, TemplateDrops, Think, TrainOn, overridden_labels
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.tokenizing import Tokenizing
 
@@ -102,6 +102,8 @@ class Template(Preparation, Tokenizing):
         else:
             marked, weights, dropped = chat.render_marked(messages, sample.tools, labels)
             has_no_tools = leaves_out_tools(chat.renderer, messages, sample.tools)
+            if has_no_tools and labels.template_drops is TemplateDrops.skip:
+                refuse_calls(messages)
         text, spans, places, num_features = self._with_media_put_in(marked, around, sample.media, expansions)
         placed = [place for place in places if place[1]]
         spans, weights = self._trained_spans(chat, frames, text, spans, weights, placed, labels)

@@ -26,6 +26,8 @@ from energon_pack.templates.chat.turns import SpecialTokens
 THOUGHT, TEXT, CALL = "thought", "text", "call"
 #: other keys of a turn whose texts are thoughts: Cohere's
 _THOUGHT_KEYS = (*REASONING_KEYS, "tool_plan")
+#: the setting that packs such samples
+KEEP_ADVICE = "labels.template_drops=keep packs the rest"
 #: characters of dropped words that an error quotes
 _MAX_QUOTED = 60
 
@@ -54,7 +56,7 @@ class Dropped(NamedTuple):
         advice += ["source.tools=text writes calls as text"] if kind == CALL else []
         advice += ["or system for it: system_tag of a meta file"] if role == "developer" else []
         words = f"the {kind} {quoted!r} of message {i}, of the role {role}"
-        return f"the chat template leaves out {words} ({', '.join(advice)}, labels.template_drops=keep packs the rest)"
+        return f"the chat template leaves out {words} ({', '.join(advice)}, {KEEP_ADVICE})"
 
 
 NOTHING_DROPPED = Dropped([], [])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.templates.chat.dropped_words import KEEP_ADVICE
 
 if TYPE_CHECKING:
     from energon_pack.templates.chat.renderer import Renderer
@@ -17,11 +18,7 @@ _PROBE = "energon_pack_probe"
 
 
 def leaves_out_tools(template: "Renderer", messages: list[Message], tools: Sequence[Any] | None) -> bool:
-    """Say whether the template leaves out tools; also True if it refuses the conversation with other names.
-
-    Raises:
-        Skip: `template_drops` if it leaves out tools that answers call.
-    """
+    """Say whether the template leaves out tools; also True if it refuses the conversation with other names."""
     if not tools:
         return False
     names = [f"{_PROBE}_{number}_" for number in range(len(tools))]
@@ -29,13 +26,14 @@ def leaves_out_tools(template: "Renderer", messages: list[Message], tools: Seque
         text = template.render(messages, [*map(_renamed_tool, tools, names)])
     except Skip:
         text = ""
-    is_left_out = any(name not in text for name in names)
-    if is_left_out and any(message.get("tool_calls") for message in messages):
-        advice = "model.chat_template=FILE gives another, source.tools=text writes calls as text"
-        raise Skip(
-            Reason.TEMPLATE_DROPS, f"the chat template leaves out tools, whose calls would be trained ({advice})"
-        )
-    return is_left_out
+    return any(name not in text for name in names)
+
+
+def refuse_calls(messages: Sequence[Message]) -> None:
+    """Raise Skip, `template_drops`, if answers call tools, which the template does not write."""
+    if any(message.get("tool_calls") for message in messages):
+        advice = f"model.chat_template=FILE gives another, source.tools=text writes calls as text, {KEEP_ADVICE}"
+        raise Skip(Reason.TEMPLATE_DROPS, f"the chat template leaves out tools, whose calls would be trained ({advice})")
 
 
 def _renamed_tool(tool: Any, name: str) -> Any:
