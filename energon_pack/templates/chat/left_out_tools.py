@@ -33,7 +33,8 @@ def refuse_calls(messages: Sequence[Message]) -> None:
     """Raise Skip, `template_drops`, if answers call tools, which the template does not write."""
     if any(message.get("tool_calls") for message in messages):
         advice = f"model.chat_template=FILE gives another, source.tools=text writes calls as text, {KEEP_ADVICE}"
-        raise Skip(Reason.TEMPLATE_DROPS, f"the chat template leaves out tools, whose calls would be trained ({advice})")
+        problem = f"the chat template leaves out tools, whose calls would be trained ({advice})"
+        raise Skip(Reason.TEMPLATE_DROPS, problem)
 
 
 def _renamed_tool(tool: Any, name: str) -> Any:
