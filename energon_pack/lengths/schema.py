@@ -47,6 +47,7 @@ LENGTHS_SCHEMA = pa.schema(
         ("image_modes", pa.list_(pa.string())),  # modes of its images with more than 8 bits a channel; null: none
         ("reasoning_left_out", pa.bool_()),  # the chat template leaves its reasoning out
         ("nulls_dropped", pa.bool_()),  # nulls of a table were taken out of its calls and tools
+        ("num_empty_answers", pa.int32()),  # answers that say nothing, beside others: they are not trained
         ("checksum", pa.uint32()),  # hash of its JSON and the ends of its media: `reader.checksum`
         ("kept", pa.uint64()),  # where its tokens are kept (`kept_tokens`); 0: they are not
         ("reason", pa.string()),  # null: it was measured

@@ -21,7 +21,7 @@ from energon_pack.samples.flavors.fit import contents_that_do_not_fit
 from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.record import begins_with_assistant
 from energon_pack.samples.sample import AnyPart, media_type, media_type_by_name
-from energon_pack.samples.settings import ControlTokens, ReadSettings
+from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of
@@ -40,7 +40,7 @@ _MAX_UNKNOWN_KEYS = 8  # unknown keys of a sample that are reported
 _MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 
 #: Raise this number when measuring the same sample gives other columns or values.
-LENGTHS_VERSION = 23
+LENGTHS_VERSION = 24
 #: Raise this number when the same sample gets other beginnings.
 BEGINNINGS_VERSION = 1
 
@@ -76,6 +76,7 @@ class LengthsRow(MeasuredRow):
     image_modes: list[str] | None = None
     reasoning_left_out: bool = False
     nulls_dropped: bool = False
+    num_empty_answers: int = 0
     checksum: int = 0
     kept: int = 0  # see `kept_tokens`
     reason: str | None = None
@@ -184,8 +185,7 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
     try:
         seen = Sample(sample.timed_messages, sample.media, sample.tools, sample.options)
         rendered = template.render(seen)
-        if rendered.num_control_tokens and settings.control_tokens is ControlTokens.skip:
-            raise Skip(Reason.CONTROL_TOKEN, "a message spells a special token (source.control_tokens=keep)")
+        rendered.refuse_by_policy(settings.control_tokens)
         row.does_not_fit = contents_that_do_not_fit(sample)
     except Skip as skip:
         leave_out(row, skip)
@@ -195,6 +195,7 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
     row.num_control_tokens = rendered.num_control_tokens
     row.tools_left_out |= rendered.leaves_out_tools
     row.reasoning_left_out = rendered.leaves_out_reasoning
+    row.num_empty_answers = rendered.num_empty_answers
     if unread := _unread_keys(sample, seen, template.spec.variables):
         row.unknown_keys = list(dict.fromkeys([*sample.unknown, *unread]))
     return _Uncounted(row, sample, seen, rendered)

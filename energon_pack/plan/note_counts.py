@@ -18,6 +18,7 @@ NOTES = {
     "weights": "num_weighted",
     "reasoning_left_out": "reasoning_left_out",
     "nulls_dropped": "nulls_dropped",
+    "empty_answers": "num_empty_answers",
 }
 #: columns with a list of names, which are counted
 NAME_LISTS = ("unknown_keys", "image_modes")

@@ -14,7 +14,7 @@ _UNTRAINED_SHARE = 0.001  # share of the samples
 _MANY_AT_BOUND = 0.8  # share of the samples whose images have the least, or the most, tokens the model allows
 _MUCH_OF_FOLDER = 0.5  # share of a folder's samples
 _MUCH_OF_MEDIUM = 0.1  # share of the samples of a medium
-_WRONG_NOTE_SHARES = {"assistant_first": 0.5}  # shares of the samples
+_WRONG_NOTE_SHARES = {"assistant_first": 0.5, "empty_answers": 0.5}  # shares of the samples
 _FEW_IMAGE_TOKENS = 64  # an image of so few tokens shows no small print
 _MAX_FOLDERS, _MAX_NAME_CHARS = 5, 120  # folders that are named, characters of a name
 _DUPLICATE_SHARE = 0.01  # share of the samples
@@ -71,6 +71,11 @@ NOTE_REMARKS = {
         "are rows of a table, whose null values in calls and tools are dropped",
         "a row has the keys of all rows, and calls would be trained on with arguments of other tools",
         "source.nulls=keep",
+    ),
+    "empty_answers": (
+        "have empty answers beside others: the empty ones are not trained",
+        "a model that is trained on them learns to end its answer before a word",
+        "the answers of these samples; labels.empty=train trains them",
     ),
 }
 

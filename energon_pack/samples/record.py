@@ -238,7 +238,8 @@ def _normalized_turns(message: Any, index: int) -> list[Message]:
         if any(isinstance(part, dict) and part.get("type") in TOOL_PART_TYPES for part in content):
             return [_with_content(turn, index) for turn in turns_of_parts(normal, index)]
         return [_with_content(normal, index)]
-    if content is None and (normal.get("tool_calls") or any(map(normal.get, REASONING_KEYS))):
+    is_blank = role == "assistant" and content_key in message  # an empty answer, as `samples.answers` says
+    if content is None and (is_blank or normal.get("tool_calls") or any(map(normal.get, REASONING_KEYS))):
         normal["content"] = ""
     elif not isinstance(content, str):
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has the content {content!r}")

@@ -9,7 +9,10 @@ from energon_pack.samples.media.requested import has_frame_lists, media_seen_by_
 from energon_pack.samples.member import NO_OPTIONS, SampleOptions
 from energon_pack.samples.placeholders import spells_placeholder, split_content
 from energon_pack.samples.sample import Message
+from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import Reason, Skip
+
+_EMPTY_DETAIL = "no answer has a text, a thought, a tool call or a medium"
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,15 @@ class Rendered:
     num_audio_tokens: int = 0  # tokens with features of sounds
     token_range: tuple[int, int] | None = None  # the tokens of `text` that are the sample; None: all
     num_features: Sequence[int] = ()  # tokens that hold features of each medium, in the order of `media`
+    num_empty_answers: int = 0  # answers that say nothing, and are not trained for that
+    has_only_empty_answers: bool = False
+
+    def refuse_by_policy(self, control_tokens: ControlTokens) -> None:
+        """Raise Skip for a whole sample that the settings leave out: its answers are empty, or it spells tokens."""
+        if self.num_control_tokens and control_tokens is ControlTokens.skip:
+            raise Skip(Reason.CONTROL_TOKEN, "a message spells a special token (source.control_tokens=keep)")
+        if self.has_only_empty_answers:
+            raise Skip(Reason.EMPTY_ANSWER, f"{_EMPTY_DETAIL} (labels.empty=train trains its end token)")
 
 
 @dataclass(frozen=True)

@@ -191,6 +191,14 @@ class MediaConfig:
             raise PackError(f"media.fps={self.fps}: must be more than 0")
 
 
+class Empty(str, Enum):
+    """What happens to an answer that says nothing: no text, thought, tool call or medium."""
+
+    #: it is not trained, and a conversation of such answers alone is left out
+    drop = "drop"
+    train = "train"
+
+
 @dataclass
 class Labels:
     """Which tokens of a rendered conversation are trained, and with what weight."""
@@ -207,11 +215,25 @@ class Labels:
     after_turn: bool = False
     #: loss weight of everything that is no answer (0: not trained); an answer has 1
     prompt_weight: float = 0.0
+    #: answers that say nothing: not trained, and left out where a conversation has no other (drop); or trained
+    empty: Empty = Empty.drop
 
     def check(self) -> None:
         """Raise PackError for a weight below 0."""
         if not self.prompt_weight >= 0:
             raise PackError(f"labels.prompt_weight={self.prompt_weight:g}: must be at least 0")
+
+
+#: settings of `labels` of later versions, with their defaults
+_LATER_LABELS = {"untrained": "drop", "cut_end": True, "empty": "drop"}
+
+
+def labels_identity(labels: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of `labels`, as JSON, without those of later versions that have their defaults.
+
+    Caches and datasets from before these settings stay valid so.
+    """
+    return {name: value for name, value in labels.items() if value != _LATER_LABELS.get(name, ...)}
 
 
 @dataclass

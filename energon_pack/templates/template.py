@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from energon_pack.errors import PackError
 from energon_pack.run.files import write_whole
 from energon_pack.run.plain_data import plain
+from energon_pack.samples.answers import count_empty_answers
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import AUDIO, KINDS, VIDEO
@@ -44,11 +45,11 @@ from energon_pack.templates.media_texts import DocumentTexts, MediaTexts
 from energon_pack.templates.model_inputs import input_rules_of, tokens_of_member
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.sample import Rendered, Sample, Tokens, with_frame_lists_as_videos
-from energon_pack.templates.settings import Labels, Think, TrainOn, overridden_labels
+from energon_pack.templates.settings import Empty, Labels, Think, TrainOn, labels_identity, overridden_labels
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.tokenizing import Tokenizing
 
-_WHOLE_TURN_LABELS = (Labels(), Labels(train_on=TrainOn.last))
+_WHOLE_TURN_LABELS = tuple(Labels(train_on=turns, empty=empty) for turns in TrainOn for empty in Empty)
 
 
 class Template(Preparation, Tokenizing):
@@ -107,6 +108,7 @@ class Template(Preparation, Tokenizing):
         spans, weights = self._trained_spans(chat, frames, text, spans, weights, placed, labels)
         if not sample.options.weight:
             spans, weights = [], []
+        empty, are_all_empty = count_empty_answers(messages) if labels.empty is Empty.drop else (0, False)
         return Rendered(
             text,
             spans,
@@ -120,6 +122,8 @@ class Template(Preparation, Tokenizing):
             num_features[AUDIO.kind],
             sample.options.token_range,
             [number for _, number in expansions],
+            empty,
+            are_all_empty,
         )
 
     def _with_media_put_in(
@@ -278,7 +282,7 @@ class Template(Preparation, Tokenizing):
 
     @property
     def identity(self) -> Identity:
-        return Identity(self.fingerprints, plain(self.spec.labels), self.spec.family, self.spec.kinds)
+        return Identity(self.fingerprints, labels_identity(plain(self.spec.labels)), self.spec.family, self.spec.kinds)
 
     @cached_property
     def fingerprint(self) -> str:

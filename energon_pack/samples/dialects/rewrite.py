@@ -89,11 +89,11 @@ def rename_fields_and_roles(value: Any, settings: ReadSettings) -> Any:
             raise Skip(Reason.NO_MESSAGES, detail)
     value = renamed(value, columns)
     if {"prompt", "response"} <= columns.keys():
-        sides = value.pop("prompt"), value.pop("response")
-        if not all(sides):
-            ours = "prompt" if sides[1] else "response"
+        asked, answered = value.pop("prompt"), value.pop("response")
+        if not asked or not (answered or answered == ""):
+            ours = "response" if asked else "prompt"
             raise Skip(Reason.BAD_MESSAGE, f"source.columns.{ours}={columns[ours]}: the field is empty")
-        return {**value, "messages": question_and_answer_turns(*sides)}
+        return {**value, "messages": question_and_answer_turns(asked, answered)}
     keys = {"role": settings.columns.role, "content": settings.columns.content}
     roles = {name: ours for ours in _RENAMED_ROLES if (name := getattr(settings.roles, ours)) is not None}
     return with_renamed_turns(value, settings, keys, roles)

@@ -90,8 +90,7 @@ class ChatTemplate:
             Skip: `bad_message` if the text already contains such a mark, or a turn's weight is invalid;
                 `processor_error` if a turn can't be found.
         """
-        with_zeros = labels.prompt_weight > 0
-        weights = turn_weights(messages, labels.train_on, with_zeros)
+        weights = turn_weights(messages, labels)
         texts = texts_of(messages)
         if tools is None and not _holds_noncharacters("".join(texts)):
             skeleton = self._skeleton(messages, texts, tuple(weights))
@@ -100,7 +99,9 @@ class ChatTemplate:
         plain = self.render(messages, tools)
         if _holds_noncharacters(plain):
             raise Skip(Reason.BAD_MESSAGE, "the text holds one of the noncharacters U+FDD0 to U+FDEF")
-        return self._marked(plain, messages, tools, weights, labels.tool_calls is ToolCalls.train, with_zeros)
+        return self._marked(
+            plain, messages, tools, weights, labels.tool_calls is ToolCalls.train, labels.prompt_weight > 0
+        )
 
     def apply_labels(self, text: str, spans: Sequence[TrainedSpan], labels: Labels) -> list[TrainedSpan]:
         """Cut or widen the spans of trained turns as `labels` says; return the trained spans of weight > 0."""
