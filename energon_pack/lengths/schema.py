@@ -38,7 +38,7 @@ LENGTHS_SCHEMA = pa.schema(
         ("num_bytes", pa.int64()),  # bytes of its JSON and media as members of a tar
         ("num_control_tokens", pa.int32()),
         ("placeholders_put_in", pa.bool_()),
-        ("placeholders_as_text", pa.bool_()),  # it has placeholders, but no media
+        ("placeholders_as_text", pa.list_(pa.string())),  # kinds that its questions ask for and it lacks; null: none
         ("assistant_first", pa.bool_()),  # no question stands before the first answer
         ("does_not_fit", _DOES_NOT_FIT_TYPE),  # what each rule of `fit.FIT_RULES` has no place for; null: nothing
         ("num_weighted", pa.int32()),  # trained tokens whose weight in the loss is not 1

@@ -43,9 +43,9 @@ NOTE_REMARKS = {
         "<image> and <video> in the source's text",
     ),
     "placeholders_as_text": (
-        "have <image> or <video> in their text and no media: it stays text",
+        "have a placeholder (<image>, <video>, <audio>) in a question and no such medium: it stays text",
         "media may have been lost on the way",
-        "the media of these samples",
+        "the field that names the media (source.columns.images …); source.media=ignore, where letters are meant",
     ),
     "assistant_first": (
         "begin with a turn of the assistant",
@@ -190,9 +190,18 @@ def changed_texts(figures: Figures) -> Iterator[Remark]:
     """Yield a remark for each note of `NOTE_REMARKS` that samples have: texts that were changed, or partly left out."""
     for name, (fact, why, knob) in NOTE_REMARKS.items():
         if num := figures.source.noted.samples[name]:
-            most = _WRONG_NOTE_SHARES.get(name, 1.0) * figures.source.samples
-            grade = Grade.wrong if num > most else Grade.look
+            is_wrong = num > _WRONG_NOTE_SHARES.get(name, 1.0) * figures.source.samples
+            is_wrong |= name == "placeholders_as_text" and _stand_mostly_for_nothing(figures)
+            grade = Grade.wrong if is_wrong else Grade.look
             yield Remark(grade, f"{share_of_samples(num, figures.source.samples)} {fact}", why, knob, sample=name)
+
+
+def _stand_mostly_for_nothing(figures: Figures) -> bool:
+    """Tell whether more samples ask for a kind of media in vain than have some; those with a mix may have any kind."""
+    by_medium = figures.source.by_medium
+    with_any = {name: medium.samples for name, medium in by_medium.items()}
+    as_text = figures.source.noted.most_frequent_names("placeholders_as_text")
+    return any(noted["samples"] > with_any.get(kind, 0) + with_any.get("mix", 0) for kind, noted in as_text.items())
 
 
 def unknown_keys(figures: Figures) -> Iterator[Remark]:

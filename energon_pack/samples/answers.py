@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from energon_pack.samples.documents import DOCUMENT
 from energon_pack.samples.sample import REASONING_KEYS, Message
@@ -23,11 +24,21 @@ def is_empty_answer(message: Message) -> bool:
     return not message.get("tool_calls") and not any(str(message.get(key) or "").strip() for key in _TEXT_KEYS)
 
 
-def count_empty_answers(messages: Sequence[Message]) -> tuple[int, bool]:
-    """Return how many answers of a conversation say nothing, and whether all of them do."""
+class EmptyAnswers(NamedTuple):
+    """How many answers of a conversation say nothing, and whether all of them do."""
+
+    number: int
+    are_all: bool
+
+
+NO_EMPTY_ANSWERS = EmptyAnswers(0, False)
+
+
+def count_empty_answers(messages: Sequence[Message]) -> EmptyAnswers:
+    """Count the answers of a conversation that say nothing."""
     answers = [message for message in messages if message["role"] in ("assistant", DOCUMENT)]
     number = sum(map(is_empty_answer, answers))
-    return number, 0 < number == len(answers)
+    return EmptyAnswers(number, 0 < number == len(answers))
 
 
 def with_empty_answers_untrained(messages: Sequence[Message]) -> Sequence[Message]:

@@ -224,6 +224,8 @@ class Labels:
             raise PackError(f"labels.prompt_weight={self.prompt_weight:g}: must be at least 0")
 
 
+#: settings by which answers are trained as they stand, from their header to their end
+WHOLE_TURN_LABELS = tuple(Labels(train_on=turns, empty=empty) for turns in TrainOn for empty in Empty)
 #: settings of `labels` of later versions, with their defaults
 _LATER_LABELS = {"untrained": "drop", "cut_end": True, "empty": "drop"}
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from energon_pack.errors import PackError
 from energon_pack.run.files import write_whole
 from energon_pack.run.plain_data import plain
-from energon_pack.samples.answers import count_empty_answers
+from energon_pack.samples.answers import NO_EMPTY_ANSWERS, count_empty_answers
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import AUDIO, KINDS, VIDEO
@@ -45,11 +45,9 @@ from energon_pack.templates.media_texts import DocumentTexts, MediaTexts
 from energon_pack.templates.model_inputs import input_rules_of, tokens_of_member
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.sample import Rendered, Sample, Tokens, with_frame_lists_as_videos
-from energon_pack.templates.settings import Empty, Labels, Think, TrainOn, labels_identity, overridden_labels
+from energon_pack.templates.settings import WHOLE_TURN_LABELS, Empty, Labels, Think, labels_identity, overridden_labels
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.tokenizing import Tokenizing
-
-_WHOLE_TURN_LABELS = tuple(Labels(train_on=turns, empty=empty) for turns in TrainOn for empty in Empty)
 
 
 class Template(Preparation, Tokenizing):
@@ -108,7 +106,6 @@ class Template(Preparation, Tokenizing):
         spans, weights = self._trained_spans(chat, frames, text, spans, weights, placed, labels)
         if not sample.options.weight:
             spans, weights = [], []
-        empty, are_all_empty = count_empty_answers(messages) if labels.empty is Empty.drop else (0, False)
         return Rendered(
             text,
             spans,
@@ -122,8 +119,7 @@ class Template(Preparation, Tokenizing):
             num_features[AUDIO.kind],
             sample.options.token_range,
             [number for _, number in expansions],
-            empty,
-            are_all_empty,
+            count_empty_answers(messages) if labels.empty is Empty.drop else NO_EMPTY_ANSWERS,
         )
 
     def _with_media_put_in(
@@ -175,7 +171,7 @@ class Template(Preparation, Tokenizing):
         labels: Labels,
     ) -> tuple[list[tuple[int, int]], list[float]]:
         """Return the trained spans of a text by `labels`, and their weights, without media and the text around them."""
-        trains_whole_turns = labels in _WHOLE_TURN_LABELS
+        trains_whole_turns = labels in WHOLE_TURN_LABELS
         if trains_whole_turns and not media and not frames.spells_media_tokens(text):
             return [*spans], [*weights]
         trained = [TrainedSpan(*span, weight) for span, weight in zip(spans, weights, strict=True)]

@@ -13,6 +13,7 @@ from energon_pack.samples.dialects.pictures import DOWNLOAD_ADVICE
 from energon_pack.samples.dialects.rewrite import renamed, rewrite_record, with_renamed_turns
 from energon_pack.samples.dialects.table import history_turns, joined_question
 from energon_pack.samples.frame_lists import frame_list_settings
+from energon_pack.samples.lost_media import empty_media_keys
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, MEDIA_KEYS, PART_TYPES, VIDEO
 from energon_pack.samples.media.medium import RATE_KEYS
 from energon_pack.samples.placeholders import flat_content, num_placeholders
@@ -65,10 +66,12 @@ def parse_line(value: Any, lines: LineSettings, settings: ReadSettings) -> Recor
     value = rewrite_record(value, settings)
     if isinstance(value, dict):
         value = _renamed_fields(value, lines, settings)
+        empty = empty_media_keys(value, settings)
         listed = [medium for key in MEDIA_KEYS if key in value for medium in _listed_media(value.pop(key), key)]
     else:
-        listed = []
+        listed, empty = [], {}
     record = parse_rewritten_record(value, settings, bool(listed))
+    record.empty_media = {**record.empty_media, **empty}
     if not listed:
         record.listed_media = [_media_path(name, "a message") for name in record.listed_media or ()] or None
         return record
