@@ -7,10 +7,11 @@ from typing import Any, NoReturn
 
 from energon_pack.dataset.files import LEDGER, PAGE
 from energon_pack.errors import SamplesLost, amount
+from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import Choices
 from energon_pack.plan.report import Report, num_lost_to_bad_data
 from energon_pack.plan.settings import CUTTING_POLICIES, Overlong, PackingConfig
-from energon_pack.samples.media.kinds import KINDS
+from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES
 from energon_pack.samples.placeholders import PLACEHOLDERS
 from energon_pack.samples.skip import Reason
 
@@ -60,6 +61,14 @@ def why_media_are_missing(
                 f" or source.columns can name the field of the media, source.media=ignore packs the letters)"
             )
     return None
+
+
+def why_measured_media_are_missing(lengths: Lengths, max_skipped: float) -> str | None:
+    """Return the same as `why_media_are_missing` of samples that were measured, before any plan."""
+    media = lengths.items.media[: lengths.num_samples]
+    by_medium = {name: int((media == code).sum()) for code, name in enumerate(MEDIA_TYPES)}
+    as_text = lengths.noted.most_frequent_names("placeholders_as_text")
+    return why_media_are_missing(as_text, by_medium, lengths.num_samples, max_skipped)
 
 
 def why_too_much_dropped(report: Report, packing: PackingConfig) -> str | None:
