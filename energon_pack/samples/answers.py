@@ -18,10 +18,15 @@ def is_empty_answer(message: Message) -> bool:
     if message["role"] not in ("assistant", DOCUMENT):
         return False
     content = message["content"]
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if not all(part["type"] == "text" and _BLANK.fullmatch(part["text"]) for part in parts):
-        return False
-    return not message.get("tool_calls") and not any(str(message.get(key) or "").strip() for key in _TEXT_KEYS)
+    if isinstance(content, str):
+        is_blank = _BLANK.fullmatch(content) is not None
+    else:
+        is_blank = all(part["type"] == "text" and _BLANK.fullmatch(part["text"]) for part in content)
+    return (
+        is_blank
+        and not message.get("tool_calls")
+        and not any(str(message.get(key) or "").strip() for key in _TEXT_KEYS)
+    )
 
 
 class EmptyAnswers(NamedTuple):

@@ -50,27 +50,28 @@ def is_empty_listing(value: Any) -> bool:
 
 def kinds_in_vain(messages: Sequence[Message], kinds: Collection[str]) -> list[str]:
     """Return the kinds of placeholders in questions of which the sample has no medium. `kinds`: those of its media."""
-    counts: Counter[str] = Counter()
+    asked: set[str] = set()
     for message in messages:
+        if message["role"] == "assistant":
+            continue
         content = message["content"]
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        for part in parts if message["role"] != "assistant" else ():
-            if part["type"] == "text" and "<" in part["text"] and _TAG.search(part["text"]):
-                counts += _placeholders(part["text"])
-    return sorted(kind for kind in counts if kind not in kinds)
+        for text in (content,) if isinstance(content, str) else (part.get("text", "") for part in content):
+            if "<" in text and _TAG.search(text):
+                asked |= _kinds_of_placeholders(text)
+    return sorted(asked.difference(kinds)) if asked else []
 
 
-def _placeholders(text: str) -> Counter[str]:
-    """Count the tags in a text that are neither in code nor closed behind."""
-    counts, closing = Counter[str](), Counter[str]()
+def _kinds_of_placeholders(text: str) -> set[str]:
+    """Return the kinds of the tags in a text that are neither in code nor closed behind."""
+    kinds, closing = set[str](), Counter[str]()
     for is_closing, kind in reversed(_TAG.findall(_CODE.sub("", text))):
         if is_closing:
             closing[kind] += 1
         elif closing[kind]:
             closing[kind] -= 1
         else:
-            counts[kind] += 1
-    return counts
+            kinds.add(kind)
+    return kinds
 
 
 def refuse_lost_media(messages: Sequence[Message], kinds: Collection[str], empty: Mapping[str, str]) -> None:
