@@ -55,7 +55,7 @@ NOTHING: dict[str, dict[str, Any]] = {
         **said("<think>hm</think>"),
         "label_settings": {"think": "mask", "end_of_turn": False},
     },
-    "an empty answer without its end": {**said(""), "label_settings": {"end_of_turn": False}},
+    "an empty answer without its end": {**said(""), "label_settings": {"empty": "train", "end_of_turn": False}},
     "a document of weight 0": {"messages": [{"role": "assistant", "content": "word " * 20, "loss_weight": 0}]},
 }
 
@@ -68,7 +68,7 @@ def write(folder: Path, *records: dict[str, Any]) -> Path:
 
 def test_whatever_leaves_nothing_to_train(config: Make, tmp_path: Path) -> None:
     """Each is in the ledger by its name; samples of which something is trained are packed as ever."""
-    source = write(tmp_path / "source", *NOTHING.values(), said("yes"), {"text": "yes"}, said(""))
+    source = write(tmp_path / "source", *NOTHING.values(), said("yes"), {"text": "yes"}, said("y"))
     run = config(source)
     figures = pack(run)
     folder = Path(run.output.dir) / "packed"

@@ -1,14 +1,18 @@
 """Decide whether a run lost too many samples to publish its dataset, and keep its ledger and page."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from energon_pack.dataset.files import LEDGER, PAGE
 from energon_pack.errors import SamplesLost, amount
+from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import Choices
 from energon_pack.plan.report import Report, num_lost_to_bad_data
 from energon_pack.plan.settings import CUTTING_POLICIES, Overlong, PackingConfig
+from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES
+from energon_pack.samples.placeholders import PLACEHOLDERS
 from energon_pack.samples.skip import Reason
 
 
@@ -34,7 +38,37 @@ def why_too_much_lost(report: Report, max_skipped: float) -> str | None:
         return why
     if report.lost_modalities:
         return f"every {' and every '.join(report.lost_modalities)} sample was skipped"
+    by_medium = {name: medium.samples_in for name, medium in report.by_media.items()}
+    if why := why_media_are_missing(report.placeholders_as_text or {}, by_medium, report.samples_in, max_skipped):
+        return why
     return None if report.samples_packed else "no sample is left to pack"
+
+
+def why_media_are_missing(
+    as_text: Mapping[str, Mapping[str, Any]], by_medium: Mapping[str, int], num_samples: int, max_skipped: float
+) -> str | None:
+    """Return a sentence if all placeholders of a kind stand for nothing, in more samples than `max_skipped`; else None.
+
+    Args:
+        as_text: kind → the `samples` with such a placeholder, and one as `example`.
+        by_medium: media type → samples; those of type `mix` may have media of any kind.
+    """
+    for kind, noted in as_text.items():
+        if noted["samples"] > max_skipped * num_samples and not (by_medium.get(kind) or by_medium.get("mix")):
+            return (
+                f"every {PLACEHOLDERS[kind]} in a question stands for nothing, in {noted['samples']:,} of"
+                f" {amount(num_samples, 'sample')}, as {noted['example']}: no sample has {KINDS[kind].noun} (source.map"
+                f" or source.columns can name the field of the media, source.media=ignore packs the letters)"
+            )
+    return None
+
+
+def why_measured_media_are_missing(lengths: Lengths, max_skipped: float) -> str | None:
+    """Return the same as `why_media_are_missing` of samples that were measured, before any plan."""
+    media = lengths.items.media[: lengths.num_samples]
+    by_medium = {name: int((media == code).sum()) for code, name in enumerate(MEDIA_TYPES)}
+    as_text = lengths.noted.most_frequent_names("placeholders_as_text")
+    return why_media_are_missing(as_text, by_medium, lengths.num_samples, max_skipped)
 
 
 def why_too_much_dropped(report: Report, packing: PackingConfig) -> str | None:

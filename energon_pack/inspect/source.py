@@ -106,7 +106,7 @@ def look_at_sample(
         else:
             sample = read_sample(reader, shard, row, reads)
             row = LengthsRow(row.key, row.record_part, row.record_offset, row.record_size, [], [], None, 0, 0, 0)
-            set_warnings(row, sample)
+            set_warnings(row, sample, reads)
             if template is not None:
                 render_and_count(iter([(row, sample)]), template, Method("", reads))
     except Skip as skip:

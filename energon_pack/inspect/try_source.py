@@ -20,7 +20,11 @@ import numpy as np
 
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
-from energon_pack.dataset.publish_limits import why_too_much_bad_data, why_too_much_dropped
+from energon_pack.dataset.publish_limits import (
+    why_measured_media_are_missing,
+    why_too_much_bad_data,
+    why_too_much_dropped,
+)
 from energon_pack.dataset.skipped_file import ledger_entries
 from energon_pack.errors import PackError, SamplesLost, amount
 from energon_pack.inspect.source import look_at_sample
@@ -188,8 +192,10 @@ def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], 
     print_heading("── next")
     _print_next_commands(arguments, cured.best, cures)
     for state, those in ((f"with {' '.join(cures)}, too,", cured), (f"without {' '.join(cures)}", tried)):
-        if why := why_too_much_bad_data(those.choices, config.max_skipped) or _overlong_refusal(
-            those.best, config.packing
+        if why := (
+            why_too_much_bad_data(those.choices, config.max_skipped)
+            or why_measured_media_are_missing(those.measured.lengths, config.max_skipped)
+            or _overlong_refusal(those.best, config.packing)
         ):
             raise SamplesLost(f"{why}: {state if cures else 'so'} nothing would be published")
 

@@ -38,7 +38,7 @@ LENGTHS_SCHEMA = pa.schema(
         ("num_bytes", pa.int64()),  # bytes of its JSON and media as members of a tar
         ("num_control_tokens", pa.int32()),
         ("placeholders_put_in", pa.bool_()),
-        ("placeholders_as_text", pa.bool_()),  # it has placeholders, but no media
+        ("placeholders_as_text", pa.list_(pa.string())),  # kinds that its questions ask for and it lacks; null: none
         ("assistant_first", pa.bool_()),  # no question stands before the first answer
         ("does_not_fit", _DOES_NOT_FIT_TYPE),  # what each rule of `fit.FIT_RULES` has no place for; null: nothing
         ("num_weighted", pa.int32()),  # trained tokens whose weight in the loss is not 1
@@ -48,6 +48,7 @@ LENGTHS_SCHEMA = pa.schema(
         ("reasoning_left_out", pa.bool_()),  # the chat template leaves out thoughts of its earlier answers
         ("words_left_out", pa.bool_()),  # the chat template leaves out other words of it
         ("nulls_dropped", pa.bool_()),  # nulls of a table were taken out of its calls and tools
+        ("num_empty_answers", pa.int32()),  # answers that say nothing, beside others: they are not trained
         ("checksum", pa.uint32()),  # hash of its JSON and the ends of its media: `reader.checksum`
         ("kept", pa.uint64()),  # where its tokens are kept (`kept_tokens`); 0: they are not
         ("reason", pa.string()),  # null: it was measured

@@ -18,10 +18,10 @@ from energon_pack.run.stores.requests import raising_store_errors
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import CUT_TYPE, with_cut_type
 from energon_pack.samples.flavors.fit import contents_that_do_not_fit
-from energon_pack.samples.placeholders import num_placeholders
+from energon_pack.samples.lost_media import kinds_in_vain
 from energon_pack.samples.record import begins_with_assistant
 from energon_pack.samples.sample import AnyPart, media_type, media_type_by_name
-from energon_pack.samples.settings import ControlTokens, ReadSettings
+from energon_pack.samples.settings import ReadSettings, UnreadMedia
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of
@@ -67,7 +67,7 @@ class LengthsRow(MeasuredRow):
     num_bytes: int = 0
     num_control_tokens: int = 0
     placeholders_put_in: bool = False
-    placeholders_as_text: bool = False
+    placeholders_as_text: list[str] | None = None
     assistant_first: bool = False
     does_not_fit: dict[str, str | None] | None = None
     num_weighted: int = 0
@@ -77,6 +77,7 @@ class LengthsRow(MeasuredRow):
     reasoning_left_out: bool = False
     words_left_out: bool = False
     nulls_dropped: bool = False
+    num_empty_answers: int = 0
     checksum: int = 0
     kept: int = 0  # see `kept_tokens`
     reason: str | None = None
@@ -161,7 +162,7 @@ def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, Rea
             continue
         row.parts = sample.parts
         row.positions = list(dict.fromkeys(positions)) if shard.media_root is None else []
-        set_warnings(row, sample)
+        set_warnings(row, sample, job.method.read)
         if hashes is not None:
             hash_media(row, hashes, shard, sample)
         row.checksum = reader.checksum(shard, sample.raw, sample.parts)
@@ -169,10 +170,11 @@ def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, Rea
         yield row, sample
 
 
-def set_warnings(row: LengthsRow, sample: ReadSample) -> None:
+def set_warnings(row: LengthsRow, sample: ReadSample, settings: ReadSettings) -> None:
     """Set the columns of a row that warn about its sample, such as unknown keys, or placeholders without media."""
     row.placeholders_put_in = sample.placeholders_put_in
-    row.placeholders_as_text = not sample.media and num_placeholders(sample.messages) > 0
+    if settings.media is not UnreadMedia.ignore:  # then such letters are meant
+        row.placeholders_as_text = kinds_in_vain(sample.messages, sample.kinds) or None
     row.assistant_first = begins_with_assistant(sample.messages)
     row.tools_left_out = sample.leaves_out_tools
     row.unknown_keys = [*sample.unknown[:_MAX_UNKNOWN_KEYS]] or None
@@ -185,8 +187,7 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
     try:
         seen = Sample(sample.timed_messages, sample.media, sample.tools, sample.options)
         rendered = template.render(seen)
-        if rendered.num_control_tokens and settings.control_tokens is ControlTokens.skip:
-            raise Skip(Reason.CONTROL_TOKEN, "a message spells a special token (source.control_tokens=keep)")
+        rendered.refuse_by_policy(settings.control_tokens)
         row.does_not_fit = contents_that_do_not_fit(sample)
     except Skip as skip:
         leave_out(row, skip)
@@ -197,6 +198,7 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
     row.tools_left_out |= rendered.leaves_out_tools
     row.reasoning_left_out = rendered.leaves_out_reasoning
     row.words_left_out = rendered.leaves_out_words
+    row.num_empty_answers = rendered.empty_answers.number
     if unread := _unread_keys(sample, seen, template.spec.variables):
         row.unknown_keys = list(dict.fromkeys([*sample.unknown, *unread]))
     return _Uncounted(row, sample, seen, rendered)
@@ -216,8 +218,8 @@ def leave_out(row: LengthsRow, skip: Skip) -> None:
     if row.media_type is None and skip.reason not in _MAY_HAVE_MEDIA:
         row.media_type = "text"
     row.parts, row.positions, row.num_bytes, row.checksum = [], [], 0, 0
-    row.placeholders_put_in = row.placeholders_as_text = row.assistant_first = False
-    row.tools_left_out, row.nulls_dropped, row.unknown_keys, row.image_modes = False, False, None, None
+    row.placeholders_put_in = row.assistant_first = row.tools_left_out = row.nulls_dropped = False
+    row.placeholders_as_text = row.unknown_keys = row.image_modes = None
 
 
 def _count_tokens(template: Template, waiting: list[_Uncounted], engine: str, token_writer: TokenWriter | None) -> None:

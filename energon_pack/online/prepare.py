@@ -146,7 +146,7 @@ class _MeasuredSlices(Dataset[pa.Table]):
                 yield row, None
                 continue
             row.media_type, row.files = media_type(sample.kinds), self._conversations.media_files(sample)
-            set_warnings(row, sample)
+            set_warnings(row, sample, self._method.read)
             yield row, sample
 
 

@@ -198,7 +198,9 @@ class OnlinePacks(Iterator[Pack]):
         """Resume from a `state` of this lane; the draws already have its `positions`."""
         self._has_ended = state["has_ended"]
         self._pool.load(state["pool"])
-        self._counters.copy_(torch.tensor(state["counted"], device="cpu"))
+        counted = torch.tensor(state["counted"], device="cpu")
+        self._counters.zero_()
+        self._counters[: len(counted)] = counted  # an earlier version knew fewer reasons
 
     def _fill_pool(self) -> None:
         while not self._has_ended and (missing := self._pool.num_missing):

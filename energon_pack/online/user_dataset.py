@@ -18,6 +18,7 @@ from PIL import Image
 
 from energon_pack.errors import PackError
 from energon_pack.samples.conversation import ReadSample, placed_record
+from energon_pack.samples.lost_media import is_empty_listing
 from energon_pack.samples.media.image_probe import medium_of
 from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS, PART_TYPES
 from energon_pack.samples.media.medium import Media
@@ -129,7 +130,8 @@ class UserSamples:
             item = {
                 key: value
                 for key, value in item.items()
-                if value is not None and (key not in MEDIA_KEYS or _may_hold_media(value))
+                if (value is not None and (key not in MEDIA_KEYS or _may_hold_media(value)))
+                or (key in MEDIA_KEYS and is_empty_listing(value))  # with a placeholder, its medium is lost
             }
         record = parse_line(_with_named_media(item, held, self._settings), LineSettings(self.root), self._settings)
         texts = [{**message, "content": _content_without_media(message["content"])} for message in record.messages]

@@ -16,13 +16,14 @@ from energon_pack.plan.sample_parts import PartsRecipe, WholeSample, make_parts
 from energon_pack.run.context import Run
 from energon_pack.run.plain_data import plain
 from energon_pack.run.scratch_arrays import blocks
+from energon_pack.samples.answers import with_empty_answers_untrained
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import EXPANDED_CUT_TYPE, Cut, parts_by_answer, parts_by_pair
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.flavors.fit import contents_that_do_not_fit
 from energon_pack.samples.frame_lists import has_frame_lists
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.settings import Expand, LabelsConfig, TrainOn
+from energon_pack.templates.settings import Empty, Expand, LabelsConfig, TrainOn
 
 #: Raise this number when the same conversation becomes other samples.
 _VERSION = 2
@@ -91,8 +92,10 @@ def cuts_of(sample: ReadSample, labels: LabelsConfig) -> list[Cut]:
     if labels.expand is Expand.pairs:
         return parts_by_pair(sample.messages, sample.kinds)
     window = None if has_frame_lists(sample.fields.get("media_settings")) else labels.window_images
-    only_last = labels.train_on is TrainOn.last
-    return parts_by_answer(sample.messages, sample.kinds, only_last, window, labels.window_text)
+    only_last, messages = labels.train_on is TrainOn.last, sample.messages
+    if sample.options.labels.get("empty", labels.empty) == Empty.drop:
+        messages = [*with_empty_answers_untrained(messages)]
+    return parts_by_answer(messages, sample.kinds, only_last, window, labels.window_text)
 
 
 def _measured_rows(whole: WholeSample, cuts: list[Cut], how: Expand) -> list[LengthsRow]:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-#: the notes of report.json, each with the column that it counts: of numbers, those above 0
+#: the notes of report.json, each with the column that it counts: of numbers, those above 0; of lists, those there
 NOTES = {
     "control_tokens": "num_control_tokens",
     "placeholders_put_in": "placeholders_put_in",
@@ -19,13 +19,21 @@ NOTES = {
     "reasoning_left_out": "reasoning_left_out",
     "words_left_out": "words_left_out",
     "nulls_dropped": "nulls_dropped",
+    "empty_answers": "num_empty_answers",
 }
 #: columns with a list of names, which are counted
-NAME_LISTS = ("unknown_keys", "image_modes")
+NAME_LISTS = ("unknown_keys", "image_modes", "placeholders_as_text")
 #: the columns that `SampleNotes.add` reads
-COLUMNS = (*NOTES.values(), *NAME_LISTS, "num_supervised")
+COLUMNS = tuple(dict.fromkeys((*NOTES.values(), *NAME_LISTS, "num_supervised")))
 _MAX_NAMES_COUNTED = 1000  # names that are counted: if names of people are keys, each sample has others
 _MAX_NAMES_SHOWN = 20
+
+
+def has_note(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return for each sample whether a column of `NOTES` says something of it."""
+    if pa.types.is_list(column.type):
+        return pc.is_valid(column)
+    return pc.greater(pc.cast(column, pa.int64()), 0)
 
 
 class SampleNotes:
@@ -42,7 +50,7 @@ class SampleNotes:
     def add(self, table: pa.Table, id_of: Callable[[int], str]) -> None:
         """Count the samples of a table with the columns `COLUMNS`; `id_of` returns the sample id of a row."""
         for note, column in NOTES.items():
-            self.samples[note] += pc.sum(pc.greater(pc.cast(table[column], pa.int64()), 0)).as_py() or 0
+            self.samples[note] += pc.sum(has_note(table[column])).as_py() or 0
         self.num_supervised += pc.sum(table["num_supervised"]).as_py() or 0
         self.num_weighted += pc.sum(table["num_weighted"]).as_py() or 0
         for column in NAME_LISTS:

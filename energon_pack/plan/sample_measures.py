@@ -56,7 +56,7 @@ class SampleMeasurer:
         packing.check()
         _refuse_settings_with_plan(packing, untrained)
         self.packing = packing
-        self._template, self._skips_control, self._drop = template, control_tokens is ControlTokens.skip, drop
+        self._template, self._control_tokens, self._drop = template, control_tokens, drop
         #: samples that were logged already
         self._named: set[str] = set()
         self._num_named: Counter[Reason] = Counter()
@@ -123,10 +123,9 @@ class SampleMeasurer:
     def _render(self, sample: Sample) -> Rendered | Skip:
         try:
             rendered = self._template.render(sample)
+            rendered.refuse_by_policy(self._control_tokens)
         except Skip as skip:
             return skip
-        if rendered.num_control_tokens and self._skips_control:
-            return Skip(Reason.CONTROL_TOKEN, "a message spells a special token (source.control_tokens=keep)")
         return rendered
 
     def _measured(

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from energon_pack.errors import PackError
 from energon_pack.lengths.worker import LengthsRow
 from energon_pack.plan.items import AnyInts, Lengths
-from energon_pack.plan.note_counts import NAME_LISTS, NOTES
+from energon_pack.plan.note_counts import NAME_LISTS, NOTES, has_note
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.report.pages.html import Html, clipped, picture, section, tag
 from energon_pack.report.remark import Remark
@@ -139,7 +139,7 @@ def _remark_measures(lengths: Lengths) -> dict[str, Callable[[], AnyInts]]:
 def _rows_of_remark(key: str, lengths: Lengths, table: pa.Table, left_out: LeftOutCodes) -> npt.NDArray[np.bool_]:
     """Return which rows a remark (its `sample`: `key`) is about: those with a note, or left out for a reason."""
     if key in NOTES:
-        return np.asarray(pc.greater(pc.cast(table[NOTES[key]], pa.int64()), 0))
+        return np.asarray(has_note(table[NOTES[key]]))
     if key in NAME_LISTS:
         return np.asarray(pc.is_valid(table[key]))
     is_lost = np.asarray(pc.fill_null(pc.equal(lengths.reason(table), key), False))

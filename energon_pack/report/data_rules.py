@@ -14,7 +14,7 @@ _UNTRAINED_SHARE = 0.001  # share of the samples
 _MANY_AT_BOUND = 0.8  # share of the samples whose images have the least, or the most, tokens the model allows
 _MUCH_OF_FOLDER = 0.5  # share of a folder's samples
 _MUCH_OF_MEDIUM = 0.1  # share of the samples of a medium
-_WRONG_NOTE_SHARES = {"assistant_first": 0.5}  # shares of the samples
+_WRONG_NOTE_SHARES = {"assistant_first": 0.5, "empty_answers": 0.5}  # shares of the samples
 _FEW_IMAGE_TOKENS = 64  # an image of so few tokens shows no small print
 _MAX_FOLDERS, _MAX_NAME_CHARS = 5, 120  # folders that are named, characters of a name
 _DUPLICATE_SHARE = 0.01  # share of the samples
@@ -43,9 +43,9 @@ NOTE_REMARKS = {
         "<image> and <video> in the source's text",
     ),
     "placeholders_as_text": (
-        "have <image> or <video> in their text and no media: it stays text",
+        "have a placeholder (<image>, <video>, <audio>) in a question and no such medium: it stays text",
         "media may have been lost on the way",
-        "the media of these samples",
+        "the field that names the media (source.columns.images …); source.media=ignore, where letters are meant",
     ),
     "assistant_first": (
         "begin with a turn of the assistant",
@@ -76,6 +76,11 @@ NOTE_REMARKS = {
         "are rows of a table, whose null values in calls and tools are dropped",
         "a row has the keys of all rows, and calls would be trained on with arguments of other tools",
         "source.nulls=keep",
+    ),
+    "empty_answers": (
+        "have empty answers beside others: the empty ones are not trained",
+        "a model that is trained on them learns to end its answer before a word",
+        "the answers of these samples; labels.empty=train trains them",
     ),
 }
 
@@ -190,9 +195,18 @@ def changed_texts(figures: Figures) -> Iterator[Remark]:
     """Yield a remark for each note of `NOTE_REMARKS` that samples have: texts that were changed, or partly left out."""
     for name, (fact, why, knob) in NOTE_REMARKS.items():
         if num := figures.source.noted.samples[name]:
-            most = _WRONG_NOTE_SHARES.get(name, 1.0) * figures.source.samples
-            grade = Grade.wrong if num > most else Grade.look
+            is_wrong = num > _WRONG_NOTE_SHARES.get(name, 1.0) * figures.source.samples
+            is_wrong |= name == "placeholders_as_text" and _stand_mostly_for_nothing(figures)
+            grade = Grade.wrong if is_wrong else Grade.look
             yield Remark(grade, f"{share_of_samples(num, figures.source.samples)} {fact}", why, knob, sample=name)
+
+
+def _stand_mostly_for_nothing(figures: Figures) -> bool:
+    """Tell whether more samples ask for a kind of media in vain than have some; those with a mix may have any kind."""
+    by_medium = figures.source.by_medium
+    with_any = {name: medium.samples for name, medium in by_medium.items()}
+    as_text = figures.source.noted.most_frequent_names("placeholders_as_text")
+    return any(noted["samples"] > with_any.get(kind, 0) + with_any.get("mix", 0) for kind, noted in as_text.items())
 
 
 def unknown_keys(figures: Figures) -> Iterator[Remark]:

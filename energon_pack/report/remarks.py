@@ -43,7 +43,14 @@ _LEFT_OUT_WORDS = {
         "its JSON can't hold them",
         "output.flavor=packed_multi_mix_qa",
     ),
+    Reason.EMPTY_ANSWER: (
+        "are in no pack, for their answers are empty",
+        "a model that is trained on them learns to end its answer before a word",
+        "the field of the answers in the source; labels.empty=train trains them",
+    ),
 }
+#: reasons that say of most samples that the source was read wrongly
+_WRONG_OF_MOST = (Reason.EMPTY_ANSWER,)
 
 
 def few_large_media(figures: Figures) -> Iterator[Remark]:
@@ -97,7 +104,8 @@ def samples_left_out(figures: Figures) -> Iterator[Remark]:
     for reason, (fact, why, knob) in _LEFT_OUT_WORDS.items():
         if num := figures.skipped_by_reason.get(reason.value):
             sentence = f"{share_of_samples(num, figures.source.samples)} {fact}"
-            yield Remark(Grade.look, sentence, why, knob, sample=reason.value)
+            most = reason in _WRONG_OF_MOST and num > figures.source.samples / 2
+            yield Remark(Grade.wrong if most else Grade.look, sentence, why, knob, sample=reason.value)
 
 
 def often_repeated_entries(figures: Figures) -> Iterator[Remark]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.frame_lists import has_frame_lists
 from energon_pack.samples.frame_times import position_files, time_marks, with_times_in_text
+from energon_pack.samples.lost_media import refuse_lost_media
 from energon_pack.samples.media.kinds import IMAGE, KINDS
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import MemberInput, SampleOptions, media_fields
@@ -56,11 +57,14 @@ class PlacedRecord(NamedTuple):
 
 
 def placed_record(record: Record, kinds: Sequence[str]) -> PlacedRecord:
-    """Match the placeholders in a record's text with its media; raises Skip as `place_media` does.
+    """Match the placeholders in a record's text with its media.
+
+    Raises Skip as `place_media` does, and where a medium is lost.
 
     `kinds`: the kind of each medium, such as `image`, in the order in which the record lists the media.
     """
     messages, order, placeholders_put_in = place_media(record.messages, kinds)
+    refuse_lost_media(messages, kinds, record.empty_media)
     if in_parts := part_settings(record.messages, kinds):
         fields = {**record.fields, "media_settings": _merged_settings(record.fields.get("media_settings"), in_parts)}
         record = replace(record, fields=fields)

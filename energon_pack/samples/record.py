@@ -22,6 +22,7 @@ from energon_pack.samples.documents import (
 )
 from energon_pack.samples.frame_lists import frame_parts, without_frame_lists
 from energon_pack.samples.keys import similar_key_hint, unknown_keys, without_synonyms
+from energon_pack.samples.lost_media import empty_media_keys
 from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, PART_TYPES, VIDEO, kind_by_name
 from energon_pack.samples.media.medium import SETTING_KEYS
 from energon_pack.samples.nulls import without_nulls_of_a_table
@@ -71,6 +72,8 @@ class Record:
     fields: dict[str, Any] = field(default_factory=dict)
     #: unknown keys, as `keys.unknown_keys` names them, and the values of each
     unknown: Mapping[str, list[Any]] = field(default_factory=dict)
+    #: by kind the key that lists its media and is empty
+    empty_media: Mapping[str, str] = field(default_factory=dict)
     #: whether the settings leave its tools out
     leaves_out_tools: bool = False
     #: whether nulls of a table were taken out of it
@@ -140,6 +143,7 @@ def parse_rewritten_record(value: Any, settings: ReadSettings, lists_media: bool
         declared=spelled or value_of_synonyms({key: _kind(value.get(key)) for key in _KIND_KEYS}, _KIND_KEYS),
         fields={key: item for key, item in value.items() if key not in used},
         unknown=unknown,
+        empty_media=empty_media_keys(value, settings),
         leaves_out_tools=is_as_text and (tools is not None or has_calls),
         drops_nulls=without is not None,
     )
@@ -238,7 +242,8 @@ def _normalized_turns(message: Any, index: int) -> list[Message]:
         if any(isinstance(part, dict) and part.get("type") in TOOL_PART_TYPES for part in content):
             return [_with_content(turn, index) for turn in turns_of_parts(normal, index)]
         return [_with_content(normal, index)]
-    if content is None and (normal.get("tool_calls") or any(map(normal.get, REASONING_KEYS))):
+    is_blank = role == "assistant" and content_key in message  # an empty answer, as `samples.answers` says
+    if content is None and (is_blank or normal.get("tool_calls") or any(map(normal.get, REASONING_KEYS))):
         normal["content"] = ""
     elif not isinstance(content, str):
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has the content {content!r}")

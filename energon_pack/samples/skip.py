@@ -38,13 +38,14 @@ class Reason(str, Enum):
     LEFT_OUT_BY_MAP = "left_out_by_map"
     NOT_DRAWN = "not_drawn"
     MAP_ERROR = "map_error"
+    EMPTY_ANSWER = "empty_answer"
 
     @property
     def is_policy(self) -> bool:
         """Whether settings are the reason, not faulty data: such samples do not count towards `max_skipped`."""
         return self in (
             Reason.OVERLONG, Reason.OVER_CAP, Reason.NOTHING_TRAINED, Reason.CUT_OFF, Reason.NOT_IN_FLAVOR,
-            Reason.NOT_CHOSEN, Reason.LEFT_OUT_BY_MAP, Reason.NOT_DRAWN,
+            Reason.NOT_CHOSEN, Reason.LEFT_OUT_BY_MAP, Reason.NOT_DRAWN, Reason.EMPTY_ANSWER,
         )  # fmt: skip
 
 

@@ -64,7 +64,9 @@ def plan_source(run: PackRun, measured: Measured) -> Planned:
         run.progress.add(len(lengths.items))
         numbers = measured.num_found, num_repeated
         report = summarize(lengths, plan, packing, cost, *numbers, expansion, entry_shares)
-        by = (config.seed, None, method.identity.fingerprint, *_entry_settings(lengths))
+        # earlier versions trained empty answers, in shards of the same lengths
+        empty = ["empty answers are not trained"] * (lengths.noted.samples["empty_answers"] > 0)
+        by = (config.seed, None, method.identity.fingerprint, *_entry_settings(lengths), *empty)
         shards = plan_shards(lengths, plan, output.max_shard_packs, output.max_shard_bytes, by)
         identity = shards_identity(content, shards.key_prefix, [_shard_state(item) for item in lengths.shards])
     return Planned(lengths, method, plan, cost, shards, content, identity, report)

@@ -24,7 +24,7 @@ from energon_pack.templates.families import ASKING_FAMILIES, AUTO, FAMILIES
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 from energon_pack.templates.folder import local_folder, settings_files
 from energon_pack.templates.identity import RULES_VERSION, Identity, TemplateSpec
-from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings
+from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings, labels_identity
 from energon_pack.templates.template import Template
 
 #: the tokenizer of the template that this process built last, by its folder: reading it takes a while
@@ -159,7 +159,7 @@ def _template_key(settings: TemplateSettings, folder: Path, place: str = "") -> 
         digest.update(path.read_bytes())
     how = {name: value for name, value in asdict(settings.model).items() if name not in _UNUSED_MODEL_SETTINGS}
     how["processor"] = place
-    how |= {"media": asdict(settings.media), "labels": plain(settings.labels)}
+    how |= {"media": asdict(settings.media), "labels": labels_identity(plain(settings.labels))}
     versions = {name: version_of(name) for name in _VERSIONED_PACKAGES}
     digest.update(
         json.dumps([how, versions, RULES_VERSION, _SAVED_VERSION, *ADDED_KINDS], sort_keys=True, default=str).encode()

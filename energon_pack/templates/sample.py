@@ -4,12 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from energon_pack.samples.answers import NO_EMPTY_ANSWERS, EmptyAnswers
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.requested import has_frame_lists, media_seen_by_model
 from energon_pack.samples.member import NO_OPTIONS, SampleOptions
 from energon_pack.samples.placeholders import spells_placeholder, split_content
 from energon_pack.samples.sample import Message
+from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import Reason, Skip
+
+_EMPTY_DETAIL = "no answer has a text, a thought, a tool call or a medium"
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,14 @@ class Rendered:
     token_range: tuple[int, int] | None = None  # the tokens of `text` that are the sample; None: all
     num_features: Sequence[int] = ()  # tokens that hold features of each medium, in the order of `media`
     leaves_out_words: bool = False  # the chat template does not write other words of it (`labels.template_drops=keep`)
+    empty_answers: EmptyAnswers = NO_EMPTY_ANSWERS  # those that are not trained because they say nothing
+
+    def refuse_by_policy(self, control_tokens: ControlTokens) -> None:
+        """Raise Skip for a whole sample that the settings leave out: its answers are empty, or it spells tokens."""
+        if self.num_control_tokens and control_tokens is ControlTokens.skip:
+            raise Skip(Reason.CONTROL_TOKEN, "a message spells a special token (source.control_tokens=keep)")
+        if self.empty_answers.are_all:
+            raise Skip(Reason.EMPTY_ANSWER, f"{_EMPTY_DETAIL} (labels.empty=train trains its end token)")
 
 
 @dataclass(frozen=True)

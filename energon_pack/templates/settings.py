@@ -199,6 +199,14 @@ class MediaConfig:
             raise PackError(f"media.fps={self.fps}: must be more than 0")
 
 
+class Empty(str, Enum):
+    """What happens to an answer that says nothing: no text, thought, tool call or medium."""
+
+    #: it is not trained, and a conversation of such answers alone is left out
+    drop = "drop"
+    train = "train"
+
+
 @dataclass
 class Labels:
     """Which tokens of a rendered conversation are trained, and with what weight."""
@@ -218,11 +226,27 @@ class Labels:
     #: a sample of which the chat template leaves out words goes into the ledger (skip), or is packed without them; the
     #: thoughts of earlier answers, which many templates leave out, are counted
     template_drops: TemplateDrops = TemplateDrops.skip
+    #: answers that say nothing: not trained, and left out where a conversation has no other (drop); or trained
+    empty: Empty = Empty.drop
 
     def check(self) -> None:
         """Raise PackError for a weight below 0."""
         if not self.prompt_weight >= 0:
             raise PackError(f"labels.prompt_weight={self.prompt_weight:g}: must be at least 0")
+
+
+#: settings by which answers are trained as they stand, from their header to their end
+WHOLE_TURN_LABELS = tuple(Labels(train_on=turns, empty=empty) for turns in TrainOn for empty in Empty)
+#: settings of `labels` of later versions, with their defaults
+_LATER_LABELS = {"untrained": "drop", "cut_end": True, "empty": "drop", "template_drops": "skip"}
+
+
+def labels_identity(labels: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of `labels`, as JSON, without those of later versions that have their defaults.
+
+    Caches and datasets from before these settings stay valid so.
+    """
+    return {name: value for name, value in labels.items() if value != _LATER_LABELS.get(name, ...)}
 
 
 @dataclass

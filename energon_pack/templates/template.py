@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from energon_pack.errors import PackError
 from energon_pack.run.files import write_whole
 from energon_pack.run.plain_data import plain
+from energon_pack.samples.answers import NO_EMPTY_ANSWERS, count_empty_answers
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import AUDIO, KINDS, VIDEO
@@ -44,11 +45,17 @@ from energon_pack.templates.media_texts import DocumentTexts, MediaTexts
 from energon_pack.templates.model_inputs import input_rules_of, tokens_of_member
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.sample import Rendered, Sample, Tokens, with_frame_lists_as_videos
-from energon_pack.templates.settings import Labels, TemplateDrops, Think, TrainOn, overridden_labels
+from energon_pack.templates.settings import (
+    WHOLE_TURN_LABELS,
+    Empty,
+    Labels,
+    TemplateDrops,
+    Think,
+    labels_identity,
+    overridden_labels,
+)
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.tokenizing import Tokenizing
-
-_WHOLE_TURN_LABELS = (Labels(), Labels(train_on=TrainOn.last))
 
 
 class Template(Preparation, Tokenizing):
@@ -122,6 +129,7 @@ class Template(Preparation, Tokenizing):
             sample.options.token_range,
             [number for _, number in expansions],
             bool(dropped.others),
+            count_empty_answers(messages) if labels.empty is Empty.drop else NO_EMPTY_ANSWERS,
         )
 
     def _with_media_put_in(
@@ -173,7 +181,7 @@ class Template(Preparation, Tokenizing):
         labels: Labels,
     ) -> tuple[list[tuple[int, int]], list[float]]:
         """Return the trained spans of a text by `labels`, and their weights, without media and the text around them."""
-        trains_whole_turns = labels in _WHOLE_TURN_LABELS
+        trains_whole_turns = labels in WHOLE_TURN_LABELS
         if trains_whole_turns and not media and not frames.spells_media_tokens(text):
             return [*spans], [*weights]
         trained = [TrainedSpan(*span, weight) for span, weight in zip(spans, weights, strict=True)]
@@ -280,7 +288,7 @@ class Template(Preparation, Tokenizing):
 
     @property
     def identity(self) -> Identity:
-        return Identity(self.fingerprints, plain(self.spec.labels), self.spec.family, self.spec.kinds)
+        return Identity(self.fingerprints, labels_identity(plain(self.spec.labels)), self.spec.family, self.spec.kinds)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -146,7 +146,7 @@ def test_a_column_that_is_not_there_is_named(ours: str) -> None:
     with pytest.raises(Skip, match=rf"no_messages: source\.columns\.{ours}=mine names no field of it; there are"):
         parse_record(asked("q"), settings)
     with pytest.raises(Skip, match=r"bad_message: source\.columns\.response=r: the field is empty"):
-        parse_record({"p": "q", "r": ""}, ReadSettings(columns=Columns(prompt="p", response="r")))
+        parse_record({"p": "q", "r": None}, ReadSettings(columns=Columns(prompt="p", response="r")))
 
 
 def test_two_settings_that_name_the_conversation_contradict_each_other() -> None:

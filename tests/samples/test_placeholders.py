@@ -181,10 +181,11 @@ def test_each_has_its_line_and_the_others_are_packed(config: Callable[..., PackC
         "{% endfor %}{% endif %}")  # fmt: skip
     run = config(write_tar(tmp_path / "s.tar", members), max_skipped=1.0, model__chat_template=silent)
     figures = pack(run)
-    assert figures["samples_packed"] == 3
+    assert figures["samples_packed"] == 2
     ledger = json_lines(Path(run.output.dir) / "packed" / "skipped.jsonl")
     assert {line["sample_id"]: line["reason"] for line in ledger} == {
         "s.tar/boxes": BAD,
         "s.tar/calls": "template_drops",
         "s.tar/picture": "missing_media",
+        "s.tar/u": "empty_answer",
     }

@@ -11,12 +11,15 @@ from energon_pack.samples.dialects.table import TURN_FIELDS
 from energon_pack.samples.keys import without_synonyms
 from energon_pack.samples.media.kinds import MEDIA_KEYS, kind_by_name
 from energon_pack.samples.raw_json import parse_json
-from energon_pack.samples.sample import MESSAGE_KEYS, Message
+from energon_pack.samples.sample import MESSAGE_KEYS
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 
 _RENAMED_FIELDS = ("messages", "prompt", "response", "system", "tools", "images", "videos", "audios", "id")
 _RENAMED_ROLES = ("user", "assistant", "system", "tool")
+_SHAREGPT_KEYS = {"role": "from", "content": "value"}
+#: fields of preference data that hold one turn or several
+_ANSWER_FIELDS = ("chosen", "rejected")
 #: fields whose list may be written as JSON text, as a cell of a table has it
 _LIST_FIELDS = frozenset((*MESSAGE_KEYS, *TURN_FIELDS, *MEDIA_KEYS))
 
@@ -55,11 +58,22 @@ def _parsed_list(text: str) -> list[Any] | None:
     return parsed if isinstance(parsed, list) else None
 
 
+def renamed(record: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return a record or a turn with keys renamed to ours, all read from the untouched one: names may change places.
+
+    A key that has one of our names and is not renamed itself gives way. `names`: our name → the name in the record; of
+    those that the record lacks, nothing changes.
+    """
+    taken = {name for ours, name in names.items() if ours != name}
+    rest = {key: item for key, item in record.items() if key not in taken or names.get(key) == key}
+    return rest | {ours: record[name] for ours, name in names.items() if name in record}
+
+
 def _from_image_folder(value: dict[str, Any]) -> dict[str, Any]:
     """Rename the fields of ImageFolder's metadata.jsonl: `{file_name, text}`."""
-    value_of_synonyms(value, ("text", "caption"))
-    ours = {"file_name": "image", "text": "caption"}
-    return {ours.get(name, name): item for name, item in value.items()}
+    caption = value_of_synonyms(value, ("text", "caption"))
+    value = renamed(value, {"image": "file_name", "caption": "text"})
+    return {**value, "caption": caption} if "caption" in value else value
 
 
 def rename_fields_and_roles(value: Any, settings: ReadSettings) -> Any:
@@ -73,40 +87,40 @@ def rename_fields_and_roles(value: Any, settings: ReadSettings) -> Any:
         if ours in columns and columns[ours] not in value:
             detail = f"source.columns.{ours}={columns[ours]} names no field of it; there are {sorted(value)[:8]}"
             raise Skip(Reason.NO_MESSAGES, detail)
-    rest = {key: item for key, item in value.items() if key not in columns.values()}
-    value = rest | {ours: value[name] for ours, name in columns.items() if name in value}
+    value = renamed(value, columns)
     if {"prompt", "response"} <= columns.keys():
-        sides = value.pop("prompt"), value.pop("response")
-        if not all(sides):
-            ours = "prompt" if sides[1] else "response"
+        asked, answered = value.pop("prompt"), value.pop("response")
+        if not asked or not (answered or answered == ""):
+            ours = "response" if asked else "prompt"
             raise Skip(Reason.BAD_MESSAGE, f"source.columns.{ours}={columns[ours]}: the field is empty")
-        return {**value, "messages": question_and_answer_turns(*sides)}
+        return {**value, "messages": question_and_answer_turns(asked, answered)}
+    keys = {"role": settings.columns.role, "content": settings.columns.content}
+    roles = {name: ours for ours in _RENAMED_ROLES if (name := getattr(settings.roles, ours)) is not None}
+    return with_renamed_turns(value, settings, keys, roles)
+
+
+def with_renamed_turns(
+    value: dict[str, Any], settings: ReadSettings, keys: Mapping[str, str | None], roles: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return a record whose turns, and answers of preference data, have our names of keys and roles.
+
+    Args:
+        keys: for `role` and `content` the key in a turn; None: ours, or else ShareGPT's.
+        roles: the name of a role in the turns → ours.
+    """
+
+    def turn(message: Any) -> Any:
+        if not isinstance(message, dict):
+            return message
+        usual = {ours: ours if ours in message else theirs for ours, theirs in _SHAREGPT_KEYS.items()}
+        message = renamed(message, {ours: name or usual[ours] for ours, name in keys.items()})
+        role = message.get("role")
+        return {**message, "role": roles[role]} if isinstance(role, str) and role in roles else message
+
     fields = (settings.messages_key,) if settings.messages_key else (*MESSAGE_KEYS, *TURN_FIELDS)
     turns = {
-        key: [_turn_by_settings(each, settings) for each in value[key]]
-        for key in fields
-        if isinstance(value.get(key), list)
+        key: [*map(turn, item)] if isinstance(item, list) else turn(item)
+        for key, item in value.items()
+        if (key in fields and isinstance(item, list)) or (key in _ANSWER_FIELDS and isinstance(item, list | dict))
     }
     return value | turns
-
-
-def turn_with_our_keys(message: Any, role_key: str, content_key: str, roles: Mapping[Any, str]) -> Any:
-    """Return a turn with the keys `role` and `content`, its role renamed by `roles`; other values stay unchanged."""
-    if not isinstance(message, dict):
-        return message
-    rest = {key: item for key, item in message.items() if key not in (role_key, content_key)}
-    spelled = message.get(role_key)
-    role = roles.get(spelled, spelled) if isinstance(spelled, str) else spelled
-    return {"role": role, "content": message.get(content_key), **rest}
-
-
-def _turn_by_settings(message: Any, settings: ReadSettings) -> Any:
-    if not isinstance(message, dict):
-        return message
-    role_key = settings.columns.role or ("role" if "role" in message else "from")
-    content_key = settings.columns.content or ("content" if "content" in message else "value")
-    if role_key not in message:
-        return message
-    roles = {name: ours for ours in _RENAMED_ROLES if (name := getattr(settings.roles, ours)) is not None}
-    turn: Message = turn_with_our_keys(message, role_key, content_key, roles)
-    return turn if content_key in message else {key: item for key, item in turn.items() if key != "content"}

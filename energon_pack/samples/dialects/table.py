@@ -74,8 +74,11 @@ def turns_of_prompt_and_completion(value: Mapping[str, Any], dialect: Dialect) -
 def turns_of_parallel_lists(value: Mapping[str, Any], dialect: Dialect) -> list[Message]:
     """Make turns of a list of questions and a list of as many answers."""
     sides = [value[key] for key in dialect.required_fields]
+    if sides[0] and isinstance(sides[0], str) and sides[1] == "":
+        return question_and_answer_turns(sides[0], "")
     for key, side in zip(dialect.required_fields, sides, strict=True):
-        if not isinstance(side, list) or not all(text and isinstance(text, str) for text in side):
+        is_question = key == dialect.required_fields[0]
+        if not isinstance(side, list) or not all(isinstance(text, str) and (text or not is_question) for text in side):
             raise _other_form_skip(dialect, key, side)
     if len(sides[0]) != len(sides[1]):
         asks, answers = dialect.required_fields
@@ -105,7 +108,7 @@ def _text_field(value: Mapping[str, Any], key: str, dialect: Dialect) -> str:
     text = value.get(key)
     if not text and key not in dialect.required_fields:
         return ""
-    if not isinstance(text, str) or (not text and key == dialect.required_fields[1]):
+    if not isinstance(text, str):
         raise _other_form_skip(dialect, key, text)
     return text
 
@@ -174,6 +177,8 @@ def possible_readings(value: Mapping[str, Any], settings: ReadSettings) -> Itera
             yield ConversationReading(dialect.name, keys, partial(dialect.make_turns, value, dialect))
     if kind is auto and isinstance(text := value.get("text"), str) and text.strip():
         yield ConversationReading("text", ("text",), partial(document_of, text))
+    if kind in (auto, SampleType.vqa) and (written := _single_question(value, is_answered=False)):
+        yield written
 
 
 def conversation_of(
@@ -208,10 +213,15 @@ def conversation_of(
     return first, {key: [value[key]] for key in sorted(others)}
 
 
-def _single_question(value: Mapping[str, Any]) -> ConversationReading | None:
-    """Read one question with one or several answers; the first answer is taken, and the record keeps a list of them."""
+def _single_question(value: Mapping[str, Any], is_answered: bool = True) -> ConversationReading | None:
+    """Read one question with one or several answers; the first answer is taken, and the record keeps a list of them.
+
+    `is_answered`: its answer is no empty text.
+    """
     asks = next((key for key in ("question", "context") if isinstance(value.get(key), str) and value[key]), None)
-    answers = next((key for key in ("answer", "answers") if value.get(key)), None)
+    answers = next(
+        (key for key in ("answer", "answers") if (value.get(key) if is_answered else value.get(key) == "")), None
+    )
     if not asks or not answers:
         return None
     listed = value[answers] if isinstance(value[answers], list) else [value[answers]]

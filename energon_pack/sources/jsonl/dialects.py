@@ -10,9 +10,10 @@ from typing import Any
 
 from energon_pack.run.address import bucket_of
 from energon_pack.samples.dialects.pictures import DOWNLOAD_ADVICE
-from energon_pack.samples.dialects.rewrite import rewrite_record, turn_with_our_keys
+from energon_pack.samples.dialects.rewrite import renamed, rewrite_record, with_renamed_turns
 from energon_pack.samples.dialects.table import history_turns, joined_question
 from energon_pack.samples.frame_lists import frame_list_settings
+from energon_pack.samples.lost_media import empty_media_keys
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, MEDIA_KEYS, PART_TYPES, VIDEO
 from energon_pack.samples.media.medium import RATE_KEYS
 from energon_pack.samples.placeholders import flat_content, num_placeholders
@@ -64,11 +65,13 @@ def parse_line(value: Any, lines: LineSettings, settings: ReadSettings) -> Recor
     """
     value = rewrite_record(value, settings)
     if isinstance(value, dict):
-        value = _renamed_fields(value, lines)
+        value = _renamed_fields(value, lines, settings)
+        empty = empty_media_keys(value, settings)
         listed = [medium for key in MEDIA_KEYS if key in value for medium in _listed_media(value.pop(key), key)]
     else:
-        listed = []
+        listed, empty = [], {}
     record = parse_rewritten_record(value, settings, bool(listed))
+    record.empty_media = {**record.empty_media, **empty}
     if not listed:
         record.listed_media = [_media_path(name, "a message") for name in record.listed_media or ()] or None
         return record
@@ -194,20 +197,18 @@ def _num_videos(message: Message) -> int:
 # ------------------------------------------------------------------------------- columns and tags of a meta file
 
 
-def _renamed_fields(value: Mapping[str, Any], lines: LineSettings) -> dict[str, Any]:
+def _renamed_fields(value: Mapping[str, Any], lines: LineSettings, settings: ReadSettings) -> dict[str, Any]:
     """Rename a line's fields to the names for `parse_record`, by the columns and tags of its meta file."""
-    value = dict(value)
-    for ours, name in lines.columns:
-        if name in value and ours != name:
-            value[ours] = value.pop(name)
-    if "prompt" in dict(lines.columns) and "prompt" in value and not value.get("messages"):
+    columns = dict(lines.columns)
+    value = renamed(value, columns)
+    if "prompt" in columns and "prompt" in value and not value.get("messages"):
         answer = [value["response"]] if value.get("response") is not None else []  # preference data has none
         asked = joined_question([value.get("prompt"), value.get("query")])
         value["messages"] = history_turns([*(value.get("history") or []), [asked, *answer]])
         value = {key: item for key, item in value.items() if key not in ("prompt", "query", "response", "history")}
-    if lines.tags and isinstance(value.get("messages"), list):
-        tags = dict(lines.tags)
-        roles = {tags[name]: role for name, role in _ROLE_TAGS.items() if name in tags}
-        keys = tags.get("role_tag", "from"), tags.get("content_tag", "value")
-        value["messages"] = [turn_with_our_keys(message, *keys, roles) for message in value["messages"]]
-    return value
+    if not lines.tags:
+        return value
+    tags = dict(lines.tags)
+    roles = {tags[name]: role for name, role in _ROLE_TAGS.items() if name in tags}
+    keys = {"role": tags.get("role_tag"), "content": tags.get("content_tag")}
+    return with_renamed_turns(value, settings, keys, roles)

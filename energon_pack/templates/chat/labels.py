@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from energon_pack.samples.answers import with_empty_answers_untrained
 from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.weights import has_weight, has_zero_weight, turn_weight
 from energon_pack.templates.chat.renderer import last_question
 from energon_pack.templates.chat.turns import SpecialTokens, TurnForm
-from energon_pack.templates.settings import Labels, Think, TrainOn
+from energon_pack.templates.settings import Empty, Labels, Think, TrainOn
 
 Range = tuple[int, int]
 
@@ -56,12 +57,14 @@ def apply_labels(
     return [span for span in spans if span.start < span.end and span.weight]
 
 
-def turn_weights(messages: Sequence[Message], train_on: TrainOn, with_zeros: bool) -> dict[int, float]:
+def turn_weights(messages: Sequence[Message], labels: Labels) -> dict[int, float]:
     """Return the loss weights of the trained turns, by the index of the message.
 
-    Args:
-        with_zeros: whether to include turns to which the sample itself gives weight 0.
+    With `labels.prompt_weight`, also turns to which the sample itself gives weight 0, and empty answers.
     """
+    if labels.empty is Empty.drop:
+        messages = with_empty_answers_untrained(messages)
+    train_on, with_zeros = labels.train_on, labels.prompt_weight > 0
     answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     last = answers[-1] if answers else -1
     if max(map(len, messages), default=0) < 3 or not any(map(has_weight, messages)):

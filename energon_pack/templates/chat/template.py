@@ -100,8 +100,7 @@ class ChatTemplate:
             Skip: `bad_message` if the text already contains such a mark, or a turn's weight is invalid;
                 `processor_error` if a turn can't be found; `template_drops` if words are left out.
         """
-        with_zeros = labels.prompt_weight > 0
-        weights = turn_weights(messages, labels.train_on, with_zeros)
+        weights = turn_weights(messages, labels)
         texts = texts_of(messages)
         if tools is None and not _holds_noncharacters("".join(texts)):
             skeleton = self._skeleton(messages, texts, tuple(weights))
@@ -115,7 +114,7 @@ class ChatTemplate:
         dropped = self._word_check.dropped(messages, plain, _ranges_of_messages(spans), with_thoughts)
         if dropped.others and labels.template_drops is TemplateDrops.skip:
             raise Skip(Reason.TEMPLATE_DROPS, dropped.detail(messages))
-        return _with_marks(plain, spans, weights, with_zeros)._replace(dropped=dropped)
+        return _with_marks(plain, spans, weights, labels.prompt_weight > 0)._replace(dropped=dropped)
 
     def apply_labels(self, text: str, spans: Sequence[TrainedSpan], labels: Labels) -> list[TrainedSpan]:
         """Cut or widen the spans of trained turns as `labels` says; return the trained spans of weight > 0."""
