@@ -21,6 +21,7 @@ from energon_pack.samples.documents import (
     refuse_texts_between_images,
 )
 from energon_pack.samples.frame_lists import frame_parts, without_frame_lists
+from energon_pack.samples.joined_turns import check_part_weights, joined_calls
 from energon_pack.samples.keys import similar_key_hint, unknown_keys, without_synonyms
 from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, PART_TYPES, VIDEO, kind_by_name
 from energon_pack.samples.media.medium import SETTING_KEYS
@@ -31,15 +32,15 @@ from energon_pack.samples.sample import MESSAGE_KEYS, REASONING_KEYS, Message
 from energon_pack.samples.settings import Frames, ReadSettings, SampleType, ToolsAs
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 from energon_pack.samples.tool_calls import (
-    CALL_ROLES,
     TOOL_PART_TYPES,
     call_turn,
-    joined_calls,
     tool_schemas_of,
     turns_of_parts,
     with_calls_as_text,
     with_tool_calls,
 )
+from energon_pack.samples.weights import PART_WEIGHTS
+from energon_pack.samples.written_calls import CALL_ROLES
 
 _ROLES = {
     **{role: role for role in ("system", "developer", "user", "assistant", "tool", DOCUMENT)},
@@ -229,6 +230,8 @@ def _normalized_turns(message: Any, index: int) -> list[Message]:
             normal = with_tool_calls(normal, index)
         elif strange := next((key for key in ("tool_calls", "function_call") if normal.get(key)), None):
             raise Skip(Reason.BAD_MESSAGE, f"message {index} of the role {named!r} has {strange}")
+        if PART_WEIGHTS in normal:
+            check_part_weights(normal, index)
         for key in REASONING_KEYS:
             if not isinstance(normal.get(key) or "", str):
                 raise Skip(Reason.BAD_MESSAGE, f"message {index} has a {key} that is no text: {str(normal[key])[:80]}")

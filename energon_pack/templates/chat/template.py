@@ -12,9 +12,17 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.weights import PartWeights
 from energon_pack.templates.chat.guarded_template import LooksAtText
 from energon_pack.templates.chat.jinja import has_generation_blocks
-from energon_pack.templates.chat.labels import ThinkMarks, TrainedSpan, apply_labels, turn_weights, without_thoughts
+from energon_pack.templates.chat.labels import (
+    ThinkMarks,
+    TrainedSpan,
+    apply_labels,
+    turn_weights,
+    weights_by_part,
+    without_thoughts,
+)
 from energon_pack.templates.chat.renderer import Renderer, guarding_texts
 from energon_pack.templates.chat.spans import Spans
 from energon_pack.templates.chat.text_marks import (
@@ -29,7 +37,7 @@ from energon_pack.templates.chat.text_marks import (
     with_numbered_texts,
 )
 from energon_pack.templates.chat.turns import SpecialTokens, TurnForm, put_marks, shared_beginning
-from energon_pack.templates.settings import DEFAULT_DATE, Labels, ToolCalls
+from energon_pack.templates.settings import DEFAULT_DATE, Labels, Think, ToolCalls
 
 _MAX_SHAPES = 10_000
 _MAX_VARIANTS = 100
@@ -100,7 +108,10 @@ class ChatTemplate:
         plain = self.render(messages, tools)
         if _holds_noncharacters(plain):
             raise Skip(Reason.BAD_MESSAGE, "the text holds one of the noncharacters U+FDD0 to U+FDEF")
-        return self._marked(plain, messages, tools, weights, labels.tool_calls is ToolCalls.train, with_zeros)
+        with_calls = labels.tool_calls is ToolCalls.train
+        keeps_zeros = with_zeros or labels.think in (Think.mask, Think.mask_empty)
+        parts = weights_by_part(messages, labels.train_on)
+        return self._marked(plain, messages, tools, weights, with_calls, parts, keeps_zeros)
 
     def apply_labels(self, text: str, spans: Sequence[TrainedSpan], labels: Labels) -> list[TrainedSpan]:
         """Cut or widen the spans of trained turns as `labels` says; return the trained spans of weight > 0."""
@@ -172,15 +183,20 @@ class ChatTemplate:
         tools: list[Any] | None,
         weights: Mapping[int, float],
         with_calls: bool = True,
-        with_zeros: bool = False,
+        parts: Mapping[int, PartWeights] | None = None,
+        keeps_zeros: bool = False,
     ) -> Marked:
-        """Put marks into a conversation that is rendered already, as `render_marked` does."""
+        """Put marks into a conversation that is rendered already, as `render_marked` does.
+
+        Args:
+            keeps_zeros: whether to put marks around parts of a turn that are not trained, too.
+        """
         if not weights and not any(message.get("tool_calls") for message in messages):
             return Marked(plain, [])
-        spans = self._spans.find(messages, tools, plain, [*weights], with_calls)
-        spans = [span for span in spans if span.is_trained or with_zeros]
+        spans = self._spans.find(messages, tools, plain, [*weights], with_calls, parts or {})
+        spans = [span for span in spans if span.weight != 0 or keeps_zeros]
         text = put_marks(plain, [(span.start, span.end) for span in spans])
-        return Marked(text, [weights[span.message] * span.is_trained for span in spans])
+        return Marked(text, [weights[span.message] if span.weight is None else span.weight for span in spans])
 
     def _read_turn(self) -> TurnForm:
         question: Message = {"role": "user", "content": "a"}
