@@ -7,8 +7,8 @@ LLaMA-Factory v1         content parts of type tool_call and reasoning, with a v
 OpenAI, of old           {"role": "assistant", "function_call": {…}}, and a list as `functions`
 LangChain                {"name": …, "args": {…}, "id": …, "type": "tool_call"}, in `tool_calls` or as a content part
 
-In each, arguments may stand under any of `ARGUMENT_KEYS`, in the call or in its `function`. If a text that is a call has
-none of these, the call's own keys are its arguments: `{"name": "tide_at", "harbour": "Bergen"}`.
+In each, arguments may stand under any of `ARGUMENT_KEYS`, in the call or in its `function`. If a text that is a call
+has none of these, the call's own keys are its arguments: `{"name": "tide_at", "harbour": "Bergen"}`.
 """
 
 import json

@@ -52,10 +52,8 @@ class PartSpans:
             for mark, leaf, own, is_trained in inside:
                 following = own if is_trained else 0.0
                 if following != weight:
-                    end = (
-                        self._start_of_call(marked, span, previous, mark, leaf.call) if leaf.call is not None else None
-                    )
-                    edge = mark.position if end is None else end
+                    is_call = leaf.call is not None
+                    edge = self._start_of_call(marked, span, previous, mark, leaf.call) if is_call else mark.position
                     cut.append(span._replace(start=start, end=edge, weight=weight))
                     start, weight = edge, following
                 previous = mark
@@ -102,7 +100,7 @@ class PartSpans:
         if alone is None or (previous and not ends):
             return 0
         shared = shared_beginning(marked.text[start:name], alone.text[ends[-1] if ends else start :])
-        edges = (end for end in range(len(shared), 0, -1) if shared[end - 1].isspace() or shared[end - 1] in ">]|})")
+        edges = (end for end in range(len(shared), 0, -1) if shared[end - 1].isspace() or shared[end - 1] in ">]})")
         return next(edges, 0)
 
 
