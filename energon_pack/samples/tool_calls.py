@@ -178,11 +178,9 @@ def _with_arguments(call: Message, index: int) -> Message:
     function = call.get("function", call)
     if "arguments" in function and function["arguments"] == arguments:
         return call
-    if "arguments" not in function and "function" not in call:
+    if "function" not in call:
         return _openai_call(call, index)
     changed = {key: item for key, item in function.items() if key not in ARGUMENT_KEYS[1:]} | {"arguments": arguments}
-    if "function" not in call:
-        return changed
     return {**{key: item for key, item in call.items() if key not in ARGUMENT_KEYS}, "function": changed}
 
 

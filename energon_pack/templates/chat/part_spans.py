@@ -52,8 +52,7 @@ class PartSpans:
             for mark, leaf, own, is_trained in inside:
                 following = own if is_trained else 0.0
                 if following != weight:
-                    is_call = leaf.call is not None
-                    edge = self._start_of_call(marked, span, previous, mark, leaf.call) if is_call else mark.position
+                    edge = self._start_of_part(marked, span, previous, mark, leaf.call)
                     cut.append(span._replace(start=start, end=edge, weight=weight))
                     start, weight = edge, following
                 previous = mark
@@ -65,23 +64,25 @@ class PartSpans:
             cut.append(span._replace(start=start, weight=weight))
         return [span for span in cut if span.start < span.end]
 
-    def _start_of_call(
-        self, marked: MarkedConversation, span: Span, previous: TextEdge | None, name: TextEdge, number: int
+    def _start_of_part(
+        self, marked: MarkedConversation, span: Span, previous: TextEdge | None, first: TextEdge, call: int | None
     ) -> int:
-        """Return where a call begins: where its turn differs from the same turn without this call and later ones.
+        """Return where a part begins: a call where its turn differs from the same turn without it and later ones.
 
         Args:
-            previous: the mark before the call; None: it is the first text of the span.
-            name: the first mark of the call.
-            number: the number of the call in its turn.
+            previous: the mark before the part; None: there is none in the span.
+            first: the first mark of the part.
+            call: the number of the call in its turn; None: the part is a text, with the white space before it.
         """
         start = previous.position if previous else span.start
+        if call is None:
+            return start if marked.text[start : first.position].isspace() else first.position
         pattern = pattern_of(marked.messages, span.message, last_question(marked.messages))
-        key = (pattern, marked.level, bool(previous), bool(number), marked.text[start : name.position])
+        key = (pattern, marked.level, bool(previous), bool(call), marked.text[start : first.position])
         if key not in self._before_calls:
             if len(self._before_calls) >= _MAX_PATTERNS:
                 self._before_calls.clear()
-            self._before_calls[key] = self._length_before_call(marked, span, previous, name.position, number)
+            self._before_calls[key] = self._length_before_call(marked, span, previous, first.position, call)
         return start + self._before_calls[key]
 
     def _length_before_call(
