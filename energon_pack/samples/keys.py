@@ -34,7 +34,8 @@ class _ForeignKey(NamedTuple):
 
 
 #: levels of a record (sample, turn, content part, tool call), with the prefix of their unknown keys
-_LEVEL_PREFIXES = ("", "messages[].", "content[].", "calls[].")
+CALL_PREFIX = "calls[]."
+_LEVEL_PREFIXES = ("", "messages[].", "content[].", CALL_PREFIX)
 
 _READ_KEYS: tuple[frozenset[str], ...] = (
     frozenset(
@@ -165,7 +166,7 @@ _KNOWN_KEYS = tuple(read.union(harmless) for read, harmless in zip(_READ_KEYS, _
 def similar_key(unknown: str) -> str | None:
     """Return the key that is spelled most like an unknown one (`image` for `imgae`); None: no key is spelled alike."""
     level = max(number for number, prefix in enumerate(_LEVEL_PREFIXES) if unknown.startswith(prefix))
-    known = sorted(_READ_KEYS[level].union(MEDIA_KEYS))
+    known = sorted(_READ_KEYS[level].union(MEDIA_KEYS if _LEVEL_PREFIXES[level] != CALL_PREFIX else ()))
     return next(
         iter(difflib.get_close_matches(unknown.removeprefix(_LEVEL_PREFIXES[level]).lower(), known, 1, _MIN_LIKENESS)),
         None,

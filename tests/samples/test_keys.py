@@ -14,6 +14,7 @@ from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.unread_media import refuse_unread_media
 from energon_pack.samples.weights import TURN_WEIGHT_KEYS, sample_weight, turn_weight
 
 ANSWER = {"role": "assistant", "content": [{"type": "text", "text": "a"}]}
@@ -71,6 +72,14 @@ def test_unknown_keys_of_calls_are_named_in_every_spelling() -> None:
     ]
     for turn in turns:
         assert parse_record([{"role": "user", "content": "q"}, turn], ReadSettings()).unknown == {"calls[].mood": [1]}
+
+
+def test_a_file_that_a_call_names_is_no_medium_of_the_sample() -> None:
+    call = {"function": {"name": "draw", "arguments": {"size": 3}}, "file": "out.png"}
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    read = parse_record(turns, ReadSettings())
+    assert read.unknown == {"calls[].file": ["out.png"]}
+    refuse_unread_media(read, [], False, lambda name: "image")
 
 
 def test_a_sample_reports_its_first_unknown_keys() -> None:
