@@ -28,16 +28,17 @@ def joined_calls(before: Message | None, turn: Message, spelled: Any) -> Message
     Consecutive calls become one turn. In ms-swift's spelling, so do a text and the calls that follow it.
     `spelled`: the turn's role as the data spell it, such as `function_call`.
     """
-    if before is None or before["role"] != "assistant" or spelled not in CALL_ROLES:
+    if before is None or before["role"] != "assistant" or spelled not in CALL_ROLES or PART_WEIGHTS in turn:
         return None
     if spelled == "function_call" and (turn["content"] or not before.get("tool_calls")):
         return None
-    thought = _key_of_thought(before) or _key_of_thought(turn)
-    joined = {key: item for key, item in {**turn, **before}.items() if key not in REASONING_KEYS}
-    if thought:
-        joined[thought] = "\n".join(filter(None, map(_thought, (before, turn))))
-    if before.get("tool_plan") and turn.get("tool_plan"):
-        joined["tool_plan"] = f"{before['tool_plan']}\n{turn['tool_plan']}"
+    joined = {**turn, **before}
+    if own := _key_of_thought(turn):
+        key = _key_of_thought(before) or own
+        joined = {name: item for name, item in joined.items() if name == key or name not in REASONING_KEYS}
+        joined[key] = "\n".join(filter(None, map(_thought, (before, turn))))
+    if plans := [each["tool_plan"] for each in (before, turn) if isinstance(each.get("tool_plan"), str)]:
+        joined["tool_plan"] = "\n".join(filter(None, plans))
     joined["content"] = _joined_content(before["content"], turn["content"])
     joined["tool_calls"] = [*(before.get("tool_calls") or []), *turn["tool_calls"]]
     keys = TURN_WEIGHT_KEYS.intersection([*before, *turn])

@@ -200,6 +200,8 @@ def _normalized_messages(value: Any) -> list[Message]:
     messages: list[Message] = []
     for index, message in enumerate(value):
         for each in _normalized_turns(message, index):
+            if PART_WEIGHTS in each:
+                check_part_weights(each, index)
             before = messages[-1] if messages else None
             if "tool_calls" in each and (both := joined_calls(before, each, message.get("role", message.get("from")))):
                 messages[-1] = both
@@ -230,8 +232,6 @@ def _normalized_turns(message: Any, index: int) -> list[Message]:
             normal = with_tool_calls(normal, index)
         elif strange := next((key for key in ("tool_calls", "function_call") if normal.get(key)), None):
             raise Skip(Reason.BAD_MESSAGE, f"message {index} of the role {named!r} has {strange}")
-        if PART_WEIGHTS in normal:
-            check_part_weights(normal, index)
         for key in REASONING_KEYS:
             if not isinstance(normal.get(key) or "", str):
                 raise Skip(Reason.BAD_MESSAGE, f"message {index} has a {key} that is no text: {str(normal[key])[:80]}")

@@ -122,6 +122,9 @@ def test_two_thoughts_are_one() -> None:
         [said(reasoning_content="A", reasoning=None), call(reasoning_content="B", loss=None)],
     ):
         assert spans(QWEN3, *turns) == [(1, f"<think>\nA\nB\n</think>\n\nI look.{CALL}<|im_end|>")]
+    for first, then in (({"tool_plan": None}, {"tool_plan": "B"}), ({"tool_plan": "A"}, {"tool_plan": "B"})):
+        plans = [plan for plan in (first["tool_plan"], then["tool_plan"]) if plan]
+        assert parsed(said(**first), call(**then))[1]["tool_plan"] == "\n".join(plans)
     assert spans(QWEN3, said(reasoning_content=""), call(thinking="B")) == [
         (1, f"<think>\nB\n</think>\n\nI look.{CALL}<|im_end|>")
     ]
@@ -176,3 +179,5 @@ def test_weights_of_parts_that_no_pack_has_are_refused(parts: Any) -> None:
     turn = {**said(), "tool_calls": [{"function": {"name": "f", "arguments": {}}}], "part_weights": parts}
     with pytest.raises(Skip, match="bad_message: message 1 has"):
         parsed(turn)
+    with pytest.raises(Skip, match="bad_message: message 2 has"):
+        parsed(said(), call(part_weights={"content": [[7, {}]]}))
