@@ -14,6 +14,7 @@ from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import ARGUMENT_KEYS, Message
 from energon_pack.samples.settings import ReadSettings, ToolsAs
 from energon_pack.samples.skip import Skip
+from energon_pack.templates.chat.template import ChatTemplate
 
 BERGEN = {"harbour": "Bergen"}
 Spelling = Callable[[dict[str, Any]], Message]
@@ -75,6 +76,27 @@ def test_arguments_under_another_name_are_read(spelling: str) -> None:
     assert arguments(make({"index": 0, "status": "completed"})) == {}
     text = read(make({"args": BERGEN}), tools=ToolsAs.text)["content"]
     assert text.rpartition("\n")[2] == '{"name": "tide_at", "arguments": {"harbour": "Bergen"}}'
+
+
+#: as Qwen3-VL's template, and as Qwen3.5's and Nemotron 3's: the first fails without arguments, the second writes none
+TEMPLATES = (
+    "{{ f.name }}{{ f.arguments | tojson }}",
+    "<function={{ f.name }}>{% if f.arguments is defined %}{% for k, v in f.arguments | items %}<parameter={{ k }}>"
+    "{{ v }}</parameter>{% endfor %}{% endif %}</function>",
+)
+
+
+@pytest.mark.parametrize("call", TEMPLATES)
+def test_a_template_writes_every_spelling_alike(call: str) -> None:
+    source = "{% for m in messages %}{% for call in m.tool_calls %}{% set f = call.function or call %}CALL"
+    source += "{% endfor %}{% endfor %}"
+    template = ChatTemplate(source.replace("CALL", call), {}, [])
+    for keys in ({"arguments": BERGEN}, {}):
+        usual = read(SPELLINGS["OpenAI"](keys))
+        for make in SPELLINGS.values():
+            for written in [{key: BERGEN} for key in ARGUMENT_KEYS] if keys else [{}]:
+                turn = read(make(written))
+                assert template.render([turn | {"content": ""}], None) == template.render([usual], None)
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
