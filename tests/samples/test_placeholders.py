@@ -62,7 +62,7 @@ def test_parts_whose_index_is_another_order_are_refused(indices: list[Any], refu
 
 
 def test_an_index_that_says_something_else_is_passed_over() -> None:
-    image = {"type": "image"}
+    image: dict[str, Any] = {"type": "image"}
     of_parts = [{"type": "text", "text": "q", "index": 0}, {**image, "index": 1}, {**image, "index": 2}]  # Anthropic's
     of_kind = [{**image, "index": 0}, {"type": "video", "index": 0}, {**image, "index": 1}]
     named = [{**image, "image": "a.png", "index": 7}]

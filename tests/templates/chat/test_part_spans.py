@@ -122,9 +122,8 @@ def test_two_thoughts_are_one() -> None:
         [said(reasoning_content="A", reasoning=None), call(reasoning_content="B", loss=None)],
     ):
         assert spans(QWEN3, *turns) == [(1, f"<think>\nA\nB\n</think>\n\nI look.{CALL}<|im_end|>")]
-    for first, then in (({"tool_plan": None}, {"tool_plan": "B"}), ({"tool_plan": "A"}, {"tool_plan": "B"})):
-        plans = [plan for plan in (first["tool_plan"], then["tool_plan"]) if plan]
-        assert parsed(said(**first), call(**then))[1]["tool_plan"] == "\n".join(plans)
+    for plan, joined in ((None, "B"), ("A", "A\nB")):
+        assert parsed(said(tool_plan=plan), call(tool_plan="B"))[1]["tool_plan"] == joined
     assert spans(QWEN3, said(reasoning_content=""), call(thinking="B")) == [
         (1, f"<think>\nB\n</think>\n\nI look.{CALL}<|im_end|>")
     ]
