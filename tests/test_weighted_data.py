@@ -28,6 +28,7 @@ from support.samples import picture, write_tar
 from support.weighted import turns
 
 Make = Callable[..., PackConfig]
+UNTRAINED = {"loss": False}
 QWEN3 = {"enable_thinking": False, "words": ["a", {"deep": 1}]}
 
 
@@ -122,6 +123,38 @@ def test_what_was_packed_is_counted_shown_verified_and_unpacked(
     found = samples(tmp_path / "unpacked")
     values = {name.rpartition("/")[2]: json.loads(parts["json"]) for name, parts in found.items()}
     assert {key: {name: value[name] for name in VALUES[key]} for key, value in values.items()} == VALUES
+
+
+def test_parts_of_an_answer_are_packed_verified_and_unpacked(config: Make, tmp_path: Path) -> None:
+    """A text and a call of one answer, each with its own `loss`, were two answers: the text taught an end before it."""
+    call = json.dumps({"name": "tide", "args": {"at": "Bergen"}})
+    asked = {"role": "user", "content": "Tide?"}
+    result = [{"role": "tool_response", "content": "1.4"}, {"role": "assistant", "content": "Low."}]
+    answers = {
+        "text": [{"role": "assistant", "content": "I look."}, {"role": "tool_call", "content": call, **UNTRAINED}],
+        "call": [{"role": "assistant", "content": "I look.", **UNTRAINED}, {"role": "tool_call", "content": call}],
+    }
+    records = [{"id": name, "messages": [asked, *turns, *result]} for name, turns in answers.items()]
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "a.jsonl").write_text("\n".join(map(json.dumps, records)))
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls %}<tool_call>"
+        "{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    folder = packed(config(tmp_path / "source", model__template="text", model__chat_template=template))
+    looked = command_here("energon_pack.inspect", folder, "0", "--tokens", "--full", cwd=tmp_path).stdout
+    written = '<tool_call>{"name": "tide", "arguments": {"at": "Bergen"}}</tool_call><|im_end|>'
+    assert f"assistant\n«I look.»{written}" in looked
+    assert f"assistant\nI look.«{written}»" in looked
+    assert verify(folder, Options(source=[], num_workers=1)).first_defects(99) == []
+    unpack(folder, tmp_path / "unpacked")
+    unpacked = [json.loads(parts["json"])["messages"][1] for parts in samples(tmp_path / "unpacked").values()]
+    assert sorted([*answer["part_weights"]["content"][0][1].items()] for answer in unpacked) == [[], [("loss", False)]]
+    assert sorted([*answer["part_weights"]["tool_calls"][0][1].items()] for answer in unpacked) == [
+        [],
+        [("loss", False)],
+    ]
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:

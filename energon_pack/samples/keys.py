@@ -16,9 +16,10 @@ from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS, PART_TYPES
 from energon_pack.samples.media.medium import RATE_KEYS, SETTING_KEYS
 from energon_pack.samples.options import OPTION_KEYS
 from energon_pack.samples.preference import LABEL_KEYS, PREFERENCE_KEYS
-from energon_pack.samples.sample import MESSAGE_KEYS, REASONING_KEYS
+from energon_pack.samples.sample import ARGUMENT_KEYS, MESSAGE_KEYS, REASONING_KEYS
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
-from energon_pack.samples.weights import TURN_WEIGHT_KEYS
+from energon_pack.samples.weights import MASK_KEYS, PART_WEIGHTS, TURN_WEIGHT_KEYS
+from energon_pack.samples.written_calls import holders_of_keys, is_call, names_arguments, written_calls
 
 _MAX_KEY_CHARACTERS = 60  # most characters of an unknown key
 _MIN_LIKENESS = 0.8  # likeness of two spellings of a key, as difflib measures it
@@ -32,8 +33,9 @@ class _ForeignKey(NamedTuple):
     reason: Reason = Reason.BAD_MESSAGE
 
 
-#: levels of a record (sample, turn, content part), with the prefix of their unknown keys
-_LEVEL_PREFIXES = ("", "messages[].", "content[].")
+#: levels of a record (sample, turn, content part, tool call), with the prefix of their unknown keys
+CALL_PREFIX = "calls[]."
+_LEVEL_PREFIXES = ("", "messages[].", "content[].", CALL_PREFIX)
 
 _READ_KEYS: tuple[frozenset[str], ...] = (
     frozenset(
@@ -52,16 +54,17 @@ _READ_KEYS: tuple[frozenset[str], ...] = (
         (
             *("role", "from", "content", "value", "name"),
             *("reasoning", "thinking", "reasoning_content", "tool_calls", "function_call", "tool_call_id", "tool_plan"),
-            *TURN_WEIGHT_KEYS,
+            *(PART_WEIGHTS, *TURN_WEIGHT_KEYS),
         )
     ),
     frozenset(
         (
             *("type", "text", "value", "thinking", *PART_TYPES, "path", "url", "source"),
-            *("name", "id", "input", "tool_call", "tool_use_id", "content"),
+            *("name", "id", "index", "tool_call", "tool_use_id", "content"),
             *SETTING_KEYS,
         )
     ),
+    frozenset(("name", "function", "type", "id", *ARGUMENT_KEYS)),
 )
 
 _HARMLESS_KEYS: tuple[Mapping[str, str], ...] = (
@@ -96,9 +99,16 @@ _HARMLESS_KEYS: tuple[Mapping[str, str], ...] = (
         **dict.fromkeys(("score", "rating", "lang", "language"), "a mark"),
     },
     {
-        **dict.fromkeys(("cache_control", "citations", "index"), "of a request"),
+        **dict.fromkeys(("cache_control", "citations"), "of a request"),
         **dict.fromkeys(("detail",), "OpenAI: for its own models"),
         **dict.fromkeys(("is_error", "signature"), "Anthropic: beside the text"),
+    },
+    {
+        **dict.fromkeys(("index", "call_id", "tool_call_id"), "a name"),
+        **dict.fromkeys(("status",), "OpenAI: of a response"),
+        **dict.fromkeys(("cache_control", "caller"), "Anthropic: of a request"),
+        **dict.fromkeys(("thought_signature", "signature", "extra_content"), "Gemini: beside the call"),
+        **dict.fromkeys(("provider_specific_fields",), "LiteLLM: of a response"),
     },
 )
 
@@ -107,6 +117,7 @@ _SYNONYMS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (*(medium.keys for medium in KINDS.values()), ("tools", "functions"), ("system", "system_prompt")),
     (("content", "value"), REASONING_KEYS),
     (("text", "value"),),
+    (),  # `tool_calls` compares the synonyms of arguments, which may stand in a call and in its `function`
 )
 _KEYS_WITH_SYNONYMS = tuple(frozenset(key for keys in alike for key in keys) for alike in _SYNONYMS)
 
@@ -143,6 +154,10 @@ _FOREIGN_KEYS: tuple[Mapping[str, _ForeignKey], ...] = (
         "loss_scale": _ForeignKey("ms-swift: which parts of a turn are trained; a turn is trained whole", (None, 1)),
         "token_ids": _ForeignKey("ms-swift: a part that is tokens already"),
     },
+    {
+        key: _ForeignKey("a weight of a call: a turn has one", (None, 0 if key in MASK_KEYS else 1))
+        for key in TURN_WEIGHT_KEYS
+    },
 )
 _KNOWN_KEYS = tuple(read.union(harmless) for read, harmless in zip(_READ_KEYS, _HARMLESS_KEYS, strict=True))
 
@@ -151,7 +166,7 @@ _KNOWN_KEYS = tuple(read.union(harmless) for read, harmless in zip(_READ_KEYS, _
 def similar_key(unknown: str) -> str | None:
     """Return the key that is spelled most like an unknown one (`image` for `imgae`); None: no key is spelled alike."""
     level = max(number for number, prefix in enumerate(_LEVEL_PREFIXES) if unknown.startswith(prefix))
-    known = sorted(_READ_KEYS[level].union(MEDIA_KEYS))
+    known = sorted(_READ_KEYS[level].union(MEDIA_KEYS if _LEVEL_PREFIXES[level] != CALL_PREFIX else ()))
     return next(
         iter(difflib.get_close_matches(unknown.removeprefix(_LEVEL_PREFIXES[level]).lower(), known, 1, _MIN_LIKENESS)),
         None,
@@ -174,6 +189,21 @@ def is_known_key(key: str) -> bool:
     return key in _KNOWN_KEYS[0]
 
 
+def unread_items_of_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what stands in a call, or in its `function`, under keys that are not read."""
+    return {key: item for one in holders_of_keys(call) for key, item in one.items() if key not in _READ_KEYS[3]}
+
+
+def is_harmless_in_call(key: str) -> bool:
+    """Tell whether a key of a tool call changes nothing that is trained."""
+    return key in _HARMLESS_KEYS[3]
+
+
+def is_unknown_in_call(key: str) -> bool:
+    """Tell whether nothing is known of a key of a tool call."""
+    return key not in _KNOWN_KEYS[3] and key not in _FOREIGN_KEYS[3]
+
+
 def without_synonyms(value: dict[str, Any], level: int = 0) -> dict[str, Any]:
     """Return a sample with one key for each meaning: of two such as `tools` and `functions`, only one is kept.
 
@@ -193,7 +223,7 @@ def without_synonyms(value: dict[str, Any], level: int = 0) -> dict[str, Any]:
 
 
 def unknown_keys(value: Mapping[str, Any], conversation: Sequence[str]) -> dict[str, list[Any]]:
-    """Find the unknown keys of a sample, of its turns (`messages[].mood`) and of content parts (`content[].mood`).
+    """Find the unknown keys of a sample, its turns (`messages[].mood`), content parts (`content[].mood`) and calls.
 
     A key of media in a part that is a text is unknown, too.
 
@@ -217,9 +247,12 @@ def unknown_keys(value: Mapping[str, Any], conversation: Sequence[str]) -> dict[
                 continue
             if not _KNOWN_KEYS[1].issuperset(turn):
                 add(_unknown_items(turn if "role" in turn or "from" in turn else without_pair_keys(turn), 1))
+            for call, is_text in written_calls(turn):
+                if not is_text or names_arguments(call):  # else its own keys are arguments
+                    add(_unknown_items(unread_items_of_call(call), 3))
             content = turn.get("content", turn.get("value"))
             for part in content if isinstance(content, list) else ():
-                if isinstance(part, dict) and not _KNOWN_KEYS[2].issuperset(part):
+                if isinstance(part, dict) and not is_call(part) and not _KNOWN_KEYS[2].issuperset(part):
                     add(_unknown_items(part, 2))
                 if isinstance(part, dict) and part.get("type", "text") == "text":
                     add((f"{_LEVEL_PREFIXES[2]}{key}", part[key]) for key in PART_TYPES if part.get(key))

@@ -9,14 +9,15 @@ that a sample means the same wherever it is read. Pure.
 from collections.abc import Mapping
 from typing import Any
 
+from energon_pack.samples.sample import ARGUMENT_KEYS
 from energon_pack.samples.settings import Nulls
 from energon_pack.samples.skip import Reason, Skip
 
 _TOOL_KEYS = ("tools", "functions")
 #: keys of turns and parts that hold calls
-_CALL_KEYS = ("tool_calls", "function_call", "tool_call", "input")
+_CALL_KEYS = ("tool_calls", "function_call", "tool_call", *ARGUMENT_KEYS)
 #: keys whose values an author may mean to hold null: arguments of a call, and values in a schema
-_KEYS_OF_MEANT_NULLS = frozenset(("arguments", "input", "default", "const", "example", "examples"))
+_KEYS_OF_MEANT_NULLS = frozenset((*ARGUMENT_KEYS, "default", "const", "example", "examples"))
 
 
 def without_nulls(value: Any) -> Any:
@@ -53,7 +54,11 @@ def has_nulls_of_table(record: Mapping[str, Any]) -> bool:
     writes one.
     """
     lists = {key: value for key, value in record.items() if isinstance(value, list)}
-    return any(map(_has_unusual_null, lists.values())) and _have_equal_keys(lists, "", {})
+    unusual = (
+        _has_unusual_null(value, _KEYS_OF_MEANT_NULLS - {"parameters"} if key in _TOOL_KEYS else _KEYS_OF_MEANT_NULLS)
+        for key, value in lists.items()
+    )
+    return any(unusual) and _have_equal_keys(lists, "", {})
 
 
 def _without_nulls_in_calls(items: list[Any]) -> list[Any]:
@@ -79,12 +84,15 @@ def _has_null_value(value: list[Any]) -> bool:
     return False
 
 
-def _has_unusual_null(value: Any) -> bool:
-    """Say whether a null stands where no author writes one; a turn that only calls may have null as its content."""
+def _has_unusual_null(value: Any, meant: frozenset[str]) -> bool:
+    """Say whether a null stands where no author writes one; a turn that only calls may have null as its content.
+
+    `meant`: the keys whose values may hold nulls that an author means.
+    """
     if isinstance(value, dict):
-        items = [(key, item) for key, item in value.items() if key not in _KEYS_OF_MEANT_NULLS]
-        return any(key != "content" if item is None else _has_unusual_null(item) for key, item in items)
-    return isinstance(value, list) and any(map(_has_unusual_null, value))
+        items = [(key, item) for key, item in value.items() if key not in meant]
+        return any(key != "content" if item is None else _has_unusual_null(item, meant) for key, item in items)
+    return isinstance(value, list) and any(_has_unusual_null(item, meant) for item in value)
 
 
 def _have_equal_keys(value: Any, place: str, keys: dict[str, tuple[str, ...]]) -> bool:

@@ -6,7 +6,8 @@ messages + kinds of the media ──place_media──► messages whose placehol
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from energon_pack.errors import amount
@@ -164,22 +165,65 @@ def _has_white_space(part: Message, other: Message) -> bool:
 def media_type_of_parts(conversations: Iterable[Any]) -> str | None:
     """Return the media type of the content parts in these conversations: a kind, or `mix`; None: all are text.
 
-    Unlike `<image>` in a text, a part for a medium is never plain text.
+    Unlike `<image>` in a text, a part for a medium is never plain text. Raises Skip as `_refuse_other_order` does.
     """
-    contents = [
-        content
+    all_contents = [
+        turn.get("content", turn.get("value"))
         for turns in conversations
         if isinstance(turns, list)
         for turn in turns
-        if isinstance(turn, dict) and isinstance(content := turn.get("content", turn.get("value")), list)
+        if isinstance(turn, dict)
     ]
+    contents = [content for content in all_contents if isinstance(content, list)]
     if not contents:
         return None
     parts = [part for content in contents for part in content if isinstance(part, dict)]
     results = (part["content"] for part in parts if isinstance(part.get("content"), list))  # results of tools
     parts += [part for result in results for part in result if isinstance(part, dict)]
     kinds = {kind for part in parts if (kind := PART_TYPES.get(str(part.get("type"))))}
+    if kinds and any(part.get("index") is not None for part in parts):
+        _refuse_other_order(all_contents)
     return media_type([*kinds]) if kinds else None
+
+
+def _refuse_other_order(contents: Iterable[Any]) -> None:
+    """Raise Skip if parts for media have an `index` that is not their number, among all media or those of their kind.
+
+    Parts stand for the listed media in order, and an index is not followed. It may also number all parts of a content.
+    A part that names its medium needs none.
+    """
+    numbers: list[tuple[Any, int, int]] = []  # index, number among all media, and among those of the kind
+    seen = Counter[str]()
+    for kind, part in chain.from_iterable(map(_media_with_parts, contents)):
+        index = part.get("index")
+        if index is not None and not any(part.get(key) for key in (*PART_TYPES, "path", "url", "source")):
+            numbers.append((index, seen.total(), seen[kind]))
+        seen[kind] += 1
+    if all(_is_number(index, among_all) for index, among_all, _ in numbers):
+        return
+    for index, among_all, of_kind in numbers:
+        if not _is_number(index, of_kind):
+            detail = f"a part for a medium has the index {index!r}, and is number {among_all} of them"
+            raise Skip(Reason.BAD_MESSAGE, f"{detail}: media stand in the order of their parts (source.map sorts them)")
+
+
+def _is_number(index: Any, number: int) -> bool:
+    return not isinstance(index, bool) and index in (number, str(number))
+
+
+def _media_with_parts(content: Any) -> Iterator[tuple[str, Message]]:
+    """Yield the kind of each medium of a content, and its part; it has an empty one if it stands as a placeholder."""
+    if isinstance(content, str):
+        yield from ((kind, {}) for kind in _PLACEHOLDER.findall(content))
+        return
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    kinds = [PART_TYPES.get(str(part.get("type"))) for part in parts]
+    numbers_all = None in kinds and [part.get("index") for part in parts] == [*range(len(parts))]
+    for kind, part in zip(kinds, parts, strict=True):
+        if kind is not None:
+            yield kind, {} if numbers_all else part
+        elif isinstance(part.get("content"), list):  # the result of a tool
+            yield from _media_with_parts(part["content"])
 
 
 def _content_parts(content: str, kinds: Sequence[str]) -> list[Message]:

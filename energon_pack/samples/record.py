@@ -21,6 +21,7 @@ from energon_pack.samples.documents import (
     refuse_texts_between_images,
 )
 from energon_pack.samples.frame_lists import frame_parts, without_frame_lists
+from energon_pack.samples.joined_turns import check_part_weights, joined_calls
 from energon_pack.samples.keys import similar_key_hint, unknown_keys, without_synonyms
 from energon_pack.samples.lost_media import empty_media_keys
 from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, PART_TYPES, VIDEO, kind_by_name
@@ -32,15 +33,15 @@ from energon_pack.samples.sample import MESSAGE_KEYS, REASONING_KEYS, Message
 from energon_pack.samples.settings import Frames, ReadSettings, SampleType, ToolsAs
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 from energon_pack.samples.tool_calls import (
-    CALL_ROLES,
     TOOL_PART_TYPES,
     call_turn,
-    joined_calls,
     tool_schemas_of,
     turns_of_parts,
     with_calls_as_text,
     with_tool_calls,
 )
+from energon_pack.samples.weights import PART_WEIGHTS
+from energon_pack.samples.written_calls import CALL_ROLES
 
 _ROLES = {
     **{role: role for role in ("system", "developer", "user", "assistant", "tool", DOCUMENT)},
@@ -203,6 +204,8 @@ def _normalized_messages(value: Any) -> list[Message]:
     messages: list[Message] = []
     for index, message in enumerate(value):
         for each in _normalized_turns(message, index):
+            if PART_WEIGHTS in each:
+                check_part_weights(each, index)
             before = messages[-1] if messages else None
             if "tool_calls" in each and (both := joined_calls(before, each, message.get("role", message.get("from")))):
                 messages[-1] = both

@@ -8,6 +8,8 @@ from energon_pack.samples.media.kinds import kind_by_name
 Message = dict[str, Any]
 #: the keys under which a message may have its reasoning, the standard one first
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+#: the keys under which a tool call may have its arguments, the standard one first
+ARGUMENT_KEYS = ("arguments", "parameters", "args", "input", "action_input")
 #: keys of a record that hold its turns
 MESSAGE_KEYS = ("messages", "conversations", "texts")
 

@@ -5,24 +5,36 @@ ms-swift                 {"role": "tool_call", "content": "{…}"}, one call in 
 Anthropic                content parts of type tool_use and tool_result; thinking
 LLaMA-Factory v1         content parts of type tool_call and reasoning, with a value
 OpenAI, of old           {"role": "assistant", "function_call": {…}}, and a list as `functions`
+LangChain                {"name": …, "args": {…}, "id": …, "type": "tool_call"}, in `tool_calls` or as a content part
+
+In each, arguments may stand under any of `ARGUMENT_KEYS`, in the call or in its `function`. If a text that is a call
+has none of these, the call's own keys are its arguments: `{"name": "tide_at", "harbour": "Bergen"}`.
 """
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
+from energon_pack.samples.joined_turns import part_weights_with_calls_as_text
+from energon_pack.samples.keys import is_harmless_in_call, is_unknown_in_call, unread_items_of_call
 from energon_pack.samples.raw_json import parse_json
-from energon_pack.samples.sample import REASONING_KEYS, Message
+from energon_pack.samples.sample import ARGUMENT_KEYS, REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 from energon_pack.samples.weights import TURN_WEIGHT_KEYS
+from energon_pack.samples.written_calls import (
+    VALUE_KEYS,
+    holders_of_keys,
+    is_call,
+    names_arguments,
+    parsed_json,
+    text_and_calls,
+)
 
-#: roles of turns that are calls
-CALL_ROLES = frozenset(("function_call", "tool_call"))
 #: types of content parts that are no text: calls, their results, thoughts
 TOOL_PART_TYPES = ("tool_use", "tool_call", "tool_result", "thinking", "reasoning")
-_THOUGHT_PATTERN = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
-_TAGGED_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+#: types of calls; any other `type` in a text that is a call is an argument
+_CALL_TYPES = (None, "function", "function_call", "tool_call", "tool_use")
+_SCHEMA_KEYS = ("function", "parameters", "input_schema", "properties")
 
 
 def call_turn(turn: Message, index: int) -> Message:
@@ -43,7 +55,7 @@ def with_tool_calls(turn: Message, index: int) -> Message:
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has calls both in tool_calls and in function_call")
     spelled = calls
     if isinstance(calls, str) and calls.strip():
-        calls = _parsed_json(calls)
+        calls = parsed_json(calls)
     elif not calls:
         if turn.get("function_call") is None:
             return turn
@@ -66,12 +78,10 @@ def turns_of_parts(turn: Message, index: int) -> list[Message]:
     thoughts: list[Any] = []
     for part in turn["content"]:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "tool_use":
-            calls.append(
-                _openai_call({"id": part.get("id"), "name": part.get("name"), "arguments": part.get("input")}, index)
-            )
+        if is_call(part):
+            calls.append(_openai_call(part, index))
         elif kind == "tool_call":
-            calls += _text_and_calls(value_of_synonyms(part, ("value", "tool_call"), "content[]."), index)[1]
+            calls += _text_and_calls(value_of_synonyms(part, VALUE_KEYS, "content[]."), index)[1]
         elif kind == "tool_result":
             content = part.get("content")
             named = {"tool_call_id": part["tool_use_id"]} if isinstance(part.get("tool_use_id"), str) else {}
@@ -95,25 +105,6 @@ def turns_of_parts(turn: Message, index: int) -> list[Message]:
     return [*results, *([{**turn, "content": rest}] if rest else [])]
 
 
-def joined_calls(before: Message | None, turn: Message, spelled: Any) -> Message | None:
-    """Join a turn of tool calls with the turn `before` it; None: they stay separate turns.
-
-    Consecutive calls become one turn. In ms-swift's spelling, so do a text and the calls that follow it.
-    `spelled`: the turn's role as the data spell it, such as `function_call`.
-    """
-    if before is None or before["role"] != "assistant" or spelled not in CALL_ROLES:
-        return None
-    if spelled == "function_call" and (turn["content"] or not before.get("tool_calls")):
-        return None
-    if any(before.get(key) != turn.get(key) for key in TURN_WEIGHT_KEYS.intersection([*before, *turn])):
-        return None
-    if turn["content"] and not isinstance(before["content"], str):
-        return None
-    calls = [*(before.get("tool_calls") or []), *turn["tool_calls"]]
-    content = before["content"] + turn["content"] if turn["content"] else before["content"]
-    return {**turn, **before, "content": content, "tool_calls": calls}
-
-
 def with_calls_as_text(message: Message, index: int) -> Message:
     """Return a turn without `tool_calls`: the JSON of each call stands at the end of the text, on its own line."""
     calls = message.get("tool_calls")
@@ -122,13 +113,15 @@ def with_calls_as_text(message: Message, index: int) -> Message:
     if not isinstance(calls, list):  # the turn is no answer
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has tool_calls that are no list of calls: {str(calls)[:80]}")
     functions = (_openai_call(call, index)["function"] for call in calls)
-    written = "\n".join(json.dumps(_name_and_arguments(function), ensure_ascii=False) for function in functions)
     content = message["content"]
-    if isinstance(content, str):
-        content = f"{content}\n{written}" if content else written
-    else:
-        content = [*content, {"type": "text", "text": written}]
-    return {**{key: item for key, item in message.items() if key != "tool_calls"}, "content": content}
+    texts = [json.dumps(_name_and_arguments(function), ensure_ascii=False) for function in functions]
+    texts = [
+        f"\n{text}" if number or (content and isinstance(content, str)) else text for number, text in enumerate(texts)
+    ]
+    written = "".join(texts)
+    content = content + written if isinstance(content, str) else [*content, {"type": "text", "text": written}]
+    rest = {key: item for key, item in message.items() if key != "tool_calls"}
+    return {**rest, "content": content, **part_weights_with_calls_as_text(message, texts)}
 
 
 def tool_schemas_of(value: Any) -> list[Any] | None:
@@ -146,8 +139,7 @@ def tool_schemas_of(value: Any) -> list[Any] | None:
 
 
 def _tool_schema(item: Any) -> Any:
-    if isinstance(item, str) and isinstance(schema := _parsed_json(item), dict):
-        item = schema
+    item = _parsed_schema(item)
     if not isinstance(item, dict) or "function" in item or "type" in item or not isinstance(item.get("name"), str):
         return item
     value_of_synonyms(item, ("parameters", "input_schema"))
@@ -155,58 +147,109 @@ def _tool_schema(item: Any) -> Any:
     return {"type": "function", "function": function}
 
 
+def _parsed_schema(value: Any) -> Any:
+    """Return a schema in which no schema is the JSON text of an object; other texts stay."""
+    if isinstance(value, str) and isinstance(schema := parsed_json(value), dict):
+        value = schema
+    if not isinstance(value, dict):
+        return value
+    parsed = {key: _parsed_schema(value[key]) for key in _SCHEMA_KEYS if isinstance(value.get(key), (dict, str))}
+    return {**value, **parsed} if parsed else value
+
+
 def _text_and_calls(value: Any, index: int) -> tuple[str, list[Message]]:
     """Split the content of a turn of tool calls into its text and its calls."""
-    text, calls = "", value
-    if isinstance(value, str):
-        calls = _parsed_json(value)
-        if calls is None and (bodies := _TAGGED_CALL.findall(value)):
-            text, calls = _TAGGED_CALL.sub("", value).strip(), _flattened(map(_parsed_json, bodies))
-        elif calls is None and (thought := _THOUGHT_PATTERN.match(value)):
-            text, calls = thought[0].strip(), _parsed_json(value[thought.end() :])
-    calls = calls if isinstance(calls, list) else [calls]
+    text, calls = text_and_calls(value)
     if not calls or None in calls:
         raise Skip(Reason.BAD_MESSAGE, f"message {index} is no JSON of a tool call: {str(value)[:80]}")
-    return text, [_openai_call(call, index) for call in calls]
+    return text, [_openai_call(call, index, is_text=True) for call in calls]
 
 
-def _flattened(values: Any) -> list[Any]:
-    return [item for value in values for item in (value if isinstance(value, list) else [value])]
-
-
-def _parsed_json(text: str) -> Any:
-    """Parse JSON; None: the text is no JSON."""
-    try:
-        return parse_json(text)
-    except Skip:
-        return None
-
-
-def _openai_call(value: Any, index: int) -> Message:
+def _openai_call(value: Any, index: int, is_text: bool = False) -> Message:
     """Return a call in OpenAI's form; its arguments stay unchanged, also JSON in a string."""
-    function = value.get("function", value) if isinstance(value, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
-        raise Skip(Reason.BAD_MESSAGE, f"message {index} is no JSON of a tool call with a name: {str(value)[:80]}")
-    arguments = _arguments(value_of_synonyms(function, ("arguments", "parameters")), index)
+    name, arguments = _name_and_arguments_of(value, index, is_text)
     named = {"id": value["id"]} if isinstance(value.get("id"), str) else {}
-    return {**named, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return {**named, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _with_arguments(call: Message, index: int) -> Message:
-    """Return an OpenAI call unchanged, except that missing arguments are added; raises Skip as `_openai_call` does."""
-    arguments = _openai_call(call, index)["function"]["arguments"]
+    """Return an OpenAI call with its arguments where templates read them; raises Skip as `_openai_call` does."""
+    _, arguments = _name_and_arguments_of(call, index)
     function = call.get("function", call)
-    if "arguments" not in function or function["arguments"] == arguments:
+    if "arguments" in function and function["arguments"] == arguments:
         return call
-    changed = {**function, "arguments": arguments}
-    return {**call, "function": changed} if "function" in call else changed
+    if "function" not in call:
+        return _openai_call(call, index)
+    changed = {key: item for key, item in function.items() if key not in ARGUMENT_KEYS[1:]} | {"arguments": arguments}
+    return {**{key: item for key, item in call.items() if key not in ARGUMENT_KEYS}, "function": changed}
+
+
+def _name_and_arguments_of(call: Any, index: int, is_text: bool = False) -> tuple[str, Any]:
+    """Return the name and the arguments of a call as it is written; raises Skip if it has no name or hides arguments.
+
+    Args:
+        is_text: the call is the text of a turn or a part, whose own keys may be its arguments.
+    """
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise Skip(Reason.BAD_MESSAGE, f"message {index} is no JSON of a tool call with a name: {str(call)[:80]}")
+    spelled = {
+        f"{'function.' if holder is not call else ''}{key}": holder[key]
+        for holder in reversed(holders_of_keys(call))
+        for key in ARGUMENT_KEYS
+        if key in holder
+    }
+    objects = {key: _object_of(item) for key, item in spelled.items()}
+    value_of_synonyms(objects, [*objects], "calls[].")
+    if any(objects.values()):
+        return function["name"], _arguments(next(spelled[key] for key in spelled if objects[key]), index)
+    if is_text and not names_arguments(call):
+        return function["name"], _own_keys(call, function["name"], index)
+    unread = [key for key, item in unread_items_of_call(call).items() if is_unknown_in_call(key) and _has_object(item)]
+    if unread:
+        raise _hidden_arguments(function["name"], unread, index)
+    return function["name"], _arguments(next(iter(spelled.values()), None), index)
+
+
+def _own_keys(call: Message, name: str, index: int) -> Message:
+    """Return the arguments of a call whose own keys they are; raises Skip if some keys have another meaning."""
+    arguments = unread_items_of_call(call)
+    if call.get("type") not in _CALL_TYPES:
+        arguments["type"] = call["type"]
+    unknown = [key for key in arguments if key == "type" or is_unknown_in_call(key)]
+    if len(unknown) == len(arguments):
+        return arguments
+    if unknown or not all(map(is_harmless_in_call, arguments)):
+        raise _hidden_arguments(name, [*arguments], index)
+    return {}
+
+
+def _hidden_arguments(name: str, keys: list[str], index: int) -> Skip:
+    spellings = ", ".join(ARGUMENT_KEYS)
+    return Skip(
+        Reason.BAD_MESSAGE,
+        f"message {index} calls {name[:40]} with the keys {keys[:8]}: arguments stand under {spellings} (source.map can"
+        " rename a key)",
+    )
+
+
+def _object_of(value: Any) -> Any:
+    """Return a value, or the object of which it is the JSON text."""
+    parsed = parsed_json(value) if isinstance(value, str) else None
+    return parsed if isinstance(parsed, dict) else value
+
+
+def _has_object(value: Any) -> bool:
+    """Tell whether a value is an object that is not empty, its JSON text, or a list with one."""
+    value = _object_of(value)
+    return any(isinstance(item, dict) and bool(item) for item in (value if isinstance(value, list) else [value]))
 
 
 def _arguments(value: Any, index: int) -> Any:
     """Return the arguments of a call: an object, or the JSON of an object in a string."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return {}
-    if not isinstance(value, dict) and not (isinstance(value, str) and isinstance(_parsed_json(value), dict)):
+    if not isinstance(_object_of(value), dict):
         detail = f"message {index} calls a tool with arguments that are no object: {str(value)[:80]}"
         raise Skip(Reason.BAD_MESSAGE, detail)
     return value
@@ -214,6 +257,4 @@ def _arguments(value: Any, index: int) -> Any:
 
 def _name_and_arguments(function: Mapping[str, Any]) -> dict[str, Any]:
     """Return name and arguments of a call; arguments in a JSON string become an object."""
-    arguments = function.get("arguments", {})
-    parsed = _parsed_json(arguments) if isinstance(arguments, str) else None
-    return {"name": function.get("name"), "arguments": parsed if isinstance(parsed, dict) else arguments}
+    return {"name": function.get("name"), "arguments": _object_of(function.get("arguments", {}))}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from energon_pack.samples.documents import is_document
-from energon_pack.samples.keys import is_known_key, is_media_key, similar_key, similar_key_hint
+from energon_pack.samples.keys import CALL_PREFIX, is_known_key, is_media_key, similar_key, similar_key_hint
 from energon_pack.samples.media.kinds import KINDS, kind_by_name
 from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.record import Record
@@ -80,7 +80,7 @@ def _fields_to_check(record: Record, has_media: bool) -> Iterator[_CheckedField]
         return
     is_raw, has_places = is_document(record.messages), num_placeholders(record.messages) > 0
     for key, value in record.unknown.items():
-        if is_known_key(key):  # another text of the conversation
+        if is_known_key(key) or key.startswith(CALL_PREFIX):  # another text of the conversation; a file that is called
             continue
         is_near_media_key = is_media_key(similar_key(key) or key)
         if is_near_media_key or not has_media:

@@ -9,10 +9,13 @@ Each key has the meaning of the tool it comes from:
     train, training                 axolotl: a switch for any turn
     masked, mask                    torchtune: a switch for any turn; true: not trained
     loss_mask, trainable            a switch for answers
+
+An answer that several turns write, each with a weight of its own, is one turn: its `part_weights` hold the weight keys
+of each of its parts (`joined_turns`).
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from energon_pack.samples.documents import DOCUMENT
 from energon_pack.samples.sample import Message
@@ -20,14 +23,25 @@ from energon_pack.samples.skip import Reason, Skip
 
 _FACTOR_KEYS = frozenset(("loss_scale", "weight", "loss_weight"))
 _SWITCH_KEYS = frozenset(("loss", "train", "training", "loss_mask", "trainable"))
-_MASK_KEYS = frozenset(("masked", "mask"))
+MASK_KEYS = frozenset(("masked", "mask"))
 #: keys that can train any turn, not only an answer
 _KEYS_OF_ANY_TURN = frozenset(("loss_weight", "train", "training", "masked", "mask"))
 #: keys that train an answer even if `labels.train_on` leaves it out
 _OVERRIDING_KEYS = _KEYS_OF_ANY_TURN | {"loss"}
 #: with larger weights, float32 sums of losses would lose all other terms
-_MAX_WEIGHT = 1_000_000
-TURN_WEIGHT_KEYS = _FACTOR_KEYS | _SWITCH_KEYS | _MASK_KEYS
+MAX_WEIGHT = 1_000_000
+TURN_WEIGHT_KEYS = _FACTOR_KEYS | _SWITCH_KEYS | MASK_KEYS
+#: the key of a turn that says how much each of its parts counts: for each text and for the calls, as
+#: `{"content": [[7, {"loss": false}]], "tool_calls": [[1, {}]]}`, the length of each part, and its weight keys
+PART_WEIGHTS = "part_weights"
+PART_KEYS = ("reasoning", "content", "tool_calls")
+
+
+class PartWeights(NamedTuple):
+    """The weights of the parts of a turn."""
+
+    texts: list[float]  # of each part of the reasoning, and of the content
+    calls: list[float]  # of each tool call
 
 
 def turn_weight(message: Message, chosen: bool) -> float:
@@ -38,6 +52,9 @@ def turn_weight(message: Message, chosen: bool) -> float:
     Args:
         chosen: whether `labels.train_on` trains this turn if it is an answer; some keys override that.
     """
+    if PART_WEIGHTS in message:
+        parts = weights_of_parts(message, chosen)
+        return max(parts.texts + parts.calls)
     is_answer = message["role"] in ("assistant", DOCUMENT)
     weight, overrides = 1.0, False
     for key in TURN_WEIGHT_KEYS.intersection(message):
@@ -46,14 +63,29 @@ def turn_weight(message: Message, chosen: bool) -> float:
         if key not in _FACTOR_KEYS and message[key] not in (0, 1):
             raise Skip(Reason.BAD_MESSAGE, f"{key} of a turn is {message[key]!r}, neither true nor false")
         value = checked_weight(message[key], f"{key} of a turn")
-        weight *= 1 - value if key in _MASK_KEYS else value
+        weight *= 1 - value if key in MASK_KEYS else value
         overrides |= key in _OVERRIDING_KEYS
     return weight if (chosen and is_answer) or overrides else 0.0
 
 
+def weights_of_parts(message: Message, chosen: bool) -> PartWeights:
+    """Return the weights of the parts of a turn that has `part_weights`, times the weight that its own keys set.
+
+    Raises Skip as `turn_weight` does; `chosen`: as there.
+    """
+    turn = {key: message[key] for key in TURN_WEIGHT_KEYS.intersection(message)}
+    own = turn_weight({"role": message["role"], **turn}, True)
+    parts = {
+        name: [(num, own * turn_weight({"role": message["role"], **keys}, chosen)) for num, keys in parts]
+        for name, parts in message[PART_WEIGHTS].items()
+    }
+    texts = [weight for name in PART_KEYS[:2] for _, weight in parts.get(name, ())]
+    return PartWeights(texts, [weight for num, weight in parts.get(PART_KEYS[2], ()) for _ in range(num)])
+
+
 def has_weight(message: Message) -> bool:
     """Tell whether a turn has a key for its weight."""
-    return not TURN_WEIGHT_KEYS.isdisjoint(message)
+    return PART_WEIGHTS in message or not TURN_WEIGHT_KEYS.isdisjoint(message)
 
 
 def has_zero_weight(message: Message) -> bool:
@@ -74,8 +106,8 @@ def sample_weight(fields: Mapping[str, Any]) -> float:
 
 def checked_weight(value: Any, name: str) -> float:
     """Return a weight as a float; raises Skip unless it is a number from 0 to a million. `name`: for the message."""
-    if not isinstance(value, (bool, int, float)) or value < 0:
+    if not isinstance(value, (bool, int, float)) or not value >= 0:
         raise Skip(Reason.BAD_MESSAGE, f"{name} is {value!r}, no number of at least 0")
-    if not value <= _MAX_WEIGHT:
-        raise Skip(Reason.BAD_MESSAGE, f"{name} is {str(value)[:40]}, more than {_MAX_WEIGHT:,}")
+    if not value <= MAX_WEIGHT:
+        raise Skip(Reason.BAD_MESSAGE, f"{name} is {str(value)[:40]}, more than {MAX_WEIGHT:,}")
     return float(value)

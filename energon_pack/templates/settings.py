@@ -9,6 +9,7 @@ from typing import Any
 from energon_pack.errors import PackError
 from energon_pack.run.plain_data import node_of, plain
 from energon_pack.samples.placeholders import spells_placeholder
+from energon_pack.samples.weights import MAX_WEIGHT
 
 #: the date that chat templates write as today's: the fallback of Llama 3's templates
 DEFAULT_DATE = "2024-07-26"
@@ -230,9 +231,9 @@ class Labels:
     empty: Empty = Empty.drop
 
     def check(self) -> None:
-        """Raise PackError for a weight below 0."""
-        if not self.prompt_weight >= 0:
-            raise PackError(f"labels.prompt_weight={self.prompt_weight:g}: must be at least 0")
+        """Raise PackError for a weight that no turn can have."""
+        if not 0 <= self.prompt_weight <= MAX_WEIGHT:
+            raise PackError(f"labels.prompt_weight={self.prompt_weight:g}: must be at least 0, at most {MAX_WEIGHT:,}")
 
 
 #: settings by which answers are trained as they stand, from their header to their end

@@ -10,16 +10,22 @@ from energon_pack.samples.keys import _FOREIGN_KEYS, _HARMLESS_KEYS, _KNOWN_KEYS
 from energon_pack.samples.media.medium import RATE_KEYS, SETTING_KEYS
 from energon_pack.samples.options import OPTION_KEYS
 from energon_pack.samples.preference import PREFERENCE_KEYS
+from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.samples.weights import TURN_WEIGHT_KEYS, sample_weight
+from energon_pack.samples.unread_media import refuse_unread_media
+from energon_pack.samples.weights import TURN_WEIGHT_KEYS, sample_weight, turn_weight
 
 ANSWER = {"role": "assistant", "content": [{"type": "text", "text": "a"}]}
 
 
-def record(sample: dict[str, Any], turn: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+def record(
+    sample: dict[str, Any], turn: dict[str, Any], part: dict[str, Any], call: dict[str, Any] | None = None
+) -> dict[str, Any]:
     answer = {**ANSWER, "content": [{"type": "text", "text": "a", **part}], **turn}
+    if call is not None:
+        answer["tool_calls"] = [{"type": "function", "function": {"name": "tide_at", "arguments": {}}, **call}]
     return {"messages": [{"role": "user", "content": "q"}, answer], **sample}
 
 
@@ -47,6 +53,35 @@ def test_unknown_keys_are_named_with_their_place() -> None:
     assert unknown_keys({"x" * 5000: 1}, []) == {"x" * 60: [1]}
 
 
+def test_unknown_keys_of_calls_are_named_in_every_spelling() -> None:
+    text = '{"name": "tide_at", "arguments": {}, "mood": 1}'
+    turns = [
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "mood": 1}, "id": "c"}]},
+        {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "args": {"x": 1}, "mood": 1, "index": 0}]},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": '[{"function": {"name": "f"}, "mood": 1, "status": "done"}]',
+        },
+        {"role": "assistant", "content": "", "function_call": {"name": "f", "mood": 1}},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}, "mood": 1}]},
+        {"role": "assistant", "content": [{"type": "tool_call", "name": "f", "args": {}, "mood": 1}]},
+        {"role": "assistant", "content": [{"type": "tool_call", "value": text}]},
+        {"role": "tool_call", "content": text},
+        {"from": "function_call", "value": f"<tool_call>{text}</tool_call>"},
+    ]
+    for turn in turns:
+        assert parse_record([{"role": "user", "content": "q"}, turn], ReadSettings()).unknown == {"calls[].mood": [1]}
+
+
+def test_a_file_that_a_call_names_is_no_medium_of_the_sample() -> None:
+    call = {"function": {"name": "draw", "arguments": {"size": 3}}, "file": "out.png"}
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    read = parse_record(turns, ReadSettings())
+    assert read.unknown == {"calls[].file": ["out.png"]}
+    refuse_unread_media(read, [], False, lambda name: "image")
+
+
 def test_a_sample_reports_its_first_unknown_keys() -> None:
     """Names of people as keys would fill the report."""
     row, names = LengthsRow("a", "", 0, 0, [], [], None, 0, 0, 0), [f"key {number}" for number in range(100)]
@@ -60,7 +95,7 @@ def test_a_sample_reports_its_first_unknown_keys() -> None:
     + [(1, "eot", False), (1, "ipython", True), (2, "train", False)],
 )
 def test_what_means_something_elsewhere_costs_the_sample(place: int, key: str, value: Any) -> None:
-    places: list[dict[str, Any]] = [{}, {}, {}]
+    places: list[dict[str, Any]] = [{}, {}, {}, {}]
     places[place][key] = value
     with pytest.raises(Skip, match=rf"^(bad_message|unsupported_media): .*{key} is"):
         parse_record(record(*places), ReadSettings())
@@ -79,8 +114,9 @@ OF_TOOLS = (
     "role content from value loss loss_scale loss_weight weight train training masked mask loss_mask trainable ipython"
     " eot train_detail message_field_training_detail tool_calls function_call tool_call_id name refusal audio reasoning"
     " thinking reasoning_content",
-    "type text value image video image_url video_url min_pixels max_pixels resized_height resized_width fps nframes"
-    " min_frames max_frames video_start video_end sample_fps total_pixels train weight cache_control detail",
+    "type text value index image video image_url video_url min_pixels max_pixels resized_height resized_width fps"
+    " nframes min_frames max_frames video_start video_end sample_fps total_pixels train weight cache_control detail",
+    "id type function name arguments index status call_id args input cache_control caller",
 )
 
 
@@ -106,6 +142,43 @@ def test_what_is_no_weight_is_a_bad_message(value: Any) -> None:
         sample_weight({"weight": value})
     assert told.value.reason is Reason.BAD_MESSAGE
     assert "the sample's weight is" in told.value.detail
+
+
+def weights_of(text: str) -> list[float]:
+    """Return the weights of the sample and of its turns."""
+    read = parse_record(load_json(text.encode()), ReadSettings())
+    return [sample_weight(read.fields), *(turn_weight(message, True) for message in read.messages)]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"messages": [TURNS], "weight": NUMBER}',
+        '{"text": "a", "weight": NUMBER}',
+        *(f'{{"messages": [QUESTION, {{ANSWER, "{key}": NUMBER}}]}}' for key in sorted(TURN_WEIGHT_KEYS)),
+        '[QUESTION, {ANSWER, "weight": NUMBER}]',
+        '{"conversations": "[QUESTION_, {ANSWER_, \\"loss_scale\\": NUMBER}]"}',
+        '{"messages": [QUESTION, {ANSWER, "tool_calls": [{"function": {"name": "f"}, "weight": NUMBER}]}]}',
+        '{"messages": [QUESTION, {"role": "assistant", "content": [{"type": "text", "text": "a", "weight": NUMBER}]}]}',
+    ],
+)
+def test_what_is_no_number_is_no_weight(text: str, number: str) -> None:
+    """A sample, or a turn, of the weight NaN was trained with the weight 1."""
+    question, answer = '{"role": "user", "content": "q"}', '"role": "assistant", "content": "a"'
+    text = text.replace("TURNS", f"{question}, {{{answer}}}")
+    for name, value in (("QUESTION", question), ("ANSWER", answer)):
+        text = text.replace(f"{name}_", value.replace('"', '\\"')).replace(name, value)
+    told = number if number != "1e999" else "Infinity"
+    with pytest.raises(Skip, match=rf"bad_message: .* is '?{told}"):
+        weights_of(text.replace("NUMBER", number))
+
+
+def test_numbers_that_are_no_weights_stay_null() -> None:
+    """A pack with NaN would be refused by a strict reader."""
+    text = b'{"weight": 0.5, "meta": {"loss": NaN, "l": [NaN, {"weight": 1e999}]}, "score": Infinity, "rows": [[NaN]]}'
+    meta = {"loss": None, "l": [None, {"weight": None}]}
+    assert load_json(text) == {"weight": 0.5, "meta": meta, "score": None, "rows": [[None]]}
 
 
 def test_what_is_a_weight() -> None:

@@ -42,6 +42,35 @@ def test_placeholders_become_parts_in_order() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("indices", "refused"),
+    [
+        ([0, 1], None), (["0", "1"], None), ([None, 1], None), ([1, 0], 1), ([0, 0], 0), ([1, 2], 1), ([None, 0], 0),
+        ([0, "b"], "b"), ([True, 1], True),
+    ],
+)  # fmt: skip
+def test_parts_whose_index_is_another_order_are_refused(indices: list[Any], refused: Any) -> None:
+    """The media of `images` were given to the parts in the parts' order, whatever they said."""
+    first, second = ({"type": "image"} | ({} if index is None else {"index": index}) for index in indices)
+    turns = conversation([first, {"type": "text", "text": "q"}], "a", [{"type": "text", "text": "r"}, second], "a")
+    value = {"messages": turns, "images": ["a.png", "c.png"]}
+    if refused is None:
+        assert parse_record(value, ReadSettings()).unknown == {}
+    else:
+        with pytest.raises(Skip, match=f"bad_message: a part for a medium has the index {refused!r}, and is number"):
+            parse_record(value, ReadSettings())
+
+
+def test_an_index_that_says_something_else_is_passed_over() -> None:
+    image: dict[str, Any] = {"type": "image"}
+    of_parts = [{"type": "text", "text": "q", "index": 0}, {**image, "index": 1}, {**image, "index": 2}]  # Anthropic's
+    of_kind = [{**image, "index": 0}, {"type": "video", "index": 0}, {**image, "index": 1}]
+    named = [{**image, "image": "a.png", "index": 7}]
+    after_text = ["<image>a", "b", [{**image, "index": 1}]]
+    for texts in ([of_parts], [of_kind], [named], after_text):
+        assert parse_record({"messages": conversation(*texts, "a")}, ReadSettings()).unknown == {}
+
+
 def test_a_placeholder_of_an_absent_kind_is_text() -> None:
     messages, order, put_in = place_media(conversation("write <image> and <video>", "ok"), [])
     assert (order, put_in) == ([], False)

@@ -103,7 +103,8 @@ def test_roles_and_keys_of_messages() -> None:
     ]
     messages = parse_record({"messages": turns, "tools": '[{"name": "weather"}]'}, ReadSettings())
     assert [m["role"] for m in messages.messages] == ["user", "assistant", "tool", "assistant"]
-    assert messages.messages[1] == {"role": "assistant", "content": "", "tool_calls": [{"name": "weather"}]}
+    calls = [{"type": "function", "function": {"name": "weather", "arguments": {}}}]
+    assert messages.messages[1] == {"role": "assistant", "content": "", "tool_calls": calls}
     assert messages.messages[3]["loss"] is False
     assert messages.tools == [{"type": "function", "function": {"name": "weather"}}]
 

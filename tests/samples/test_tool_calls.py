@@ -39,6 +39,7 @@ def parsed(*turns: dict[str, Any], settings: ReadSettings | None = None, **field
 CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
 TWO = f'[{CALL}, {{"name": "time", "arguments": "{{\\"zone\\": 1}}"}}]'
 TIME = function("time", '{"zone": 1}')
+NOW = {"type": "function", "function": {"name": "f", "arguments": {}}}
 USE = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Oslo"}}
 IMAGE = {"type": "image"}
 
@@ -60,7 +61,7 @@ IMAGE = {"type": "image"}
         ([{**ANSWER, "content": "I look."}, turn("tool_call", CALL)], [called(content="I look.")]),
         (
             [{**ANSWER, "content": "No.", "loss": False}, turn("tool_call", CALL)],  # one is trained, the other is not
-            [{**ANSWER, "content": "No.", "loss": False}, called()],
+            [called(content="No.", part_weights={"content": [[3, {"loss": False}]], "tool_calls": [[1, {}]]})],
         ),
         # Anthropic
         (
@@ -90,7 +91,11 @@ IMAGE = {"type": "image"}
         ([{"role": "assistant", "content": [{"type": "tool_call", "value": CALL}]}], [called()]),
         # OpenAI, now and of old
         ([called(function(id="c1"))], [called(function(id="c1"))]),
-        ([{"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}], [called({"name": "f"})]),
+        ([{"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}], [called(NOW)]),
+        (
+            [{"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}, "index": 0}]}],
+            [called({"function": NOW["function"], "index": 0})],
+        ),
         ([{"role": "assistant", "content": None, "function_call": json.loads(CALL)}], [called()]),
         ([{"role": "assistant", "content": "", "tool_calls": json.dumps([function()])}], [called()]),
     ],
@@ -141,6 +146,10 @@ OPENAI = {"type": "function", "function": SCHEMA}
         ("tools", json.dumps([SCHEMA])),
         ("tools", [OPENAI]),
         ("tools", [json.dumps(OPENAI)]),
+        ("tools", [{"type": "function", "function": json.dumps(SCHEMA)}]),
+        ("tools", [{"type": "function", "function": {**SCHEMA, "parameters": '{"type": "object"}'}}]),
+        ("tools", [{**SCHEMA, "parameters": '{"type": "object"}'}]),
+        ("functions", [{"name": "weather", "description": "d", "input_schema": '{"type": "object"}'}]),
         ("tools", [{"name": "weather", "description": "d", "input_schema": {"type": "object"}}]),
         ("functions", [SCHEMA]),
     ],
@@ -150,6 +159,16 @@ def test_schemas_of_functions_alone_are_wrapped(field: str, value: Any) -> None:
     record = parse_record({"messages": [ASKED, ANSWER], field: value}, ReadSettings())
     assert record.tools == [OPENAI]
     assert parse_record({"messages": record.messages, "tools": record.tools}, STORED_SETTINGS).tools == [OPENAI]
+
+
+def test_a_text_that_is_no_schema_stays() -> None:
+    tool = {"type": "function", "function": {"name": "weather", "description": "{}", "parameters": "a city"}}
+    assert parse_record({"messages": [ASKED, ANSWER], "tools": [tool]}, ReadSettings()).tools == [tool]
+    properties = {"type": "object", "properties": '{"city": {"type": "string"}}'}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": properties}}
+    record = parse_record({"messages": [ASKED, ANSWER], "tools": [tool]}, ReadSettings())
+    assert record.tools is not None
+    assert record.tools[0]["function"]["parameters"]["properties"] == {"city": {"type": "string"}}
 
 
 def test_calls_as_text_leave_the_tools_out() -> None:

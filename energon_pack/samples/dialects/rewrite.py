@@ -10,7 +10,7 @@ from energon_pack.samples.dialects.pairs import question_and_answer_turns
 from energon_pack.samples.dialects.table import TURN_FIELDS
 from energon_pack.samples.keys import without_synonyms
 from energon_pack.samples.media.kinds import MEDIA_KEYS, kind_by_name
-from energon_pack.samples.raw_json import parse_json
+from energon_pack.samples.raw_json import RECORD_WEIGHT_KEYS, parse_json
 from energon_pack.samples.sample import MESSAGE_KEYS
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
@@ -52,7 +52,7 @@ def _with_parsed_lists(value: dict[str, Any], settings: ReadSettings) -> dict[st
 def _parsed_list(text: str) -> list[Any] | None:
     """Parse a text that is the JSON of a list; None: it is another text."""
     try:
-        parsed = parse_json(text)
+        parsed = parse_json(text, RECORD_WEIGHT_KEYS)
     except Skip:
         return None
     return parsed if isinstance(parsed, list) else None

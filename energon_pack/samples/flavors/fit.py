@@ -15,7 +15,7 @@ from energon_pack.samples.member import NO_OPTIONS
 from energon_pack.samples.options import option_fields, options_of
 from energon_pack.samples.placeholders import PLACEHOLDERS
 from energon_pack.samples.sample import Message
-from energon_pack.samples.weights import turn_weight
+from energon_pack.samples.weights import PART_WEIGHTS, turn_weight
 
 _ALTERNATING_ROLES = ["user", "assistant"]
 #: formats that Energon 5's decoder knows by their extension; its stacks get others as bytes, and lose the pack
@@ -91,7 +91,7 @@ def _turn_other_stacks_misread(messages: Sequence[Message]) -> str | None:
             return "a document" if role == DOCUMENT else f"a {role} turn"
         if role == "system" and number:
             return "a system turn that is not the first"
-        if len(message) > 2 and turn_weight(message, True) != (role == "assistant"):
+        if PART_WEIGHTS in message or (len(message) > 2 and turn_weight(message, True) != (role == "assistant")):
             return f"message {number} has a weight"
     return None
 

@@ -12,7 +12,14 @@ from typing import NamedTuple
 
 from energon_pack.samples.answers import with_empty_answers_untrained
 from energon_pack.samples.sample import REASONING_KEYS, Message
-from energon_pack.samples.weights import has_weight, has_zero_weight, turn_weight
+from energon_pack.samples.weights import (
+    PART_WEIGHTS,
+    PartWeights,
+    has_weight,
+    has_zero_weight,
+    turn_weight,
+    weights_of_parts,
+)
 from energon_pack.templates.chat.renderer import last_question
 from energon_pack.templates.chat.turns import SpecialTokens, TurnForm
 from energon_pack.templates.settings import Empty, Labels, Think, TrainOn
@@ -42,14 +49,19 @@ def apply_labels(
     spans = list(spans)
     turns = spans
     if labels.after_turn:
-        turns = spans = [span._replace(end=_end_with_following_text(text, span.end, turn, special)) for span in spans]
+        starts = [span.start for span in spans[1:]] + [len(text)]
+        ends_of = [_end_with_following_text(text, span.end, turn, special) for span in spans]
+        turns = spans = [
+            span._replace(end=min(end, start)) for span, end, start in zip(spans, ends_of, starts, strict=True)
+        ]
     if not labels.end_of_turn:
         ends = [re.escape(end) for end in (turn.end_text,) if end]
         pattern = re.compile(rf"(?:{'|'.join(ends) or '(?!)'})\s*$")
         spans = [span._replace(end=_end_without_end_token(pattern, text, span)) for span in spans]
     if labels.think in (Think.mask, Think.mask_empty):
         only_empty = labels.think is Think.mask_empty
-        spans = cut_ranges_out(spans, [hole for span in spans for hole in _thoughts(text, span, think, only_empty)])
+        holes = [hole for span in _whole_turns(spans) for hole in _thoughts(text, span, think, only_empty)]
+        spans = cut_ranges_out(spans, holes)
     if labels.prompt_weight:
         ends_of = [0, *(position for span in turns for position in span[:2]), len(text)]
         gaps = zip(ends_of[::2], ends_of[1::2], strict=True)
@@ -73,6 +85,18 @@ def turn_weights(messages: Sequence[Message], labels: Labels) -> dict[int, float
     weights = [turn_weight(message, is_chosen) for message, is_chosen in zip(messages, chosen, strict=True)]
     told = (with_zeros and has_zero_weight(message) for message in messages)
     return {i: weight for i, (weight, is_zero) in enumerate(zip(weights, told, strict=True)) if weight or is_zero}
+
+
+def weights_by_part(messages: Sequence[Message], train_on: TrainOn) -> dict[int, PartWeights]:
+    """Return the loss weights of the parts of turns that have several, by the index of the message."""
+    if not any(PART_WEIGHTS in message for message in messages):
+        return {}
+    last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
+    return {
+        i: weights_of_parts(message, train_on is TrainOn.all or i == last)
+        for i, message in enumerate(messages)
+        if PART_WEIGHTS in message
+    }
 
 
 def cut_ranges_out(spans: Iterable[TrainedSpan], holes: Sequence[Range]) -> list[TrainedSpan]:
@@ -134,6 +158,17 @@ def _end_with_following_text(text: str, end: int, turn: TurnForm, special: Speci
 def _end_without_end_token(end_of_turn: re.Pattern[str], text: str, span: TrainedSpan) -> int:
     match = end_of_turn.search(text[span.start : span.end])
     return span.end if match is None else span.start + match.start()
+
+
+def _whole_turns(spans: Iterable[TrainedSpan]) -> list[TrainedSpan]:
+    """Join spans that touch, the parts of a turn: a thought may be of several parts."""
+    whole: list[TrainedSpan] = []
+    for span in spans:
+        if whole and whole[-1].end == span.start:
+            whole[-1] = whole[-1]._replace(end=span.end)
+        else:
+            whole.append(span)
+    return whole
 
 
 def _thoughts(text: str, span: TrainedSpan, think: ThinkMarks, only_empty: bool) -> Iterator[Range]:

@@ -9,15 +9,23 @@ If none of these works for a turn, the sample is left out: Skip.
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.templates.chat.part_spans import Parts, PartSpans
 from energon_pack.templates.chat.renderer import last_question
-from energon_pack.templates.chat.text_marks import MarkLevel, TextEdge, TextOwner, WrittenText, mark_texts, read_marks
+from energon_pack.templates.chat.text_marks import (
+    MarkedConversation,
+    MarkLevel,
+    TextOwner,
+    WrittenText,
+    mark_texts,
+    read_marks,
+)
 from energon_pack.templates.chat.turns import (
     PrefixRendering,
     Span,
@@ -27,27 +35,7 @@ from energon_pack.templates.chat.turns import (
     shared_beginning,
 )
 
-_MAX_PATTERNS = 10_000
-
-
-@dataclass(frozen=True)
-class _Marked:
-    """A conversation, and its text as rendered with marks around the texts of its messages."""
-
-    messages: Sequence[Message]
-    tools: Any
-    written: WrittenText
-    leaves: list[TextOwner]
-    level: MarkLevel
-
-    @property
-    def text(self) -> str:
-        return self.written.text
-
-    @property
-    def owners(self) -> Iterator[tuple[TextEdge, TextOwner]]:
-        """Yield each mark, and the text in the conversation that it belongs to."""
-        return ((mark, self.leaves[mark.leaf]) for mark in self.written.marks)
+_NO_PARTS: Parts = {}
 
 
 class _Segment(NamedTuple):
@@ -71,10 +59,16 @@ class Spans:
         """
         self._render, self._turn, self._special, self._has_blocks = render, turn, special, has_generation_blocks
         self._prefix_rendering = PrefixRendering(render, turn, special)
-        self._before_calls: dict[tuple[Any, ...], int] = {}  # by pattern of turns, and the text before a call's name
+        self._parts = PartSpans(self._marked, turn)
 
     def find(
-        self, messages: Sequence[Message], tools: Any, plain: str, trained: Sequence[int], with_calls: bool = True
+        self,
+        messages: Sequence[Message],
+        tools: Any,
+        plain: str,
+        trained: Sequence[int],
+        with_calls: bool = True,
+        parts: Parts = _NO_PARTS,
     ) -> list[Span]:
         """Return the trained spans of some turns, ascending; raises Skip if a turn or a tool call can't be found.
 
@@ -82,8 +76,9 @@ class Spans:
             plain: the conversation as rendered without marks.
             trained: the indices of the messages that are trained.
             with_calls: whether tool calls are trained, too.
+            parts: the weights of the parts of turns that have several, by the index of the message.
         """
-        incomplete: _Marked | None = None  # its marks show the texts of all turns, but not all calls
+        incomplete: MarkedConversation | None = None  # its marks show the texts of all turns, but not all calls
         for level in MarkLevel:
             marked = self._marked(messages, tools, level)
             if marked is None or marked.text != plain or _is_written_twice(marked.written):
@@ -93,30 +88,32 @@ class Spans:
                 continue
             if _calls(messages) <= written:
                 spans = self._spans_of_marks(marked, trained)
-                return spans if with_calls else self._without_calls(marked, spans)
+                return spans if with_calls and not parts else self._parts.cut(marked, spans, with_calls, parts)
             incomplete = incomplete or marked
         proved = [self._span_by_prefixes(messages, tools, plain, i) for i in trained if incomplete is None]
         spans = _ascending_spans(proved) if incomplete is None else self._spans_of_marks(incomplete, trained)
-        if not with_calls:
-            _refuse_unmarked_calls(messages, plain, spans)
+        for span in spans:
+            if span.message in parts or (not with_calls and _shows_calls(messages[span.message], plain, span)):
+                problem = f"the chat template changes message {span.message}, whose parts have weights of their own"
+                raise Skip(Reason.PROCESSOR_ERROR, f"{problem}: no place of a part can be found")
         return spans
 
-    def _spans_of_marks(self, marked: _Marked, trained: Sequence[int]) -> list[Span]:
+    def _spans_of_marks(self, marked: MarkedConversation, trained: Sequence[int]) -> list[Span]:
         is_told = self._has_blocks and marked.written.generation_blocks
         return self._spans_of_blocks(marked, trained) if is_told else self._spans_of_texts(marked, trained)
 
-    def _marked(self, messages: Sequence[Message], tools: Any, level: MarkLevel) -> _Marked | None:
+    def _marked(self, messages: Sequence[Message], tools: Any, level: MarkLevel) -> MarkedConversation | None:
         """Render a conversation with marks; None: the template refuses it, because names or ids need a certain form."""
         marked, leaves = mark_texts(messages, level)
         try:
             written = read_marks(self._render(marked, tools, marks=True))
         except Skip:
             return None
-        return _Marked(messages, tools, _first_of_calls(written, leaves), leaves, level)
+        return MarkedConversation(messages, tools, _first_of_calls(written, leaves), leaves, level)
 
     # ------------------------------------------------------------------------------------- the template's own blocks
 
-    def _spans_of_blocks(self, marked: _Marked, trained: Sequence[int]) -> list[Span]:
+    def _spans_of_blocks(self, marked: MarkedConversation, trained: Sequence[int]) -> list[Span]:
         """Return the trained spans: answers by the template's `{% generation %}` blocks, other turns by marks."""
         questions = [i for i in trained if marked.messages[i]["role"] != "assistant"]
         answers = [i for i, message in enumerate(marked.messages) if message["role"] == "assistant"]
@@ -146,7 +143,7 @@ class Spans:
 
     # ----------------------------------------------------------------------------------------------- marks of texts
 
-    def _spans_of_texts(self, marked: _Marked, trained: Sequence[int]) -> list[Span]:
+    def _spans_of_texts(self, marked: MarkedConversation, trained: Sequence[int]) -> list[Span]:
         spans, doubts = self._spans_around_texts(marked, {*trained})
         question = last_question(marked.messages)
         for i, turn_spans in spans.items():
@@ -155,7 +152,9 @@ class Spans:
                 spans[i] = turn_spans if proved is None else [proved]
         return _ascending_spans([span for turn_spans in spans.values() for span in turn_spans])
 
-    def _spans_around_texts(self, marked: _Marked, trained: set[int]) -> tuple[dict[int, list[Span]], set[int]]:
+    def _spans_around_texts(
+        self, marked: MarkedConversation, trained: set[int]
+    ) -> tuple[dict[int, list[Span]], set[int]]:
         """Return the spans of turns around their marked texts, and the turns that lack a header or an end."""
         text, doubts = marked.text, set[int]()
         spans: dict[int, list[Span]] = {}
@@ -178,7 +177,7 @@ class Spans:
             spans.setdefault(i, []).append(Span(start, last if end is None else end, i))
         return spans, doubts
 
-    def _end_without_token(self, marked: _Marked, segment: _Segment, following: int) -> int | None:
+    def _end_without_token(self, marked: MarkedConversation, segment: _Segment, following: int) -> int | None:
         """Return where a turn without an end token ends, by rendering it without later turns; None: unknown."""
         closing = marked.text[segment.last : following]
         if following == len(marked.text):
@@ -193,7 +192,7 @@ class Spans:
         return self._prefix_rendering.next_turn(marked.text, segment.last + length)
 
     def _differing_span(
-        self, marked: _Marked, i: int, question: int, turn_spans: list[Span], in_doubt: bool
+        self, marked: MarkedConversation, i: int, question: int, turn_spans: list[Span], in_doubt: bool
     ) -> Span | None:
         """Return the span of a turn by prefix rendering if it differs from the spans by marks; None: these are right.
 
@@ -220,57 +219,6 @@ class Spans:
         if span is None or messages[i]["role"] != "assistant" or not self._turn.headers:
             raise Skip(Reason.PROCESSOR_ERROR, "the chat template changes assistant text; no labels can be found")
         return span
-
-    # ------------------------------------------------------------------------------------------------- tool calls
-
-    def _without_calls(self, marked: _Marked, spans: Sequence[Span]) -> list[Span]:
-        """Return the spans without tool calls; these begin where a turn differs from the same turn without calls."""
-        kept: list[Span] = []
-        owners = [*marked.owners]
-        positions = [mark.position for mark, _ in owners]
-        question = last_question(marked.messages)
-        for span in spans:
-            inside = owners[bisect_left(positions, span.start) : bisect_right(positions, span.end)]
-            calls = [mark.position for mark, leaf in inside if leaf.call is not None]
-            if not calls:
-                kept.append(span)
-                continue
-            texts = [mark for mark, leaf in inside if leaf.call is None and mark.position <= calls[0]]
-            start = texts[-1].position if texts else span.start
-            pattern = pattern_of(marked.messages, span.message, question)
-            key = (pattern, marked.level, bool(texts), marked.text[start : calls[0]])
-            if key not in self._before_calls:
-                if len(self._before_calls) >= _MAX_PATTERNS:
-                    self._before_calls.clear()
-                length = self._length_before_calls(marked, span, texts[-1] if texts else None, calls[0])
-                self._before_calls[key] = length
-            first = start + self._before_calls[key]
-            text = marked.text[span.start : span.end]
-            ends = self._turn.end_text if text.endswith(self._turn.end_text) else ""
-            after = next((mark.position for mark, _ in inside if mark.position > calls[-1]), span.end - len(ends))
-            masked = span._replace(start=first, end=after, is_trained=False)
-            kept += [span._replace(end=first), masked, span._replace(start=after)]
-        return [span for span in kept if span.start < span.end]
-
-    def _length_before_calls(self, marked: _Marked, span: Span, text_end: TextEdge | None, call: int) -> int:
-        """Return how many characters after the preceding text the first call of a turn begins.
-
-        Args:
-            text_end: the end of the preceding text; None: there is none.
-            call: the position of the call's name.
-        """
-        start = text_end.position if text_end else span.start
-        message = marked.messages[span.message]
-        silent = {key: value for key, value in message.items() if key != "tool_calls"}
-        alone = self._marked([*marked.messages[: span.message], silent], marked.tools, marked.level)
-        ends = (
-            [mark.position for mark in alone.written.marks if text_end and mark.leaf == text_end.leaf] if alone else []
-        )
-        if alone is None or (text_end and not ends):
-            return 0
-        shared = shared_beginning(marked.text[start:call], alone.text[ends[-1] if ends else start :])
-        edges = (end for end in range(len(shared), 0, -1) if shared[end - 1].isspace() or shared[end - 1] in ">]|")
-        return next(edges, 0)
 
 
 def _is_written_twice(written: WrittenText) -> bool:
@@ -299,16 +247,13 @@ def _calls(messages: Sequence[Message]) -> set[TextOwner]:
     }
 
 
-def _refuse_unmarked_calls(messages: Sequence[Message], text: str, spans: Sequence[Span]) -> None:
-    """Raise Skip if a trained turn holds calls, which can't be cut out of it because no marks show their places."""
-    for span in spans:
-        names = [(call.get("function") or call).get("name") for call in messages[span.message].get("tool_calls") or ()]
-        if any(isinstance(name, str) and name in text[span.start : span.end] for name in names):
-            problem = f"labels.tool_calls=mask: the chat template shows no place of the calls of message {span.message}"
-            raise Skip(Reason.PROCESSOR_ERROR, problem)
+def _shows_calls(message: Message, text: str, span: Span) -> bool:
+    """Say whether the text of a turn holds the name of one of its calls."""
+    names = [(call.get("function") or call).get("name") for call in message.get("tool_calls") or ()]
+    return any(isinstance(name, str) and name in text[span.start : span.end] for name in names)
 
 
-def _segments(marked: _Marked) -> list[_Segment]:
+def _segments(marked: MarkedConversation) -> list[_Segment]:
     segments: list[_Segment] = []
     for mark, leaf in marked.owners:
         if segments and segments[-1].message == leaf.message:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.weights import PartWeights
 from energon_pack.templates.chat.dropped_words import NOTHING_DROPPED, Dropped, WordCheck
 from energon_pack.templates.chat.guarded_template import LooksAtText
 from energon_pack.templates.chat.jinja import has_generation_blocks
@@ -21,6 +22,7 @@ from energon_pack.templates.chat.labels import (
     TrainedSpan,
     apply_labels,
     turn_weights,
+    weights_by_part,
     without_thoughts,
 )
 from energon_pack.templates.chat.renderer import Renderer, guarding_texts
@@ -109,12 +111,14 @@ class ChatTemplate:
         plain = self.render(messages, tools)
         if _holds_noncharacters(plain):
             raise Skip(Reason.BAD_MESSAGE, "the text holds one of the noncharacters U+FDD0 to U+FDEF")
-        spans = self._find_spans(plain, messages, tools, weights, labels.tool_calls is ToolCalls.train)
+        parts = weights_by_part(messages, labels.train_on)
+        spans = self._find_spans(plain, messages, tools, weights, labels.tool_calls is ToolCalls.train, parts)
         with_thoughts = labels.think is not Think.mask
         dropped = self._word_check.dropped(messages, plain, _ranges_of_messages(spans), with_thoughts)
         if dropped.others and labels.template_drops is TemplateDrops.skip:
             raise Skip(Reason.TEMPLATE_DROPS, dropped.detail(messages))
-        return _with_marks(plain, spans, weights, labels.prompt_weight > 0)._replace(dropped=dropped)
+        keeps_zeros = labels.prompt_weight > 0 or labels.think in (Think.mask, Think.mask_empty)
+        return _with_marks(plain, spans, weights, keeps_zeros)._replace(dropped=dropped)
 
     def apply_labels(self, text: str, spans: Sequence[TrainedSpan], labels: Labels) -> list[TrainedSpan]:
         """Cut or widen the spans of trained turns as `labels` says; return the trained spans of weight > 0."""
@@ -191,11 +195,12 @@ class ChatTemplate:
         tools: list[Any] | None,
         weights: Mapping[int, float],
         with_calls: bool = True,
+        parts: Mapping[int, PartWeights] | None = None,
     ) -> list[Span]:
         """Find the trained spans of a conversation that is rendered already, as `render_marked` does."""
         if not weights and not any(message.get("tool_calls") for message in messages):
             return []
-        return self._spans.find(messages, tools, plain, [*weights], with_calls)
+        return self._spans.find(messages, tools, plain, [*weights], with_calls, parts or {})
 
     def _read_turn(self) -> TurnForm:
         question: Message = {"role": "user", "content": "a"}
@@ -229,11 +234,11 @@ class ChatTemplate:
         return TurnForm(longest_first, special.first("".join(longest_first)), ends, is_next, bool(prompted), lead)
 
 
-def _with_marks(plain: str, spans: Sequence[Span], weights: Mapping[int, float], with_zeros: bool = False) -> Marked:
-    """Put marks around the trained spans of a text; `with_zeros`: also around masked calls."""
-    spans = [span for span in spans if span.is_trained or with_zeros]
+def _with_marks(plain: str, spans: Sequence[Span], weights: Mapping[int, float], keeps_zeros: bool = False) -> Marked:
+    """Put marks around the trained spans of a text; `keeps_zeros`: also around parts of turns that are not trained."""
+    spans = [span for span in spans if span.weight != 0 or keeps_zeros]
     text = put_marks(plain, [(span.start, span.end) for span in spans])
-    return Marked(text, [weights[span.message] * span.is_trained for span in spans])
+    return Marked(text, [weights[span.message] if span.weight is None else span.weight for span in spans])
 
 
 def _ranges_of_messages(spans: Sequence[Span]) -> dict[int, Range]:

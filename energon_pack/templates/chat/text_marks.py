@@ -12,14 +12,15 @@ parts differ only in their texts, and one rendering with numbers in place of tex
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
 from typing import Any, NamedTuple
 
+from energon_pack.samples.joined_turns import cut_by_weights
 from energon_pack.samples.sample import REASONING_KEYS, Message
-from energon_pack.samples.weights import TURN_WEIGHT_KEYS
+from energon_pack.samples.weights import PART_WEIGHTS, TURN_WEIGHT_KEYS
 
 #: noncharacters that are kept in rendered texts
 NONCHARACTERS = re.compile("[\ufdd0-\ufdef]")
@@ -50,6 +51,7 @@ class TextOwner(NamedTuple):
 
     message: int
     call: int | None = None  # the number of the tool call that it belongs to; None: it belongs to none
+    part: int = 0  # the number of the text among those of the message that have a weight of their own
 
 
 class TextEdge(NamedTuple):
@@ -66,6 +68,26 @@ class WrittenText:
     text: str
     marks: list[TextEdge]  # ascending
     generation_blocks: list[tuple[int, int]]  # the output of the template's `{% generation %}`
+
+
+@dataclass(frozen=True)
+class MarkedConversation:
+    """A conversation, and its text as rendered with marks around the texts of its messages."""
+
+    messages: Sequence[Message]
+    tools: Any
+    written: WrittenText
+    leaves: list[TextOwner]
+    level: MarkLevel
+
+    @property
+    def text(self) -> str:
+        return self.written.text
+
+    @property
+    def owners(self) -> Iterator[tuple[TextEdge, TextOwner]]:
+        """Yield each mark, and the text in the conversation that it belongs to."""
+        return ((mark, self.leaves[mark.leaf]) for mark in self.written.marks)
 
 
 def mark_texts(messages: Sequence[Message], level: MarkLevel) -> tuple[list[Message], list[TextOwner]]:
@@ -110,12 +132,15 @@ def _marked_message(index: int, message: Message, level: MarkLevel, marked: Any)
         (key for key in REASONING_KEYS if isinstance(message.get(key), str) and message[key].strip()), None
     )
     if reasoning is not None:
-        new[reasoning] = marked(message[reasoning], TextOwner(index))
+        (pieces,) = cut_by_weights([message[reasoning]], message, "reasoning")
+        new[reasoning] = _marked_pieces(pieces, index, 0, marked)
     content = message.get("content")
+    first = len(message.get(PART_WEIGHTS, {}).get("reasoning", ()))
     if isinstance(content, list):
-        new["content"] = _marked_parts(content, index, marked)
+        new["content"] = _marked_parts(content, message, index, first, marked)
     elif isinstance(content, str) and (content.strip() or level is MarkLevel.EMPTY or not (calls or reasoning)):
-        new["content"] = marked(content, TextOwner(index))
+        (pieces,) = cut_by_weights([content], message, "content")
+        new["content"] = _marked_pieces(pieces, index, first, marked)
     if calls:
         new["tool_calls"] = [
             _marked_call(call, TextOwner(index, number), level, marked) for number, call in enumerate(calls)
@@ -123,12 +148,18 @@ def _marked_message(index: int, message: Message, level: MarkLevel, marked: Any)
     return new
 
 
-def _marked_parts(parts: list[Any], index: int, marked: Any) -> list[Any]:
+def _marked_pieces(pieces: Sequence[tuple[int, str]], index: int, first: int, marked: Any) -> str:
+    """Return the pieces of a text with marks around each; `first`: the number of the text's first part."""
+    return "".join(marked(text, TextOwner(index, part=first + number)) for number, text in pieces)
+
+
+def _marked_parts(parts: list[Any], message: Message, index: int, first: int, marked: Any) -> list[Any]:
     """Return content parts with marks around their texts; an empty text gets marks only if all are empty."""
     texts = [number for number, part in enumerate(parts) if part.get("type") == "text"]
     spoken = [number for number in texts if parts[number]["text"].strip()] or texts[:1]
+    cut = dict(zip(texts, cut_by_weights([parts[number]["text"] for number in texts], message, "content"), strict=True))
     new = [
-        {**part, "text": marked(part["text"], TextOwner(index))} if number in spoken else part
+        {**part, "text": _marked_pieces(cut[number], index, first, marked)} if number in spoken else part
         for number, part in enumerate(parts)
     ]
     return new if spoken else [*new, {"type": "text", "text": marked("", TextOwner(index))}]

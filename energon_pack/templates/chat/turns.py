@@ -122,12 +122,12 @@ def put_marks(text: str, spans: list[tuple[int, int]]) -> str:
 
 
 class Span(NamedTuple):
-    """A trained range of characters in a rendered text, or a masked tool call, and the message that it belongs to."""
+    """A range of characters in a rendered text that is a turn, or a part of one, and the message that it belongs to."""
 
     start: int
     end: int
     message: int
-    is_trained: bool = True  # False for a call that `labels.tool_calls` masks
+    weight: float | None = None  # of a part with its own: 0 for a call that `labels.tool_calls` masks; None: the turn's
 
 
 class PrefixRendering:

@@ -16,7 +16,7 @@ from energon_pack.templates.chat.renderer import Renderer
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.choose_rules import TemplateChoice
-from energon_pack.templates.settings import LabelsConfig, TrainOn
+from energon_pack.templates.settings import Empty, LabelsConfig, TrainOn
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -55,7 +55,7 @@ def turns(*texts: str, **last: Any) -> list[dict[str, Any]]:
 
 def trained(source: str, messages: list[dict[str, Any]], last_only: bool = False) -> list[str]:
     template = ChatTemplate(source, {}, SPECIAL)
-    labels = LabelsConfig(TrainOn.last if last_only else TrainOn.all)
+    labels = LabelsConfig(TrainOn.last if last_only else TrainOn.all, empty=Empty.train)
     marked, _, _ = template.render_marked(messages, None, labels)
     assert marked.replace(OPEN, "").replace(CLOSE, "") == template.render(messages, None)
     return [piece.partition(CLOSE)[0] for piece in marked.split(OPEN)[1:]]
@@ -184,7 +184,7 @@ def test_known_shapes_are_written_as_the_template_writes_them(source: str, monke
 @pytest.mark.parametrize("source", [CHATML, GEMMA, THINKING, PARTS_ONLY])
 @pytest.mark.parametrize("silence", ["", " \n"])
 def test_the_end_of_an_empty_answer_is_trained(source: str, silence: str) -> None:
-    """All frameworks train it: who keeps such a turn chose an empty answer."""
+    """With `labels.empty=train`, as all frameworks do: who keeps such a turn chose an empty answer."""
     assert len(trained(source, turns("a", silence))) == 1
     assert len(trained(source, turns("a", silence, "c", "d", "e", silence))) == 3
     assert all(text.endswith((">",)) for text in trained(source, turns("a", silence, "c", "d")))

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from energon_pack.errors import PackError
 from energon_pack.templates.chat.labels import TrainedSpan, cut_ranges_out
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
-from energon_pack.templates.settings import LabelsConfig, Think
+from energon_pack.templates.settings import Labels, LabelsConfig, Think
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|all|>"]
 CHATML = (
@@ -95,6 +96,13 @@ def test_the_text_around_answers_has_a_weight() -> None:
     text = "<|im_start|>user\nq<|im_end|>\nb"
     spans = chat.apply_labels(text, [TrainedSpan(29, 30, 1.0)], LabelsConfig(prompt_weight=0.5))
     assert spans == [(0, 29, 0.5), (29, 30, 1.0)]
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1, 1e300])
+def test_the_text_around_answers_has_a_weight_that_is_a_number(weight: float) -> None:
+    """With an infinite one, the loss was infinite."""
+    with pytest.raises(PackError, match=r"labels\.prompt_weight=.*: must be at least 0, at most 1,000,000"):
+        Labels(prompt_weight=weight).check()
 
 
 def test_spans_without_other_ranges() -> None:
