@@ -104,7 +104,7 @@ def _key_of_thought(message: Message) -> str | None:
 
 def _thought(message: Message) -> str:
     key = _key_of_thought(message)
-    return message[key] if key else ""
+    return str(message[key]) if key else ""
 
 
 def _joined_content(one: Any, other: Any) -> Any:
@@ -116,7 +116,7 @@ def _joined_content(one: Any, other: Any) -> Any:
 
 
 def _as_parts(content: Any) -> list[Message]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
 
 
 def _joined_parts(before: Message, turn: Message) -> Parts:
@@ -148,4 +148,4 @@ def _merged(parts: list[list[Any]]) -> list[list[Any]]:
 def _is_part(part: Any) -> bool:
     if not isinstance(part, list) or len(part) != 2 or type(part[0]) is not int or not isinstance(part[1], dict):
         return False
-    return part[0] > 0 and TURN_WEIGHT_KEYS.issuperset(part[1])
+    return bool(part[0] > 0) and TURN_WEIGHT_KEYS.issuperset(part[1])

@@ -40,7 +40,7 @@ def written_calls(turn: Mapping[str, Any]) -> Iterator[tuple[Message, bool]]:
 def is_call(part: Any) -> bool:
     """Tell whether a content part is a call itself: Anthropic's, or LangChain's, which has no value."""
     kind = part.get("type") if isinstance(part, dict) else None
-    return kind == "tool_use" or (kind == "tool_call" and part.keys().isdisjoint(VALUE_KEYS))
+    return bool(kind == "tool_use" or (kind == "tool_call" and part.keys().isdisjoint(VALUE_KEYS)))
 
 
 def text_and_calls(value: Any) -> tuple[str, list[Any]]:
