@@ -11,7 +11,7 @@ from typing import Any
 from energon_pack.config import Format, Overlong, PackConfig, plain
 from energon_pack.plan.settings import Share
 from energon_pack.samples.settings import without_unset
-from energon_pack.templates.settings import Expand
+from energon_pack.templates.settings import FINAL_END_AUTO, Expand
 from energon_pack.version import VERSION
 
 #: nodes of the config that the bytes of a dataset depend on
@@ -66,7 +66,8 @@ def _labels_content(labels: Mapping[str, Any]) -> dict[str, Any]:
     expand, window = labels.get("expand", Expand.none.value), labels.get("window_images")
     unset = {"expand"} if expand == Expand.none.value else set()
     unset |= {"window_images", "window_text"} if window is None else set()
-    unset |= {name for name, value in (("untrained", "drop"), ("cut_end", True)) if labels.get(name) == value}
+    later = {"untrained": "drop", "cut_end": True, "final_end": FINAL_END_AUTO}
+    unset |= {name for name, value in later.items() if labels.get(name) == value}
     return {name: value for name, value in labels.items() if name not in unset}
 
 

@@ -17,7 +17,6 @@ from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
 from energon_pack.run.files import write_whole
-from energon_pack.run.plain_data import plain
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import AUDIO, KINDS, VIDEO
@@ -26,7 +25,6 @@ from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tokens import MemberTokens
-from energon_pack.templates.chat.labels import TrainedSpan
 from energon_pack.templates.chat.left_out_turns import refuse_left_out
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.text_marks import texts_of
@@ -39,16 +37,15 @@ from energon_pack.templates.identity import (
     Identity,
     TemplateSpec,
     fingerprints_of,
+    recorded_labels,
 )
 from energon_pack.templates.media_texts import DocumentTexts, MediaTexts
 from energon_pack.templates.model_inputs import input_rules_of, tokens_of_member
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.sample import Rendered, Sample, Tokens, with_frame_lists_as_videos
-from energon_pack.templates.settings import Labels, Think, TrainOn, overridden_labels
+from energon_pack.templates.settings import Labels, Think, overridden_labels
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.tokenizing import Tokenizing
-
-_WHOLE_TURN_LABELS = (Labels(), Labels(train_on=TrainOn.last))
 
 
 class Template(Preparation, Tokenizing):
@@ -96,15 +93,16 @@ class Template(Preparation, Tokenizing):
         expansions, *around = self._expanded(sample.media)
         messages = self._template_messages(sample)
         chat, frames = self._chat_for(sample)
-        leaves_out_tools = bool(sample.tools)
+        leaves_out_tools, final_end = bool(sample.tools), ""
         if is_document(messages):
             marked, weights = self._document_texts.marked_text(messages[0])
         else:
-            marked, weights = chat.render_marked(messages, sample.tools, labels)
+            whole = chat.render_marked(messages, sample.tools, labels)
+            (marked, weights), final_end = chat.with_final_end(whole, messages, labels)
             leaves_out_tools = refuse_left_out(chat.renderer, messages, sample.tools)
         text, spans, places, num_features = self._with_media_put_in(marked, around, sample.media, expansions)
         placed = [place for place in places if place[1]]
-        spans, weights = self._trained_spans(chat, frames, text, spans, weights, placed, labels)
+        spans, weights = frames.trained_spans(chat, text, spans, weights, placed, labels)
         if not sample.options.weight:
             spans, weights = [], []
         return Rendered(
@@ -120,6 +118,7 @@ class Template(Preparation, Tokenizing):
             num_features[AUDIO.kind],
             sample.options.token_range,
             [number for _, number in expansions],
+            final_end,
         )
 
     def _with_media_put_in(
@@ -160,34 +159,16 @@ class Template(Preparation, Tokenizing):
             raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {left_out} media")
         return "".join([*pieces, marked[cursor:], after]), spans, places, num_features
 
-    def _trained_spans(
-        self,
-        chat: ChatTemplate,
-        frames: MediaTexts,
-        text: str,
-        spans: Sequence[tuple[int, int]],
-        weights: Sequence[float],
-        media: Sequence[tuple[int, int]],
-        labels: Labels,
-    ) -> tuple[list[tuple[int, int]], list[float]]:
-        """Return the trained spans of a text by `labels`, and their weights, without media and the text around them."""
-        trains_whole_turns = labels in _WHOLE_TURN_LABELS
-        if trains_whole_turns and not media and not frames.spells_media_tokens(text):
-            return [*spans], [*weights]
-        trained = [TrainedSpan(*span, weight) for span, weight in zip(spans, weights, strict=True)]
-        if not trains_whole_turns:
-            trained = chat.apply_labels(text, trained, labels)
-        trained = frames.without_media(text, trained, sorted(media))
-        return [span[:2] for span in trained], [span.weight for span in trained]
-
     def _labels_of(self, sample: Sample) -> Labels:
         """Return the label settings of a sample: the run's and its own; raises Skip for invalid `label_settings`."""
         if not sample.options.labels:
             return self.spec.labels
         try:
-            return overridden_labels(self.spec.labels, sample.options.labels)
+            labels = overridden_labels(self.spec.labels, sample.options.labels)
+            self.refuse_unknown_end(labels.final_token, "of the model")
         except PackError as error:
             raise Skip(Reason.BAD_MESSAGE, f"label_settings: {error}") from None
+        return labels
 
     def raw_text(self, sample: Sample) -> str | None:
         """Return the text of a document, before its media become tokens; None: the sample is a chat."""
@@ -254,7 +235,9 @@ class Template(Preparation, Tokenizing):
         """Return the ids, labels and media that a model is trained on, for each sample; raises Skip as `render`."""
         return self.tokens_of(samples, [self.render(sample) for sample in samples], engine)
 
-    def tokens_of(self, samples: Sequence[Sample], rendered: Sequence[Rendered], engine: str) -> list[MemberTokens]:
+    def tokens_of(
+        self, samples: Sequence[Sample], rendered: Sequence[Rendered], engine: str = "tokenizers"
+    ) -> list[MemberTokens]:
         """Return the ids, labels and media of rendered samples; `engine` makes the tokens (`measure.engine`)."""
         each = zip(samples, rendered, self.trained_tokens(rendered, engine), strict=True)
         return [
@@ -274,11 +257,22 @@ class Template(Preparation, Tokenizing):
     @cached_property
     def fingerprints(self) -> dict[str, str]:
         """Return by name the hashes of all that lengths depend on."""
-        return fingerprints_of(self.spec, _tokenizer_json(self._tokenizer), self.rules.settings, self.media_tokens)
+        tokenizer, settings = _tokenizer_json(self._tokenizer), self.rules.settings
+        return fingerprints_of(self.spec, tokenizer, settings, self.media_tokens, self.final_ends)
 
     @property
     def identity(self) -> Identity:
-        return Identity(self.fingerprints, plain(self.spec.labels), self.spec.family, self.spec.kinds)
+        labels = recorded_labels(self.spec.labels, self.final_ends)
+        return Identity(self.fingerprints, labels, self.spec.family, self.spec.kinds)
+
+    @cached_property
+    def final_ends(self) -> list[str]:
+        """The tokens that `labels.final_end` adds behind last answers, by form of answer; empty list: it adds none."""
+        return [end for chat in self._chats for end in chat.last_answers.added_tokens(self.spec.labels.final_end)]
+
+    @property
+    def _chats(self) -> list[ChatTemplate]:
+        return [*dict.fromkeys((self._chat, self._tool_chat))]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -287,8 +281,9 @@ class Template(Preparation, Tokenizing):
 
     @property
     def ends_answers(self) -> bool:
-        """Whether the chat template writes a token that ends an answer."""
-        return self._chat.ends_answers
+        """Whether each answer ends with a token, by the chat template or by `labels.final_end`."""
+        final_end = self.spec.labels.final_end
+        return all(chat.ends_answers and chat.last_answers.have_ends(final_end) for chat in self._chats)
 
     def text(self, sample: Sample) -> str:
         """Return the text that the chat template writes for a sample, before its media are expanded."""

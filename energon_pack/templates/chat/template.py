@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.templates.chat.final_end import LastAnswers, add_end, ends_with
 from energon_pack.templates.chat.guarded_template import LooksAtText
 from energon_pack.templates.chat.jinja import has_generation_blocks
 from energon_pack.templates.chat.labels import ThinkMarks, TrainedSpan, apply_labels, turn_weights, without_thoughts
@@ -129,10 +130,29 @@ class ChatTemplate:
             first = written.text[: thought[0]].rstrip().rpartition("\n")[2]
         return ThinkMarks(first, last) if first and last else _THINK
 
+    def with_final_end(self, marked: Marked, messages: Sequence[Message], labels: Labels) -> tuple[Marked, str]:
+        """Add the token of `labels.final_end` to the result of `render_marked`; return it, and the token or "".
+
+        A last answer that is not trained up to its end gets none.
+        """
+        last = len(messages) - 1
+        if not labels.end_of_turn or messages[last]["role"] != "assistant":
+            return marked, ""
+        token = self.last_answers.added_token(labels.final_end, bool(messages[last].get("tool_calls")))
+        weight = turn_weights(messages, labels.train_on, False).get(last) if token else None
+        if not weight or ends_with(marked.text, token):
+            return marked, ""
+        return Marked(*add_end(*marked, token, weight)), token
+
     @property
     def ends_answers(self) -> bool:
-        """Whether the template writes a special token behind an answer; True if that can't be found out."""
-        return not self.after_answers or any(map(self._special.first, self.after_answers))
+        """Whether a special token follows answers before the last; True if nobody can tell. See `last_answers`, too."""
+        return not self.after_answers or bool(self._special.first(self.after_answers[0]))
+
+    @cached_property
+    def last_answers(self) -> LastAnswers:
+        """What the template writes behind the last answer of a conversation."""
+        return LastAnswers(self.render, self._special)
 
     @cached_property
     def after_answers(self) -> list[str]:

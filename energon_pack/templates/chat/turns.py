@@ -79,6 +79,10 @@ class SpecialTokens:
         match = self._pattern.search(text)
         return match[0] if match else ""
 
+    def all(self, text: str) -> set[str]:
+        """Return the special tokens in a text."""
+        return {*self._pattern.findall(text)}
+
     def end_of_last(self, text: str) -> int:
         """Return where the last special token in a text ends; 0: there is none."""
         return max((match.end() for match in self._pattern.finditer(text)), default=0)
