@@ -23,7 +23,7 @@ from energon_pack.templates.choose_rules import TemplateChoice, TriedTemplate, c
 from energon_pack.templates.families import ASKING_FAMILIES, AUTO, FAMILIES
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 from energon_pack.templates.folder import local_folder, settings_files
-from energon_pack.templates.identity import RULES_VERSION, Identity, TemplateSpec, labels_of_record
+from energon_pack.templates.identity import RULES_VERSION, Identity, TemplateSpec
 from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 
@@ -117,8 +117,7 @@ def load_saved_template(folder: str) -> Template:
     """Load a saved template; each process does it once."""
     values = json.loads(Path(folder, "spec.json").read_bytes())
     processor, media = ProcessorSettings(**values["processor"]), node_of(MediaConfig, values["media"])
-    labels = labels_of_record(values["labels"])
-    spec = node_of(TemplateSpec, {**values, "processor": processor, "media": media, "labels": labels})
+    spec = node_of(TemplateSpec, {**values, "processor": processor, "media": media})
     tokenizer = _last_tokenizer.pop(folder, None) or Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
     return Template(spec, FAMILIES[spec.family](spec.processor), tokenizer)
 

@@ -55,8 +55,8 @@ class LastAnswers:
         """Render a conversation that ends with each, with and without a next turn; `render`: `Renderer.render`."""
         self._text = _last_answer(render, special, [_ANSWER], _QUESTION)
         self._call = _last_answer(render, special, _CALLING, _RESULT)
-        if self._text is not None and not self._text.has_end and self._call is not None:
-            self._call = LastAnswer(False, self._call.next_token)  # what stands behind a call only closes the call
+        if self._text is not None and not self._text.has_end and self._call is not None and self._call.next_token:
+            self._call = LastAnswer(False, self._call.next_token)  # tokens behind a call, too, only close the call
 
     def added_tokens(self, final_end: str) -> list[str]:
         """Return the tokens that a value of `labels.final_end` adds, by form of answer; empty list: it adds none."""

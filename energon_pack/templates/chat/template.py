@@ -30,7 +30,7 @@ from energon_pack.templates.chat.text_marks import (
     with_numbered_texts,
 )
 from energon_pack.templates.chat.turns import SpecialTokens, TurnForm, put_marks, shared_beginning
-from energon_pack.templates.settings import DEFAULT_DATE, Labels, ToolCalls
+from energon_pack.templates.settings import DEFAULT_DATE, FINAL_END_AUTO, Labels, ToolCalls
 
 _MAX_SHAPES = 10_000
 _MAX_VARIANTS = 100
@@ -135,14 +135,19 @@ class ChatTemplate:
 
         A last answer that is not trained up to its end gets none.
         """
-        last = len(messages) - 1
-        if not labels.end_of_turn or messages[last]["role"] != "assistant":
+        if labels.final_end == FINAL_END_AUTO and not self._has_auto_ends:  # most templates end their answers
             return marked, ""
+        last = len(messages) - 1
         token = self.last_answers.added_token(labels.final_end, bool(messages[last].get("tool_calls")))
-        weight = turn_weights(messages, labels.train_on, False).get(last) if token else None
-        if not weight or ends_with(marked.text, token):
+        is_answer = messages[last]["role"] == "assistant"
+        weight = turn_weights(messages, labels.train_on, False).get(last) if is_answer and labels.end_of_turn else None
+        if not token or not weight or ends_with(marked.text, token):
             return marked, ""
         return Marked(*add_end(*marked, token, weight)), token
+
+    @cached_property
+    def _has_auto_ends(self) -> bool:
+        return bool(self.last_answers.added_tokens(FINAL_END_AUTO))
 
     @property
     def ends_answers(self) -> bool:
