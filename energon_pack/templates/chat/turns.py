@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from energon_pack.samples.sample import Message
+from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.skip import Skip
 
 #: noncharacters around trained parts; no real text contains them
@@ -196,11 +196,13 @@ def _content_form(message: Message | None) -> tuple[Any, ...] | None:
         return None
     content, calls = message.get("content"), message.get("tool_calls")
     text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content or ())
+    thoughts = [message[key] for key in REASONING_KEYS if isinstance(message.get(key), str)]
     return (
         message["role"],
-        *sorted(message),
+        *sorted(key for key, value in message.items() if value is not None),
         type(content).__name__,
         bool(text.strip()),
+        any(map(str.strip, thoughts)),
         "<think>" in text,
         min(len(calls), _MANY_CALLS) if isinstance(calls, list) else 0,
     )

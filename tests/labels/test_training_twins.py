@@ -1,0 +1,114 @@
+"""What we train by a published template is what the `{% generation %}` blocks of TRL's training twin of it mark.
+
+Another witness than our own rules: each twin is written by hand, and says itself where an answer begins and ends.
+"""
+
+import re
+from collections.abc import Iterator
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_pack.samples.skip import Skip
+from support.labels.conversations import conversations
+from support.labels.folders import build_template, download_trl, make_folder
+from support.labels.prefix import Prefix
+from support.labels.truth import sample_of
+from support.running import REAL, ROOT
+
+pytestmark = pytest.mark.skipif(not REAL.is_dir(), reason="../shared/real is not here")
+
+#: what only one side trains, on purpose: the twins, the text, and words of the row of docs/labels.md that says why
+MEANT = [
+    ("qwen3_[568]|nemotron", r"twin: <think>(\s*</think>)?", "that the generation prompt writes"),
+    ("deepseek|gptoss|muse", r"twin: <\|start\|>assistant|twin: <｜Assistant｜>", "headers of roles"),
+    ("diffusion_gemma", r"ours: <\|tool_response>", "after a call of Gemma 4"),
+    ("glm4moe", r"ours: assistant\|>", "two answers in a row"),  # the twin ends the first by <|user|>
+]
+#: why a conversation has no labels here
+SKIPPED = "leaves out tool calls|leaves out turns of the role|roles must alternate|System (role|message)"
+#: forms of turns that tend to be trained wrong; the others only vary texts
+FORMS = re.compile(
+    r"text_(edges|newline_last|only_space|code)|asked_edges|system_|six|same|empty_|answer_|question_|ends_|late_"
+    r"|control_|reasoning|thinking|think_|tool_(?!string_|result_)"
+)
+
+
+def differences(base: str, templates: Path, folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield for each conversation that both write its id, and each text that only one side trains but white space."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    ours = build_template(f"trl_{base}", folder, after_turn=True, final_end="auto")
+    variables = Prefix(folder)._tokenizer.special_tokens_map
+    twin = (templates / f"{base}_training.jinja").read_text()
+    for row in conversations():
+        if row.get("images") or not FORMS.match(row["id"]):
+            continue
+        try:
+            sample = sample_of({key: value for key, value in row.items() if key != "id"})
+            rendered = ours.render(sample)
+        except Skip as skip:
+            assert re.search(SKIPPED, skip.detail), (base, row["id"], skip.detail)
+            continue
+        arguments: dict[str, Any] = {"tools": sample.tools, "chat_template": twin, **variables}
+        try:
+            [text], [blocks] = render_jinja_template(
+                [ours.messages(sample)], return_assistant_tokens_mask=True, **arguments
+            )
+        except Exception:  # a template is a program: some refuse keys whose value is None
+            continue
+        trained, theirs = (
+            _inside(spans, len(whole)) for spans, whole in ((rendered.spans, rendered.text), (blocks, text))
+        )
+        yield row["id"], ""
+        for texts in _only_on_one_side(rendered.text, trained, text, theirs):
+            yield row["id"], texts
+
+
+def _inside(spans: Any, length: int) -> list[bool]:
+    inside = [False] * length
+    for start, end in spans:
+        inside[start:end] = [True] * (end - start)
+    return inside
+
+
+def _only_on_one_side(ours: str, trained: list[bool], twin: str, theirs: list[bool]) -> Iterator[str]:
+    """Compare where both have the same text: twins write thoughts that their bases leave out of earlier turns."""
+    same = (
+        [(0, 0, len(ours))] if ours == twin else SequenceMatcher(None, ours, twin, autojunk=False).get_matching_blocks()
+    )
+    for start, other, length in same:
+        sides = [
+            " "
+            if ours[start + i].isspace()
+            else "=ot"[(trained[start + i] != theirs[other + i]) * (1 + theirs[other + i])]
+            for i in range(length)
+        ]
+        for match in re.finditer("[o ]*o|[t ]*t", "".join(sides)):
+            whose = "ours" if match[0].endswith("o") else "twin"
+            yield f"{whose}: {ours[start + match.start() : start + match.end()].strip()}"
+
+
+@pytest.mark.slow
+def test_spans_by_a_base_template_are_those_of_its_training_twin(tmp_path: Path) -> None:
+    try:
+        templates = download_trl(tmp_path / "trl")
+    except OSError as error:
+        pytest.skip(str(error))
+    bases = sorted(path.stem.removesuffix("_training") for path in templates.glob("*_training.jinja"))
+    page = (ROOT / "docs" / "labels.md").read_text()
+    wrong: dict[str, set[str]] = {}
+    for base in bases:
+        compared = set()
+        for name, texts in differences(base, templates, make_folder(f"trl_{base}", templates, tmp_path / "folders")):
+            compared.add(name)
+            meant = (
+                re.match(of, base) and re.fullmatch(pattern, texts) and words in page for of, pattern, words in MEANT
+            )
+            if texts and not any(meant):
+                wrong.setdefault(base, set()).add(f"{name} {texts}")
+        assert len(compared) >= 20, (base, len(compared))
+    assert len(bases) >= 33
+    assert wrong == {}
