@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(not REAL.is_dir(), reason="../shared/real is not
 #: what only one side trains, on purpose: the twins, the text, and words of the row of docs/labels.md that says why
 MEANT = [
     ("qwen3_[568]|nemotron", r"twin: <think>(\s*</think>)?", "that the generation prompt writes"),
-    ("deepseek|gptoss|muse", r"twin: <\|start\|>assistant|twin: <｜Assistant｜>", "headers of roles"),
+    ("deepseek|gptoss|muse", r"twin: <\|start\|>assistant|twin: <\uff5cAssistant\uff5c>", "headers of roles"),
     ("diffusion_gemma", r"ours: <\|tool_response>", "after a call of Gemma 4"),
     ("glm4moe", r"ours: assistant\|>", "two answers in a row"),  # the twin ends the first by <|user|>
 ]
@@ -50,7 +50,8 @@ def differences(base: str, templates: Path, folder: Path) -> Iterator[tuple[str,
             sample = sample_of({key: value for key, value in row.items() if key != "id"})
             rendered = ours.render(sample)
         except Skip as skip:
-            assert re.search(SKIPPED, skip.detail), (base, row["id"], skip.detail)
+            if not re.search(SKIPPED, skip.detail):
+                yield row["id"], f"skipped: {skip.detail}"
             continue
         arguments: dict[str, Any] = {"tools": sample.tools, "chat_template": twin, **variables}
         try:
