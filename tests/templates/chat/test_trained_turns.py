@@ -118,7 +118,8 @@ def test_a_blank_thought_is_another_form_of_a_turn() -> None:
     """gpt-oss writes it: whether it was trained hung on which answers its process had rendered before."""
     source = (
         "{% for m in messages %}<begin>{{ m.role }}"
-        "{% if m.reasoning_content is defined %}<say>{{ m.reasoning_content }}</say><begin>assistant{% endif %}<say>{{ m.content }}<end>{% endfor %}"
+        "{% if m.reasoning_content is defined %}<say>{{ m.reasoning_content }}</say><begin>assistant{% endif %}"
+        "<say>{{ m.content }}<end>{% endfor %}"
         "{% if add_generation_prompt %}<begin>assistant{% endif %}"
     )
     question, template = {"role": "user", "content": "a"}, ChatTemplate(source, {}, SPECIAL)
