@@ -29,7 +29,7 @@ BASES = (
 #: what only one side trains, on purpose: the twins, the text, and words of the row of docs/labels.md that says why
 MEANT = [
     ("qwen3_[568]|nemotron", r"twin: <think>(\s*</think>)?", "that the generation prompt writes"),
-    ("deepseek|gptoss|muse", r"twin: <\|start\|>assistant|twin: <\uff5cAssistant\uff5c>", "headers of roles"),
+    ("deepseek|gptoss|muse", r"twin: <\|start\|>assistant|twin: (<\uff5cAssistant\uff5c>?|>)", "headers of roles"),
     ("diffusion_gemma", r"ours: <\|tool_response>", "after a call of Gemma 4"),
     ("glm4moe", r"ours: assistant\|>", "two answers in a row"),  # the twin ends the first by <|user|>
 ]
