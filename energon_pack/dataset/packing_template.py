@@ -11,9 +11,10 @@ from energon_pack.run.plain_data import node_of
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.families import ASKING_FAMILIES, AUTO
+from energon_pack.templates.identity import labels_of_record
 from energon_pack.templates.model_inputs import tokens_of_member
 from energon_pack.templates.processor import load_template as load_model_template
-from energon_pack.templates.settings import Labels, MediaConfig, ModelConfig, TemplateSettings
+from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 
 
@@ -40,7 +41,7 @@ def load_template(path: str | Path, processor: str | None = None, trust_remote_c
     settings = TemplateSettings(
         node_of(ModelConfig, {**node, **changes}),
         node_of(MediaConfig, content["media"]),
-        node_of(Labels, content["labels"]),
+        labels_of_record(content["labels"]),
     )
     template = _build_template(settings)
     refuse_other_ids(read_input_rules(path, processor), path, processor, template.ids_of)

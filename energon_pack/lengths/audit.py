@@ -37,7 +37,7 @@ from energon_pack.sources.sample import read_again
 from energon_pack.sources.shard import Shard
 from energon_pack.templates.full_processor import full_processor, prepare_torchvision
 from energon_pack.templates.processor import load_saved_template
-from energon_pack.templates.processor_inputs import full_processor_ids
+from energon_pack.templates.processor_inputs import full_processor_ids, without_final_end
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from energon_pack.templates.trial import feature_difference, token_difference
@@ -235,8 +235,10 @@ def _difference(
     try:
         read = read_again(reader, shard, row, job.method.read)
         sample = Sample(read.timed_messages, read.media, read.tools, read.options)
-        (encoded,) = template.member_tokens([sample], job.method.engine)
-        measured_ids = encoded.ids.tolist()
+        rendered = template.render(sample)
+        (encoded,) = template.tokens_of([sample], [rendered], job.method.engine)
+        measured_ids = without_final_end(template, rendered, encoded.ids.tolist())
+        measured_len = row.token_len - len(encoded.ids) + len(measured_ids)
         data = [reader.read(shard, part) for part in read.parts]
         ids = _full_processor_ids(processor, template, sample, encoded.media, read.parts, data)
     except (PackError, UndecodableError):  # the source changed; a medium is damaged
@@ -245,8 +247,8 @@ def _difference(
         return f"no ({skip}) tokens in the full processor, {row.token_len} as measured"
     except Exception as error:  # the processor refuses a sample that was measured: that is a difference
         return f"no ({one_line(error, 160)}) tokens in the full processor, {row.token_len} as measured"
-    if len(ids) != row.token_len:
-        return f"{len(ids)} tokens in the full processor, {row.token_len} as measured"
+    if len(ids) != measured_len:
+        return f"{len(ids)} tokens in the full processor, {measured_len} as measured"
     if ids != measured_ids:
         return f"other tokens: {token_difference(measured_ids, ids)}"
     if features := feature_difference(template, encoded.media, ids):

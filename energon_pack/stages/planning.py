@@ -48,6 +48,8 @@ def plan_source(run: PackRun, measured: Measured) -> Planned:
     config, lengths, method = run.config, measured.lengths, measured.method
     packing, output = config.packing, config.output
     content = content_settings(replace(config, model=replace(config.model, template=method.choice.template)))
+    if "final_end" in method.identity.labels:  # a record without it says that no token is added
+        content["labels"]["final_end"] = method.identity.labels["final_end"]
     cost = cost_model(processor_folder_of(method.template_folder))
     with run.timed("plan"):
         expansion = count_expansion(lengths, config.labels)

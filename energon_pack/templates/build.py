@@ -133,6 +133,7 @@ def _refuse_misfits(template: Template, model: ModelConfig, where: str) -> None:
         )
     if model.document_end and template.token_id(model.document_end) is None:
         raise PackError(f"model.document_end={model.document_end}: the tokenizer in {where} has no such token")
+    template.refuse_unknown_end(template.spec.labels.final_token, f"in {where}")
     replaced = () if model.template in ASKING_FAMILIES else rules.media_tokens.values()
     for token in (*replaced, *rules.feature_tokens.values(), *rules.mark_tokens):
         if template.token_id(token) is None:

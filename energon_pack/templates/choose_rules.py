@@ -71,7 +71,7 @@ class TemplateChoice:
     tried: list[TriedTemplate] = field(default_factory=list)
     #: why nothing was compared
     note: str = ""
-    #: whether the chat template writes a token that ends an answer
+    #: whether each answer ends with a token, by the chat template or by `labels.final_end`
     ends_answers: bool = True
 
     def lines(self, asked: str) -> list[str]:
@@ -89,7 +89,7 @@ class TemplateChoice:
             lines.append(f"media by {self.template} of {self.processor}: {counts} as in its full call")
         if not self.ends_answers:
             warning = "the chat template writes no token that ends an answer: the model is never trained to stop"
-            lines.append(f"{warning} (model.chat_template)")
+            lines.append(f"{warning} (labels.final_end=TOKEN adds one behind a last answer, model.chat_template)")
         return lines
 
 

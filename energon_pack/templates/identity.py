@@ -2,14 +2,23 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from energon_pack.run.plain_data import node_of, plain
 from energon_pack.samples.media.kinds import ADDED_KINDS
 from energon_pack.templates.chat.jinja import variables_in, writes_date
 from energon_pack.templates.families.rules import ProcessorSettings
-from energon_pack.templates.settings import DEFAULT_DATE, Alpha, Labels, MediaConfig, Think
+from energon_pack.templates.settings import (
+    DEFAULT_DATE,
+    FINAL_END_NONE,
+    Alpha,
+    Labels,
+    MediaConfig,
+    Think,
+    labels_identity,
+)
 
 #: further kinds of media: images and videos in one sample, videos with different numbers of frames, and videos whose
 #: sound is heard
@@ -64,14 +73,33 @@ class Identity:
         return short_hash(self.fingerprints)
 
 
+def recorded_labels(labels: Labels, final_ends: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of `labels` as caches and datasets record them.
+
+    `final_end` is left out where no token is added: by `auto`, and by all that was packed before this setting existed.
+    """
+    values = labels_identity(plain(labels))
+    return {**values, "final_end": labels.final_end} if final_ends else values
+
+
+def labels_of_record(values: Mapping[str, Any]) -> Labels:
+    """Return the settings that `recorded_labels` made values of."""
+    return node_of(Labels, {"final_end": FINAL_END_NONE, **values})
+
+
 def fingerprints_of(
-    spec: TemplateSpec, tokenizer: str, rules: Mapping[str, Any], kinds: Collection[str]
+    spec: TemplateSpec, tokenizer: str, rules: Mapping[str, Any], kinds: Collection[str], final_ends: Sequence[str] = ()
 ) -> dict[str, str]:
-    """Hash all that lengths depend on, by name: `tokenizer` (its JSON), `chat_template`, `media` (by `rules`), …"""
+    """Hash all that lengths depend on, by name: `tokenizer` (its JSON), `chat_template`, `media` (by `rules`), …
+
+    Args:
+        final_ends: the tokens that `labels.final_end` adds behind last answers.
+    """
     ends = [] if spec.document_end is None else [spec.document_end]
     thoughts = ["history without thoughts"] if spec.labels.think is Think.drop_history else []
     chat: list[Any] = [*ends, *thoughts, *spec.chat_templates, spec.processor.tokens, spec.chat_template_kwargs]
     chat.append(spec.add_special_tokens)
+    chat += [["final end", *final_ends]] if final_ends else []
     chat += [spec.date] if writes_date(*spec.chat_templates) else []
     media = asdict(spec.media)
     if spec.media.alpha is Alpha.auto:  # so that the hash is that of earlier versions

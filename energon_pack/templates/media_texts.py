@@ -20,6 +20,7 @@ from energon_pack.templates.chat.template import ChatTemplate, Marked
 from energon_pack.templates.chat.text_marks import NONCHARACTERS
 from energon_pack.templates.chat.turns import CLOSE, OPEN, shared_beginning
 from energon_pack.templates.identity import TemplateSpec
+from energon_pack.templates.settings import Labels
 from energon_pack.templates.tokens.added import AddedTokens
 
 _PROBE_TEXTS = [{"type": "text", "text": f"energon_pack_probe_{number}"} for number in range(2)]
@@ -72,6 +73,29 @@ class MediaTexts:
             if token in text:
                 return True
         return False
+
+    def trained_spans(
+        self,
+        chat: ChatTemplate,
+        text: str,
+        spans: Sequence[Range],
+        weights: Sequence[float],
+        media: Sequence[Range],
+        labels: Labels,
+    ) -> tuple[list[Range], list[float]]:
+        """Return the trained spans of a text by `labels`, and their weights, without media and the text around them.
+
+        Args:
+            chat: the chat template with the sample's own variables.
+            media: the characters of each medium.
+        """
+        if labels.train_whole_turns and not media and not self.spells_media_tokens(text):
+            return [*spans], [*weights]
+        trained = [TrainedSpan(*span, weight) for span, weight in zip(spans, weights, strict=True)]
+        if not labels.train_whole_turns:
+            trained = chat.apply_labels(text, trained, labels)
+        trained = self.without_media(text, trained, sorted(media))
+        return [span[:2] for span in trained], [span.weight for span in trained]
 
     def without_media(self, text: str, trained: Sequence[TrainedSpan], media: Iterable[Range]) -> list[TrainedSpan]:
         """Cut media, the text that frames them and media tokens out of trained spans; `media`: character ranges."""

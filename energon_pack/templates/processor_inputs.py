@@ -10,7 +10,7 @@ from typing import Any
 from energon_pack.samples.media.kinds import AUDIO, IMAGE
 from energon_pack.templates.families.asked_processor import patched
 from energon_pack.templates.folder import has_media_parts
-from energon_pack.templates.sample import Sample
+from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.template import Template
 
 
@@ -34,6 +34,14 @@ def full_processor_ids(processor: Any, template: Template, sample: Sample, media
     # Return tensors, as in training: some processors need this, others can't do it for all samples.
     ids_of_batch = processor(text=[text], text_kwargs=adds, return_tensors="pt", **media)["input_ids"]
     return [int(number) for number in ids_of_batch[0]]
+
+
+def without_final_end(template: Template, rendered: Rendered, ids: list[int]) -> list[int]:
+    """Return a sample's ids without the token of `labels.final_end`, the last of its kind: no processor writes it."""
+    if not rendered.final_end:
+        return ids
+    last = len(ids) - 1 - ids[::-1].index(template.token_id(rendered.final_end) or 0)
+    return [*ids[:last], *ids[last + 1 :]]
 
 
 def _chat_text(processor: Any, template: Template, sample: Sample) -> str:

@@ -13,6 +13,8 @@ from energon_pack.samples.weights import MAX_WEIGHT
 
 #: the date that chat templates write as today's: the fallback of Llama 3's templates
 DEFAULT_DATE = "2024-07-26"
+#: values of `labels.final_end` that are no token
+FINAL_END_AUTO, FINAL_END_NONE = "auto", "none"
 _MISSING = "???"  # OmegaConf's value for a setting that must be set; training has no OmegaConf
 
 
@@ -229,17 +231,39 @@ class Labels:
     template_drops: TemplateDrops = TemplateDrops.skip
     #: answers that say nothing: not trained, and left out where a conversation has no other (drop); or trained
     empty: Empty = Empty.drop
+    #: the token that is added and trained behind a conversation's last answer. auto: where the template writes no
+    #: special token there, the one that the next turn would begin with; none: no token; TOKEN: this one
+    final_end: str = FINAL_END_AUTO
+
+    @property
+    def final_token(self) -> str:
+        """The token that `final_end` names; empty: it names none."""
+        return "" if self.final_end in (FINAL_END_AUTO, FINAL_END_NONE) else self.final_end
+
+    @property
+    def train_whole_turns(self) -> bool:
+        """Whether trained turns are trained from the end of their header to their end token, and nothing else is."""
+        parts = self.think, self.tool_calls, self.end_of_turn, self.after_turn, self.prompt_weight
+        return parts == _WHOLE_TURNS
 
     def check(self) -> None:
-        """Raise PackError for a weight that no turn can have."""
+        """Raise PackError for a weight that no turn can have, or an empty token."""
         if not 0 <= self.prompt_weight <= MAX_WEIGHT:
             raise PackError(f"labels.prompt_weight={self.prompt_weight:g}: must be at least 0, at most {MAX_WEIGHT:,}")
+        if not self.final_end:
+            raise PackError("labels.final_end is empty: it is auto, none or a token")
 
 
-#: settings by which answers are trained as they stand, from their header to their end
-WHOLE_TURN_LABELS = tuple(Labels(train_on=turns, empty=empty) for turns in TrainOn for empty in Empty)
+#: `think`, `tool_calls`, `end_of_turn`, `after_turn` and `prompt_weight` where whole turns are trained
+_WHOLE_TURNS = (Think.train, ToolCalls.train, True, False, 0.0)
 #: settings of `labels` of later versions, with their defaults
-_LATER_LABELS = {"untrained": "drop", "cut_end": True, "empty": "drop", "template_drops": "skip"}
+_LATER_LABELS = {
+    "untrained": "drop",
+    "cut_end": True,
+    "empty": "drop",
+    "template_drops": "skip",
+    "final_end": FINAL_END_AUTO,
+}
 
 
 def labels_identity(labels: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,6 +312,14 @@ class LabelsConfig(Labels):
             raise PackError(f"labels.window_text={self.window_text!r} would stand for a medium again")
 
 
+#: kinds of values of `labels.*`, with what an error says that they are
+_KINDS_OF_LABELS: tuple[tuple[Any, str], ...] = (
+    (bool, "true or false"),
+    (str, "a text"),
+    (int | float, "a number"),
+)
+
+
 def overridden_labels(run: Labels, settings: Mapping[str, Any]) -> Labels:
     """Return the run's label settings, overridden by a sample's own; raises PackError for an unknown name or value."""
     for name, value in settings.items():
@@ -297,8 +329,9 @@ def overridden_labels(run: Labels, settings: Mapping[str, Any]) -> Labels:
         choices = [choice.value for choice in type(default)] if isinstance(default, Enum) else None
         if choices and value not in choices:
             raise PackError(f"labels.{name}={value}: there are {', '.join(choices)}")
-        if isinstance(default, bool) is not isinstance(value, bool) or not isinstance(value, str | bool | int | float):
-            raise PackError(f"labels.{name}={value}: {'true or false' if isinstance(default, bool) else 'a number'}")
+        kind, noun = next(pair for pair in _KINDS_OF_LABELS if isinstance(default, pair[0]))
+        if not isinstance(value, kind) or isinstance(value, bool) is not isinstance(default, bool):
+            raise PackError(f"labels.{name}={value}: {noun}")
     labels = node_of(Labels, {**plain(run), **settings})
     labels.check()
     return labels

@@ -17,7 +17,6 @@ from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
 from energon_pack.run.files import write_whole
-from energon_pack.run.plain_data import plain
 from energon_pack.samples.answers import NO_EMPTY_ANSWERS, count_empty_answers
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.input_rules import InputRules
@@ -27,8 +26,7 @@ from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tokens import MemberTokens
-from energon_pack.templates.chat.labels import TrainedSpan
-from energon_pack.templates.chat.left_out_tools import leaves_out_tools, refuse_calls
+from energon_pack.templates.chat.left_out_tools import leaves_out_tools
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.text_marks import texts_of
 from energon_pack.templates.chat.turns import CLOSE, OPEN
@@ -40,20 +38,13 @@ from energon_pack.templates.identity import (
     Identity,
     TemplateSpec,
     fingerprints_of,
+    recorded_labels,
 )
 from energon_pack.templates.media_texts import DocumentTexts, MediaTexts
 from energon_pack.templates.model_inputs import input_rules_of, tokens_of_member
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.sample import Rendered, Sample, Tokens, with_frame_lists_as_videos
-from energon_pack.templates.settings import (
-    WHOLE_TURN_LABELS,
-    Empty,
-    Labels,
-    TemplateDrops,
-    Think,
-    labels_identity,
-    overridden_labels,
-)
+from energon_pack.templates.settings import Empty, Labels, Think, overridden_labels
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.tokenizing import Tokenizing
 
@@ -103,17 +94,16 @@ class Template(Preparation, Tokenizing):
         expansions, *around = self._expanded(sample.media)
         messages = self._template_messages(sample)
         chat, frames = self._chat_for(sample)
-        has_no_tools = bool(sample.tools)
+        has_no_tools, final_end = bool(sample.tools), ""
         if is_document(messages):
             marked, weights, dropped = self._document_texts.marked_text(messages[0])
         else:
-            marked, weights, dropped = chat.render_marked(messages, sample.tools, labels)
-            has_no_tools = leaves_out_tools(chat.renderer, messages, sample.tools)
-            if has_no_tools and labels.template_drops is TemplateDrops.skip:
-                refuse_calls(messages)
+            written = chat.render_marked(messages, sample.tools, labels)
+            (marked, weights, dropped), final_end = chat.with_final_end(written, messages, labels)
+            has_no_tools = leaves_out_tools(chat.renderer, messages, sample.tools, labels.template_drops)
         text, spans, places, num_features = self._with_media_put_in(marked, around, sample.media, expansions)
         placed = [place for place in places if place[1]]
-        spans, weights = self._trained_spans(chat, frames, text, spans, weights, placed, labels)
+        spans, weights = frames.trained_spans(chat, text, spans, weights, placed, labels)
         if not sample.options.weight:
             spans, weights = [], []
         return Rendered(
@@ -130,6 +120,7 @@ class Template(Preparation, Tokenizing):
             [number for _, number in expansions],
             bool(dropped.others),
             count_empty_answers(messages) if labels.empty is Empty.drop else NO_EMPTY_ANSWERS,
+            final_end,
         )
 
     def _with_media_put_in(
@@ -170,34 +161,16 @@ class Template(Preparation, Tokenizing):
             raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {left_out} media")
         return "".join([*pieces, marked[cursor:], after]), spans, places, num_features
 
-    def _trained_spans(
-        self,
-        chat: ChatTemplate,
-        frames: MediaTexts,
-        text: str,
-        spans: Sequence[tuple[int, int]],
-        weights: Sequence[float],
-        media: Sequence[tuple[int, int]],
-        labels: Labels,
-    ) -> tuple[list[tuple[int, int]], list[float]]:
-        """Return the trained spans of a text by `labels`, and their weights, without media and the text around them."""
-        trains_whole_turns = labels in WHOLE_TURN_LABELS
-        if trains_whole_turns and not media and not frames.spells_media_tokens(text):
-            return [*spans], [*weights]
-        trained = [TrainedSpan(*span, weight) for span, weight in zip(spans, weights, strict=True)]
-        if not trains_whole_turns:
-            trained = chat.apply_labels(text, trained, labels)
-        trained = frames.without_media(text, trained, sorted(media))
-        return [span[:2] for span in trained], [span.weight for span in trained]
-
     def _labels_of(self, sample: Sample) -> Labels:
         """Return the label settings of a sample: the run's and its own; raises Skip for invalid `label_settings`."""
         if not sample.options.labels:
             return self.spec.labels
         try:
-            return overridden_labels(self.spec.labels, sample.options.labels)
+            labels = overridden_labels(self.spec.labels, sample.options.labels)
+            self.refuse_unknown_end(labels.final_token, "of the model")
         except PackError as error:
             raise Skip(Reason.BAD_MESSAGE, f"label_settings: {error}") from None
+        return labels
 
     def raw_text(self, sample: Sample) -> str | None:
         """Return the text of a document, before its media become tokens; None: the sample is a chat."""
@@ -264,7 +237,9 @@ class Template(Preparation, Tokenizing):
         """Return the ids, labels and media that a model is trained on, for each sample; raises Skip as `render`."""
         return self.tokens_of(samples, [self.render(sample) for sample in samples], engine)
 
-    def tokens_of(self, samples: Sequence[Sample], rendered: Sequence[Rendered], engine: str) -> list[MemberTokens]:
+    def tokens_of(
+        self, samples: Sequence[Sample], rendered: Sequence[Rendered], engine: str = "tokenizers"
+    ) -> list[MemberTokens]:
         """Return the ids, labels and media of rendered samples; `engine` makes the tokens (`measure.engine`)."""
         each = zip(samples, rendered, self.trained_tokens(rendered, engine), strict=True)
         return [
@@ -284,11 +259,22 @@ class Template(Preparation, Tokenizing):
     @cached_property
     def fingerprints(self) -> dict[str, str]:
         """Return by name the hashes of all that lengths depend on."""
-        return fingerprints_of(self.spec, _tokenizer_json(self._tokenizer), self.rules.settings, self.media_tokens)
+        tokenizer, settings = _tokenizer_json(self._tokenizer), self.rules.settings
+        return fingerprints_of(self.spec, tokenizer, settings, self.media_tokens, self.final_ends)
 
     @property
     def identity(self) -> Identity:
-        return Identity(self.fingerprints, labels_identity(plain(self.spec.labels)), self.spec.family, self.spec.kinds)
+        labels = recorded_labels(self.spec.labels, self.final_ends)
+        return Identity(self.fingerprints, labels, self.spec.family, self.spec.kinds)
+
+    @cached_property
+    def final_ends(self) -> list[str]:
+        """The tokens that `labels.final_end` adds behind last answers, by form of answer; empty list: it adds none."""
+        return [end for chat in self._chats for end in chat.last_answers.added_tokens(self.spec.labels.final_end)]
+
+    @property
+    def _chats(self) -> list[ChatTemplate]:
+        return [*dict.fromkeys((self._chat, self._tool_chat))]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -297,8 +283,9 @@ class Template(Preparation, Tokenizing):
 
     @property
     def ends_answers(self) -> bool:
-        """Whether the chat template writes a token that ends an answer."""
-        return self._chat.ends_answers
+        """Whether each answer ends with a token, by the chat template or by `labels.final_end`."""
+        final_end = self.spec.labels.final_end
+        return all(chat.ends_answers and chat.last_answers.have_ends(final_end) for chat in self._chats)
 
     def text(self, sample: Sample) -> str:
         """Return the text that the chat template writes for a sample, before its media are expanded."""

@@ -21,7 +21,7 @@ from energon_pack.templates.chat.renderer import EXAMPLE_TOOL
 from energon_pack.templates.families import ASKING_FAMILIES
 from energon_pack.templates.full_processor import full_processor, quiet_transformers
 from energon_pack.templates.identity import HEARD_VIDEOS, MIXED_MEDIA, UNEVEN_VIDEOS
-from energon_pack.templates.processor_inputs import full_processor_ids
+from energon_pack.templates.processor_inputs import full_processor_ids, without_final_end
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 
@@ -134,8 +134,9 @@ class Trial:
         outcome.is_accepted |= not isinstance(truth, str)
         result: list[int] | str
         try:
-            (tokens,) = template.member_tokens([one.sample])
-            result = tokens.ids.tolist()
+            rendered = template.render(one.sample)
+            (tokens,) = template.tokens_of([one.sample], [rendered])
+            result = without_final_end(template, rendered, tokens.ids.tolist())
         except Skip as skip:
             result = skip.detail
         if isinstance(truth, str) and isinstance(result, list) and template.spec.family in ASKING_FAMILIES:

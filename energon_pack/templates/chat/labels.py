@@ -99,6 +99,16 @@ def weights_by_part(messages: Sequence[Message], train_on: TrainOn) -> dict[int,
     }
 
 
+def weight_of_last_end(messages: Sequence[Message], labels: Labels) -> float:
+    """Return the loss weight of the end of a last answer, which is that of its last part; 0: it is not trained."""
+    last = len(messages) - 1
+    if messages[last]["role"] != "assistant" or not labels.end_of_turn:
+        return 0.0
+    if parts := weights_by_part(messages, labels.train_on).get(last):
+        return (parts.calls or parts.texts)[-1]
+    return turn_weights(messages, labels).get(last, 0.0)
+
+
 def cut_ranges_out(spans: Iterable[TrainedSpan], holes: Sequence[Range]) -> list[TrainedSpan]:
     """Cut ranges (`holes`) out of spans; return the parts that remain. Spans and holes ascend."""
     rest: list[TrainedSpan] = []

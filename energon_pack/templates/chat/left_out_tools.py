@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.dropped_words import KEEP_ADVICE
+from energon_pack.templates.settings import TemplateDrops
 
 if TYPE_CHECKING:
     from energon_pack.templates.chat.renderer import Renderer
@@ -17,8 +18,17 @@ if TYPE_CHECKING:
 _PROBE = "energon_pack_probe"
 
 
-def leaves_out_tools(template: "Renderer", messages: list[Message], tools: Sequence[Any] | None) -> bool:
-    """Say whether the template leaves out tools; also True if it refuses the conversation with other names."""
+def leaves_out_tools(
+    template: "Renderer", messages: list[Message], tools: Sequence[Any] | None, drops: TemplateDrops
+) -> bool:
+    """Say whether the template leaves out tools; also True if it refuses the conversation with other names.
+
+    Args:
+        drops: `labels.template_drops`.
+
+    Raises:
+        Skip: `template_drops`, unless these are kept, if it leaves out tools that answers call.
+    """
     if not tools:
         return False
     names = [f"{_PROBE}_{number}_" for number in range(len(tools))]
@@ -26,15 +36,12 @@ def leaves_out_tools(template: "Renderer", messages: list[Message], tools: Seque
         text = template.render(messages, [*map(_renamed_tool, tools, names)])
     except Skip:
         text = ""
-    return any(name not in text for name in names)
-
-
-def refuse_calls(messages: Sequence[Message]) -> None:
-    """Raise Skip, `template_drops`, if answers call tools, which the template does not write."""
-    if any(message.get("tool_calls") for message in messages):
+    is_left_out = any(name not in text for name in names)
+    if is_left_out and drops is TemplateDrops.skip and any(message.get("tool_calls") for message in messages):
         advice = f"model.chat_template=FILE gives another, source.tools=text writes calls as text, {KEEP_ADVICE}"
         problem = f"the chat template leaves out tools, whose calls would be trained ({advice})"
         raise Skip(Reason.TEMPLATE_DROPS, problem)
+    return is_left_out
 
 
 def _renamed_tool(tool: Any, name: str) -> Any:

@@ -168,8 +168,12 @@ class Spans:
             is_answer = marked.messages[i]["role"] == "assistant"
             start = self._turn.begin(text, previous, first) if is_answer else first
             if start is None:
-                start = previous + len(text[previous:first].rstrip()) if self._turn.leading_space else first
-                doubts |= set() if is_bare or i in spans else {i}
+                # Gemma 4 writes answers in a row as one turn: the second begins where the first ends.
+                follows_answer = number > 0 and marked.messages[segments[number - 1].message]["role"] == "assistant"
+                goes_on = follows_answer and not text[previous:first].strip()
+                has_space = self._turn.leading_space or goes_on
+                start = previous + len(text[previous:first].rstrip()) if has_space else first
+                doubts |= set() if is_bare or goes_on or i in spans else {i}
             end = self._turn.end(text, last, following)
             if end is None and is_answer:
                 end = self._end_without_token(marked, segments[number], following)

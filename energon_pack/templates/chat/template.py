@@ -14,6 +14,7 @@ from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import PartWeights
 from energon_pack.templates.chat.dropped_words import NOTHING_DROPPED, Dropped, WordCheck
+from energon_pack.templates.chat.final_end import LastAnswers, add_end, ends_with
 from energon_pack.templates.chat.guarded_template import LooksAtText
 from energon_pack.templates.chat.jinja import has_generation_blocks
 from energon_pack.templates.chat.labels import (
@@ -22,6 +23,7 @@ from energon_pack.templates.chat.labels import (
     TrainedSpan,
     apply_labels,
     turn_weights,
+    weight_of_last_end,
     weights_by_part,
     without_thoughts,
 )
@@ -39,7 +41,7 @@ from energon_pack.templates.chat.text_marks import (
     with_numbered_texts,
 )
 from energon_pack.templates.chat.turns import Span, SpecialTokens, TurnForm, put_marks, shared_beginning
-from energon_pack.templates.settings import DEFAULT_DATE, Labels, TemplateDrops, Think, ToolCalls
+from energon_pack.templates.settings import DEFAULT_DATE, FINAL_END_AUTO, Labels, TemplateDrops, Think, ToolCalls
 
 _MAX_SHAPES = 10_000
 _MAX_VARIANTS = 100
@@ -151,10 +153,33 @@ class ChatTemplate:
     def _word_check(self) -> WordCheck:
         return WordCheck([*dict.fromkeys((self._think, _THINK))], self._special, self._has_blocks)
 
+    def with_final_end(self, marked: Marked, messages: Sequence[Message], labels: Labels) -> tuple[Marked, str]:
+        """Add the token of `labels.final_end` to the result of `render_marked`; return it, and the token or "".
+
+        A last answer that is not trained up to its end gets none.
+        """
+        if labels.final_end == FINAL_END_AUTO and not self._has_auto_ends:  # most templates end their answers
+            return marked, ""
+        token = self.last_answers.added_token(labels.final_end, bool(messages[-1].get("tool_calls")))
+        weight = weight_of_last_end(messages, labels)
+        if not token or not weight or ends_with(marked.text, token):
+            return marked, ""
+        text, weights = add_end(marked.text, marked.weights, token, weight)
+        return marked._replace(text=text, weights=weights), token
+
+    @cached_property
+    def _has_auto_ends(self) -> bool:
+        return bool(self.last_answers.added_tokens(FINAL_END_AUTO))
+
     @property
     def ends_answers(self) -> bool:
-        """Whether the template writes a special token behind an answer; True if that can't be found out."""
-        return not self.after_answers or any(map(self._special.first, self.after_answers))
+        """Whether a special token follows answers before the last; True if nobody can tell. See `last_answers`, too."""
+        return not self.after_answers or bool(self._special.first(self.after_answers[0]))
+
+    @cached_property
+    def last_answers(self) -> LastAnswers:
+        """What the template writes behind the last answer of a conversation."""
+        return LastAnswers(self.render, self._special)
 
     @cached_property
     def after_answers(self) -> list[str]:

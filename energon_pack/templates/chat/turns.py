@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from energon_pack.samples.sample import Message
+from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.skip import Skip
 
 #: noncharacters around trained parts; no real text contains them
@@ -78,6 +78,10 @@ class SpecialTokens:
         """Return the first special token in a text; empty: there is none."""
         match = self._pattern.search(text)
         return match[0] if match else ""
+
+    def all(self, text: str) -> set[str]:
+        """Return the special tokens in a text."""
+        return {*self._pattern.findall(text)}
 
     def end_of_last(self, text: str) -> int:
         """Return where the last special token in a text ends; 0: there is none."""
@@ -196,11 +200,13 @@ def _content_form(message: Message | None) -> tuple[Any, ...] | None:
         return None
     content, calls = message.get("content"), message.get("tool_calls")
     text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content or ())
+    thoughts = [message[key] for key in REASONING_KEYS if isinstance(message.get(key), str)]
     return (
         message["role"],
-        *sorted(message),
+        *sorted(key for key, value in message.items() if value is not None),
         type(content).__name__,
         bool(text.strip()),
+        any(map(str.strip, thoughts)),
         "<think>" in text,
         min(len(calls), _MANY_CALLS) if isinstance(calls, list) else 0,
     )

@@ -13,6 +13,7 @@ from itertools import chain, product
 import numpy as np
 from tokenizers import Tokenizer
 
+from energon_pack.errors import PackError
 from energon_pack.templates.sample import Rendered, Tokens
 from energon_pack.templates.tokens.added import Ids, Ranges, RunSqueezer, expand_runs, within_range, without_first_token
 from energon_pack.templates.tokens.engine import TokenEngine
@@ -120,6 +121,17 @@ class Tokenizing:
     def token_id(self, token: str) -> int | None:
         """Return the id of a token; None: there is no such token."""
         return self._tokenizer.token_to_id(token)
+
+    def refuse_unknown_end(self, token: str, where: str) -> None:
+        """Raise PackError if `labels.final_end` names a token that the tokenizer lacks, or joins to the text before it.
+
+        Args:
+            token: the token that it names; empty: it names none.
+            where: where the tokenizer is, for the error.
+        """
+        if token and token not in {added.content for added in self._tokenizer.get_added_tokens_decoder().values()}:
+            why = "has no such token" if self.token_id(token) is None else "may join it to the text before it"
+            raise PackError(f"labels.final_end={token}: the tokenizer {where} {why}; auto finds one, none adds none")
 
     @property
     def vocabulary_size(self) -> int:

@@ -39,11 +39,11 @@ CONVENTIONS = (
     Convention("generation stops at the token that begins the next turn", ("labels",), templates=("trl_glm4moe",)),
     Convention("media of an answer, and what frames them, are never labels", ("labels",), ids=_IMAGE_ANSWERED),
     Convention(
-        "two answers in a row that the template puts into one turn: a named skip",
+        "of an answer, the template writes the first part alone: a named skip",
         ("skipped",),
-        ids=("c17",),
-        templates=("trl_diffusion_gemma",),
-        words="does not show",
+        ids=("image_answered_text", "image_both"),
+        templates=("trl_llava_next",),
+        words="leaves out 1 media",
     ),
     Convention(
         "media of an answer that the template drops are written as in a question",

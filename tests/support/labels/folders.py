@@ -119,7 +119,7 @@ def build_template(name: str, folder: Path, **settings: Any) -> Template:
     given = {"processor": str(folder), "factor": None, "date": DAY}
     model = ModelConfig(**{**values, **{key: given[key] for key in known & given.keys()}})
     whole = TemplateSettings(model)
-    for key, value in settings.items():
+    for key, value in {"final_end": "none", **settings}.items():  # truth has what the chat template writes, no more
         setattr(whole.labels, key, value)
     template = build(whole, folder)
     return template if has_real_folder(name) else _with_images(template)

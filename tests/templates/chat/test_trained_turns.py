@@ -101,6 +101,35 @@ def test_the_answer_of_a_tool_is_never_trained() -> None:
     assert not any("SECRET" in span for span in spans)
 
 
+def test_answers_that_a_template_writes_as_one_turn_are_both_trained() -> None:
+    """Gemma 4's: a second answer has no header, and the sample was left out as one that shows no beginning."""
+    one_turn = (
+        "{% for m in messages %}{% if not (loop.index0 and messages[loop.index0 - 1].role == m.role) %}"
+        "<|turn>{{ m.role }}\n{% endif %}{{ m.content }}{{ '<turn|>\n' if loop.last or loop.nextitem.role != m.role }}"
+        "{% endfor %}{% if add_generation_prompt %}<|turn>assistant\n{% endif %}"
+    )
+    messages = [
+        {"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("assistant", "c"))
+    ]
+    assert "".join(trained(one_turn, messages)) == "bc<turn|>"
+
+
+def test_a_blank_thought_is_another_form_of_a_turn() -> None:
+    """gpt-oss writes it: whether it was trained hung on which answers its process had rendered before."""
+    source = (
+        "{% for m in messages %}<begin>{{ m.role }}"
+        "{% if m.reasoning_content is defined %}<say>{{ m.reasoning_content }}</say><begin>assistant{% endif %}"
+        "<say>{{ m.content }}<end>{% endfor %}"
+        "{% if add_generation_prompt %}<begin>assistant{% endif %}"
+    )
+    question, template = {"role": "user", "content": "a"}, ChatTemplate(source, {}, SPECIAL)
+    for thought, expected in (("hm", "<say>hm</say>"), (None, ""), ("", "<say></say>")):
+        answer = {"role": "assistant", "content": "b", "reasoning_content": thought}
+        marked, _ = template.render_marked([question, answer], [{"type": "function"}])
+        answered = f"<begin>assistant{OPEN}{expected}{'<begin>assistant' if expected else ''}<say>b<end>{CLOSE}"
+        assert marked.endswith(answered), thought
+
+
 def test_two_ends_are_both_trained() -> None:
     assert trained(TWO_ENDS, [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]) == [
         "b</say><end>"
