@@ -20,7 +20,7 @@ import numpy as np
 
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
-from energon_pack.errors import PackError, SamplesLost, amount
+from energon_pack.errors import PackError, SamplesLost, amount, setting_word
 from energon_pack.inspect.losses import (
     example_losses,
     print_cuts,
@@ -65,7 +65,10 @@ _MAX_MEASURED_SAMPLES = 10_000
 _NUM_SHOWN_SAMPLES = 5
 _MAX_CHARS = 600  # of the text of a sample
 #: cures that a detail names as they are typed
-_SETTING_IN_DETAIL = re.compile(r"source\.(tools|take|remote_media|messages_key|columns\.(images|videos|audios))=\w+")
+_SETTING_IN_DETAIL = re.compile(
+    r"""(')?source\.(?:tools|take|remote_media|messages_key|columns\.(?:images|videos|audios))="""
+    r"""(?(1)(?:[^']|'"'"')+'|[^\s;,)]+)"""
+)
 _FEWER_FRAMES = ["media=fps", "media.fps=1"]
 _STAGE_NAMES = "index", "processor", "lengths", "plan"
 _EXAMPLES = (
@@ -247,7 +250,7 @@ def _samples_to_show(lengths: Lengths) -> dict[int, str]:
 
 def _settings_to_try(tried: TrialRun, examples: Mapping[str, tuple[str, str]]) -> list[list[str]]:
     """Return lists of settings to try: those that details of losses name, and settings for smaller media."""
-    typed = [[match[0]] for _, detail in examples.values() if (match := _SETTING_IN_DETAIL.search(detail))]
+    typed = [shlex.split(match[0]) for _, detail in examples.values() if (match := _SETTING_IN_DETAIL.search(detail))]
     if tried.shrink_advice:
         return [*typed, tried.shrink_advice.knob.split()]
     are_dropped = tried.best is not None and tried.best.dropped_tokens_share > MOST_DROPPED
@@ -261,7 +264,9 @@ def _print_next_commands(arguments: argparse.Namespace, chosen: Choice, more: Se
     name = settings.get("output.name") or _dataset_name(arguments.path)
     named = [] if "output.name" in settings else [f"output.name={name}"]
     length = f"packing.max_token_len={chosen.max_token_len}"
-    say(f"energon-pack {shlex.join([f'source.path={arguments.path}', *arguments.overrides, *more, *named, length])}")
+    say(
+        f"energon-pack {setting_word('source.path', arguments.path)} {shlex.join([*arguments.overrides, *more, *named, length])}"
+    )
     dataset = path_in(settings.get("output.dir", "packed"), name)
     processor = settings.get("model.processor", "PROCESSOR_FOLDER")
     say("python -m energon_pack.recipes .        # trainings to read and adapt:")

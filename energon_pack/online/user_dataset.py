@@ -18,6 +18,7 @@ from PIL import Image
 
 from energon_pack.errors import PackError
 from energon_pack.samples.conversation import ReadSample, placed_record
+from energon_pack.samples.hints import with_tried_hint
 from energon_pack.samples.media.image_probe import medium_of
 from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS, PART_TYPES
 from energon_pack.samples.media.medium import Media
@@ -87,7 +88,11 @@ class UserSamples:
     def read(self, number: int) -> tuple[ReadSample, list[bytes | Image.Image]]:
         """Return the sample `number`, and its media in the order of the placeholders; raises Skip."""
         with _naming_errors(self.sample_id(number)):
-            return self._read(self._dataset[number])
+            item = self._dataset[number]
+            try:
+                return self._read(item, self._settings)
+            except Skip as skip:
+                raise with_tried_hint(skip, lambda change: self._read(item, change(self._settings))[0]) from None
 
     def media_files(self, read: ReadSample) -> list[dict[str, Any]]:
         """Return name, size in bytes and version (by the time of change) of each media file that a sample names."""
@@ -95,15 +100,15 @@ class UserSamples:
         states = [(name, state_of(os.path.join(self.root, name)) or (0, "")) for name in names]
         return [{"name": name, "size": size, "version": version} for name, (size, version) in states]
 
-    def _read(self, item: Any) -> tuple[ReadSample, list[bytes | Image.Image]]:
+    def _read(self, item: Any, settings: ReadSettings) -> tuple[ReadSample, list[bytes | Image.Image]]:
         try:
-            record, media = self._record(item)
-            record = with_use_audio_setting(record, self._settings)
+            record, media = self._record(item, settings)
+            record = with_use_audio_setting(record, settings)
             opened = [self._open(medium) for medium in media]
             media_found = [_probed_medium(medium) for _, medium in opened]
             placed = placed_record(record, [medium.kind for medium in media_found])
             fields = placed.record.fields
-            if self._settings.media is None:
+            if settings.media is None:
                 refuse_unread_media(placed.record, [name for name, _ in opened], bool(opened), self._kind_of)
             data = [opened[i][1] for i in placed.order]
             media_found = with_requested_settings(
@@ -118,11 +123,11 @@ class UserSamples:
             ]
             return ReadSample.of_record(b"", placed, parts, media_found, [], placed.time_texts([])), data
         except Skip as skip:
-            named = Skip(skip.reason, _MEMORY_NAME.sub(f"({_MEMORY_NOUN})", skip.detail))
+            named = Skip(skip.reason, _MEMORY_NAME.sub(f"({_MEMORY_NOUN})", skip.detail), skip.hint)
             named.media_type = skip.media_type or _guessed_media_type(item)
             raise named from None
 
-    def _record(self, item: Any) -> tuple[Record, list[Any]]:
+    def _record(self, item: Any, settings: ReadSettings) -> tuple[Record, list[Any]]:
         """Return the conversation of an item, and its media in the form the dataset gives them."""
         held: list[Any] = []
         if isinstance(item, Mapping):
@@ -131,7 +136,7 @@ class UserSamples:
                 for key, value in item.items()
                 if value is not None and (key not in MEDIA_KEYS or _may_hold_media(value))
             }
-        record = parse_line(_with_named_media(item, held, self._settings), LineSettings(self.root), self._settings)
+        record = parse_line(_with_named_media(item, held, settings), LineSettings(self.root), settings)
         texts = [{**message, "content": _content_without_media(message["content"])} for message in record.messages]
         if any(isinstance(leaf, str) and _MEMORY_MARK in leaf for leaf in leaf_values([texts, record.tools])):
             raise Skip(Reason.BAD_MESSAGE, f"{_MEMORY_NOUN} stands where a text belongs")
