@@ -264,9 +264,8 @@ def _print_next_commands(arguments: argparse.Namespace, chosen: Choice, more: Se
     name = settings.get("output.name") or _dataset_name(arguments.path)
     named = [] if "output.name" in settings else [f"output.name={name}"]
     length = f"packing.max_token_len={chosen.max_token_len}"
-    say(
-        f"energon-pack {setting_word('source.path', arguments.path)} {shlex.join([*arguments.overrides, *more, *named, length])}"
-    )
+    source, rest = setting_word("source.path", arguments.path), [*arguments.overrides, *more, *named, length]
+    say(f"energon-pack {source} {shlex.join(rest)}")
     dataset = path_in(settings.get("output.dir", "packed"), name)
     processor = settings.get("model.processor", "PROCESSOR_FOLDER")
     say("python -m energon_pack.recipes .        # trainings to read and adapt:")

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Protocol
 
 from PIL import Image
@@ -32,8 +31,11 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.unread_media import leaf_values, media_file_names, refuse_unread_media
 from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
+from energon_pack.sources.media_map import MediaMap, mapped_name, media_map_of, why_missing
 from energon_pack.sources.reader import state_of
 from energon_pack.sources.rows import MeasuredRow
+from energon_pack.sources.settings import SourceConfig
+from energon_pack.sources.storage import open_file
 from energon_pack.templates.sample import Sample
 
 #: stands in place of a shard's name in the ids of samples
@@ -54,7 +56,12 @@ class UserSamples:
     """Reads samples from a user's map-style dataset, of which only the first `limit` are used; None: all."""
 
     def __init__(
-        self, dataset: MapStyleDataset, settings: ReadSettings, media_root: str | None = None, limit: int | None = None
+        self,
+        dataset: MapStyleDataset,
+        settings: ReadSettings,
+        media_root: str | None = None,
+        limit: int | None = None,
+        media_map: MediaMap = (),
     ):
         with _naming_errors("conversations"):
             #: all items of the dataset, also those beyond the limit
@@ -63,6 +70,8 @@ class UserSamples:
         self._settings = settings
         #: the folder that paths of media are relative to
         self.root = os.path.abspath(os.path.expanduser(media_root or ""))
+        #: where media lie that items name by other places
+        self.media_map = media_map
 
     def __len__(self) -> int:
         return self._num_samples
@@ -97,7 +106,7 @@ class UserSamples:
     def media_files(self, read: ReadSample) -> list[dict[str, Any]]:
         """Return name, size in bytes and version (by the time of change) of each media file that a sample names."""
         names = dict.fromkeys(part.name for part in read.parts if part.name)
-        states = [(name, state_of(os.path.join(self.root, name)) or (0, "")) for name in names]
+        states = [(name, state_of(self._path_of(name)) or (0, "")) for name in names]
         return [{"name": name, "size": size, "version": version} for name, (size, version) in states]
 
     def _read(self, item: Any, settings: ReadSettings) -> tuple[ReadSample, list[bytes | Image.Image]]:
@@ -161,11 +170,20 @@ class UserSamples:
                 Reason.UNSUPPORTED_MEDIA, f"a medium is a {type(medium).__name__}, not a PIL image, bytes or a path"
             )
         try:
-            return medium, Path(self.root, medium).read_bytes()
-        except (FileNotFoundError, ValueError):  # a ValueError: no file can have such a name
-            raise Skip(Reason.MISSING_MEDIA, f"{medium!r} is not there (source.media_root)") from None
+            with open_file(self._path_of(medium)) as file:
+                return medium, file.read(0, file.size)
+        except (FileNotFoundError, NotADirectoryError, ValueError):  # a ValueError: no file can have such a name
+            raise Skip(Reason.MISSING_MEDIA, why_missing(medium, self._path_of(medium))) from None
         except OSError as error:
             raise Skip(Reason.UNREADABLE_MEDIA, f"{medium!r}: {error.strerror}") from None
+
+    def _path_of(self, name: str) -> str:
+        return os.path.join(self.root, mapped_name(name, self.media_map))
+
+
+def samples_in_memory(dataset: MapStyleDataset, source: SourceConfig) -> UserSamples:
+    """Read a user's dataset by the settings of `source`."""
+    return UserSamples(dataset, source.reading, source.media_root, source.limit, media_map_of(source.media_map))
 
 
 def _guessed_media_type(item: Any) -> str | None:

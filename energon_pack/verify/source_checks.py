@@ -68,7 +68,7 @@ def find_source(
     if media_root is None and isinstance(root, str):
         media_root = path_when_packed(report, root) if paths else _present_path(folder, report, root)
     asked.media_root, asked.remote_media = media_root, settings.get("remote_media") is True
-    asked.datasets = settings.get("datasets")
+    asked.datasets, asked.media_map = settings.get("datasets"), settings.get("media_map")
     try:
         return source_path.find_source(asked, path)
     except PackError as error:
