@@ -181,11 +181,13 @@ def objective_of(figures: Mapping[str, Any], objective: str, max_dropped_tokens:
 
 
 def _with_times(rows: Sequence[JobFigures]) -> list[JobFigures]:
-    """Return the rows with times relative to the shortest."""
-    flops = [row.flops for row in rows if row.flops]
-    of_token = [row.flops / row.tokens for row in rows if row.flops and row.tokens]
+    """Return the rows with times relative to the shortest of the jobs that may be the best; if none may, of all."""
+    timed = [row for row in rows if row.flops and row.tokens]
+    measures = [row for row in timed if row.may_be_best] or timed
+    flops = min((row.flops or 0.0 for row in measures), default=1.0)
+    of_token = min(((row.flops or 0.0) / row.tokens for row in measures), default=1.0)
     return [
-        replace(row, time=row.flops / min(flops), time_of_token=row.flops / row.tokens / min(of_token))
+        replace(row, time=row.flops / flops, time_of_token=row.flops / row.tokens / of_token)
         if row.flops and row.tokens
         else row
         for row in rows

@@ -1,4 +1,4 @@
-"""Media that data name by places of another machine: `source.media_map` says where they lie; each missing one says why."""
+"""`source.media_map` says where media lie that data name by another machine's places; a missing one says why."""
 
 import json
 import os
