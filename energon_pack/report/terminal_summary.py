@@ -85,7 +85,7 @@ def _source_lines(report: Report) -> Iterator[str]:
 def shared_line(shared: Mapping[str, int], tokens: int) -> str:
     """Describe in one line what `packing.share` saves; `shared` is `Report.shared`, `tokens` those in packs."""
     if not shared["trees"]:
-        return "shared: nothing, no two samples of a group begin alike"
+        return "shared: nothing, no two samples of a group begin alike for packing.share_min_tokens tokens"
     media = [amount(shared[m.plural], m.kind) for m in (IMAGE, VIDEO) if shared[m.plural]]
     saved = " and ".join([amount(shared["tokens"], "token"), *media])
     less = f"{(tokens + shared['tokens']) / max(1, tokens):.2f} times fewer tokens"
