@@ -21,7 +21,7 @@ _WINDOWS_PATH = re.compile(r"[A-Za-z]:\\|\\\\|[^/\s]+\\[^\s]*\.\w{2,5}$")
 
 def media_map_of(value: Any) -> MediaMap:
     """Read `source.media_map`, a list of `OLD=NEW`, or one of them; raises PackError if it is none."""
-    entries = [value] if isinstance(value, str) else [] if value is None else value
+    entries = [*value] if isinstance(value, list | tuple) else [] if value is None else [value]
     pairs = [entry.partition("=") if isinstance(entry, str) else ("", "", "") for entry in entries]
     if wrong := next((entry for entry, pair in zip(entries, pairs, strict=True) if not (pair[0] and pair[2])), None):
         raise PackError(f"source.media_map: {wrong!r} is not OLD=NEW, as in 'source.media_map=[\"/mnt/old=/data\"]'")

@@ -45,7 +45,7 @@ def test_a_beginning_of_a_name_is_mapped_at_a_folder_and_the_longest_wins() -> N
     assert place_of("x/a.zip::b.jpg", "x=/data") == "/data/a.zip::b.jpg"
 
 
-@pytest.mark.parametrize("wrong", [["/data"], "=x", [3], "x="])
+@pytest.mark.parametrize("wrong", [["/data"], "=x", [3], "x=", 3])
 def test_an_entry_that_is_no_pair_is_refused_by_name(wrong: Any) -> None:
     with pytest.raises(PackError, match=r"^source\.media_map: .* is not OLD=NEW, as in 'source\.media_map=\["):
         SourceConfig(media_map=wrong).check()
