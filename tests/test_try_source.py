@@ -229,3 +229,20 @@ def test_the_printed_command_allows_the_losses_that_were_shown(demo: tuple[Path,
 
 def test_the_page_of_help_has_the_exit_code_of_losses() -> None:
     assert re.search(r"^  3 +too much is lost: .* would be published$", tried(Path(), "--help").stdout, re.MULTILINE)
+
+
+def test_a_setting_that_does_not_help_is_said_to(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """`source.tools=text writes calls as text`: the template then refused what the tool returned."""
+    template = tmp_path / "one.jinja"
+    template.write_text(
+        "{% set ns = namespace(called=false) %}{% for m in messages %}{% if m.tool_calls %}{% set ns.called = true %}"
+        "{% elif m.role == 'tool' and not ns.called %}{{ raise_exception('no call before it') }}{% endif %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    call = {"type": "function", "function": {"name": "tide", "arguments": {"town": "Brest"}}}
+    turns = [answers("x")[0], {"role": "assistant", "content": "", "tool_calls": [call]}]
+    path = write_lines(tmp_path / "a.jsonl", {"messages": [*turns, {"role": "tool", "content": "3 m"}, *answers("3")]})
+    words = ("+model=text", f"model.processor={demo[1]}", f"model.chat_template={template}", "executor.num_workers=1")
+    shown = tried(tmp_path, path, *words)
+    assert "source.tools=text was tried, and does not help)" in shown.stdout, shown.stdout + shown.stderr

@@ -164,18 +164,20 @@ def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], 
     config, lengths = tried.run.config, tried.measured.lengths
     most = None if arguments.full else _MAX_CHARS
     _show_samples(config, lengths, load_saved_template(tried.measured.method.template_folder), most)
-    print_heading("── what would be lost")
     examples = example_losses(config, lengths)
-    print_losses(lengths, examples)
-    if config.packing.overlong in CUTTING_POLICIES:
-        print_cuts(config, plan_source(tried.run, tried.measured).report)
     cures: list[str] = []
+    useless: list[str] = []
     cured = tried
     for cure in _settings_to_try(tried, examples):
+        useless += cure
         with suppress(PackError):
             with_cure = _measure_spread_samples(begin([*cures, *cure]), arguments)
             if with_cure.is_better_than(cured):
-                cures, cured = [*cures, *cure], with_cure
+                cures, cured, useless = [*cures, *cure], with_cure, useless[: -len(cure)]
+    print_heading("── what would be lost")
+    print_losses(lengths, {reason: (name, _with_verdict(text, useless)) for reason, (name, text) in examples.items()})
+    if config.packing.overlong in CUTTING_POLICIES:
+        print_cuts(config, plan_source(tried.run, tried.measured).report)
     if not (cured.measured.lengths.items.lens > 0).any():
         raise SamplesLost(f"{arguments.path}: no sample can be packed: what would be lost, above, says why")
     print_heading("── the pack length to choose")
@@ -248,9 +250,21 @@ def _samples_to_show(lengths: Lengths) -> dict[int, str]:
     }
 
 
+def _setting_in(detail: str) -> str | None:
+    """Return the first setting that a detail of a loss names as its cure; None: it names none."""
+    match = _SETTING_IN_DETAIL.search(detail)
+    return shlex.split(match[0])[0] if match else None
+
+
+def _with_verdict(detail: str, useless: Sequence[str]) -> str:
+    """Return the detail of a loss, and that the setting which it names does not help, if it was `useless`."""
+    named = _setting_in(detail)
+    return f"{detail} ({named} was tried, and does not help)" if named in useless else detail
+
+
 def _settings_to_try(tried: TrialRun, examples: Mapping[str, tuple[str, str]]) -> list[list[str]]:
     """Return lists of settings to try: those that details of losses name, and settings for smaller media."""
-    typed = [shlex.split(match[0]) for _, detail in examples.values() if (match := _SETTING_IN_DETAIL.search(detail))]
+    typed = [[named] for named in dict.fromkeys(_setting_in(detail) for _, detail in examples.values()) if named]
     if tried.shrink_advice:
         return [*typed, tried.shrink_advice.knob.split()]
     are_dropped = tried.best is not None and tried.best.dropped_tokens_share > MOST_DROPPED
