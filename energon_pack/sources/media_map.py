@@ -7,6 +7,7 @@ Packs, ledger and ids keep the names of the data: the same bytes at another plac
 
 import os
 import re
+import shlex
 import stat
 from typing import Any
 
@@ -58,7 +59,7 @@ def why_missing(name: str, path: str) -> str:
     except (OSError, ValueError):
         mode = 0
     if stat.S_ISDIR(mode):
-        return f"{name!r} is a folder: {_advice_for_folder(path)}"
+        return f"{name!r} is a folder: the list of its files in its place is a video of these frames"
     if mode and not stat.S_ISREG(mode):
         return f"{name!r} is a pipe, a socket or a device: only files are read"
     if _WINDOWS_PATH.match(name):
@@ -70,15 +71,8 @@ def why_missing(name: str, path: str) -> str:
 
 
 def _map_advice(old: str) -> str:
-    return f"""'source.media_map=["{old}=FOLDER"]' says where it is here"""
-
-
-def _advice_for_folder(path: str) -> str:
-    with os.scandir(path) as entries:
-        first = min((entry.name for entry in entries if entry.is_file()), default=None)
-    if first is None:
-        return "name a file in it"
-    return f"a video as frames is the list of its files, [{first!r}, …] with the folder before each"
+    setting = f'source.media_map=["{old}=FOLDER"]'
+    return f"{shlex.quote(setting)} says where it is here"
 
 
 def absolute_places(media_map: MediaMap) -> list[str]:

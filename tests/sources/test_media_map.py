@@ -97,11 +97,10 @@ def test_each_missing_medium_says_what_is_the_matter(tmp_path: Path) -> None:
     """`(source.media_root)` stood behind all of them."""
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "clip").mkdir()
-    (tmp_path / "clip" / "0.jpg").write_bytes(b"")
     said = {
         "gone.png": "'gone.png' is not there (source.media_root)",
         "pipe.png": "'pipe.png' is a pipe, a socket or a device: only files are read",
-        "clip": "'clip' is a folder: a video as frames is the list of its files, ['0.jpg', …] with the folder before",
+        "clip": "'clip' is a folder: the list of its files in its place is a video of these frames",
         "/mnt/x/0.png": "is not there: a path of another machine? ('source.media_map=[\"/mnt/x=FOLDER\"]' says where",
         r"C:\x\0.png": r"is not there: a path of Windows ('source.media_map=[\"C:\x=FOLDER\"]' says where".replace(
             '\\"', '"'
@@ -122,4 +121,4 @@ def test_the_ledger_says_so_too(config: Any, tmp_path: Path) -> None:
     with pytest.raises(PackError, match="every video sample was skipped"):
         pack(run)
     kept = Path(run.output.dir) / f"{run.output.name}.skipped.jsonl"
-    assert "'clip' is a folder: a video as frames" in json.loads(kept.read_text().splitlines()[0])["detail"]
+    assert "'clip' is a folder: the list of its files" in json.loads(kept.read_text().splitlines()[0])["detail"]
