@@ -174,11 +174,8 @@ def test_what_would_be_cut_off_is_said(demo: tuple[Path, Path], tmp_path: Path) 
 
 
 def answers(*texts: str, **more: object) -> list[dict[str, object]]:
-    return [
-        turn
-        for text in texts
-        for turn in ({"role": "user", "content": "?"}, {"role": "assistant", "content": text, **more})
-    ]
+    asked: dict[str, object] = {"role": "user", "content": "?"}
+    return [turn for text in texts for turn in (asked, {"role": "assistant", "content": text, **more})]
 
 
 def write_lines(path: Path, *records: object) -> Path:

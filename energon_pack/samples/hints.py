@@ -6,6 +6,7 @@ Skip: … source.messages_key=preferred_output reads its turns ──► without
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.documents import DOCUMENT
@@ -39,7 +40,7 @@ def with_tried_hint(skip: Skip, read: Callable[[Callable[[ReadSettings], ReadSet
 
 def _with_value(settings: ReadSettings, hint: Hint) -> ReadSettings:
     group, _, name = hint.setting.rpartition(".")
-    value = _TYPES.get(name, str)(hint.value)
+    value: Any = _TYPES.get(name, str)(hint.value)
     if not group:
         return replace(settings, **{name: value})
     return replace(settings, **{group: replace(getattr(settings, group), **{name: value})})

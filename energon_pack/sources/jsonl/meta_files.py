@@ -83,9 +83,9 @@ def listed_files(path: str, settings: SourceConfig, chosen: EntryChoice) -> Iter
         if not isinstance(media_dir, str):
             raise PackError(f"{where}: media_dir is {media_dir!r}, not a folder")
         media_dir = root or _local_path(where, media_dir, folder, settings.remote_media)
-        in_order = {"columns": tuple(sorted(columns.items())), "tags": tuple(sorted(tags.items()))}
-        ratio = _sample_ratio_of(where, value)
-        yield absolute(file), replace(places, media_root=_folder(media_dir), ratio=ratio, **in_order)
+        root_and_ratio = replace(places, media_root=_folder(media_dir), ratio=_sample_ratio_of(where, value))
+        in_order = [tuple(sorted(names.items())) for names in (columns, tags)]
+        yield absolute(file), replace(root_and_ratio, columns=in_order[0], tags=in_order[1])
 
 
 def _read_entries(path: str) -> _Entries | None:

@@ -310,8 +310,8 @@ def test_a_template_that_takes_one_call_a_turn_is_answered_with_the_cure() -> No
     calls = [{"type": "function", "function": {"name": "tide", "arguments": {}}}] * 2
     result = {"role": "tool", "content": "3 m"}
     renderer = Renderer(one_call, {})
-    answers = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    asked, answered = {"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": calls}
     with pytest.raises(Skip, match=r"no previous call \(a turn has several calls: source\.map can give each a turn"):
-        renderer.render([*answers, result, result], None)
+        renderer.render([asked, answered, result, result], None)
     with pytest.raises(Skip, match=r"chat template: no previous call$"):
         renderer.render([result], None)
