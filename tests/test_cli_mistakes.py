@@ -14,6 +14,8 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["+model=qwen9"], ["qwen9", "did you mean qwen3_5"]),
     (["+model=Qwen2.5-VL"], ["Qwen2.5-VL", "did you mean qwen2_5_vl?"]),
     (["model=qwen2_5_vl"], ["+model=qwen2_5_vl"]),
+    (["../x.jsonl"], ["../x.jsonl: not of the form KEY=VALUE; did you mean source.path=../x.jsonl?"]),
+    (["+model=qwen2_5_vl", "source.path=it's"], ["goes in quotes: 'source.path=\"it'\"'\"'s\"'"]),
     (["unpak", "packed/x", "out"], ["did you mean energon-pack unpack packed/x out?"]),
     (["+model=qwen2_5_vl", "packing.max_token_len=8,16"], ["packing.max_token_len=8,16", "needs -m"]),
     (["+model=qwen2_5_vl", "source.path=a,b"], ["needs -m", "'source.path=[a,b]'"]),

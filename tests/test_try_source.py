@@ -171,3 +171,75 @@ def test_what_would_be_cut_off_is_said(demo: tuple[Path, Path], tmp_path: Path) 
     shown = tried(tmp_path, path, f"model.processor={demo[1]}", "executor.num_workers=1", *cut)
     assert "packing.overlong=truncate_text, 256 tokens a pack: cut off: 3,3" in shown.stdout
     assert "nothing would be published: 1 overlong sample loses 93% of all tokens" in shown.stdout
+
+
+def answers(*texts: str, **more: object) -> list[dict[str, object]]:
+    asked: dict[str, object] = {"role": "user", "content": "?"}
+    return [turn for text in texts for turn in (asked, {"role": "assistant", "content": text, **more})]
+
+
+def write_lines(path: Path, *records: object) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_what_is_trained_is_shown_after_a_long_system_turn_and_whole_with_full(
+    demo: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Of samples with tools only the preamble was seen; the cut text named an option that `try` did not have."""
+    turns = [{"role": "system", "content": "preamble " * 200}, *answers("what is trained")]
+    path = write_lines(tmp_path / "a.jsonl", {"messages": turns})
+    words = (path, f"model.processor={demo[1]}", "executor.num_workers=1")
+    shown = tried(tmp_path, *words)
+    assert "«what is trained" in shown.stdout
+    assert re.search(r" … [\d,]+ characters \(--full\) … ", shown.stdout.replace("\n", " ")), shown.stdout
+    full = tried(tmp_path, *words, "--full")
+    assert "(--full)" not in full.stdout
+    assert full.stdout.count("preamble") == 200
+
+
+def test_what_packing_would_note_stands_under_what_would_be_lost(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """ "Nothing would be lost", and packing then noted what it had left out."""
+    records = [{"messages": answers("a"), "mood": 1}, {"messages": [*answers("a")[1:], *answers("b")]}]
+    path = write_lines(tmp_path / "a.jsonl", *records)
+    words = (f"model.processor={demo[1]}", "executor.num_workers=1")
+    lost = tried(tmp_path, path, *words).stdout.partition("what would be lost")[2].partition("──")[0]
+    assert lost.lstrip().startswith("no sample: every sample can be packed")
+    packed = command_here("energon_pack", f"source.path={path}", *words, cwd=tmp_path)
+    noted = [line for line in packed.stdout.splitlines() if line.startswith(("noted: ", "unknown keys"))]
+    assert len(noted) == 2, packed.stdout
+    for line in noted:
+        assert line in lost.splitlines()
+
+
+def test_the_printed_command_allows_the_losses_that_were_shown(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """The command that `try` printed published nothing."""
+    good, bad = {"messages": answers("a")}, {"messages": answers("a")[:1]}
+    path = write_lines(tmp_path / "a.jsonl", *[good] * 8, *[bad] * 2)
+    shown = tried(tmp_path, path, f"model.processor={demo[1]}", "executor.num_workers=1")
+    assert shown.returncode == 3
+    assert "max_skipped=0.01 allows fewer: so nothing would be published without max_skipped=0.22" in shown.stderr
+    (command,) = re.findall("^energon-pack source.path=.*", shown.stdout, re.MULTILINE)
+    packed = command_here("energon_pack", *command.split()[1:], cwd=tmp_path)
+    assert packed.returncode == 0, packed.stderr
+
+
+def test_the_page_of_help_has_the_exit_code_of_losses() -> None:
+    assert re.search(r"^  3 +too much is lost: .* would be published$", tried(Path(), "--help").stdout, re.MULTILINE)
+
+
+def test_a_setting_that_does_not_help_is_said_to(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """`source.tools=text writes calls as text`: the template then refused what the tool returned."""
+    template = tmp_path / "one.jinja"
+    template.write_text(
+        "{% set ns = namespace(called=false) %}{% for m in messages %}{% if m.tool_calls %}{% set ns.called = true %}"
+        "{% elif m.role == 'tool' and not ns.called %}{{ raise_exception('no call before it') }}{% endif %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    call = {"type": "function", "function": {"name": "tide", "arguments": {"town": "Brest"}}}
+    turns = [answers("x")[0], {"role": "assistant", "content": "", "tool_calls": [call]}]
+    path = write_lines(tmp_path / "a.jsonl", {"messages": [*turns, {"role": "tool", "content": "3 m"}, *answers("3")]})
+    words = ("+model=text", f"model.processor={demo[1]}", f"model.chat_template={template}", "executor.num_workers=1")
+    shown = tried(tmp_path, path, *words)
+    assert "source.tools=text was tried, and does not help)" in shown.stdout, shown.stdout + shown.stderr

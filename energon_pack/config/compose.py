@@ -1,7 +1,9 @@
 """Compose a config in Python from the words of a command line: overrides → a checked config."""
 
 import difflib
+import os
 import re
+import shlex
 from collections.abc import Sequence
 
 from hydra import compose, initialize_config_dir
@@ -11,9 +13,10 @@ from omegaconf.errors import OmegaConfBaseException
 from energon_pack.config import PackConfig, conf_dir
 from energon_pack.config.hydra_start import hydra_set_aside
 from energon_pack.config.validate import nearest_key, nearest_name, to_config
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, setting_word
 from energon_pack.run.command import TOOLS
 
+_DATA_SUFFIXES = (".tar", ".jsonl", ".json", ".parquet", ".yaml", ".lmdb")
 _LIST_KEYS = ("source.path", "report.lens")  # settings that are lists, and may be given as a single value
 
 
@@ -46,7 +49,13 @@ def tool_hint(word: str, arguments: Sequence[str]) -> str:
     if not near:
         return ""
     rest = [argument for argument in arguments[1:] if argument != word]
-    return f"; did you mean energon-pack {' '.join([near[0], *rest])}?"
+    return f"; did you mean energon-pack {shlex.join([near[0], *rest])}?"
+
+
+def path_hint(word: str) -> str:
+    """Return `; did you mean source.path=…?` for a word that is, or looks like, the path of data; else ""."""
+    is_path = "/" in word or os.path.exists(word) or word.lower().endswith(_DATA_SUFFIXES)
+    return f"; did you mean {setting_word('source.path', word)}?" if is_path else ""
 
 
 def hydra_error_line(error: Exception, arguments: Sequence[str]) -> str:
@@ -59,8 +68,9 @@ def hydra_error_line(error: Exception, arguments: Sequence[str]) -> str:
         if value.endswith(","):
             return f"{error.override}: a list of values has no blanks: {key}=1024,2048"
         if equals:
-            return f"{error.override}: a value with special characters goes in quotes: '{key}=\"{value}\"'"
-        return f"{error.override}: not of the form KEY=VALUE{tool_hint(key, arguments)}"
+            return f"{error.override}: a value with special characters goes in quotes: {setting_word(key, value)}"
+        hint = tool_hint(key, arguments) or path_hint(key)
+        return f"{error.override}: not of the form KEY=VALUE{hint}"
     text = "\n".join(dict.fromkeys(str(e) for e in (error, error.__cause__) if e is not None))
     if refused := re.search(r"Could not override '([\w.]+)'", text):
         key = refused[1]

@@ -20,7 +20,7 @@ _CONTENT_NODES = "model", "media", "labels", "packing", "source", "output"
 #: fingerprint.
 _NON_CONTENT_KEYS = {
     "model": {"processor"},
-    "source": {"path", "media_root", "remote_media", "on_damaged"},
+    "source": {"path", "media_root", "media_map", "remote_media", "on_damaged"},
     "packing": {"max_dropped_tokens"},
     "output": {"dir", "name", "overwrite"},
 }

@@ -63,7 +63,7 @@ class DatasetInFolder:
 
     def refuse_source(self, source: Source) -> None:
         """Raise PackError if the source lies in the dataset: a run must not read its own output."""
-        media = {Path(root).resolve() for root in local_paths(shard.media_root for shard in source.shards)}
+        media = {Path(root).resolve() for root in local_paths(source.media_places)}
         final = self.final.resolve()
         if around := next((path for path in sorted(source.parent_folders | media) if path.is_relative_to(final)), None):
             raise PackError(f"the source {around} lies in {self.final}: choose another output.dir or output.name")

@@ -20,28 +20,28 @@ import numpy as np
 
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
-from energon_pack.dataset.publish_limits import (
-    why_measured_media_are_missing,
-    why_too_much_bad_data,
-    why_too_much_dropped,
+from energon_pack.errors import PackError, SamplesLost, amount, setting_word
+from energon_pack.inspect.losses import (
+    example_losses,
+    print_cuts,
+    print_losses,
+    settings_that_allow_losses,
+    why_not_published,
 )
-from energon_pack.dataset.skipped_file import ledger_entries
-from energon_pack.errors import PackError, SamplesLost, amount
 from energon_pack.inspect.source import look_at_sample
 from energon_pack.lengths.index import every_nth_sample
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import Choice, Choices, try_lengths
-from energon_pack.plan.packs import empty_plan
-from energon_pack.plan.report import Report, num_lost_to_bad_data
-from energon_pack.plan.settings import CUTTING_POLICIES, Overlong, PackingConfig
+from energon_pack.plan.report import num_lost_to_bad_data
+from energon_pack.plan.settings import CUTTING_POLICIES
 from energon_pack.report.contact_sheet import rows_at
 from energon_pack.report.images import ShrinkAdvice, advise_to_shrink
 from energon_pack.report.remark import share_of_samples
-from energon_pack.report.terminal_summary import part_lines, print_choices
+from energon_pack.report.terminal_summary import print_choices
 from energon_pack.report.views.screens import member_blocks, print_blocks, print_heading
 from energon_pack.report.views.text import Sentence
 from energon_pack.report.which_length import MOST_DROPPED, length_advice, lengths_to_choose, recommend_length
-from energon_pack.run.command import positive_int, run_tool, tool_parser
+from energon_pack.run.command import EXIT_CODES, positive_int, run_tool, tool_parser
 from energon_pack.run.console import say
 from energon_pack.run.context import executor_of
 from energon_pack.run.progress import Progress
@@ -65,7 +65,10 @@ _MAX_MEASURED_SAMPLES = 10_000
 _NUM_SHOWN_SAMPLES = 5
 _MAX_CHARS = 600  # of the text of a sample
 #: cures that a detail names as they are typed
-_SETTING_IN_DETAIL = re.compile(r"source\.(tools|take|remote_media|messages_key|columns\.(images|videos|audios))=\w+")
+_SETTING_IN_DETAIL = re.compile(
+    r"""(')?source\.(?:tools|take|remote_media|messages_key|columns\.(?:images|videos|audios))="""
+    r"""(?(1)(?:[^']|'"'"')+'|[^\s;,)]+)"""
+)
 _FEWER_FRAMES = ["media=fps", "media.fps=1"]
 _STAGE_NAMES = "index", "processor", "lengths", "plan"
 _EXAMPLES = (
@@ -159,19 +162,22 @@ def _measure_spread_samples(run: PackRun, arguments: argparse.Namespace, is_firs
 def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], PackRun]) -> None:
     tried = _measure_spread_samples(begin(()), arguments, is_first=True)
     config, lengths = tried.run.config, tried.measured.lengths
-    _show_samples(config, lengths, load_saved_template(tried.measured.method.template_folder))
-    print_heading("── what would be lost")
-    examples = _example_losses(config, lengths)
-    _print_losses(lengths, examples)
-    if config.packing.overlong in CUTTING_POLICIES:
-        _print_cuts(config, plan_source(tried.run, tried.measured).report)
+    most = None if arguments.full else _MAX_CHARS
+    _show_samples(config, lengths, load_saved_template(tried.measured.method.template_folder), most)
+    examples = example_losses(config, lengths)
     cures: list[str] = []
+    useless: list[str] = []
     cured = tried
     for cure in _settings_to_try(tried, examples):
+        useless += cure
         with suppress(PackError):
             with_cure = _measure_spread_samples(begin([*cures, *cure]), arguments)
             if with_cure.is_better_than(cured):
-                cures, cured = [*cures, *cure], with_cure
+                cures, cured, useless = [*cures, *cure], with_cure, useless[: -len(cure)]
+    print_heading("── what would be lost")
+    print_losses(lengths, {reason: (name, _with_verdict(text, useless)) for reason, (name, text) in examples.items()})
+    if config.packing.overlong in CUTTING_POLICIES:
+        print_cuts(config, plan_source(tried.run, tried.measured).report)
     if not (cured.measured.lengths.items.lens > 0).any():
         raise SamplesLost(f"{arguments.path}: no sample can be packed: what would be lost, above, says why")
     print_heading("── the pack length to choose")
@@ -190,14 +196,12 @@ def _try_source(arguments: argparse.Namespace, begin: Callable[[Sequence[str]], 
     per_pack = np.count_nonzero((lens > 0) & (lens <= cured.best.max_token_len)) / cured.sample_share / cured.best.packs
     say(f"a pack holds {per_pack:.1f} samples: for as many samples a step as before, divide its rows by that")
     print_heading("── next")
-    _print_next_commands(arguments, cured.best, cures)
+    allowed = settings_that_allow_losses(cured.measured.lengths, config.max_skipped)
+    _print_next_commands(arguments, cured.best, [*cures, *allowed])
+    without = "".join(f" without {setting}" for setting in allowed)
     for state, those in ((f"with {' '.join(cures)}, too,", cured), (f"without {' '.join(cures)}", tried)):
-        if why := (
-            why_too_much_bad_data(those.choices, config.max_skipped)
-            or why_measured_media_are_missing(those.measured.lengths, config.max_skipped)
-            or _overlong_refusal(those.best, config.packing)
-        ):
-            raise SamplesLost(f"{why}: {state if cures else 'so'} nothing would be published")
+        if why := why_not_published(config, those.measured.lengths, those.choices, those.best):
+            raise SamplesLost(f"{why}: {state if cures else 'so'} nothing would be published{without}")
 
 
 def _choose_evenly(shards: Sequence[Shard], most: int) -> list[Shard]:
@@ -207,8 +211,11 @@ def _choose_evenly(shards: Sequence[Shard], most: int) -> list[Shard]:
     return [shards[number * len(shards) // most] for number in range(most)]
 
 
-def _show_samples(config: PackConfig, lengths: Lengths, template: Template) -> None:
-    """Print some samples as training gets them, each with the reason for which `_samples_to_show` chose it."""
+def _show_samples(config: PackConfig, lengths: Lengths, template: Template, most: int | None) -> None:
+    """Print some samples as training gets them, each with the reason for which `_samples_to_show` chose it.
+
+    `most`: characters of the text of each; None: all.
+    """
     numbers = _samples_to_show(lengths)
     print_heading("── as they are trained: what counts is green, or «so»")
     rows = {place: (shard, row) for place, shard, row, _ in rows_at(lengths, np.array([*numbers]))}
@@ -217,7 +224,7 @@ def _show_samples(config: PackConfig, lengths: Lengths, template: Template) -> N
             looked = look_at_sample(config, reader, *rows[place], template)
             print_heading(f"{looked.view.sample_id}  ({kind})")
             print_blocks(Sentence(remark, "bad") for remark in looked.remarks)
-            print_blocks(member_blocks(looked.view), _MAX_CHARS)
+            print_blocks(member_blocks(looked.view), most)
 
 
 def _samples_to_show(lengths: Lengths) -> dict[int, str]:
@@ -243,29 +250,21 @@ def _samples_to_show(lengths: Lengths) -> dict[int, str]:
     }
 
 
-def _example_losses(config: PackConfig, lengths: Lengths) -> dict[str, tuple[str, str]]:
-    """Return reason → id of one sample that would be lost for it, and the detail, which tells what to do."""
-    examples: dict[str, tuple[str, str]] = {}
-    for entry in ledger_entries(lengths, empty_plan(lengths.items), config.packing) if lengths.reasons else ():
-        examples.setdefault(entry["reason"], (entry["sample_id"], entry["detail"] or ""))
-        if len(examples) == len(lengths.reasons):
-            break
-    return examples
+def _setting_in(detail: str) -> str | None:
+    """Return the first setting that a detail of a loss names as its cure; None: it names none."""
+    match = _SETTING_IN_DETAIL.search(detail)
+    return shlex.split(match[0])[0] if match else None
 
 
-def _print_losses(lengths: Lengths, examples: Mapping[str, tuple[str, str]]) -> None:
-    """Print each reason for which samples would be lost, with their number and one example."""
-    if not lengths.reasons:
-        known = ", as far as texts and headers of media say" * bool((lengths.items.media > 0).any())
-        say(f"nothing{known}: every sample can be packed, if it is not longer than a pack")
-    for reason, number in sorted(lengths.reasons.items(), key=lambda item: -item[1]):
-        sample, detail = examples.get(reason, ("?", ""))
-        say(f"{number:,} of {lengths.num_samples:,}  {reason}, as {sample}: {detail}")
+def _with_verdict(detail: str, useless: Sequence[str]) -> str:
+    """Return the detail of a loss, and that the setting which it names does not help, if it was `useless`."""
+    named = _setting_in(detail)
+    return f"{detail} ({named} was tried, and does not help)" if named in useless else detail
 
 
 def _settings_to_try(tried: TrialRun, examples: Mapping[str, tuple[str, str]]) -> list[list[str]]:
     """Return lists of settings to try: those that details of losses name, and settings for smaller media."""
-    typed = [[match[0]] for _, detail in examples.values() if (match := _SETTING_IN_DETAIL.search(detail))]
+    typed = [[named] for named in dict.fromkeys(_setting_in(detail) for _, detail in examples.values()) if named]
     if tried.shrink_advice:
         return [*typed, tried.shrink_advice.knob.split()]
     are_dropped = tried.best is not None and tried.best.dropped_tokens_share > MOST_DROPPED
@@ -273,28 +272,14 @@ def _settings_to_try(tried: TrialRun, examples: Mapping[str, tuple[str, str]]) -
     return [*typed, *([_FEWER_FRAMES] if are_dropped and has_videos else [])]
 
 
-def _overlong_refusal(best: Choice | None, packing: PackingConfig) -> str | None:
-    """Return why the best pack length drops so many tokens that nothing would be published; None: it does not."""
-    if packing.overlong is not Overlong.auto or best is None or best.dropped_tokens_share <= packing.max_dropped_tokens:
-        return None
-    too_much = f"packs of {best.max_token_len:,} tokens drop {best.dropped_tokens_share:.0%} of all tokens"
-    return f"{too_much}, packing.max_dropped_tokens={packing.max_dropped_tokens:g} allows less"
-
-
-def _print_cuts(config: PackConfig, report: Report) -> None:
-    """Print how many tokens cutting loses at `packing.max_token_len`, and whether that prevents publishing."""
-    for line in part_lines(report):
-        say(f"packing.overlong={config.packing.overlong.value}, {config.packing.max_token_len:,} tokens a pack: {line}")
-    if why := why_too_much_dropped(report, config.packing):
-        say(f"nothing would be published: {why}")
-
-
-def _print_next_commands(arguments: argparse.Namespace, chosen: Choice, cures: Sequence[str]) -> None:
+def _print_next_commands(arguments: argparse.Namespace, chosen: Choice, more: Sequence[str]) -> None:
+    """Print the command that packs, with `more` settings, and those that train."""
     settings = dict(override.split("=", 1) for override in arguments.overrides)
     name = settings.get("output.name") or _dataset_name(arguments.path)
     named = [] if "output.name" in settings else [f"output.name={name}"]
     length = f"packing.max_token_len={chosen.max_token_len}"
-    say(f"energon-pack {shlex.join([f'source.path={arguments.path}', *arguments.overrides, *cures, *named, length])}")
+    source, rest = setting_word("source.path", arguments.path), [*arguments.overrides, *more, *named, length]
+    say(f"energon-pack {source} {shlex.join(rest)}")
     dataset = path_in(settings.get("output.dir", "packed"), name)
     processor = settings.get("model.processor", "PROCESSOR_FOLDER")
     say("python -m energon_pack.recipes .        # trainings to read and adapt:")
@@ -311,11 +296,13 @@ def _dataset_name(path: str) -> str:
 
 def _arguments() -> argparse.Namespace:
     about = "See what a source holds, what would be lost of it, and which pack length fits, before anything is packed."
-    tool = tool_parser("try", "PATH model.processor=FOLDER [OVERRIDES]", about, _EXAMPLES)
+    codes = {SamplesLost.exit_code: EXIT_CODES[SamplesLost.exit_code].replace("was published", "would be published")}
+    tool = tool_parser("try", "PATH model.processor=FOLDER [OVERRIDES]", about, _EXAMPLES, codes)
     tool.add_argument("path", metavar="PATH", help="a folder, a file, a glob, or an address")
     tool.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as of `energon-pack`")
     most = f"samples that are measured (default {_MAX_MEASURED_SAMPLES:,})"
     tool.add_argument("-n", "--num-samples", type=positive_int, default=_MAX_MEASURED_SAMPLES, metavar="N", help=most)
+    tool.add_argument("--full", action="store_true", help="do not shorten the texts of samples")
     return tool.parse_intermixed_args()
 
 

@@ -43,7 +43,7 @@ from energon_pack.online.samples import (
     StoredRows,
     write_measured_rows,
 )
-from energon_pack.online.user_dataset import ID_PREFIX, MapStyleDataset, UserSamples
+from energon_pack.online.user_dataset import ID_PREFIX, MapStyleDataset, UserSamples, samples_in_memory
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.settings import CUTTING_POLICIES
 from energon_pack.plan.splits import split_shares
@@ -57,6 +57,7 @@ from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.find import Source
+from energon_pack.sources.media_map import MediaMap, mapped_name
 from energon_pack.sources.shard import TarShard
 from energon_pack.sources.storage import path_in
 from energon_pack.stages.measuring import Measured, index_source, measure_source, prepare_method
@@ -80,7 +81,7 @@ def measure_user_samples(
     """
     cache, num = lengths_cache(method, run), len(conversations)
     key = key_of(ID_PREFIX, fingerprint, num, _READING_VERSION)
-    files = _UserDatasetShard(ID_PREFIX, ID_PREFIX, num, fingerprint, conversations.root)
+    files = _UserDatasetShard(ID_PREFIX, ID_PREFIX, num, fingerprint, conversations.root, conversations.media_map)
     kept, missing = cache.find(key, num)
     cached = np.delete(np.arange(num), missing).tolist()
     changed = stale_rows([files], [kept], run.executor).get(0, {})
@@ -114,13 +115,14 @@ class _UserDatasetShard(TarShard):
     """Takes the place of a source's shard; media that are given by paths are files under `root`."""
 
     root: str
+    media_map: MediaMap
 
     @property
     def media_root(self) -> str:
         return self.root
 
     def path_of(self, name: str) -> str:
-        return path_in(self.root, name)
+        return path_in(self.root, mapped_name(name, self.media_map))
 
 
 class _MeasuredSlices(Dataset[pa.Table]):
@@ -212,9 +214,7 @@ def prepare(
     else:
         run = run_without_files(config, executor)
         run = run if known else replace(run, cache_dir=_temporary_cache())
-    samples_given = (
-        None if conversations is None else UserSamples(conversations, source.reading, source.media_root, source.limit)
-    )
+    samples_given = None if conversations is None else samples_in_memory(conversations, source)
     with one_process_at_a_time(run.cache()), executor:
         indexed = index_source(run)
         method = prepare_method(run)

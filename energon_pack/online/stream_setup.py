@@ -14,7 +14,7 @@ from energon_pack.errors import PackError
 from energon_pack.lengths.index import first_samples
 from energon_pack.online.prepare import run_without_files
 from energon_pack.online.samples import IndexedRow, IndexedSamples, Samples, StoredRows, write_index
-from energon_pack.online.user_dataset import MapStyleDataset, UserSamples
+from energon_pack.online.user_dataset import MapStyleDataset, samples_in_memory
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_process_at_a_time
 from energon_pack.run.progress import Progress
@@ -123,7 +123,7 @@ def _samples_in_memory(source: Any, config: PackConfig) -> Samples:
     if hasattr(source, "sample_for_measuring"):
         samples: Samples = source
         return samples
-    return UserSamples(source, config.source.reading, config.source.media_root, config.source.limit)
+    return samples_in_memory(source, config.source)
 
 
 def _samples_in_files(run: PackRun) -> Samples:

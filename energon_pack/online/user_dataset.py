@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Protocol
 
 from PIL import Image
 
 from energon_pack.errors import PackError
 from energon_pack.samples.conversation import ReadSample, placed_record
+from energon_pack.samples.hints import with_tried_hint
 from energon_pack.samples.lost_media import is_empty_listing
 from energon_pack.samples.media.image_probe import medium_of
 from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS, PART_TYPES
@@ -32,8 +32,11 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.unread_media import leaf_values, media_file_names, refuse_unread_media
 from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
+from energon_pack.sources.media_map import MediaMap, mapped_name, media_map_of, why_missing
 from energon_pack.sources.reader import state_of
 from energon_pack.sources.rows import MeasuredRow
+from energon_pack.sources.settings import SourceConfig
+from energon_pack.sources.storage import open_file
 from energon_pack.templates.sample import Sample
 
 #: stands in place of a shard's name in the ids of samples
@@ -54,7 +57,12 @@ class UserSamples:
     """Reads samples from a user's map-style dataset, of which only the first `limit` are used; None: all."""
 
     def __init__(
-        self, dataset: MapStyleDataset, settings: ReadSettings, media_root: str | None = None, limit: int | None = None
+        self,
+        dataset: MapStyleDataset,
+        settings: ReadSettings,
+        media_root: str | None = None,
+        limit: int | None = None,
+        media_map: MediaMap = (),
     ):
         with _naming_errors("conversations"):
             #: all items of the dataset, also those beyond the limit
@@ -63,6 +71,8 @@ class UserSamples:
         self._settings = settings
         #: the folder that paths of media are relative to
         self.root = os.path.abspath(os.path.expanduser(media_root or ""))
+        #: where media lie that items name by other places
+        self.media_map = media_map
 
     def __len__(self) -> int:
         return self._num_samples
@@ -88,23 +98,27 @@ class UserSamples:
     def read(self, number: int) -> tuple[ReadSample, list[bytes | Image.Image]]:
         """Return the sample `number`, and its media in the order of the placeholders; raises Skip."""
         with _naming_errors(self.sample_id(number)):
-            return self._read(self._dataset[number])
+            item = self._dataset[number]
+            try:
+                return self._read(item, self._settings)
+            except Skip as skip:
+                raise with_tried_hint(skip, lambda change: self._read(item, change(self._settings))[0]) from None
 
     def media_files(self, read: ReadSample) -> list[dict[str, Any]]:
         """Return name, size in bytes and version (by the time of change) of each media file that a sample names."""
         names = dict.fromkeys(part.name for part in read.parts if part.name)
-        states = [(name, state_of(os.path.join(self.root, name)) or (0, "")) for name in names]
+        states = [(name, state_of(self._path_of(name)) or (0, "")) for name in names]
         return [{"name": name, "size": size, "version": version} for name, (size, version) in states]
 
-    def _read(self, item: Any) -> tuple[ReadSample, list[bytes | Image.Image]]:
+    def _read(self, item: Any, settings: ReadSettings) -> tuple[ReadSample, list[bytes | Image.Image]]:
         try:
-            record, media = self._record(item)
-            record = with_use_audio_setting(record, self._settings)
+            record, media = self._record(item, settings)
+            record = with_use_audio_setting(record, settings)
             opened = [self._open(medium) for medium in media]
             media_found = [_probed_medium(medium) for _, medium in opened]
             placed = placed_record(record, [medium.kind for medium in media_found])
             fields = placed.record.fields
-            if self._settings.media is None:
+            if settings.media is None:
                 refuse_unread_media(placed.record, [name for name, _ in opened], bool(opened), self._kind_of)
             data = [opened[i][1] for i in placed.order]
             media_found = with_requested_settings(
@@ -119,11 +133,11 @@ class UserSamples:
             ]
             return ReadSample.of_record(b"", placed, parts, media_found, [], placed.time_texts([])), data
         except Skip as skip:
-            named = Skip(skip.reason, _MEMORY_NAME.sub(f"({_MEMORY_NOUN})", skip.detail))
+            named = Skip(skip.reason, _MEMORY_NAME.sub(f"({_MEMORY_NOUN})", skip.detail), skip.hint)
             named.media_type = skip.media_type or _guessed_media_type(item)
             raise named from None
 
-    def _record(self, item: Any) -> tuple[Record, list[Any]]:
+    def _record(self, item: Any, settings: ReadSettings) -> tuple[Record, list[Any]]:
         """Return the conversation of an item, and its media in the form the dataset gives them."""
         held: list[Any] = []
         if isinstance(item, Mapping):
@@ -133,7 +147,7 @@ class UserSamples:
                 if (value is not None and (key not in MEDIA_KEYS or _may_hold_media(value)))
                 or (key in MEDIA_KEYS and is_empty_listing(value))  # with a placeholder, its medium is lost
             }
-        record = parse_line(_with_named_media(item, held, self._settings), LineSettings(self.root), self._settings)
+        record = parse_line(_with_named_media(item, held, settings), LineSettings(self.root), settings)
         texts = [{**message, "content": _content_without_media(message["content"])} for message in record.messages]
         if any(isinstance(leaf, str) and _MEMORY_MARK in leaf for leaf in leaf_values([texts, record.tools])):
             raise Skip(Reason.BAD_MESSAGE, f"{_MEMORY_NOUN} stands where a text belongs")
@@ -158,11 +172,20 @@ class UserSamples:
                 Reason.UNSUPPORTED_MEDIA, f"a medium is a {type(medium).__name__}, not a PIL image, bytes or a path"
             )
         try:
-            return medium, Path(self.root, medium).read_bytes()
-        except (FileNotFoundError, ValueError):  # a ValueError: no file can have such a name
-            raise Skip(Reason.MISSING_MEDIA, f"{medium!r} is not there (source.media_root)") from None
+            with open_file(self._path_of(medium)) as file:
+                return medium, file.read(0, file.size)
+        except (FileNotFoundError, NotADirectoryError, ValueError):  # a ValueError: no file can have such a name
+            raise Skip(Reason.MISSING_MEDIA, why_missing(medium, self._path_of(medium))) from None
         except OSError as error:
             raise Skip(Reason.UNREADABLE_MEDIA, f"{medium!r}: {error.strerror}") from None
+
+    def _path_of(self, name: str) -> str:
+        return os.path.join(self.root, mapped_name(name, self.media_map))
+
+
+def samples_in_memory(dataset: MapStyleDataset, source: SourceConfig) -> UserSamples:
+    """Read a user's dataset by the settings of `source`."""
+    return UserSamples(dataset, source.reading, source.media_root, source.limit, media_map_of(source.media_map))
 
 
 def _guessed_media_type(item: Any) -> str | None:

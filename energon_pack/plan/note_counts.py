@@ -56,6 +56,11 @@ class SampleNotes:
         for column in NAME_LISTS:
             self._count_names(column, table[column], id_of)
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of samples with each of `NOTES`, in their order."""
+        return {note: self.samples[note] for note in NOTES}
+
     def most_frequent_names(self, column: str) -> dict[str, dict[str, Any]]:
         """Return the most frequent names in a column of `NAME_LISTS`: the `samples` with each, and an `example`."""
         most = sorted(self._names[column].items(), key=lambda item: (-item[1], item[0]))[:_MAX_NAMES_SHOWN]

@@ -12,7 +12,6 @@ from energon_pack.plan.distributions import PlanCounts, Tally, count_by_medium, 
 from energon_pack.plan.epoch_draws import EntryShare, mixture_figures
 from energon_pack.plan.expand import Expansion
 from energon_pack.plan.items import AnyInts, Items, Lengths
-from energon_pack.plan.note_counts import NOTES
 from energon_pack.plan.packs import (
     LEFT_OUT,
     PackPlan,
@@ -182,7 +181,7 @@ def summarize(
         image_modes=noted.most_frequent_names("image_modes"),
         placeholders_as_text=noted.most_frequent_names("placeholders_as_text") or None,
         weighted_share=round(noted.num_weighted / max(1, noted.num_supervised), 6),
-        notes={note: noted.samples[note] for note in NOTES},
+        notes=noted.counts,
         by_media=_by_media(counted, media_of_packs(items, plan), lens, room),
         shared=sharing_figures(lengths, plan),
         mixture=mixture_figures(shares, lengths, plan, capacity) or None,

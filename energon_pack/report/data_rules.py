@@ -18,9 +18,10 @@ _WRONG_NOTE_SHARES = {"assistant_first": 0.5, "empty_answers": 0.5}  # shares of
 _FEW_IMAGE_TOKENS = 64  # an image of so few tokens shows no small print
 _MAX_FOLDERS, _MAX_NAME_CHARS = 5, 120  # folders that are named, characters of a name
 _DUPLICATE_SHARE = 0.01  # share of the samples
+_NEVER_SEEN = "a model that is trained on these packs never sees one"
 #: what helps against samples that are lost, by reason
 _REMEDIES = {
-    Reason.MISSING_MEDIA: "source.media_root, source.remote_media, or the names in the JSON",
+    Reason.MISSING_MEDIA: "source.media_root, source.media_map, source.remote_media, or the names in the JSON",
     Reason.UNREADABLE_MEDIA: "convert or remove these files",
     Reason.MEDIA_UNREAD: "the key that names the media (source.columns.images), or source.media=ignore",
     Reason.UNSUPPORTED_MEDIA: "what the details name: another model, a package, or files to download or convert",
@@ -90,7 +91,11 @@ def nothing_to_pack(figures: Figures) -> Iterator[Remark]:
     if not figures.source.samples:
         why = "there is nothing to pack: another folder, or settings that leave out every sample"
         yield Remark(Grade.wrong, "the source has no samples", why, "source.path, source.split, source.limit")
-    elif figures.report and not figures.report.packs:
+    elif (
+        figures.report
+        and not figures.report.packs
+        and num_lost_to_bad_data(figures.skipped_by_reason) < figures.source.samples  # else `bad_data` says it
+    ):
         yield Remark(Grade.wrong, "there is no pack", "every sample was skipped", "see skipped samples")
 
 
@@ -106,23 +111,35 @@ def bad_data(figures: Figures, max_skipped: float) -> Iterator[Remark]:
     by_number = sorted(reasons, key=lambda name: -reasons[name])
     most = Reason(by_number[0])
     named = ", ".join(f"{reasons[name]:,} {name}" for name in by_number)
-    too_many = num > max_skipped * samples
+    too_many, media = num > max_skipped * samples, _media_lost_to_bad_data(figures)
+    every = f": every {' and every '.join(media)} sample" if media else ""
+    why = _NEVER_SEEN if media else "they are in no pack; see skipped"
     yield Remark(
-        Grade.wrong if too_many else Grade.look,
-        f"{share_of_samples(num, samples)} are lost to bad data: {named}",
-        f"nothing is published above max_skipped={max_skipped:g}" if too_many else "they are in no pack; see skipped",
+        Grade.wrong if too_many or media else Grade.look,
+        f"{share_of_samples(num, samples)} are lost to bad data: {named}{every}",
+        f"nothing is published above max_skipped={max_skipped:g}" if too_many else why,
         _REMEDIES.get(most, "the details under skipped samples say what is wrong with each"),
         sample=most.value,
     )
 
 
+def _media_lost_to_bad_data(figures: Figures) -> list[str]:
+    """Return the media types of which all samples are lost, if these are all that bad data cost."""
+    media = figures.report.lost_modalities if figures.report else []
+    num = sum(figures.source.by_medium[name].samples for name in media)
+    return media if media and num == num_lost_to_bad_data(figures.skipped_by_reason) else []
+
+
 def lost_modalities(figures: Figures) -> Iterator[Remark]:
     """Yield a remark for each media type of the source of which all samples, or many, are in no pack."""
-    for name in figures.report.lost_modalities if figures.report else ():
+    told = _media_lost_to_bad_data(figures)  # `bad_data` names them
+    for name in figures.report.lost_modalities if figures.report and not told else ():
         num = figures.source.by_medium[name].samples
-        why = "a model that is trained on these packs never sees one"
         yield Remark(
-            Grade.wrong, f"every {name} sample is skipped, {num:,} in all", why, "see the reasons under skipped samples"
+            Grade.wrong,
+            f"every {name} sample is skipped, {num:,} in all",
+            _NEVER_SEEN,
+            "see the reasons under skipped samples",
         )
 
     for name, row in figures.report.by_media.items() if figures.report else ():

@@ -10,6 +10,8 @@ from energon_pack.plan.pack_lengths import Choice
 from energon_pack.report.sweep_folder import jobs_of
 from energon_pack.report.which_length import MOST_DROPPED, recommend_length
 
+#: written by Hydra's sweepers that optimise (Optuna's, Ax's, Nevergrad's)
+_OPTIMISED_FILE = "optimization_results.yaml"
 _NEARLY_LEAST = 1.01  # times the least cost of a token
 
 
@@ -59,6 +61,7 @@ class Sweep:
     keys: list[str]  # settings that differ between the jobs
     rows: list[JobFigures]
     failed: list[FailedJob]
+    is_optimised: bool = False  # the sweeper names the best job, by `report.objective`
 
     @property
     def is_over_models(self) -> bool:
@@ -67,8 +70,8 @@ class Sweep:
 
     @property
     def best(self) -> JobFigures | None:
-        """Return the best job by the rule `BEST_RULE`; None: there are several models, or no job may be the best."""
-        rows = [row for row in self.rows if row.may_be_best and not self.is_over_models]
+        """Return the best job by the rule `BEST_RULE`; None: the rule does not decide, or no job may be it."""
+        rows = [row for row in self.rows if row.may_be_best and not (self.is_over_models or self.is_optimised)]
         keeping = [row for row in rows if row.dropped_tokens_share <= MOST_DROPPED]
         if not keeping:
             return min(rows, key=lambda row: row.dropped_tokens_share, default=None)
@@ -80,6 +83,8 @@ class Sweep:
     @property
     def why_no_best(self) -> str:
         """Return the words that say why no job is the best."""
+        if self.is_optimised:
+            return f"the sweeper chose by report.objective, and {_OPTIMISED_FILE} names its best"
         if self.is_over_models:
             return "each model has tokens of its own, and the fewest are not the best"
         if not any(row.packs for row in self.rows):
@@ -89,7 +94,8 @@ class Sweep:
     def to_json(self) -> dict[str, Any]:
         """Return the content of sweep.json."""
         best = self.best
-        return {"format": 1, "best": best.number if best else None, **asdict(self)}
+        figures = {name: value for name, value in asdict(self).items() if name != "is_optimised"}
+        return {"format": 1, "best": best.number if best else None, **figures}
 
 
 BEST_RULE = (
@@ -112,7 +118,7 @@ def sweep_of(folder: Path) -> Sweep:
             rows.append(_row(job, settings))
         elif job["error"] is not None:
             failed.append(FailedJob(job["number"], settings, job["error"], job.get("page")))
-    sweep = Sweep(keys, rows, failed)
+    sweep = Sweep(keys, rows, failed, (folder / _OPTIMISED_FILE).exists())
     return sweep if sweep.is_over_models else replace(sweep, rows=_with_times(rows))
 
 
@@ -181,11 +187,13 @@ def objective_of(figures: Mapping[str, Any], objective: str, max_dropped_tokens:
 
 
 def _with_times(rows: Sequence[JobFigures]) -> list[JobFigures]:
-    """Return the rows with times relative to the shortest."""
-    flops = [row.flops for row in rows if row.flops]
-    of_token = [row.flops / row.tokens for row in rows if row.flops and row.tokens]
+    """Return the rows with times relative to the shortest of the jobs that may be the best; if none may, of all."""
+    timed = [row for row in rows if row.flops and row.tokens]
+    measures = [row for row in timed if row.may_be_best] or timed
+    flops = min((row.flops or 0.0 for row in measures), default=1.0)
+    of_token = min(((row.flops or 0.0) / row.tokens for row in measures), default=1.0)
     return [
-        replace(row, time=row.flops / min(flops), time_of_token=row.flops / row.tokens / min(of_token))
+        replace(row, time=row.flops / flops, time_of_token=row.flops / row.tokens / of_token)
         if row.flops and row.tokens
         else row
         for row in rows

@@ -21,8 +21,9 @@ _TOTAL_FIELDS = "samples_in", "samples_packed", "samples_skipped", "packs", "pac
 
 def print_plan(report: Report) -> None:
     """Print samples, packs and fill by media, what was skipped, and how long samples are."""
+    notes = note_lines(report.notes, report.image_modes, report.unknown_keys)
     print_table(media_rows(report))
-    for line in (*lines_below_table(report), *_skipped_lines(report), *_notes(report)):
+    for line in (*lines_below_table(report), *_skipped_lines(report), *notes):
         say(line)
     if report.token_len:
         say(f"tokens of a sample: {_spread(report.token_len)}")
@@ -84,7 +85,7 @@ def _source_lines(report: Report) -> Iterator[str]:
 def shared_line(shared: Mapping[str, int], tokens: int) -> str:
     """Describe in one line what `packing.share` saves; `shared` is `Report.shared`, `tokens` those in packs."""
     if not shared["trees"]:
-        return "shared: nothing, no two samples of a group begin alike"
+        return "shared: nothing, no two samples of a group begin alike for packing.share_min_tokens tokens"
     media = [amount(shared[m.plural], m.kind) for m in (IMAGE, VIDEO) if shared[m.plural]]
     saved = " and ".join([amount(shared["tokens"], "token"), *media])
     less = f"{(tokens + shared['tokens']) / max(1, tokens):.2f} times fewer tokens"
@@ -119,16 +120,18 @@ def expanded_line(expanded: Mapping[str, Any], is_shared: bool = False) -> str:
     return f"labels.expand={expanded['how']}: {became}, {times:.2f} times the tokens{shared}"
 
 
-def _notes(report: Report) -> Iterator[str]:
-    """Yield a line for each thing that the authors of samples may not have meant."""
-    for note, number in report.notes.items():
+def note_lines(
+    notes: Mapping[str, int], image_modes: Mapping[str, Mapping[str, Any]], unknown_keys: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield a line for each thing that the authors of samples may not have meant; arguments as in `Report`."""
+    for note, number in notes.items():
         if number:
             yield f"noted: {amount(number, 'sample')} with {note.replace('_', ' ')}"
-    for mode, of_mode in report.image_modes.items():
+    for mode, of_mode in image_modes.items():
         samples = f"{amount(of_mode['samples'], 'sample')} with images of mode {mode}, as {of_mode['example']}"
         yield f"noted: {samples}: {LOST_BITS}"
-    if report.unknown_keys:
-        yield f"unknown keys (samples, as in): {named_keys(report.unknown_keys)}; nothing reads them"
+    if unknown_keys:
+        yield f"unknown keys (samples, as in): {named_keys(unknown_keys)}; nothing reads them"
 
 
 def _step_lines(report: Report) -> Iterator[str]:

@@ -64,7 +64,7 @@ def tool_parser(
     all_codes = {code: meaning for code, meaning in EXIT_CODES.items() if code != SamplesLost.exit_code} | dict(
         codes or {}
     )
-    lines += ["exit codes:", *exit_code_lines(all_codes)]
+    lines += ["exit codes:", *exit_code_lines(dict(sorted(all_codes.items())))]
     tool = argparse.ArgumentParser(
         program,
         usage=f"{program} {takes} [options]",

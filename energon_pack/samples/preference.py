@@ -10,7 +10,7 @@ from typing import Any
 
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import Take
-from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
+from energon_pack.samples.skip import Hint, Reason, Skip, value_of_synonyms
 
 _REJECTED_KEYS = frozenset(("rejected_response", "rejected_messages", "rejected_images"))
 #: keys that say whether an answer is good: true or false, 1 or 0, or a word; any other value is a remark
@@ -39,9 +39,8 @@ def without_rejected_answer(value: Mapping[str, Any], keys: Sequence[str], take:
     labelled = f"{label}={value[label]}" if label else ""
     detail = "chosen and rejected" if has_pair else next(iter(rejected), labelled)
     if take is None:
-        raise Skip(
-            Reason.PREFERENCE_DATA, f"{detail}: preference data (source.take=chosen packs the good conversations)"
-        )
+        hint = Hint("take", "chosen", "packs the good conversations", "source.map makes a conversation of it")
+        raise Skip(Reason.PREFERENCE_DATA, f"{detail}: preference data ({hint})", hint)
     if label and not _is_good(value[label]):
         raise Skip(Reason.NOT_CHOSEN, f"{detail} (source.take=chosen)")
     rest = {name: item for name, item in value.items() if name not in PREFERENCE_KEYS}

@@ -13,7 +13,7 @@ from typing import Any
 from energon_pack.samples.dialects.pairs import question_and_answer_turns, turns_of_pair, turns_of_prompts_and_captions
 from energon_pack.samples.dialects.pictures import media_name_in, replace_img_tags
 from energon_pack.samples.dialects.rewrite import rewrite_record
-from energon_pack.samples.dialects.table import conversation_of
+from energon_pack.samples.dialects.table import conversation_of, no_conversation_skip
 from energon_pack.samples.documents import (
     DOCUMENT,
     document_of_answer,
@@ -185,15 +185,7 @@ def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[li
         raise Skip(Reason.NO_MESSAGES, detail)
     is_chat = settings.sample_type in (SampleType.auto, SampleType.chat)
     fields = " or ".join(MESSAGE_KEYS) if is_chat else settings.sample_type.value
-    raise Skip(Reason.NO_MESSAGES, f"no {fields} among {sorted(value)[:8]} ({_field_advice(value)})")
-
-
-def _field_advice(value: Mapping[str, Any]) -> str:
-    """Return advice for a message: the setting that names another field as the conversation."""
-    turns = [key for key, item in value.items() if isinstance(item, list) and item and isinstance(item[0], dict)]
-    if named := next((key for key in turns if not {"role", "from"}.isdisjoint(value[key][0])), None):
-        return f"source.messages_key={named} reads its turns"
-    return "source.messages_key names a field of turns, source.columns.prompt and .response name two of texts"
+    raise no_conversation_skip(value, fields)
 
 
 def _normalized_messages(value: Any) -> list[Message]:

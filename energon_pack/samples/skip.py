@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
-from energon_pack.errors import without_passwords
+from energon_pack.errors import setting_word, without_passwords
 
 
 class Reason(str, Enum):
@@ -53,18 +53,41 @@ class Reason(str, Enum):
 NOTHING_TRAINED_DETAIL = "none of its tokens is trained"
 
 
-class Skip(Exception):
-    """Raised to leave out one sample, with the reason and a detail of one line."""
+class Hint(NamedTuple):
+    """A value of a setting `source.*` by which a sample that is left out may be read; it is tried before it is said."""
 
-    def __init__(self, reason: Reason, detail: str):
+    setting: str  # without `source.`: `messages_key`, `columns.images`
+    value: str
+    effect: str  # what the setting does: `reads its turns`
+    otherwise: str = ""  # words in the hint's place where the setting does not help
+    keeps: tuple[str, ...] = ()  # names of media that are read without the setting
+
+    def __str__(self) -> str:
+        return f"{setting_word(f'source.{self.setting}', self.value)} {self.effect}"
+
+
+class Skip(Exception):
+    """Raised to leave out one sample, with the reason and a detail of one line.
+
+    `hint`: the hint that the detail holds as text, for whoever can try it (`sources.sample.read_sample`).
+    """
+
+    def __init__(self, reason: Reason, detail: str, hint: Hint | None = None):
         super().__init__(reason, detail)
         #: the sample's media type, by the part that was read
         self.media_type: str | None = None
-        self.reason = reason
+        self.reason, self.hint = reason, hint
         self.detail = without_passwords(" ".join(detail.split()))[:300]
 
     def __str__(self) -> str:
         return f"{self.reason.value}: {self.detail}"
+
+    def without_hint(self) -> "Skip":
+        """Return the same without its hint, which does not help."""
+        reason, detail = self.args
+        skip = Skip(reason, detail.replace(str(self.hint), self.hint.otherwise) if self.hint else detail)
+        skip.media_type = self.media_type
+        return skip
 
 
 def value_of_synonyms(value: Mapping[str, Any], keys: Sequence[str], place: str = "") -> Any:

@@ -15,7 +15,7 @@ from energon_pack.samples.media.kinds import KINDS, kind_by_name
 from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import MESSAGE_KEYS
-from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.skip import Hint, Reason, Skip
 
 _MAX_NAME_CHARACTERS = 1024  # most characters of a name
 _INNER_NAME_MARK = "::"  # in the names of media inside files
@@ -53,19 +53,29 @@ def refuse_unread_media(
             kind = None if _is_read(leaf, read) else _kind_of_value(leaf, field, kind_of)
             if kind is not None:
                 is_top = "[]" not in field.key and not is_tar
-                reads = f"source.columns.{KINDS[kind].plural}={field.key} reads it" if is_top else ""
+                columns = f"columns.{KINDS[kind].plural}"
+                is_listing = is_top and _may_list_media(field.value)
+                reads = Hint(columns, field.key, "reads it;", keeps=tuple(read)) if is_listing else None
                 raise unread_media_skip(
                     f"{field.key} has {str(leaf)[:80]!r},", kind, similar_key_hint(field.key), reads
                 )
 
 
-def unread_media_skip(place: str, kind: str, meant: str, reads: str) -> Skip:
+def _may_list_media(value: Any) -> bool:
+    """Tell whether a field's value may be read as media: a name, an object with its path, or a list of these."""
+    if isinstance(value, Mapping):
+        return not {"path", "url"}.isdisjoint(value)
+    return all(map(_may_list_media, value)) if isinstance(value, list | tuple) else True
+
+
+def unread_media_skip(place: str, kind: str, meant: str, reads: Hint | str | None) -> Skip:
     """Return the Skip for a sample with a medium that nothing reads.
 
-    `place`: where the medium is. `meant`: `: did you mean …?` or empty. `reads`: a setting that reads it, or empty.
+    `place`: where the medium is. `meant`: `: did you mean …?` or empty. `reads`: what reads it, if anything does.
     """
-    ways = "; ".join(filter(None, (reads, "source.media=ignore packs the text alone")))
-    skip = Skip(Reason.MEDIA_UNREAD, f"{place} {KINDS[kind].noun}, and nothing reads it{meant or ':'} {ways}")
+    ways = f"{reads or ''} source.media=ignore packs the text alone"
+    hint = reads if isinstance(reads, Hint) else None
+    skip = Skip(Reason.MEDIA_UNREAD, f"{place} {KINDS[kind].noun}, and nothing reads it{meant or ':'} {ways}", hint)
     skip.media_type = kind
     return skip
 

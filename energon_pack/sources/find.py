@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import bucket_of, lies_in, local_paths
+from energon_pack.sources.media_map import absolute_places
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.other_formats import COMPRESSED_NAME, PARQUET_ADVICE, compressed_error
-from energon_pack.sources.shard import Shard, TarShard
+from energon_pack.sources.shard import JsonlShard, Shard, TarShard
 from energon_pack.sources.storage import FileState, absolute, expand, folder_of, state_of, walk
 
 #: the plan of a packed dataset
@@ -74,10 +75,20 @@ class Source:
         paths = local_paths(shard.real_path for shard in self.shards)
         return frozenset(map(Path, map(os.path.dirname, paths)))
 
+    @property
+    def media_places(self) -> set[str | None]:
+        """Return the folders and addresses in which media of lines lie."""
+        return {shard.media_root for shard in self.shards}.union(self._mapped_places)
+
+    @property
+    def _mapped_places(self) -> set[str]:
+        maps = {shard.lines.media_map for shard in self.shards if isinstance(shard, JsonlShard)}
+        return {place for media_map in maps for place in absolute_places(media_map)}
+
     @cached_property
     def root(self) -> str:
         """Return the deepest folder that holds all files and media, or raise PackError: references in packs need it."""
-        roots = sorted({shard.base for shard in self.shards})
+        roots = sorted({shard.base for shard in self.shards}.union(self._mapped_places))
         if len({bucket_of(root) for root in roots}) > 1:
             raise PackError(
                 f"output.media=reference: the source lies in {roots[0]} and {roots[-1]}: no folder holds all of it"

@@ -12,6 +12,7 @@ from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.blockwise import max_ahead_bytes
 from energon_pack.sources.media_containers import OpenFiles, open_medium, split_name
+from energon_pack.sources.media_map import why_missing
 from energon_pack.sources.referenced_media import ends_of
 from energon_pack.sources.rows import MeasuredRow, SampleRow
 from energon_pack.sources.shard import Shard
@@ -144,7 +145,7 @@ class Reader:
         try:
             return self._open_files.open(shard.path_of(name))
         except (FileNotFoundError, NotADirectoryError, KeyError, ValueError):  # ValueError: a zero byte in the name
-            raise Skip(Reason.MISSING_MEDIA, f"{name!r} is not there (source.media_root)") from None
+            raise Skip(Reason.MISSING_MEDIA, why_missing(name, shard.path_of(name))) from None
         except OSError as error:
             raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r}: {error.strerror}") from None
 

@@ -7,7 +7,8 @@
 All three then do the same: JSON ─► record ─► placeholders ─► patch positions ─► times ─► `ReadSample`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -15,6 +16,7 @@ from energon_pack.samples.bytes import ByteRange, as_file
 from energon_pack.samples.conversation import TIME_FIELDS, PlacedRecord, ReadSample, placed_record
 from energon_pack.samples.cut import Cut, fields_of_part, indices_of_kind, media_of_part, messages_of_part
 from energon_pack.samples.frame_times import load_patch_positions, with_times_in_text
+from energon_pack.samples.hints import with_tried_hint
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe_part
@@ -36,9 +38,23 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
     """Read an indexed sample: its record, and its media's headers, in the order of their placeholders.
 
     Raises:
-        Skip: the sample can't be packed; its attribute `media_type` is a guess of the sample's media type.
+        Skip: the sample can't be packed; its attribute `media_type` is a guess of the sample's media type, and a hint
+            in its detail was tried.
         PackError: the shard changed.
     """
+    try:
+        return _read_indexed(reader, shard, row, settings)
+    except Skip as skip:
+
+        def read(change: Callable[[ReadSettings], ReadSettings]) -> ReadSample:
+            own = shard.own.reading and change(shard.own.reading)
+            return _read_indexed(reader, replace(shard, own=replace(shard.own, reading=own)), row, change(settings))
+
+        raise with_tried_hint(skip, read) from None
+
+
+def _read_indexed(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSettings) -> ReadSample:
+    """Do `read_sample`, without trying the hint of a Skip."""
     seems, raw = media_type_by_name([part.name for part in row.parts]), b""
     try:
         raw = reader.raw(shard, row)
@@ -67,7 +83,7 @@ def _refuse_unread(reader: Reader, shard: Shard, row: IndexRow, record: Record, 
     is_mapped = isinstance(shard, TarShard) and shard.field_map is not None  # then the map says what is taken
     for part in () if read or is_mapped else row.parts:  # a medium, although its name does not say so
         if part.name != row.record_part and (kind := _kind_of_part(reader, shard, part)):
-            raise unread_media_skip(f"its part {part.name!r} is", kind, "", "`name` lists media")
+            raise unread_media_skip(f"its part {part.name!r} is", kind, "", "`name` lists media;")
 
 
 def _kind_of_name(reader: Reader, shard: Shard, row: IndexRow, name: str) -> str | None:

@@ -9,6 +9,7 @@ from energon_pack.errors import PackError
 from energon_pack.run.load_by_name import load_entry_point
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.user_map import name_with_hash
+from energon_pack.sources.media_map import media_map_of
 
 
 class Format(str, Enum):
@@ -40,6 +41,8 @@ class SourceConfig(ReadSettings):
     #: the folder that paths of media are relative to; None: the folder of the JSONL, or the one that its meta file
     #: names
     media_root: str | None = None
+    #: where media lie that data name by other places: a list of OLD=NEW, beginnings of their names; None: as named
+    media_map: Any = None
     #: whether media that a JSONL names on other object stores are read, with the keys of this run
     remote_media: bool = False
     #: a damaged or cut file is an error before any work, or its whole samples are kept
@@ -72,6 +75,7 @@ class SourceConfig(ReadSettings):
         if self.format not in list(Format) and load_entry_point("sources", "source.format", self.format) is None:
             formats = ", ".join(each.value for each in Format)
             raise PackError(f"source.format={self.format}: there are {formats}, and what installed packages add")
+        media_map_of(self.media_map)
         named = {
             "source.messages_key": self.messages_key,
             "source.columns.messages": self.columns.messages,

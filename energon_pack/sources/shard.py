@@ -34,6 +34,7 @@ from energon_pack.sources.jsonl import line_index as lines
 from energon_pack.sources.jsonl.coco import with_image_name
 from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
 from energon_pack.sources.media_containers import archive_path, joined_name, split_name
+from energon_pack.sources.media_map import mapped_buckets, mapped_name
 from energon_pack.sources.named_bytes import may_have_base64, name_media
 from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.sample_ratio import drawn_rows, source_key
@@ -234,7 +235,7 @@ class JsonlShard(_SourceFile):
     def identity(self) -> tuple[Any, ...]:
         kind = type(self)
         version_of_kind = () if kind is JsonlShard else (kind.__module__, kind.__qualname__, kind.value_version)
-        return *super().identity[:-1], asdict(self.lines), *version_of_kind
+        return *super().identity[:-1], self.lines.identity, *version_of_kind
 
     @property
     def media_root(self) -> str:
@@ -272,6 +273,7 @@ class JsonlShard(_SourceFile):
         file, key = split_name(name)
         if key is not None and file == os.path.basename(self.path):
             return joined_name(self.path, key)
+        name = mapped_name(name, self.lines.media_map)
         return archive_path(self.media_root, name) or path_in(self.media_root, name)
 
     def digest(self) -> str:
@@ -302,7 +304,8 @@ class JsonlShard(_SourceFile):
 
     def _allowed_name(self, name: str) -> str:
         """Return the name of a medium; raises Skip for an address on a store that no setting names."""
-        if not self.lines.remote_media and bucket_of(name) not in ("", bucket_of(self.media_root)):
+        bucket, lines = bucket_of(mapped_name(name, self.lines.media_map)), self.lines
+        if not lines.remote_media and bucket not in ("", bucket_of(self.media_root), *mapped_buckets(lines.media_map)):
             detail = f"{name!r} is on another store than source.media_root; source.remote_media=true reads it there"
             raise Skip(Reason.MISSING_MEDIA, detail)
         return name

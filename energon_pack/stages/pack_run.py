@@ -45,7 +45,7 @@ class PackRun(Run):
     @property
     def shared_folders(self) -> list[Folder]:
         """Return the folders that all machines of the run have to see: cache, output and source."""
-        media = set(map(Path, local_paths(shard.media_root for shard in self.source.shards)))
+        media = set(map(Path, local_paths(self.source.media_places)))
         read = sorted(self.source.folders | self.source.parent_folders | media)[:_MAX_CHECKED_FOLDERS]
         written = (("cache_dir", self.cache()), ("output.dir", self.destination.final.parent))
         return [

@@ -42,6 +42,7 @@ from energon_pack.run.files import write_whole
 from energon_pack.run.seeded_random import Ints
 from energon_pack.run.work_parts import EqualSpans, Part
 from energon_pack.sources.find import Source
+from energon_pack.sources.media_map import media_map_of
 from energon_pack.sources.reader import SourceChanged
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import absolute
@@ -234,10 +235,10 @@ def _checked_plan_record(run: PackRun, staging: Path) -> dict[str, Any]:
 
 def plan_settings(config: PackConfig) -> dict[str, Any]:
     """Return all settings that a plan depends on: the content settings, and the places of the source."""
-    path, root = config.source.path, config.source.media_root
+    path, root, media_map = config.source.path, config.source.media_root, config.source.media_map
     paths = path if isinstance(path, list) else [path]
     places: list[Any] = [absolute(each) if isinstance(each, str) else each for each in (*paths, root) if each]
-    return {**content_settings(config), "places": places}
+    return {**content_settings(config), "places": [*places, *media_map_of(media_map)]}
 
 
 def write_part(run: PackRun, part: Part) -> dict[str, Any]:

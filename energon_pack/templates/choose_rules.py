@@ -138,7 +138,10 @@ def choose_template(settings: TemplateSettings, folder: Path) -> tuple[Template,
         return build(settings, folder), TemplateChoice(name)
     if name == AUTO:
         if not has_media_parts(folder):
-            raise PackError(f"{where} has no settings of an image or video processor: +model=text packs texts with it")
+            raise PackError(
+                f"{where} has no settings of an image or video processor: +model=text packs texts with it,"
+                " preprocessor_config.json beside the tokenizer adds them"
+            )
         refuse_other_class(settings.model.processor_class, folder, where)
         refuse_unpackable(folder, where)
     tried: list[TriedTemplate] = []

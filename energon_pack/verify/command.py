@@ -58,6 +58,7 @@ class Options:
     decode: bool = False  # decode pixels, too
     source: list[str] | None = None  # compare with the source at these paths; []: at the paths it was packed from
     media_root: str | None = None  # the media of a JSONL source now; None: where they were when packed
+    media_map: list[str] | None = None  # where media lie now, as `source.media_map`; None: as it was when packed
     map: str | None = None  # the step that may run on the records of the source, as `source.map` named it
     processor: str | None = None  # for `source`; None: the one it was packed with
     trust_remote_code: bool = False
@@ -75,8 +76,9 @@ def verify(dataset: str | Path, options: Options = _DEFAULTS) -> Findings:
     Raises PackError if it is no packed dataset, or `options.source` is set and the source is missing.
     """
     folder = packed_folder(dataset)
-    if options.media_root is not None and options.source is None:
-        raise PackError(f"--media-root {options.media_root} is for --source, which compares with the source")
+    for option, value in (("--media-root", options.media_root), ("--media-map", options.media_map)):
+        if value is not None and options.source is None:
+            raise PackError(f"{option} {value} is for --source, which compares with the source")
     findings = Findings(options.max_errors)
     if not folder.has(f"{META_FOLDER}/{MANIFEST}"):
         raise PackError(
@@ -93,7 +95,7 @@ def _run_checks(folder: DatasetFolder, options: Options, findings: Findings) -> 
     if not has_messages(stated.manifest):
         why = "the packs hold no conversations (output.messages=false)"
         findings.notes += [f"{why}: only their tokens are compared with the source"] * (paths is not None)
-    source = None if paths is None else find_source(folder, stated.report, paths, options.media_root)
+    source = None if paths is None else find_source(folder, stated.report, paths, options.media_root, options.media_map)
     how = options.processor, options.trust_remote_code
     with nullcontext() if source is None else saved_template(folder, stated.report, *how, findings) as template_folder:
         jobs = list(_jobs(stated, source, template_folder, options))
@@ -261,6 +263,7 @@ def _arguments() -> argparse.Namespace:
     more.add_argument("--decode", action="store_true", help="decode every medium")
     more.add_argument("--source", nargs="*", metavar="PATH", help="compare with the source, at PATH if it has moved")
     more.add_argument("--media-root", metavar="FOLDER", help="where media of a JSONL source are now")
+    more.add_argument("--media-map", nargs="+", metavar="OLD=NEW", help="where they are now, as in source.media_map")
     more.add_argument("--map", metavar="MODULE:FUNCTION", help="with --source: run the step that source.map named")
     processor = tool.add_argument_group("the processor of --source")
     processor.add_argument("--processor", metavar="FOLDER", help="another than when it was packed")

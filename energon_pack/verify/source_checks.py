@@ -38,13 +38,18 @@ Settings = TypeVar("Settings", bound=ReadSettings)
 
 
 def find_source(
-    folder: DatasetFolder, report: Mapping[str, Any], paths: Sequence[str], media_root: str | None = None
+    folder: DatasetFolder,
+    report: Mapping[str, Any],
+    paths: Sequence[str],
+    media_root: str | None = None,
+    media_map: Sequence[str] | None = None,
 ) -> Source:
     """Find the source that a dataset was packed from; raises PackError if it is not there.
 
     Args:
         paths: where the source lies now; empty: where report.json says, or ENERGON_PACK_SOURCE if packs refer to it.
         media_root: where the media of JSONL files lie now; None: where they were at packing.
+        media_map: the same, as `source.media_map` says it.
     """
     settings = value_at(report, "config", "source")
     if not isinstance(settings, dict) or "path" not in settings:
@@ -68,7 +73,7 @@ def find_source(
     if media_root is None and isinstance(root, str):
         media_root = path_when_packed(report, root) if paths else _present_path(folder, report, root)
     asked.media_root, asked.remote_media = media_root, settings.get("remote_media") is True
-    asked.datasets = settings.get("datasets")
+    asked.datasets, asked.media_map = settings.get("datasets"), media_map or settings.get("media_map")
     try:
         return source_path.find_source(asked, path)
     except PackError as error:

@@ -80,6 +80,29 @@ def test_an_epoch_takes_as_long_as_ranks_wait(tmp_path: Path) -> None:
     assert [row.time for row in sweep_of(tmp_path).rows] == pytest.approx([1.0, 1.5])
 
 
+def test_a_job_that_is_not_published_is_no_measure_of_time(tmp_path: Path) -> None:
+    """The published jobs took 2.000 and 2.400: a refused one, which packed half, was 1.000."""
+    leave(tmp_path, 0, ["seed=0"], SamplesLost("half is lost", None, outcome(flops=0.5e12)))
+    leave(tmp_path, 1, ["seed=1"], outcome())
+    leave(tmp_path, 2, ["seed=2"], outcome(flops=1.2e12))
+    sweep = sweep_of(tmp_path)
+    assert [row.time for row in sweep.rows] == pytest.approx([0.5, 1.0, 1.2])
+    assert [row.time_of_token for row in sweep.rows] == pytest.approx([0.5, 1.0, 1.2])
+
+
+def test_a_sweeper_that_optimises_names_its_best_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The screen named two: Optuna's, and the one with the table's ★."""
+    leave(tmp_path, 0, ["seed=0"], outcome())
+    leave(tmp_path, 1, ["seed=1"], outcome())
+    (tmp_path / "optimization_results.yaml").write_text("name: optuna\nbest_params: {seed: 1}\n")
+    write_sweep(tmp_path)
+    out = capsys.readouterr().out
+    assert "no ★: the sweeper chose by report.objective, and optimization_results.yaml names its best" in out
+    assert json.loads((tmp_path / "sweep.json").read_text())["best"] is None
+    assert "0★" not in out
+    assert "1★" not in out
+
+
 def test_columns_are_what_differs(tmp_path: Path) -> None:
     """Several dimensions, groups and keys that are given to some jobs alone."""
     leave(tmp_path, 0, ["packing=neat", "seed=0", "source.limit=5"], outcome())

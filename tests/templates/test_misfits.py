@@ -15,6 +15,7 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.templates.build import build
 from energon_pack.templates.choose_rules import TemplateChoice
 from energon_pack.templates.families.qwen_vl import QwenVL
+from energon_pack.templates.families.rules import positive_int
 from energon_pack.templates.identity import UNEVEN_VIDEOS
 from energon_pack.templates.processor import choice_of, load_template, prepare_template
 from energon_pack.templates.trial import Trial
@@ -199,6 +200,14 @@ def test_code_of_its_own_is_run_by_its_setting_alone(tmp_path: Path) -> None:
     line = refused(remote, processor_kwargs={"trust_remote_code": True})
     assert "model.trust_remote_code=true" in line
     assert not ran.exists()
+
+
+def test_a_size_that_no_file_states_names_the_file() -> None:
+    """`patch_size … is None … another family's processor`: a preprocessor_config.json that was not copied."""
+    with pytest.raises(PackError, match=r"have no patch_size: its folder lacks preprocessor_config\.json"):
+        positive_int({}, "patch_size")
+    with pytest.raises(PackError, match=r"patch_size of model\.processor's settings is 0, not a whole number"):
+        positive_int({"patch_size": 0}, "patch_size")
 
 
 def test_the_folder_is_right_where_nothing_is_broken(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """What a sample says: its tokens, turns, media and JSON, each as a value that a terminal and a page show.
 
-A terminal shows the beginning of long text; a page leaves out the middle.
+A terminal shows the beginning of long text, and what is trained first where the beginning is not trained; a page leaves
+out the middle.
 """
 
 from collections.abc import Iterator, Sequence
@@ -82,16 +83,18 @@ class Tokens:
         return tag("div", *_marked_spans(head, rooms), gap, *_marked_spans(tail, rooms), class_="tokens")
 
     def to_terminal(self, most: int | None) -> Text:
-        is_coloured, text = has_colours(), Text()
+        is_coloured, text, first_trained = has_colours(), Text(), None
         for weight, alike in groupby(self.spans, key=lambda span: span.weight):
             marks = ("", "") if is_coloured or not weight else ("«", "»")
+            if weight and first_trained is None:
+                first_trained = len(text)
             text.append(marks[0])
             for span in alike:
                 text.append(_plain(span.as_text).plain, "green" if weight else _COLOURS[span.kind])
             text.append(marks[1])
             if weight not in (0, 1):
                 text.append(weight_text(weight), "bold magenta")
-        return _shortened(text, most)
+        return _shortened(text, most, first_trained or 0)
 
 
 def _marked_spans(spans: Sequence[Span], rooms: Iterator[int]) -> Iterator[Html]:
@@ -202,9 +205,21 @@ def _plain(text: str) -> Text:
     return Text("\n".join(map(printable, text.expandtabs(4).split("\n"))))
 
 
-def _shortened(text: Text, most: int | None) -> Text:
-    """Cut a text to about `most` characters (None: not at all), with a note of how many are left out, if not few."""
+def _shortened(text: Text, most: int | None, important: int = 0) -> Text:
+    """Cut a text to about `most` characters (None: not at all), with a note of how many are left out, if not few.
+
+    `important`: the place of a character that is shown; what stands far before it is left out, but for the beginning.
+    """
     if most is None or len(text) <= _WORTH_A_CUT * most:
         text.rstrip()
         return text
-    return Text.assemble(text[:most], (f" … {len(text) - most:,} more characters (--full)", "dim"))
+    head, start = most, most
+    if important > most // 2:  # a system turn and tools are often longer than all that is shown
+        head = most // 4
+        start = min(max(head, important - head), len(text) - (most - head))
+    end = start + most - head
+    left_out = {" … {:,} characters … ": start - head, " … {:,} more characters": len(text) - end}
+    notes = [words.format(number) if number else "" for words, number in left_out.items()]
+    hint = " (--full)"
+    gap, rest = (f"{notes[0]}", f"{notes[1]}{hint}") if notes[1] else (f"{notes[0].rstrip(' …')}{hint} … ", "")
+    return Text.assemble(text[:head], (gap, "dim"), text[start:end], (rest, "dim"))

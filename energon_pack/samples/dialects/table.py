@@ -13,7 +13,7 @@ from energon_pack.samples.dialects.pairs import question_and_answer_turns, turn,
 from energon_pack.samples.documents import document_of, text_without_chat
 from energon_pack.samples.sample import MESSAGE_KEYS, Message
 from energon_pack.samples.settings import ReadSettings, SampleType
-from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.skip import Hint, Reason, Skip
 
 #: fields that hold ordinary turns, or pairs, under other names than `messages`
 TURN_FIELDS = ("conversation", "dialog", "dialogue", "turns")
@@ -137,6 +137,10 @@ DIALECTS = (
 _DIALECT_FIELDS = frozenset(key for dialect in DIALECTS for key in (*dialect.required_fields, *dialect.optional_fields))
 _CONVERSATION_FIELDS = _DIALECT_FIELDS | {*MESSAGE_KEYS, "prompts", "captions", "caption", "context", "text"}
 _DECIDING_SETTINGS = "source.sample_type, or source.columns.prompt with source.columns.response,"
+_FIELD_ADVICE = (
+    "source.messages_key names a field of turns, source.columns.prompt and .response name two of texts; source.map"
+    " makes messages of anything else"
+)
 _BLANKS_AND_PLACEHOLDERS = re.compile(r"<(?:image|video|audio)>|\s+")
 
 
@@ -207,10 +211,27 @@ def conversation_of(
     for name, keys in rest:
         is_text = len(keys) == 1 and isinstance(value[keys[0]], str) and keys[0] not in ("caption", "text")
         if not is_text and not others.isdisjoint(keys):
-            decides = f"source.messages_key={first.keys[0]}" if first.name in MESSAGE_KEYS else _DECIDING_SETTINGS
-            what = f"it can be read as {first.name!r} and as {name!r}, which say different things: {decides} decides"
-            raise Skip(Reason.BAD_MESSAGE, what)
+            hint = Hint("messages_key", first.keys[0], "decides", "source.map decides")
+            is_known = first.name in MESSAGE_KEYS
+            what = f"it can be read as {first.name!r} and as {name!r}, which say different things:"
+            decides = hint if is_known else f"{_DECIDING_SETTINGS} decides"
+            raise Skip(Reason.BAD_MESSAGE, f"{what} {decides}", hint if is_known else None)
     return first, {key: [value[key]] for key in sorted(others)}
+
+
+def no_conversation_skip(value: Mapping[str, Any], fields: str) -> Skip:
+    """Return the Skip for a record without a conversation; its hint names a field of turns, with several roles if any.
+
+    `fields`: those that were looked for.
+    """
+    roles = {
+        key: {str(turn.get("role", turn.get("from"))) for turn in item if isinstance(turn, dict)}
+        for key, item in value.items()
+        if isinstance(item, list) and item and isinstance(item[0], dict) and not {"role", "from"}.isdisjoint(item[0])
+    }
+    named = max(roles, key=lambda key: len(roles[key]) > 1, default=None)
+    hint = None if named is None else Hint("messages_key", named, "reads its turns", _FIELD_ADVICE)
+    return Skip(Reason.NO_MESSAGES, f"no {fields} among {sorted(value)[:8]} ({hint or _FIELD_ADVICE})", hint)
 
 
 def _single_question(value: Mapping[str, Any], is_answered: bool = True) -> ConversationReading | None:

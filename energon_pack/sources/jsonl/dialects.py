@@ -5,7 +5,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from energon_pack.run.address import bucket_of
@@ -45,6 +45,13 @@ class LineSettings:
     ratio: float = 1.0
     #: whether media may lie on any object store; else only on the store of `media_root`
     remote_media: bool = False
+    #: where media lie now, by the beginnings of their names (`sources.media_map`)
+    media_map: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that an index of the file depends on; a map only where there is one."""
+        return {name: value for name, value in asdict(self).items() if name != "media_map" or value}
 
 
 @dataclass(frozen=True)

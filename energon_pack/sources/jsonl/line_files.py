@@ -16,6 +16,7 @@ from energon_pack.sources.jsonl.dialects import LineSettings
 from energon_pack.sources.jsonl.line_index import LINE_PART
 from energon_pack.sources.jsonl.meta_files import EntryChoice, listed_files
 from energon_pack.sources.media_containers import archive_path, open_medium, split_name
+from energon_pack.sources.media_map import mapped_name
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import JsonlShard, Shard
 from energon_pack.sources.storage import folder_of, names_in, path_in, real_path, walk
@@ -113,6 +114,7 @@ def _first_media_names(shard: JsonlShard, settings: ReadSettings) -> Iterator[st
     for raw in shard.first(_NUM_PROBED_SAMPLES):
         with suppress(Skip):
             for name in shard.record(raw, LINE_PART, False, settings).listed_media or ():
+                name = mapped_name(name, shard.lines.media_map)
                 if "://" not in name and not os.path.isabs(name) and split_name(name)[1] is None:
                     yield name
 

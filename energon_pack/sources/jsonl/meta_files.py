@@ -5,6 +5,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from energon_pack.errors import PackError
@@ -12,6 +13,7 @@ from energon_pack.run.address import bucket_of
 from energon_pack.run.console import say
 from energon_pack.run.plain_data import json_value
 from energon_pack.sources.jsonl.dialects import LineSettings
+from energon_pack.sources.media_map import media_map_of
 from energon_pack.sources.mixture import MAX_META_BYTES, read_yaml
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.storage import absolute, folder_of, is_file, open_file, path_in
@@ -58,9 +60,10 @@ class EntryChoice:
 def listed_files(path: str, settings: SourceConfig, chosen: EntryChoice) -> Iterator[tuple[str, LineSettings]]:
     """Yield each file that a meta file lists, and how it is read; a file that is no meta file is yielded itself."""
     root, folder = settings.media_root, folder_of(absolute(path))
+    places = LineSettings("", remote_media=settings.remote_media, media_map=media_map_of(settings.media_map))
     meta = _read_entries(path)
     if meta is None:
-        yield absolute(path), LineSettings(_folder(root or folder), remote_media=settings.remote_media)
+        yield absolute(path), replace(places, media_root=_folder(root or folder))
         return
     for name, value in sorted(chosen.choose(path, meta).items()):
         where = f"{path}: {name}"
@@ -80,8 +83,9 @@ def listed_files(path: str, settings: SourceConfig, chosen: EntryChoice) -> Iter
         if not isinstance(media_dir, str):
             raise PackError(f"{where}: media_dir is {media_dir!r}, not a folder")
         media_dir = root or _local_path(where, media_dir, folder, settings.remote_media)
-        ratio, in_order = _sample_ratio_of(where, value), [tuple(sorted(names.items())) for names in (columns, tags)]
-        yield absolute(file), LineSettings(_folder(media_dir), in_order[0], in_order[1], ratio, settings.remote_media)
+        root_and_ratio = replace(places, media_root=_folder(media_dir), ratio=_sample_ratio_of(where, value))
+        in_order = [tuple(sorted(names.items())) for names in (columns, tags)]
+        yield absolute(file), replace(root_and_ratio, columns=in_order[0], tags=in_order[1])
 
 
 def _read_entries(path: str) -> _Entries | None:

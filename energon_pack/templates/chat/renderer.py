@@ -118,7 +118,7 @@ class Renderer:
         except LooksAtText:
             raise
         except Exception as error:  # a template is a program: if it raises an error, the sample is left out
-            raise Skip(Reason.PROCESSOR_ERROR, f"chat template: {error}") from None
+            raise Skip(Reason.PROCESSOR_ERROR, f"chat template: {error}{_advice_on_calls(messages)}") from None
 
     def in_template_form(self, messages: list[Message]) -> list[Message]:
         """Return messages in the form that the template takes: content as text or parts, tool arguments as objects."""
@@ -244,3 +244,13 @@ def _with_object(call: Any) -> Any:
         return call
     changed = {**function, "arguments": value}
     return {**call, "function": changed} if "function" in call else changed
+
+
+def _advice_on_calls(messages: Sequence[Message]) -> str:
+    """Return advice for a template that refuses a conversation, as gpt-oss', if a turn of it has several calls."""
+    if not any(len(message.get("tool_calls") or ()) > 1 for message in messages):
+        return ""
+    return (
+        " (a turn has several calls: source.map can give each a turn of its own, before its result; model.chat_template"
+        "=FILE gives another template)"
+    )

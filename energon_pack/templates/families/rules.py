@@ -145,6 +145,11 @@ def positive_int(settings: Mapping[str, Any], name: str, default: int | None = N
     """Return a setting that must be a whole number above 0; raises PackError if it is not."""
     value = settings.get(name)
     value = default if value is None else value
+    if value is None:
+        raise PackError(
+            f"model.processor's settings have no {name}: its folder lacks preprocessor_config.json, which lies beside"
+            " the model's tokenizer where it is published, or it is another family's processor"
+        )
     value = int(value) if isinstance(value, float) and value.is_integer() else value  # 50176.0
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise PackError(

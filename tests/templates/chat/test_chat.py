@@ -292,3 +292,20 @@ def test_a_template_that_ends_for_no_conversation_is_refused(endless: str, monke
     monkeypatch.setattr(renderer, "_MAX_SECONDS", 0.2)
     with pytest.raises(PackError, match=r"^the chat template.*it takes more than"):
         Renderer(endless, {})
+
+
+def test_a_template_that_takes_one_call_a_turn_is_answered_with_the_cure() -> None:
+    """Of gpt-oss' template only its own words were said, which name no parallel calls."""
+    one_call = (
+        "{% set ns = namespace(last=none) %}{% for m in messages %}{% if m.tool_calls %}{% set ns.last = 1 %}"
+        "{% elif m.role == 'tool' %}{% if ns.last is none %}{{ raise_exception('no previous call') }}{% endif %}"
+        "{% set ns.last = none %}{% endif %}{{ m.role }}{{ m.content }}{% endfor %}"
+    )
+    calls = [{"type": "function", "function": {"name": "tide", "arguments": {}}}] * 2
+    result = {"role": "tool", "content": "3 m"}
+    renderer = Renderer(one_call, {})
+    asked, answered = {"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": calls}
+    with pytest.raises(Skip, match=r"no previous call \(a turn has several calls: source\.map can give each a turn"):
+        renderer.render([asked, answered, result, result], None)
+    with pytest.raises(Skip, match=r"chat template: no previous call$"):
+        renderer.render([result], None)

@@ -1,0 +1,85 @@
+"""Print what would be lost of a source that is tried: samples by reason, and parts of samples."""
+
+import math
+from collections.abc import Mapping
+
+from energon_pack.config import PackConfig
+from energon_pack.dataset.publish_limits import (
+    why_measured_media_are_missing,
+    why_too_much_bad_data,
+    why_too_much_dropped,
+)
+from energon_pack.dataset.skipped_file import ledger_entries
+from energon_pack.plan.items import Lengths
+from energon_pack.plan.pack_lengths import Choice, Choices
+from energon_pack.plan.packs import empty_plan
+from energon_pack.plan.report import Report, num_lost_to_bad_data
+from energon_pack.plan.settings import Overlong, PackingConfig
+from energon_pack.report.terminal_summary import note_lines, part_lines
+from energon_pack.run.console import say
+from energon_pack.samples.media.kinds import MEDIA_TYPES
+
+
+def example_losses(config: PackConfig, lengths: Lengths) -> dict[str, tuple[str, str]]:
+    """Return reason → id of one sample that would be lost for it, and the detail, which tells what to do."""
+    examples: dict[str, tuple[str, str]] = {}
+    for entry in ledger_entries(lengths, empty_plan(lengths.items), config.packing) if lengths.reasons else ():
+        examples.setdefault(entry["reason"], (entry["sample_id"], entry["detail"] or ""))
+        if len(examples) == len(lengths.reasons):
+            break
+    return examples
+
+
+def print_losses(lengths: Lengths, examples: Mapping[str, tuple[str, str]]) -> None:
+    """Print each reason for which samples would be lost, with their number and one example; then what packing notes."""
+    noted = lengths.noted
+    notes = [*note_lines(noted.counts, *map(noted.most_frequent_names, ("image_modes", "unknown_keys")))]
+    if not lengths.reasons:
+        known = ", as far as texts and headers of media say" * bool((lengths.items.media > 0).any())
+        nothing = "no sample" if notes else "nothing"
+        say(f"{nothing}{known}: every sample can be packed, if it is not longer than a pack")
+    for reason, number in sorted(lengths.reasons.items(), key=lambda item: -item[1]):
+        sample, detail = examples.get(reason, ("?", ""))
+        say(f"{number:,} of {lengths.num_samples:,}  {reason}, as {sample}: {detail}")
+    for line in notes:
+        say(line)
+
+
+def print_cuts(config: PackConfig, report: Report) -> None:
+    """Print how many tokens cutting loses at `packing.max_token_len`, and whether that prevents publishing."""
+    for line in part_lines(report):
+        say(f"packing.overlong={config.packing.overlong.value}, {config.packing.max_token_len:,} tokens a pack: {line}")
+    if why := why_too_much_dropped(report, config.packing):
+        say(f"nothing would be published: {why}")
+
+
+def settings_that_allow_losses(lengths: Lengths, max_skipped: float) -> list[str]:
+    """Return `max_skipped=…`, without which a command publishes nothing of these samples; []: it needs none.
+
+    It is rounded up, with a tenth more, because the samples are only some of the source.
+    """
+    lost, total = num_lost_to_bad_data(lengths.reasons), lengths.num_samples
+    is_needed = max_skipped * total < lost < total
+    return [f"max_skipped={min(1.0, math.ceil(110 * lost / total) / 100):g}"] * is_needed
+
+
+def why_not_published(config: PackConfig, lengths: Lengths, choices: Choices, best: Choice | None) -> str | None:
+    """Return why packing would publish nothing of these samples: too many or a whole medium lost; None: it would."""
+    items = lengths.items
+    for code, medium in enumerate(MEDIA_TYPES):
+        lens = items.lens[items.media == code]
+        if len(lens) and not lens.any():
+            return f"every {medium} sample would be skipped"
+    return (
+        why_too_much_bad_data(choices, config.max_skipped)
+        or why_measured_media_are_missing(lengths, config.max_skipped)
+        or _why_too_much_overlong(best, config.packing)
+    )
+
+
+def _why_too_much_overlong(best: Choice | None, packing: PackingConfig) -> str | None:
+    """Return why the best pack length drops so many tokens that nothing would be published; None: it does not."""
+    if packing.overlong is not Overlong.auto or best is None or best.dropped_tokens_share <= packing.max_dropped_tokens:
+        return None
+    too_much = f"packs of {best.max_token_len:,} tokens drop {best.dropped_tokens_share:.0%} of all tokens"
+    return f"{too_much}, packing.max_dropped_tokens={packing.max_dropped_tokens:g} allows less"

@@ -1,0 +1,46 @@
+"""Tries the hint of a sample that is left out: the sample is read again, with the setting that the hint names.
+
+{"input": {…}, "preferred_output": [{"role": "assistant", …}]}
+Skip: … source.messages_key=preferred_output reads its turns ──► without the hint: it loses the question
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from energon_pack.samples.conversation import ReadSample
+from energon_pack.samples.documents import DOCUMENT
+from energon_pack.samples.settings import ReadSettings, Take
+from energon_pack.samples.skip import Hint, Reason, Skip
+
+_TYPES = {"take": Take}
+#: reasons that tell the next fault of a medium, when its field is read
+_FAULTS_OF_MEDIA = (Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
+
+
+def with_tried_hint(skip: Skip, read: Callable[[Callable[[ReadSettings], ReadSettings]], ReadSample]) -> Skip:
+    """Return why a sample is left out, without the hint if the sample can't be read with it, or loses its question.
+
+    `read`: reads the sample again, with the settings that the function it is called with returns; raises Skip.
+    """
+    hint = skip.hint
+    if hint is None:
+        return skip
+    names_media = hint.setting.startswith("columns.")
+    try:
+        sample = read(lambda settings: _with_value(settings, hint))
+    except Skip as another:
+        helps = names_media and another.reason in _FAULTS_OF_MEDIA
+    else:
+        begins = next((message["role"] for message in sample.messages if message["role"] != "system"), None)
+        keeps_question = names_media or begins not in ("assistant", DOCUMENT)
+        helps = keeps_question and {part.name for part in sample.parts}.issuperset(hint.keeps)
+    return skip if helps else skip.without_hint()
+
+
+def _with_value(settings: ReadSettings, hint: Hint) -> ReadSettings:
+    group, _, name = hint.setting.rpartition(".")
+    value: Any = _TYPES.get(name, str)(hint.value)
+    if not group:
+        return replace(settings, **{name: value})
+    return replace(settings, **{group: replace(getattr(settings, group), **{name: value})})
