@@ -107,8 +107,9 @@ def dataset(
     """
     if mask not in (None, *MASKS):
         raise PackError(f"mask={mask}: one of {', '.join(MASKS)}")
-    if pixels is not None and not isinstance(getattr(torch, pixels, None), torch.dtype):
-        raise PackError(f"pixels={pixels}: a dtype of torch, such as bfloat16, or null")
+    dtype = None if pixels is None else getattr(torch, str(pixels), None)
+    if pixels is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise PackError(f"pixels={pixels}: a dtype of torch for numbers with a fraction, such as bfloat16, or null")
     for name in ("loss_weight", "dummy_image", "labels"):
         if name in settings:
             raise PackError(f"{name}={settings[name]}: Automodel's training step has no place for it; leave it out")

@@ -9,6 +9,7 @@ import inspect
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -42,6 +43,7 @@ _FEW = 64
 #: parts of an input of which means are kept
 _NUM_BLOCKS = 8
 _MEANS_IN_RANGE = 512  # a mean is kept in units of at most this part of its range, at least half of it
+_ODD_FPS = 5.0  # frames a second of made-up videos: no processor takes it for a rate that is not given
 _SHOWN = 80  # characters of a value in a message
 
 
@@ -195,8 +197,7 @@ def _kept(value: Array) -> dict[str, Any]:
     """Return figures of an input: its shape, and its numbers, their hash, or their means."""
     shape = list(value.shape)
     if not _is_measured(value):
-        numbers = value.astype(np.int64).ravel()
-        return {"shape": shape, "numbers": numbers.tolist() if len(numbers) <= _FEW else _hash(numbers)}
+        return {"shape": shape, "numbers": _counted(value)}
     if value.size <= _FEW:
         return {"shape": shape, "millionths": np.rint(value.astype(float).ravel() * 1e6).astype(int).tolist()}
     means, extent = _means(value)
@@ -209,11 +210,10 @@ def _difference(kept: Mapping[str, Any], here: Array) -> str:
     """Say how an input differs from the figures that were kept of it; empty: it does not."""
     if kept["shape"] != list(here.shape):
         return f"the shape {list(here.shape)}, and had {kept['shape']}"
-    if ("numbers" in kept) is _is_measured(here):
-        return f"numbers of the type {here.dtype}"
     if "numbers" in kept:
-        now, before = _kept(here)["numbers"], kept["numbers"]
-        return "" if now == before else f"the numbers {str(now)[:_SHOWN]}, and had {str(before)[:_SHOWN]}"
+        now, before = _counted(here), kept["numbers"]
+        is_same = now == before and bool(np.all(here == np.rint(here)))  # as floats they are the same, too
+        return "" if is_same else f"the numbers {str(now)[:_SHOWN]}, and had {str(before)[:_SHOWN]}"
     if "millionths" in kept:
         numbers, before, most = here.astype(float).ravel(), np.array(kept["millionths"]) / 1e6, 1e-6
     else:
@@ -249,8 +249,11 @@ def _means(value: Array) -> tuple[Array, float]:
     return np.array(means + spreads), float(value.max()) - float(value.min())
 
 
-def _hash(numbers: Array) -> str:
-    return sha256(numbers.astype("<i8").tobytes()).hexdigest()[:16]
+def _counted(value: Array) -> list[int] | str:
+    """Return whole numbers, or a hash of many."""
+    numbers = value.astype("<i8").ravel()
+    listed: list[int] = numbers.tolist()
+    return listed if len(listed) <= _FEW else sha256(numbers.tobytes()).hexdigest()[:16]
 
 
 def _pattern(rules: InputRules, medium: SeenMedium) -> Any:
@@ -259,7 +262,7 @@ def _pattern(rules: InputRules, medium: SeenMedium) -> Any:
         return apply_medium_steps(rules, medium, [_picture(medium.width, medium.height, 0)])[0]
     if medium.kind == VIDEO.kind:
         frames = [_picture(medium.width, medium.height, number) for number in range(len(medium.frames))]
-        return make_clip(medium, apply_medium_steps(rules, medium, frames))
+        return make_clip(replace(medium, fps=_ODD_FPS), apply_medium_steps(rules, medium, frames))
     size = Media(medium.kind, medium.width, medium.height, num_samples=medium.num_samples, rate=rules.rate)
     if medium.kind != AUDIO.kind:
         return KINDS[medium.kind].noise(size, np.random.default_rng(0))
