@@ -50,8 +50,8 @@ def refuse_other_datasets(manifests: Mapping[str | Path, Mapping[str, Any]], fur
         if difference := _difference_of_datasets(first, other):
             name, *values = difference
             raise PackError(
-                f"{first.dataset} and {other.dataset} make other pixels of media: {name} is {values[0]} there, and"
-                f" {values[1]} here: one training has one processor: pack one of both again with that of the other"
+                f"{first.dataset} and {other.dataset} make other pixels of media: {name} is {values[0]} in the first,"
+                f" and {values[1]} in the second: pack one of both again with the processor of the other"
             )
 
 

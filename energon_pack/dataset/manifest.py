@@ -134,10 +134,10 @@ def is_metadataset(dataset: str | Path) -> bool:
 
 
 def packed_datasets(metadataset: str | Path) -> Iterator[str | Path]:
-    """Yield the folders with packs of this package that a Metadataset names, itself or through other Metadatasets."""
+    """Yield the folders with packs of this package that a Metadataset names, also through others, in their order."""
     waiting = [yaml_value(_read(metadataset) or b"")]
     while waiting:
-        value = waiting.pop()
+        value = waiting.pop(0)
         if isinstance(value, dict) and isinstance(value.get("path"), str):
             path = _joined(_folder_of(metadataset), value["path"])
             if is_metadataset(path):
@@ -145,7 +145,7 @@ def packed_datasets(metadataset: str | Path) -> Iterator[str | Path]:
             elif read_meta(path, MANIFEST) is not None:
                 yield path
         if isinstance(value, (dict, list)):
-            waiting += value.values() if isinstance(value, dict) else value
+            waiting[:0] = value.values() if isinstance(value, dict) else value
 
 
 def read_meta(dataset: str | Path, name: str) -> bytes | None:

@@ -94,22 +94,34 @@ def by_hand(first: Path, second: Path) -> None:
 DOORS = [by_order, by_metadataset, by_hand]
 #: the file, the setting and its other value; and how it is named
 SETTINGS = [
-    (IMAGES, {"image_mean": [0.5, 0.5, 0.5]}, r"image_mean is \[0.48145466, 0.4578275, 0.40821073\] there, and \[0.5"),
-    (IMAGES, {"image_std": [0.5, 0.5, 0.5]}, r"image_std is \[0.26862954, .* there, and \[0.5, 0.5, 0.5\] here"),
-    (IMAGES, {"resample": 2}, "resample is 3 there, and 2 here"),
-    (IMAGES, {"rescale_factor": 0.5}, "rescale_factor is 0.00392156862745098 there, and 0.5 here"),
-    (IMAGES, {"do_normalize": False}, "do_normalize is True there, and False here"),
-    (IMAGES, {"do_rescale": False}, "do_rescale is True there, and False here"),
-    (IMAGES, {"do_resize": False}, "do_resize is True there, and False here"),
-    (IMAGES, {"processor_class": "Qwen2VLProcessor"}, "processor.class is Qwen2_5_VLProcessor there, and Qwen2VLProc"),
+    (
+        IMAGES,
+        {"image_mean": [0.5, 0.5, 0.5]},
+        r"image_mean is \[0.48145466, .* in the first, and \[0.5, 0",
+    ),
+    (IMAGES, {"image_std": [0.5, 0.5, 0.5]}, r"image_std is \[0.26862954, .* in the first, and \[0.5, 0.5, 0.5\]"),
+    (IMAGES, {"resample": 2}, "resample is 3 in the first, and 2"),
+    (IMAGES, {"rescale_factor": 0.5}, "rescale_factor is 0.00392156862745098 in the first, and 0.5"),
+    (IMAGES, {"do_normalize": False}, "do_normalize is True in the first, and False"),
+    (IMAGES, {"do_rescale": False}, "do_rescale is True in the first, and False"),
+    (IMAGES, {"do_resize": False}, "do_resize is True in the first, and False"),
+    (
+        IMAGES,
+        {"processor_class": "Qwen2VLProcessor"},
+        "class is Qwen2_5_VLProcessor in the first, and Qwen2VL",
+    ),
     (VIDEOS, {"image_mean": [0.5, 0.5, 0.5], "video_processor_type": "Qwen2VLVideoProcessor"}, "video.image_mean is"),
-    (VIDEOS, {"resample": 2, "video_processor_type": "Qwen2VLVideoProcessor"}, "video.resample is 3 there, and 2 here"),
+    (
+        VIDEOS,
+        {"resample": 2, "video_processor_type": "Qwen2VLVideoProcessor"},
+        "video.resample is 3 in the",
+    ),
 ]
 
 
 @pytest.mark.parametrize("join", DOORS)
 @pytest.mark.parametrize(
-    ("file", "setting", "said"), SETTINGS, ids=[f"{one[0][:5]}-{[*one[1]][0]}" for one in SETTINGS]
+    ("file", "setting", "said"), SETTINGS, ids=[f"{one[0][:5]}-{next(iter(one[1]))}" for one in SETTINGS]
 )
 def test_datasets_of_other_pixels_are_not_joined(
     twins: tuple[Path, Path], join: Callable[[Path, Path], None], file: str, setting: dict[str, Any], said: str
@@ -125,6 +137,7 @@ def test_datasets_of_other_pixels_are_not_joined(
 def test_datasets_that_only_say_the_same_in_other_words_are_joined(
     twins: tuple[Path, Path], join: Callable[[Path, Path], None], is_old: bool
 ) -> None:
+    with_setting(twins[1], VIDEOS, is_old, video_processor_type="Qwen2VLVideoProcessor")
     with_setting(twins[1], IMAGES, is_old, of_another_version=1, image_processor_type="Qwen2VLImageProcessorFast")
     join(*twins)
 
@@ -147,7 +160,7 @@ def test_a_dataset_of_an_old_format_is_not_joined(
     twins: tuple[Path, Path], join: Callable[[Path, Path], None], number: int
 ) -> None:
     rewrite(twins[1], "energon_pack.json", lambda manifest: manifest.update(format=number))
-    with pytest.raises(PackError, match=f"second: it has the format {number}, without the tokens of its packs"):
+    with pytest.raises(ValueError, match=f"second: it has the format {number}, without the tokens of its packs"):
         join(*twins)
 
 
@@ -159,7 +172,7 @@ def test_datasets_that_kept_other_inputs_are_not_joined(twins: tuple[Path, Path]
         values["transformers"] = "5.0.0"
 
     rewrite(twins[1], "inputs.json", edit)
-    with pytest.raises(PackError, match="second_per_grid_ts of videos is made by transformers .* 5.0.0 here"):
+    with pytest.raises(PackError, match=r"second_per_grid_ts of videos is made by transformers .* 5\.0\.0"):
         by_metadataset(*twins)
 
 
@@ -168,15 +181,15 @@ def test_a_dataset_of_texts_is_joined_whatever_its_pixels_would_be(
 ) -> None:
     """Its packs have none; and the processor of the other prepares all, wherever it stands in the list."""
     folder = twins[0].parent / "texts"
-    source = write_tar(folder / "x.tar", {"a.json": chat("Why?", "So.")})
+    source = write_tar(folder / "source" / "x.tar", {"a.json": chat("Why?", "So.")})
     run = demo_config(demo, cache, folder, source, packing__group_by=None, packing__max_token_len=512)
     pack(run)
     texts = folder / "packed"
     with_setting(texts, IMAGES, image_mean=[0.5, 0.5, 0.5], is_old=False)
     for join in DOORS:
         join(texts, twins[0])
-    rules = pack_encoder(twins[0].parent / "hand.yaml").rules
-    assert full_processor(rules).image_processor.image_mean == [0.48145466, 0.4578275, 0.40821073]
+    rules = pack_encoder(texts.parent / "hand.yaml").rules
+    assert full_processor(rules).image_processor.image_mean[0] == 0.48145466
 
 
 # -------------------------------------------------------------------------------------------------- another processor
@@ -214,8 +227,8 @@ def test_a_setting_in_another_form_of_file_is_compared(dataset: Path, demo: tupl
 def test_a_setting_that_a_file_lacks_is_compared(dataset: Path, demo: tuple[Path, Path], tmp_path: Path) -> None:
     """It has the default of its class then."""
     folder = shutil.copytree(demo[1], tmp_path / "lacks")
-    change(folder / IMAGES, min_pixels=...)
-    with pytest.raises(PackError, match=r"lacks: image.size.shortest_edge is \d+, and where \S+ was packed 784: leave"):
+    change(folder / IMAGES, max_pixels=...)
+    with pytest.raises(PackError, match=r"lacks: video.size.longest_edge is \d+, and where \S+ was packed 1003520: "):
         pack_encoder(dataset, str(folder))
 
 
@@ -252,9 +265,9 @@ def test_another_transformers_that_makes_the_same_is_taken(twins: tuple[Path, Pa
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (lambda made: made["image"]["image_grid_thw"].update(numbers=[1, 2, 2]), "image_grid_thw of images has the num"),
-        (lambda made: made["image"]["pixel_values"].update(shape=[16, 1176]), r"images has the shape \[\d+, 1176\], and"),
-        (lambda made: made["image"]["pixel_values"]["means"].__setitem__(0, 9), "pixel_values of images has -0.[0-9]*, and"),
+        (lambda made: made["image"]["image_grid_thw"].update(numbers=[1, 2, 2]), "image_grid_thw of images has the n"),
+        (lambda made: made["image"]["pixel_values"].update(shape=[16, 1176]), r"images has the shape \[\d+, 1176\]"),
+        (lambda made: made["image"]["pixel_values"]["means"].__setitem__(0, 9), "pixel_values of images has -0."),
         (lambda made: made["video"].pop("second_per_grid_ts"), "it makes second_per_grid_ts of videos"),
         (lambda made: made["image"].update(aspect={"shape": [1], "numbers": [1]}), "it makes no aspect of images"),
         (lambda made: made["video"]["second_per_grid_ts"].update(millionths=[400_002]), "has 0.4, and had 0.400002"),
@@ -264,9 +277,7 @@ def test_another_transformers_that_makes_the_same_is_taken(twins: tuple[Path, Pa
 def test_another_transformers_that_makes_other_inputs_is_refused_with_the_first(
     twins: tuple[Path, Path], elsewhere: None, edit: Callable[[Any], Any], said: str
 ) -> None:
-    with pytest.raises(
-        PackError, match=f"makes other inputs with transformers 5.99.0, and .* was packed with .*{said}"
-    ):
+    with pytest.raises(PackError, match=f"makes other inputs with transformers 5.99.0, and .* packed with .*{said}"):
         pack_encoder(edited(twins[0], edit))
 
 
@@ -279,9 +290,7 @@ def test_a_dataset_that_kept_nothing_is_read_as_it_was(twins: tuple[Path, Path],
 def test_an_old_transformers_is_one_line(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (agreement, encoder, loading):
         monkeypatch.setattr(module, "version_of", lambda package: "4.57.6")
-    with pytest.raises(
-        PackError, match=r"^transformers 4\.57\.6 is installed, and media need 5\.0 or newer: pip instal"
-    ):
+    with pytest.raises(PackError, match=r"^transformers 4\.57\.6 is installed, and media need 5\.0 or newer: pip"):
         pack_encoder(dataset)
 
 
