@@ -102,7 +102,7 @@ def dataset(
         pack: overrides as on the command line.
         mask: a key of `MASKS`, chosen by the model's attention; none with `packing=thd`.
         metadata: add `packed_token_indices`, `cu_seqlens` and `max_seqlen` to another mask, as Qwen3.5 needs.
-        pixels: dtype of pixels in a batch; null: the processor's.
+        pixels: floating dtype of pixels in a batch; null: the processor's.
         settings: arguments of LazyPackedDataset: `split`, `max_packs`, `pad_to`, `on_bad_member` …
     """
     if mask not in (None, *MASKS):

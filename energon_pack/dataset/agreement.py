@@ -89,7 +89,7 @@ def refuse_other_inputs(dataset: str | Path, rules: InputRules) -> None:
     key = f"{rules.folder} {sorted(rules.kwargs.items())} {rules.made}"
     if not rules.made or key in _compared:
         return
-    here = f"transformers {version_of('transformers')}, and {dataset} was packed with {rules.transformers}"
+    versions = f"{version_of('transformers')}, and {dataset} was packed with {rules.transformers}"
     cure = f"train with transformers=={rules.transformers} and the processor of the packing, or pack again"
     try:
         processor = full_processor(rules)
@@ -98,9 +98,11 @@ def refuse_other_inputs(dataset: str | Path, rules: InputRules) -> None:
     except Exception as error:  # any class of any processor may be behind it
         if rules.transformers == version_of("transformers"):  # its first medium says so
             return
-        raise PackError(f"{rules.folder} can't be loaded with {here}: {one_line(error, 160)}: {cure}") from None
+        raise PackError(
+            f"{rules.folder} can't be loaded with transformers {versions}: {one_line(error, 120)}: {cure}"
+        ) from None
     if why := different_inputs(processor, rules):
-        raise PackError(f"{type(processor).__name__} makes other inputs with {here}: {why}: {cure}")
+        raise PackError(f"{type(processor).__name__} makes other inputs with transformers {versions}: {why}: {cure}")
     _compared.add(key)
 
 

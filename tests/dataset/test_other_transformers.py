@@ -28,7 +28,8 @@ from energon_pack.errors import PackError
 try:
     packs = PackedDataset(sys.argv[1])
     media = [pack.media for pack in packs]
-    np.savez(sys.argv[2], **{f"{n} {name}": value.numpy() for n, one in enumerate(media) for name, value in one.items()})
+    arrays = {f"{n} {name}": value.numpy() for n, one in enumerate(media) for name, value in one.items()}
+    np.savez(sys.argv[2], **arrays)
     print(json.dumps(""))
 except PackError as error:
     print(json.dumps(str(error)))
@@ -63,8 +64,7 @@ def packed(
         source = write_tar(folder / name / "x.tar", members | (clip if (name, family) != IDEFICS else {}))
         settings = {"output__name": name, "packing__max_token_len": 16384, "model__template": family}
         settings |= {"model__name": name, "model__processor": str(real / "processors" / name)}
-        run_ = demo_config(demo, cache, folder / "out", source, **settings)
-        pack(run_)
+        pack(demo_config(demo, cache, folder / "out", source, **settings))
         datasets[name] = folder / "out" / name
     return datasets
 
