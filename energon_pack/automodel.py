@@ -102,13 +102,14 @@ def dataset(
         pack: overrides as on the command line.
         mask: a key of `MASKS`, chosen by the model's attention; none with `packing=thd`.
         metadata: add `packed_token_indices`, `cu_seqlens` and `max_seqlen` to another mask, as Qwen3.5 needs.
-        pixels: dtype of pixels in a batch; null: the processor's.
+        pixels: floating dtype of pixels in a batch; null: the processor's.
         settings: arguments of LazyPackedDataset: `split`, `max_packs`, `pad_to`, `on_bad_member` …
     """
     if mask not in (None, *MASKS):
         raise PackError(f"mask={mask}: one of {', '.join(MASKS)}")
-    if pixels is not None and not isinstance(getattr(torch, pixels, None), torch.dtype):
-        raise PackError(f"pixels={pixels}: a dtype of torch, such as bfloat16, or null")
+    dtype = None if pixels is None else getattr(torch, str(pixels), None)
+    if pixels is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise PackError(f"pixels={pixels}: a dtype of torch for numbers with a fraction, such as bfloat16, or null")
     for name in ("loss_weight", "dummy_image", "labels"):
         if name in settings:
             raise PackError(f"{name}={settings[name]}: Automodel's training step has no place for it; leave it out")

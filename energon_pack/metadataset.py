@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from energon_pack.dataset.agreement import refuse_other_datasets
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.errors import PackError
@@ -28,8 +29,6 @@ from energon_pack.sources.storage import absolute, folder_of, is_file, real_path
 
 _COUNT_NAMES = ("packs", "samples", "tokens")
 _YAML_TEXT_TAG = "tag:yaml.org,2002:str"
-#: fields in which all packs of a training job must agree
-_FIELDS_THAT_MUST_MATCH = ("fingerprint", "flavor")
 
 
 @dataclass(frozen=True)
@@ -130,24 +129,17 @@ def metadataset_of(
 
 
 def refuse_incompatible(entries: list[BlendEntry], weight_by: str) -> None:
-    """Raise PackError if packs are of different models or flavours, or if only some datasets have a weight.
+    """Raise PackError if one training can't read all packs in one way, or if only some datasets have a weight.
 
     `weight_by`: the count that replaces a missing weight, for the message: packs, samples or tokens.
     """
-    first = entries[0]
     without = [entry.folder.path for entry in entries if entry.given_weight is None]
     if 0 < len(without) < len(entries):
         raise PackError(
             f"{', '.join(without)}: no weight, beside others that have one: a number of {weight_by} and a given weight"
             " do not compare; give DIR=WEIGHT for all or for none"
         )
-    for entry in entries:
-        for name in _FIELDS_THAT_MUST_MATCH:
-            if entry.manifest[name] != first.manifest[name]:
-                raise PackError(
-                    f"{entry.folder} has the {name} {entry.manifest[name]}, {first.folder} {first.manifest[name]}:"
-                    " packs of one blend are for one model and of one flavor"
-                )
+    refuse_other_datasets({entry.folder.path: entry.manifest for entry in entries}, ("flavor",))
 
 
 def relative_path(folder: DatasetFolder, start: str) -> str:

@@ -33,9 +33,6 @@ from energon_pack.steps.cost import CostModel
 from energon_pack.steps.evenness import evenness_figures
 from energon_pack.steps.topology import Topology, reading_order
 
-#: fields that packs of one order must share, beside a blend's fields: training reads one manifest
-_FIELDS_THAT_MUST_MATCH = ("flavor", "layout", "mask", "pad_to_multiple_of")
-
 
 def order_packs(
     entries: list[BlendEntry], out: str, topology: Topology, num_epochs: int = 1, seed: int = 0, relative: bool = False
@@ -72,16 +69,12 @@ def _refuse_incompatible(entries: list[BlendEntry]) -> None:
     refuse_incompatible(entries, "samples")
     if twice := next((path for path, times in Counter(e.folder.path for e in entries).items() if times > 1), None):
         raise PackError(f"{twice} is named twice: give it once, with a larger weight")
-    manifests = [entry.manifest for entry in entries]
-    first, *further = (
-        {**{name: m[name] for name in _FIELDS_THAT_MUST_MATCH}, "labels": m["content"]["labels"]} for m in manifests
-    )
-    for entry, settings in zip(entries[1:], further, strict=True):
-        if name := next((name for name in first if first[name] != settings[name]), None):
-            raise PackError(
-                f"{entry.folder} was packed with {name}={settings[name]}, {entries[0].folder} with {first[name]}:"
-                " training reads packs of one order in one way"
-            )
+    labels = [entry.manifest["content"]["labels"] for entry in entries]
+    if other := next((number for number, its_own in enumerate(labels) if its_own != labels[0]), 0):
+        raise PackError(
+            f"{entries[other].folder} was packed with labels={labels[other]}, {entries[0].folder} with {labels[0]}:"
+            " training reads packs of one order in one way"
+        )
     if nested := next((entry.folder for entry in entries if entry.manifest.get("parts")), None):
         raise PackError(f"{nested} is an order itself: name the datasets that it is of")
 

@@ -176,6 +176,7 @@ def test_each_epoch_has_packs_of_its_own(overrides: Overrides) -> None:
     [
         ({"mask": "flash"}, "mask=flash: one of flash_varlen, positions, block_causal, document_ids, metadata"),
         ({"mask": "positions", "pixels": "bf16"}, "pixels=bf16: a dtype of torch"),
+        ({"mask": "positions", "pixels": "uint8"}, "pixels=uint8: a dtype of torch for numbers with a fraction"),
         ({"mask": "positions", "loss_weight": "sqrt"}, "loss_weight=sqrt: Automodel's training step has no place"),
         ({}, "mask=None with layout=neat: one of flash_varlen"),
         ({"mask": "positions", "layout": "thd"}, "mask=positions with layout=thd: leave it out"),

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.dataset.input_rules_file import read_input_rules, refuse_other_ids
-from energon_pack.dataset.manifest import read_manifest
+from energon_pack.dataset.manifest import is_metadataset, packed_datasets, read_manifest
+from energon_pack.run.user_cache import version_of
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.tokens import MemberTokens
@@ -19,7 +20,17 @@ def pack_encoder(
     path: str | Path, processor: str | None = None, trust_remote_code: bool = False, **options: Any
 ) -> PackEncoder:
     """Return the encoder that turns packs of a dataset into model inputs; `options`: keywords of `PackEncoder`."""
-    return PackEncoder(read_manifest(path), read_rules(path, processor, trust_remote_code), **options)
+    manifest, rules = read_manifest(path), read_rules(path, processor, trust_remote_code)
+    is_given, is_other = processor is not None or trust_remote_code, version_of("transformers") != rules.transformers
+    if is_metadataset(path) or (rules.media_tokens and (is_given or is_other)):
+        from energon_pack.dataset import agreement
+
+        if is_metadataset(path):
+            agreement.refuse_other_datasets({folder: read_manifest(folder) for folder in packed_datasets(path)})
+        if is_given:
+            agreement.refuse_other_processor(path, rules)
+        agreement.refuse_other_inputs(path, rules)
+    return PackEncoder(manifest, rules, **options)
 
 
 def read_rules(dataset: str | Path, processor: str | None, trust_remote_code: bool) -> InputRules:

@@ -8,23 +8,60 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from energon_pack.dataset.manifest import PROCESSOR_FOLDER, pack_folders_of, processor_folder, read_unchanged
+from energon_pack.dataset.manifest import (
+    PACK_SUMS_FILE,
+    PROCESSOR_FOLDER,
+    PackSums,
+    pack_folders_of,
+    processor_folder,
+    read_unchanged,
+)
 from energon_pack.errors import PackError
 from energon_pack.run.address import bucket_of
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.run.plain_data import json_value
 from energon_pack.run.user_cache import user_folder
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE, InputRules
+from energon_pack.samples.media.kinds import AUDIO
 from energon_pack.samples.tokens_part import TokensDamaged
 
 
 class OtherTokenizer(ValueError):
     """A processor's tokenizer makes other token ids than a dataset holds."""
+
+
+@dataclass(frozen=True)
+class KeptInputs:
+    """What a packed dataset keeps, to turn its packs into inputs."""
+
+    dataset: str | Path
+    rules: InputRules  # without the folder of the processor
+    files: Mapping[str, str]  # by name the hash of each of its processor's files
+    has_code: bool  # whether its processor runs code of its own, which is not kept
+
+    @property
+    def own_processor(self) -> InputRules:
+        """The rules with the folder of the processor's files in the dataset, which hold no code."""
+        folder, kwargs = _local_processor(self.dataset, self.files), {**self.rules.kwargs, "trust_remote_code": False}
+        return replace(self.rules, folder=folder, kwargs=kwargs)
+
+    @property
+    def pixels_key(self) -> str:
+        """All that its processor's pixels depend on, as a text; two texts may differ and mean the same pixels."""
+        rules = self.rules
+        return rules.pixels or str([sorted(self.files.items()), rules.kwargs, rules.call_settings, rules.looks])
+
+    @cached_property
+    def has_media(self) -> bool:
+        """Whether a pack has media; sounds cost nothing in a vision encoder, so they count wherever they may be."""
+        sums = PackSums.read(read_unchanged(self.dataset, PACK_SUMS_FILE))
+        return AUDIO.kind in self.rules.media_tokens or bool(sums.vision_cost.any())
 
 
 def read_input_rules(dataset: str | Path, processor: str | None = None) -> InputRules:
@@ -35,48 +72,44 @@ def read_input_rules(dataset: str | Path, processor: str | None = None) -> Input
         processor: folder or hub id, in place of the processor's files in the dataset; None: these files.
 
     Raises:
-        PackError: `processor` makes other pixels than that of the packing, or is None though it must run its own code.
+        PackError: `processor` is None though it must run its own code.
         ValueError: a file of the dataset is missing or damaged.
     """
-    values_of = [(folder, _read_values(folder)) for folder in pack_folders_of(dataset)]
-    folder, values = max(values_of, key=lambda pair: len(pair[1]["files"]))
-    hashes, has_code = values.pop("files"), values.pop("has_code")
+    kept = chosen_inputs(dataset)
+    if kept.has_code:
+        processor = processor or processor_folder(dataset)
+        if processor is None:
+            raise PackError(f"{dataset}: its processor runs code of its own: processor=FOLDER, trust_remote_code=True")
+    return kept.own_processor if processor is None else replace(kept.rules, folder=processor)
+
+
+def chosen_inputs(dataset: str | Path) -> KeptInputs:
+    """Return what prepares all packs of a dataset; of several that are joined, the one with the most processor files.
+
+    Datasets without media may have another processor than those with media, whose processor is then taken.
+    """
+    every = with_media([kept_inputs(folder) for folder in pack_folders_of(dataset)])
+    return max(every, key=lambda kept: len(kept.files))
+
+
+def with_media(every: Sequence[KeptInputs]) -> Sequence[KeptInputs]:
+    """Return those of some datasets that have media, if their processors may differ; all, if none has any."""
+    if len({kept.pixels_key for kept in every}) == 1:
+        return every
+    return [kept for kept in every if kept.has_media] or every[:1]
+
+
+def kept_inputs(folder: str | Path) -> KeptInputs:
+    """Read what a packed dataset keeps; raises ValueError if a file is missing or damaged."""
+    values = _read_values(folder)
+    files, has_code = values.pop("files"), values.pop("has_code")
     trial = read_unchanged(folder, TRIAL_FILE)
     try:
-        rules = InputRules.read(values, trial, "")
+        return KeptInputs(folder, InputRules.read(values, trial, ""), files, has_code)
     except (TokensDamaged, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{folder}: {INPUTS_FILE} and {TRIAL_FILE} are damaged ({error}): get the dataset again"
         ) from None
-    if has_code:
-        processor = processor or processor_folder(dataset)
-        if processor is None:
-            raise PackError(f"{dataset}: its processor runs code of its own: processor=FOLDER, trust_remote_code=True")
-    if processor is not None:
-        _refuse_other_settings(folder, processor, hashes)
-    return replace(rules, folder=processor or _local_processor(folder, hashes))
-
-
-def _refuse_other_settings(folder: str | Path, processor: str, hashes: Mapping[str, str]) -> None:
-    """Raise PackError if a setting that makes pixels differs from that of the processor that packed the dataset."""
-    for name in hashes:
-        if name.endswith("processor_config.json") and (path := Path(processor, name)).is_file():
-            packed = _flat_values(json_value(read_unchanged(folder, f"{PROCESSOR_FOLDER}/{name}", hashes[name])))
-            here = _flat_values(json_value(path.read_bytes()))
-            for key in sorted(packed.keys() & here.keys()):
-                if packed[key] != here[key] and not key.endswith(("_type", "_class", "_version", "_path")):
-                    values = f"is {str(here[key])[:60]}, and where {folder} was packed {str(packed[key])[:60]}"
-                    cure = "leave the processor out, for the dataset holds its own, or pack again"
-                    raise PackError(f"{path}: {key} {values}: {cure}")
-
-
-def _flat_values(value: Any, name: str = "") -> dict[str, Any]:
-    """Flatten nested objects: {"a": {"b": 1}} becomes {"a.b": 1}."""
-    if not isinstance(value, Mapping):
-        return {name: value}
-    return {
-        key: leaf for inner in value for key, leaf in _flat_values(value[inner], f"{name}.{inner}".lstrip(".")).items()
-    }
 
 
 def refuse_other_ids(

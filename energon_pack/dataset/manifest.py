@@ -7,13 +7,14 @@ import hashlib
 import io
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from energon_pack.errors import PackError
 from energon_pack.run.address import is_address, joined, parent
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value, yaml_value
@@ -30,6 +31,8 @@ PACK_SUMS_FILE = "packs.npy"
 HASHED_FILES = (INPUTS_FILE, TRIAL_FILE, PACK_SUMS_FILE)
 #: for an order over datasets: the numbers of their packs, in reading order
 ORDER_FILE = "order.npy"
+#: fields of energon_pack.json in which all packs of a training agree
+_FIELDS_IN_COMMON = ("fingerprint", "layout", "mask", "pad_to_multiple_of")
 #: beside a dataset.yaml for another tool, or for cookers: loads packs with this package's own classes
 TYPED_YAML = "typed.yaml"
 
@@ -57,13 +60,28 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     manifests = {folder: read_manifest(folder) for folder in packed_datasets(path)}
     if not manifests:
         raise ValueError(f"{path} names no dataset that energon_pack packed")
-    by_fingerprint = {manifest["fingerprint"]: folder for folder, manifest in manifests.items()}
-    if len(by_fingerprint) > 1:
-        raise ValueError(
-            f"{path}: {' and '.join(map(str, by_fingerprint.values()))} were packed with different settings;"
-            " packs of one training are for one model"
-        )
+    refuse_other_manifests(manifests)
     return max(manifests.values(), key=lambda manifest: int(manifest["max_token_len"]))
+
+
+def refuse_other_manifests(manifests: Mapping[str | Path, Mapping[str, Any]], further: Sequence[str] = ()) -> None:
+    """Raise PackError if one training can't read packed datasets: they differ, or their format is unknown here.
+
+    Args:
+        manifests: energon_pack.json of each, by the dataset's folder.
+        further: fields that have to be alike, beside `_FIELDS_IN_COMMON`.
+    """
+    for folder, manifest in manifests.items():
+        if why := _why_unreadable(manifest):
+            raise PackError(f"{folder}: {why}")
+    (first, in_common), *others = manifests.items()
+    for other, manifest in others:
+        for name in (*_FIELDS_IN_COMMON, *further):
+            if manifest.get(name) != in_common.get(name):
+                raise PackError(
+                    f"{first} and {other} were packed with different settings: the {name} {in_common.get(name)}, and"
+                    f" the {name} {manifest.get(name)}: packs of one training are for one model, and read in one way"
+                )
 
 
 def _why_unreadable(manifest: Mapping[str, Any]) -> str | None:
@@ -116,10 +134,10 @@ def is_metadataset(dataset: str | Path) -> bool:
 
 
 def packed_datasets(metadataset: str | Path) -> Iterator[str | Path]:
-    """Yield the folders with packs of this package that a Metadataset names, itself or through other Metadatasets."""
+    """Yield the folders with packs of this package that a Metadataset names, also through others, in their order."""
     waiting = [yaml_value(_read(metadataset) or b"")]
     while waiting:
-        value = waiting.pop()
+        value = waiting.pop(0)
         if isinstance(value, dict) and isinstance(value.get("path"), str):
             path = _joined(_folder_of(metadataset), value["path"])
             if is_metadataset(path):
@@ -127,7 +145,7 @@ def packed_datasets(metadataset: str | Path) -> Iterator[str | Path]:
             elif read_meta(path, MANIFEST) is not None:
                 yield path
         if isinstance(value, (dict, list)):
-            waiting += value.values() if isinstance(value, dict) else value
+            waiting[:0] = value.values() if isinstance(value, dict) else value
 
 
 def read_meta(dataset: str | Path, name: str) -> bytes | None:

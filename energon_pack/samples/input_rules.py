@@ -57,6 +57,8 @@ class InputRules:
     media: Mapping[str, Any] = field(default_factory=dict)  # the run's `media`, for a preprocessor of another package
     trial: Sequence[Trial] = ()
     texts: Sequence[tuple[str, Sequence[int]]] = ()  # texts with their ids, by which tokenizers are compared
+    pixels: str = ""  # hash of the settings by which its processor makes inputs of media; empty: nobody knows
+    made: Mapping[str, Any] = field(default_factory=dict)  # figures of the inputs that it made of the trial's media
     #: tokenizes members that are in no pack; None: nothing here can
     tokenize: Callable[[MemberInput], MemberTokens] | None = None
 

@@ -18,10 +18,14 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.renderer import Renderer
 from energon_pack.templates.families import ASKING_FAMILIES, FAMILIES, family_of
-from energon_pack.templates.families.asked_processor import processor_part
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 from energon_pack.templates.folder import files_state, has_media_parts, processor_class, settings_in
-from energon_pack.templates.full_processor import full_processor, prepare_torchvision, quiet_transformers
+from energon_pack.templates.full_processor import (
+    full_processor,
+    prepare_torchvision,
+    processor_part,
+    quiet_transformers,
+)
 from energon_pack.templates.identity import TemplateSpec
 from energon_pack.templates.media_texts import medium_text_in_question
 from energon_pack.templates.models import model_name_of

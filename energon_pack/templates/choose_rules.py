@@ -13,12 +13,12 @@ from energon_pack.errors import PackError, one_line
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.templates.build import build
 from energon_pack.templates.families import ASKING_FAMILIES, AUTO, family_of
-from energon_pack.templates.families.asked_processor import processor_part
 from energon_pack.templates.folder import PROCESSOR_FILES, has_media_parts, processor_class, settings_in
 from energon_pack.templates.full_processor import (
     full_processor,
     known_processor_classes,
     model_classes_of,
+    processor_part,
     quiet_transformers,
 )
 from energon_pack.templates.identity import HEARD_VIDEOS, MIXED_MEDIA, UNEVEN_VIDEOS

@@ -10,7 +10,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from energon_pack.errors import PackError
 from energon_pack.run.heavy_imports import importing
+from energon_pack.run.user_cache import version_of
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.templates.folder import PROCESSOR_FILES, files_state, first_setting, has_media_parts
 
 
@@ -81,13 +84,38 @@ def full_processor(processor: ProcessorSource) -> Any:
     return _load_processor(folder, json.dumps(dict(processor.kwargs), sort_keys=True), files_state(Path(folder)))
 
 
+def refuse_old_transformers() -> None:
+    """Raise PackError if transformers is older than 5.0, whose processors make other inputs of media."""
+    version = version_of("transformers") or ""
+    if version.partition(".")[0] in ("2", "3", "4"):
+        raise PackError(
+            f"transformers {version} is installed, and media need 5.0 or newer: pip install -U transformers"
+        )
+
+
 @lru_cache(maxsize=2)
 @quiet_transformers()
 def _load_processor(folder: str, kwargs: str, state: str) -> Any:
+    refuse_old_transformers()
     from transformers import AutoProcessor, AutoTokenizer
 
     loads = AutoProcessor if has_media_parts(Path(folder)) else AutoTokenizer
     return loads.from_pretrained(folder, **json.loads(kwargs))
+
+
+def image_processor_alone(processor: ProcessorSource) -> Any:
+    """Load only a processor's image processor, which needs no torchvision."""
+    from transformers import AutoImageProcessor
+
+    with quiet_transformers():
+        return AutoImageProcessor.from_pretrained(processor.folder, backend="pil", **processor.kwargs)
+
+
+def processor_part(processor: Any, kind: str) -> Any:
+    """Return the part of a processor for a kind of media, such as the image processor; None: it has no such part."""
+    medium = KINDS[kind]
+    held = (getattr(processor, name, None) for name in medium.parts)
+    return next((part for part in held if part is not None and medium.is_part(part)), None)
 
 
 def model_classes_of(folder: Path) -> Iterator[Any]:

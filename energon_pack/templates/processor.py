@@ -16,6 +16,7 @@ from energon_pack.errors import PackError
 from energon_pack.run.files import is_intact, make_once, write_whole
 from energon_pack.run.plain_data import node_of, plain
 from energon_pack.run.user_cache import read_kept, version_of, write_kept
+from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import ADDED_KINDS
 from energon_pack.templates.build import build
 from energon_pack.templates.chat.jinja import writes_date
@@ -23,14 +24,16 @@ from energon_pack.templates.choose_rules import TemplateChoice, TriedTemplate, c
 from energon_pack.templates.families import ASKING_FAMILIES, AUTO, FAMILIES
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 from energon_pack.templates.folder import local_folder, settings_files
+from energon_pack.templates.full_processor import full_processor
 from energon_pack.templates.identity import RULES_VERSION, Identity, TemplateSpec
+from energon_pack.templates.pixels import inputs_made, media_settings, settings_hash
 from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings, labels_identity
 from energon_pack.templates.template import Template
 
 #: the tokenizer of the template that this process built last, by its folder: reading it takes a while
 _last_tokenizer: dict[str, Tokenizer] = {}
 
-_SAVED_VERSION = 8  # raise this number when `Template.save` writes other files, or a choice compares more
+_SAVED_VERSION = 9  # raise this number when `Template.save` writes other files, or a choice compares more
 #: packages that read a processor's files, or that it is compared with
 _VERSIONED_PACKAGES = ("energon-pack", "transformers", "tokenizers", "torch", "torchvision", "pillow", "numpy")
 #: settings of `model` that do not change the template
@@ -63,6 +66,8 @@ def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
         template, choice = _template_and_choice(settings, folder)
         choice = replace(choice, ends_answers=template.ends_answers)
         template.save(built)
+        if not choice.note:
+            _with_pixels(template.input_rules, _template_key(settings, folder)).save(built)
         write_whole(built / _CHOICE_FILE, json.dumps(asdict(choice)).encode())
         _last_tokenizer.clear()
         _last_tokenizer[os.fspath(saved)] = template.tokenizer
@@ -93,6 +98,20 @@ def _template_and_choice(settings: TemplateSettings, folder: Path) -> tuple[Temp
     if not choice.note:
         write_kept("choices", key, asdict(choice))
     return template, choice
+
+
+def _with_pixels(rules: InputRules, key: str) -> InputRules:
+    """Return rules with what their processor makes of media, from the user's cache if it has the same processor."""
+    if not rules.media_tokens:
+        return rules
+    values: dict[str, Any] | None = read_kept(
+        "pixels", key, lambda kept: {"pixels": kept["pixels"], "made": kept["made"]}
+    )
+    if values is None:
+        full = full_processor(rules)
+        values = {"pixels": settings_hash(media_settings(full, rules)), "made": inputs_made(full, rules)}
+        write_kept("pixels", key, values)
+    return replace(rules, **values)
 
 
 def template_lines(folder: str) -> list[str]:

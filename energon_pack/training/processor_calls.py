@@ -18,7 +18,7 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import apply_medium_steps, make_clip, media_inputs
 from energon_pack.samples.tokens import MemberTokens, SeenMedium
-from energon_pack.templates.full_processor import full_processor, quiet_transformers
+from energon_pack.templates.full_processor import full_processor, image_processor_alone
 from energon_pack.training.joining import JoinError
 
 #: parameters of glibc's mallopt(3): the most large blocks that are mapped; map blocks from this size on; return the
@@ -139,11 +139,7 @@ class ProcessorCalls:
         try:
             return full_processor(self._rules), None
         except ImportError:
-            from transformers import AutoImageProcessor
-
-            with quiet_transformers():
-                alone = AutoImageProcessor.from_pretrained(self._rules.folder, backend="pil", **self._rules.kwargs)
-            return None, alone
+            return None, image_processor_alone(self._rules)
 
 
 def _tensors(output: Mapping[str, Any]) -> dict[str, Tensor]:

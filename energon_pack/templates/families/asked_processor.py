@@ -7,10 +7,11 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from energon_pack.samples.media.arguments import Clip, PreparedMedia, media_arguments
-from energon_pack.samples.media.kinds import AUDIO, KINDS, VIDEO
+from energon_pack.samples.media.kinds import AUDIO, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.requested import video_metadata_of
 from energon_pack.templates.families.stand_ins import BlankMedia
+from energon_pack.templates.full_processor import processor_part
 
 _SEPARATOR = "\ue000"  # a private-use character: no chat, and no processor, writes it
 _CALL_LOCK = threading.Lock()  # all callers share a processor, which is changed during a call
@@ -114,13 +115,6 @@ class ProcessorProbe:
 
     def _stand_in_tokenizer(self) -> AbstractContextManager[None]:
         return patched(self._processor, tokenizer=_TokenizerStandIn(self._processor.tokenizer), **self._cached_merge)
-
-
-def processor_part(processor: Any, kind: str) -> Any:
-    """Return the part of a processor for a kind of media, such as the image processor; None: it has no such part."""
-    medium = KINDS[kind]
-    held = (getattr(processor, name, None) for name in medium.parts)
-    return next((part for part in held if part is not None and medium.is_part(part)), None)
 
 
 class _AnswerFound(Exception):

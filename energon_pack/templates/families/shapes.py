@@ -15,11 +15,11 @@ from energon_pack.errors import PackError, one_line
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO, describe
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.templates.families.asked_processor import ProcessorProbe, processor_part
+from energon_pack.templates.families.asked_processor import ProcessorProbe
 from energon_pack.templates.families.rules import FRAME_KEYS, FrameSampling, MediaRules, ProcessorSettings
 from energon_pack.templates.families.sound_steps import StepCache
 from energon_pack.templates.families.stand_ins import BlankMedia, ShapeOnlyMedia
-from energon_pack.templates.full_processor import full_processor, quiet_transformers
+from energon_pack.templates.full_processor import full_processor, processor_part, quiet_transformers
 
 _MAX_CACHED_ANSWERS = 100_000  # lists of sizes whose answers are kept
 _NUM_COMPARED_MEDIA = 32  # media in one call

@@ -1,0 +1,170 @@
+"""Refuse what would train packs in another way than they were packed for.
+
+Packed datasets that are joined agree in all that one training reads in one way, and in the pixels of their media. A
+processor in place of a dataset's own, and another transformers, make the same inputs of media.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from energon_pack.dataset.input_rules_file import KeptInputs, chosen_inputs, kept_inputs, with_media
+from energon_pack.dataset.manifest import PROCESSOR_FOLDER, pack_folders_of, read_unchanged, refuse_other_manifests
+from energon_pack.errors import PackError, one_line
+from energon_pack.run.plain_data import json_value
+from energon_pack.run.user_cache import version_of
+from energon_pack.samples.input_rules import InputRules
+from energon_pack.templates.full_processor import full_processor, image_processor_alone, refuse_old_transformers
+from energon_pack.templates.pixels import (
+    different_inputs,
+    different_kept,
+    different_setting,
+    flat_values,
+    media_settings,
+    settings_hash,
+)
+
+#: the name of a setting, and its values in two processors
+Difference = tuple[str, str, str]
+
+#: ends of names of settings in files that say nothing about pixels
+_NAMES_OF_OTHERS = ("_type", "_class", "_version", "_path")
+#: rules whose inputs were compared in this process, by all that the comparison depends on
+_compared: set[str] = set()
+
+
+# --------------------------------------------------------------------------------------------- datasets that are joined
+
+
+def refuse_other_datasets(manifests: Mapping[str | Path, Mapping[str, Any]], further: Sequence[str] = ()) -> None:
+    """Raise PackError if packed datasets can't be read by one training, or make other pixels.
+
+    Args:
+        manifests: energon_pack.json of each, by the dataset's folder.
+        further: more fields of energon_pack.json that have to be alike.
+    """
+    refuse_other_manifests(manifests, further)
+    first, *others = with_media([kept_inputs(part) for folder in manifests for part in pack_folders_of(folder)])
+    for other in others:
+        if difference := _difference_of_datasets(first, other):
+            name, *values = difference
+            raise PackError(
+                f"{first.dataset} and {other.dataset} make other pixels of media: {name} is {values[0]} in the first,"
+                f" and {values[1]} in the second: pack one of both again with the processor of the other"
+            )
+
+
+def _difference_of_datasets(first: KeptInputs, other: KeptInputs) -> Difference | None:
+    """Return the first setting, or input of made-up media, in which two datasets differ; None: there is none."""
+    if first.pixels_key != other.pixels_key:
+        settings = None if other.has_code else _settings(other.own_processor)
+        if difference := _difference_from(first, other.rules.pixels, settings, other.own_processor.folder):
+            return difference
+    if name := different_kept(first.rules.made, other.rules.made):
+        versions = (f"made by transformers {kept.rules.transformers}" for kept in (first, other))
+        return name, *versions
+    return None
+
+
+# ------------------------------------------------------------------------------- another processor, other transformers
+
+
+def refuse_other_processor(dataset: str | Path, rules: InputRules) -> None:
+    """Raise PackError if the processor of `rules`, given in place of a dataset's own, makes other inputs of media."""
+    kept, settings = chosen_inputs(dataset), _settings(rules)
+    pixels = "" if settings is None else settings_hash(settings)
+    if difference := _difference_from(kept, pixels, settings, rules.folder):
+        name, packed, here = difference
+        place = Path(rules.folder, file) if (file := _file_with(name, kept, rules.folder)) else rules.folder
+        raise PackError(
+            f"{place}: {name} is {here}, and where {kept.dataset} was packed {packed}: leave the processor out, for the"
+            " dataset holds its own, or pack again"
+        )
+
+
+def refuse_other_inputs(dataset: str | Path, rules: InputRules) -> None:
+    """Raise PackError if a processor makes other inputs of made-up media than a dataset kept; once a process."""
+    refuse_old_transformers()
+    key = f"{rules.folder} {sorted(rules.kwargs.items())} {rules.made}"
+    if not rules.made or key in _compared:
+        return
+    versions = f"{version_of('transformers')}, and {dataset} was packed with {rules.transformers}"
+    cure = f"train with transformers=={rules.transformers} and the processor of the packing, or pack again"
+    try:
+        processor = full_processor(rules)
+    except ImportError:  # images are prepared without torchvision
+        return
+    except Exception as error:  # any class of any processor may be behind it
+        if rules.transformers == version_of("transformers"):  # its first medium says so
+            return
+        raise PackError(
+            f"{rules.folder} can't be loaded with transformers {versions}: {one_line(error, 120)}: {cure}"
+        ) from None
+    if why := different_inputs(processor, rules):
+        raise PackError(f"{type(processor).__name__} makes other inputs with transformers {versions}: {why}: {cure}")
+    _compared.add(key)
+
+
+# ------------------------------------------------------------------------------------------------------- their settings
+
+
+def _difference_from(
+    kept: KeptInputs, pixels: str, settings: Mapping[str, Any] | None, folder: str
+) -> Difference | None:
+    """Return the first setting in which another processor differs from a dataset's own; None: they make the same.
+
+    Args:
+        pixels: the hash of the other one's settings; empty: nobody knows it.
+        settings: of the other one; None: it can't be loaded. `folder`: where its files are.
+    """
+    if pixels and pixels == kept.rules.pixels:
+        return None
+    own = None if settings is None or kept.has_code else _settings(kept.own_processor)
+    in_files = _difference_in_files(kept, folder)
+    if own is not None and settings is not None:
+        difference = different_setting(own, settings)
+        return in_files if difference and in_files else difference  # people know the name in a file
+    is_comparable = pixels and kept.rules.pixels and kept.rules.transformers == version_of("transformers")
+    if in_files is None and is_comparable:  # defaults of another version may have other names
+        return "a hash of its settings", kept.rules.pixels, pixels
+    return in_files
+
+
+def _settings(rules: InputRules) -> dict[str, Any] | None:
+    """Return the settings of a processor as loaded; of its image processor, if no other part can be; None: of none."""
+    try:
+        try:
+            processor = full_processor(rules)
+        except ImportError:
+            processor = SimpleNamespace(image_processor=image_processor_alone(rules))
+        return media_settings(processor, rules)
+    except Exception:  # any class of any processor may be behind it
+        return None
+
+
+def _difference_in_files(kept: KeptInputs, folder: str) -> Difference | None:
+    """Return the first setting that stands in a file of a dataset's processor and of another one with two values."""
+    for packed, here in _shared_files(kept, folder).values():
+        for key in sorted(packed.keys() & here.keys()):
+            if packed[key] != here[key] and not key.endswith(_NAMES_OF_OTHERS):
+                return key, str(packed[key])[:60], str(here[key])[:60]
+    return None
+
+
+def _file_with(key: str, kept: KeptInputs, folder: str) -> str:
+    """Return the name of the file in which both processors have a setting; empty: no file has it."""
+    each = _shared_files(kept, folder).items()
+    return next((name for name, (packed, here) in each if key in packed.keys() & here.keys()), "")
+
+
+def _shared_files(kept: KeptInputs, folder: str) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Return by name the settings in each file of a dataset's processor, and in the file of that name in a folder."""
+    names = [name for name in kept.files if name.endswith("processor_config.json") and Path(folder, name).is_file()]
+    return {
+        name: (
+            flat_values(json_value(read_unchanged(kept.dataset, f"{PROCESSOR_FOLDER}/{name}", kept.files[name]))),
+            flat_values(json_value(Path(folder, name).read_bytes())),
+        )
+        for name in names
+    }
