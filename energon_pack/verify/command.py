@@ -148,7 +148,8 @@ def _open_plan(folder: DatasetFolder, findings: Findings) -> PlanFile | None:
 def _jobs(stated: Claims, source: Source | None, template_folder: str | None, options: Options) -> Iterator[VerifyJob]:
     shares, seed = _split_shares(stated.manifest)
     packing = value_at(stated.manifest, "content", "packing")
-    by_name = None if source is None else {shard.name: shard for shard in source.shards}
+    decoded = stated.report.get("files_decoded") or ()
+    by_name = source and {shard.name: replace(shard, decodes_videos=shard.name in decoded) for shard in source.shards}
     is_reference = value_at(stated.manifest, "content", "output", "media") == MediaIn.reference
     root = source.root if source is not None and is_reference else None
     read = read_settings(stated.manifest)
