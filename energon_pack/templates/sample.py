@@ -73,6 +73,7 @@ class Rendered:
     num_audio_tokens: int = 0  # tokens with features of sounds
     token_range: tuple[int, int] | None = None  # the tokens of `text` that are the sample; None: all
     num_features: Sequence[int] = ()  # tokens that hold features of each medium, in the order of `media`
+    clip_frames: int = 0  # frames of each of its clips, if clips of one batch need equally many; else 0
 
 
 @dataclass(frozen=True)

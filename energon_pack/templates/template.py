@@ -120,6 +120,7 @@ class Template(Preparation, Tokenizing):
             num_features[AUDIO.kind],
             sample.options.token_range,
             [number for _, number in expansions],
+            self.clip_frames(sample.media),
         )
 
     def _with_media_put_in(

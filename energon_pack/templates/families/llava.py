@@ -27,6 +27,7 @@ class LlavaOneVision(MediaRules):
     """The rules of LLaVA-OneVision in its transformers form (`llava-hf`): tiles, and a small picture of the whole."""
 
     processors = ("LlavaOnevisionProcessor",)
+    stacks_clips = True
 
     def __init__(self, processor: ProcessorSettings):
         """Read the needed settings of a processor."""

@@ -68,6 +68,8 @@ class MediaRules:
     why_no_sound: str = ""
     #: whether its call takes several images of one text as a nested list, `[[image, image]]`
     nests_images: bool = False
+    #: whether clips of one batch need equally many frames, because its call stacks them: [clip, frame, …]
+    stacks_clips: bool = False
     _processor_settings: ProcessorSettings
 
     def __new__(cls, processor: ProcessorSettings) -> "MediaRules":
