@@ -19,7 +19,6 @@ from energon_pack.templates.families.llava import LlavaOneVision
 from energon_pack.templates.families.rules import ProcessorSettings
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.settings import MediaConfig
-from energon_pack.training.encoded import BadPack
 from support.packed import Make, json_lines, packed, train
 from support.running import need_torchvision
 from support.samples import video
@@ -72,6 +71,8 @@ def test_packs_made_while_loading_keep_lengths_of_clips_apart() -> None:
 def test_every_pack_of_clips_of_several_lengths_is_trained(real: Path, config: Make, tmp_path: Path) -> None:
     """With LLaVA-OneVision's processor; two packs in one batch are refused by their names."""
     need_torchvision()
+    from megatron.energon import FatalSampleError
+
     turns = [{"role": "user", "content": "<video>What is it?"}, {"role": "assistant", "content": "Grey."}]
     for number in (8, 12):
         (tmp_path / f"{number}.mp4").write_bytes(video(number))
@@ -86,5 +87,7 @@ def test_every_pack_of_clips_of_several_lengths_is_trained(real: Path, config: M
     encoder = PackedTaskEncoder(folder)
     packs = [encoder.encode_sample(pack) for pack in train(folder)]
     assert sorted(tuple(pack.media["pixel_values_videos"].shape[:2]) for pack in packs) == [(2, 8), (2, 12)]
-    with pytest.raises(BadPack, match=rf"{packs[0].__key__}, {packs[1].__key__}: .*can't be joined.* a pack a batch"):
+    with pytest.raises(
+        FatalSampleError, match=rf"{packs[0].__key__}, {packs[1].__key__}: .*can't be joined.*a pack a batch"
+    ):
         encoder.batch(packs)
