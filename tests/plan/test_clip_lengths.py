@@ -71,7 +71,7 @@ def test_packs_made_while_loading_keep_lengths_of_clips_apart() -> None:
 def test_every_pack_of_clips_of_several_lengths_is_trained(real: Path, config: Make, tmp_path: Path) -> None:
     """With LLaVA-OneVision's processor; two packs in one batch are refused by their names."""
     need_torchvision()
-    from megatron.energon import FatalSampleError
+    from megatron.energon.errors import FatalSampleError
 
     turns = [{"role": "user", "content": "<video>What is it?"}, {"role": "assistant", "content": "Grey."}]
     for number in (8, 12):
