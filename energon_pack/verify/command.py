@@ -152,7 +152,7 @@ def _jobs(stated: Claims, source: Source | None, template_folder: str | None, op
     by_name = source and {shard.name: replace(shard, decodes_videos=shard.name in decoded) for shard in source.shards}
     is_reference = value_at(stated.manifest, "content", "output", "media") == MediaIn.reference
     root = source.root if source is not None and is_reference else None
-    read = read_settings(stated.manifest)
+    read, num_ids = read_settings(stated.manifest), checks.num_ids_of(stated.folder)
     if source is not None:
         read = replace(read, map=trusted_map(stated.manifest, options.map))
     media = DatasetMedia(stated.folder.path, root, whole=options.decode or source is not None)
@@ -170,6 +170,7 @@ def _jobs(stated: Claims, source: Source | None, template_folder: str | None, op
             media=media,
             template_folder=template_folder,
             has_messages=has_messages(stated.manifest),
+            num_ids=num_ids,
             split_shares=shares,
             seed=seed,
             max_defects=options.max_errors,
