@@ -76,7 +76,7 @@ def _other_counts(drawn: DrawnRows) -> list[_OtherCount]:
     shards, chunk, indices = drawn
     numbers = chunk.owners_of_rows[indices].tolist()
     rows = rows_of(chunk.read().take(indices), MeasuredRow)
-    found = []
+    found: list[_OtherCount] = []
     with Reader() as reader:
         for number, row in zip(numbers, rows, strict=True):
             with suppress(Skip):

@@ -290,6 +290,6 @@ def group_of_items(items: Items, packing: PackingConfig) -> Ints:
     elif packing.group_by is GroupBy.dataset:
         group += items.dataset
     group += (window_of(items.shard, packing) + items.split.astype(np.int64) * (1 << 24)) * (1 << 32)
-    if items.clip_frames is None:
-        return group
-    return np.unique(np.stack((group, items.clip_frames)), axis=1, return_inverse=True)[1].ravel()
+    if items.clip_frames is not None:
+        group = np.unique(np.stack((group, items.clip_frames)), axis=1, return_inverse=True)[1].ravel()
+    return group

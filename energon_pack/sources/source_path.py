@@ -133,7 +133,7 @@ def _join_sources(parts: Sequence[Source]) -> Source:
         folders=frozenset().union(*(part.folders for part in parts)),
         num_left_out=sum(part.num_left_out for part in parts),
         stored_folders=frozenset().union(*(part.stored_folders for part in parts)),
-        repeated=tuple(reduce(or_, of_forms, Counter()).elements()),
+        repeated=tuple(reduce(or_, of_forms, Counter[tuple[str, str]]()).elements()),
     )
 
 

@@ -63,7 +63,7 @@ class Preparation:
         Raises Skip if the sample's own clips have several lengths.
         """
         videos = [medium for medium in media if medium.kind == VIDEO.kind]
-        if not videos or not self.rules.stacks_clips:
+        if not videos or not self.rules.stacks_clips():
             return 0
         numbers = {len(self.choose_frames(video)) for video in videos}
         if len(numbers) > 1:

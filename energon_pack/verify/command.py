@@ -149,7 +149,8 @@ def _jobs(stated: Claims, source: Source | None, template_folder: str | None, op
     shares, seed = _split_shares(stated.manifest)
     packing = value_at(stated.manifest, "content", "packing")
     decoded = stated.report.get("files_decoded") or ()
-    by_name = source and {shard.name: replace(shard, decodes_videos=shard.name in decoded) for shard in source.shards}
+    shards = source.shards if source is not None else ()
+    by_name = {shard.name: replace(shard, decodes_videos=shard.name in decoded) for shard in shards}
     is_reference = value_at(stated.manifest, "content", "output", "media") == MediaIn.reference
     root = source.root if source is not None and is_reference else None
     read, num_ids = read_settings(stated.manifest), checks.num_ids_of(stated.folder)
@@ -165,7 +166,7 @@ def _jobs(stated: Claims, source: Source | None, template_folder: str | None, op
             packing=packing if isinstance(packing, dict) else {},
             fingerprint=stated.manifest.get("fingerprint"),
             decode=options.decode,
-            source=by_name,
+            source=None if source is None else by_name,
             reading=read,
             media=media,
             template_folder=template_folder,

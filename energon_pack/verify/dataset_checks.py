@@ -74,7 +74,7 @@ def num_ids_of(folder: DatasetFolder) -> int | None:
         rules = folder.read_object(f"{META_FOLDER}/{INPUTS_FILE}")
         number, special = rules.get("num_ids"), rules.get("token_ids")
         if type(number) is int and number > 0 and isinstance(special, dict):
-            return max(number, *(1 + its_id for its_id in special.values() if type(its_id) is int), 0)
+            return max([number, *(1 + int(its_id) for its_id in special.values() if type(its_id) is int)])
     return None
 
 

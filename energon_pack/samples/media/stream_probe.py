@@ -187,4 +187,4 @@ def _may_be_hidden(packet: Any, codec: str) -> bool:
     """Tell whether a packet may show no frame: a reference of VP8, or a frame of MPEG-4 that says only to drop it."""
     if codec == "vp8":
         return not memoryview(packet)[0] & _VP8_IS_SHOWN
-    return codec == "mpeg4" and packet.size <= _MAX_DROPPED_BYTES
+    return codec == "mpeg4" and int(packet.size) <= _MAX_DROPPED_BYTES

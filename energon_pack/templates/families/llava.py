@@ -27,7 +27,6 @@ class LlavaOneVision(MediaRules):
     """The rules of LLaVA-OneVision in its transformers form (`llava-hf`): tiles, and a small picture of the whole."""
 
     processors = ("LlavaOnevisionProcessor",)
-    stacks_clips = True
 
     def __init__(self, processor: ProcessorSettings):
         """Read the needed settings of a processor."""
@@ -60,6 +59,9 @@ class LlavaOneVision(MediaRules):
             "less": self._num_dropped_tokens,
             "frames": self.frames.settings,
         }
+
+    def stacks_clips(self) -> bool:
+        return True
 
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
         if media.kind == "video":

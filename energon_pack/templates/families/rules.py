@@ -68,8 +68,6 @@ class MediaRules:
     why_no_sound: str = ""
     #: whether its call takes several images of one text as a nested list, `[[image, image]]`
     nests_images: bool = False
-    #: whether clips of one batch need equally many frames, because its call stacks them: [clip, frame, …]
-    stacks_clips: bool = False
     _processor_settings: ProcessorSettings
 
     def __new__(cls, processor: ProcessorSettings) -> "MediaRules":
@@ -104,6 +102,10 @@ class MediaRules:
     def expand_all(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
         """Return text and number of feature tokens for each medium of a sample; results of `expand` are cached."""
         return [self._cached_expand(medium, tuple(chosen)) for medium, chosen in zip(media, frames, strict=True)]
+
+    def stacks_clips(self) -> bool:
+        """Say whether clips of one batch need equally many frames, because the call stacks them: [clip, frame, …]."""
+        return False
 
     def placeholder(self, kind: str) -> str:
         """Return the text that marks a medium of this kind in the text for the full processor, such as `<image>`."""

@@ -97,8 +97,11 @@ class ShapeRules(MediaRules):
                 f" {video.fps:g} a second by a rule of its own, not {number}: media=default"
             )
 
+    def stacks_clips(self) -> bool:
+        return self._stacks_clips
+
     @cached_property
-    def stacks_clips(self) -> bool:  # type: ignore[override]
+    def _stacks_clips(self) -> bool:
         """Whether clips of one batch need equally many frames: the pixels' inner dimensions follow their number.
 
         Pixels that come with a mask of theirs are padded when they are joined (`training.joining`).
