@@ -154,7 +154,7 @@ def changed(folder: Path, **values: Any) -> None:
     ("values", "said"),
     [
         ({"format": 4}, "it has the format 4, this version of energon-pack reads 3: install a later one"),
-        ({"format": 1}, "it has the format 1, without the tokens of its packs, which 3 has: pack again"),
+        ({"format": 1}, "it has the format 1, without the tokens of its packs, which 3 has: pack again; where the"),
         ({"flavor": "packed_woods"}, "flavor 'packed_woods'"),
     ],
 )

@@ -45,14 +45,14 @@ from energon_pack.templates.trial import feature_difference, token_difference
 _JOB_SAMPLES = 2000  # the full processor takes about half a minute for them
 
 #: Drawn rows of a chunk of lengths, and the shards of that chunk by their numbers.
-_DrawnRows = tuple[dict[int, Shard], Chunk, list[int]]
+DrawnRows = tuple[dict[int, Shard], Chunk, list[int]]
 
 
 @dataclass(frozen=True)
 class AuditJob:
     """The samples that one worker compares with the full processor, and the method that measured them."""
 
-    rows: list[_DrawnRows]
+    rows: list[DrawnRows]
     method: Method
 
 
@@ -88,7 +88,7 @@ class Audit:
         return lines
 
 
-def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[_DrawnRows]:
+def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[DrawnRows]:
     """Draw a random `share` (0 to 1) of the measured samples, rounded up to a whole one; equal seeds draw the same."""
     chunks = list(chunks_of_pieces(enumerate(item.pieces for item in measured))) if share else []
     ends = np.cumsum([chunk.read(["reason"])["reason"].null_count for chunk in chunks])
@@ -106,10 +106,10 @@ def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[_Dr
     return drawn
 
 
-def _result_file(measured: Sequence[MeasuredShard], method: Method, share: float, seed: int) -> Path:
-    """Return the file for an audit's result; it exists if the full processor agreed with these very lengths before."""
+def result_file(name: str, measured: Sequence[MeasuredShard], method: Method, share: float, seed: int) -> Path:
+    """Return the file for what `name` says of the samples that `draw` draws; it exists if that is known."""
     pieces = [(Path(piece.path).name, piece.first_row, piece.num_rows) for item in measured for piece in item.pieces]
-    return Path(method.template_folder, f"audit-{key_of(pieces, share, seed)}.json")
+    return Path(method.template_folder, f"{name}-{key_of(pieces, share, seed)}.json")
 
 
 @dataclass(frozen=True)
@@ -127,16 +127,16 @@ def start(measured: Sequence[MeasuredShard], method: Method, share: float, seed:
 
     Another process compares the first of them; `finish` does the rest. A saved result for these lengths is reused.
     """
-    result_file = _result_file(measured, method, share, seed)
-    if result_file.exists():
-        return StartedAudit(method, result_file, Audit(**{**json.loads(result_file.read_bytes()), "is_known": True}))
+    kept = result_file("audit", measured, method, share, seed)
+    if kept.exists():
+        return StartedAudit(method, kept, Audit(**{**json.loads(kept.read_bytes()), "is_known": True}))
     jobs = [AuditJob(part, method) for part in _job_rows(draw(measured, share, seed))]
-    return StartedAudit(method, result_file, run.executor.start(audit, jobs[0]) if jobs else Audit(0, 0), jobs[1:])
+    return StartedAudit(method, kept, run.executor.start(audit, jobs[0]) if jobs else Audit(0, 0), jobs[1:])
 
 
-def _job_rows(rows: Sequence[_DrawnRows]) -> list[list[_DrawnRows]]:
+def _job_rows(rows: Sequence[DrawnRows]) -> list[list[DrawnRows]]:
     """Split the drawn rows into the jobs of an audit, of about `_JOB_SAMPLES` samples each."""
-    parts: list[list[_DrawnRows]] = []
+    parts: list[list[DrawnRows]] = []
     num = _JOB_SAMPLES
     for drawn in rows:
         if num >= _JOB_SAMPLES:

@@ -314,5 +314,6 @@ def method_key(method: Method) -> str:
 
 
 def _lengths_key(item: IndexedShard) -> str:
-    depends_on = (item.draw_settings, item.shard.own.identity) if item.shard.own.identity else (item.draw_settings,)
+    later = filter(None, (item.shard.own.identity, "videos are decoded" * item.shard.decodes_videos))
+    depends_on = (item.draw_settings, *later)
     return key_of(item.key, *depends_on) if any(depends_on) else item.key

@@ -7,10 +7,11 @@ from energon_pack.templates.sample import Rendered
 
 
 def media_counts_of(rendered: Rendered, kinds: Sequence[str]) -> dict[str, int]:
-    """Count visual tokens, images, sound tokens and sounds of a sample, by column name; `kinds`: those of its media."""
+    """Count visual tokens, images, sounds … of a sample, by column name; `kinds`: those of its media."""
     return {
         "num_visual_tokens": rendered.num_visual_tokens,
         IMAGE.column: kinds.count(IMAGE.kind),
         "num_audio_tokens": rendered.num_audio_tokens,
         AUDIO.column: kinds.count(AUDIO.kind),
+        "clip_frames": rendered.clip_frames,
     }

@@ -35,6 +35,7 @@ LENGTHS_SCHEMA = pa.schema(
         ("num_images", pa.int32()),
         ("num_audio_tokens", pa.int32()),
         ("num_audios", pa.int32()),
+        ("clip_frames", pa.int32()),  # frames of each of its clips, if only such clips share a batch; else 0
         ("num_bytes", pa.int64()),  # bytes of its JSON and media as members of a tar
         ("num_control_tokens", pa.int32()),
         ("placeholders_put_in", pa.bool_()),

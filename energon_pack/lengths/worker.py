@@ -64,6 +64,7 @@ class LengthsRow(MeasuredRow):
     num_images: int = 0
     num_audio_tokens: int = 0
     num_audios: int = 0
+    clip_frames: int = 0
     num_bytes: int = 0
     num_control_tokens: int = 0
     placeholders_put_in: bool = False

@@ -1,6 +1,6 @@
 """Items to pack: a few numbers for each sample, read from the cache.
 
-They take about 44 bytes a sample, in scratch files. Everything else is read from the cache when it is needed, many rows
+They take about 48 bytes a sample, in scratch files. Everything else is read from the cache when it is needed, many rows
 at a time.
 """
 
@@ -30,7 +30,7 @@ from energon_pack.samples.skip import Reason
 from energon_pack.sources.sample_ratio import drawn_keys
 from energon_pack.templates.settings import Untrained
 
-_NUMBER_COLUMNS = ("num_supervised", "num_bytes", "checksum", "kept")
+_NUMBER_COLUMNS = ("num_supervised", "clip_frames", "num_bytes", "checksum", "kept")
 _COLUMNS_READ = {"media_type", *caps.COLUMNS, *_NUMBER_COLUMNS, "reason", "does_not_fit", *note_counts.COLUMNS}
 #: samples that are left out because their parts can't be packed
 REFUSED_SCHEMA = pa.schema([("sample", pa.int64()), ("reason", pa.string()), ("detail", pa.large_string())])
@@ -62,6 +62,8 @@ class Items:
     shared: AnyInts | None = None
     #: number of its conversation; its items are packed, or left out, together. None: each item stands alone
     conversation: AnyInts | None = None
+    #: frames of its clips: only samples with equally many share a pack. None: all clips can
+    clip_frames: AnyInts | None = None
 
     @property
     def lens(self) -> AnyInts:
@@ -312,6 +314,8 @@ class Lengths:
             columns["conversation"] = np.concatenate((np.arange(self.num_samples), self.whole_of_part)).astype(np.int32)
         if self.num_turns > 1:
             columns["turn"] = self.columns["turn"]
+        if self.columns["clip_frames"].any():
+            columns["clip_frames"] = self.columns["clip_frames"]
         if self.entry_of_shard is not None:
             columns["entry"] = self.entry_of_shard[self.columns["shard"]].astype(np.int16)
         self.items = Items(counts={name: self.columns[name] for name in caps.COLUMNS}, **columns)

@@ -280,10 +280,16 @@ def num_packs_without_window(items: Items, packing: PackingConfig, seed: int) ->
 
 
 def group_of_items(items: Items, packing: PackingConfig) -> Ints:
-    """Return each item's group by `group_by`, window and split, int64[num_items]: different groups share no pack."""
+    """Return each item's group, int64[num_items]: different groups share no pack.
+
+    Groups differ in `group_by`, window, split, or in frames of clips that can't be joined.
+    """
     group = np.zeros(len(items), np.int64)
     if packing.group_by is GroupBy.media:
         group += items.media
     elif packing.group_by is GroupBy.dataset:
         group += items.dataset
-    return group + (window_of(items.shard, packing) + items.split.astype(np.int64) * (1 << 24)) * (1 << 32)
+    group += (window_of(items.shard, packing) + items.split.astype(np.int64) * (1 << 24)) * (1 << 32)
+    if items.clip_frames is not None:
+        group = np.unique(np.stack((group, items.clip_frames)), axis=1, return_inverse=True)[1].ravel()
+    return group

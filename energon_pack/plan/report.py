@@ -69,6 +69,7 @@ class RunFacts:
     cache: dict[str, int]  # shards_reused, shards_measured
     samples_verified: int  # by `measure.verify`
     samples_not_verified: int  # drawn for it, but their media can't be read by the full processor here
+    files_decoded: list[str]  # source files whose videos were counted by decoding them, because packets are not frames
 
 
 @dataclass(frozen=True)

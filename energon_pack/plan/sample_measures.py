@@ -34,6 +34,8 @@ class SampleMeasures:
     costs: tuple[int, ...]
     #: text, image, video or mix
     media_type: str
+    #: frames of its clips, if only samples with equally many share a pack; else 0
+    clip_frames: int = 0
 
 
 class SampleMeasurer:
@@ -83,7 +85,8 @@ class SampleMeasurer:
 
     def group(self, measured: SampleMeasures, dataset: Hashable) -> Hashable:
         """Return the group of a sample; samples of different groups share no pack."""
-        return {GroupBy.media: measured.media_type, GroupBy.dataset: dataset}.get(self.packing.group_by)
+        group = {GroupBy.media: measured.media_type, GroupBy.dataset: dataset}.get(self.packing.group_by)
+        return f"{group}: clips of {measured.clip_frames} frames" if measured.clip_frames else group
 
     def choose(
         self, measured: Sequence[SampleMeasures], datasets: Sequence[Hashable], ages: Sequence[int], at_end: bool
@@ -137,7 +140,7 @@ class SampleMeasurer:
             return Skip(Reason.NOTHING_TRAINED, NOTHING_TRAINED_DETAIL)
         kinds = [medium.kind for medium in sample.media]
         counts = {"token_len": token_len, **media_counts_of(rendered, kinds)}
-        measured = SampleMeasures(token_len, costs_of(counts, self.packing), media_type(kinds))
+        measured = SampleMeasures(token_len, costs_of(counts, self.packing), media_type(kinds), rendered.clip_frames)
         name, longest = self.packing.longest_sample
         if measured.costs[0] > longest:
             return Skip(Reason.OVERLONG, caps.excess_text(name, measured.costs[0], longest))

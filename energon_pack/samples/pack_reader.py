@@ -81,16 +81,21 @@ def tokens_of_pack(parts: Parts, meta: Mapping[str, Any]) -> PackTokens:
     return read_tokens(parts[TOKENS_PART], meta)
 
 
-def format_problem(manifest: Mapping[str, Any]) -> str | None:
-    """Return why this version can't read the format of a dataset with this energon_pack.json; None: it can."""
+def format_problem(manifest: Mapping[str, Any], oldest: int = PACK_FORMAT) -> str | None:
+    """Return why this version can't read the format of a dataset with this energon_pack.json; None: it can.
+
+    Args:
+        oldest: the oldest format that the caller reads: a source needs no tokens.
+    """
     number = manifest.get("format", PACK_FORMAT)
+    if type(number) is int and oldest <= number <= PACK_FORMAT:
+        return None
     if type(number) is int and number < PACK_FORMAT:
-        return f"it has the format {number}, without the tokens of its packs, which {PACK_FORMAT} has: pack again"
-    if number != PACK_FORMAT:
         return (
-            f"it has the format {quote(number)}, this version of energon-pack reads {PACK_FORMAT}: install a later one"
+            f"it has the format {number}, without the tokens of its packs, which {PACK_FORMAT} has: pack again; where"
+            " the source is gone, these packs are one (source.path)"
         )
-    return None
+    return f"it has the format {quote(number)}, this version of energon-pack reads {PACK_FORMAT}: install a later one"
 
 
 def refuse_other_format(meta: Mapping[str, Any]) -> None:

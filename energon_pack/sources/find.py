@@ -21,7 +21,7 @@ from energon_pack.sources.media_map import absolute_places
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.other_formats import COMPRESSED_NAME, PARQUET_ADVICE, compressed_error
 from energon_pack.sources.shard import JsonlShard, Shard, TarShard
-from energon_pack.sources.storage import FileState, absolute, expand, folder_of, state_of, walk
+from energon_pack.sources.storage import FileState, absolute, expand, folder_of, linked_again, state_of, walk
 
 #: the plan of a packed dataset
 _PLAN_FILE = re.compile(r"(?:^|/)pack_plan\.[^/]*$")
@@ -68,6 +68,8 @@ class Source:
     num_left_out: int = 0  # samples that split and exclude leave out, as far as the source says
     stored_folders: frozenset[str] = frozenset()  # addresses of folders on object stores that were named as a whole
     mixture: Mixture | None = None  # None: each sample comes once, or as often as its file's `ratio` says
+    #: paths that lead to what another path names, so that it is read once: both paths
+    repeated: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def parent_folders(self) -> frozenset[Path]:
@@ -84,6 +86,19 @@ class Source:
     def _mapped_places(self) -> set[str]:
         maps = {shard.lines.media_map for shard in self.shards if isinstance(shard, JsonlShard)}
         return {place for media_map in maps for place in absolute_places(media_map)}
+
+    @property
+    def repeated_line(self) -> str:
+        """Return a line about files that `source.path` names several times; empty: there are none."""
+        if not self.repeated:
+            return ""
+        number, (path, first) = len(self.repeated), self.repeated[0]
+        named = f"{path} twice" if path == first else f"{path}, which is {first}"
+        lead = "path leads" if number == 1 else "paths lead"
+        return (
+            f"source.path names {named}: {number:,} {lead} to what is read already, and is read once; to train it more"
+            " often, make it an entry of a mixture with epochs: 2"
+        )
 
     @cached_property
     def root(self) -> str:
@@ -144,12 +159,18 @@ def find_files(form: FileFinder, path: Sequence[str]) -> Source:
     """Find the files of one format. `path`: folders, which are searched recursively, files and globs."""
     roots, folders = list[str](), list[str]()
     leaf_of = dict[str, ListedFile]()  # by real path
+    repeated: list[tuple[str, str]] = []
     for entry in path:
         root, inside, files = expand(os.path.expanduser(entry))
         roots.append(root)
         folders += inside
+        repeated += chain.from_iterable(map(linked_again, inside))
+        of_entry = set[str]()  # a glob may match a folder and the files in it
         for leaf in form.files_of_entry(entry, inside, [*files, *chain.from_iterable(map(form.files_in, inside))]):
-            leaf_of.setdefault(leaf.real_path, leaf)
+            first = leaf_of.setdefault(leaf.real_path, leaf)
+            if first is not leaf and absolute(leaf.path) not in of_entry:
+                repeated.append((leaf.path, first.path))
+            of_entry.add(absolute(leaf.path))
     leaves = [*leaf_of.values()]
     if compressed := sorted(leaf.path for leaf in leaves if COMPRESSED_NAME.search(leaf.path)):
         raise compressed_error(compressed[0], len(compressed))
@@ -163,6 +184,7 @@ def find_files(form: FileFinder, path: Sequence[str]) -> Source:
         folders=frozenset(Path(folder).resolve() for folder in local),
         stored_folders=frozenset(folders) - local,
         num_left_out=form.num_left_out,
+        repeated=tuple(repeated),
     )
 
 

@@ -161,7 +161,7 @@ def _form_in(folder: str, tars: list[str]) -> str | None:
         return next((form.name for value, parts in looked if (form := recognize_foreign_pack(value, parts))), None)
     try:
         written = json_value(manifest)
-        why = reading_problem(written)
+        why = reading_problem(written, oldest=1)  # the first formats have conversations and media, as all have
     except (ValueError, AttributeError) as error:
         raise PackError(f"{folder}: {_MANIFEST_NAME} can't be read: {error}") from None
     if why is not None:

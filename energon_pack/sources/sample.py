@@ -17,7 +17,7 @@ from energon_pack.samples.conversation import TIME_FIELDS, PlacedRecord, ReadSam
 from energon_pack.samples.cut import Cut, fields_of_part, indices_of_kind, media_of_part, messages_of_part
 from energon_pack.samples.frame_times import load_patch_positions, with_times_in_text
 from energon_pack.samples.hints import with_tried_hint
-from energon_pack.samples.media.kinds import KINDS
+from energon_pack.samples.media.kinds import KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe_part
 from energon_pack.samples.media.requested import with_requested_settings
@@ -153,7 +153,19 @@ def cut_part(whole: ReadSample, cut: Cut) -> ReadSample:
 
 
 def _read_headers(reader: Reader, shard: Shard, parts: Sequence[AnyPart]) -> list[Media]:
-    return [probe_part(reader.part_file(shard, part), part) for part in parts]
+    return [read_header(reader, shard, part, shard.decodes_videos) for part in parts]
+
+
+def read_header(reader: Reader, shard: Shard, part: AnyPart, decodes_videos: bool) -> Media:
+    """Read kind and size of a medium; the frames of a video are counted by decoding all if `decodes_videos`."""
+    file = reader.part_file(shard, part)
+    medium = probe_part(file, part)
+    if not decodes_videos or medium.kind != VIDEO.kind:
+        return medium
+    from energon_pack.samples.media.streams import errors_as_skip, num_decoded
+
+    with errors_as_skip("video"):
+        return replace(medium, num_frames=num_decoded(as_file(ByteRange(file, part.offset, part.size))))
 
 
 def _with_requested(

@@ -65,6 +65,8 @@ class _SourceFile:
     version: str
     #: settings of its entry in a mixture
     own: EntrySettings = field(default=NO_SETTINGS, kw_only=True, hash=False)
+    #: whether the frames of its videos are counted by decoding all
+    decodes_videos: bool = field(default=False, kw_only=True, hash=False)
 
     @cached_property
     def real_path(self) -> str:

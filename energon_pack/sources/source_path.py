@@ -10,7 +10,8 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError, amount
@@ -126,11 +127,13 @@ def _with_entry_reading(settings: SourceConfig, entry: EntrySettings) -> SourceC
 
 def _join_sources(parts: Sequence[Source]) -> Source:
     """Join sources into one without a mixture; shards keep their names."""
+    of_forms = (Counter(part.repeated) for part in parts)  # folders of two forms are walked for each
     return Source(
         shards=sorted((shard for part in parts for shard in part.shards), key=lambda shard: shard.name),
         folders=frozenset().union(*(part.folders for part in parts)),
         num_left_out=sum(part.num_left_out for part in parts),
         stored_folders=frozenset().union(*(part.stored_folders for part in parts)),
+        repeated=tuple(reduce(or_, of_forms, Counter[tuple[str, str]]()).elements()),
     )
 
 
@@ -226,14 +229,13 @@ class TarFinder(FileFinder):
         if lines := next(filter(JSON_FILE.search, files), None):
             raise PackError(f"source.path={entry}: {lines} is no tar; source=jsonl reads JSONL")
         for tar, real in zip(files, map(real_path, files), strict=True):
-            if real not in self._seen_paths:
-                self._seen_paths.add(real)
-                left_out = self._selection.left_out(tar)
-                self.num_left_out += left_out.num_samples
-                if left_out.keys is not None:
-                    folder = self._selection.prepared_folder(tar)
-                    field_map = self._field_map(folder) if folder else None
-                    yield ListedFile(tar, real, TarShard, {"field_map": field_map, "excluded_keys": left_out.keys})
+            left_out = self._selection.left_out(tar)
+            self.num_left_out += 0 if real in self._seen_paths else left_out.num_samples
+            self._seen_paths.add(real)
+            if left_out.keys is not None:
+                folder = self._selection.prepared_folder(tar)
+                field_map = self._field_map(folder) if folder else None
+                yield ListedFile(tar, real, TarShard, {"field_map": field_map, "excluded_keys": left_out.keys})
         for folder in folders:
             self._selection.check_complete(folder, files)
 

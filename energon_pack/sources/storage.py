@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
@@ -246,17 +246,37 @@ def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
         from energon_pack.sources import store_listing
 
         return store_listing.walk(folder, pattern)
-    paths = []
-    seen = set()
+    return [
+        os.path.join(here, name)
+        for here, files, first in _walked(folder)
+        for name in files
+        if first is None and not name.startswith(".") and pattern.search(name)
+    ]
+
+
+def linked_again(folder: str) -> list[tuple[str, str]]:
+    """Return the subfolders that are links to others of the same folder, which are walked once, and these others."""
+    if is_address(folder):
+        return []
+    links = [(here, first) for here, _, first in _walked(folder) if first is not None]
+    return [(here, first) for here, first in links if not _lies_within(here, first)]
+
+
+def _lies_within(path: str, folder: str) -> bool:
+    """Tell whether a path is a link back up, to a folder that it lies in."""
+    return path.startswith(f"{folder.rstrip('/')}/")
+
+
+def _walked(folder: str) -> Iterator[tuple[str, list[str], str | None]]:
+    """Yield each subfolder with its files; a link to one that came before, with the first path of that one."""
+    seen: dict[tuple[int, int], str] = {}
     for here, folders, files in os.walk(folder, followlinks=True, onerror=_raise_error):
         status = os.stat(here)
-        if (status.st_dev, status.st_ino) in seen:  # a link back up
+        first = seen.setdefault((status.st_dev, status.st_ino), here)
+        if first is not here:
             folders.clear()
-            continue
-        seen.add((status.st_dev, status.st_ino))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        paths += [os.path.join(here, name) for name in files if not name.startswith(".") and pattern.search(name)]
-    return paths
+        yield here, files, None if first is here else first
 
 
 def names_in(folder: str) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from energon_pack.config import OnDamaged, plain
 from energon_pack.errors import amount
+from energon_pack.lengths.drawn_videos import with_decoded_videos
 from energon_pack.lengths.index import IndexedShard, first_samples, index_shards
 from energon_pack.lengths.measure import measure_rows, measure_shards, with_trusted_engine
 from energon_pack.lengths.method import Method, method_of_model
@@ -60,8 +61,10 @@ def measure_source(run: PackRun, indexed: list[IndexedShard], method: Method) ->
         first = first_samples(indexed, config.source.limit)
         flavor, shares = config.flavor(), split_shares(plain(config.output.splits))
 
+        measured = measure_shards(first, method, run)
+        measured = with_decoded_videos(measured, method, config.measure.verify, config.seed, run)
         lengths = Lengths(
-            measure_shards(first, method, run), flavor, shares, config.seed, Scratch(run.cache()),
+            measured, flavor, shares, config.seed, Scratch(run.cache()),
             method.with_beginnings, config.labels.untrained,
         )  # fmt: skip
         lengths = expand(lengths, config.labels, method, run)

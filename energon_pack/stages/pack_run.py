@@ -116,6 +116,8 @@ def _find_source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
         processor = config.model.path_or_hub_id()
         refuse_missing_folder(processor)
     source = find_source(config.source, path)
+    if source.repeated_line:
+        say(source.repeated_line)
     _check_labels(config, source)
     return source, processor
 

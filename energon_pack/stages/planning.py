@@ -95,4 +95,5 @@ def _entry_settings(lengths: Lengths) -> list[Any]:
 def _shard_state(item: MeasuredShard) -> tuple[str, int, str, str]:
     """Return values that change with a source shard, or with its files of lengths if its media lie outside of it."""
     files = json.dumps([Path(piece.path).name for piece in item.pieces]) if item.shard.media_root else ""
+    files += ", videos decoded" * item.shard.decodes_videos
     return item.shard.path, item.shard.size, item.shard.version, files

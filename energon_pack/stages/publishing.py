@@ -128,6 +128,7 @@ def _run_facts(run: PackRun, planned: Planned, written: list[WrittenShard], audi
         cache={"shards_reused": num_cached, "shards_measured": len(planned.lengths.shards) - num_cached},
         samples_verified=audit.num_checked,
         samples_not_verified=audit.num_unchecked + audit.num_undecodable,
+        files_decoded=[item.shard.name for item in planned.lengths.shards if item.shard.decodes_videos],
     )
 
 

@@ -165,6 +165,7 @@ def write_job_files(run: PackRun, planned: Planned, staging: Path, why_not: str 
         "source": _source_hash(run.source),
         "lengths": cache_keys_of(planned.lengths.shards, method),
         "why_not": why_not,
+        "decoded": [item.shard.name for item in planned.lengths.shards if item.shard.decodes_videos],
         "shards": [*zip(splits, np.diff(shards.bounds).tolist(), shards.sizes.tolist(), strict=True)],
     }
     write_whole(folder / ABOUT_FILE, json.dumps(about).encode())
@@ -271,7 +272,8 @@ def write_part(run: PackRun, part: Part) -> dict[str, Any]:
 
 def _planned_jobs(run: PackRun, staging: Path, about: dict[str, Any], numbers: Iterable[int]) -> Iterator[ShardJob]:
     """Yield the jobs of the shards with these numbers in the plan that `stage=plan` left."""
-    shards = {shard.name: shard for shard in run.source.shards}
+    decoded = about.get("decoded", ())  # an earlier version counted no videos so
+    shards = {shard.name: replace(shard, decodes_videos=shard.name in decoded) for shard in run.source.shards}
     folder = str(staging / JOBS_FOLDER / _TEMPLATE_FOLDER)
     write = partial(_job, run, staging, folder, about["lengths"][0], about["fingerprint"], about["identity"])
     with pq.ParquetFile(staging / PLAN) as plan:

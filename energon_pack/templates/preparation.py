@@ -57,6 +57,22 @@ class Preparation:
             return [first + index for index in spaced_indices(total, number)]
         return [first + index for index in self.choose_frames(replace(video, num_frames=total, settings=None))]
 
+    def clip_frames(self, media: Sequence[Media]) -> int:
+        """Return how many frames each clip of a sample has, if clips of one batch need equally many; else 0.
+
+        Raises Skip if the sample's own clips have several lengths.
+        """
+        videos = [medium for medium in media if medium.kind == VIDEO.kind]
+        if not videos or not self.rules.stacks_clips():
+            return 0
+        numbers = {len(self.choose_frames(video)) for video in videos}
+        if len(numbers) > 1:
+            lengths = " and ".join(f"{number:,}" for number in sorted(numbers))
+            raise Skip(
+                Reason.UNSUPPORTED_MEDIA, f"clips of {lengths} frames in one sample: the model needs equally many"
+            )
+        return numbers.pop()
+
     def _with_run_settings(self, settings: MediumSettings) -> MediumSettings:
         """Return a video's own settings for the choice of frames, with the run's where it has none."""
         run = self._media_settings

@@ -80,6 +80,7 @@ class Rendered:
     leaves_out_words: bool = False  # the chat template does not write other words of it (`labels.template_drops=keep`)
     empty_answers: EmptyAnswers = NO_EMPTY_ANSWERS  # those that are not trained because they say nothing
     final_end: str = ""  # the token that `labels.final_end` adds: the chat template does not write it
+    clip_frames: int = 0  # frames of each of its clips, if clips of one batch need equally many; else 0
 
     def refuse_by_policy(self, control_tokens: ControlTokens) -> None:
         """Raise Skip for a whole sample that the settings leave out: its answers are empty, or it spells tokens."""

@@ -121,6 +121,7 @@ class Template(Preparation, Tokenizing):
             bool(dropped.others),
             count_empty_answers(messages) if labels.empty is Empty.drop else NO_EMPTY_ANSWERS,
             final_end,
+            self.clip_frames(sample.media),
         )
 
     def _with_media_put_in(

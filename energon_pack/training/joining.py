@@ -76,7 +76,8 @@ def join(parts: Iterable[Inputs], joins: Mapping[str, Join] | None = None) -> di
         try:
             joined[name] = _joined_input(name, (joins or {}).get(name, _CONCATENATED), parts)
         except (RuntimeError, ValueError, IndexError) as error:
-            raise ValueError(f"{name} of these members can't be joined: {error}") from None
+            shapes = " and ".join(dict.fromkeys(str([*part[name].shape]) for part in parts if name in part))
+            raise ValueError(f"{name} of these members can't be joined, {shapes}: {error}") from None
     return joined
 
 

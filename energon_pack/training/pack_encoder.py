@@ -216,7 +216,7 @@ class PackEncoder:
 
                 batch |= padded_boundaries(batch, self._num_segments)
             batch.mask = self.mask
-            media = self.members.join(pack.media for pack in packs)
+            media = self._joined_media(packs)
         except ValueError as error:
             raise BadPack(f"{', '.join(pack.key for pack in packs)}: {error}") from None
         batch |= self._media(media, batch, any(member.num_images for pack in packs for member in pack.members))
@@ -232,6 +232,14 @@ class PackEncoder:
         if self.tower is not None and self.layout == "neat":
             batch |= self.tower(media)
         return batch.in_one_buffer() if get_worker_info() is not None else batch  # it crosses to another process
+
+    def _joined_media(self, packs: Sequence[Pack]) -> dict[str, torch.Tensor]:
+        """Join the media inputs of a batch's packs; ValueError if no rule joins them."""
+        try:
+            return self.members.join(pack.media for pack in packs)
+        except ValueError as error:
+            cure = "a pack a batch (batch_size=1), or media.video=uniform: as many frames in all clips"
+            raise ValueError(f"{error}; {cure}") from None
 
     def use_tower(self, tower: "TowerInputs | None") -> None:
         """Precompute a vision tower's inputs for each batch in `layout=neat`; None: stop that. `guard` calls this."""

@@ -150,10 +150,12 @@ def _open_plan(folder: DatasetFolder, findings: Findings) -> PlanFile | None:
 def _jobs(stated: Claims, source: Source | None, template_folder: str | None, options: Options) -> Iterator[VerifyJob]:
     shares, seed = _split_shares(stated.manifest)
     packing = value_at(stated.manifest, "content", "packing")
-    by_name = None if source is None else {shard.name: shard for shard in source.shards}
+    decoded = stated.report.get("files_decoded") or ()
+    shards = source.shards if source is not None else ()
+    by_name = {shard.name: replace(shard, decodes_videos=shard.name in decoded) for shard in shards}
     is_reference = value_at(stated.manifest, "content", "output", "media") == MediaIn.reference
     root = source.root if source is not None and is_reference else None
-    read = read_settings(stated.manifest)
+    read, num_ids = read_settings(stated.manifest), checks.num_ids_of(stated.folder)
     if source is not None:
         read = replace(read, map=trusted_map(stated.manifest, options.map))
     media = DatasetMedia(stated.folder.path, root, whole=options.decode or source is not None)
@@ -166,11 +168,12 @@ def _jobs(stated: Claims, source: Source | None, template_folder: str | None, op
             packing=packing if isinstance(packing, dict) else {},
             fingerprint=stated.manifest.get("fingerprint"),
             decode=options.decode,
-            source=by_name,
+            source=None if source is None else by_name,
             reading=read,
             media=media,
             template_folder=template_folder,
             has_messages=has_messages(stated.manifest),
+            num_ids=num_ids,
             split_shares=shares,
             seed=seed,
             max_defects=options.max_errors,

@@ -65,6 +65,19 @@ def _processor_hashes(folder: DatasetFolder) -> dict[str, Any]:
     return {}
 
 
+def num_ids_of(folder: DatasetFolder) -> int | None:
+    """Return how many ids the vocabulary has, from 0 on, by inputs.json; None: it does not say, or can't be read.
+
+    Ids of special tokens may lie behind a gap, so that they are larger than the number of tokens.
+    """
+    with suppress(OSError, ValueError):
+        rules = folder.read_object(f"{META_FOLDER}/{INPUTS_FILE}")
+        number, special = rules.get("num_ids"), rules.get("token_ids")
+        if type(number) is int and number > 0 and isinstance(special, dict):
+            return max([number, *(1 + int(its_id) for its_id in special.values() if type(its_id) is int)])
+    return None
+
+
 def _changed_files(folder: DatasetFolder, manifest: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[str]:
     """Yield the files of `.nv-meta` that training reads, and whose hashes are not those that packing wrote down."""
     expected = {name: value_at(manifest, "hashes", name) for name in HASHED_FILES}

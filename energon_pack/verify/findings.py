@@ -23,7 +23,7 @@ CHECKS = {
     "keys": "no pack twice, none missing",
     "parts": "media are those that the JSON names, in its order",
     "references": "media in the source are where packs say, as they were packed",
-    "tokens": "tokens are of the members and media that the JSON names, and shared as it says",
+    "tokens": "tokens are ids of the vocabulary, of the members and media that the JSON names",
     "kinds": "media are what their extension says",
     "placeholders": "placeholders match the media",
     "sums": "total_token_len is the sum of token_lens",

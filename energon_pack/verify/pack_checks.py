@@ -57,9 +57,12 @@ def check_parts(pack: Pack) -> Iterator[str]:
             yield f"member {member} has a medium named {quote(name)}: out of order, or no name of a pack's part"
 
 
-def check_tokens(pack: Pack, members: Sequence[MemberTokens]) -> Iterator[str]:
+def check_tokens(pack: Pack, members: Sequence[MemberTokens], num_ids: int | None = None) -> Iterator[str]:
     """Yield a message for each defect: numbers of tokens (all, trained, shared) or kinds of media differ from those in
-    the pack's JSON, or a member does not begin with the tokens that it shares with the one before it.
+    the pack's JSON, a member does not begin with the tokens that it shares with the one before it, or an id is none of
+    the vocabulary.
+
+    `num_ids`: ids of the vocabulary, from 0 on; None: not known.
     """
     numbers = {
         "token_lens": ("tokens", [*map(len, members)]),
@@ -79,6 +82,9 @@ def check_tokens(pack: Pack, members: Sequence[MemberTokens]) -> Iterator[str]:
     for index, (before, member) in enumerate(pairwise(members), 1):
         if not np.array_equal(before.ids[: member.shared_len], member.ids[: member.shared_len]):
             yield f"tokens: member {index} does not begin with the {member.shared_len} tokens that it shares"
+    for index, member in enumerate(members):
+        if num_ids is not None and len(member) and (largest := int(member.ids.max())) >= num_ids:
+            yield f"tokens: member {index} has the id {largest}, the vocabulary of inputs.json ends at {num_ids - 1}"
 
 
 def _excerpt(numbers: Sequence[int], first: int) -> str:

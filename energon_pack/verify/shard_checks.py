@@ -66,6 +66,7 @@ class VerifyJob:
     seed: int = 0
     template_folder: str | None = None  # the template that tokenizes the source; None: nothing does
     has_messages: bool = True  # what the dataset says: the JSON of its packs holds the conversations
+    num_ids: int | None = None  # of the vocabulary; None: the dataset does not say
 
 
 @dataclass
@@ -162,7 +163,7 @@ def _verify_pack(
     members = rows.get(files.key) if rows is not None else None
     shard.add(pack, members, job)
     _check_pack(job, pack, members, findings)
-    tokens = _read_tokens(file, pack, findings, where)
+    tokens = _read_tokens(file, pack, findings, where, job.num_ids)
     _check_media(parts, job, pack, findings)
     if rows is not None:
         findings.add("plan", where, checks.check_plan(pack, members))
@@ -173,7 +174,7 @@ def _verify_pack(
             findings.add(check, f"{where}: {member}", texts)
 
 
-def _read_tokens(file: Bytes, pack: Pack, findings: Findings, where: str) -> list[MemberTokens]:
+def _read_tokens(file: Bytes, pack: Pack, findings: Findings, where: str, num_ids: int | None) -> list[MemberTokens]:
     """Read and check the tokens of each member of a pack; []: it has none, or they can't be read."""
     if TOKENS_PART not in pack.parts:
         return []  # the check `parts` reports it
@@ -182,7 +183,7 @@ def _read_tokens(file: Bytes, pack: Pack, findings: Findings, where: str) -> lis
     except TokensDamaged as error:
         findings.add("tokens", where, [f"tokens: {error}"])
         return []
-    findings.add("tokens", where, checks.check_tokens(pack, tokens))
+    findings.add("tokens", where, checks.check_tokens(pack, tokens, num_ids))
     return tokens
 
 

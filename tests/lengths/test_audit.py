@@ -19,11 +19,11 @@ from energon_pack.lengths.audit import (
     Audit,
     AuditJob,
     StartedAudit,
-    _result_file,
     audit,
     draw,
     finish,
     missing_package,
+    result_file,
     start,
 )
 from energon_pack.lengths.index import index_shards
@@ -137,7 +137,7 @@ def test_a_sweep_asks_the_full_processor_once(
             replace(item, pieces=[piece._replace(first_row=piece.first_row + 1) for piece in item.pieces])
             for item in shards
         ]
-        known, other = (_result_file(items, method, 0.05, 0) for items in (shards, moved))
+        known, other = (result_file("audit", items, method, 0.05, 0) for items in (shards, moved))
         assert known.exists()
         assert not other.exists(), "lengths of several sources lie in one file: their results are apart"
         for kept in Path(method.template_folder).glob("audit-*"):

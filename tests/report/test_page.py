@@ -149,6 +149,7 @@ def worst() -> tuple[Any, PageFacts]:
         peak_rss_bytes=10**9,
         peak_rss_bytes_by_stage=dict.fromkeys(names, 10**9), bytes_read=10**9, bytes_written=10**9,
         cache={"shards_reused": 3, "shards_measured": 4}, samples_verified=100, samples_not_verified=3,
+        files_decoded=[],
     )  # fmt: skip
     return of, PageFacts(config, text, text, facts, "/x", "skipped.jsonl", text)
 

@@ -195,6 +195,24 @@ def test_other_labels_without_a_copy_of_media(config: Make, ours: tuple[Path, Pa
     assert sorted(set(media)) == sorted({picture(56, 56), *(picture(28 * (i // 2 + 1), 56, "PNG") for i in range(6))})
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_packs_of_earlier_formats_are_a_source(ours: tuple[Path, Path], number: int) -> None:
+    """They had no tokens; conversations and media are all there, where their source may be gone."""
+    _, folder = ours
+    members = read(folder)
+    manifest = folder / ".nv-meta" / "energon_pack.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": number}))
+    for shard in folder.glob("*.tar"):
+        parts = {name: data for name, data in read_shard(shard) if not name.endswith(".tokens")}
+        for name in [name for name in parts if name.endswith(".json")]:
+            pack = json.loads(parts[name])
+            meta = {key: value for key, value in pack["_meta"].items() if key != "tokens_crc32"}
+            parts[name] = json.dumps({**pack, "_meta": {**meta, "format": number}}).encode()
+        write_shard(shard, list(parts.items()))
+    assert read(folder) == members
+    assert len(members) == 12
+
+
 def test_a_pack_that_split_yaml_excludes_is_no_source(ours: tuple[Path, Path]) -> None:
     _, folder = ours
     keys = {key.rpartition("#")[0] for key in read(folder)}
@@ -213,8 +231,8 @@ def test_packs_whose_members_can_not_be_told_are_refused(config: Make, ours: tup
         read(tmp_path / "bare")
     manifest = folder / ".nv-meta" / "energon_pack.json"
     value = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps({**value, "format": 2}))
-    with pytest.raises(PackError, match="it has the format 2, without the tokens of its packs, which 3 has"):
+    manifest.write_text(json.dumps({**value, "format": 4}))
+    with pytest.raises(PackError, match="it has the format 4, this version of energon-pack reads 3"):
         read(folder)
     manifest.write_text(json.dumps(value))
     for shard in folder.glob("*.tar"):

@@ -88,6 +88,11 @@ def change_an_id(columns: dict[str, Any]) -> None:
     columns["low"][2] ^= 1
 
 
+def spell_no_id(columns: dict[str, Any]) -> None:
+    """An id that no tokenizer of so few tokens has."""
+    columns["low"][2] = 60_000
+
+
 def move_a_media_token(columns: dict[str, Any]) -> None:
     """The first image comes a token later in its text."""
     place = columns["repeated"][0]
@@ -221,6 +226,11 @@ CORRUPTIONS: dict[str, Corruption] = {
     ),
     "a bit of the tokens": (change_files(flip_an_id), {}, {"tokens": "tokens with the checksum"}),
     "a token trained less": (change_files(change_tokens(train_less)), {}, {"tokens": "_meta.num_supervised says"}),
+    "an id beyond the vocabulary": (
+        change_files(change_tokens(spell_no_id)),
+        {},
+        {"tokens": "has the id 60000, the vocabulary of inputs.json ends at"},
+    ),
     "another id": (change_files(change_tokens(change_an_id)), BYTES, {"source tokens": "token 2 is"}),
     "a token of a medium elsewhere": (
         change_files(change_tokens(move_a_media_token)),

@@ -16,7 +16,7 @@ from energon_pack.samples.member import MemberInput
 from energon_pack.samples.pack_reader import format_problem, meta_of, refuse_wrong_len, tokens_of_pack
 from energon_pack.samples.pack_tokens import members_of
 from energon_pack.samples.parts import Parts, ReadMedia, json_of
-from energon_pack.samples.tokens_part import TOKENS_PART, PackTokens
+from energon_pack.samples.tokens_part import PACK_FORMAT, TOKENS_PART, PackTokens
 
 UNPACKED_FLAVOR = MultiMixQA()
 DEFAULT_FLAVOR = PackedMultiMixQA()
@@ -56,12 +56,15 @@ def flavor_by_name(name: object) -> PackedFlavor:
     return flavor
 
 
-def reading_problem(manifest: Mapping[str, Any]) -> str | None:
-    """Return why this version can't read a dataset's flavour or format by its energon_pack.json; None: it can."""
+def reading_problem(manifest: Mapping[str, Any], oldest: int = PACK_FORMAT) -> str | None:
+    """Return why this version can't read a dataset's flavour or format by its energon_pack.json; None: it can.
+
+    `oldest`: the oldest format that the caller reads.
+    """
     name = manifest.get("flavor")
     if isinstance(name, str) and find_packed_flavor(name) is None:
         return f"it has the flavor {name!r}, which no installed package can read"
-    return format_problem(manifest)
+    return format_problem(manifest, oldest)
 
 
 def load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, Any]:

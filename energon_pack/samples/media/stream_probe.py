@@ -6,6 +6,7 @@ their headers say what is missing.
 
 import os
 import struct
+from itertools import chain, islice
 from typing import Any, BinaryIO
 
 from energon_pack.samples.media.medium import SOUND_EXTENSION_OF, Media, MediaFormat
@@ -14,12 +15,16 @@ from energon_pack.samples.media.streams import (
     errors_as_skip,
     is_cover,
     may_turn_pictures,
+    num_decoded,
     opened_container,
     shown_stream,
     upright_picture,
 )
 from energon_pack.samples.skip import Reason, Skip
 
+_DECODED_PACKETS = 16  # the first packets of a video: as many as the largest group of frames that wait for one another
+_VP8_IS_SHOWN = 0x10  # in the first byte of a frame
+_MAX_DROPPED_BYTES = 16  # of a frame of MPEG-4 that repeats the last one
 _ROUNDING = 0.01  # fraction of a frame that counts as a rounding error
 _MAX_SECONDS = 4 * 3600  # seconds: a longer sound, decoded, would fill the memory, and no model hears so much
 _MAX_CHUNKS = 1000
@@ -118,7 +123,7 @@ def _has_no_pictures(container: Any) -> bool:
 def probe_video(file: BinaryIO, container_format: MediaFormat) -> Media:
     """Return the upright size, number of frames and rate of a video, or a sound if the container has no pictures.
 
-    No frame is decoded, except the first of a video that may be turned. Raises Skip.
+    All frames are decoded only if packets do not tell their number. Raises Skip.
     """
     if container_format.is_whole and not container_format.is_whole(file):
         raise Skip(Reason.UNREADABLE_MEDIA, "the video is cut short")
@@ -128,10 +133,12 @@ def probe_video(file: BinaryIO, container_format: MediaFormat) -> Media:
             num_samples, hertz = decoded_length(container)
             return Media("audio", extension=SOUND_EXTENSION_OF[extension], num_samples=num_samples, rate=hertz)
         stream = shown_stream(container)
-        num_frames = _num_shown(container, stream)
+        counted = _num_shown(container, stream)
         rate = stream.average_rate or stream.guessed_rate
         width, height = stream.codec_context.width, stream.codec_context.height
         format_name = container.format.name
+    with errors_as_skip("video"):
+        num_frames = num_decoded(file) if counted is None else counted
     if not (width and height and num_frames and rate):
         raise Skip(
             Reason.UNREADABLE_MEDIA, f"a video of {num_frames} frames of {width}×{height} pixels, {rate} a second"
@@ -142,20 +149,42 @@ def probe_video(file: BinaryIO, container_format: MediaFormat) -> Media:
     return Media("video", width, height, extension, num_frames, float(rate))
 
 
-def _num_shown(container: Any, stream: Any) -> int:
-    """Count the frames of a video that a player shows, without decoding any.
+def _num_shown(container: Any, stream: Any) -> int | None:
+    """Count the frames of a video that a player shows; None: only decoding all of them tells.
 
     The index of an mp4 lists more frames if an edit list hides the frames before a cut (`ffmpeg -ss … -c copy`).
     """
-    if stream.frames and not container.format.name.startswith("mov"):
-        return int(stream.frames)
-    if stream.frames and hasattr(stream, "index_entries"):  # an older PyAV does not tell
-        entries = stream.index_entries
-        seconds, rate = stream.duration and stream.duration * stream.time_base, stream.average_rate
-        if seconds and rate and len(entries) == stream.frames and abs(seconds * rate - stream.frames) < _ROUNDING:
-            return int(stream.frames)  # the duration covers all frames: none is hidden
-        return sum(not entry.is_discard for entry in entries)
-    packets = [packet for packet in container.demux(stream) if packet.size]
-    if damaged := sum(packet.is_corrupt for packet in packets):
-        raise ValueError(f"{damaged} of {len(packets)} packets are damaged")
-    return sum(not packet.is_discard for packet in packets)
+    if not (container.format.name.startswith("mov") and stream.frames and hasattr(stream, "index_entries")):
+        return _num_of_packets(container, stream)  # an older PyAV shows no index
+    entries = [entry for entry in stream.index_entries if entry.size > 0]
+    seconds, rate = stream.duration and stream.duration * stream.time_base, stream.average_rate
+    if seconds and rate and len(entries) == stream.frames and abs(seconds * rate - stream.frames) < _ROUNDING:
+        return int(stream.frames)  # the duration covers all frames: none is hidden
+    return sum(not entry.is_discard for entry in entries)
+
+
+def _num_of_packets(container: Any, stream: Any) -> int | None:
+    """Count the packets with bytes, because headers may count others; None: packets are not frames in this video.
+
+    Its first packets are decoded to see that: after a cut some lack what they build on, and others are half a frame.
+    """
+    packets = (packet for packet in container.demux(stream) if packet.size)
+    first = [*islice(packets, _DECODED_PACKETS)]
+    num_packets = num_damaged = num_shown = num_doubtful = 0
+    for packet in chain(first, packets):
+        num_packets += 1
+        num_damaged += packet.is_corrupt
+        num_shown += not packet.is_discard
+        num_doubtful += _may_be_hidden(packet, stream.codec_context.name)
+    if num_damaged:
+        raise ValueError(f"{num_damaged} of {num_packets} packets are damaged")
+    num_tried = sum(len(packet.decode()) for packet in first) + len(stream.codec_context.decode(None))
+    is_plain = num_tried == sum(not packet.is_discard for packet in first) and not num_doubtful
+    return num_shown if is_plain else None
+
+
+def _may_be_hidden(packet: Any, codec: str) -> bool:
+    """Tell whether a packet may show no frame: a reference of VP8, or a frame of MPEG-4 that says only to drop it."""
+    if codec == "vp8":
+        return not memoryview(packet)[0] & _VP8_IS_SHOWN
+    return codec == "mpeg4" and int(packet.size) <= _MAX_DROPPED_BYTES

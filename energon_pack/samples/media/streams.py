@@ -203,6 +203,12 @@ def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
     return [frames[index] for index in indices]
 
 
+def num_decoded(file: BinaryIO) -> int:
+    """Return the number of frames of a video, by decoding all; raises PyAV's errors."""
+    with opened_container(file) as container:
+        return sum(1 for _ in container.decode(shown_stream(container)))
+
+
 def frame_times(data: bytes) -> list[float]:
     """Return the time in seconds when each frame is shown, NaN if the file does not say; decodes all frames."""
     av: Any = importlib.import_module("av")

@@ -60,6 +60,9 @@ class LlavaOneVision(MediaRules):
             "frames": self.frames.settings,
         }
 
+    def stacks_clips(self) -> bool:
+        return True
+
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
         if media.kind == "video":
             pooled = math.ceil(self._side_tokens / 2)

@@ -103,6 +103,10 @@ class MediaRules:
         """Return text and number of feature tokens for each medium of a sample; results of `expand` are cached."""
         return [self._cached_expand(medium, tuple(chosen)) for medium, chosen in zip(media, frames, strict=True)]
 
+    def stacks_clips(self) -> bool:
+        """Say whether clips of one batch need equally many frames, because the call stacks them: [clip, frame, …]."""
+        return False
+
     def placeholder(self, kind: str) -> str:
         """Return the text that marks a medium of this kind in the text for the full processor, such as `<image>`."""
         return self.media_tokens[kind]

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from energon_pack.errors import PackError, one_line
+from energon_pack.samples.media.arguments import Clip, PreparedMedia, media_arguments
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO, describe
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.requested import video_metadata_of
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.asked_processor import ProcessorProbe
 from energon_pack.templates.families.rules import FRAME_KEYS, FrameSampling, MediaRules, ProcessorSettings
@@ -94,6 +96,31 @@ class ShapeRules(MediaRules):
                 f"media.{name}={sampling[name]}: {self.name} chooses {chosen} of {video.num_frames} frames at"
                 f" {video.fps:g} a second by a rule of its own, not {number}: media=default"
             )
+
+    def stacks_clips(self) -> bool:
+        return self._stacks_clips
+
+    @cached_property
+    def _stacks_clips(self) -> bool:
+        """Whether clips of one batch need equally many frames: the pixels' inner dimensions follow their number.
+
+        Pixels that come with a mask of theirs are padded when they are joined (`training.joining`).
+        """
+        if VIDEO.kind not in self.media_tokens:
+            return False
+        try:
+            (first, second) = map(self._pixel_shapes, (8, 12))
+        except Exception:  # any class of any processor may be behind it; then training says what can't be joined
+            return False
+        return first != second and not any("pixel" in name and "mask" in name for name in first)
+
+    def _pixel_shapes(self, num_frames: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes, without the first dimension, of the inputs that the call makes of a clip, but of ids."""
+        video = replace(VIDEO.example, width=64, height=64, num_frames=num_frames)
+        clip = Clip(VIDEO.blank(video), video_metadata_of(video, range(num_frames)), None)
+        arguments = media_arguments(PreparedMedia([VIDEO.kind], [clip]), self._call_settings, nests_images=False)
+        made = self.processor(text=[self.placeholder(VIDEO.kind)], return_tensors="pt", **arguments)
+        return {name: tuple(value.shape[1:]) for name, value in made.items() if value.ndim > 2}
 
     def call_settings(self, processor: ProcessorSettings) -> dict[str, dict[str, Any]]:
         return self._call_settings
