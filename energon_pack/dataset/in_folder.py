@@ -119,6 +119,8 @@ class DatasetInFolder:
             for path in (*self._folder.glob(f"{identity}.*"), *self._folder.glob(f"*{staging_files.GONE_SUFFIX}")):
                 staging_files.remove_folder(path)
             self._remove_unpublished()
+            if os.listdir(self._folder) == [_LOCK_FILE]:
+                (self._folder / _LOCK_FILE).unlink()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -126,8 +128,6 @@ class DatasetInFolder:
         try:
             with self._locked(fcntl.LOCK_EX):
                 yield
-                if os.listdir(self._folder) == [_LOCK_FILE]:
-                    (self._folder / _LOCK_FILE).unlink()
         finally:
             for folder in (self._folder, self._folder.parent):
                 with suppress(OSError):  # it is not empty
