@@ -6,8 +6,11 @@ their headers say what is missing.
 
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO
 
+from energon_pack.run.expansion_bounds import bounded
 from energon_pack.samples.media.medium import SOUND_EXTENSION_OF, Media, MediaFormat
 from energon_pack.samples.media.streams import (
     decoded_pieces,
@@ -20,6 +23,8 @@ from energon_pack.samples.media.streams import (
 )
 from energon_pack.samples.skip import Reason, Skip
 
+#: how much memory reading a header may take: bytes, and times the bytes of the file
+_MIN_MEMORY_BYTES, _MEMORY_PER_BYTE = 1 << 30, 16
 _ROUNDING = 0.01  # fraction of a frame that counts as a rounding error
 _MAX_SECONDS = 4 * 3600  # seconds: a longer sound, decoded, would fill the memory, and no model hears so much
 _MAX_CHUNKS = 1000
@@ -28,19 +33,30 @@ _UNKNOWN_SIZES = tuple(range(most - 64, most + 1) for most in (0x7F000024, 0x7FF
 _CHUNKS_WITHOUT_SAMPLES = (b"LIST", b"id3 ", b"fact", b"cue ", b"bext")  # chunks that FFmpeg decodes behind empty data
 
 
+@contextmanager
+def _opened(file: BinaryIO, noun: str) -> Iterator[Any]:
+    """Open a video or a sound with PyAV (`noun`: which), within the memory that reading its header may take.
+
+    A header may promise millions of frames in a few bytes, and FFmpeg lists each. Raises Skip.
+    """
+    most = _MIN_MEMORY_BYTES + _MEMORY_PER_BYTE * file.seek(0, os.SEEK_END)
+    with errors_as_skip(noun), bounded(most), opened_container(file) as container:
+        yield container
+
+
 def probe_audio(file: BinaryIO, container: MediaFormat) -> tuple[int, int]:
     """Return a sound's number of samples in each channel, and its rate in samples a second; raises Skip."""
     if container.is_whole and not container.is_whole(file):
         raise _cut_short_skip("its last part is missing")
     if container.extension in ("wav", "aiff") and (counted := _length_by_chunks(file, container.extension == "wav")):
         return checked_length(*counted)
-    with errors_as_skip("sound"), opened_container(file) as opened_file:
+    with _opened(file, "sound") as opened_file:
         return decoded_length(opened_file)
 
 
 def probe_track(file: BinaryIO) -> tuple[int, int] | None:
     """Return the number of samples and the rate of a video's sound; None: the video has no sound."""
-    with errors_as_skip("video"), opened_container(file) as container:
+    with _opened(file, "video") as container:
         return decoded_length(container) if container.streams.audio else None
 
 
@@ -107,7 +123,7 @@ def _cut_short_skip(why: str) -> Skip:
 
 def is_sound(file: BinaryIO) -> bool:
     """Tell whether a container of videos holds sounds and no pictures, without decoding any; raises Skip."""
-    with errors_as_skip("video"), opened_container(file) as container:
+    with _opened(file, "video") as container:
         return _has_no_pictures(container)
 
 
@@ -123,7 +139,7 @@ def probe_video(file: BinaryIO, container_format: MediaFormat) -> Media:
     if container_format.is_whole and not container_format.is_whole(file):
         raise Skip(Reason.UNREADABLE_MEDIA, "the video is cut short")
     extension = container_format.extension
-    with errors_as_skip("video"), opened_container(file) as container:
+    with _opened(file, "video") as container:
         if extension in SOUND_EXTENSION_OF and _has_no_pictures(container):
             num_samples, hertz = decoded_length(container)
             return Media("audio", extension=SOUND_EXTENSION_OF[extension], num_samples=num_samples, rate=hertz)
@@ -137,7 +153,7 @@ def probe_video(file: BinaryIO, container_format: MediaFormat) -> Media:
             Reason.UNREADABLE_MEDIA, f"a video of {num_frames} frames of {width}×{height} pixels, {rate} a second"
         )
     if may_turn_pictures(file, format_name):
-        with errors_as_skip("video"), opened_container(file) as container:
+        with _opened(file, "video") as container:
             width, height = upright_picture(next(container.decode(shown_stream(container)))).size
     return Media("video", width, height, extension, num_frames, float(rate))
 
@@ -151,6 +167,8 @@ def _num_shown(container: Any, stream: Any) -> int:
         return int(stream.frames)
     if stream.frames and hasattr(stream, "index_entries"):  # an older PyAV does not tell
         entries = stream.index_entries
+        if not len(entries):  # FFmpeg had no memory for it, and goes on
+            raise ValueError(f"its header promises {stream.frames:,} frames, more than so small a file can list")
         seconds, rate = stream.duration and stream.duration * stream.time_base, stream.average_rate
         if seconds and rate and len(entries) == stream.frames and abs(seconds * rate - stream.frames) < _ROUNDING:
             return int(stream.frames)  # the duration covers all frames: none is hidden
