@@ -159,7 +159,8 @@ class Chain:
                     f"Slurm has not answered for {most}; its jobs {', '.join(jobs.values())} may go on, and the same"
                     " command waits for them again"
                 )
-            stuck = next(((stage, task) for stage, of in (tasks or {}).items() for task in of if task.is_stuck), None)
+            waiting = [(stage, task) for stage, of_stage in (tasks or {}).items() for task in of_stage]
+            stuck = next((item for item in waiting if item[1].is_stuck), None)
             if stuck and was_stuck:  # twice: Slurm itself ends a job whose dependency failed
                 raise self._failed_task(are_over=False) or _stuck_error(*stuck, jobs)
             was_stuck = was_stuck if tasks is None else stuck is not None
