@@ -22,21 +22,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from energon_pack.dataset import staging_files
 from energon_pack.dataset.destination import PlanMissing, another_run_error, refuse_unwritable_folder
-from energon_pack.dataset.files import PAGE, PLAN
+from energon_pack.dataset.files import PAGE
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.publish_limits import ledger_beside, page_beside
 from energon_pack.dataset.shards import DONE_SUFFIX, ShardJob, WrittenShard, is_shard_done, parts_folder, write_shard
 from energon_pack.errors import PackError, format_bytes
 from energon_pack.run.address import local_paths
-from energon_pack.run.files import META_FOLDER, sync_file_system, write_whole
+from energon_pack.run.files import META_FOLDER, sync_file_system
 from energon_pack.run.stores.requests import StoreError
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.sources.find import Source
 
-#: folder of a staging folder with what `stage=write` reads beside the plan, and its file that is written last
-JOBS_FOLDER, ABOUT_FILE = ".jobs", "about.json"
-_IDENTITY_FILE, _LOCK_FILE, _OLD_SUFFIX, _GONE_SUFFIX = ".identity", "lock", ".old", ".gone"
+_LOCK_FILE, _OLD_SUFFIX = "lock", ".old"
 _NAME_TAKEN_ERRORS = {errno.ENOTEMPTY, errno.EEXIST}  # errors of a rename to a name that exists
 _NO_LOCK_ERRORS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # errors of cluster file systems without locks
 
@@ -103,11 +102,32 @@ class DatasetInFolder:
             identity: a hash of everything that the bytes of the shards depend on.
             check: called while the run has the lock; raises an error if a plan in the folder must not be removed.
         """
+        with self._alone():
+            check()
+            with self._staging_of_run(identity) as staging:
+                yield staging
+
+    def tidy(self, identity: str) -> None:
+        """Remove what runs of this identity left beside their published dataset, if they were killed before the end.
+
+        What another run has there stays, and if one is at work, everything does.
+        """
+        if not self._folder.exists():
+            return
+        with suppress(PackError, OSError), self._alone():
+            self._restore_old()
+            for path in (*self._folder.glob(f"{identity}.*"), *self._folder.glob(f"*{staging_files.GONE_SUFFIX}")):
+                staging_files.remove_folder(path)
+            self._remove_unpublished()
+            if os.listdir(self._folder) == [_LOCK_FILE]:
+                (self._folder / _LOCK_FILE).unlink()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep all other runs out of the folder, and remove it if nothing is left in it."""
         try:
             with self._locked(fcntl.LOCK_EX):
-                check()
-                with self._staging_of_run(identity) as staging:
-                    yield staging
+                yield
         finally:
             for folder in (self._folder, self._folder.parent):
                 with suppress(OSError):  # it is not empty
@@ -123,11 +143,11 @@ class DatasetInFolder:
                     with suppress(FileNotFoundError):  # another run was faster
                         os.rename(earlier, staging)
             if _identity_of(staging) != identity:  # no run left one, or it was about to be published
-                _remove(staging)
-            _remove_all_but_shards(staging, identity)
+                staging_files.remove_folder(staging)
+            staging_files.remove_all_but_shards(staging, identity)
             for path in self._folder.iterdir():
                 if path.name not in (staging.name, _LOCK_FILE) and path.suffix != _OLD_SUFFIX:
-                    _remove(path)
+                    staging_files.remove_folder(path)
             self._replaced_inode = _inode(self.final)
             yield staging
         except FileNotFoundError:
@@ -135,15 +155,17 @@ class DatasetInFolder:
                 raise
             raise another_run_error(self.place) from None  # another run took it over or removed it: the lock was lost
         finally:
-            if not (any(staging.glob("*.tar.idx")) or (staging / JOBS_FOLDER).exists()):
-                _remove(staging)
-            _remove(parts_folder(staging))
+            if not (any(staging.glob("*.tar.idx")) or (staging / staging_files.JOBS_FOLDER).exists()):
+                staging_files.remove_folder(staging)
+            staging_files.remove_folder(parts_folder(staging))
             if not staging.exists():
                 (self._folder / _LOCK_FILE).unlink(missing_ok=True)
 
     def plan_folder(self) -> Path | None:
         """Return the staging folder in which `stage=plan` left a whole plan; None if there is none."""
-        plans = (about.parents[1] for about in self._folder.glob(f"*/{JOBS_FOLDER}/{ABOUT_FILE}"))
+        plans = (
+            about.parents[1] for about in self._folder.glob(f"*/{staging_files.JOBS_FOLDER}/{staging_files.ABOUT_FILE}")
+        )
         return next((staging for staging in plans if _identity_of(staging) == staging.stem), None)
 
     @contextmanager
@@ -197,13 +219,13 @@ class DatasetInFolder:
         try:
             sync_file_system(staging)  # may take long: after a kill the next run continues from these shards
         except OSError:
-            (staging / _IDENTITY_FILE).unlink()  # no shard can be trusted
+            (staging / staging_files.IDENTITY_FILE).unlink()  # no shard can be trusted
             raise
         inode = _inode(staging)
         if inode is None or _identity_of(staging) != identity:
             raise another_run_error(self.place)
-        shutil.rmtree(staging / JOBS_FOLDER, ignore_errors=True)
-        for path in (staging / _IDENTITY_FILE, *staging.glob(f"*{DONE_SUFFIX}")):
+        shutil.rmtree(staging / staging_files.JOBS_FOLDER, ignore_errors=True)
+        for path in (staging / staging_files.IDENTITY_FILE, *staging.glob(f"*{DONE_SUFFIX}")):
             path.unlink()
         old = self._folder / f"{inode}{_OLD_SUFFIX}"
         self._move_old_away(old)
@@ -214,8 +236,12 @@ class DatasetInFolder:
             if error.errno not in (*_NAME_TAKEN_ERRORS, errno.ENOENT):
                 raise
             raise another_run_error(self.place) from None
-        _remove(old)
-        for path in (ledger_beside(self.final), page_beside(self.final, PAGE)):  # left by a run that published nothing
+        staging_files.remove_folder(old)
+        self._remove_unpublished()
+
+    def _remove_unpublished(self) -> None:
+        """Remove the ledger and the page of a run that published nothing."""
+        for path in (ledger_beside(self.final), page_beside(self.final, PAGE)):
             path.unlink(missing_ok=True)
 
     def _move_old_away(self, old: Path) -> None:
@@ -244,7 +270,7 @@ class DatasetInFolder:
             except OSError as error:
                 if error.errno not in _NAME_TAKEN_ERRORS:
                     raise
-            _remove(old)
+            staging_files.remove_folder(old)
 
     @contextmanager
     def _locked(self, how: int) -> Iterator[None]:
@@ -290,35 +316,9 @@ class DatasetInFolder:
             )
 
 
-def _remove(path: Path) -> None:
-    """Remove a folder that another run may use: it is renamed first, so that the other run can't find it any more."""
-    gone = path.with_name(f"{uuid.uuid4().hex}{_GONE_SUFFIX}")
-    with suppress(FileNotFoundError):
-        os.rename(path, gone)
-        shutil.rmtree(gone, ignore_errors=True)
-
-
-def _remove_all_but_shards(staging: Path, identity: str) -> None:
-    """Remove everything but finished shards, and a plan, from a staging folder; make it if it does not exist."""
-    if not staging.exists():
-        staging.mkdir(parents=True)
-        write_whole(staging / _IDENTITY_FILE, identity.encode())
-    finished = {path.name.removesuffix(".idx") for path in staging.glob("*.tar.idx")}
-    kept = {
-        _IDENTITY_FILE,
-        JOBS_FOLDER,
-        PLAN,
-        *finished,
-        *(f"{name}{end}" for name in finished for end in (".idx", DONE_SUFFIX)),
-    }
-    for path in staging.iterdir():
-        if path.name not in kept:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
 def _identity_of(staging: Path) -> str | None:
     try:
-        return (staging / _IDENTITY_FILE).read_text()
+        return (staging / staging_files.IDENTITY_FILE).read_text()
     except FileNotFoundError:
         return None
 

@@ -214,6 +214,12 @@ class DatasetInStore(DatasetInFolder):
                 stores.put_file(f"{self.place}/{name}", files[name])
         self._marker.remove_if_own(note_of_run)
 
+    def tidy(self, identity: str) -> None:
+        super().tidy(identity)
+        note, _ = self._marker.read()
+        if note is not None and (note.identity, note.state) == (identity, RunState.publishing):
+            self._marker.remove_if_own(note)
+
     def _remove_objects(self, note_of_run: RunNote) -> None:
         """Remove all objects of the dataset, its dataset.yaml and manifest first, so that nobody reads half of it."""
         names = self._object_names()

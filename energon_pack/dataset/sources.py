@@ -12,7 +12,7 @@ from energon_pack.lengths.measure import LengthsWrong
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.parts import Reference
-from energon_pack.samples.sample import AnyPart
+from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import MemberTokens
@@ -21,7 +21,7 @@ from energon_pack.sources.referenced_media import END_BYTES, Ends, end_ranges, e
 from energon_pack.sources.sample import read_text_only, with_headers
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import File
-from energon_pack.sources.tar import is_header_of
+from energon_pack.sources.tar import is_header_of, member_at
 from energon_pack.templates.processor import load_saved_template
 from energon_pack.templates.sample import Sample
 
@@ -48,7 +48,7 @@ class Sources:
         """Read a sample without its media; its conversation is that in `kept`, or is parsed if `kept` has none."""
         shard, lead = self._shards[row.shard], self._header_size(row)
         raw = self._reader.raw(shard, row, lead)
-        self._check_header(raw[:lead], row, row.record_part, row.record_size)
+        self._check_header(raw[:lead], row, Part(row.record_part, row.record_offset, row.record_size))
         if kept and kept.conversation:
             messages, tools, fields = kept.conversation
             return ReadSample(raw[lead:], messages, messages, tools, fields, row.parts, [], [], False, [])
@@ -74,26 +74,26 @@ class Sources:
     def copy_part(self, tar: TarWriter, name: str, row: PlanRow, part: AnyPart) -> bytes:
         """Copy a part of a sample into a tar under this name; return its first and last `END_BYTES` bytes."""
         header, ends = tar.copy(name, self._file(row, part), part.offset, part.size, self._header_size(row), END_BYTES)
-        self._check_header(header, row, part.name, part.size)
+        self._check_header(header, row, part)
         return ends
 
     def read_ends(self, row: PlanRow, part: AnyPart) -> bytes:
         """Return the first and last `END_BYTES` bytes of a part."""
         ends = ends_of(self._file(row, part), part.offset, part.size, self._header_size(row))
-        self._check_header(ends.header, row, part.name, part.size)
+        self._check_header(ends.header, row, part)
         return ends.first + ends.last
 
     def reference_to(self, name: str, row: PlanRow, part: AnyPart, root: str) -> tuple[Reference, Ends]:
         """Return the `Reference` that leads a pack to a part below the folder `root`, and the part's `Ends`."""
         ends = ends_of(self._file(row, part), part.offset, part.size, self._header_size(row))
-        self._check_header(ends.header, row, part.name, part.size)
+        self._check_header(ends.header, row, part)
         place = self._shards[row.shard].place(part, root)
         return Reference(name, place, part.size, ends.checksum, row.sample_id), ends
 
     def checked_file(self, row: PlanRow, part: AnyPart) -> File:
         """Return the file that holds a part; SourceChanged: the tar header before it is of another name or size."""
         file, lead = self._file(row, part), self._header_size(row)
-        self._check_header(file.read(part.offset - lead, lead), row, part.name, part.size)
+        self._check_header(file.read(part.offset - lead, lead), row, part)
         return file
 
     def _file(self, row: PlanRow, part: AnyPart) -> File:
@@ -103,12 +103,16 @@ class Sources:
         """Return the bytes of the tar header before each part of a sample; 0: parts are files of their own."""
         return self._shards[row.shard].lead
 
-    def _check_header(self, header: bytes, row: PlanRow, part: str, size: int) -> None:
-        """Raise SourceChanged if the tar header before a part is not that of this name and size."""
+    def _check_header(self, header: bytes, row: PlanRow, part: AnyPart) -> None:
+        """Raise SourceChanged if the tar headers before a part are not of its name and size."""
         shard = self._shards[row.shard]
-        if not shard.lead or is_header_of(header, f"{row.key}.{part}", size):
+        if not shard.lead or is_header_of(header, f"{row.key}.{part.name}", part.size):
             return
-        if not is_header_of(header, f"{shard.key_in_tar(row.key)}.{part}", size):
+        name = f"{shard.key_in_tar(row.key)}.{part.name}"
+        if is_header_of(header, name, part.size):
+            return
+        member = member_at(self._reader.shard_file(shard), part.offset)  # an extended header may say what it does not
+        if member not in ((name, part.size), (f"{row.key}.{part.name}", part.size)):
             raise self.changed_error(row)
 
     def refuse_changed(self, row: PlanRow, sample: ReadSample, ends: Iterable[bytes], checksum: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from energon_pack.errors import PackError
 from energon_pack.lengths.kept_tokens import TokenWriter
 from energon_pack.lengths.media_counts import media_counts_of
 from energon_pack.lengths.media_hashes import MediaHashes
@@ -23,6 +24,7 @@ from energon_pack.samples.record import begins_with_assistant
 from energon_pack.samples.sample import AnyPart, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings, UnreadMedia
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.sources.lmdb_pages import DamagedFile
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of
 from energon_pack.sources.sample import read_sample
@@ -158,6 +160,9 @@ def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, Rea
             parts: list[AnyPart] = [*sample.parts, *positions]
             row.files = reader.files_of_parts(shard, parts)
         except Skip as skip:
+            if isinstance(skip, DamagedFile) and not job.method.keep_damaged:
+                detail = f"{skip.path} {skip.defect}, or source.on_damaged=keep packs what is whole"
+                raise PackError(f"{shard.sample_id(row.key)}: {detail}") from None
             leave_out(row, skip)
             yield row, None
             continue

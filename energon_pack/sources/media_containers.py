@@ -101,42 +101,15 @@ def _open_container(path: str, version: str, open_it: Callable[[], Any]) -> Any:
 
 
 def open_lmdb_value(database: str, key: str) -> InMemory:
-    """Read the value of a key of an LMDB, with the LMDB's version; raises KeyError, or Skip if it can't be read."""
+    """Read the value of a key of an LMDB, with the LMDB's version; raises KeyError, or Skip as `open_lmdb`."""
+    from energon_pack.sources.lmdb_pages import open_lmdb  # packs of copies do not need it
+
     file = os.path.join(database, "data.mdb") if os.path.isdir(database) else database
     state = state_of(file)
     if state is None:
         raise FileNotFoundError(file)
-    environment = _open_container(database, state.version, partial(_open_lmdb, database, state.size))
-    import lmdb  # it is installed: it has opened the LMDB
-
-    try:
-        with environment.begin(buffers=True) as transaction:
-            value = transaction.get(key.encode())
-            if value is None:
-                raise KeyError(key)
-            return InMemory(bytes(value), state.version)
-    except lmdb.Error as error:  # a damaged page, or a key that no LMDB can have
-        raise Skip(Reason.UNREADABLE_MEDIA, f"the LMDB's {key!r}: {error}") from None
-
-
-def _open_lmdb(database: str, num_bytes: int) -> Any:
-    """Open an LMDB of this size; raises Skip as `open_lmdb_value`."""
-    name = os.path.basename(database)
-    try:
-        import lmdb
-    except ImportError:
-        raise Skip(Reason.UNSUPPORTED_MEDIA, "images of an LMDB need lmdb: pip install 'energon-pack[lmdb]'") from None
-    try:
-        environment = lmdb.open(database, subdir=os.path.isdir(database), readonly=True, lock=False, readahead=False)
-    except lmdb.Error as error:
-        detail = str(error).removeprefix(f"{database}: ")  # the ledger names no machine's folder
-        raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} is no LMDB: {detail}") from None
-    needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
-    if num_bytes < needed:  # reading a page that is not there would end the process
-        environment.close()
-        detail = f"its pages need {needed:,} bytes, it has {num_bytes:,}; mdb_copy -c writes one anew that is whole"
-        raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} is cut short: {detail}")
-    return environment
+    lmdb = _open_container(file, state.version, partial(open_lmdb, file, database))
+    return InMemory(lmdb.get(key.encode()), state.version)
 
 
 def open_medium(path: str) -> File:

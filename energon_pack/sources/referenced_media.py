@@ -15,7 +15,7 @@ from energon_pack.samples.parts import Reference
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.media_containers import OpenFiles, joined_name
 from energon_pack.sources.storage import File, path_in
-from energon_pack.sources.tar import BLOCK, name_and_size
+from energon_pack.sources.tar import BLOCK, member_at, name_and_size
 
 #: bytes at each end of a medium that are compared
 END_BYTES = 1024
@@ -92,7 +92,7 @@ class SourceMedia:
         with _readable_errors(path, reference):
             file = self._files.open(path)
             ends = ends_of(file, offset, reference.size, lead)
-        size = min(file.size - offset, reference.size) if lead else file.size
+            size = _stated_size(file, ends.header, offset, reference.size) if lead else file.size
         self._refuse_changed(reference, ends, size)
         return ByteRange(file, offset, size)
 
@@ -104,17 +104,26 @@ class SourceMedia:
             return path, int(where[0]), BLOCK
         return joined_name(path, str(where[0])) if where else path, 0, 0
 
-    def _refuse_changed(self, reference: Reference, ends: Ends, size: int) -> None:
+    def _refuse_changed(self, reference: Reference, ends: Ends, size: int | None) -> None:
         """Raise PackError if the checksum of `ends`, or `size`, the bytes that were found, is not the packed one."""
-        member = name_and_size(ends.header) if ends.header else ("", size)
-        is_it = member is not None and member[1] == size == reference.size and ends.checksum == reference.checksum
-        if not is_it:
+        if size != reference.size or ends.checksum != reference.checksum:
             path, offset, lead = self._place(reference)
             where = f" at byte {offset:,}" if lead else ""
             raise PackError(
                 f"{path}{where} is not {reference.name} of {reference.sample} as it was packed: the source changed, or"
                 f" {self._root} is another one (ENERGON_PACK_SOURCE=FOLDER says where it is): put it back or pack again"
             )
+
+
+def _stated_size(file: Bytes, header: bytes, offset: int, expected: int) -> int | None:
+    """Return the size of a member of a tar: of its header, or where that has not the `expected` one, as `member_at`.
+
+    None: no member is there, or the file ends in it.
+    """
+    member = name_and_size(header)
+    if member and member[1] != expected:  # an extended header may say what this one does not
+        member = member_at(file, offset)
+    return member[1] if member and offset + member[1] <= file.size else None
 
 
 @contextmanager

@@ -30,8 +30,8 @@ _REGULAR_TYPES = frozenset((b"0", b"\0", b"7"))
 _TYPES_WITHOUT_DATA = frozenset((b"1", b"2", b"3", b"4", b"5", b"6"))
 _FOLDER_TYPE = b"5"
 _LONG_NAME, _LONG_LINK = b"L", b"K"  # GNU
-_PAX, _PAX_GLOBAL = b"x", b"g"
-_EXTENDED_TYPES = frozenset((_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL))
+_PAX_TYPES, _PAX_GLOBAL = frozenset((b"x", b"X")), b"g"  # X: Solaris
+_EXTENDED_TYPES = frozenset((_LONG_NAME, _LONG_LINK, *_PAX_TYPES, _PAX_GLOBAL))
 _MAX_EXTENDED_SIZE = 1 << 20
 _PAX_KEYS = frozenset((b"path", b"size", b"GNU.sparse.name"))
 _MIN_READ_BYTES, _MAX_READ_BYTES = 4 << 10, 256 << 10
@@ -52,9 +52,16 @@ class Damage:
 
 @dataclass
 class TarScan:
-    """Iterates over (name, data offset, size) of a tar's whole members but folders; fills `damage` and `headers`."""
+    """Iterates over (name, data offset, size) of a tar's whole members but folders; fills `damage` and `headers`.
+
+    Names and sizes are those of tarfile: of two extended headers of a member the first holds, then the global ones.
+    """
 
     file: Bytes
+    #: offset of the first header that is read
+    start: int = 0
+    #: values of the global extended headers so far
+    global_fields: dict[str, str] = field(default_factory=dict)
     damage: list[Damage] = field(default_factory=list)
     #: hash of all headers in order; it changes with the members, and with their times
     headers: "hashlib._Hash" = field(default_factory=hashlib.sha256)
@@ -64,8 +71,8 @@ class TarScan:
             self.damage.append(Damage(0, "the file is empty", hides_member=True))
             return
         read, end, update = self.file.read, self.file.size, self.headers.update
-        offset: int | None = 0
-        data = 0  # where the last member's bytes begin
+        offset: int | None = self.start
+        data = self.start  # where the last member's bytes begin
         window, start, length = b"", 0, _MIN_READ_BYTES  # bytes read ahead, their offset, how many to ask for
         extended: dict[str, str] = {}  # values of extended headers for the next member
         while offset is not None:
@@ -85,8 +92,6 @@ class TarScan:
                 continue
             try:
                 name, size, kind = _parse_header(header)
-                if "size" in extended:
-                    size = int(extended["size"])
                 valid = size >= 0
             except ValueError:
                 valid = False
@@ -100,19 +105,22 @@ class TarScan:
 
             update(header)
             data = offset + BLOCK
-            name = extended.get("path") or name
             size = 0 if kind in _TYPES_WITHOUT_DATA else size
             is_extended = kind in _EXTENDED_TYPES
+            next_header = data + num_blocks_bytes(size)
+            if (extended or self.global_fields) and not is_extended:
+                fields = self.global_fields | extended
+                name = fields.get("path") or name
+                size = size if kind in _TYPES_WITHOUT_DATA else int(fields.get("size", size))
+                # a global size moves no header, as in tarfile: each member's own header has a size, too
+                next_header = data + num_blocks_bytes(size) if "size" in extended else next_header
             if data + size > end or (is_extended and size > _MAX_EXTENDED_SIZE):
                 cut = None if is_extended else name
                 self.damage.append(Damage(data, f"cut {end - data} bytes into {name!r}", cut, hides_member=cut is None))
                 return
-            offset = data + (size + BLOCK - 1) // BLOCK * BLOCK
+            offset = next_header
             if is_extended:
-                if kind == _LONG_NAME:
-                    extended["path"] = read(data, size).rstrip(b"\0").decode(errors="backslashreplace")
-                elif kind == _PAX:
-                    extended |= _parse_pax(read(data, size))
+                extended = self._extended_fields(kind, read(data, size)) | extended
                 continue
             if kind not in _REGULAR_TYPES:
                 size = NO_DATA
@@ -122,6 +130,15 @@ class TarScan:
                 name, extended = extended.get("GNU.sparse.name", name), {}
             if kind != _FOLDER_TYPE:
                 yield name, data, size
+
+    def _extended_fields(self, kind: bytes, content: bytes) -> dict[str, str]:
+        """Return what an extended header says of the next member; those of a global one go to `global_fields`."""
+        if kind == _LONG_NAME:
+            return {"path": content.partition(b"\0")[0].decode(errors="backslashreplace")}
+        fields = _parse_pax(content) if kind in _PAX_TYPES or kind == _PAX_GLOBAL else {}
+        if kind == _PAX_GLOBAL:
+            self.global_fields |= fields
+        return {} if kind == _PAX_GLOBAL else fields
 
     def _next_archive(self, offset: int) -> int | None:
         """Return the offset at which another archive begins after a zero block; None: only padding follows."""
@@ -152,13 +169,49 @@ def _no_tar_damage(head: bytes, detail: str) -> Damage:
     return Damage(0, f"{NOT_A_TAR} but {other}" if other else detail, hides_member=True)
 
 
+def num_blocks_bytes(size: int) -> int:
+    """Return the bytes of the whole blocks that a member of `size` bytes fills."""
+    return -(-size // BLOCK) * BLOCK
+
+
 def num_tar_bytes(sizes: Sequence[int]) -> int:
     """Return the bytes that files of these sizes take in a tar, with headers and padding, without its end."""
-    return sum(BLOCK - (-size // BLOCK) * BLOCK for size in sizes)
+    return sum(BLOCK + num_blocks_bytes(size) for size in sizes)
+
+
+def member_at(file: Bytes, offset: int) -> tuple[str, int] | None:
+    """Return name and size of the member whose bytes begin at `offset`, by its header and the extended ones before it.
+
+    Global headers count where they stand right before it, or before the first member of the tar. None: no member
+    begins there.
+    """
+    start = offset - BLOCK
+    if start < 0:
+        return None
+    while (before := _extended_header_before(file, start)) is not None:
+        start = before
+    first = TarScan(file)
+    next(iter(first), None)
+    name, data, size = next(iter(TarScan(file, start, first.global_fields)), ("", -1, 0))
+    return (name, size) if data == offset else None
+
+
+def _extended_header_before(file: Bytes, end: int) -> int | None:
+    """Return the offset of the extended header whose content ends at `end`; None: there is none."""
+    for most in (_MIN_READ_BYTES, _MAX_EXTENDED_SIZE):  # few are longer than some blocks
+        first = max(0, end - BLOCK - most)
+        blocks = file.read(first, end - first)
+        for start in range(len(blocks) - 2 * BLOCK, -1, -BLOCK):
+            header = blocks[start : start + BLOCK]
+            if header[257:262] == b"ustar" and header[156:157] in _EXTENDED_TYPES:
+                with suppress(ValueError):
+                    if start + BLOCK + num_blocks_bytes(_parse_header(header)[1]) == len(blocks):
+                        return first + start
+    return None
 
 
 def is_header_of(header: bytes, name: str, size: int) -> bool:
-    """Say whether a block is the header of this member; with an extended header, compare only the size."""
+    """Say whether a block alone is the header of this member; of a name that it has no room for, it shows the size."""
     if len(header) < BLOCK:
         return False
     if header.startswith(b"%b\0" % name.encode()) and header[124:136] == b"%011o\0" % size:
@@ -217,7 +270,7 @@ def _parse_pax(payload: bytes) -> dict[str, str]:
             break
         key, _, value = payload[len(digits) + 1 : length - 1].partition(b"=")
         if key in _PAX_KEYS:  # all others could be without end
-            fields[key.decode()] = value.decode(errors="backslashreplace")
+            fields[key.decode()] = value.decode(errors="backslashreplace").rstrip("/" if key == b"path" else "")
         elif key.startswith(b"GNU.sparse"):
             fields["GNU.sparse"] = ""
         payload = payload[length:]

@@ -51,7 +51,8 @@ def prepare_method(run: PackRun) -> Method:
         settings = TemplateSettings(model, config.media, config.labels.as_labels)
         with_beginnings = config.packing.share is not Share.none
         method = method_of_model(settings, config.source.reading, config.measure.engine.value, run, with_beginnings)
-        return with_trusted_engine(method, run)
+        keep = config.source.on_damaged is OnDamaged.keep
+        return with_trusted_engine(replace(method, keep_damaged=keep), run)
 
 
 def measure_source(run: PackRun, indexed: list[IndexedShard], method: Method) -> Measured:

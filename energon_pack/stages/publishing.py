@@ -102,6 +102,7 @@ def end_already_published(run: PackRun, planned: Planned, page: RunReport, repor
     with dropping_wrong_lengths(planned.lengths.shards, planned.method, run):
         check_unchanged(planned.lengths.shards, run)
         check_separate_media(run, planned)
+    run.destination.tidy(planned.identity)
     print_remarks(page.wrong())
     say(f"there already: {named}, packed of the same source with the same settings; nothing is written")
     say(f"see it: {named}/{PAGE}")

@@ -28,10 +28,11 @@ from energon_pack.config.naming import are_same_settings, content_settings
 from energon_pack.config.output_dir import page_of
 from energon_pack.dataset.destination import PlanMissing
 from energon_pack.dataset.files import PLAN
-from energon_pack.dataset.in_folder import ABOUT_FILE, JOBS_FOLDER, DatasetInFolder
+from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.plan_file import write_plan
 from energon_pack.dataset.publish_limits import refuse_future_loss
 from energon_pack.dataset.shards import ShardJob, WrittenShard, num_unfinished_bytes, shard_name
+from energon_pack.dataset.staging_files import ABOUT_FILE, JOBS_FOLDER
 from energon_pack.errors import PackError, amount
 from energon_pack.lengths.measure import LengthsWrong, cache_keys_of, forget, method_key
 from energon_pack.plan.items import Lengths

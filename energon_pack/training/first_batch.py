@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 
+from energon_pack.errors import format_bytes
 from energon_pack.training.comparison import RunOptions, compare
 from energon_pack.training.expert_routing import has_experts
 from energon_pack.training.finding import Finding, max_difference, token_variation
@@ -29,7 +30,7 @@ from energon_pack.training.model_trial import (
     run_changes,
 )
 from energon_pack.training.model_wrappers import class_of
-from energon_pack.training.recording import run_and_record
+from energon_pack.training.recording import free_bytes, run_and_record, tokens_of
 from energon_pack.training.restored_model import (
     forward_suspended,
     full_precision,
@@ -102,6 +103,30 @@ def _outputs_are_random(pending: PendingForward, alone: Mapping[str, Any]) -> bo
     return max(other_seeds) > 3 * same + 1e-6 * token_variation(first)
 
 
+#: bytes for each logit of a step: the logits, and in float32 their softmax and both gradients; without gradients
+_LOGIT_BYTES, _LOGIT_BYTES_WITHOUT_GRADIENTS = 16, 8
+
+
+def _memory_shortage(part: Module, inputs: Mapping[str, Any]) -> str | None:
+    """Say that the logits of a batch take more memory than is free; None: they do not, or that is not known."""
+    config = getattr(part, "config", None)
+    vocabulary = getattr(config.get_text_config(), "vocab_size", 0) if hasattr(config, "get_text_config") else 0
+    tokens, parameter = tokens_of(inputs), next(part.parameters(), None)
+    if not vocabulary or parameter is None or getattr(part, "get_output_embeddings", lambda: None)() is None:
+        return None
+    rows, width = tokens.shape[:2]
+    each = _LOGIT_BYTES if torch.is_grad_enabled() else _LOGIT_BYTES_WITHOUT_GRADIENTS
+    needed, free = rows * width * vocabulary * each, free_bytes(parameter.device)
+    if free is None or needed <= free:
+        return None
+    return (
+        f"the logits of {rows} × {width:,} tokens and {vocabulary:,} ids take about {format_bytes(needed)} with their"
+        f" loss{' and gradients' if torch.is_grad_enabled() else ''}, and {format_bytes(free)} are free on"
+        f" {parameter.device.type}, so the memory may not do: shorter packs (packing.max_token_len) or fewer of them in"
+        " a batch take less"
+    )
+
+
 _log = logging.getLogger(__name__)
 
 
@@ -111,7 +136,7 @@ class FirstBatchTrials:
     def __init__(self, subject: Subject):
         """Remember the model; nothing is run yet."""
         self._subject, self._model = subject, subject.model
-        self._is_sharded = self._is_warned = False
+        self._is_sharded = self._is_warned = self._is_warned_of_memory = False
         self._tried_kinds: list[TriedKind] = []
         #: the results, one for each trial
         self.trials: list[ModelTrial] = []
@@ -156,6 +181,9 @@ class FirstBatchTrials:
         copies = {
             k: v.clone() if isinstance(v, Tensor) and k not in self._subject.media else v for k, v in inputs.items()
         }
+        if not self._is_warned_of_memory and (short := _memory_shortage(part, inputs)):
+            self._is_warned_of_memory = True
+            _log.warning("%s: %s", name, short)
         edits = self._subject.changed_inputs(copies)
         edits = None if self._on_any_rank(edits is None) else edits
         place = None

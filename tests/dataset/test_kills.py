@@ -3,18 +3,22 @@
 Promise 6: without it a job that ran out of its hours would start again, or train on half a dataset.
 """
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.packed import files
+from energon_pack.dataset import staging_files
+from energon_pack.dataset.in_folder import DatasetInFolder
+from support.packed import demo_config, files, packed
 from support.running import ROOT, run_here
 
 SETTINGS = (
@@ -104,3 +108,38 @@ def test_kills_at_thirty_moments(demo: tuple[Path, Path], tmp_path: Path) -> Non
         (".staging/packed/*/report.json", 1), ("packed", 1), ("packed/report.json", 1),
     ]  # fmt: skip
     kill_and_rerun(of_demo(demo), tmp_path, places)
+
+
+@pytest.mark.long("a run that is killed, and three that find its dataset")
+@pytest.mark.parametrize("overwrites", [False, True])
+def test_what_a_kill_behind_publishing_left_is_removed_by_the_next_call(
+    demo: tuple[Path, Path], cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrites: bool
+) -> None:
+    """`.staging/NAME` stayed for ever, with `output.overwrite=true` with the whole old dataset in it."""
+    config = partial(demo_config, demo, cache, tmp_path, packing__max_token_len=1024)
+    if overwrites:
+        packed(config(seed=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(DatasetInFolder, "_remove_unpublished", stop)
+        patch.setattr(staging_files, "remove_folder", lambda path: None)
+        with pytest.raises(KeyboardInterrupt):
+            packed(config(output__overwrite=overwrites))
+    (left,) = (tmp_path / ".staging").iterdir()
+    (left / "0123.gone").mkdir()
+    assert any(left.glob("*.old/*.tar")) == overwrites
+    other = left / "another identity.12345678"
+    other.mkdir()
+    expected = files(tmp_path / "packed")
+    with DatasetInFolder(tmp_path / "packed")._locked(fcntl.LOCK_SH):
+        packed(config())
+    assert any(left.glob("*.old")) == overwrites  # another process was at work
+    packed(config())
+    assert [path.name for path in left.iterdir() if path.name != "lock"] == [other.name]
+    other.rmdir()
+    packed(config())
+    assert not left.parent.exists()
+    assert files(tmp_path / "packed") == expected
+
+
+def stop(*_: object) -> None:
+    raise KeyboardInterrupt

@@ -241,3 +241,20 @@ def test_room_is_shared_evenly(sizes: list[int], room: int) -> None:
     used = sum(min(size, most) for size in sizes)
     assert used <= room
     assert used == sum(sizes) or used + len(sizes) > room
+
+
+@pytest.mark.parametrize("mode", ["RGB", "P", "1", "I;16"])
+def test_a_picture_on_several_tiles_is_decoded_once_and_made_small_first(
+    monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """Three samples with one picture of 108 megapixels took 82 s and 2 GB: each tile decoded and copied all of it."""
+    file, sizes = io.BytesIO(), list[tuple[int, int]]()
+    Image.new("RGB", (2000, 1500), (0, 90, 90)).convert("L" if mode == "I;16" else mode).convert(mode).save(file, "PNG")
+    convert = Image.Image.convert
+    with monkeypatch.context() as patch:
+        patch.setattr(Image.Image, "convert", lambda image, *mode: sizes.append(image.size) or convert(image, *mode))
+        first, second = (thumbnail(file.getvalue(), "image") for _ in range(2))
+    assert first is second
+    assert sizes.count((2000, 1500)) == (mode == "I;16")
+    with Image.open(io.BytesIO(first)) as small:
+        assert small.size == (160, 120)

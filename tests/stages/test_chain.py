@@ -101,6 +101,71 @@ def test_a_command_does_not_wait_for_ever_for_slurm(tmp_path: Path, monkeypatch:
     chain.wait({PUBLISH: "7"}, str)  # the dataset is there, whoever answers
 
 
+def _squeue(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    """Have `squeue` give these lines: the number of a job, its state, Slurm's reason."""
+    (folder / "squeue").write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
+    (folder / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+@pytest.mark.usefixtures("slurm")
+@pytest.mark.parametrize(
+    "reason",
+    [
+        *("JobHeldAdmin", "JobHeldUser", "launch failed requeued held", "launch_failed_requeued_held"),
+        *("DependencyNeverSatisfied", "BadConstraints", "PartitionTimeLimit", "QOSMaxWallDurationPerJobLimit"),
+        *("AssocMaxCpuPerJobLimit", "QOSMaxMemoryPerNode", "InvalidAccount", "QOSMinCpuNotSatisfied"),
+        *("AccountNotAllowed", "QOSTimeLimit", "PartitionNodeLimit", "JobHoldMaxRequeue", "ReservationDeleted"),
+    ],
+)
+def test_a_task_that_slurm_never_starts_ends_the_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """The command waited for ever."""
+    _squeue(tmp_path, monkeypatch, "7 RUNNING None", f"8 PENDING {reason}")
+    with pytest.raises(PackError, match=rf"does not start publish \(job 8\): {reason}\..*scancel 7 8"):
+        _chain(tmp_path).wait({WRITE: "7", PUBLISH: "8"}, str)
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_failed_task_is_named_before_the_job_that_waits_for_it_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm ends a job whose dependency failed a minute later."""
+    _squeue(tmp_path, monkeypatch, "7 RUNNING None", "8 PENDING DependencyNeverSatisfied")
+    (tmp_path / "write-0.log").write_text("it is at work\n")
+    (tmp_path / "write-1.log").write_text("energon-pack: error: disk full\nenergon-pack: exit code 1 on n1\n")
+    with pytest.raises(PackError, match="disk full"):
+        _chain(tmp_path).wait({WRITE: "7", PUBLISH: "8"}, str)
+
+
+@pytest.mark.usefixtures("slurm")
+@pytest.mark.parametrize(
+    "reason",
+    [
+        *("Resources", "Priority", "QOSMaxJobsPerUserLimit", "QOSGrpCpuLimit", "AssocGrpCpuLimit", "Dependency"),
+        *("JobArrayTaskLimit", "BeginTime", "Licenses", "ReqNodeNotAvail, UnavailableNodes:n[1-4]", "None"),
+    ],
+)
+def test_a_reason_that_ends_by_itself_is_waited_for_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], reason: str
+) -> None:
+    looks: list[str] = []
+
+    def progress() -> str:
+        looks.append("")
+        if len(looks) == 4:
+            (tmp_path / "published").touch()
+        return "no plan yet"
+
+    _squeue(
+        tmp_path, monkeypatch, "7 RUNNING None", f"7 PENDING {reason}", f"7 PENDING {reason}", "8 PENDING Dependency"
+    )
+    _chain(tmp_path).wait({WRITE: "7", PUBLISH: "8"}, progress)
+    why = "" if reason == "None" else f" ({reason})"
+    assert f"Slurm: write: 1 running, 2 pending{why}; then publish; no plan yet" in capsys.readouterr().out
+
+
 def test_a_folder_of_logs_is_taken_as_it_is(tmp_path: Path) -> None:
     """Slurm wrote the logs of `50%a` elsewhere, and the jobs failed without a word."""
     script = _chain(tmp_path / "50%a").scripts({LENGTHS: [0]})[LENGTHS]

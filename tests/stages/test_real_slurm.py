@@ -12,6 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from energon_pack.errors import PackError
+from energon_pack.run.executors.settings import ExecutorConfig, ExecutorKind
+from energon_pack.run.executors.slurm import PUBLISH, Chain
 from support.packed import files
 from support.real_slurm import RealSlurm, real_slurm
 from support.running import ROOT, run_here, start_alone
@@ -171,6 +174,43 @@ def test_a_controller_that_does_not_come_back(runs: Runs, expected: dict[str, by
     runs.slurm.start_controller()
     assert runs.run("publish", _nothing)[0] == 0
     runs.check(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "then", "reason"),
+    [
+        (["--hold"], [], "JobHeldUser"),
+        (["--hold"], ["hold"], "JobHeldAdmin"),
+        ([], ["requeuehold"], "job requeued in held state|JobHeld"),
+        (["--dependency=afterok:FAILED"], [], "DependencyNeverSatisfied"),
+    ],
+)
+def test_a_task_that_slurm_holds(
+    slurm: RealSlurm, tmp_path: Path, options: list[str], then: list[str], reason: str
+) -> None:
+    """The waiting ends with Slurm's own reason; once released, the same wait goes on."""
+
+    def submitted(program: str, *options: str) -> str:
+        script = tmp_path / "job.sh"
+        script.write_text(f"#!/bin/sh\n{program}\n")
+        return slurm.say("sbatch", "--parsable", "--output=/dev/null", *options, str(script))
+
+    chain = Chain(ExecutorConfig(ExecutorKind.slurm), tmp_path, ["python"])
+    published = f"touch {tmp_path}/published"
+    failed = submitted("exit 1") if "FAILED" in str(options) else ""
+    work = f"sleep 20; {published}" if then == ["requeuehold"] else published
+    job = submitted(work, *(option.replace("FAILED", failed) for option in options))
+    for command in then:
+        if command == "requeuehold":
+            Runs.until(lambda: slurm.say("squeue", "-h", "-j", job, "-o", "%T") == "RUNNING")
+        slurm.say("scontrol", command, job)
+    with pytest.raises(PackError, match=rf"does not start publish \(job {job}\): .*({reason})"):
+        chain.wait({PUBLISH: job}, str)
+    if failed:
+        slurm.say("scancel", job)
+        return
+    slurm.say("scontrol", "release", job)
+    chain.wait({PUBLISH: job}, str)
 
 
 def test_a_node_that_is_not_like_the_others(runs: Runs, expected: dict[str, bytes]) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from energon_pack.errors import format_bytes
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import Guard, guard
 from energon_pack.training.layout import IGNORE
@@ -429,3 +430,32 @@ def test_media_of_the_batch_are_never_written() -> None:
     assert before["input_ids"].tolist() == [1, 1] == made["pixel_values"].tolist()
     assert made["input_ids"] is before["input_ids"]
     assert before["pixel_values"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("free", [10**9, 20_000])
+def test_logits_that_exceed_the_free_memory_are_said_before_the_first_forward(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    """A first step on a CPU took 10 GB for a pack of 3,876 tokens with 151,665 ids, and was killed without a word."""
+    forwards, before = list[int](), list[int]()
+
+    def free_bytes(_: torch.device) -> int:
+        before.append(len(forwards))
+        return free
+
+    monkeypatch.setattr("energon_pack.training.first_batch.free_bytes", free_bytes)
+    model = make_model("llama").train()
+    model.lm_head.register_forward_hook(lambda *_: forwards.append(1))
+    _, inputs = guarded(model)
+    for _ in range(2):
+        model(**inputs)
+    assert before[0] == 0 < len(forwards)
+    said = [record.getMessage() for record in caplog.records if "packing.max_token_len" in record.getMessage()]
+    assert len(said) == (free == 20_000)
+    rows, width = inputs["input_ids"].shape
+    size = format_bytes(16 * rows * width * model.config.vocab_size)
+    for message in said:
+        assert (
+            f"the logits of {rows} × {width:,} tokens and {model.config.vocab_size:,} ids take about {size}" in message
+        )
+        assert "with their loss and gradients, and 20.0 kB are free on cpu" in message

@@ -1,10 +1,14 @@
 """The view of a pack: its members, their turns and media, and which of their tokens are trained on."""
 
+import hashlib
 import io
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from PIL import Image
+
+from energon_pack.run.lru_cache import LruCache
 from energon_pack.samples.media.image import opened_image, to_rgb
 from energon_pack.samples.media.kinds import VIDEO
 from energon_pack.samples.media.streams import decode_frames
@@ -126,21 +130,25 @@ class PackView:
 
 _THUMBNAIL_PIXELS = 160  # pixels
 _WEBP_QUALITY = 60
+#: modes of images that Pillow makes smaller as they are; others are converted to RGB first
+_MODES_MADE_SMALL = frozenset(("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr"))
+#: hash and kind of a medium → its picture: a sample is on the sheet for several reasons, and in a pack
+_pictures: LruCache[tuple[bytes, str], bytes] = LruCache(256)
 
 
 def thumbnail(data: bytes, kind: str) -> bytes:
-    """Return an image, or the first frame of a video, as WebP of a few KB.
+    """Return an image, or the first frame of a video, as WebP of a few KB; each is decoded once.
 
     Raises:
         ValueError: it can't be decoded, or PyAV is missing; the message says which.
     """
+    key = hashlib.sha256(data).digest(), kind
+    return _pictures.get(key) or _pictures.put(key, _drawn_thumbnail(data, kind))
+
+
+def _drawn_thumbnail(data: bytes, kind: str) -> bytes:
     try:
-        if kind == VIDEO.kind:
-            image = decode_frames(data, [0])[0]
-        else:
-            file = opened_image(io.BytesIO(data))
-            file.draft("RGB", (2 * _THUMBNAIL_PIXELS, 2 * _THUMBNAIL_PIXELS))  # a large JPEG is not decoded in full
-            image = to_rgb(file)
+        image = decode_frames(data, [0])[0] if kind == VIDEO.kind else _small_image(data)
         image.thumbnail((_THUMBNAIL_PIXELS, _THUMBNAIL_PIXELS))
         written = io.BytesIO()
         image.save(written, "WEBP", quality=_WEBP_QUALITY, method=0)  # 0: the quickest
@@ -149,3 +157,13 @@ def thumbnail(data: bytes, kind: str) -> bytes:
     except Exception as error:  # damaged bytes make Pillow's plugins and FFmpeg raise anything
         raise ValueError(f"it does not decode: {str(error) or type(error).__name__}") from None
     return written.getvalue()
+
+
+def _small_image(data: bytes) -> Image.Image:
+    """Decode an image to about twice the size of its thumbnail: upright, RGB."""
+    image, size = opened_image(io.BytesIO(data)), (2 * _THUMBNAIL_PIXELS, 2 * _THUMBNAIL_PIXELS)
+    image.draft("RGB", size)  # a large JPEG is not decoded in full
+    image.load()
+    if image.mode in _MODES_MADE_SMALL:
+        image.thumbnail(size)  # before it is copied and converted
+    return to_rgb(image)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.run.console import say
@@ -29,7 +30,27 @@ Stages = Mapping[str, Sequence[int] | None]
 _CHECK_SECONDS, _LINE_SECONDS, _APPEARS_SECONDS = 5.0, 60.0, 10.0
 _ANSWER_SECONDS = 300.0  # Slurm's commands give up by themselves before that, unless the machine's own daemon hangs
 _ERROR_LINE = re.compile(r"(?:energon-pack|slurmstepd[\w.-]*): error: (.*)")
+#: reasons of Slurm for a waiting task that end only if somebody acts: all others, as Resources, end by themselves
+_LASTING_REASON = re.compile(
+    r"held|hold|never|bad ?constraints|invalid|not ?allowed|not ?satisfied|per ?job|per ?node|deleted|deadline"
+    r"|^(partition|qos|association)(time|node)limit",
+    re.IGNORECASE,
+)
+_HELD_STATES = frozenset(("REQUEUE_HOLD", "SPECIAL_EXIT"))
 _EXIT_CODE_PREFIX = "energon-pack: exit code "  # of the log's last line, unless the task was killed with its script
+
+
+class Task(NamedTuple):
+    """A task that waits or runs: its state, and Slurm's reason why it waits; empty: it does not."""
+
+    state: str
+    reason: str = ""
+
+    @property
+    def is_stuck(self) -> bool:
+        """Tell whether it waits for what does not come by itself."""
+        reason = self.reason.replace("_", " ")
+        return self.state in _HELD_STATES or (self.state == "PENDING" and bool(_LASTING_REASON.search(reason)))
 
 
 @dataclass(frozen=True)
@@ -114,7 +135,7 @@ class Chain:
         except FileNotFoundError:
             return {}
         jobs: dict[str, str] = about["jobs"]
-        if _task_states(jobs) == {}:
+        if _unfinished_tasks(jobs) == {}:
             return {}
         if about["settings"] != run_settings:
             raise PackError(
@@ -124,10 +145,10 @@ class Chain:
         return jobs
 
     def wait(self, jobs: Mapping[str, str], progress: Callable[[], str]) -> None:
-        """Wait until the jobs end, and show their progress."""
-        printed, last, answered = -_LINE_SECONDS, "", time.monotonic()
+        """Wait until the jobs end, and show their progress; PackError: a task failed, or Slurm never starts it."""
+        printed, last, answered, was_stuck = -_LINE_SECONDS, "", time.monotonic(), False
         most = f"{self.settings.give_up_after:,.0f} s (executor.give_up_after)"
-        while not self._done_file.exists() and (tasks := _task_states(jobs)) != {}:
+        while not self._done_file.exists() and (tasks := _unfinished_tasks(jobs)) != {}:
             line = (
                 f"Slurm: {_states_line(tasks)}; {progress()}" if tasks else f"Slurm does not answer: waiting for {most}"
             )
@@ -138,6 +159,11 @@ class Chain:
                     f"Slurm has not answered for {most}; its jobs {', '.join(jobs.values())} may go on, and the same"
                     " command waits for them again"
                 )
+            waiting = [(stage, task) for stage, of_stage in (tasks or {}).items() for task in of_stage]
+            stuck = next((item for item in waiting if item[1].is_stuck), None)
+            if stuck and was_stuck:  # twice: Slurm itself ends a job whose dependency failed
+                raise self._failed_task(are_over=False) or _stuck_error(*stuck, jobs)
+            was_stuck = was_stuck if tasks is None else stuck is not None
             if line != last and now - printed >= _LINE_SECONDS:
                 say(line)
                 printed, last = now, line
@@ -148,15 +174,22 @@ class Chain:
                 raise self._failure()
             time.sleep(0.2)
 
-    def _failure(self) -> PackError:
-        """Return the error of the first failed task: in the earliest failed stage, the task whose log ended first."""
+    def _failed_task(self, are_over: bool) -> PackError | None:
+        """Return the error of the first failed task: in the earliest failed stage, the task whose log ended first.
+
+        `are_over`: no task runs any more, so one whose log has no exit code was killed. None: no task failed.
+        """
         for stage in (LENGTHS, PLAN, WRITE, PUBLISH):
             for log in sorted(self.folder.glob(f"{stage}*.log"), key=lambda path: (path.stat().st_mtime, path.name)):
                 code, why = _exit_code_and_reason(log)
-                if code != 0:
+                if code != 0 and (are_over or code is not None):
                     kind = SamplesLost if code == SamplesLost.exit_code else PackError
                     return kind(f"{why} ({log}); the same command goes on from what is there")
-        return PackError(
+        return None
+
+    def _failure(self) -> PackError:
+        """Return the error of jobs that ended without a dataset."""
+        return self._failed_task(are_over=True) or PackError(
             f"Slurm ended the jobs, and no log in {self.folder} says why: they were cancelled before they began, or a"
             " node does not see that folder (cache_dir); the same command goes on"
         )
@@ -184,20 +217,33 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ",".join("-".join(map(str, run)) for run in runs)
 
 
-def _task_states(jobs: Mapping[str, str]) -> dict[str, list[str]] | None:
-    """Return, by stage, the states of the tasks that wait or run; None: Slurm does not answer."""
-    done = _slurm("squeue", "--me", "--noheader", "--array", "--format=%F %T")
+def _unfinished_tasks(jobs: Mapping[str, str]) -> dict[str, list[Task]] | None:
+    """Return, by stage, the tasks that wait or run; None: Slurm does not answer."""
+    done = _slurm("squeue", "--me", "--noheader", "--array", "--format=%F %T %r")
     if done.returncode:
         return None
-    rows = [line.split() for line in done.stdout.splitlines()]
-    states = {stage: [state for number, state in rows if number == job] for stage, job in jobs.items()}
-    return {stage: stage_states for stage, stage_states in states.items() if stage_states}
+    rows = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
+    tasks = {stage: [Task(*row) for number, *row in rows if number == job] for stage, job in jobs.items()}
+    return {stage: of_stage for stage, of_stage in tasks.items() if of_stage}
 
 
-def _states_line(tasks: Mapping[str, Sequence[str]]) -> str:
-    """Write the states as a line: `write: 3 running, 9 pending; then publish`."""
+def _stuck_error(stage: str, task: Task, jobs: Mapping[str, str]) -> PackError:
+    """Return the error for a task that Slurm never starts."""
+    return PackError(
+        f"Slurm does not start {stage} (job {jobs[stage]}): {task.reason or task.state}. Mend it (scontrol release"
+        f" {jobs[stage]} for a job that is held), and the same command waits on; or scancel {' '.join(jobs.values())},"
+        " and start it with another executor.sbatch"
+    )
+
+
+def _states_line(tasks: Mapping[str, Sequence[Task]]) -> str:
+    """Write the states as a line: `write: 3 running, 9 pending (Resources); then publish`."""
     stage, *later = tasks
-    counts = (f"{tasks[stage].count(state)} {state.lower()}" for state in sorted(set(tasks[stage]), reverse=True))
+    counts = []
+    for state in sorted({task.state for task in tasks[stage]}, reverse=True):
+        of_state = [task for task in tasks[stage] if task.state == state]
+        reasons = ", ".join(sorted({task.reason for task in of_state} - {"", "None"}))
+        counts.append(f"{len(of_state)} {state.lower()}{f' ({reasons})' if reasons else ''}")
     return f"{stage}: {', '.join(counts)}{'; then ' if later else ''}{', '.join(later)}"
 
 

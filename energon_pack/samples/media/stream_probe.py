@@ -6,9 +6,12 @@ their headers say what is missing.
 
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any, BinaryIO
 
+from energon_pack.run.expansion_bounds import bounded
 from energon_pack.samples.media.medium import SOUND_EXTENSION_OF, Media, MediaFormat
 from energon_pack.samples.media.streams import (
     decoded_pieces,
@@ -25,6 +28,8 @@ from energon_pack.samples.skip import Reason, Skip
 _DECODED_PACKETS = 16  # the first packets of a video: as many as the largest group of frames that wait for one another
 _VP8_IS_SHOWN = 0x10  # in the first byte of a frame
 _MAX_DROPPED_BYTES = 16  # of a frame of MPEG-4 that repeats the last one
+#: how much memory reading a header may take: bytes, and times the bytes of the file
+_MIN_MEMORY_BYTES, _MEMORY_PER_BYTE = 1 << 30, 16
 _ROUNDING = 0.01  # fraction of a frame that counts as a rounding error
 _MAX_SECONDS = 4 * 3600  # seconds: a longer sound, decoded, would fill the memory, and no model hears so much
 _MAX_CHUNKS = 1000
@@ -33,19 +38,30 @@ _UNKNOWN_SIZES = tuple(range(most - 64, most + 1) for most in (0x7F000024, 0x7FF
 _CHUNKS_WITHOUT_SAMPLES = (b"LIST", b"id3 ", b"fact", b"cue ", b"bext")  # chunks that FFmpeg decodes behind empty data
 
 
+@contextmanager
+def _opened(file: BinaryIO, noun: str) -> Iterator[Any]:
+    """Open a video or a sound with PyAV (`noun`: which), within the memory that reading its header may take.
+
+    A header may promise millions of frames in a few bytes, and FFmpeg lists each. Raises Skip.
+    """
+    most = _MIN_MEMORY_BYTES + _MEMORY_PER_BYTE * file.seek(0, os.SEEK_END)
+    with errors_as_skip(noun), bounded(most), opened_container(file) as container:
+        yield container
+
+
 def probe_audio(file: BinaryIO, container: MediaFormat) -> tuple[int, int]:
     """Return a sound's number of samples in each channel, and its rate in samples a second; raises Skip."""
     if container.is_whole and not container.is_whole(file):
         raise _cut_short_skip("its last part is missing")
     if container.extension in ("wav", "aiff") and (counted := _length_by_chunks(file, container.extension == "wav")):
         return checked_length(*counted)
-    with errors_as_skip("sound"), opened_container(file) as opened_file:
+    with _opened(file, "sound") as opened_file:
         return decoded_length(opened_file)
 
 
 def probe_track(file: BinaryIO) -> tuple[int, int] | None:
     """Return the number of samples and the rate of a video's sound; None: the video has no sound."""
-    with errors_as_skip("video"), opened_container(file) as container:
+    with _opened(file, "video") as container:
         return decoded_length(container) if container.streams.audio else None
 
 
@@ -112,7 +128,7 @@ def _cut_short_skip(why: str) -> Skip:
 
 def is_sound(file: BinaryIO) -> bool:
     """Tell whether a container of videos holds sounds and no pictures, without decoding any; raises Skip."""
-    with errors_as_skip("video"), opened_container(file) as container:
+    with _opened(file, "video") as container:
         return _has_no_pictures(container)
 
 
@@ -128,7 +144,7 @@ def probe_video(file: BinaryIO, container_format: MediaFormat) -> Media:
     if container_format.is_whole and not container_format.is_whole(file):
         raise Skip(Reason.UNREADABLE_MEDIA, "the video is cut short")
     extension = container_format.extension
-    with errors_as_skip("video"), opened_container(file) as container:
+    with _opened(file, "video") as container:
         if extension in SOUND_EXTENSION_OF and _has_no_pictures(container):
             num_samples, hertz = decoded_length(container)
             return Media("audio", extension=SOUND_EXTENSION_OF[extension], num_samples=num_samples, rate=hertz)
@@ -144,7 +160,7 @@ def probe_video(file: BinaryIO, container_format: MediaFormat) -> Media:
             Reason.UNREADABLE_MEDIA, f"a video of {num_frames} frames of {width}×{height} pixels, {rate} a second"
         )
     if may_turn_pictures(file, format_name):
-        with errors_as_skip("video"), opened_container(file) as container:
+        with _opened(file, "video") as container:
             width, height = upright_picture(next(container.decode(shown_stream(container)))).size
     return Media("video", width, height, extension, num_frames, float(rate))
 
@@ -156,6 +172,8 @@ def _num_shown(container: Any, stream: Any) -> int | None:
     """
     if not (container.format.name.startswith("mov") and stream.frames and hasattr(stream, "index_entries")):
         return _num_of_packets(container, stream)  # an older PyAV shows no index
+    if not len(stream.index_entries):  # FFmpeg had no memory for it, and goes on
+        raise ValueError(f"its header promises {stream.frames:,} frames, more than so small a file can list")
     entries = [entry for entry in stream.index_entries if entry.size > 0]
     seconds, rate = stream.duration and stream.duration * stream.time_base, stream.average_rate
     if seconds and rate and len(entries) == stream.frames and abs(seconds * rate - stream.frames) < _ROUNDING:
