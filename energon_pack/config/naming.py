@@ -11,7 +11,8 @@ from typing import Any
 from energon_pack.config import Format, Overlong, PackConfig, plain
 from energon_pack.plan.settings import Share
 from energon_pack.samples.settings import without_unset
-from energon_pack.templates.settings import Expand, labels_identity
+from energon_pack.templates.recorded_labels import labels_identity
+from energon_pack.templates.settings import Expand
 from energon_pack.version import VERSION
 
 #: nodes of the config that the bytes of a dataset depend on

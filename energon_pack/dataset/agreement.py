@@ -62,8 +62,8 @@ def _difference_of_datasets(first: KeptInputs, other: KeptInputs) -> Difference 
         if difference := _difference_from(first, other.rules.pixels, settings, other.own_processor.folder):
             return difference
     if name := different_kept(first.rules.made, other.rules.made):
-        versions = (f"made by transformers {kept.rules.transformers}" for kept in (first, other))
-        return name, *versions
+        one, another = (f"made by transformers {kept.rules.transformers}" for kept in (first, other))
+        return name, one, another
     return None
 
 

@@ -11,9 +11,9 @@ from energon_pack.run.plain_data import node_of
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.families import ASKING_FAMILIES, AUTO
-from energon_pack.templates.identity import labels_of_record
 from energon_pack.templates.model_inputs import tokens_of_member
 from energon_pack.templates.processor import load_template as load_model_template
+from energon_pack.templates.recorded_labels import labels_of_record
 from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 

@@ -94,7 +94,7 @@ class SourceMedia:
             ends = ends_of(file, offset, reference.size, lead)
             size = _stated_size(file, ends.header, offset, reference.size) if lead else file.size
         self._refuse_changed(reference, ends, size)
-        return ByteRange(file, offset, size)
+        return ByteRange(file, offset, reference.size)
 
     def _place(self, reference: Reference) -> tuple[str, int, int]:
         """Return the path of the file with a medium, its offset there, and the bytes of the tar header before it."""

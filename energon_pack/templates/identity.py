@@ -6,18 +6,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from energon_pack.run.plain_data import node_of, plain
 from energon_pack.samples.media.kinds import ADDED_KINDS
 from energon_pack.templates.chat.jinja import variables_in, writes_date
 from energon_pack.templates.families.rules import ProcessorSettings
 from energon_pack.templates.settings import (
     DEFAULT_DATE,
-    FINAL_END_NONE,
     Alpha,
     Labels,
     MediaConfig,
     Think,
-    labels_identity,
 )
 
 #: further kinds of media: images and videos in one sample, videos with different numbers of frames, and videos whose
@@ -71,20 +68,6 @@ class Identity:
     def fingerprint(self) -> str:
         """Return one hash over `fingerprints`: equal hashes mean equal lengths."""
         return short_hash(self.fingerprints)
-
-
-def recorded_labels(labels: Labels, final_ends: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of `labels` as caches and datasets record them.
-
-    `final_end` is left out where no token is added: by `auto`, and by all that was packed before this setting existed.
-    """
-    values = labels_identity(plain(labels))
-    return {**values, "final_end": labels.final_end} if final_ends else values
-
-
-def labels_of_record(values: Mapping[str, Any]) -> Labels:
-    """Return the settings that `recorded_labels` made values of."""
-    return node_of(Labels, {"final_end": FINAL_END_NONE, **values})
 
 
 def fingerprints_of(

@@ -121,7 +121,8 @@ def different_setting(first: Mapping[str, Any], second: Mapping[str, Any]) -> tu
     for name in sorted(first.keys() | second.keys(), key=lambda name: (not name.endswith("class"), name)):
         values = first.get(name), second.get(name)
         if values[0] != values[1] and any(value not in (None, False) for value in values):
-            return name, *("not set" if value is None else str(value)[:_SHOWN] for value in values)
+            one, other = ("not set" if value is None else str(value)[:_SHOWN] for value in values)
+            return name, one, other
     return None
 
 

@@ -27,7 +27,8 @@ from energon_pack.templates.folder import local_folder, settings_files
 from energon_pack.templates.full_processor import full_processor
 from energon_pack.templates.identity import RULES_VERSION, Identity, TemplateSpec
 from energon_pack.templates.pixels import inputs_made, media_settings, settings_hash
-from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings, labels_identity
+from energon_pack.templates.recorded_labels import labels_identity
+from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 
 #: the tokenizer of the template that this process built last, by its folder: reading it takes a while

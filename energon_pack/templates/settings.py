@@ -256,22 +256,6 @@ class Labels:
 
 #: `think`, `tool_calls`, `end_of_turn`, `after_turn` and `prompt_weight` where whole turns are trained
 _WHOLE_TURNS = (Think.train, ToolCalls.train, True, False, 0.0)
-#: settings of `labels` of later versions, with their defaults
-_LATER_LABELS = {
-    "untrained": "drop",
-    "cut_end": True,
-    "empty": "drop",
-    "template_drops": "skip",
-    "final_end": FINAL_END_AUTO,
-}
-
-
-def labels_identity(labels: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of `labels`, as JSON, without those of later versions that have their defaults.
-
-    Caches and datasets from before these settings stay valid so.
-    """
-    return {name: value for name, value in labels.items() if value != _LATER_LABELS.get(name, ...)}
 
 
 @dataclass

@@ -38,11 +38,11 @@ from energon_pack.templates.identity import (
     Identity,
     TemplateSpec,
     fingerprints_of,
-    recorded_labels,
 )
 from energon_pack.templates.media_texts import DocumentTexts, MediaTexts
 from energon_pack.templates.model_inputs import input_rules_of, tokens_of_member
 from energon_pack.templates.preparation import Preparation
+from energon_pack.templates.recorded_labels import recorded_labels
 from energon_pack.templates.sample import Rendered, Sample, Tokens, with_frame_lists_as_videos
 from energon_pack.templates.settings import Empty, Labels, Think, overridden_labels
 from energon_pack.templates.tokens.added import AddedTokens

@@ -109,7 +109,7 @@ _LOGIT_BYTES, _LOGIT_BYTES_WITHOUT_GRADIENTS = 16, 8
 
 def _memory_shortage(part: Module, inputs: Mapping[str, Any]) -> str | None:
     """Say that the logits of a batch take more memory than is free; None: they do not, or that is not known."""
-    config = getattr(part, "config", None)
+    config: Any = getattr(part, "config", None)
     vocabulary = getattr(config.get_text_config(), "vocab_size", 0) if hasattr(config, "get_text_config") else 0
     tokens, parameter = tokens_of(inputs), next(part.parameters(), None)
     if not vocabulary or parameter is None or getattr(part, "get_output_embeddings", lambda: None)() is None:

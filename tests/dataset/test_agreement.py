@@ -93,7 +93,7 @@ def by_hand(first: Path, second: Path) -> None:
 
 DOORS = [by_order, by_metadataset, by_hand]
 #: the file, the setting and its other value; and how it is named
-SETTINGS = [
+SETTINGS: list[tuple[str, dict[str, Any], str]] = [
     (
         IMAGES,
         {"image_mean": [0.5, 0.5, 0.5]},

@@ -94,10 +94,9 @@ def test_pixels_are_those_of_the_packing_or_refused(
 
 
 def _assert_same(made: "np.lib.npyio.NpzFile", dataset: Path) -> None:
+    packs = PackedDataset(dataset)
     here = {
-        f"{n} {name}": value.numpy()
-        for n, one in enumerate(PackedDataset(dataset))
-        for name, value in one.media.items()
+        f"{number} {name}": value.numpy() for number in range(len(packs)) for name, value in packs[number].media.items()
     }
     assert here.keys() == {*made}
     for name, value in here.items():

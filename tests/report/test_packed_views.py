@@ -251,8 +251,13 @@ def test_a_picture_on_several_tiles_is_decoded_once_and_made_small_first(
     file, sizes = io.BytesIO(), list[tuple[int, int]]()
     Image.new("RGB", (2000, 1500), (0, 90, 90)).convert("L" if mode == "I;16" else mode).convert(mode).save(file, "PNG")
     convert = Image.Image.convert
+
+    def convert_seen(image: Image.Image, *mode: Any) -> Image.Image:
+        sizes.append(image.size)
+        return convert(image, *mode)
+
     with monkeypatch.context() as patch:
-        patch.setattr(Image.Image, "convert", lambda image, *mode: sizes.append(image.size) or convert(image, *mode))
+        patch.setattr(Image.Image, "convert", convert_seen)
         first, second = (thumbnail(file.getvalue(), "image") for _ in range(2))
     assert first is second
     assert sizes.count((2000, 1500)) == (mode == "I;16")

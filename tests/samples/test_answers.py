@@ -19,7 +19,8 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import Columns, ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.labels import turn_weights
-from energon_pack.templates.settings import Empty, Expand, Labels, TrainOn, Untrained, labels_identity
+from energon_pack.templates.recorded_labels import labels_identity
+from energon_pack.templates.settings import Empty, Expand, Labels, TrainOn, Untrained
 from support.packed import json_lines
 
 CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}

@@ -85,7 +85,7 @@ def test_a_file_that_a_call_names_is_no_medium_of_the_sample() -> None:
 def test_a_sample_reports_its_first_unknown_keys() -> None:
     """Names of people as keys would fill the report."""
     row, names = LengthsRow("a", "", 0, 0, [], [], None, 0, 0, 0), [f"key {number}" for number in range(100)]
-    set_warnings(row, ReadSample(b"", [], [], None, {}, [], [], [], False, [], unknown=names))
+    set_warnings(row, ReadSample(b"", [], [], None, {}, [], [], [], False, [], unknown=names), ReadSettings())
     assert row.unknown_keys == names[:8]
 
 

@@ -45,9 +45,10 @@ EMPTY: list[dict[str, Any]] = [
 @pytest.mark.parametrize("fields", EMPTY)
 def test_a_placeholder_whose_media_key_is_empty_is_a_lost_medium(fields: dict[str, Any]) -> None:
     settings, lines = ReadSettings(), LineSettings("/")
-    for read in (lambda value: parse_line(value, lines, settings), lambda value: parse_record(value, settings)):
+    value = asked("<image>\nWhat is it?", **fields)
+    for record in (parse_line(value, lines, settings), parse_record(value, settings)):
         with pytest.raises(Skip, match=r"missing_media: <image> stands in a question, and .* is empty") as skip:
-            placed_record(read(asked("<image>\nWhat is it?", **fields)), [])
+            placed_record(record, [])
         assert (skip.value.reason, skip.value.media_type) == (Reason.MISSING_MEDIA, "image")
 
 

@@ -16,7 +16,7 @@ from energon_pack.templates.chat.renderer import Renderer
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.choose_rules import TemplateChoice
-from energon_pack.templates.settings import Empty, LabelsConfig, TrainOn
+from energon_pack.templates.settings import Empty, LabelsConfig, TemplateDrops, TrainOn
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -244,7 +244,8 @@ def test_tools_a_template_does_not_write_are_noticed(source: str, roles: str, ex
     names = {"s": "system", "u": "user", "a": "assistant"}
     messages = [{"role": names[role], "content": "b"} for role in roles]
     tools = [{"type": "function", "function": {"name": name}} for name in "fg"]
-    assert leaves_out_tools(ChatTemplate(source, {}, SPECIAL).renderer, messages, tools) is expected
+    renderer = ChatTemplate(source, {}, SPECIAL).renderer
+    assert leaves_out_tools(renderer, messages, tools, TemplateDrops.skip) is expected
 
 
 def test_a_system_turn_that_a_template_drops_costs_the_sample() -> None:

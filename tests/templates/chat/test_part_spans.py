@@ -42,7 +42,7 @@ AS_LIST = (  # Mistral's: one JSON list of all calls
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 STRIPS = QWEN3.replace("{{ m.content }}", "{{ m.content[:3] if m.role == 'assistant' else m.content }}")
-UNTRAINED = {"loss": False}
+UNTRAINED: dict[str, Any] = {"loss": False}
 
 
 def said(text: str = "I look.", **more: Any) -> Message:

@@ -125,7 +125,7 @@ def test_a_blank_thought_is_another_form_of_a_turn() -> None:
     question, template = {"role": "user", "content": "a"}, ChatTemplate(source, {}, SPECIAL)
     for thought, expected in (("hm", "<say>hm</say>"), (None, ""), ("", "<say></say>")):
         answer = {"role": "assistant", "content": "b", "reasoning_content": thought}
-        marked, _ = template.render_marked([question, answer], [{"type": "function"}])
+        marked, _, _ = template.render_marked([question, answer], [{"type": "function"}])
         answered = f"<begin>assistant{OPEN}{expected}{'<begin>assistant' if expected else ''}<say>b<end>{CLOSE}"
         assert marked.endswith(answered), thought
 

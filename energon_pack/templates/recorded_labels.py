@@ -1,0 +1,38 @@
+"""The settings of `labels` as caches and datasets record them: without later ones that have their defaults."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from energon_pack.run.plain_data import node_of, plain
+from energon_pack.templates.settings import FINAL_END_AUTO, FINAL_END_NONE, Labels
+
+#: settings of `labels` of later versions, with their defaults
+_LATER_LABELS = {
+    "untrained": "drop",
+    "cut_end": True,
+    "empty": "drop",
+    "template_drops": "skip",
+    "final_end": FINAL_END_AUTO,
+}
+
+
+def labels_identity(labels: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of `labels`, as JSON, without those of later versions that have their defaults.
+
+    Caches and datasets from before these settings stay valid so.
+    """
+    return {name: value for name, value in labels.items() if value != _LATER_LABELS.get(name, ...)}
+
+
+def recorded_labels(labels: Labels, final_ends: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of `labels` as caches and datasets record them.
+
+    `final_end` is left out where no token is added: by `auto`, and by all that was packed before this setting existed.
+    """
+    values = labels_identity(plain(labels))
+    return {**values, "final_end": labels.final_end} if final_ends else values
+
+
+def labels_of_record(values: Mapping[str, Any]) -> Labels:
+    """Return the settings that `recorded_labels` made values of."""
+    return node_of(Labels, {"final_end": FINAL_END_NONE, **values})
