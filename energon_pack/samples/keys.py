@@ -156,7 +156,7 @@ _FOREIGN_KEYS: tuple[Mapping[str, _ForeignKey], ...] = (
     },
     {
         key: _ForeignKey("a weight of a call: a turn has one", (None, 0 if key in MASK_KEYS else 1))
-        for key in TURN_WEIGHT_KEYS
+        for key in sorted(TURN_WEIGHT_KEYS)
     },
 )
 _KNOWN_KEYS = tuple(read.union(harmless) for read, harmless in zip(_READ_KEYS, _HARMLESS_KEYS, strict=True))

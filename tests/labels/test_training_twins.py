@@ -61,12 +61,12 @@ def differences(base: str, templates: Path, folder: Path) -> Iterator[tuple[str,
             continue
         arguments: dict[str, Any] = {"tools": sample.tools, "chat_template": twin, **variables}
         try:
-            texts, spans = render_jinja_template(
+            written: Any = render_jinja_template(
                 [ours.messages(sample)], return_assistant_tokens_mask=True, **arguments
             )
         except Exception:  # a template is a program: some refuse keys whose value is None
             continue
-        text, blocks = str(texts[0]), spans[0]
+        ([text], [blocks]) = written
         trained, theirs = (
             _inside(spans, len(whole)) for spans, whole in ((rendered.spans, rendered.text), (blocks, text))
         )

@@ -3,6 +3,7 @@
 import os
 import tarfile
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
