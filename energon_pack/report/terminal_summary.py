@@ -120,13 +120,21 @@ def expanded_line(expanded: Mapping[str, Any], is_shared: bool = False) -> str:
     return f"labels.expand={expanded['how']}: {became}, {times:.2f} times the tokens{shared}"
 
 
+#: the setting that helps, where a note is a loss
+_CURES = {
+    "reasoning_left_out": "labels.expand=turns trains thoughts of earlier answers",
+    "words_left_out": "labels.template_drops=skip leaves these samples out",
+}
+
+
 def note_lines(
     notes: Mapping[str, int], image_modes: Mapping[str, Mapping[str, Any]], unknown_keys: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield a line for each thing that the authors of samples may not have meant; arguments as in `Report`."""
     for note, number in notes.items():
         if number:
-            yield f"noted: {amount(number, 'sample')} with {note.replace('_', ' ')}"
+            cure = f" ({_CURES[note]})" if note in _CURES else ""
+            yield f"noted: {amount(number, 'sample')} with {note.replace('_', ' ')}{cure}"
     for mode, of_mode in image_modes.items():
         samples = f"{amount(of_mode['samples'], 'sample')} with images of mode {mode}, as {of_mode['example']}"
         yield f"noted: {samples}: {LOST_BITS}"
