@@ -7,6 +7,7 @@ video has such packets, all videos of its source file are measured again, by dec
 import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from energon_pack.errors import amount
 from energon_pack.lengths.audit import DrawnRows, draw, result_file
@@ -44,11 +45,11 @@ def with_decoded_videos(
         share: of the samples, 0 to 1, drawn as the audit draws them.
     """
     kept = result_file("videos", measured, method, share, seed)
-    if not kept.exists():
+    found = _read_counts(kept)
+    if found is None:
         drawn = filter(None, map(_with_video, draw(measured, share, seed)))
-        of_jobs = run.executor.map(_other_counts, drawn)
-        write_whole(kept, json.dumps([asdict(one) for of_job in of_jobs for one in of_job]).encode())
-    found = [_OtherCount(**one) for one in json.loads(kept.read_bytes())]
+        found = [one for of_job in run.executor.map(_other_counts, drawn) for one in of_job]
+        write_whole(kept, json.dumps(list(map(asdict, found))).encode())
     if not found:
         return measured
     numbers = sorted({one.shard for one in found})
@@ -60,6 +61,14 @@ def with_decoded_videos(
     indexed = [replace(measured[n].indexed, shard=replace(measured[n].shard, decodes_videos=True)) for n in numbers]
     decoded = dict(zip(numbers, measure_shards(indexed, method, run), strict=True))
     return [decoded.get(number, item) for number, item in enumerate(measured)]
+
+
+def _read_counts(kept: Path) -> list[_OtherCount] | None:
+    """Read what an earlier run found; None: there is no such file, or it was cut short."""
+    try:
+        return [_OtherCount(**one) for one in json.loads(kept.read_bytes())]
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def _with_video(drawn: DrawnRows) -> DrawnRows | None:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from energon_pack.samples.documents import DOCUMENT
 from energon_pack.samples.media.kinds import IMAGE, KINDS, MEDIA_KEYS, VIDEO
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import ReadSettings, UnreadMedia
@@ -52,7 +53,7 @@ def kinds_in_vain(messages: Sequence[Message], kinds: Collection[str]) -> list[s
     """Return the kinds of placeholders in questions of which the sample has no medium. `kinds`: those of its media."""
     asked: set[str] = set()
     for message in messages:
-        if message["role"] == "assistant":
+        if message["role"] in ("assistant", DOCUMENT):
             continue
         content = message["content"]
         for text in (content,) if isinstance(content, str) else (part.get("text", "") for part in content):

@@ -3,11 +3,12 @@
 It is the last net below every rule of a family: a test that can't fail would make it worthless.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +38,6 @@ from energon_pack.run.progress import Progress
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.processor import prepare_template
-from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from support.finding import find_shards
 from support.models import of_model
@@ -107,13 +107,13 @@ def test_other_features_than_tokens_that_wait_are_noticed(
     measured: tuple[list[MeasuredShard], Method], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training would compare the processor's features with a number that nobody has compared."""
-    made = Template.member_tokens
+    made = Template.tokens_of
 
-    def wrong(template: Template, samples: Sequence[Sample], engine: str) -> list[MemberTokens]:
-        each = made(template, samples, engine)
+    def wrong(template: Template, *rendered: Any) -> list[MemberTokens]:
+        each = made(template, *rendered)
         return [replace(m, media=[replace(x, num_features=x.num_features + 1) for x in m.media]) for m in each]
 
-    monkeypatch.setattr(Template, "member_tokens", wrong)
+    monkeypatch.setattr(Template, "tokens_of", wrong)
     assert "features of media, and" in audit(job_of(*measured)).difference
 
 
@@ -172,7 +172,7 @@ def test_what_one_process_can_not_do_is_dealt(
         dealt = start(shards, method, 0.05, 0, run)
         assert (len(whole.other_jobs), len(dealt.other_jobs)) == (0, 2)
         assert finish(dealt, run) == finish(whole, run) == Audit(16, 0)
-        monkeypatch.setattr(Template, "member_tokens", lambda *_: TWO)
+        monkeypatch.setattr(Template, "tokens_of", lambda *_: TWO)
         with pytest.raises(LengthsWrong, match="other tokens: "):
             finish(dealt, run)
 

@@ -49,7 +49,7 @@ def apply_labels(
     spans = list(spans)
     turns = spans
     if labels.after_turn:
-        starts = [span.start for span in spans[1:]] + [len(text)]
+        starts = [*(span.start for span in spans[1:]), len(text)][: len(spans)]
         ends_of = [_end_with_following_text(text, span.end, turn, special) for span in spans]
         turns = spans = [
             span._replace(end=min(end, start)) for span, end, start in zip(spans, ends_of, starts, strict=True)

@@ -130,8 +130,10 @@ class Tokenizing:
             where: where the tokenizer is, for the error.
         """
         if token and token not in {added.content for added in self._tokenizer.get_added_tokens_decoder().values()}:
-            why = "has no such token" if self.token_id(token) is None else "may join it to the text before it"
-            raise PackError(f"labels.final_end={token}: the tokenizer {where} {why}; auto finds one, none adds none")
+            problem = f"labels.final_end={token}: the tokenizer {where} has no such token"
+            if self.token_id(token) is not None:
+                problem = f"labels.final_end={token}: the tokenizer {where} may join it to the text before it"
+            raise PackError(f"{problem}; auto finds one, none adds none")
 
     @property
     def vocabulary_size(self) -> int:

@@ -89,6 +89,7 @@ def test_the_end_of_a_turn() -> None:
     assert trained(CHATML, answers, LabelsConfig(end_of_turn=False)) == ["b", "d "]
     assert trained(CHATML, answers, LabelsConfig(after_turn=True)) == ["b<|im_end|>\n", "d <|im_end|>\n"]
     assert trained(CHATML + "<|all|>", answers, LabelsConfig(after_turn=True))[-1] == "d <|im_end|>\n<|all|>"
+    assert trained(CHATML, turns({"content": "b", "loss": False}), LabelsConfig(after_turn=True)) == []
 
 
 def test_the_text_around_answers_has_a_weight() -> None:
