@@ -3,7 +3,8 @@
     python -m energon_pack.recipes tiny PROCESSOR FOLDER
 
 The config is the one beside the processor, or the default of the processor's class, with two layers of width 64 and the
-ids of the processor's special tokens, in float32. FOLDER gets it, its weights, and the files of the processor as they are.
+ids of the processor's special tokens, in float32. FOLDER gets it, its weights, and the files of the processor as they
+are.
 """
 
 import argparse
