@@ -3,7 +3,8 @@
     python -m energon_pack.recipes tiny PROCESSOR FOLDER
 
 The config is the one beside the processor, or the default of the processor's class, with two layers of width 64 and the
-ids of the processor's special tokens. FOLDER gets it, its weights, and the files of the processor as they are.
+ids of the processor's special tokens, in float32. FOLDER gets it, its weights, and the files of the processor as they
+are.
 """
 
 import argparse
@@ -64,7 +65,7 @@ def tiny_folder(processor: str, folder: str) -> Path:
     if auto is None:
         raise SystemExit(f"{source}: no class of transformers trains a {config.model_type}")
     torch.manual_seed(0)
-    model = auto.from_config(config)
+    model = auto.from_config(config, dtype=torch.float32)  # a CPU takes minutes for a step in bfloat16
     _try(model, loaded)
     model.save_pretrained(made)
     for file in source.iterdir():

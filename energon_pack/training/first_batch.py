@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 
-from energon_pack.errors import format_bytes
 from energon_pack.training.comparison import RunOptions, compare
 from energon_pack.training.expert_routing import has_experts
 from energon_pack.training.finding import Finding, max_difference, token_variation
@@ -30,7 +29,7 @@ from energon_pack.training.model_trial import (
     run_changes,
 )
 from energon_pack.training.model_wrappers import class_of
-from energon_pack.training.recording import free_bytes, run_and_record, tokens_of
+from energon_pack.training.recording import run_and_record
 from energon_pack.training.restored_model import (
     forward_suspended,
     full_precision,
@@ -39,6 +38,8 @@ from energon_pack.training.restored_model import (
     without_dropout,
 )
 from energon_pack.training.trial_inputs import MemberSpan, Probe, RunInputs, TrialInputs, flag_inputs, without_loss
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -103,33 +104,6 @@ def _outputs_are_random(pending: PendingForward, alone: Mapping[str, Any]) -> bo
     return max(other_seeds) > 3 * same + 1e-6 * token_variation(first)
 
 
-#: bytes for each logit of a step: the logits, and in float32 their softmax and both gradients; without gradients
-_LOGIT_BYTES, _LOGIT_BYTES_WITHOUT_GRADIENTS = 16, 8
-
-
-def _memory_shortage(part: Module, inputs: Mapping[str, Any]) -> str | None:
-    """Say that the logits of a batch take more memory than is free; None: they do not, or that is not known."""
-    config: Any = getattr(part, "config", None)
-    vocabulary = getattr(config.get_text_config(), "vocab_size", 0) if hasattr(config, "get_text_config") else 0
-    tokens, parameter = tokens_of(inputs), next(part.parameters(), None)
-    if not vocabulary or parameter is None or getattr(part, "get_output_embeddings", lambda: None)() is None:
-        return None
-    rows, width = tokens.shape[:2]
-    each = _LOGIT_BYTES if torch.is_grad_enabled() else _LOGIT_BYTES_WITHOUT_GRADIENTS
-    needed, free = rows * width * vocabulary * each, free_bytes(parameter.device)
-    if free is None or needed <= free:
-        return None
-    return (
-        f"the logits of {rows} × {width:,} tokens and {vocabulary:,} ids take about {format_bytes(needed)} with their"
-        f" loss{' and gradients' if torch.is_grad_enabled() else ''}, and {format_bytes(free)} are free on"
-        f" {parameter.device.type}, so the memory may not do: shorter packs (packing.max_token_len) or fewer of them in"
-        " a batch take less"
-    )
-
-
-_log = logging.getLogger(__name__)
-
-
 class FirstBatchTrials:
     """Tries one guarded model with the first batch of each kind, and keeps the results."""
 
@@ -181,9 +155,9 @@ class FirstBatchTrials:
         copies = {
             k: v.clone() if isinstance(v, Tensor) and k not in self._subject.media else v for k, v in inputs.items()
         }
-        if not self._is_warned_of_memory and (short := _memory_shortage(part, inputs)):
-            self._is_warned_of_memory = True
-            _log.warning("%s: %s", name, short)
+        from energon_pack.training.logit_memory import warn_of_shortage  # late: only a trial needs it
+
+        self._is_warned_of_memory = self._is_warned_of_memory or warn_of_shortage(name, part, inputs)
         edits = self._subject.changed_inputs(copies)
         edits = None if self._on_any_rank(edits is None) else edits
         place = None
@@ -224,18 +198,16 @@ class FirstBatchTrials:
 
     def _remember(self, kind: ForwardKind, has_others: bool, name: str) -> None:
         """Record a trial that passed; log it, or warn once that it proves nothing."""
-        trial = self.trials[-1]
+        trial, batch = self.trials[-1], self._subject.name
         if (known := next((one for one in self._tried_kinds if one.kind.runs_as(kind)), None)) is not None:
             known.record_trial(kind, has_others)
         else:
             self._tried_kinds = [one for one in self._tried_kinds if not kind.covers(one.kind)]
             self._tried_kinds.append(TriedKind(kind, has_others))
         if trial.is_conclusive:
-            batch = self._subject.name
             _log.info("%s keeps the members of %s apart: %s (%.2g s)", name, batch, trial, trial.seconds)
         elif not self._is_warned:
             self._is_warned = True
-            batch = self._subject.name
             _log.warning("%s is not shown to keep members apart: %s in %s", name, trial.unproven_reason, batch)
 
     def _on_any_rank(self, flag: bool) -> bool:

@@ -147,15 +147,3 @@ def hook_calls(model: Module, check_call: InputCheck) -> tuple[list[RemovableHan
             handles.append(module.register_forward_pre_hook(partial(check, names), with_kwargs=True))
             handles.append(module.register_forward_hook(leave, always_call=True))
     return handles, try_inputs
-
-
-def free_bytes(device: torch.device) -> int | None:
-    """Return how much memory is free on a device; None: it is not known."""
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + unused
-    if device.type != "cpu":
-        return None
-    import psutil  # late: only the first batch of a model needs it
-
-    return int(psutil.virtual_memory().available)

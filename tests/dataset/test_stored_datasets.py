@@ -1,5 +1,6 @@
 """Datasets on an object store: the same bytes as on disk, there whole or not at all, and read by Energon from there."""
 
+import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from energon_pack.config import PackConfig, Stage
+from energon_pack.dataset.in_store import Marker
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.run.stores import by_obstore, requests
@@ -170,6 +172,31 @@ def test_a_dataset_in_a_bucket_is_there_already_where_it_is_whole(
             pack(run)
         bucket.put(f"out/packed/{name}", whole)
     assert pack(run)["identity"] == identity
+
+
+def test_the_marker_that_a_kill_behind_publishing_left_is_removed_by_the_next_call(
+    config: Make, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`.staging/packed` stayed in the bucket for ever: "there already" never looked there."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    run = small(config, f"{bucket.address}/out", tmp_path / "cache")
+    with monkeypatch.context() as patch:
+        patch.setattr(Marker, "remove_if_own", stop)
+        with pytest.raises(KeyboardInterrupt):
+            pack(run)
+    expected, marker = bucket.files("out/packed"), "out/.staging/packed/identity"
+    left = json.loads(bucket.read(marker))
+    for of_another in ({"identity": "another"}, {"state": "writing"}):
+        bucket.put(marker, json.dumps(left | of_another).encode())
+        pack(run)
+        assert json.loads(bucket.read(marker)) == left | of_another
+    bucket.put(marker, json.dumps(left).encode())
+    pack(run)
+    assert bucket.names("out/.staging") == []
+    assert bucket.files("out/packed") == expected
 
 
 def test_nothing_is_written_into_a_source_in_a_bucket(

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import repeat
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from energon_pack.errors import format_bytes
 from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import Guard, guard
 from energon_pack.training.layout import IGNORE
+from energon_pack.training.logit_memory import free_in_groups
 from energon_pack.training.member_encoder import Encoded
 from energon_pack.training.pack_subject import probe_like_batch, write_in_place
 from support.tiny import FAMILIES, TEXT, MadeEncoder, make_batch, make_members, make_model, text_members, tf
@@ -443,7 +445,7 @@ def test_logits_that_exceed_the_free_memory_are_said_before_the_first_forward(
         before.append(len(forwards))
         return free
 
-    monkeypatch.setattr("energon_pack.training.first_batch.free_bytes", free_bytes)
+    monkeypatch.setattr("energon_pack.training.logit_memory.free_bytes", free_bytes)
     model = make_model("llama").train()
     model.lm_head.register_forward_hook(lambda *_: forwards.append(1))
     _, inputs = guarded(model)
@@ -459,3 +461,34 @@ def test_logits_that_exceed_the_free_memory_are_said_before_the_first_forward(
             f"the logits of {rows} × {width:,} tokens and {model.config.vocab_size:,} ids take about {size}" in message
         )
         assert "with their loss and gradients, and 20.0 kB are free on cpu" in message
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "free"),
+    [
+        ("0::/slurm/job_7", {"slurm/job_7/memory.max": "4000", "slurm/job_7/memory.current": "1500"}, [2600]),
+        (
+            "0::/slurm/job_7",
+            {"slurm/job_7/memory.max": "max", "slurm/memory.max": "900", "slurm/memory.current": "1000"},
+            [0],
+        ),
+        ("0::/", {"memory.max": "4000", "memory.current": "4000"}, [100]),
+        (
+            "5:cpu:/a\n4:memory:/docker/1f\n0::/",
+            {"memory/memory.limit_in_bytes": "5000", "memory/memory.usage_in_bytes": "2000"},
+            [3100],
+        ),
+        ("0::/", {}, []),
+    ],
+)
+def test_the_limit_of_a_control_group_counts_as_the_memory_that_is_free(
+    tmp_path: Path, groups: str, files: dict[str, str], free: list[int]
+) -> None:
+    """A container of 4 GB on a machine of 500 GB was killed without the warning."""
+    (tmp_path / "cgroup").write_text(groups)
+    for name, text in files.items():
+        path = tmp_path / "fs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+        (path.parent / "memory.stat").write_text("anon 1300\ninactive_file 100\n")
+    assert [*free_in_groups(tmp_path / "cgroup", tmp_path / "fs")] == free

@@ -160,7 +160,7 @@ def probe_video(file: BinaryIO, container_format: MediaFormat) -> Media:
             Reason.UNREADABLE_MEDIA, f"a video of {num_frames} frames of {width}×{height} pixels, {rate} a second"
         )
     if may_turn_pictures(file, format_name):
-        with _opened(file, "video") as container:
+        with errors_as_skip("video"), opened_container(file) as container:  # its header was read within the bound
             width, height = upright_picture(next(container.decode(shown_stream(container)))).size
     return Media("video", width, height, extension, num_frames, float(rate))
 
