@@ -34,7 +34,7 @@ from energon_pack.sources.tar import TarScan
 from energon_pack.templates.processor import load_saved_template
 from energon_pack.verify import pack_checks as checks
 from energon_pack.verify.findings import Findings, hash_of
-from energon_pack.verify.media_checks import check_checksums, check_decoding
+from energon_pack.verify.media_checks import check_checksums, check_decoding, held_media
 from energon_pack.verify.members import compare_members, is_within_shard
 
 #: How many packs, and bytes of packs, are checked together. The rows of the plan for all of them are held at once,
@@ -269,7 +269,7 @@ def _check_pack(job: VerifyJob, pack: Pack, members: list[PlanRow] | None, findi
 
 def _check_sums(file: Bytes, pack: Pack, sums: MediaSums | None, shard: VerifiedShard) -> None:
     """Compare the media that a pack holds with their checksums; count those that have none."""
-    number = 0 if pack.references else len(pack.own_part_names)
+    number = len(held_media(pack))
     expected = None if sums is None else sums.of_pack(pack.files.key)
     if expected is None:
         shard.num_without_sum += number
