@@ -3,13 +3,14 @@
 PREFIX/.staging/NAME/identity     the marker, {"identity": …, "run": …, "state": …}: names the run that writes the
                                   shards; removed when the dataset is published
 PREFIX/.staging/NAME/.nv-meta/    metadata that names the shards where they are, for the check through Energon
-PREFIX/.staging/NAME/<identity>/  the checksums of the media of each shard, written before its .tar.idx
+PREFIX/.staging/NAME/<identity>/  checksums of the media of each shard, written between the shard and its .tar.idx
 PREFIX/NAME/packed-000000.tar     each shard as it is written, followed by its .tar.idx
 PREFIX/NAME/.nv-meta/             written after all others, dataset.yaml last: without it, nobody reads the dataset
 
 Before a run changes the dataset, it has to win a conditional write of the marker, and it reads the marker before each
-further request. One gap remains: a run that is paused between reading the marker and its request still sends that one
-request when it resumes. If the other run has the same identity, a shard uploaded then has the same bytes.
+further request, but that for checksums, whose names no run of another identity reads. One gap remains: a run that is
+paused between reading the marker and its request still sends that one request when it resumes. If the other run has the
+same identity, a shard uploaded then has the same bytes.
 
 A run of the same identity continues from the shards that are there; a run of another identity needs
 output.overwrite=true if there are shards.
@@ -273,8 +274,8 @@ def upload_shard(folder: str, identity: str | None, job: ShardJob) -> WrittenSha
         marker.refuse_other_identity(identity or job.identity)
         stores.put_file(address, path)
         size = path.stat().st_size
+    stores.put(sums_address, written.media_sums)  # its name is of this identity: no other run reads it
     marker.refuse_other_identity(identity or job.identity)
-    stores.put(sums_address, written.media_sums)
     stores.put(f"{address}.idx", written.index)
     return shard_figures(job, table, num_packs, size, written.media_sums, was_there=False)
 
