@@ -33,7 +33,7 @@ class TimedChecksum:
 
 def main() -> None:
     timed, shares = TimedChecksum(), []
-    tar_writer.crc32 = timed  # type: ignore[assignment]
+    tar_writer.crc32 = timed  # type: ignore[assignment, attr-defined]
     writer.NUM_SAMPLES, writer.NUM_SOURCE_SHARDS = 6_000, 12
     with tempfile.TemporaryDirectory() as temporary, LocalExecutor(1) as executor:
         source, plan = Path(temporary, "source"), Path(temporary, "plan.parquet")

@@ -21,6 +21,7 @@ from energon_pack.dataset.pack_files import PackFiles
 from energon_pack.dataset.pack_json import Pack
 from energon_pack.errors import PackError, printable, quote
 from energon_pack.samples.sample import Part
+from energon_pack.verify import media_checks
 from energon_pack.verify import shard_checks as shard
 from energon_pack.verify.command import Options, main, verify
 from energon_pack.verify.findings import CHECKS, Findings
@@ -180,9 +181,9 @@ def test_a_video_with_fewer_frames_than_its_header_says(monkeypatch: pytest.Monk
     data = film()
     file: Any = SimpleNamespace(read=lambda offset, size: data[offset : offset + size])
     part = Part("s000.v00.mp4", 0, len(data))
-    assert list(shard._check_decoding(file, part)) == []
+    assert list(media_checks.check_decoding(file, part)) == []
     monkeypatch.setattr(shard, "frame_times", lambda _: [0.0] * 11)
-    assert list(shard._check_decoding(file, part)) == ["s000.v00.mp4: 11 frames decode, its header says 12"]
+    assert list(media_checks.check_decoding(file, part)) == ["s000.v00.mp4: 11 frames decode, its header says 12"]
 
 
 def test_text_in_the_plan_may_be_none(copy: Path) -> None:
