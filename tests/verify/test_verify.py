@@ -22,7 +22,6 @@ from energon_pack.dataset.pack_json import Pack
 from energon_pack.errors import PackError, printable, quote
 from energon_pack.samples.sample import Part
 from energon_pack.verify import media_checks
-from energon_pack.verify import shard_checks as shard
 from energon_pack.verify.command import Options, main, verify
 from energon_pack.verify.findings import CHECKS, Findings
 from energon_pack.verify.pack_checks import check_capacity
@@ -158,7 +157,8 @@ def test_any_json_is_survived(copy: Path, demo: tuple[Path, Path], seed: int) ->
     try:
         defects = found(copy, decode=True, source=[], processor=str(demo[1]))
     except PackError as error:  # the very setting that names the source is spoilt
-        assert "does not say how the source was read" in str(error)
+        if "does not say how the source was read" not in str(error):
+            raise
         defects = found(copy, decode=True)
     assert defects.num_defects.total() > 5
     assert printable(lines(defects).replace("\n", " ")).isprintable()
