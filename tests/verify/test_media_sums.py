@@ -19,10 +19,11 @@ from energon_pack.pack import pack
 from energon_pack.verify.command import main
 from support.damage import found, lines, read_shard
 from support.packed import Make, files, packed
+from support.running import ROOT
 from support.samples import chat, picture, write_tar
 from support.stores import Bucket
 
-KEPT = Path(__file__).parents[1] / "dataset" / "kept"
+KEPT = ROOT / "tests/dataset/kept"
 
 
 @pytest.fixture
