@@ -24,10 +24,11 @@ from pathlib import Path
 
 from energon_pack.dataset import staging_files
 from energon_pack.dataset.destination import PlanMissing, another_run_error, refuse_unwritable_folder
+from energon_pack.dataset.done_shards import is_shard_done
 from energon_pack.dataset.files import PAGE
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.publish_limits import ledger_beside, page_beside
-from energon_pack.dataset.shards import DONE_SUFFIX, ShardJob, WrittenShard, is_shard_done, parts_folder, write_shard
+from energon_pack.dataset.shards import ShardJob, WrittenShard, parts_folder, write_shard
 from energon_pack.errors import PackError, format_bytes
 from energon_pack.run.address import local_paths
 from energon_pack.run.files import META_FOLDER, sync_file_system
@@ -224,9 +225,7 @@ class DatasetInFolder:
         inode = _inode(staging)
         if inode is None or _identity_of(staging) != identity:
             raise another_run_error(self.place)
-        shutil.rmtree(staging / staging_files.JOBS_FOLDER, ignore_errors=True)
-        for path in (staging / staging_files.IDENTITY_FILE, *staging.glob(f"*{DONE_SUFFIX}")):
-            path.unlink()
+        staging_files.remove_marks(staging)
         old = self._folder / f"{inode}{_OLD_SUFFIX}"
         self._move_old_away(old)
         try:

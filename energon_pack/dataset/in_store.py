@@ -3,12 +3,14 @@
 PREFIX/.staging/NAME/identity     the marker, {"identity": …, "run": …, "state": …}: names the run that writes the
                                   shards; removed when the dataset is published
 PREFIX/.staging/NAME/.nv-meta/    metadata that names the shards where they are, for the check through Energon
+PREFIX/.staging/NAME/<identity>/  checksums of the media of each shard, written between the shard and its .tar.idx
 PREFIX/NAME/packed-000000.tar     each shard as it is written, followed by its .tar.idx
 PREFIX/NAME/.nv-meta/             written after all others, dataset.yaml last: without it, nobody reads the dataset
 
 Before a run changes the dataset, it has to win a conditional write of the marker, and it reads the marker before each
-further request. One gap remains: a run that is paused between reading the marker and its request still sends that one
-request when it resumes. If the other run has the same identity, a shard uploaded then has the same bytes.
+further request, but that for checksums, whose names no run of another identity reads. One gap remains: a run that is
+paused between reading the marker and its request still sends that one request when it resumes. If the other run has the
+same identity, a shard uploaded then has the same bytes.
 
 A run of the same identity continues from the shards that are there; a run of another identity needs
 output.overwrite=true if there are shards.
@@ -83,6 +85,10 @@ class Marker:
         self._dataset = dataset
         self.folder = f"{parent(dataset)}/.staging/{dataset.rpartition('/')[2]}"
         self._address = f"{self.folder}/identity"
+
+    def sums_address(self, identity: str | None, shard: str) -> str:
+        """Return the address for the checksums of a shard's media, as a run of this identity wrote them."""
+        return f"{self.folder}/{identity}/{shard}.crc32"
 
     def read(self) -> tuple[RunNote | None, str | None]:
         """Return the note and the object's version; (None, None): there is no marker, so no unfinished run."""
@@ -258,39 +264,45 @@ def upload_shard(folder: str, identity: str | None, job: ShardJob) -> WrittenSha
     address = f"{folder}/{job.path.name}"
     num_packs = _num_packs(table)
     marker.refuse_other_identity(identity or job.identity)
-    size = _uploaded_size(address, num_packs)
-    if size is not None:
-        return shard_figures(job, table, num_packs, size, was_there=True)
+    sums_address = marker.sums_address(identity or job.identity, job.path.name)
+    if (uploaded := _uploaded_shard(address, sums_address, num_packs)) is not None:
+        return shard_figures(job, table, num_packs, *uploaded, was_there=True)
     with TemporaryDirectory(prefix="energon_pack-") as temporary:
         path = Path(temporary, job.path.name)
         with open(path, "wb", buffering=0) as file:
-            starts = write_packs(TarWriter(file.fileno()), job, table)
+            written = write_packs(TarWriter(file.fileno()), job, table)
         marker.refuse_other_identity(identity or job.identity)
         stores.put_file(address, path)
         size = path.stat().st_size
+    stores.put(sums_address, written.media_sums)  # its name is of this identity: no other run reads it
     marker.refuse_other_identity(identity or job.identity)
-    stores.put(f"{address}.idx", starts)
-    return shard_figures(job, table, num_packs, size, was_there=False)
+    stores.put(f"{address}.idx", written.index)
+    return shard_figures(job, table, num_packs, size, written.media_sums, was_there=False)
 
 
 def is_uploaded(folder: str, job: ShardJob) -> bool:
     """Say whether a run of the job's identity has uploaded this shard and its index."""
-    note, _ = Marker(folder).read()
+    marker = Marker(folder)
+    note, _ = marker.read()
     if note is None or job.identity is None or not note.may_keep_shards(job.identity):
         return False
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
-    return _uploaded_size(f"{folder}/{job.path.name}", _num_packs(table)) is not None
+    sums_address = marker.sums_address(job.identity, job.path.name)
+    return _uploaded_shard(f"{folder}/{job.path.name}", sums_address, _num_packs(table)) is not None
 
 
 def _num_packs(table: pa.Table) -> int:
     return int(pc.count_distinct(table["pack"]).as_py())
 
 
-def _uploaded_size(address: str, num_packs: int) -> int | None:
-    """Return the bytes of a shard that is uploaded, with an index of `num_packs` packs; None if it is not."""
+def _uploaded_shard(address: str, sums_address: str, num_packs: int) -> tuple[int, bytes] | None:
+    """Return the size of a shard that is uploaded, with an index of `num_packs` packs, and the checksums of its media;
+    None if it is not, or without its checksums.
+    """
     try:
         ends, size = stores.read_whole(f"{address}.idx"), stores.find(address).size
+        sums = stores.read_whole(sums_address)
     except FileNotFoundError:
         return None
     is_whole = len(ends) == 8 * (num_packs + 1) and size == tar_size(int(np.frombuffer(ends, "<u8")[-1]))
-    return size if is_whole else None
+    return (size, sums) if is_whole else None

@@ -55,6 +55,12 @@ class Pack:
             return self.flavor.parts(self.fields)
         return None
 
+    @property
+    def own_part_names(self) -> list[str]:
+        """Return the names of the parts beside the JSON and the tokens, in order; [] if they are damaged."""
+        each = zip(self.part_names or (), self.num_shared_media, strict=True)
+        return [name for names, num_shared in each for name in names[num_shared:]]
+
     @cached_property
     def media_names(self) -> list[list[str]]:
         """Return the names of each member's media: of its parts, without patch positions; [] if they are damaged."""

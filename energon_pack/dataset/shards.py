@@ -1,8 +1,8 @@
 """Write the packed shards: bytes from the source tars, in the order of the plan.
 
-One job writes one shard and its index from one row group of pack_plan.parquet. Media go from file to file inside
-the kernel where it can; the JSON of a pack is made from the JSON of its members. The bytes depend only on the plan
-and the source: they contain no time, owner or machine.
+One job writes one shard and its index from one row group of pack_plan.parquet. Media are copied; the JSON of a pack is
+made from the JSON of its members. The bytes depend only on the plan and the source: they contain no time, owner or
+machine.
 """
 
 import json
@@ -23,11 +23,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from energon_pack.dataset.done_shards import mark_done, sums_if_done
 from energon_pack.dataset.files import PlanRow
+from energon_pack.dataset.media_sums import sums_to_bytes
 from energon_pack.dataset.sources import RowsWithChecksums, Sources, tokens_of
 from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter, tar_size
 from energon_pack.lengths.kept_tokens import KeptTokens
-from energon_pack.run.files import write_whole
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor
 from energon_pack.samples.flavors.references import with_references
@@ -41,8 +42,6 @@ from energon_pack.sources.referenced_media import END_BYTES
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.shard import Shard
 
-#: extension of the file that marks a finished shard
-DONE_SUFFIX = ".done"
 _MEMBERS_AT_ONCE, _BYTES_AT_ONCE = (
     256,
     32 << 20,
@@ -92,6 +91,7 @@ class WrittenShard:
     num_bytes: int
     num_bytes_read: int
     split: str = "train"
+    media_sums: bytes = b""  # checksums of its media: see `dataset.media_sums`
     was_there: bool = False  # an earlier run wrote it
 
 
@@ -99,32 +99,37 @@ def write_shard(job: ShardJob) -> WrittenShard:
     """Write one shard, then its `.tar.idx`. A shard that a killed run finished is kept if it has the right bytes."""
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
     index = job.path.with_suffix(".tar.idx")
-    was_there = is_shard_done(job.path, job.identity) or _is_finished(job, table, index)
-    if not was_there:
-        _write_tar(job, table, index)
+    present = sums_if_done(job.path, job.identity) or _sums_if_finished(job, table, index)
+    sums = present or _write_tar(job, table, index)
     if job.identity is not None:
-        write_whole(_done_file(job.path), _done_content(job.path, job.identity))
-    return shard_figures(job, table, index.stat().st_size // 8 - 1, job.path.stat().st_size, was_there)
+        mark_done(job.path, job.identity, sums)
+    num_packs, num_bytes = index.stat().st_size // 8 - 1, job.path.stat().st_size
+    return shard_figures(job, table, num_packs, num_bytes, sums, was_there=present is not None)
 
 
-def shard_figures(job: ShardJob, table: pa.Table, num_packs: int, num_bytes: int, was_there: bool) -> WrittenShard:
+def shard_figures(
+    job: ShardJob, table: pa.Table, num_packs: int, num_bytes: int, media_sums: bytes, was_there: bool
+) -> WrittenShard:
     """Return the figures of a finished shard; `was_there`: an earlier run wrote it."""
     sizes = pc.struct_field(pc.list_flatten(table["parts"]), "size")
     if job.source_root is not None:
         sizes = pc.min_element_wise(sizes, 2 * END_BYTES)
     num_bytes_read = sum(pc.sum(column, min_count=0).as_py() for column in (table["record_size"], sizes))
-    return WrittenShard(job.path.name, num_packs, table.num_rows, num_bytes, num_bytes_read, job.split, was_there)
+    figures = num_packs, table.num_rows, num_bytes, num_bytes_read
+    return WrittenShard(job.path.name, *figures, job.split, media_sums, was_there)
 
 
-def _write_tar(job: ShardJob, table: pa.Table, index: Path) -> None:
+def _write_tar(job: ShardJob, table: pa.Table, index: Path) -> bytes:
+    """Write a shard and its index; return the checksums of its media."""
     parts = parts_folder(job.path.parent)
     parts.mkdir(exist_ok=True)
     temporary = parts / f"{job.path.name}.{uuid.uuid4().hex}"
     with open(temporary, "wb", buffering=0) as file:
-        starts = write_packs(TarWriter(file.fileno()), job, table)
+        written = write_packs(TarWriter(file.fileno()), job, table)
     _put_in_place(temporary, job.path, job.identity is not None)
-    temporary.write_bytes(starts)
+    temporary.write_bytes(written.index)
     _put_in_place(temporary, index, job.identity is not None)
+    return written.media_sums
 
 
 def _put_in_place(temporary: Path, path: Path, is_synced: bool) -> None:
@@ -135,28 +140,6 @@ def _put_in_place(temporary: Path, path: Path, is_synced: bool) -> None:
         finally:
             os.close(fd)
     os.replace(temporary, path)
-
-
-def is_shard_done(shard: Path, identity: str | None) -> bool:
-    """Say whether a process of the run with this identity wrote and synced a shard; the shard itself is not read.
-
-    `identity`: None: one process writes alone and marks no shard, so no shard counts as done.
-    """
-    try:
-        return identity is not None and _done_file(shard).read_bytes() == _done_content(shard, identity)
-    except FileNotFoundError:
-        return False
-
-
-def _done_content(shard: Path, identity: str) -> bytes:
-    """Return the content of the file beside a finished shard: the run, the shard's size, and a checksum of its index,
-    which names every pack."""
-    index = crc32(shard.with_suffix(".tar.idx").read_bytes())
-    return json.dumps({"identity": identity, "size": shard.stat().st_size, "index_crc32": index}).encode()
-
-
-def _done_file(shard: Path) -> Path:
-    return shard.with_suffix(f".tar{DONE_SUFFIX}")
 
 
 def parts_folder(staging: Path) -> Path:
@@ -174,26 +157,36 @@ def num_unfinished_bytes(staging: Path) -> int:
     return num_bytes
 
 
-def _is_finished(job: ShardJob, table: pa.Table, index: Path) -> bool:
-    """Say whether an earlier run wrote this shard, and each byte still equals what would be written now.
+def _sums_if_finished(job: ShardJob, table: pa.Table, index: Path) -> bytes | None:
+    """Return the checksums of media of a shard that an earlier run wrote; None: it wrote none, or not each byte of it
+    equals what would be written now.
 
     Shards are synced only at the end, so after a power cut a file may hold anything, and nothing else would notice a
     byte that changed between two runs.
     """
     if not (index.exists() and job.path.exists()):
-        return False
+        return None
     with open(job.path, "rb", buffering=0) as file:
         try:
-            starts = write_packs(TarComparer(file.fileno()), job, table)
+            expected = write_packs(TarComparer(file.fileno()), job, table)
         except TarDiffers:
-            return False
-    size = tar_size(int(np.frombuffer(starts, "<u8")[-1]))
-    return index.read_bytes() == starts and job.path.stat().st_size == size
+            return None
+    size = tar_size(int(np.frombuffer(expected.index, "<u8")[-1]))
+    is_same = index.read_bytes() == expected.index and job.path.stat().st_size == size
+    return expected.media_sums if is_same else None
 
 
-def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
-    """Write all packs of a shard; return its `.tar.idx`: the offset of each pack, and the end of the last (uint64)."""
+class WrittenPacks(NamedTuple):
+    """What is known of all packs of a shard once they are written."""
+
+    index: bytes  # the `.tar.idx`: the offset of each pack, and the end of the last (uint64)
+    media_sums: bytes  # see `dataset.media_sums`
+
+
+def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> WrittenPacks:
+    """Write all packs of a shard."""
     starts: list[int] = []
+    bounds: list[int] = []  # for each pack, how many media are before it
     with Sources(job.source) as sources, KeptTokens(job.tokens_folder) as kept:
         places = iter(job.token_places.tolist())
         rows = zip(rows_of(table, PlanRow), job.checksums.tolist(), strict=True)
@@ -208,12 +201,14 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
             packs = groupby(whole, key=lambda member: member.row.pack)
             for pack in [_content_of_pack(key, list(rows), job) for key, rows in packs]:
                 starts.append(tar.position)
+                bounds.append(len(tar.checksums))
                 for member, ends in zip(pack.members, put(tar, pack, sources, job.source_root), strict=True):
                     row = member.row
                     sources.refuse_changed(row, member.sample, ends[: len(row.parts)], member.checksum)
         starts.append(tar.position)
+        bounds.append(len(tar.checksums))
         tar.finish()
-    return np.array(starts, dtype="<u8").tobytes()
+    return WrittenPacks(np.array(starts, dtype="<u8").tobytes(), sums_to_bytes(bounds, tar.checksums))
 
 
 def _in_groups_of_packs(rows: Iterable[tuple[PlanRow, int]]) -> Iterator[RowsWithChecksums]:

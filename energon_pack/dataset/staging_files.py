@@ -6,8 +6,8 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
+from energon_pack.dataset.done_shards import DONE_SUFFIX
 from energon_pack.dataset.files import PLAN
-from energon_pack.dataset.shards import DONE_SUFFIX
 from energon_pack.run.files import write_whole
 
 #: folder with what `stage=write` reads beside the plan, and its file that is written last
@@ -21,6 +21,13 @@ def remove_folder(path: Path) -> None:
     with suppress(FileNotFoundError):
         os.rename(path, gone)
         shutil.rmtree(gone, ignore_errors=True)
+
+
+def remove_marks(staging: Path) -> None:
+    """Remove all that a published dataset lacks: the jobs of a plan, and the marks of the run and of its shards."""
+    shutil.rmtree(staging / JOBS_FOLDER, ignore_errors=True)
+    for path in (staging / IDENTITY_FILE, *staging.glob(f"*{DONE_SUFFIX}")):
+        path.unlink()
 
 
 def remove_all_but_shards(staging: Path, identity: str) -> None:

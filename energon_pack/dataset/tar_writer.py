@@ -1,16 +1,14 @@
 """Write a tar fast: file contents are read into one large buffer, at the places from which they are written."""
 
-import errno
 import os
 import tarfile
+from zlib import crc32
 
 from energon_pack.errors import PackError
 from energon_pack.sources.storage import File
 from energon_pack.sources.tar import BLOCK
 
 _BUFFER_BYTES = 256 << 10  # 1 MB takes twice the CPU where two threads share a second-level cache
-_CHUNK_BYTES = 1 << 20
-_NO_KERNEL_COPY_ERRORS = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM)
 
 
 def tar_size(position: int) -> int:
@@ -42,16 +40,15 @@ def tar_header(name: str, size: int) -> bytes:
 
 
 class TarWriter:
-    """Writes files into a USTAR tar with the same metadata for all: mode 0644, no owner, time 0.
-
-    Data that do not fit into the buffer are copied from file to file, inside the kernel where it can.
-    """
+    """Writes files into a USTAR tar with the same metadata for all: mode 0644, no owner, time 0."""
 
     def __init__(self, fd: int):
         self._fd = fd
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._used = 0
         self._num_written = 0
+        #: the CRC-32 of each file that was copied so far
+        self.checksums: list[int] = []
 
     @property
     def position(self) -> int:
@@ -76,9 +73,7 @@ class TarWriter:
         whole = len(header) + size + len(padding)
         if whole > _BUFFER_BYTES:
             self._put(header)
-            self._flush()
-            self._copy(source, offset, size, name)
-            self._num_written += size
+            self._put_range(source, offset, size, name)
             self._put(padding)
             first = source.read(offset, min(end, size))
             last = source.read(offset + max(0, size - end), min(end, size))
@@ -88,6 +83,7 @@ class TarWriter:
         start = self._used
         data = start + len(header)
         _read_into(source, offset - lead, self._buffer[data - lead : data + size], name)
+        self.checksums.append(crc32(self._buffer[data : data + size]))
         before = bytes(self._buffer[data - lead : data])
         ends = bytes(self._buffer[data : data + min(end, size)]) + bytes(
             self._buffer[data + max(0, size - end) : data + size]
@@ -110,6 +106,17 @@ class TarWriter:
             self._buffer[self._used : self._used + len(piece)] = piece
             self._used += len(piece)
 
+    def _put_range(self, source: File, offset: int, size: int, name: str) -> None:
+        """Add the bytes of a range that is larger than the buffer, and its checksum."""
+        checksum = 0
+        for start in range(0, size, _BUFFER_BYTES):
+            self._flush()
+            piece = self._buffer[: min(_BUFFER_BYTES, size - start)]
+            _read_into(source, offset + start, piece, name)
+            checksum = crc32(piece, checksum)
+            self._used = len(piece)
+        self.checksums.append(checksum)
+
     def _flush(self) -> None:
         self._write(self._buffer[: self._used])
         self._num_written += self._used
@@ -118,9 +125,6 @@ class TarWriter:
     def _write(self, view: memoryview) -> None:
         while view:
             view = view[os.write(self._fd, view) :]
-
-    def _copy(self, source: File, offset: int, size: int, name: str) -> None:
-        _copy(source, offset, self._fd, size, name)
 
 
 class TarDiffers(Exception):
@@ -136,41 +140,10 @@ class TarComparer(TarWriter):
         if present[:num_read] != view:
             raise TarDiffers
 
-    def _copy(self, source: File, offset: int, size: int, name: str) -> None:
-        buffer = memoryview(bytearray(_CHUNK_BYTES))
-        for start in range(0, size, _CHUNK_BYTES):
-            piece = buffer[: min(_CHUNK_BYTES, size - start)]
-            _read_into(source, offset + start, piece, name)
-            if os.pread(self._fd, len(piece), self._num_written + start) != piece:
-                raise TarDiffers
-
 
 def _read_into(source: File, offset: int, view: memoryview, name: str) -> None:
     while view:
         num_read = source.read_into(offset, view)
         if num_read == 0:
-            raise _early_end_error(name)
+            raise PackError(f"the source of {name} ends early: it changed since it was measured")
         view, offset = view[num_read:], offset + num_read
-
-
-def _early_end_error(name: str) -> PackError:
-    return PackError(f"the source of {name} ends early: it changed since it was measured")
-
-
-def _copy(source: File, offset: int, fd: int, size: int, name: str) -> None:
-    end = offset + size
-    copy_range = None if source.fd is None else getattr(os, "copy_file_range", None)
-    while offset < end:
-        if copy_range is not None:
-            try:
-                copied = copy_range(source.fd, fd, end - offset, offset_src=offset)
-            except OSError as error:
-                if error.errno not in _NO_KERNEL_COPY_ERRORS:
-                    raise
-                copy_range = None
-                continue
-        else:
-            copied = os.write(fd, source.read(offset, min(end - offset, _CHUNK_BYTES)))
-        if copied == 0:
-            raise _early_end_error(name)
-        offset += copied

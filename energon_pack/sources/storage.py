@@ -1,7 +1,7 @@
 """List the files of a source, and read their size, version and bytes, on this machine or on object stores.
 
     path ──expand, walk──► paths ──state_of──► size and version
-                              └───open_file──► File: the same, and its bytes; a descriptor where the kernel can copy
+                              └───open_file──► File: the same, and its bytes; a descriptor if it is on this machine
 
 Only this module distinguishes storages: files of this machine, objects of stores by their addresses, and values that
 are read whole. The client of stores is imported where a path is an address.
@@ -34,7 +34,7 @@ class FileState(NamedTuple):
 class File(ABC):
     """A file that is open for reading: on this machine, in memory, or on an object store."""
 
-    #: a descriptor from which the kernel can copy its bytes; None: it has none
+    #: its descriptor, if it is a file of this machine; None: it has none
     fd: int | None = None
 
     def __init__(self, state: FileState):
@@ -62,7 +62,7 @@ class File(ABC):
 
 
 class _ReadCounter:
-    """Counts the bytes that this process read itself, without those that the kernel copied."""
+    """Counts the bytes that this process read."""
 
     num_bytes = 0
 

@@ -17,6 +17,7 @@ from energon_pack.dataset.energon_check import check_readable, refuse_other_coun
 from energon_pack.dataset.files import LEDGER, PAGE, PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import HASHED_FILES, MANIFEST, PACK_SUMS_FILE, PROCESSOR_FOLDER, REPORT, hash_of
+from energon_pack.dataset.media_sums import MEDIA_SUMS_FILE, joined_sums
 from energon_pack.dataset.plan_counts import sums_of_written_plan
 from energon_pack.dataset.shards import ShardJob, WrittenShard
 from energon_pack.dataset.skipped_file import read_ledger
@@ -58,7 +59,11 @@ def write_nv_meta(run: PackRun, planned: Planned, written: list[WrittenShard], f
     _write_inputs(folder, method.template_folder)
     sums = sums_of_written_plan(PlanFile(DatasetFolder(folder)), planned.cost)
     write_whole(folder / META_FOLDER / PACK_SUMS_FILE, sums.to_bytes())
-    manifest["hashes"] = {name: hash_of((folder / META_FOLDER / name).read_bytes()) for name in HASHED_FILES}
+    media_sums = joined_sums(shard.media_sums for shard in written)
+    if media_sums is not None:
+        write_whole(folder / META_FOLDER / MEDIA_SUMS_FILE, media_sums)
+    hashed = (*HASHED_FILES, *([] if media_sums is None else [MEDIA_SUMS_FILE]))
+    manifest["hashes"] = {name: hash_of((folder / META_FOLDER / name).read_bytes()) for name in hashed}
     write_metadata(folder, written, planned.lengths.flavor, yaml, sqlite, manifest, output.sample_type)
 
 

@@ -1,8 +1,8 @@
 """Verify that a packed dataset is whole, and equals its source: `python -m energon_pack.verify DIR`
 
-Workers read every shard's headers, JSON and names in parallel. They are compared with the index, the plan, the ledger,
-the report and `.nv-meta`. `--decode` also decodes pixels, `--source` compares bytes and tokens with the
-source. No defect hides another: whatever can be checked is checked, even if the rest is
+Workers read every shard in parallel: its headers, JSON, names and tokens are compared with the index, the plan, the
+ledger, the report and `.nv-meta`, its media with their checksums. `--decode` also decodes pixels, `--source` compares
+bytes and tokens with the source. No defect hides another: whatever can be checked is checked, even if the rest is
 damaged. DIR may be an address.
 """
 
@@ -19,6 +19,7 @@ from energon_pack.config import MediaIn
 from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, has_messages, value_at
 from energon_pack.dataset.folder import DatasetFolder, packed_folder
 from energon_pack.dataset.manifest import MANIFEST, REPORT
+from energon_pack.dataset.media_sums import MEDIA_SUMS_FILE, why_unusable
 from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.errors import PackError, amount
 from energon_pack.plan.settings import Share
@@ -105,6 +106,7 @@ def _run_checks(folder: DatasetFolder, options: Options, findings: Findings) -> 
             samples = None if source is None else read_source_samples(source, read_draw_settings(stated.report), run)
             shards, ledger = verify_shards(jobs, findings, run), Ledger(folder)
             _check_dataset(stated, shards, ledger, findings)
+            _note_unsummed(stated, shards, findings)
     if samples is not None:
         _check_source_samples(stated, samples, shards, ledger, findings)
 
@@ -158,11 +160,12 @@ def _jobs(stated: Claims, source: Source | None, template_folder: str | None, op
     read, num_ids = read_settings(stated.manifest), checks.num_ids_of(stated.folder)
     if source is not None:
         read = replace(read, map=trusted_map(stated.manifest, options.map))
+    sums = [] if why_unusable(stated.folder, stated.manifest) else [f"{META_FOLDER}/{MEDIA_SUMS_FILE}"]
     media = DatasetMedia(stated.folder.path, root, whole=options.decode or source is not None)
     for name in stated.folder.shards:
         yield VerifyJob(
             name=name,
-            folder=stated.folder.with_only(name, f"{name}.idx"),
+            folder=stated.folder.with_only(name, f"{name}.idx", *sums),
             flavor=stated.flavor,
             plan=stated.plan,
             packing=packing if isinstance(packing, dict) else {},
@@ -174,6 +177,7 @@ def _jobs(stated: Claims, source: Source | None, template_folder: str | None, op
             template_folder=template_folder,
             has_messages=has_messages(stated.manifest),
             num_ids=num_ids,
+            key_prefix=str(stated.manifest.get("key_prefix")),
             split_shares=shares,
             seed=seed,
             max_defects=options.max_errors,
@@ -209,6 +213,15 @@ def _check_dataset(stated: Claims, shards: list[VerifiedShard], ledger: Ledger, 
     findings.add("ledger", LEDGER, ledger.find_defects(packed), ledger.reasons.total())
     findings.add("metadata", META_FOLDER, checks.check_metadata(folder, stated.report, manifest, shards), len(shards))
     findings.add("totals", name, check_totals(stated.report, manifest, shards, ledger))
+
+
+def _note_unsummed(stated: Claims, shards: list[VerifiedShard], findings: Findings) -> None:
+    """Add a note if packs hold media without checksums."""
+    if number := sum(shard.num_without_sum for shard in shards):
+        why = why_unusable(stated.folder, stated.manifest) or f"packs are not named as when {MEDIA_SUMS_FILE} was made"
+        findings.notes.append(
+            f"{number:,} media are not compared with a checksum: {why}; --source compares them with their source"
+        )
 
 
 def _check_source_samples(

@@ -13,6 +13,7 @@ from energon_pack.dataset.energon import SAMPLE_LOADER, changed_keys, dataset_ya
 from energon_pack.dataset.files import LEDGER, PAGE, PLAN, REQUIRED_FILES, PlanFile, value_at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import HASHED_FILES, MANIFEST, PACK_SUMS_FILE, PROCESSOR_FOLDER, REPORT, hash_of
+from energon_pack.dataset.media_sums import MEDIA_SUMS_FILE
 from energon_pack.dataset.pack_files import packs_in
 from energon_pack.dataset.sample_class import STACK_FLAVORS
 from energon_pack.dataset.shards import shard_name_pattern
@@ -30,7 +31,7 @@ from energon_pack.verify.shard_checks import VerifiedShard, read_packs
 
 _META_FILE_NAMES = {
     "dataset.yaml", "crude.yaml", "typed.yaml", "split.yaml", ".info.json", ".info.yaml", MANIFEST,
-    "index.sqlite", "index.uuid", SAMPLE_LOADER, INPUTS_FILE, TRIAL_FILE, PACK_SUMS_FILE,
+    "index.sqlite", "index.uuid", SAMPLE_LOADER, INPUTS_FILE, TRIAL_FILE, PACK_SUMS_FILE, MEDIA_SUMS_FILE,
 }  # fmt: skip
 INDEX_NAME = "index.sqlite"
 #: as Energon queries its index
@@ -79,8 +80,10 @@ def num_ids_of(folder: DatasetFolder) -> int | None:
 
 
 def _changed_files(folder: DatasetFolder, manifest: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the files of `.nv-meta` that training reads, and whose hashes are not those that packing wrote down."""
+    """Yield the files of `.nv-meta` that training or `verify` reads, if they have not the hashes that packing wrote."""
     expected = {name: value_at(manifest, "hashes", name) for name in HASHED_FILES}
+    if (its_hash := value_at(manifest, "hashes", MEDIA_SUMS_FILE)) or folder.has(f"{META_FOLDER}/{MEDIA_SUMS_FILE}"):
+        expected[MEDIA_SUMS_FILE] = its_hash
     expected |= {f"{PROCESSOR_FOLDER}/{name}": its_hash for name, its_hash in _processor_hashes(folder).items()}
     expected |= {MANIFEST: report.get("manifest_hash")} if report else {}
     for name, its_hash in expected.items():

@@ -24,6 +24,7 @@ CHECKS = {
     "parts": "media are those that the JSON names, in its order",
     "references": "media in the source are where packs say, as they were packed",
     "tokens": "tokens are ids of the vocabulary, of the members and media that the JSON names",
+    "media": "media that packs hold are as they were packed",
     "kinds": "media are what their extension says",
     "placeholders": "placeholders match the media",
     "sums": "total_token_len is the sum of token_lens",

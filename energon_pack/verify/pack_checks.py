@@ -6,7 +6,7 @@ All of them run, whatever the earlier ones report, and they take any JSON there 
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -39,8 +39,7 @@ def check_parts(pack: Pack) -> Iterator[str]:
     yield from (f"{part.name} holds no bytes of its own" for part in pack.files.parts if part.size < 0)
     if pack.part_names is None:
         return
-    shared = pack.num_shared_media
-    expected = ["json", TOKENS_PART, *chain.from_iterable(map(lambda named, num: named[num:], pack.part_names, shared))]
+    expected = ["json", TOKENS_PART, *pack.own_part_names]
     counts, expected_counts = Counter(names), Counter(expected)
     for name in {**counts, **expected_counts}:
         if counts[name] != expected_counts[name]:
@@ -51,7 +50,7 @@ def check_parts(pack: Pack) -> Iterator[str]:
         [(kind or IMAGE.kind, name.rpartition(".")[2]) for name, kind in zip(names, kinds, strict=True)]
         for names, kinds in zip(pack.media_names, pack.media_kinds, strict=True)
     ]
-    for member, names in enumerate(pack.flavor.all_part_names(media, shared)):
+    for member, names in enumerate(pack.flavor.all_part_names(media, pack.num_shared_media)):
         in_order = zip(pack.media_names[member], pack.media_kinds[member], names, strict=True)
         for name in [name for name, kind, right in in_order if kind is None or name != right][:1]:
             yield f"member {member} has a medium named {quote(name)}: out of order, or no name of a pack's part"

@@ -1,6 +1,5 @@
 """Check one shard, in a worker: its tar, its index, each of its packs, and their members."""
 
-import io
 import warnings
 from array import array
 from collections import Counter
@@ -13,24 +12,19 @@ import numpy as np
 
 from energon_pack.dataset.files import PlanFile, PlanRow, PlanRows
 from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.media_sums import MediaSums, open_sums
 from energon_pack.dataset.pack_files import PackFiles, packs_in
 from energon_pack.dataset.pack_json import Pack, file_with_media, parse_pack, read_written_tokens
 from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.dataset.sources import Sources
-from energon_pack.errors import PackError, quote
+from energon_pack.errors import PackError
 from energon_pack.plan.splits import SPLITS, split_numbers
 from energon_pack.run.context import Run
 from energon_pack.run.stores.requests import raising_store_errors
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors import DEFAULT_FLAVOR
 from energon_pack.samples.flavors.base import PackedFlavor
-from energon_pack.samples.frame_times import load_patch_positions
-from energon_pack.samples.media.kinds import KINDS, VIDEO
-from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.streams import frame_times
-from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import TOKENS_PART, TokensDamaged
 from energon_pack.sources.other_formats import unpack_command
@@ -40,6 +34,7 @@ from energon_pack.sources.tar import TarScan
 from energon_pack.templates.processor import load_saved_template
 from energon_pack.verify import pack_checks as checks
 from energon_pack.verify.findings import Findings, hash_of
+from energon_pack.verify.media_checks import check_checksums, check_decoding, held_media
 from energon_pack.verify.members import compare_members, is_within_shard
 
 #: How many packs, and bytes of packs, are checked together. The rows of the plan for all of them are held at once,
@@ -52,7 +47,7 @@ class VerifyJob:
     """One packed shard to verify, and all that it is compared with."""
 
     name: str
-    folder: DatasetFolder  # lists this shard and its index
+    folder: DatasetFolder  # lists this shard and its index, and the checksums of media if they can be compared
     flavor: PackedFlavor
     plan: PlanFile | None  # None: it can't be read
     packing: Mapping[str, Any]
@@ -67,6 +62,7 @@ class VerifyJob:
     template_folder: str | None = None  # the template that tokenizes the source; None: nothing does
     has_messages: bool = True  # what the dataset says: the JSON of its packs holds the conversations
     num_ids: int | None = None  # of the vocabulary; None: the dataset does not say
+    key_prefix: str = ""  # of the keys of packs
 
 
 @dataclass
@@ -83,6 +79,7 @@ class VerifiedShard:
     num_tokens: int = 0
     num_supervised: int = 0
     media_types: Counter[str] = field(default_factory=Counter)
+    num_without_sum: int = 0  # media that packs hold, and that have no checksum to compare them with
     splits: set[str] = field(default_factory=set)  # the splits of its samples, by their ids
 
     def add(self, pack: Pack, members: list[PlanRow] | None, job: VerifyJob) -> None:
@@ -126,7 +123,11 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
     shard = VerifiedShard(job.name, findings)
     plan = None if job.plan is None else PlanRows(job.plan)
     try:
-        with job.folder.open(job.name) as file, Sources(job.source or {}) as sources:
+        with (
+            job.folder.open(job.name) as file,
+            Sources(job.source or {}) as sources,
+            open_sums(job.folder, job.key_prefix) as sums,
+        ):
             compressed, scan = unpack_command(file), TarScan(file)
             for group in _group_packs(packs_in(scan)):
                 shard.pack_offsets[-1:] = array("Q", [*(files.start for files in group), group[-1].end])
@@ -134,7 +135,7 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
                 plan = None if rows is None else plan
                 packs = [_comparable_members(job, (rows or {}).get(files.key, [])) for files in group]
                 for files, _ in zip(group, sources.read_ahead(packs, are_copied=True), strict=True):
-                    _verify_pack(file, files, rows, sources, job, shard)
+                    _verify_pack(file, files, rows, sources, sums, job, shard)
             findings.add("tar", job.name, _check_tar(compressed, scan, len(shard.pack_hashes)))
             findings.add("index", job.name, _check_index(job, shard), len(shard.pack_hashes))
     except OSError as error:
@@ -153,6 +154,7 @@ def _verify_pack(
     files: PackFiles,
     rows: dict[str, list[PlanRow]] | None,
     sources: Sources,
+    sums: MediaSums | None,
     job: VerifyJob,
     shard: VerifiedShard,
 ) -> None:
@@ -164,6 +166,7 @@ def _verify_pack(
     shard.add(pack, members, job)
     _check_pack(job, pack, members, findings)
     tokens = _read_tokens(file, pack, findings, where, job.num_ids)
+    _check_sums(parts, pack, sums, shard)
     _check_media(parts, job, pack, findings)
     if rows is not None:
         findings.add("plan", where, checks.check_plan(pack, members))
@@ -264,6 +267,17 @@ def _check_pack(job: VerifyJob, pack: Pack, members: list[PlanRow] | None, findi
     findings.add("fingerprint", where, checks.check_fingerprint(pack, job.fingerprint))
 
 
+def _check_sums(file: Bytes, pack: Pack, sums: MediaSums | None, shard: VerifiedShard) -> None:
+    """Compare the media that a pack holds with their checksums; count those that have none."""
+    number = len(held_media(pack))
+    expected = None if sums is None else sums.of_pack(pack.files.key)
+    if expected is None:
+        shard.num_without_sum += number
+    else:
+        where = f"{shard.name}: {pack.files.key}"
+        shard.findings.add("media", where, check_checksums(file, pack, expected), number)
+
+
 def _check_media(file: Bytes, job: VerifyJob, pack: Pack, findings: Findings) -> None:
     for part in pack.files.parts:
         where = f"{job.name}: {pack.files.key}"
@@ -280,23 +294,4 @@ def _check_media(file: Bytes, job: VerifyJob, pack: Pack, findings: Findings) ->
         if job.decode:
             origin = pack.sample_of_medium(part.name)
             where += f": {origin}" * (origin is not None)
-            findings.add("decode", where, _check_decoding(file, part))
-
-
-def _check_decoding(file: Bytes, part: Part) -> Iterator[str]:
-    """Decode a medium, and yield what fails; of a video, also that it has fewer frames than its header says."""
-    try:
-        if part.name.endswith(".npy"):
-            load_patch_positions(file.read(part.offset, part.size), part.name)
-            return
-        data = file.read(part.offset, part.size)
-        medium = probe(io.BytesIO(data))
-        if medium.kind != VIDEO.kind:
-            if defect := KINDS[medium.kind].defect(data, medium):
-                yield f"{part.name}: {defect}"
-        elif (number := len(frame_times(data))) < medium.num_frames:
-            yield f"{part.name}: {number} frames decode, its header says {medium.num_frames}"
-    except Skip as skip:
-        yield f"{part.name}: {skip.detail}"
-    except Exception as error:  # damaged pixels make Pillow's plugins raise anything
-        yield f"{part.name} does not decode: {quote(str(error) or type(error).__name__)}"
+            findings.add("decode", where, check_decoding(file, part))

@@ -26,6 +26,7 @@ import pytest
 from energon_pack.dataset import in_folder, in_store
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.in_store import DatasetInStore
+from energon_pack.dataset.shards import WrittenPacks
 from energon_pack.dataset.tar_writer import tar_size
 from energon_pack.errors import PackError
 from energon_pack.run import stores
@@ -330,9 +331,9 @@ class Stored(World):
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     """In the place of S3; shards are a few bytes that say whose they are."""
 
-    def write_packs(tar: Any, job: Any, table: Any) -> bytes:
+    def write_packs(tar: Any, job: Any, table: Any) -> WrittenPacks:
         os.write(tar.fileno, job.plan.encode().ljust(tar_size(512), b"\0"))
-        return np.array([0, 512], dtype="<u8").tobytes()
+        return WrittenPacks(np.array([0, 512], dtype="<u8").tobytes(), b"sums")
 
     one_pack = SimpleNamespace(read_row_group=lambda _: pa.table({"pack": ["a"]}))
     made = Store()

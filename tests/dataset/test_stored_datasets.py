@@ -131,7 +131,7 @@ def test_the_same_at_every_write_there_is(config: Make, bucket: Bucket, tmp_path
 def test_shards_that_are_there_are_not_written_again(config: Make, bucket: Bucket, tmp_path: Path) -> None:
     """Shards of the same identity stay; all shards of another one are removed."""
     run = small(config, f"{bucket.address}/out", tmp_path / "cache")
-    failing_from(bucket, 9)  # a probe and its end, two markers, two shards and a half
+    failing_from(bucket, 11)  # a probe and its end, two markers, two shards and a third
     with pytest.raises(PackError, match="PermissionDenied"):
         pack(run)
     bucket.proxy.fault = lambda request: None

@@ -203,14 +203,24 @@ def one_image_less_in_the_text(value: dict[str, Any]) -> None:
 
 
 BYTES: dict[str, Any] = {"source": []}
+MEDIA = {"media": "has other bytes than those that were packed"}
 #: name → what is done, the options, and the checks that may say something: those with a word must, and say it
 CORRUPTIONS: dict[str, Corruption] = {
-    "a bit of an image, by its source": (change_files(flip), BYTES, {"source media": "in the source at byte"}),
-    "a bit of an image, by its pixels": (change_files(flip), {"decode": True}, {"decode": "does not decode"}),
+    "a bit of an image": (
+        change_files(flip),
+        {},
+        {"media": "s000.i01.png has other bytes than those that were packed"},
+    ),
+    "a bit of an image, by its source": (change_files(flip), BYTES, {"source media": "in the source at byte", **MEDIA}),
+    "a bit of an image, by its pixels": (
+        change_files(flip),
+        {"decode": True},
+        {"decode": "does not decode", **MEDIA},
+    ),
     "two images swapped": (
         change_files(swap),
         {},
-        {"kinds": "begins with", "plan": "bytes, in the plan"},
+        {"kinds": "begins with", "plan": "bytes, in the plan", **MEDIA},
     ),
     "a missing part": (
         change_files(lambda members, i: members.pop(i + 2)),
@@ -263,6 +273,16 @@ CORRUPTIONS: dict[str, Corruption] = {
         {"metadata": "trial.tokens is not as it was packed"},
     ),
     "other costs of packs": (last_byte(".nv-meta/packs.npy"), {}, {"metadata": "packs.npy is not as it was packed"}),
+    "other checksums of media": (
+        last_byte(".nv-meta/media.crc32"),
+        {},
+        {"metadata": "media.crc32 is not as it was packed"},
+    ),
+    "no checksums of media": (
+        lambda folder: (folder / ".nv-meta/media.crc32").unlink(),
+        {},
+        {"metadata": "media.crc32 can't be read: No such file"},
+    ),
     "tokens of another member's media": (
         change_files(change_tokens(move_a_medium)),
         {},
@@ -281,7 +301,7 @@ CORRUPTIONS: dict[str, Corruption] = {
     "another format under a name": (
         change_files(lambda members, i: members.__setitem__(i + 2, (members[i + 2][0], b"GIF89a" + b"x" * 99))),
         {},
-        {"kinds": "gif", "plan": "bytes, in the plan"},
+        {"kinds": "gif", "plan": "bytes, in the plan", **MEDIA},
     ),
     "a stale index": (stale_index, {}, {"index": "entry 1 of its .tar.idx"}),
     "no index": (

@@ -21,7 +21,7 @@ from energon_pack.dataset.pack_files import PackFiles
 from energon_pack.dataset.pack_json import Pack
 from energon_pack.errors import PackError, printable, quote
 from energon_pack.samples.sample import Part
-from energon_pack.verify import shard_checks as shard
+from energon_pack.verify import media_checks
 from energon_pack.verify.command import Options, main, verify
 from energon_pack.verify.findings import CHECKS, Findings
 from energon_pack.verify.pack_checks import check_capacity
@@ -154,7 +154,12 @@ def test_any_json_is_survived(copy: Path, demo: tuple[Path, Path], seed: int) ->
     entries = json_lines(copy / "skipped.jsonl")
     spoil(entries)
     (copy / "skipped.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    defects = found(copy, decode=True, source=[], processor=str(demo[1]))
+    try:
+        defects = found(copy, decode=True, source=[], processor=str(demo[1]))
+    except PackError as error:  # the very setting that names the source is spoilt
+        if "does not say how the source was read" not in str(error):
+            raise
+        defects = found(copy, decode=True)
     assert defects.num_defects.total() > 5
     assert printable(lines(defects).replace("\n", " ")).isprintable()
 
@@ -180,9 +185,9 @@ def test_a_video_with_fewer_frames_than_its_header_says(monkeypatch: pytest.Monk
     data = film()
     file: Any = SimpleNamespace(read=lambda offset, size: data[offset : offset + size])
     part = Part("s000.v00.mp4", 0, len(data))
-    assert list(shard._check_decoding(file, part)) == []
-    monkeypatch.setattr(shard, "frame_times", lambda _: [0.0] * 11)
-    assert list(shard._check_decoding(file, part)) == ["s000.v00.mp4: 11 frames decode, its header says 12"]
+    assert list(media_checks.check_decoding(file, part)) == []
+    monkeypatch.setattr(media_checks, "frame_times", lambda _: [0.0] * 11)
+    assert list(media_checks.check_decoding(file, part)) == ["s000.v00.mp4: 11 frames decode, its header says 12"]
 
 
 def test_text_in_the_plan_may_be_none(copy: Path) -> None:
