@@ -9,12 +9,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from energon_pack.dataset.input_rules_file import KeptInputs, chosen_inputs, kept_inputs, with_media
-from energon_pack.dataset.manifest import PROCESSOR_FOLDER, pack_folders_of, read_unchanged, refuse_other_manifests
+from energon_pack.dataset.input_rules_file import KeptInputs, chosen_inputs, kept_inputs
+from energon_pack.dataset.manifest import (
+    PACK_SUMS_FILE,
+    PROCESSOR_FOLDER,
+    PackSums,
+    pack_folders_of,
+    read_unchanged,
+    refuse_other_manifests,
+)
 from energon_pack.errors import PackError, one_line
 from energon_pack.run.plain_data import json_value
 from energon_pack.run.user_cache import version_of
 from energon_pack.samples.input_rules import InputRules
+from energon_pack.samples.media.kinds import AUDIO
 from energon_pack.templates.full_processor import full_processor, image_processor_alone, refuse_old_transformers
 from energon_pack.templates.pixels import (
     different_inputs,
@@ -55,9 +63,28 @@ def refuse_other_datasets(manifests: Mapping[str | Path, Mapping[str, Any]], fur
             )
 
 
+def with_media(every: list[KeptInputs]) -> list[KeptInputs]:
+    """Return those of some datasets that have media, if their processors may differ; all, if none has any."""
+    if len(set(map(_pixels_key, every))) == 1:
+        return every
+    return [*filter(_has_media, every)] or every[:1]
+
+
+def _pixels_key(kept: KeptInputs) -> str:
+    """Return all that a processor's pixels depend on, as a text; two texts may differ and mean the same pixels."""
+    rules = kept.rules
+    return rules.pixels or str([sorted(kept.files.items()), rules.kwargs, rules.call_settings, rules.looks])
+
+
+def _has_media(kept: KeptInputs) -> bool:
+    """Say whether a pack has media; sounds cost nothing in a vision encoder, so they count wherever they may be."""
+    sums = PackSums.read(read_unchanged(kept.dataset, PACK_SUMS_FILE))
+    return AUDIO.kind in kept.rules.media_tokens or bool(sums.vision_cost.any())
+
+
 def _difference_of_datasets(first: KeptInputs, other: KeptInputs) -> Difference | None:
     """Return the first setting, or input of made-up media, in which two datasets differ; None: there is none."""
-    if first.pixels_key != other.pixels_key:
+    if _pixels_key(first) != _pixels_key(other):
         settings = None if other.has_code else _settings(other.own_processor)
         if difference := _difference_from(first, other.rules.pixels, settings, other.own_processor.folder):
             return difference

@@ -9,15 +9,12 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from energon_pack.dataset.manifest import (
-    PACK_SUMS_FILE,
     PROCESSOR_FOLDER,
-    PackSums,
     pack_folders_of,
     processor_folder,
     read_unchanged,
@@ -28,7 +25,6 @@ from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.run.plain_data import json_value
 from energon_pack.run.user_cache import user_folder
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE, InputRules
-from energon_pack.samples.media.kinds import AUDIO
 from energon_pack.samples.tokens_part import TokensDamaged
 
 
@@ -50,18 +46,6 @@ class KeptInputs:
         """The rules with the folder of the processor's files in the dataset, which hold no code."""
         folder, kwargs = _local_processor(self.dataset, self.files), {**self.rules.kwargs, "trust_remote_code": False}
         return replace(self.rules, folder=folder, kwargs=kwargs)
-
-    @property
-    def pixels_key(self) -> str:
-        """All that its processor's pixels depend on, as a text; two texts may differ and mean the same pixels."""
-        rules = self.rules
-        return rules.pixels or str([sorted(self.files.items()), rules.kwargs, rules.call_settings, rules.looks])
-
-    @cached_property
-    def has_media(self) -> bool:
-        """Whether a pack has media; sounds cost nothing in a vision encoder, so they count wherever they may be."""
-        sums = PackSums.read(read_unchanged(self.dataset, PACK_SUMS_FILE))
-        return AUDIO.kind in self.rules.media_tokens or bool(sums.vision_cost.any())
 
 
 def read_input_rules(dataset: str | Path, processor: str | None = None) -> InputRules:
@@ -88,15 +72,12 @@ def chosen_inputs(dataset: str | Path) -> KeptInputs:
 
     Datasets without media may have another processor than those with media, whose processor is then taken.
     """
-    every = with_media([kept_inputs(folder) for folder in pack_folders_of(dataset)])
+    every = [kept_inputs(folder) for folder in pack_folders_of(dataset)]
+    if len(every) > 1:
+        from energon_pack.dataset.agreement import with_media
+
+        every = with_media(every)
     return max(every, key=lambda kept: len(kept.files))
-
-
-def with_media(every: Sequence[KeptInputs]) -> Sequence[KeptInputs]:
-    """Return those of some datasets that have media, if their processors may differ; all, if none has any."""
-    if len({kept.pixels_key for kept in every}) == 1:
-        return every
-    return [kept for kept in every if kept.has_media] or every[:1]
 
 
 def kept_inputs(folder: str | Path) -> KeptInputs:

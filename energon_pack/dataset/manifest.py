@@ -65,12 +65,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
 
 
 def refuse_other_manifests(manifests: Mapping[str | Path, Mapping[str, Any]], further: Sequence[str] = ()) -> None:
-    """Raise PackError if one training can't read packed datasets: they differ, or their format is unknown here.
-
-    Args:
-        manifests: energon_pack.json of each, by the dataset's folder.
-        further: fields that have to be alike, beside `_FIELDS_IN_COMMON`.
-    """
+    """Raise PackError if datasets (folder → energon_pack.json) differ, also in `further` fields, or can't be read."""
     for folder, manifest in manifests.items():
         if why := _why_unreadable(manifest):
             raise PackError(f"{folder}: {why}")

@@ -21,7 +21,7 @@ from energon_pack.sources.referenced_media import END_BYTES, Ends, end_ranges, e
 from energon_pack.sources.sample import read_text_only, with_headers
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import File
-from energon_pack.sources.tar import is_header_of, member_at
+from energon_pack.sources.tar_member import is_header_of, member_at
 from energon_pack.templates.processor import load_saved_template
 from energon_pack.templates.sample import Sample
 

@@ -8,9 +8,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from energon_pack.samples.hint import Hint
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import Take
-from energon_pack.samples.skip import Hint, Reason, Skip, value_of_synonyms
+from energon_pack.samples.skip import Reason, Skip, value_of_synonyms
 
 _REJECTED_KEYS = frozenset(("rejected_response", "rejected_messages", "rejected_images"))
 #: keys that say whether an answer is good: true or false, 1 or 0, or a word; any other value is a remark

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from energon_pack.errors import setting_word, without_passwords
+from energon_pack.errors import without_passwords
+
+if TYPE_CHECKING:
+    from energon_pack.samples.hint import Hint
 
 
 class Reason(str, Enum):
@@ -53,26 +56,13 @@ class Reason(str, Enum):
 NOTHING_TRAINED_DETAIL = "none of its tokens is trained"
 
 
-class Hint(NamedTuple):
-    """A value of a setting `source.*` by which a sample that is left out may be read; it is tried before it is said."""
-
-    setting: str  # without `source.`: `messages_key`, `columns.images`
-    value: str
-    effect: str  # what the setting does: `reads its turns`
-    otherwise: str = ""  # words in the hint's place where the setting does not help
-    keeps: tuple[str, ...] = ()  # names of media that are read without the setting
-
-    def __str__(self) -> str:
-        return f"{setting_word(f'source.{self.setting}', self.value)} {self.effect}"
-
-
 class Skip(Exception):
     """Raised to leave out one sample, with the reason and a detail of one line.
 
     `hint`: the hint that the detail holds as text, for whoever can try it (`sources.sample.read_sample`).
     """
 
-    def __init__(self, reason: Reason, detail: str, hint: Hint | None = None):
+    def __init__(self, reason: Reason, detail: str, hint: "Hint | None" = None):
         super().__init__(reason, detail)
         #: the sample's media type, by the part that was read
         self.media_type: str | None = None

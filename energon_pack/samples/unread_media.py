@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from energon_pack.samples.documents import is_document
+from energon_pack.samples.hint import Hint
 from energon_pack.samples.keys import CALL_PREFIX, is_known_key, is_media_key, similar_key, similar_key_hint
 from energon_pack.samples.media.kinds import KINDS, kind_by_name
 from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import MESSAGE_KEYS
-from energon_pack.samples.skip import Hint, Reason, Skip
+from energon_pack.samples.skip import Reason, Skip
 
 _MAX_NAME_CHARACTERS = 1024  # most characters of a name
 _INNER_NAME_MARK = "::"  # in the names of media inside files

@@ -16,12 +16,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError, amount
-from energon_pack.run.address import bucket_of, lies_in, local_paths
+from energon_pack.run.address import bucket_of, is_address, lies_in, local_paths
 from energon_pack.sources.media_map import absolute_places
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.other_formats import COMPRESSED_NAME, PARQUET_ADVICE, compressed_error
 from energon_pack.sources.shard import JsonlShard, Shard, TarShard
-from energon_pack.sources.storage import FileState, absolute, expand, folder_of, linked_again, state_of, walk
+from energon_pack.sources.storage import FileState, absolute, expand, folder_of, state_of, walk, walked
 
 #: the plan of a packed dataset
 _PLAN_FILE = re.compile(r"(?:^|/)pack_plan\.[^/]*$")
@@ -164,7 +164,7 @@ def find_files(form: FileFinder, path: Sequence[str]) -> Source:
         root, inside, files = expand(os.path.expanduser(entry))
         roots.append(root)
         folders += inside
-        repeated += chain.from_iterable(map(linked_again, inside))
+        repeated += chain.from_iterable(map(_linked_again, inside))
         of_entry = set[str]()  # a glob may match a folder and the files in it
         for leaf in form.files_of_entry(entry, inside, [*files, *chain.from_iterable(map(form.files_in, inside))]):
             first = leaf_of.setdefault(leaf.real_path, leaf)
@@ -273,3 +273,16 @@ def split_in_path(name: str) -> str | None:
     """Return the split that a path names last, as `train` or `validation`; None: it names none."""
     named = _SPLIT_NAME.findall(name)
     return _SPLIT_ALIAS.get(named[-1], named[-1]) if named else None
+
+
+def _linked_again(folder: str) -> list[tuple[str, str]]:
+    """Return the subfolders that are links to others of the same folder, which are walked once, and these others."""
+    if is_address(folder):
+        return []
+    links = [(here, first) for here, _, first in walked(folder) if first is not None]
+    return [(here, first) for here, first in links if not _lies_within(here, first)]
+
+
+def _lies_within(path: str, folder: str) -> bool:
+    """Tell whether a path is a link back up, to a folder that it lies in."""
+    return path.startswith(f"{folder.rstrip('/')}/")

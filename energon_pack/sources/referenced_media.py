@@ -15,7 +15,8 @@ from energon_pack.samples.parts import Reference
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.media_containers import OpenFiles, joined_name
 from energon_pack.sources.storage import File, path_in
-from energon_pack.sources.tar import BLOCK, member_at, name_and_size
+from energon_pack.sources.tar import BLOCK
+from energon_pack.sources.tar_member import member_at, name_and_size
 
 #: bytes at each end of a medium that are compared
 END_BYTES = 1024

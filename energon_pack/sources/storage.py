@@ -248,26 +248,13 @@ def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
         return store_listing.walk(folder, pattern)
     return [
         os.path.join(here, name)
-        for here, files, first in _walked(folder)
+        for here, files, first in walked(folder)
         for name in files
         if first is None and not name.startswith(".") and pattern.search(name)
     ]
 
 
-def linked_again(folder: str) -> list[tuple[str, str]]:
-    """Return the subfolders that are links to others of the same folder, which are walked once, and these others."""
-    if is_address(folder):
-        return []
-    links = [(here, first) for here, _, first in _walked(folder) if first is not None]
-    return [(here, first) for here, first in links if not _lies_within(here, first)]
-
-
-def _lies_within(path: str, folder: str) -> bool:
-    """Tell whether a path is a link back up, to a folder that it lies in."""
-    return path.startswith(f"{folder.rstrip('/')}/")
-
-
-def _walked(folder: str) -> Iterator[tuple[str, list[str], str | None]]:
+def walked(folder: str) -> Iterator[tuple[str, list[str], str | None]]:
     """Yield each subfolder with its files; a link to one that came before, with the first path of that one."""
     seen: dict[tuple[int, int], str] = {}
     for here, folders, files in os.walk(folder, followlinks=True, onerror=_raise_error):

@@ -31,10 +31,10 @@ _TYPES_WITHOUT_DATA = frozenset((b"1", b"2", b"3", b"4", b"5", b"6"))
 _FOLDER_TYPE = b"5"
 _LONG_NAME, _LONG_LINK = b"L", b"K"  # GNU
 _PAX_TYPES, _PAX_GLOBAL = frozenset((b"x", b"X")), b"g"  # X: Solaris
-_EXTENDED_TYPES = frozenset((_LONG_NAME, _LONG_LINK, *_PAX_TYPES, _PAX_GLOBAL))
-_MAX_EXTENDED_SIZE = 1 << 20
+EXTENDED_TYPES = frozenset((_LONG_NAME, _LONG_LINK, *_PAX_TYPES, _PAX_GLOBAL))
+MAX_EXTENDED_SIZE = 1 << 20
 _PAX_KEYS = frozenset((b"path", b"size", b"GNU.sparse.name"))
-_MIN_READ_BYTES, _MAX_READ_BYTES = 4 << 10, 256 << 10
+MIN_READ_BYTES, _MAX_READ_BYTES = 4 << 10, 256 << 10
 _SMALL_MEMBER_BYTES = 8 << 10  # bytes: reading such a member costs no more than a separate read of the next header
 
 
@@ -73,12 +73,12 @@ class TarScan:
         read, end, update = self.file.read, self.file.size, self.headers.update
         offset: int | None = self.start
         data = self.start  # where the last member's bytes begin
-        window, start, length = b"", 0, _MIN_READ_BYTES  # bytes read ahead, their offset, how many to ask for
+        window, start, length = b"", 0, MIN_READ_BYTES  # bytes read ahead, their offset, how many to ask for
         extended: dict[str, str] = {}  # values of extended headers for the next member
         while offset is not None:
             header = window[offset - start : offset - start + BLOCK]
             if len(header) < BLOCK:  # read on: twice as far if members are small
-                length = min(2 * length, _MAX_READ_BYTES) if offset - data <= _SMALL_MEMBER_BYTES else _MIN_READ_BYTES
+                length = min(2 * length, _MAX_READ_BYTES) if offset - data <= _SMALL_MEMBER_BYTES else MIN_READ_BYTES
                 window, start = read(offset, length), offset
                 header = window[:BLOCK]
             if len(header) < BLOCK:
@@ -91,7 +91,7 @@ class TarScan:
                 offset = self._next_archive(offset)
                 continue
             try:
-                name, size, kind = _parse_header(header)
+                name, size, kind = parse_header(header)
                 valid = size >= 0
             except ValueError:
                 valid = False
@@ -106,7 +106,7 @@ class TarScan:
             update(header)
             data = offset + BLOCK
             size = 0 if kind in _TYPES_WITHOUT_DATA else size
-            is_extended = kind in _EXTENDED_TYPES
+            is_extended = kind in EXTENDED_TYPES
             next_header = data + num_blocks_bytes(size)
             if (extended or self.global_fields) and not is_extended:
                 fields = self.global_fields | extended
@@ -114,7 +114,7 @@ class TarScan:
                 size = size if kind in _TYPES_WITHOUT_DATA else int(fields.get("size", size))
                 # a global size moves no header, as in tarfile: each member's own header has a size, too
                 next_header = data + num_blocks_bytes(size) if "size" in extended else next_header
-            if data + size > end or (is_extended and size > _MAX_EXTENDED_SIZE):
+            if data + size > end or (is_extended and size > MAX_EXTENDED_SIZE):
                 cut = None if is_extended else name
                 self.damage.append(Damage(data, f"cut {end - data} bytes into {name!r}", cut, hides_member=cut is None))
                 return
@@ -157,7 +157,7 @@ class TarScan:
         while len(header := self.file.read(offset, BLOCK)) == BLOCK:
             if header[257:262] == b"ustar":
                 with suppress(ValueError):
-                    _parse_header(header)
+                    parse_header(header)
                     return offset
             offset += BLOCK
         return None
@@ -179,61 +179,7 @@ def num_tar_bytes(sizes: Sequence[int]) -> int:
     return sum(BLOCK + num_blocks_bytes(size) for size in sizes)
 
 
-def member_at(file: Bytes, offset: int) -> tuple[str, int] | None:
-    """Return name and size of the member whose bytes begin at `offset`, by its header and the extended ones before it.
-
-    Global headers count where they stand right before it, or before the first member of the tar. None: no member
-    begins there.
-    """
-    start = offset - BLOCK
-    if start < 0:
-        return None
-    while (before := _extended_header_before(file, start)) is not None:
-        start = before
-    first = TarScan(file)
-    next(iter(first), None)
-    name, data, size = next(iter(TarScan(file, start, first.global_fields)), ("", -1, 0))
-    return (name, size) if data == offset else None
-
-
-def _extended_header_before(file: Bytes, end: int) -> int | None:
-    """Return the offset of the extended header whose content ends at `end`; None: there is none."""
-    for most in (_MIN_READ_BYTES, _MAX_EXTENDED_SIZE):  # few are longer than some blocks
-        first = max(0, end - BLOCK - most)
-        blocks = file.read(first, end - first)
-        for start in range(len(blocks) - 2 * BLOCK, -1, -BLOCK):
-            header = blocks[start : start + BLOCK]
-            if header[257:262] == b"ustar" and header[156:157] in _EXTENDED_TYPES:
-                with suppress(ValueError):
-                    if start + BLOCK + num_blocks_bytes(_parse_header(header)[1]) == len(blocks):
-                        return first + start
-    return None
-
-
-def is_header_of(header: bytes, name: str, size: int) -> bool:
-    """Say whether a block alone is the header of this member; of a name that it has no room for, it shows the size."""
-    if len(header) < BLOCK:
-        return False
-    if header.startswith(b"%b\0" % name.encode()) and header[124:136] == b"%011o\0" % size:
-        return True
-    try:
-        its_name, its_size, _ = _parse_header(header)
-    except ValueError:
-        return False
-    short = name.isascii() and len(name) <= 100
-    return 0 <= its_size == size and (not short or its_name == name)
-
-
-def name_and_size(header: bytes) -> tuple[str, int] | None:
-    """Return name and size of the member that a header block describes; None: it is no header. Long names are cut."""
-    try:
-        name, size, _ = _parse_header(header)
-    except (ValueError, struct.error):
-        return None
-    return name, size
-
-
-def _parse_header(header: bytes) -> tuple[str, int, bytes]:
+def parse_header(header: bytes) -> tuple[str, int, bytes]:
     """Return name, size and type flag of a header; an unreadable size is below zero. ValueError: a wrong checksum."""
     name, digits, checksum, kind = _unpack_header(header)
     if adler32(header) & 0xFFFF != _adler32_low(checksum):

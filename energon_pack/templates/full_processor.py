@@ -13,7 +13,6 @@ from typing import Any, Protocol
 from energon_pack.errors import PackError
 from energon_pack.run.heavy_imports import importing
 from energon_pack.run.user_cache import version_of
-from energon_pack.samples.media.kinds import KINDS
 from energon_pack.templates.folder import PROCESSOR_FILES, files_state, first_setting, has_media_parts
 
 
@@ -109,13 +108,6 @@ def image_processor_alone(processor: ProcessorSource) -> Any:
 
     with quiet_transformers():
         return AutoImageProcessor.from_pretrained(processor.folder, backend="pil", **processor.kwargs)
-
-
-def processor_part(processor: Any, kind: str) -> Any:
-    """Return the part of a processor for a kind of media, such as the image processor; None: it has no such part."""
-    medium = KINDS[kind]
-    held = (getattr(processor, name, None) for name in medium.parts)
-    return next((part for part in held if part is not None and medium.is_part(part)), None)
 
 
 def model_classes_of(folder: Path) -> Iterator[Any]:

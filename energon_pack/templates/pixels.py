@@ -23,7 +23,8 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import apply_medium_steps, make_clip, media_inputs
 from energon_pack.samples.tokens import SeenMedium
-from energon_pack.templates.full_processor import processor_part, quiet_transformers
+from energon_pack.templates.full_processor import quiet_transformers
+from energon_pack.templates.processor_part import processor_part
 
 Array = npt.NDArray[Any]
 

@@ -7,7 +7,6 @@ writes it anew.
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +15,10 @@ import torch
 from energon_pack import PackedDataset, PackedTaskEncoder, weighted_loss
 from support.alone import demo_model
 from support.packed import train
-from support.running import need_torchvision
+from support.running import ROOT, need_torchvision
 
-_KEPT = Path(__file__).parent / "kept"
-_EXPECTED = Path(__file__).parent / "kept" / "expected.json"
+_KEPT = ROOT / "tests" / "dataset" / "kept"
+_EXPECTED = _KEPT / "expected.json"
 _NAMES = ("images", "texts", "trees")
 #: one step of a pixel of 8 bits, in the units of the demo's image processor
 _PIXEL_STEP = 1 / 255 / 0.26

@@ -15,7 +15,8 @@ from energon_pack.errors import PackError
 from energon_pack.samples.parts import Reference
 from energon_pack.sources.referenced_media import SourceMedia
 from energon_pack.sources.storage import open_file
-from energon_pack.sources.tar import TarScan, member_at
+from energon_pack.sources.tar import TarScan
+from energon_pack.sources.tar_member import member_at
 from support.damage import found
 from support.packed import Make, packed, samples, train
 from support.samples import chat, picture, write_tar

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.dialects.pairs import question_and_answer_turns, turn, turns_of_prompts_and_captions
 from energon_pack.samples.documents import document_of, text_without_chat
+from energon_pack.samples.hint import Hint
 from energon_pack.samples.sample import MESSAGE_KEYS, Message
 from energon_pack.samples.settings import ReadSettings, SampleType
-from energon_pack.samples.skip import Hint, Reason, Skip
+from energon_pack.samples.skip import Reason, Skip
 
 #: fields that hold ordinary turns, or pairs, under other names than `messages`
 TURN_FIELDS = ("conversation", "dialog", "dialogue", "turns")

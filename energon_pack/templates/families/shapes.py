@@ -21,7 +21,8 @@ from energon_pack.templates.families.asked_processor import ProcessorProbe
 from energon_pack.templates.families.rules import FRAME_KEYS, FrameSampling, MediaRules, ProcessorSettings
 from energon_pack.templates.families.sound_steps import StepCache
 from energon_pack.templates.families.stand_ins import BlankMedia, ShapeOnlyMedia
-from energon_pack.templates.full_processor import full_processor, processor_part, quiet_transformers
+from energon_pack.templates.full_processor import full_processor, quiet_transformers
+from energon_pack.templates.processor_part import processor_part
 
 _MAX_CACHED_ANSWERS = 100_000  # lists of sizes whose answers are kept
 _NUM_COMPARED_MEDIA = 32  # media in one call
