@@ -3,14 +3,11 @@
 import difflib
 import os
 import re
-import shlex
 from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
 _MAX_VALUE_CHARS = 80  # characters of a value
-#: what Hydra's grammar takes without quotes
-_PLAIN_VALUE = re.compile(r"[A-Za-z0-9_./+@%?|*:-]+")
 _NAME_AND_PASSWORD = re.compile(r"(?<=://)[^\s/'\"]*:[^\s/'\"]*(?=@)")
 
 
@@ -48,14 +45,6 @@ def quote(value: Any) -> str:
     """Return a value as text for an error, about `_MAX_VALUE_CHARS` characters; for a list or dict only its size."""
     text = repr(value) if not isinstance(value, (list, dict)) else f"{type(value).__name__} of {len(value)}"
     return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}…"
-
-
-def setting_word(setting: str, value: str) -> str:
-    """Write a setting as one word for a shell, its value in quotes where Hydra needs them: `source.path=/data`."""
-    if value == "null" or not _PLAIN_VALUE.fullmatch(value):
-        escaped = re.sub(r'(\\*)("|$)', lambda match: match[1] * 2 + '\\"' * bool(match[2]), value)
-        value = f'"{escaped}"'
-    return shlex.quote(f"{setting}={value}")
 
 
 def one_line(error: Exception, most: int = 200) -> str:

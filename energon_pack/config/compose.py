@@ -13,8 +13,9 @@ from omegaconf.errors import OmegaConfBaseException
 from energon_pack.config import PackConfig, conf_dir
 from energon_pack.config.hydra_start import hydra_set_aside
 from energon_pack.config.validate import nearest_key, nearest_name, to_config
-from energon_pack.errors import PackError, setting_word
+from energon_pack.errors import PackError
 from energon_pack.run.command import TOOLS
+from energon_pack.samples.hint import setting_word
 
 _DATA_SUFFIXES = (".tar", ".jsonl", ".json", ".parquet", ".yaml", ".lmdb")
 _LIST_KEYS = ("source.path", "report.lens")  # settings that are lists, and may be given as a single value

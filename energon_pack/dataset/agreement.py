@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from energon_pack.dataset.input_rules_file import KeptInputs, chosen_inputs, kept_inputs
+from energon_pack.dataset.kept_inputs import KeptInputs, kept_inputs
 from energon_pack.dataset.manifest import (
     PACK_SUMS_FILE,
     PROCESSOR_FOLDER,
@@ -61,6 +61,15 @@ def refuse_other_datasets(manifests: Mapping[str | Path, Mapping[str, Any]], fur
                 f"{first.dataset} and {other.dataset} make other pixels of media: {name} is {values[0]} in the first,"
                 f" and {values[1]} in the second: pack one of both again with the processor of the other"
             )
+
+
+def chosen_inputs(dataset: str | Path) -> KeptInputs:
+    """Return what prepares all packs of a dataset; of several that are joined, the one with the most processor files.
+
+    Datasets without media may have another processor than those with media, whose processor is then taken.
+    """
+    every = with_media([kept_inputs(folder) for folder in pack_folders_of(dataset)])
+    return max(every, key=lambda kept: len(kept.files))
 
 
 def with_media(every: list[KeptInputs]) -> list[KeptInputs]:

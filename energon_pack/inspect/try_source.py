@@ -20,7 +20,7 @@ import numpy as np
 
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
-from energon_pack.errors import PackError, SamplesLost, amount, setting_word
+from energon_pack.errors import PackError, SamplesLost, amount
 from energon_pack.inspect.losses import (
     example_losses,
     print_cuts,
@@ -46,6 +46,7 @@ from energon_pack.run.console import say
 from energon_pack.run.context import executor_of
 from energon_pack.run.progress import Progress
 from energon_pack.run.user_cache import user_folder
+from energon_pack.samples.hint import setting_word
 from energon_pack.samples.media.kinds import MEDIA_TYPES, VIDEO
 from energon_pack.sources.mixture import default_name
 from energon_pack.sources.reader import Reader

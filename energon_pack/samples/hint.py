@@ -1,8 +1,11 @@
-"""A hint of a message: a setting by which a sample that is left out may be read."""
+"""A hint of a message: a setting by which a sample that is left out may be read, as one word for a shell."""
 
+import re
+import shlex
 from typing import NamedTuple
 
-from energon_pack.errors import setting_word
+#: what Hydra's grammar takes without quotes
+_PLAIN_VALUE = re.compile(r"[A-Za-z0-9_./+@%?|*:-]+")
 
 
 class Hint(NamedTuple):
@@ -16,3 +19,11 @@ class Hint(NamedTuple):
 
     def __str__(self) -> str:
         return f"{setting_word(f'source.{self.setting}', self.value)} {self.effect}"
+
+
+def setting_word(setting: str, value: str) -> str:
+    """Write a setting as one word for a shell, its value in quotes where Hydra needs them: `source.path=/data`."""
+    if value == "null" or not _PLAIN_VALUE.fullmatch(value):
+        escaped = re.sub(r'(\\*)("|$)', lambda match: match[1] * 2 + '\\"' * bool(match[2]), value)
+        value = f'"{escaped}"'
+    return shlex.quote(f"{setting}={value}")

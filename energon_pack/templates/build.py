@@ -23,13 +23,13 @@ from energon_pack.templates.folder import files_state, has_media_parts, processo
 from energon_pack.templates.full_processor import (
     full_processor,
     prepare_torchvision,
-    processor_part,
     quiet_transformers,
 )
 from energon_pack.templates.identity import TemplateSpec
 from energon_pack.templates.media_texts import medium_text_in_question
 from energon_pack.templates.models import model_name_of
 from energon_pack.templates.preprocess import image_settings, video_settings
+from energon_pack.templates.processor_part import processor_part
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template

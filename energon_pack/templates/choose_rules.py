@@ -18,11 +18,11 @@ from energon_pack.templates.full_processor import (
     full_processor,
     known_processor_classes,
     model_classes_of,
-    processor_part,
     quiet_transformers,
 )
 from energon_pack.templates.identity import HEARD_VIDEOS, MIXED_MEDIA, UNEVEN_VIDEOS
 from energon_pack.templates.models import model_name_of
+from energon_pack.templates.processor_part import processor_part
 from energon_pack.templates.settings import TemplateSettings
 from energon_pack.templates.template import Template
 from energon_pack.templates.trial import Trial, TrialOutcome, sample_kinds_of

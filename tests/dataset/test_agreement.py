@@ -14,7 +14,7 @@ import yaml
 from energon_pack import metadataset, order
 from energon_pack.dataset import agreement, encoder
 from energon_pack.dataset.encoder import pack_encoder
-from energon_pack.dataset.input_rules_file import kept_inputs
+from energon_pack.dataset.kept_inputs import kept_inputs
 from energon_pack.dataset.manifest import hash_of
 from energon_pack.errors import PackError
 from energon_pack.pack import pack

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from energon_pack.errors import setting_word
 from energon_pack.online.user_dataset import UserSamples
+from energon_pack.samples.hint import setting_word
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.reader import Reader
