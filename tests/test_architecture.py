@@ -38,16 +38,16 @@ __main__
 #: Below all: media, leaves that read bytes, processors, what a pack and its members are.
 BELOW = """
 errors version run steps
-samples.media samples.bytes samples.skip samples.hint samples.sample samples.tokens samples.tokens_part samples.pack_tokens
-samples.parts samples.member samples.pack_reader samples.input_rules
+samples.media samples.bytes samples.skip samples.hint samples.sample samples.tokens samples.tokens_part
+samples.pack_tokens samples.parts samples.member samples.pack_reader samples.input_rules
 sources.storage sources.store_listing sources.blockwise sources.tar sources.other_formats sources.prepared_folder
 templates.folder templates.full_processor templates.processor_part templates.pixels
 """
 #: Reading: from packs to batches. Energon fills sample classes of all flavours, with messages.
 READING = """
 trainers.on_disk webdataset dataset.encoder training trainers.pack_datasets
-dataset.agreement dataset.folder dataset.input_rules_file dataset.kept_inputs dataset.manifest dataset.pack_files dataset.pack_parts
-dataset.damaged_shards dataset.source_media
+dataset.agreement dataset.folder dataset.input_rules_file dataset.kept_inputs dataset.manifest dataset.pack_files
+dataset.pack_parts dataset.damaged_shards dataset.source_media
 """
 ENERGON = "loading.task_encoder loading loading.in_order flavors samples"
 #: Where reading asks more of the package, because a run asks for it: the file, what it imports there, and when.

@@ -158,7 +158,9 @@ def test_a_lists_roots_may_lie_anywhere(config: Make, tmp_path: Path) -> None:
     """A list that shares only `/` had the machine's folders in its ids: other bytes on every machine."""
     folders: list[Path] = []
     for name, places in (("one", ("p/left", "p/right")), ("two", ("q/left", "deep/er/right"))):
-        sources = [write_lines(tmp_path / place / "s.jsonl", *(line([], id=i) for i in range(9))) for place in places]
+        sources = [
+            write_lines(tmp_path / place / "s.jsonl", *(line([], "?", id=i) for i in range(9))) for place in places
+        ]
         folders.append(packed(config, [str(source.parent) for source in sources], output__dir=str(tmp_path / name))[1])
     assert files(folders[0]) == files(folders[1])
     assert set(media_of(folders[0])) == {f"{root}/s.jsonl:{i + 1}" for root in ("left", "right") for i in range(9)}

@@ -102,7 +102,7 @@ def test_calls_of_every_spelling_are_trained_as_calls(demo: tuple[Path, Path], t
     for member in packed.values():
         assert trained(template, member) == [TRAINED_CALL, "Rain.<|im_end|>"]
     assert "bad_message: message 1 is no JSON of a tool call: I look." in skipped(tmp_path)["4"]
-    assert "turns of the role developer" in skipped(tmp_path)["5"]
+    assert "of message 0, of the role developer" in skipped(tmp_path)["5"]
 
 
 def test_calls_where_a_template_has_no_tools(demo: tuple[Path, Path], tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_odd_images_have_their_true_length_or_a_reason(real: Path, config: Make,
         ("14_missing_media", 8, {"missing_media": 2, "missing_json": 1}),
         ("15_json_bad", 7, {"invalid_json": 6, "no_assistant_turn": 1}),
         ("17_overlong", 5, {"overlong": 2}),
-        ("18_roles_and_schema", 13, {"no_messages": 3, "bad_message": 4, "no_assistant_turn": 1}),
+        ("18_roles_and_schema", 12, {"no_messages": 3, "bad_message": 4, "empty_answer": 1, "no_assistant_turn": 1}),
         ("21_trailing_garbage", 4, {}),
     ],
 )

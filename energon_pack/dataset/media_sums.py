@@ -24,7 +24,9 @@ MEDIA_SUMS_FILE = "media.crc32"
 _PLACE_BYTES, _SUM_BYTES = 8, 4
 
 
-def sums_to_bytes(bounds: Sequence[int], sums: Sequence[int] | npt.NDArray[np.uint32]) -> bytes:
+def sums_to_bytes(
+    bounds: Sequence[int] | npt.NDArray[np.uint64], sums: Sequence[int] | npt.NDArray[np.uint32]
+) -> bytes:
     """Return the bytes of checksums. `bounds`: for each pack how many are before its own; then how many there are."""
     places = np.array(bounds, "<u8") * _SUM_BYTES + _PLACE_BYTES * len(bounds)
     return places.tobytes() + np.array(sums, "<u4").tobytes()
@@ -56,7 +58,8 @@ class MediaSums(NamedTuple):
         if int(number) >= num_packs:
             return None
         start, end = np.frombuffer(self.file.read(_PLACE_BYTES * int(number), 2 * _PLACE_BYTES), "<u8").tolist()
-        return np.frombuffer(self.file.read(start, end - start), "<u4").tolist()
+        sums: list[int] = np.frombuffer(self.file.read(start, end - start), "<u4").tolist()
+        return sums
 
 
 @contextmanager

@@ -127,7 +127,7 @@ def _write_tar(job: ShardJob, table: pa.Table, index: Path) -> bytes:
     with open(temporary, "wb", buffering=0) as file:
         written = write_packs(TarWriter(file.fileno()), job, table)
     _put_in_place(temporary, job.path, job.identity is not None)
-    temporary.write_bytes(written.index)
+    temporary.write_bytes(written.tar_index)
     _put_in_place(temporary, index, job.identity is not None)
     return written.media_sums
 
@@ -171,15 +171,15 @@ def _sums_if_finished(job: ShardJob, table: pa.Table, index: Path) -> bytes | No
             expected = write_packs(TarComparer(file.fileno()), job, table)
         except TarDiffers:
             return None
-    size = tar_size(int(np.frombuffer(expected.index, "<u8")[-1]))
-    is_same = index.read_bytes() == expected.index and job.path.stat().st_size == size
+    size = tar_size(int(np.frombuffer(expected.tar_index, "<u8")[-1]))
+    is_same = index.read_bytes() == expected.tar_index and job.path.stat().st_size == size
     return expected.media_sums if is_same else None
 
 
 class WrittenPacks(NamedTuple):
     """What is known of all packs of a shard once they are written."""
 
-    index: bytes  # the `.tar.idx`: the offset of each pack, and the end of the last (uint64)
+    tar_index: bytes  # the `.tar.idx`: the offset of each pack, and the end of the last (uint64)
     media_sums: bytes  # see `dataset.media_sums`
 
 

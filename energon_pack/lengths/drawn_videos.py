@@ -44,7 +44,7 @@ def with_decoded_videos(
     Args:
         share: of the samples, 0 to 1, drawn as the audit draws them.
     """
-    kept = result_file("videos", measured, method, share, seed)
+    kept = result_file("decoded", measured, method, share, seed)
     found = _read_counts(kept)
     if found is None:
         drawn = filter(None, map(_with_video, draw(measured, share, seed)))
