@@ -234,7 +234,8 @@ def prepare(
     if why := why_too_much_lost(planned.report, config.max_skipped) or why_too_much_dropped(planned.report, packing):
         raise SamplesLost(f"{why}; {_first_skipped(folder / ITEMS_FOLDER / LEDGER, samples_given is not None, known)}")
     # measuring says of a shard whether its videos are decoded; source.limit may leave none of its samples
-    sources = Sources({item.shard.name: item.shard for item in (*indexed, *measured.lengths.shards)})
+    shards = [*(item.shard for item in indexed), *(item.shard for item in measured.lengths.shards)]
+    sources = Sources({shard.name: shard for shard in shards})
     read: ReadMember = (
         partial(sources.read_member, settings=planned.method.read)
         if samples_given is None
