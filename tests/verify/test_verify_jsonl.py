@@ -239,18 +239,25 @@ def other_fps(value: dict[str, Any]) -> None:
 
 
 BYTES: dict[str, Any] = {"source": []}
+#: each byte of a copied medium is compared with a checksum
+MEDIA = {"media": "has other bytes than those that were packed"}
 CORRUPTIONS: dict[str, Corruption] = {
     "a missing image": (change_members(pop(".jpg")), {}, {"parts": "is there 0 times"}),
     "a missing array": (change_members(pop(".npy")), {}, {"parts": "npy is there 0 times"}),
     "a renamed image": (change_members(rename), {}, {"parts": "_9.jpg is there 1 times, and should be 0"}),
-    "two images swapped": (change_members(swap), {}, {"plan": "bytes, in the plan"}),
-    "two arrays swapped": (change_members(swap_arrays), BYTES, {"source media": "differs from f0.npy in the source"}),
-    "no image under an image's name": (
-        change_members(with_data(".jpg", b"x" * 99)), {}, {"kinds": "no medium that is known", "plan": "in the plan"},
+    "two images swapped": (change_members(swap), {}, {"plan": "bytes, in the plan", **MEDIA}),
+    "two arrays swapped": (
+        change_members(swap_arrays), BYTES, {"source media": "differs from f0.npy in the source", **MEDIA},
     ),
-    "no array under an array's name": (change_members(with_data(".npy", b"x" * 99)), {}, {"kinds": "no array"}),
+    "no image under an image's name": (
+        change_members(with_data(".jpg", b"x" * 99)), {},
+        {"kinds": "no medium that is known", "plan": "in the plan", **MEDIA},
+    ),
+    "no array under an array's name": (
+        change_members(with_data(".npy", b"x" * 99)), {}, {"kinds": "no array", **MEDIA},
+    ),
     "an array cut short": (
-        change_members(with_data(".npy", npy(1)[:-9])), {"decode": True}, {"decode": "is no .npy"},
+        change_members(with_data(".npy", npy(1)[:-9])), {"decode": True}, {"decode": "is no .npy", **MEDIA},
     ),
     "a wrong sample_count": (change(grown("sample_count")), {}, {"json": "sample_count is"}),
     "no sample_count": (change(lambda value: value.pop("sample_count")), {}, {"json": "no sample_count"}),
