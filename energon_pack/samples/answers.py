@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from energon_pack.samples.documents import DOCUMENT
-from energon_pack.samples.sample import REASONING_KEYS, Message
+from energon_pack.samples.sample import THOUGHT_KEYS, Message
 from energon_pack.samples.weights import with_zero_weight
 
 #: an empty thought says no more than white space
 _BLANK = re.compile(r"\s*(?:<think>\s*</think>\s*)?")
-_TEXT_KEYS = (*REASONING_KEYS, "tool_plan")
 
 
 def is_empty_answer(message: Message) -> bool:
@@ -25,7 +24,7 @@ def is_empty_answer(message: Message) -> bool:
     return (
         is_blank
         and not message.get("tool_calls")
-        and not any(str(message.get(key) or "").strip() for key in _TEXT_KEYS)
+        and not any(str(message.get(key) or "").strip() for key in THOUGHT_KEYS)
     )
 
 

@@ -8,6 +8,8 @@ from energon_pack.samples.media.kinds import kind_by_name
 Message = dict[str, Any]
 #: the keys under which a message may have its reasoning, the standard one first
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+#: these, and the one under which Cohere's data have it
+THOUGHT_KEYS = (*REASONING_KEYS, "tool_plan")
 #: the keys under which a tool call may have its arguments, the standard one first
 ARGUMENT_KEYS = ("arguments", "parameters", "args", "input", "action_input")
 #: keys of a record that hold its turns

@@ -9,7 +9,7 @@ import pytest
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from support.labels.folders import build_template, download_trl, make_folder
+from support.labels.folders import build_template, make_folder
 from support.running import REAL
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not REAL.is_dir(), reason="../shared/real is not here")]
@@ -50,19 +50,11 @@ def rows() -> list[dict[str, Any]]:
     return [row for row in map(with_calls, map(json.loads, lines)) if row][:120]
 
 
-@pytest.fixture(scope="module")
-def templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        return download_trl(tmp_path_factory.mktemp("trl"))
-    except OSError as error:
-        pytest.skip(str(error))
-
-
 @pytest.mark.parametrize("base", [*WRITING, *SILENT])
 def test_calls_that_a_template_writes_are_never_called_lost(
-    base: str, rows: list[dict[str, Any]], templates: Path, tmp_path: Path
+    base: str, rows: list[dict[str, Any]], trl_templates: Path, tmp_path: Path
 ) -> None:
-    chat = build_template(f"trl_{base}", make_folder(f"trl_{base}", templates, tmp_path))._tool_chat
+    chat = build_template(f"trl_{base}", make_folder(f"trl_{base}", trl_templates, tmp_path))._tool_chat
     reasons = list[str]()
     for row in rows:
         record = parse_record(row, ReadSettings())

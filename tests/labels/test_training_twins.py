@@ -14,7 +14,7 @@ import pytest
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.settings import Empty, TemplateDrops
 from support.labels.conversations import conversations
-from support.labels.folders import build_template, download_trl, make_folder
+from support.labels.folders import build_template, make_folder
 from support.labels.prefix import _Today
 from support.labels.truth import sample_of
 from support.running import REAL, ROOT
@@ -102,29 +102,21 @@ def _only_on_one_side(ours: str, trained: list[bool], twin: str, theirs: list[bo
             yield f"{whose}: {ours[start + match.start() : start + match.end()].strip()}"
 
 
-@pytest.fixture(scope="module")
-def templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        return download_trl(tmp_path_factory.mktemp("trl"))
-    except OSError as error:
-        pytest.skip(str(error))
-
-
 @pytest.mark.slow
-def test_each_training_template_is_compared(templates: Path) -> None:
-    assert {path.stem.removesuffix("_training") for path in templates.glob("*_training.jinja")} == {*BASES}
+def test_each_training_template_is_compared(trl_templates: Path) -> None:
+    assert {path.stem.removesuffix("_training") for path in trl_templates.glob("*_training.jinja")} == {*BASES}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("base", BASES)
 def test_spans_by_a_base_template_are_those_of_its_training_twin(
-    base: str, templates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: str, trl_templates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers.utils import chat_template_utils
 
     monkeypatch.setattr(chat_template_utils, "datetime", _Today)
     page, compared, wrong = (ROOT / "docs" / "labels.md").read_text(), set[str](), set[str]()
-    for name, texts in differences(base, templates, make_folder(f"trl_{base}", templates, tmp_path)):
+    for name, texts in differences(base, trl_templates, make_folder(f"trl_{base}", trl_templates, tmp_path)):
         compared.add(name)
         meant = (re.match(of, base) and re.fullmatch(text, texts) and words in page for of, text, words in MEANT)
         if texts and not any(meant):

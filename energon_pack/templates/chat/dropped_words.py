@@ -16,16 +16,13 @@ from dataclasses import dataclass
 from itertools import chain, permutations
 from typing import Any, NamedTuple
 
-from energon_pack.samples.raw_json import parse_json
-from energon_pack.samples.sample import REASONING_KEYS, Message
-from energon_pack.samples.skip import Skip
+from energon_pack.samples.sample import THOUGHT_KEYS, Message
+from energon_pack.samples.written_calls import parsed_json
 from energon_pack.templates.chat.labels import Range, ThinkMarks
 from energon_pack.templates.chat.text_marks import texts_of
 from energon_pack.templates.chat.turns import SpecialTokens
 
 THOUGHT, TEXT, CALL = "thought", "text", "call"
-#: other keys of a turn whose texts are thoughts: Cohere's
-_THOUGHT_KEYS = (*REASONING_KEYS, "tool_plan")
 #: the setting that packs such samples
 KEEP_ADVICE = "labels.template_drops=keep packs the rest"
 #: characters of dropped words that an error quotes
@@ -83,20 +80,20 @@ class WordCheck:
         last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
         dropped = Dropped([], [])
         blank = self.special.blanked(text)
+        starts = _following_starts(answers, len(messages), len(text))
         gap = cursor = 0  # where the turns before the next of `answers` begin, and where the one before this turn ends
-        for i, message in enumerate(messages):
-            following = next((answers[k][0] for k in range(i + 1, len(messages)) if k in answers), len(text))
+        for i, (message, following) in enumerate(zip(messages, starts, strict=True)):
             is_answer = message["role"] == "assistant"
             words = [*chain(*_words_of_answer(message, i, self.think))] if is_answer else _words_of_turn(message, i)
             where = text if any(self.special.first(str(each.value)) for each in words) else blank
             if i in answers and is_answer:
                 start, end = answers[i]
-                lost, _ = self._lost_of_answer(message, i, where[start:end])
+                lost, _ = self._lost_of_answer(message, words, where[start:end])
                 if lost and self.has_blocks:
-                    lost, _ = self._lost_of_answer(message, i, where[gap:following])
+                    lost, _ = self._lost_of_answer(message, words, where[gap:following])
                 gap = cursor = end
             elif is_answer:
-                lost, length = self._lost_of_answer(message, i, where[cursor:following])
+                lost, length = self._lost_of_answer(message, words, where[cursor:following])
                 cursor += length
             else:
                 lost, length = _lost_in_order(words, where[cursor:following])
@@ -112,17 +109,17 @@ class WordCheck:
                     (dropped.earlier_thoughts if i < last else dropped.others).append(each)
         return dropped
 
-    def _lost_of_answer(self, message: Message, i: int, text: str) -> tuple[list[Words], int]:
+    def _lost_of_answer(self, message: Message, words: Sequence[Words], text: str) -> tuple[list[Words], int]:
         """Return the words of a turn that a text lacks, and where the last one that it has ends."""
-        lost, end = _lost_in_order(chain(*_words_of_answer(message, i, self.think)), text)
+        lost, end = _lost_in_order(words, text)
         if not lost:
             return lost, end
         compact = _compact(text)
-        if any(_end_of(words, compact, 0, is_compact=True) >= 0 for words in lost):
+        if any(_end_of(each, compact, 0, is_compact=True) >= 0 for each in lost):
             orders = (
                 chain(*groups)
                 for is_sorted, name_last in ((False, False), (True, False), (False, True))
-                for groups in permutations(_words_of_answer(message, i, self.think, is_sorted, name_last))
+                for groups in permutations(_words_of_answer(message, lost[0].message, self.think, is_sorted, name_last))
             )
             for order in orders:
                 fewer, _ = _lost_in_order(order, compact, is_compact=True)
@@ -139,12 +136,12 @@ def _words_of_answer(
     message: Message, i: int, think: Sequence[ThinkMarks], is_sorted: bool = False, name_last: bool = False
 ) -> list[list[Words]]:
     """Return the words of an assistant's turn in groups: its thought, its text, its calls."""
-    thoughts = [message[key] for key in _THOUGHT_KEYS if isinstance(message.get(key), str)]
+    thoughts = [message[key] for key in THOUGHT_KEYS if isinstance(message.get(key), str)]
     calls: list[Words] = []
     for call in message.get("tool_calls") or ():
         function = call.get("function", call) if isinstance(call, dict) else {}
         named = [Words(CALL, function.get("name"), i)]
-        arguments = _arguments(function)
+        arguments = _json_of(function.get("arguments"))
         scalars = [Words(CALL, value, i) for value in _scalars({} if arguments is None else arguments, is_sorted)]
         calls += [*scalars, *named] if name_last else [*named, *scalars]
     return [
@@ -172,18 +169,10 @@ def _pieces(text: str, i: int, think: Sequence[ThinkMarks]) -> Iterator[Words]:
     yield Words(TEXT, text[cursor:], i)
 
 
-def _arguments(function: Mapping[str, Any]) -> Any:
-    """Return the arguments of a call; JSON in a string becomes its value."""
-    arguments = function.get("arguments")
-    return arguments if not isinstance(arguments, str) else _json_of(arguments)
-
-
-def _json_of(text: str) -> Any:
-    """Parse JSON; a text that is none stays as it is."""
-    try:
-        return parse_json(text)
-    except Skip:
-        return text
+def _json_of(value: Any) -> Any:
+    """Return the value of a text that is JSON; any other value stays as it is."""
+    parsed = parsed_json(value) if isinstance(value, str) else None
+    return value if parsed is None else parsed
 
 
 def _scalars(value: Any, is_sorted: bool = False) -> Iterator[Any]:
@@ -200,6 +189,14 @@ def _scalars(value: Any, is_sorted: bool = False) -> Iterator[Any]:
 
 
 # ---------------------------------------------------------------------------------------------- words in the output
+
+
+def _following_starts(answers: Mapping[int, Range], num_messages: int, end: int) -> list[int]:
+    """Return for each message where the next of `answers` behind it starts; `end`: where there is none."""
+    starts = [end] * num_messages
+    for i in range(num_messages - 2, -1, -1):
+        starts[i] = answers[i + 1][0] if i + 1 in answers else starts[i + 1]
+    return starts
 
 
 def _is_there(words: Words, compact: str) -> bool:

@@ -52,11 +52,6 @@ def reasoning_of(message: Message) -> Any:
     return next((message[key] for key in REASONING_KEYS if message.get(key) is not None), None)
 
 
-def with_reasoning(message: Message, text: str) -> Message:
-    """Return a message with this text as its reasoning."""
-    return {**message, **dict.fromkeys(REASONING_KEYS[:2], text)}
-
-
 def _normalized_message(message: Message) -> Message:
     if None in message.values():
         message = {key: value for key, value in message.items() if value is not None}
