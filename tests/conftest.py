@@ -26,6 +26,7 @@ from energon_pack.sources import blockwise
 from energon_pack.sources.demo import make_demo
 from energon_pack.templates.processor import load_saved_template, prepare_template
 from energon_pack.templates.template import Template
+from support.labels.folders import download_trl
 from support.models import of_model
 from support.packed import demo_config
 from support.pages import blocks, commands
@@ -254,3 +255,12 @@ def config(demo: tuple[Path, Path], cache: Path, tmp_path: Path) -> Callable[...
     """Makes a config for one run: the demo's processor, one worker, into tmp_path/out/packed."""
 
     return partial(demo_config, demo, cache, tmp_path / "out")
+
+
+@pytest.fixture(scope="session")
+def trl_templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of chat templates in TRL's wheel; the test is skipped where it can't be downloaded."""
+    try:
+        return download_trl(tmp_path_factory.mktemp("trl"))
+    except OSError as error:
+        pytest.skip(str(error))

@@ -53,7 +53,12 @@ def refuse_other_datasets(manifests: Mapping[str | Path, Mapping[str, Any]], fur
         further: more fields of energon_pack.json that have to be alike.
     """
     refuse_other_manifests(manifests, further)
-    first, *others = with_media([kept_inputs(part) for folder in manifests for part in pack_folders_of(folder)])
+    refuse_other_pixels([*manifests])
+
+
+def refuse_other_pixels(datasets: Sequence[str | Path]) -> None:
+    """Raise PackError if the processors of packed datasets make other pixels of media."""
+    first, *others = _with_media([kept_inputs(part) for folder in datasets for part in pack_folders_of(folder)])
     for other in others:
         if difference := _difference_of_datasets(first, other):
             name, *values = difference
@@ -68,11 +73,11 @@ def chosen_inputs(dataset: str | Path) -> KeptInputs:
 
     Datasets without media may have another processor than those with media, whose processor is then taken.
     """
-    every = with_media([kept_inputs(folder) for folder in pack_folders_of(dataset)])
+    every = _with_media([kept_inputs(folder) for folder in pack_folders_of(dataset)])
     return max(every, key=lambda kept: len(kept.files))
 
 
-def with_media(every: list[KeptInputs]) -> list[KeptInputs]:
+def _with_media(every: list[KeptInputs]) -> list[KeptInputs]:
     """Return those of some datasets that have media, if their processors may differ; all, if none has any."""
     if len(set(map(_pixels_key, every))) == 1:
         return every

@@ -26,7 +26,7 @@ def pack_encoder(
         from energon_pack.dataset import agreement
 
         if is_metadataset(path):
-            agreement.refuse_other_datasets({folder: read_manifest(folder) for folder in packed_datasets(path)})
+            agreement.refuse_other_pixels([*packed_datasets(path)])  # `read_manifest` compared all else
         if is_given:
             agreement.refuse_other_processor(path, rules)
         agreement.refuse_other_inputs(path, rules)

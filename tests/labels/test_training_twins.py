@@ -31,11 +31,12 @@ BASES = (
 MEANT = [
     ("qwen3_[568]|nemotron", r"twin: <think>(\s*</think>)?", "that the generation prompt writes"),
     ("deepseek|gptoss|muse", r"twin: <\|start\|>assistant|twin: (<\uff5cAssistant\uff5c>?|>)", "headers of roles"),
+    ("deepseek", r"twin: <\uff5ctool\u2581outputs\u2581end\uff5c>", "before an answer of DeepSeek"),
     ("diffusion_gemma", r"ours: <\|tool_response>", "after a call of Gemma 4"),
     ("glm4moe", r"ours: assistant\|>", "two answers in a row"),  # the twin ends the first by <|user|>
 ]
 #: why a conversation has no labels here
-SKIPPED = "leaves out t(ools?|urns of the role)|roles must alternate|System (role|message)|concatenate str"
+SKIPPED = "leaves out t(ools?|urns of the role)|roles must alternate|Only user and assistant roles|System (role|message)|concatenate str"
 #: forms of turns that tend to be trained wrong; the others only vary texts
 FORMS = re.compile(
     r"text_(edges|newline_last|only_space|code)|asked_edges|system_|six|same|empty_|answer_|question_|ends_|late_"
