@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 class Reason(str, Enum):
-    """The reason why a sample is in no pack, as `skipped.jsonl` spells it; `CUT_OFF`: only some tokens are left out."""
+    """The reason why a sample is in no pack, as `skipped.jsonl` spells it; `CUT_OFF`: only some tokens are left out.
+
+    States of streams have counters in this order, so a new reason is the last one.
+    """
 
     MISSING_JSON = "missing_json"
     INVALID_JSON = "invalid_json"
@@ -30,7 +33,6 @@ class Reason(str, Enum):
     NON_ADJACENT_MEMBER = "non_adjacent_member"
     CONTROL_TOKEN = "control_token"
     PROCESSOR_ERROR = "processor_error"
-    TEMPLATE_DROPS = "template_drops"
     TRUNCATED_TAR = "truncated_tar"
     OVERLONG = "overlong"
     OVER_CAP = "over_cap"
@@ -42,6 +44,7 @@ class Reason(str, Enum):
     NOT_DRAWN = "not_drawn"
     MAP_ERROR = "map_error"
     EMPTY_ANSWER = "empty_answer"
+    TEMPLATE_DROPS = "template_drops"
 
     @property
     def is_policy(self) -> bool:

@@ -228,3 +228,13 @@ def test_a_system_prompt_is_not_lost_in_silence() -> None:
     assert parse_record({"messages": turns, "system": "Be kind."}, ReadSettings()).messages[0]["content"] == "Be kind."
     with pytest.raises(Skip, match="another system turn"):
         parse_record({"messages": turns, "system": "Be brief."}, ReadSettings())
+
+
+def test_reasons_keep_their_places() -> None:
+    """A state of a stream has counters in this order: with a reason between two, older ones would count for others."""
+    first = "missing_json invalid_json not_an_object no_messages bad_message no_assistant_turn preference_data"
+    media = "unsupported_media missing_media unreadable_media media_unread placeholder_mismatch"
+    tar = "dotted_key duplicate_key non_adjacent_member control_token processor_error truncated_tar"
+    policies = "overlong over_cap nothing_trained cut_off not_in_flavor not_chosen left_out_by_map not_drawn map_error"
+    known = f"{first} {media} {tar} {policies}".split()
+    assert [reason.value for reason in Reason][: len(known)] == known
