@@ -36,7 +36,10 @@ MEANT = [
     ("glm4moe", r"ours: assistant\|>", "two answers in a row"),  # the twin ends the first by <|user|>
 ]
 #: why a conversation has no labels here
-SKIPPED = "leaves out t(ools?|urns of the role)|roles must alternate|Only user and assistant roles|System (role|message)|concatenate str"
+SKIPPED = (
+    "leaves out t(ools?|urns of the role)|roles must alternate|Only user and assistant roles|System (role|message)"
+    "|concatenate str"
+)
 #: forms of turns that tend to be trained wrong; the others only vary texts
 FORMS = re.compile(
     r"text_(edges|newline_last|only_space|code)|asked_edges|system_|six|same|empty_|answer_|question_|ends_|late_"
