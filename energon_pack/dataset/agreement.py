@@ -78,7 +78,7 @@ def chosen_inputs(dataset: str | Path) -> KeptInputs:
 
 
 def _with_media(every: list[KeptInputs]) -> list[KeptInputs]:
-    """Return those of some datasets that have media, if their processors may differ; all, if none has any."""
+    """Leave out datasets without media if the processors may differ; if no dataset has media, keep the first."""
     if len(set(map(_pixels_key, every))) == 1:
         return every
     return [*filter(_has_media, every)] or every[:1]

@@ -274,7 +274,7 @@ def upload_shard(folder: str, identity: str | None, job: ShardJob) -> WrittenSha
         marker.refuse_other_identity(identity or job.identity)
         stores.put_file(address, path)
         size = path.stat().st_size
-    stores.put(sums_address, written.media_sums)  # its name is of this identity: no other run reads it
+    stores.put(sums_address, written.media_sums)  # its name holds the identity: no other run reads it
     marker.refuse_other_identity(identity or job.identity)
     stores.put(f"{address}.idx", written.tar_index)
     return shard_figures(job, table, num_packs, size, written.media_sums, was_there=False)

@@ -33,7 +33,7 @@ def sums_to_bytes(
 
 
 def joined_sums(shards: Iterable[bytes]) -> bytes | None:
-    """Return the bytes of a dataset's checksums, from those of its shards in their order; None: packs hold no media."""
+    """Join the checksums of shards, in their order, to the bytes of a dataset's file; None: packs hold no media."""
     counts, sums = [np.zeros(1, np.uint64)], [np.zeros(0, "<u4")]
     for data in shards:
         end = int(np.frombuffer(data, "<u8", 1)[0])

@@ -72,7 +72,7 @@ def _read_counts(kept: Path) -> list[_OtherCount] | None:
 
 
 def _with_video(drawn: DrawnRows) -> DrawnRows | None:
-    """Return the drawn rows that have a video; None: there is none."""
+    """Leave out drawn rows without a video; return None if no row is left."""
     shards, chunk, indices = drawn
     parts = chunk.read(["parts"])["parts"].take(indices).to_pylist()
     having = [index for index, own in zip(indices, parts, strict=True) if any(part["kind"] == _VIDEO for part in own)]

@@ -7,7 +7,7 @@ from energon_pack.templates.sample import Rendered
 
 
 def media_counts_of(rendered: Rendered, kinds: Sequence[str]) -> dict[str, int]:
-    """Count visual tokens, images, sounds … of a sample, by column name; `kinds`: those of its media."""
+    """Count visual tokens, images, sounds … of a sample, by column name; `kinds`: the kind of each medium."""
     return {
         "num_visual_tokens": rendered.num_visual_tokens,
         IMAGE.column: kinds.count(IMAGE.kind),

@@ -50,7 +50,7 @@ def is_empty_listing(value: Any) -> bool:
 
 
 def kinds_in_vain(messages: Sequence[Message], kinds: Collection[str]) -> list[str]:
-    """Return the kinds of placeholders in questions of which the sample has no medium. `kinds`: those of its media."""
+    """Return the kinds of placeholders in questions that the sample (`kinds`: its media) has no medium for."""
     asked: set[str] = set()
     for message in messages:
         if message["role"] in ("assistant", DOCUMENT):
@@ -78,7 +78,7 @@ def _kinds_of_placeholders(text: str) -> set[str]:
 def refuse_lost_media(messages: Sequence[Message], kinds: Collection[str], empty: Mapping[str, str]) -> None:
     """Raise Skip (`missing_media`) if a question has a placeholder, and the record's key for its media is empty.
 
-    `kinds`: those of the sample's media. `empty`: as `empty_media_keys` returns it.
+    `kinds`: the kinds of the sample's media. `empty`: as `empty_media_keys` returns it.
     """
     for kind in kinds_in_vain(messages, kinds) if empty else ():
         if kind in empty:

@@ -187,12 +187,12 @@ def media_type_of_parts(conversations: Iterable[Any]) -> str | None:
 
 
 def _refuse_other_order(contents: Iterable[Any]) -> None:
-    """Raise Skip if parts for media have an `index` that is not their number, among all media or those of their kind.
+    """Raise Skip if the `index` of a part is not the number of its medium, counted among all media or among its kind.
 
     Parts stand for the listed media in order, and an index is not followed. It may also number all parts of a content.
     A part that names its medium needs none.
     """
-    numbers: list[tuple[Any, int, int]] = []  # index, number among all media, and among those of the kind
+    numbers: list[tuple[Any, int, int]] = []  # index, number among all media, number among its kind
     seen = Counter[str]()
     for kind, part in chain.from_iterable(map(_media_with_parts, contents)):
         index = part.get("index")

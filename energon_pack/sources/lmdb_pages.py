@@ -103,7 +103,7 @@ def open_lmdb(file: str, database: str) -> "Lmdb":
 
 
 class Lmdb:
-    """The values of an LMDB by their keys. `path`: what errors name; errors as of `open_lmdb`."""
+    """The values of an LMDB by their keys. `path`: what errors name. It raises what `open_lmdb` raises."""
 
     def __init__(self, file: File, path: str):
         self._file, self._path, self._name = file, path, os.path.basename(path)

@@ -54,7 +54,7 @@ _SHOWN = 80  # characters of a value in a message
 def media_settings(processor: Any, rules: InputRules) -> dict[str, Any]:
     """Return by name all settings by which a loaded processor makes inputs of media, whatever file they came from.
 
-    `rules`: those of a dataset, with the settings of the processor's call.
+    `rules`: the rules of a dataset; they hold the settings of the processor's call.
     """
     parts = {kind: part for kind in KINDS if (part := processor_part(processor, kind)) is not None}
     values: dict[str, Any] = {
@@ -68,7 +68,7 @@ def media_settings(processor: Any, rules: InputRules) -> dict[str, Any]:
 
 
 def _own_settings(processor: Any) -> dict[str, Any]:
-    """Return a processor's class, its inputs, and those of its own settings that are numbers, texts or flags."""
+    """Return a processor's class, its inputs, and its own settings that are numbers, texts or flags."""
     names = {name for name in _parameters(type(processor)) if name not in _NO_PIXELS}
     own = {name: getattr(processor, name, None) for name in sorted(names)}
     plain = {name: value for name, value in own.items() if isinstance(value, (bool, int, float, str))}
@@ -80,7 +80,7 @@ def _own_settings(processor: Any) -> dict[str, Any]:
 
 
 def _part_settings(part: Any) -> dict[str, Any]:
-    """Return the class of a processor's part, and those of its settings that its class knows."""
+    """Return the class of a processor's part, and the settings that this class knows."""
     known = {*getattr(getattr(part, "valid_kwargs", None), "__annotations__", ()), *_parameters(type(part))}
     settings = {name: value for name, value in part.to_dict().items() if name not in _NO_PIXELS}
     return {"class": _class_name(part), **{name: settings[name] for name in settings if not known or name in known}}
@@ -142,8 +142,8 @@ def inputs_made(processor: Any, rules: InputRules) -> dict[str, dict[str, Any]]:
 def different_inputs(processor: Any, rules: InputRules) -> str:
     """Say the first difference between the inputs that a processor makes here and those that a dataset kept.
 
-    Whole numbers, names and shapes have to be the same, few numbers to a millionth, means to 1/255 of the range of
-    their input. Returns "": there is none.
+    Whole numbers, names and shapes have to be the same, few numbers to a millionth, means to 1/255 of their input's
+    range. An empty text says that nothing differs.
     """
     for kind, kept in rules.made.items():
         nouns, here = KINDS[kind].nouns, _inputs_of_kind(processor, rules, kind)

@@ -17,7 +17,7 @@ _LATER_LABELS = {
 
 
 def labels_identity(labels: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of `labels`, as JSON, without those of later versions that have their defaults.
+    """Return settings of `labels`, as JSON, without later ones that have their defaults.
 
     Caches and datasets from before these settings stay valid so.
     """

@@ -98,7 +98,7 @@ DIALECTS: dict[str, Callable[[str], Any]] = {
 @pytest.mark.parametrize("text", ["", " \n"])
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_every_dialect_reads_an_empty_answer(dialect: str, text: str) -> None:
-    """Alpaca's were bad data, and those of `messages` were trained."""
+    """An empty answer of alpaca was bad data; one of `messages` was trained."""
     record = parse_record(DIALECTS[dialect](text), ReadSettings())
     assert count_empty_answers(record.messages).are_all
 

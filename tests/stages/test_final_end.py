@@ -1,6 +1,6 @@
 """A whole run by a template that leaves the end of a last answer to the next turn, as GLM's does.
 
-Without it, lengths of before would be packed as those of now, or the audit would call the added token a difference.
+Without it, a run would pack with old lengths, or the audit would call the added token a difference.
 """
 
 import json

@@ -246,7 +246,7 @@ def _spellings(value: Any) -> set[str]:
 
 
 def _loss(lost: Sequence[Words]) -> tuple[int, int]:
-    """Return what of two results is the smaller loss: a thought that reads as the answer is missing, not the answer."""
+    """Return the size of a loss: of an answer and a thought that read alike, the thought is the smaller one."""
     return sum(words.kind != THOUGHT for words in lost), len(lost)
 
 

@@ -51,7 +51,7 @@ class TextOwner(NamedTuple):
 
     message: int
     call: int | None = None  # the number of the tool call that it belongs to; None: it belongs to none
-    part: int = 0  # the number of the text among those of the message that have a weight of their own
+    part: int = 0  # numbers the texts of a message that have weights of their own
 
 
 class TextEdge(NamedTuple):
