@@ -36,7 +36,7 @@ from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.parts import Reference
 from energon_pack.samples.single_samples import single_sample
 from energon_pack.sources.find import make_shard
-from energon_pack.sources.jsonl.line_index import LINE_PART
+from energon_pack.sources.jsonl.line_index import ROW_PART
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import absolute, real_path
@@ -201,7 +201,7 @@ class _SpillFile:
 
 def _source_part_names(member: PlanRow) -> list[tuple[str, str]]:
     """Return the part name and kind of each medium: the name in its tar, or a number if it comes from a JSONL line."""
-    if member.record_part != LINE_PART:
+    if member.record_part != ROW_PART:
         return [(part.name, part.kind) for part in member.parts]
     return [(f"{number}.{part.extension}", part.kind) for number, part in enumerate(member.parts)]
 

@@ -21,7 +21,7 @@ from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import Columns, ReadSettings, UnreadMedia
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.unread_media import media_file_names, refuse_unread_media
-from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
+from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
@@ -168,7 +168,7 @@ def test_a_sample_without_such_media_stays(tmp_path: Path, line: dict[str, Any])
 def test_no_real_sample_is_left_out(real: Path) -> None:
     """Their records have keys of their own, and no media but those that are read."""
     texts = [text for file in sorted((real / "jsonl").glob("*.jsonl")) for text in file.read_text().splitlines()]
-    records = [parse_line(json.loads(text), LineSettings("."), ReadSettings()) for text in texts]
+    records = [parse_row(json.loads(text), RowSettings("."), ReadSettings()) for text in texts]
     conversations = json.loads((real / "labels" / "conversations.json").read_text())
     records += [parse_record(value, ReadSettings()) for value in conversations]
     for record in records:

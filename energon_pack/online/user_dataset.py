@@ -31,7 +31,7 @@ from energon_pack.samples.sample import MediaPart, media_type, media_type_by_nam
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.unread_media import leaf_values, media_file_names, refuse_unread_media
-from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
+from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from energon_pack.sources.media_map import MediaMap, mapped_name, media_map_of, why_missing
 from energon_pack.sources.reader import state_of
 from energon_pack.sources.rows import MeasuredRow
@@ -147,7 +147,7 @@ class UserSamples:
                 if (value is not None and (key not in MEDIA_KEYS or _may_hold_media(value)))
                 or (key in MEDIA_KEYS and is_empty_listing(value))  # with a placeholder, its medium is lost
             }
-        record = parse_line(_with_named_media(item, held, settings), LineSettings(self.root), settings)
+        record = parse_row(_with_named_media(item, held, settings), RowSettings(self.root), settings)
         texts = [{**message, "content": _content_without_media(message["content"])} for message in record.messages]
         if any(isinstance(leaf, str) and _MEMORY_MARK in leaf for leaf in leaf_values([texts, record.tools])):
             raise Skip(Reason.BAD_MESSAGE, f"{_MEMORY_NOUN} stands where a text belongs")

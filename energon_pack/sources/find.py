@@ -84,7 +84,7 @@ class Source:
 
     @property
     def _mapped_places(self) -> set[str]:
-        maps = {shard.lines.media_map for shard in self.shards if isinstance(shard, JsonlShard)}
+        maps = {shard.row_settings.media_map for shard in self.shards if isinstance(shard, JsonlShard)}
         return {place for media_map in maps for place in absolute_places(media_map)}
 
     @property

@@ -30,9 +30,9 @@ from energon_pack.samples.user_map import map_record
 from energon_pack.sources import wds
 from energon_pack.sources.entry_settings import NO_SETTINGS, EntrySettings
 from energon_pack.sources.field_map import FieldMap
-from energon_pack.sources.jsonl import line_index as lines
+from energon_pack.sources.jsonl import line_index
 from energon_pack.sources.jsonl.coco import with_image_name
-from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
+from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from energon_pack.sources.media_containers import archive_path, joined_name, split_name
 from energon_pack.sources.media_map import mapped_buckets, mapped_name
 from energon_pack.sources.named_bytes import may_have_base64, name_media
@@ -227,7 +227,7 @@ class JsonlShard(_SourceFile):
     #: for a class of another package: raise it when `value` reads the same bytes differently
     value_version: ClassVar[int] = 0
 
-    lines: LineSettings
+    row_settings: RowSettings
 
     @property
     def called(self) -> str:
@@ -237,18 +237,18 @@ class JsonlShard(_SourceFile):
     def identity(self) -> tuple[Any, ...]:
         kind = type(self)
         version_of_kind = () if kind is JsonlShard else (kind.__module__, kind.__qualname__, kind.value_version)
-        return *super().identity[:-1], self.lines.identity, *version_of_kind
+        return *super().identity[:-1], self.row_settings.identity, *version_of_kind
 
     @property
     def media_root(self) -> str:
-        return self.lines.media_root
+        return self.row_settings.media_root
 
     @property
     def ratio(self) -> float:
-        return self.lines.ratio
+        return self.row_settings.ratio
 
     def index(self) -> pa.Table:
-        return lines.index_lines(self.path)
+        return line_index.index_lines(self.path)
 
     def first(self, number: int) -> Iterator[bytes]:
         """Yield the JSON of each of the first `number` samples that can be read, without indexing the whole file."""
@@ -258,7 +258,7 @@ class JsonlShard(_SourceFile):
                     yield self.raw(file, *place)
 
     def _first_places(self, number: int) -> list[tuple[int, int]]:
-        return lines.first_places(self.path, number)
+        return line_index.first_places(self.path, number)
 
     def raw(self, file: File, offset: int, size: int) -> bytes:
         """Read the JSON of a sample; media in base64, and the ids of COCO images, are replaced by names of media."""
@@ -275,11 +275,11 @@ class JsonlShard(_SourceFile):
         file, key = split_name(name)
         if key is not None and file == os.path.basename(self.path):
             return joined_name(self.path, key)
-        name = mapped_name(name, self.lines.media_map)
+        name = mapped_name(name, self.row_settings.media_map)
         return archive_path(self.media_root, name) or path_in(self.media_root, name)
 
     def digest(self) -> str:
-        return lines.file_digest(self.path)
+        return line_index.file_digest(self.path)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         try:
@@ -288,7 +288,7 @@ class JsonlShard(_SourceFile):
             raise
         except Exception as error:  # raised by a class of another package
             raise Skip(Reason.INVALID_JSON, f"{type(self).__name__} can't read it: {one_line(error)}") from None
-        return parse_line(map_record(value, settings), self.lines, settings)
+        return parse_row(map_record(value, settings), self.row_settings, settings)
 
     def value(self, raw: bytes) -> Any:
         """Parse a line into a JSON value; if an error is raised, the sample is left out, as `invalid_json`."""
@@ -306,8 +306,8 @@ class JsonlShard(_SourceFile):
 
     def _allowed_name(self, name: str) -> str:
         """Return the name of a medium; raises Skip for an address on a store that no setting names."""
-        bucket, lines = bucket_of(mapped_name(name, self.lines.media_map)), self.lines
-        if not lines.remote_media and bucket not in ("", bucket_of(self.media_root), *mapped_buckets(lines.media_map)):
+        rows, bucket = self.row_settings, bucket_of(mapped_name(name, self.row_settings.media_map))
+        if not rows.remote_media and bucket not in ("", bucket_of(self.media_root), *mapped_buckets(rows.media_map)):
             detail = f"{name!r} is on another store than source.media_root; source.remote_media=true reads it there"
             raise Skip(Reason.MISSING_MEDIA, detail)
         return name

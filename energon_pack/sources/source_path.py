@@ -21,7 +21,7 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.entry_settings import EntrySettings, read_entry_settings
 from energon_pack.sources.field_map import read_field_map
 from energon_pack.sources.find import JSON_FILE, FileFinder, ListedFile, Source, find_files, parquet_hint, without_plans
-from energon_pack.sources.jsonl.line_files import LineFileFinder, files_of_samples, without_extensions
+from energon_pack.sources.jsonl.row_files import RowFileFinder, files_of_samples, without_extensions
 from energon_pack.sources.mixture import (
     Entry,
     Mixture,
@@ -75,7 +75,7 @@ def _finder_of(settings: SourceConfig, stems: Collection[str] | None = None) -> 
     if not (isinstance(kind, type) and issubclass(kind, JsonlShard)):
         why = "there is none of that name" if kind is None else f"{kind} is no class that derives from JsonlShard"
         raise PackError(f"source.format={settings.format}: {why}; auto, wds and jsonl are always there")
-    return LineFileFinder(settings, kind, stems)
+    return RowFileFinder(settings, kind, stems)
 
 
 # --------------------------------------------------------------------------------------------------------- mixtures

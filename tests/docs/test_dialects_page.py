@@ -8,7 +8,7 @@ from energon_pack.samples.conversation import placed_record
 from energon_pack.samples.dialects.table import DIALECTS, TURN_FIELDS
 from energon_pack.samples.media.kinds import kind_by_name
 from energon_pack.samples.settings import Columns, ReadSettings, Roles
-from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
+from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from support.pages import blocks, code, section, table
 
 PAGE = "dialects.md"
@@ -16,7 +16,7 @@ ROWS = table(PAGE, "dialect | a record")
 
 
 def packed(value: object, settings: ReadSettings) -> str:
-    record = parse_line(value, LineSettings("/data"), settings)
+    record = parse_row(value, RowSettings("/data"), settings)
     messages = placed_record(record, [kind_by_name(name) or "" for name in record.listed_media or ()]).messages
     return " · ".join(f"{message['role']}§{message['content']}" for message in messages)
 

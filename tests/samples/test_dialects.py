@@ -12,7 +12,7 @@ from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import ReadSettings, SampleType, Take
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
+from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from support.dialects import CONVERSATIONS, FORMS, Changed, Form, changed, expected
@@ -153,7 +153,7 @@ def test_what_repeats_the_conversation_is_none_of_its_own_and_other_texts_are_na
 def test_two_spellings_of_one_thing_that_differ_are_an_error(value: dict[str, Any]) -> None:
     """One was trained, the other dropped without a word; media of both were joined in a guessed order."""
     with pytest.raises(Skip, match="two spellings of one thing"):
-        parse_line(value, LineSettings("/data"), AUTO)
+        parse_row(value, RowSettings("/data"), AUTO)
 
 
 def test_other_spellings_that_differ_are_an_error() -> None:
@@ -168,16 +168,16 @@ def test_other_spellings_that_differ_are_an_error() -> None:
 
 def test_two_spellings_that_say_the_same_are_one_medium() -> None:
     line = {"messages": SAID, "image": "a.jpg", "images": ["a.jpg"]}
-    assert parse_line(line, LineSettings("/data"), AUTO).listed_media == ["a.jpg"]
+    assert parse_row(line, RowSettings("/data"), AUTO).listed_media == ["a.jpg"]
     part = {"role": "user", "content": [{"type": "image", "image": "/x/a.jpg"}, {"type": "text", "text": "q"}]}
-    assert parse_line({"messages": [part, SAID[1]], "images": ["a.jpg"]}, LineSettings("/data"), AUTO).listed_media == [
+    assert parse_row({"messages": [part, SAID[1]], "images": ["a.jpg"]}, RowSettings("/data"), AUTO).listed_media == [
         "a.jpg"
     ]
     both = {"messages": SAID, "name": ["a.jpg"], "images": [{"path": "x/a.jpg", "image": "x/a.jpg", "url": None}]}
-    assert parse_line(both, LineSettings("/data"), AUTO).listed_media == ["x/a.jpg"]
+    assert parse_row(both, RowSettings("/data"), AUTO).listed_media == ["x/a.jpg"]
     for other in ({"messages": [part, SAID[1]]}, {"messages": SAID, "name": ["/x/a.jpg"]}):
         with pytest.raises(Skip, match=r"names '/x/a\.jpg', and the sample lists 'b\.jpg'"):
-            parse_line({**other, "images": ["b.jpg"]}, LineSettings("/data"), AUTO)
+            parse_row({**other, "images": ["b.jpg"]}, RowSettings("/data"), AUTO)
 
 
 def test_a_turn_has_one_role() -> None:
@@ -308,4 +308,4 @@ def test_other_fields_of_those_names_are_fields(more: dict[str, Any]) -> None:
 def test_alpaca_by_a_meta_file() -> None:
     columns = (("prompt", "instruction"), ("query", "input"))
     value = {"instruction": "q", "input": "", "chosen": "good", "rejected": "bad"}
-    assert parse_line(value, LineSettings("", columns), CHOSEN).messages == CHAT
+    assert parse_row(value, RowSettings("", columns), CHOSEN).messages == CHAT

@@ -11,11 +11,11 @@ from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import Columns, ReadSettings, Roles
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
+from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from energon_pack.sources.settings import SourceConfig
 
 AUTO = ReadSettings()
-LINES = LineSettings("/data")
+LINES = RowSettings("/data")
 
 
 def asked(content: Any, answer: str = "a", **fields: Any) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def asked(content: Any, answer: str = "a", **fields: Any) -> dict[str, Any]:
 
 def placed(value: Any, *kinds: str, settings: ReadSettings = AUTO) -> tuple[list[Any], list[str] | None]:
     """The contents as packs store them, and the media, of a line of JSONL."""
-    record = parse_line(value, LINES, settings)
+    record = parse_row(value, LINES, settings)
     kinds = kinds or ("image",) * len(record.listed_media or ())
     return [m["content"] for m in placed_record(record, kinds).messages], record.listed_media
 
@@ -63,7 +63,7 @@ def test_a_path_in_the_text_beside_other_media_is_no_guess(value: Any, said: str
 
 def test_an_image_in_the_text_stands_for_a_video() -> None:
     """LLaVA-Video writes `<image>` for a `video`: every sample was `placeholder_mismatch`."""
-    record = parse_line(asked("<image>\nWhat happens?", video="v.mp4", data_source="x"), LINES, AUTO)
+    record = parse_row(asked("<image>\nWhat happens?", video="v.mp4", data_source="x"), LINES, AUTO)
     result = placed_record(record, ["video"])
     assert result.messages[0]["content"] == "<video>\nWhat happens?"
     assert result.placeholders_put_in
@@ -120,7 +120,7 @@ def test_fields_are_renamed_before_anything_looks() -> None:
         "chat": asked("<image>q")["messages"], "pics": ["a.jpg"], "rules": "Be brief.", "number": 7,
         "schemas": [{"name": "f"}], "messages": "not these", "images": ["old.jpg"],
     }  # fmt: skip
-    record = parse_line(value, LINES, ReadSettings(columns=columns))
+    record = parse_row(value, LINES, ReadSettings(columns=columns))
     assert [m["content"] for m in record.messages] == ["Be brief.", "<image>q", "a"]
     assert record.listed_media == ["a.jpg"]
     assert record.tools == [{"type": "function", "function": {"name": "f"}}]

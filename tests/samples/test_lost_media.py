@@ -17,7 +17,7 @@ from energon_pack.samples.lost_media import kinds_in_vain
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings, UnreadMedia
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
+from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from support.figures import figures, noted
 from support.samples import picture, write_tar
 
@@ -44,9 +44,9 @@ EMPTY: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("fields", EMPTY)
 def test_a_placeholder_whose_media_key_is_empty_is_a_lost_medium(fields: dict[str, Any]) -> None:
-    settings, lines = ReadSettings(), LineSettings("/")
+    settings, lines = ReadSettings(), RowSettings("/")
     value = asked("<image>\nWhat is it?", **fields)
-    for record in (parse_line(value, lines, settings), parse_record(value, settings)):
+    for record in (parse_row(value, lines, settings), parse_record(value, settings)):
         with pytest.raises(Skip, match=r"missing_media: <image> stands in a question, and .* is empty") as skip:
             placed_record(record, [])
         assert (skip.value.reason, skip.value.media_type) == (Reason.MISSING_MEDIA, "image")

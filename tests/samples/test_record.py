@@ -11,7 +11,7 @@ from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import Columns, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
+from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 
 TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 
@@ -46,7 +46,7 @@ def test_a_conversation_may_be_json_in_a_text(key: str) -> None:
     renamed = ReadSettings(columns=Columns(messages=key, role="who", images="pics"))
     turns = json.dumps([{"who": turn["role"], "content": turn["content"]} for turn in TURNS])
     line = {key: turns, "pics": '["a.jpg", "b.jpg"]', "videos": "[]"}
-    record = parse_line(line, LineSettings("."), renamed)
+    record = parse_row(line, RowSettings("."), renamed)
     assert (record.messages, record.listed_media) == (TURNS, ["a.jpg", "b.jpg"])
     with pytest.raises(Skip, match="bad_message: messages are a str, not a list"):
         parse_record({"messages": "[hi] hello"}, ReadSettings())

@@ -13,7 +13,7 @@ from energon_pack.samples.record import with_use_audio_setting
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.find import make_shard
-from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
+from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from energon_pack.sources.named_bytes import may_have_base64
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
@@ -42,7 +42,7 @@ def asked(*parts: dict[str, Any]) -> list[dict[str, Any]]:
     ],
 )
 def test_each_spelling(record: dict[str, Any]) -> None:
-    read = parse_line(record, LineSettings("/data"), ReadSettings())
+    read = parse_row(record, RowSettings("/data"), ReadSettings())
     assert read.listed_media == ["a.wav"]
     assert placed_record(read, ["audio"]).messages == HEARD
 
@@ -50,18 +50,18 @@ def test_each_spelling(record: dict[str, Any]) -> None:
 def test_media_of_three_kinds_find_their_places() -> None:
     turns = [{"role": "user", "content": "<audio><video><image><audio>"}, ANSWER]
     lists = {"audios": ["a.wav", "b.wav"], "images": ["c.png"], "videos": ["d.mp4"]}
-    read = parse_line({"messages": turns, **lists}, LineSettings("/data"), ReadSettings())
+    read = parse_row({"messages": turns, **lists}, RowSettings("/data"), ReadSettings())
     names, kinds = read.listed_media or [], ["image", "video", "audio", "audio"]
     assert [names[i] for i in placed_record(read, kinds).order] == ["a.wav", "d.mp4", "c.png", "b.wav"]
 
 
 def test_a_record_says_whether_its_videos_are_heard() -> None:
-    read = parse_line(
-        {"messages": HEARD, "videos": ["a.mp4"], "use_audio_in_video": True}, LineSettings("/data"), ReadSettings()
+    read = parse_row(
+        {"messages": HEARD, "videos": ["a.mp4"], "use_audio_in_video": True}, RowSettings("/data"), ReadSettings()
     )
     assert options_of(read.fields).use_audio_in_video
     assert options_of(with_use_audio_setting(read, ReadSettings(use_audio_in_video=False)).fields).use_audio_in_video
-    silent = parse_line({"messages": HEARD, "videos": ["a.mp4"]}, LineSettings("/data"), ReadSettings())
+    silent = parse_row({"messages": HEARD, "videos": ["a.mp4"]}, RowSettings("/data"), ReadSettings())
     assert not options_of(silent.fields).use_audio_in_video
     assert options_of(with_use_audio_setting(silent, ReadSettings(use_audio_in_video=True)).fields).use_audio_in_video
     with pytest.raises(Skip, match=r"bad_message: use_audio_in_video is 'yes', not true or false"):
@@ -74,7 +74,7 @@ def test_base64_in_a_line(tmp_path: Path) -> None:
     part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
     file = tmp_path / "a.jsonl"
     file.write_text(json.dumps({"messages": asked(part)}) + "\n")
-    shard = make_shard("a.jsonl", str(file), JsonlShard, {"lines": LineSettings(str(tmp_path))})
+    shard = make_shard("a.jsonl", str(file), JsonlShard, {"row_settings": RowSettings(str(tmp_path))})
     (row,) = rows_of(shard.index(), IndexRow)
     with Reader() as reader:
         read = read_sample(reader, shard, row, ReadSettings())

@@ -6,7 +6,7 @@ import pytest
 
 from energon_pack.samples.dialects.rewrite import renamed
 from energon_pack.samples.settings import Columns, ReadSettings, Roles
-from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
+from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 
 ASKED = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 TAGS = {"role_tag": "who", "content_tag": "says", "user_tag": "U", "assistant_tag": "A"}
@@ -29,8 +29,8 @@ def test_names_are_read_from_the_untouched_record(
     assert renamed(record, names) == expected
 
 
-def conversation(value: Any, lines: LineSettings | None = None, settings: ReadSettings | None = None) -> Any:
-    return parse_line(value, lines or LineSettings("/"), settings or ReadSettings()).messages
+def conversation(value: Any, lines: RowSettings | None = None, settings: ReadSettings | None = None) -> Any:
+    return parse_row(value, lines or RowSettings("/"), settings or ReadSettings()).messages
 
 
 def test_a_meta_file_may_swap_names_of_alpaca() -> None:
@@ -41,35 +41,35 @@ def test_a_meta_file_may_swap_names_of_alpaca() -> None:
         {"role": "user", "content": "Summarise.\nA text."},
         {"role": "assistant", "content": "Short."},
     ]
-    assert conversation(record, LineSettings("/", tuple(sorted(columns.items())))) == expected
+    assert conversation(record, RowSettings("/", tuple(sorted(columns.items())))) == expected
 
 
 @pytest.mark.parametrize("field", ["conversations", "messages", "dialog"])
 def test_tags_of_a_meta_file_reach_the_usual_fields_of_turns(field: str) -> None:
-    assert conversation({field: TAGGED}, LineSettings("/", (), tuple(TAGS.items()))) == ASKED
+    assert conversation({field: TAGGED}, RowSettings("/", (), tuple(TAGS.items()))) == ASKED
 
 
 def test_tags_reach_the_field_that_a_column_or_the_run_names() -> None:
     tags = tuple(TAGS.items())
-    assert conversation({"talk": TAGGED}, LineSettings("/", (("messages", "talk"),), tags)) == ASKED
-    assert conversation({"talk": TAGGED}, LineSettings("/", (), tags), ReadSettings(messages_key="talk")) == ASKED
+    assert conversation({"talk": TAGGED}, RowSettings("/", (("messages", "talk"),), tags)) == ASKED
+    assert conversation({"talk": TAGGED}, RowSettings("/", (), tags), ReadSettings(messages_key="talk")) == ASKED
 
 
 def test_tags_of_roles_alone_leave_other_spellings_as_they_are() -> None:
     tags = (("user_tag", "Kunde"),)
     assert (
-        conversation({"messages": [{"role": "Kunde", "content": "q"}, ASKED[1]]}, LineSettings("/", (), tags)) == ASKED
+        conversation({"messages": [{"role": "Kunde", "content": "q"}, ASKED[1]]}, RowSettings("/", (), tags)) == ASKED
     )
     spoken = [{"from": "Kunde", "value": "q"}, {"from": "gpt", "value": "a"}]
-    assert conversation({"conversations": spoken}, LineSettings("/", (), tags)) == ASKED
-    assert conversation({"conversations": [{"human": "q", "assistant": "a"}]}, LineSettings("/", (), tags)) == ASKED
+    assert conversation({"conversations": spoken}, RowSettings("/", (), tags)) == ASKED
+    assert conversation({"conversations": [{"human": "q", "assistant": "a"}]}, RowSettings("/", (), tags)) == ASKED
 
 
 @pytest.mark.parametrize("chosen", [TAGGED[1], TAGGED[1:]])
 def test_tags_reach_the_answers_of_preference_data(chosen: Any) -> None:
     record = {"conversations": TAGGED[:1], "chosen": chosen, "rejected": {"who": "A", "says": "no"}}
     settings = ReadSettings(take="chosen")  # type: ignore[arg-type]
-    assert conversation(record, LineSettings("/", (), tuple(TAGS.items())), settings) == ASKED
+    assert conversation(record, RowSettings("/", (), tuple(TAGS.items())), settings) == ASKED
 
 
 def test_a_key_of_a_turn_that_a_column_names_wins_over_one_that_has_our_name() -> None:
@@ -80,4 +80,4 @@ def test_a_key_of_a_turn_that_a_column_names_wins_over_one_that_has_our_name() -
 
 def test_a_caption_of_an_image_folder_stays_beside_an_empty_text() -> None:
     record = {"file_name": "a.jpg", "text": "", "caption": "A cat."}
-    assert parse_line(record, LineSettings("/"), ReadSettings()).messages[-1]["content"] == "A cat."
+    assert parse_row(record, RowSettings("/"), ReadSettings()).messages[-1]["content"] == "A cat."

@@ -23,7 +23,7 @@ from energon_pack.samples.skip import Skip
 from energon_pack.sources import media_containers, parquet_rows
 from energon_pack.sources.field_map import read_field_map
 from energon_pack.sources.find import make_shard
-from energon_pack.sources.jsonl.dialects import LineSettings
+from energon_pack.sources.jsonl.dialects import RowSettings
 from energon_pack.sources.jsonl.line_index import index_lines
 from energon_pack.sources.media_containers import open_medium, open_zip_member
 from energon_pack.sources.parquet_rows import table_of, table_row
@@ -41,7 +41,7 @@ LINE = json.dumps({"messages": TURNS}, ensure_ascii=False).encode()
 def index(path: Path, data: bytes) -> tuple[list[tuple[str, str | None]], list[str]]:
     """Keys with their reasons, and what is damaged."""
     path.write_bytes(data)
-    table = make_shard(path.name, str(path), JsonlShard, {"lines": LineSettings(str(path.parent))}).index()
+    table = make_shard(path.name, str(path), JsonlShard, {"row_settings": RowSettings(str(path.parent))}).index()
     rows = [(row["key"], row["reason"]) for row in table.to_pylist()]
     return rows, [what for _, what in damage_of(index_metadata(table))]
 

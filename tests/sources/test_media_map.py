@@ -15,7 +15,7 @@ from energon_pack.online.user_dataset import UserSamples
 from energon_pack.pack import pack
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.jsonl.dialects import LineSettings
+from energon_pack.sources.jsonl.dialects import RowSettings
 from energon_pack.sources.media_map import mapped_name, media_map_of, why_missing
 from energon_pack.sources.settings import SourceConfig
 from support.running import command_here
@@ -56,7 +56,7 @@ def test_a_map_is_no_content_and_without_one_the_cache_keeps_its_keys(config: An
     (tmp_path / "a.jsonl").write_text(json.dumps(record("0.png")))
     settings = [config(tmp_path / "a.jsonl", source__media_map=media_map) for media_map in (None, ["a=b"])]
     assert content_settings(settings[0]) == content_settings(settings[1])
-    assert [*LineSettings("/x").identity] == ["media_root", "columns", "tags", "ratio", "remote_media"]
+    assert [*RowSettings("/x").identity] == ["media_root", "columns", "tags", "ratio", "remote_media"]
 
 
 @pytest.mark.parametrize("media", ["copy", "reference"])

@@ -21,7 +21,7 @@ from energon_pack.samples.sample import Part
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import storage
 from energon_pack.sources.find import make_shard
-from energon_pack.sources.jsonl.dialects import LineSettings
+from energon_pack.sources.jsonl.dialects import RowSettings
 from energon_pack.sources.media_containers import open_inside
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import JsonlShard, Shard
@@ -35,7 +35,7 @@ from support.samples import chat, noise, picture, write_tar
 def lines_in(folder: Path, *lines: bytes) -> Shard:
     path = folder / "x.jsonl"
     path.write_bytes(b"\n".join(lines))
-    return make_shard("x.jsonl", str(path), JsonlShard, {"lines": LineSettings(str(folder))})
+    return make_shard("x.jsonl", str(path), JsonlShard, {"row_settings": RowSettings(str(folder))})
 
 
 def test_a_changed_shard_is_not_read(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ _ROLE_TAGS = {
 
 
 @dataclass(frozen=True)
-class LineSettings:
-    """How the lines of one JSONL file are read, as a meta file of LLaMA-Factory or Automodel can set it."""
+class RowSettings:
+    """How the rows of one file are read, as a meta file of LLaMA-Factory or Automodel can set it."""
 
     media_root: str
     #: field → its name in this file
@@ -65,14 +65,14 @@ class _Listed:
     is_sound: bool = False
 
 
-def parse_line(value: Any, lines: LineSettings, settings: ReadSettings) -> Record:
+def parse_row(value: Any, rows: RowSettings, settings: ReadSettings) -> Record:
     """Parse the JSON value of a line into a record, whose `listed_media` are the paths of its media; raises Skip.
 
     A list of frames under `images` becomes images in place of its `<video>`; one under `videos` stays one video.
     """
     value = rewrite_record(value, settings)
     if isinstance(value, dict):
-        value = _renamed_fields(value, lines, settings)
+        value = _renamed_fields(value, rows, settings)
         empty = empty_media_keys(value, settings)
         listed = [medium for key in MEDIA_KEYS if key in value for medium in _listed_media(value.pop(key), key)]
     else:
@@ -204,18 +204,18 @@ def _num_videos(message: Message) -> int:
 # ------------------------------------------------------------------------------- columns and tags of a meta file
 
 
-def _renamed_fields(value: Mapping[str, Any], lines: LineSettings, settings: ReadSettings) -> dict[str, Any]:
+def _renamed_fields(value: Mapping[str, Any], rows: RowSettings, settings: ReadSettings) -> dict[str, Any]:
     """Rename a line's fields to the names for `parse_record`, by the columns and tags of its meta file."""
-    columns = dict(lines.columns)
+    columns = dict(rows.columns)
     value = renamed(value, columns)
     if "prompt" in columns and "prompt" in value and not value.get("messages"):
         answer = [value["response"]] if value.get("response") is not None else []  # preference data has none
         asked = joined_question([value.get("prompt"), value.get("query")])
         value["messages"] = history_turns([*(value.get("history") or []), [asked, *answer]])
         value = {key: item for key, item in value.items() if key not in ("prompt", "query", "response", "history")}
-    if not lines.tags:
+    if not rows.tags:
         return value
-    tags = dict(lines.tags)
+    tags = dict(rows.tags)
     roles = {tags[name]: role for name, role in _ROLE_TAGS.items() if name in tags}
     keys = {"role": tags.get("role_tag"), "content": tags.get("content_tag")}
     return with_renamed_turns(value, settings, keys, roles)

@@ -45,7 +45,7 @@ _BUFFER_BYTES = 1 << 20
 _TAR_MAGIC, _TAR_MAGIC_OFFSET = b"ustar", 257
 
 #: `record_part` of a sample that is a line, not a file of a tar
-LINE_PART = "line"
+ROW_PART = "line"
 
 
 class _FileDamage:
@@ -102,7 +102,7 @@ def index_table(
     detail = pa.array([None] * (num - len(bad)) + [*bad], pa.string())
     columns = {
         "key": pa.array(numbers).cast(pa.string()),
-        "record_part": pa.repeat(LINE_PART, num),
+        "record_part": pa.repeat(ROW_PART, num),
         "record_offset": pa.array(offsets),
         "record_size": pa.array(sizes),
         "parts": pa.ListArray.from_arrays(

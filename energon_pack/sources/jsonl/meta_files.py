@@ -12,7 +12,7 @@ from energon_pack.errors import PackError
 from energon_pack.run.address import bucket_of
 from energon_pack.run.console import say
 from energon_pack.run.plain_data import json_value
-from energon_pack.sources.jsonl.dialects import LineSettings
+from energon_pack.sources.jsonl.dialects import RowSettings
 from energon_pack.sources.media_map import media_map_of
 from energon_pack.sources.mixture import MAX_META_BYTES, read_yaml
 from energon_pack.sources.settings import SourceConfig
@@ -57,10 +57,10 @@ class EntryChoice:
 # ------------------------------------------------------------------------------------------ the files of a meta file
 
 
-def listed_files(path: str, settings: SourceConfig, chosen: EntryChoice) -> Iterator[tuple[str, LineSettings]]:
+def listed_files(path: str, settings: SourceConfig, chosen: EntryChoice) -> Iterator[tuple[str, RowSettings]]:
     """Yield each file that a meta file lists, and how it is read; a file that is no meta file is yielded itself."""
     root, folder = settings.media_root, folder_of(absolute(path))
-    places = LineSettings("", remote_media=settings.remote_media, media_map=media_map_of(settings.media_map))
+    places = RowSettings("", remote_media=settings.remote_media, media_map=media_map_of(settings.media_map))
     meta = _read_entries(path)
     if meta is None:
         yield absolute(path), replace(places, media_root=_folder(root or folder))

@@ -19,7 +19,7 @@ from energon_pack.samples.record import Record
 from energon_pack.samples.settings import Frames, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.find import make_shard
-from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
+from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from energon_pack.sources.shard import JsonlShard
 from support.finding import find_lines, find_shards
 from support.samples import write_tar
@@ -27,7 +27,8 @@ from support.samples import write_tar
 
 def index(path: Path, data: bytes) -> list[tuple[str, bytes, str | None]]:
     path.write_bytes(data)
-    rows = make_shard(path.name, str(path), JsonlShard, {"lines": LineSettings(str(path.parent))}).index().to_pylist()
+    shard = make_shard(path.name, str(path), JsonlShard, {"row_settings": RowSettings(str(path.parent))})
+    rows = shard.index().to_pylist()
     places = ((row["record_offset"], row["record_size"]) for row in rows)
     texts = [data[offset : offset + size] for offset, size in places]
     return [(row["key"], text, row["reason"]) for row, text in zip(rows, texts, strict=True)]
@@ -74,7 +75,7 @@ def test_elements_of_any_array(tmp_path_factory: pytest.TempPathFactory, values:
 def test_a_file_written_anew_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"a": 1}\n')
-    shard = make_shard("x.jsonl", str(path), JsonlShard, {"lines": LineSettings(".")})
+    shard = make_shard("x.jsonl", str(path), JsonlShard, {"row_settings": RowSettings(".")})
     about = {"digest": shard.index().schema.metadata[b"digest"].decode()}
     assert shard.is_unchanged(about)
     path.write_text('{"b": 1}\n')
@@ -128,14 +129,14 @@ def test_a_damaged_line_is_a_line(tmp_path: Path, data: bytes) -> None:
 
 USER, ANSWER = {"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "yes"}
 TURNS = [USER, ANSWER]
-DATA = LineSettings("/data")
+DATA = RowSettings("/data")
 
 
-DATA = LineSettings("/data")
+DATA = RowSettings("/data")
 
 
-def parse(value: Any, lines: LineSettings = DATA) -> tuple[list[Any], list[str] | None, dict[str, Any]]:
-    record = parse_line(value, lines, ReadSettings())
+def parse(value: Any, lines: RowSettings = DATA) -> tuple[list[Any], list[str] | None, dict[str, Any]]:
+    record = parse_row(value, lines, ReadSettings())
     return record.messages, record.listed_media, record.fields
 
 
@@ -160,7 +161,7 @@ def test_openai_messages_name_their_media_themselves() -> None:
     calls = [{"function": {"name": "f", "arguments": "{}"}}]
     tool = {"role": "tool", "content": "1"}
     messages = [{"role": "user", "content": content}, {"role": "assistant", "content": None, "tool_calls": calls}, tool]
-    record = parse_line({"messages": [*messages, ANSWER], "tools": [{"f": 1}]}, LineSettings("/data"), ReadSettings())
+    record = parse_row({"messages": [*messages, ANSWER], "tools": [{"f": 1}]}, RowSettings("/data"), ReadSettings())
     assert (record.listed_media, record.tools) == (["a.jpg"], [{"f": 1}])
     assert [m["role"] for m in record.messages] == ["user", "assistant", "tool", "assistant"]
 
@@ -220,7 +221,7 @@ def test_a_list_of_frames_is_one_video() -> None:
     assert parse({**frames, "sample_fps": 4})[2]["media_settings"][1] == {"list_of_frames": 2, "sample_fps": 4}
     said = parse({**frames, "media_settings": [{"max_pixels": 9}, {"max_pixels": 8}]})[2]["media_settings"]
     assert said == [{"max_pixels": 9}, {"list_of_frames": 2, "max_pixels": 8}, None]
-    images = parse_line(frames, LineSettings(""), ReadSettings(frames=Frames.images))
+    images = parse_row(frames, RowSettings(""), ReadSettings(frames=Frames.images))
     assert (images.listed_media, images.fields) == (listed, {})
 
 
@@ -294,7 +295,7 @@ def test_a_meta_file_says_how_its_files_are_read(meta: Path) -> None:
     assert isinstance(chat, JsonlShard)
     assert (alpaca.ratio, chat.ratio) == (0.5, 2.0)
     assert chat.media_root == str(meta.parent / "media")
-    assert parse(json.loads(Path(chat.path).read_text()), chat.lines) == (TURNS, ["a.jpg"], {})
+    assert parse(json.loads(Path(chat.path).read_text()), chat.row_settings) == (TURNS, ["a.jpg"], {})
     assert [m["content"] for m in parse(json.loads(Path(alpaca.path).read_text()), alpaca.lines)[0]] == [
         "<image>\n?",
         "yes",

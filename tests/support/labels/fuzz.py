@@ -17,7 +17,7 @@ from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.options import options_of
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.jsonl.dialects import LineSettings, parse_line
+from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from support.labels.forms import FORMS, Form, fresh
@@ -114,7 +114,7 @@ def add(result: Fuzzed, key: Key, value: Any, is_good: bool, chance: random.Rand
 def ours(template: Template, value: Any) -> Outcome:
     """Return our reading of a line of JSONL."""
     try:
-        record = parse_line(value, LineSettings(""), ReadSettings())
+        record = parse_row(value, RowSettings(""), ReadSettings())
         names = record.listed_media or []
         placed = placed_record(record, [str(kind_by_name(name)) for name in names])
         options = options_of(placed.record.fields)

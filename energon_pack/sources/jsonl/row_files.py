@@ -1,4 +1,4 @@
-"""Find the files of lines or rows of a source: JSONL, tables, LMDBs, and what meta files list."""
+"""Find the files of rows of a source: JSONL, tables, and what meta files list."""
 
 import os
 import re
@@ -12,8 +12,8 @@ from energon_pack.run.address import bucket_of
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.find import FileFinder, ListedFile, files_of_split, parquet_hint
-from energon_pack.sources.jsonl.dialects import LineSettings
-from energon_pack.sources.jsonl.line_index import LINE_PART
+from energon_pack.sources.jsonl.dialects import RowSettings
+from energon_pack.sources.jsonl.line_index import ROW_PART
 from energon_pack.sources.jsonl.meta_files import EntryChoice, listed_files
 from energon_pack.sources.media_containers import archive_path, open_medium, split_name
 from energon_pack.sources.media_map import mapped_name
@@ -30,7 +30,7 @@ _JSON_FILE = re.compile(r"(?i)\.json$")
 _LEDGER_NAME = "skipped.jsonl"  # the ledger that packing and converting write beside their output
 
 
-class LineFileFinder(FileFinder):
+class RowFileFinder(FileFinder):
     """Finds the files that one subclass of `JsonlShard` reads: JSONL, tables, or files of another package's class.
 
     `stems`: paths of tars without extensions; files with these names describe the tars, and are left out.
@@ -42,7 +42,7 @@ class LineFileFinder(FileFinder):
             raise PackError(f"source.media_root={root}: no such folder or zip archive")
         self._settings, self._kind, self._stems = settings, kind, stems
         self._entries = EntryChoice(settings.datasets)
-        self._settings_of_file = dict[str, LineSettings]()  # by real path
+        self._settings_of_file = dict[str, RowSettings]()  # by real path
 
     def files_in(self, folder: str) -> list[str]:
         files = walk(folder, self._kind.names)
@@ -59,11 +59,11 @@ class LineFileFinder(FileFinder):
             named = f", and several *.json ({', '.join(several[:3])}{', …' * (len(several) > 3)}): name the one to read"
             raise PackError(f"source.path={entry}: no *.jsonl there{named if several else parquet_hint(folders)}")
         for file in files:
-            for listed, lines in listed_files(file, self._settings, self._entries):
+            for listed, rows in listed_files(file, self._settings, self._entries):
                 real = real_path(listed)
-                if self._settings_of_file.setdefault(real, lines) != lines:
+                if self._settings_of_file.setdefault(real, rows) != rows:
                     raise PackError(f"source.path={entry}: {listed} is there twice, to be read in two ways")
-                yield ListedFile(listed, real, self._kind, {"lines": lines})
+                yield ListedFile(listed, real, self._kind, {"row_settings": rows})
 
     def complete_shards(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
         self._entries.check()
@@ -87,7 +87,7 @@ def _with_media_root(shard: Shard, settings: ReadSettings) -> Shard:
     if not isinstance(shard, JsonlShard) or shard.media_root != folder_of(shard.path):
         return shard  # a meta file names it
     root = find_media_root(shard, settings)
-    return shard if root is None else replace(shard, lines=replace(shard.lines, media_root=root))
+    return shard if root is None else replace(shard, row_settings=replace(shard.row_settings, media_root=root))
 
 
 def find_media_root(shard: JsonlShard, settings: ReadSettings) -> str | None:
@@ -113,8 +113,8 @@ def find_media_root(shard: JsonlShard, settings: ReadSettings) -> str | None:
 def _first_media_names(shard: JsonlShard, settings: ReadSettings) -> Iterator[str]:
     for raw in shard.first(_NUM_PROBED_SAMPLES):
         with suppress(Skip):
-            for name in shard.record(raw, LINE_PART, False, settings).listed_media or ():
-                name = mapped_name(name, shard.lines.media_map)
+            for name in shard.record(raw, ROW_PART, False, settings).listed_media or ():
+                name = mapped_name(name, shard.row_settings.media_map)
                 if "://" not in name and not os.path.isabs(name) and split_name(name)[1] is None:
                     yield name
 
