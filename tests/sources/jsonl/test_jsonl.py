@@ -296,7 +296,7 @@ def test_a_meta_file_says_how_its_files_are_read(meta: Path) -> None:
     assert (alpaca.ratio, chat.ratio) == (0.5, 2.0)
     assert chat.media_root == str(meta.parent / "media")
     assert parse(json.loads(Path(chat.path).read_text()), chat.row_settings) == (TURNS, ["a.jpg"], {})
-    assert [m["content"] for m in parse(json.loads(Path(alpaca.path).read_text()), alpaca.lines)[0]] == [
+    assert [m["content"] for m in parse(json.loads(Path(alpaca.path).read_text()), alpaca.row_settings)[0]] == [
         "<image>\n?",
         "yes",
     ]
