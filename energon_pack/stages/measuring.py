@@ -10,6 +10,7 @@ from energon_pack.lengths.drawn_videos import with_decoded_videos
 from energon_pack.lengths.index import IndexedShard, first_samples, index_shards
 from energon_pack.lengths.measure import measure_rows, measure_shards, with_trusted_engine
 from energon_pack.lengths.method import Method, method_of_model
+from energon_pack.lengths.unused_map import unused_line
 from energon_pack.plan.expand import expand
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.settings import Share
@@ -17,6 +18,7 @@ from energon_pack.plan.splits import split_shares
 from energon_pack.run.console import say
 from energon_pack.run.scratch_arrays import Scratch
 from energon_pack.run.work_parts import EqualSpans, Part
+from energon_pack.sources.media_map import media_map_of
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.shard import Shard
 from energon_pack.stages.pack_run import PackRun
@@ -69,6 +71,9 @@ def measure_source(run: PackRun, indexed: list[IndexedShard], method: Method) ->
             method.with_beginnings, config.labels.untrained,
         )  # fmt: skip
         lengths = expand(lengths, config.labels, method, run)
+        media_map, tables = media_map_of(config.source.media_map), lengths.tables(("parts", "detail"), with_parts=False)
+        if line := unused_line(media_map, (table for _, _, table in tables)):
+            say(line)
         num_repeated = sum(item.num_repeated for item in indexed)
         num_found = sum(item.num_rows for item in indexed) + source.num_left_out
         return Measured(lengths, method, num_found, num_repeated, source.mixture)

@@ -83,6 +83,21 @@ def test_the_same_bytes_at_another_place_make_the_same_packs(
     assert packed["old"]["fingerprint"] == packed["windows"]["fingerprint"]
 
 
+def test_a_beginning_that_no_path_has_is_one_line(
+    config: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A misspelled beginning mapped nothing, without a word."""
+    (tmp_path / "0.png").write_bytes(picture(28, 28, "PNG"))
+    lines = [record("/old/0.png"), record("/older/0.png"), *[record("0.png")] * 30]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    media_map = [f"/old={tmp_path}", "/older=gone", "/olde=x", "s3://b/x=y"]
+    pack(config(tmp_path / "a.jsonl", source__media_map=media_map, max_skipped=0.5))
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("source.media_map")]
+    assert said == [
+        "source.media_map: no medium's path begins with 's3://b/x' or '/olde': is it spelled as in the data?"
+    ]
+
+
 def test_items_of_a_dataset_are_found_by_the_map(tmp_path: Path) -> None:
     (tmp_path / "0.png").write_bytes(picture(28, 28, "PNG"))
     samples = UserSamples([record(NAMES["old"])], ReadSettings(), str(tmp_path), None, (("/mnt/gone/imgs", "."),))
