@@ -25,8 +25,9 @@ from energon_pack.samples.flavors.schema import MESSAGES_FIELD
 from energon_pack.samples.input_rules import INPUTS_FILE, TRIAL_FILE
 from energon_pack.samples.media.kinds import KIND_BY_LETTER, KINDS
 from energon_pack.sources.jsonl.line_index import ROW_PART
+from energon_pack.sources.row_shard import RowShard
 from energon_pack.sources.rows import MeasuredRow, rows_of
-from energon_pack.sources.shard import JsonlShard, TarShard
+from energon_pack.sources.shard import TarShard
 
 PLAN = "pack_plan.parquet"
 LEDGER = "skipped.jsonl"
@@ -59,7 +60,7 @@ class PlanRow(MeasuredRow):
     @property
     def sample(self) -> str:
         """Return the name of the member's source sample: `<shard>/<key>` in a tar, `<file>:<line>` in a JSONL file."""
-        mark = JsonlShard.key_separator if self.record_part == ROW_PART else TarShard.key_separator
+        mark = RowShard.key_separator if self.record_part == ROW_PART else TarShard.key_separator
         return f"{self.shard}{mark}{self.key}"
 
     @property

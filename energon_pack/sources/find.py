@@ -20,7 +20,8 @@ from energon_pack.run.address import bucket_of, is_address, lies_in, local_paths
 from energon_pack.sources.media_map import absolute_places
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.other_formats import COMPRESSED_NAME, PARQUET_ADVICE, compressed_error
-from energon_pack.sources.shard import JsonlShard, Shard, TarShard
+from energon_pack.sources.row_shard import RowShard
+from energon_pack.sources.shard import Shard, TarShard
 from energon_pack.sources.storage import FileState, absolute, expand, folder_of, state_of, walk, walked
 
 #: the plan of a packed dataset
@@ -84,7 +85,7 @@ class Source:
 
     @property
     def _mapped_places(self) -> set[str]:
-        maps = {shard.row_settings.media_map for shard in self.shards if isinstance(shard, JsonlShard)}
+        maps = {shard.row_settings.media_map for shard in self.shards if isinstance(shard, RowShard)}
         return {place for media_map in maps for place in absolute_places(media_map)}
 
     @property

@@ -32,11 +32,12 @@ from energon_pack.sources.mixture import (
 )
 from energon_pack.sources.other_formats import ARROW_ADVICE
 from energon_pack.sources.pack_shard import with_pack_shards
-from energon_pack.sources.parquet_shard import TableShard
 from energon_pack.sources.prepared_folder import SplitSelection
+from energon_pack.sources.row_shard import RowShard
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.shard import JsonlShard, Shard, TarShard
 from energon_pack.sources.storage import expand, folder_of, real_path, walk
+from energon_pack.sources.table_shard import TableShard
 
 _MEDIA_FILE = re.compile(rf"(?i)\.({'|'.join(MEDIA_EXTENSIONS)})$")
 TAR_FILE = re.compile(r"(?i)\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
@@ -70,9 +71,9 @@ def _finder_of(settings: SourceConfig, stems: Collection[str] | None = None) -> 
     """
     if settings.format == Format.wds:
         return TarFinder(settings)
-    ours: dict[str, type[JsonlShard]] = {Format.jsonl: JsonlShard, Format.table: TableShard}
+    ours: dict[str, type[RowShard]] = {Format.jsonl: JsonlShard, Format.table: TableShard}
     kind = ours.get(settings.format) or load_entry_point("sources", "source.format", settings.format)
-    if not (isinstance(kind, type) and issubclass(kind, JsonlShard)):
+    if not (isinstance(kind, type) and issubclass(kind, RowShard)):
         why = "there is none of that name" if kind is None else f"{kind} is no class that derives from JsonlShard"
         raise PackError(f"source.format={settings.format}: {why}; auto, wds and jsonl are always there")
     return RowFileFinder(settings, kind, stems)

@@ -17,6 +17,7 @@ from energon_pack.sources.jsonl.line_index import ROW_PART
 from energon_pack.sources.jsonl.meta_files import EntryChoice, listed_files
 from energon_pack.sources.media_containers import archive_path, open_medium, split_name
 from energon_pack.sources.media_map import mapped_name
+from energon_pack.sources.row_shard import RowShard
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import JsonlShard, Shard
 from energon_pack.sources.storage import folder_of, names_in, path_in, real_path, walk
@@ -31,12 +32,12 @@ _LEDGER_NAME = "skipped.jsonl"  # the ledger that packing and converting write b
 
 
 class RowFileFinder(FileFinder):
-    """Finds the files that one subclass of `JsonlShard` reads: JSONL, tables, or files of another package's class.
+    """Finds the files that one subclass of `RowShard` reads: JSONL, tables, or files of another package's class.
 
     `stems`: paths of tars without extensions; files with these names describe the tars, and are left out.
     """
 
-    def __init__(self, settings: SourceConfig, kind: type[JsonlShard], stems: Collection[str] | None = None):
+    def __init__(self, settings: SourceConfig, kind: type[RowShard], stems: Collection[str] | None = None):
         root = settings.media_root
         if root is not None and not _can_hold_media(os.path.expanduser(root)):
             raise PackError(f"source.media_root={root}: no such folder or zip archive")
@@ -84,13 +85,13 @@ def without_extensions(file: str) -> str:
 
 def _with_media_root(shard: Shard, settings: ReadSettings) -> Shard:
     """Return the shard with the `media_root` in which its media were found; unchanged if they lie beside it."""
-    if not isinstance(shard, JsonlShard) or shard.media_root != folder_of(shard.path):
+    if not isinstance(shard, RowShard) or shard.media_root != folder_of(shard.path):
         return shard  # a meta file names it
     root = find_media_root(shard, settings)
     return shard if root is None else replace(shard, row_settings=replace(shard.row_settings, media_root=root))
 
 
-def find_media_root(shard: JsonlShard, settings: ReadSettings) -> str | None:
+def find_media_root(shard: RowShard, settings: ReadSettings) -> str | None:
     """Find the folder near a file that holds most of the media of its first samples; PackError: two hold as many.
 
     None: the media lie beside the file, or in no folder near it, or the samples name none.
@@ -110,7 +111,7 @@ def find_media_root(shard: JsonlShard, settings: ReadSettings) -> str | None:
     return best[0] if most else None
 
 
-def _first_media_names(shard: JsonlShard, settings: ReadSettings) -> Iterator[str]:
+def _first_media_names(shard: RowShard, settings: ReadSettings) -> Iterator[str]:
     for raw in shard.first(_NUM_PROBED_SAMPLES):
         with suppress(Skip):
             for name in shard.record(raw, ROW_PART, False, settings).listed_media or ():

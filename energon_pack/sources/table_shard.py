@@ -3,21 +3,24 @@
 import hashlib
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from energon_pack.sources.jsonl.line_index import index_table
 from energon_pack.sources.parquet_rows import table_of, table_row
+from energon_pack.sources.row_shard import RowShard
 from energon_pack.sources.settings import Format
-from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.storage import File
 
 _HASHED_HEAD_BYTES, _HASHED_TAIL_BYTES = 64 << 10, 1 << 20
+#: a part of the key of kept lengths: the name that this class has had since they are kept
+_KIND = ("energon_pack.sources.parquet_shard", "TableShard", 0)
 
 
 @dataclass(frozen=True)
-class TableShard(JsonlShard):
+class TableShard(RowShard):
     """A Parquet file; the `record_offset` of a sample is the number of its row, from 0, as `datasets` counts rows."""
 
     names = re.compile(r"(?i)\.parquet$")
@@ -28,6 +31,10 @@ class TableShard(JsonlShard):
     @property
     def called(self) -> str:
         return "Parquet"
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        return *super().identity, *_KIND
 
     def index(self) -> pa.Table:
         table = table_of(self.path)

@@ -1,0 +1,136 @@
+"""One file of a source, of any kind: its name, its place, and which of its rows are drawn."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from energon_pack.run.address import bucket_of
+from energon_pack.run.seeded_random import Ints
+from energon_pack.samples.record import Record, with_use_audio_setting
+from energon_pack.samples.sample import Part
+from energon_pack.samples.settings import ReadSettings
+from energon_pack.sources.entry_settings import NO_SETTINGS, EntrySettings
+from energon_pack.sources.media_containers import split_name
+from energon_pack.sources.rows import SampleRow
+from energon_pack.sources.sample_ratio import drawn_rows, source_key
+from energon_pack.sources.settings import Format
+from energon_pack.sources.storage import File, FileState, open_file, real_path, state_of
+
+#: Returns a file beside the shard as a part, by its name in a sample; raises Skip if it can't be read.
+LookUp = Callable[[str], Part]
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of a source: indexes its samples, and reads them; its size and version tell whether it has changed."""
+
+    #: the character between its name and the key of a sample in a sample id
+    key_separator: ClassVar[str]
+    #: bytes of the header before each part of a sample
+    lead: ClassVar[int] = 0
+    #: the `source.format` that finds such files
+    format: ClassVar[Format]
+    #: whether a sample is a range of bytes
+    is_read_by_place: ClassVar[bool] = True
+
+    name: str  # as `shard_names` returns it, with forward slashes
+    path: str
+    size: int
+    version: str
+    #: settings of its entry in a mixture
+    own: EntrySettings = field(default=NO_SETTINGS, kw_only=True, hash=False)
+    #: whether the frames of its videos are counted by decoding all
+    decodes_videos: bool = field(default=False, kw_only=True, hash=False)
+
+    @cached_property
+    def real_path(self) -> str:
+        """Return its path with links resolved."""
+        return real_path(self.path)
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """Return the values that the file's index depends on; if one changes, the file is indexed anew."""
+        return self.real_path, self.size, self.version, None
+
+    @property
+    def called(self) -> str:
+        """Return the name of the file's format, as users read it: `JSONL`, `WebDataset tars`."""
+        raise NotImplementedError
+
+    @property
+    def media_root(self) -> str | None:
+        """Return the folder that names of its media are relative to; None: media lie in the file itself."""
+        return None
+
+    @cached_property
+    def is_stored(self) -> bool:
+        """Say whether it is on an object store."""
+        return bool(bucket_of(self.path))
+
+    def index(self) -> pa.Table:
+        """Index the samples: return a row of `wds.INDEX_SCHEMA` for each."""
+        raise NotImplementedError
+
+    def digest(self) -> str:
+        """Return a hash of the bytes that the file's index depends on; the index stores it in its metadata."""
+        raise NotImplementedError
+
+    def is_unchanged(self, about: Mapping[str, str]) -> bool:
+        """Tell whether the file is as it was when it was indexed. `about`: the metadata of the index."""
+        if self.is_stored:  # the version of an object covers every byte
+            return state_of(self.path) == (self.size, self.version)
+        return about["digest"] == self.digest()
+
+    def open(self) -> File:
+        """Open the file; raises OSError if it can't be opened."""
+        return open_file(self.path, FileState(self.size, self.version))
+
+    def raw(self, file: File, offset: int, size: int) -> bytes:
+        """Read a sample's JSON or text. `offset`, `size`: the place that its row of the index names."""
+        return file.read(offset, size)
+
+    def raw_of(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
+        """Return the JSON or text of an indexed sample, after `lead` bytes of the tar header before it."""
+        return self.raw(file, row.record_offset - lead, lead + row.record_size)
+
+    def read_record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
+        """Parse a sample as `record` does, with the settings of its mixture entry, which override `settings`."""
+        record = self.own.add_options(self.record(raw, part, has_media, self.own.reading or settings))
+        return with_use_audio_setting(record, settings)
+
+    def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
+        """Parse a sample from the bytes of its JSON or text; Skip: they are not valid. `part`: the file's part name."""
+        raise NotImplementedError
+
+    def is_inside(self, name: str) -> bool:
+        """Tell whether the medium of this name lies in this file."""
+        return split_name(self.path_of(name))[0] == self.path
+
+    def path_of(self, name: str) -> str:
+        """Return the path to open for a medium, by its name in a sample; `FILE::KEY` for one inside another file."""
+        return self.path
+
+    @property
+    def ratio(self) -> float:
+        """Return how often each sample comes in an epoch; at 1.3, a random 30% of the samples come twice."""
+        return 1.0
+
+    def drawn(self, num_rows: int, seed: int) -> Ints | None:
+        """Draw rows of the index by `ratio`; return their numbers, ascending, with repeats; None: each row once."""
+        return None if self.ratio == 1 else drawn_rows(num_rows, self.ratio, self.name, seed)
+
+    def key_in_tar(self, key: str) -> str:
+        """Return the key of a sample's parts in the tar: without the `@2` that marks a repeated draw."""
+        return source_key(key)
+
+    def sample_id(self, key: str) -> str:
+        """Return the name of a sample in packs and ledger: `<shard>/<key>`, `<file>:<line>`."""
+        return f"{self.name}{self.key_separator}{key}"
+
+
+def relative_path(folder: str, path: str) -> str:
+    """Return a path as it is called in a folder; unchanged: it lies elsewhere."""
+    return path.removeprefix(f"{folder.rstrip('/')}/")
