@@ -19,6 +19,7 @@ from energon_pack.errors import one_line
 from energon_pack.run.address import bucket_of
 from energon_pack.run.plain_data import json_value
 from energon_pack.run.seeded_random import Ints
+from energon_pack.samples.dialects.pictures import refuse_address
 from energon_pack.samples.keys import similar_key_hint
 from energon_pack.samples.media_parts import listed_parts, media_parts
 from energon_pack.samples.raw_json import load_json
@@ -191,10 +192,7 @@ class TarShard(_SourceFile):
         return wds.record_of(raw, part, has_media, settings)
 
     def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:
-        """Return the media of a sample, in the order in which it lists them; raises Skip if one is missing.
-
-        `parts`: the parts of the sample in the tar, without its JSON or text; `look_up`: finds a file outside the tar.
-        """
+        """Return a sample's media, in its list's order; raises Skip. `parts`: without its JSON or text."""
         if self.field_map is not None:
             parts = [part for part in parts if part.name in self.field_map.media]
         return media_parts(record, key, parts)
@@ -305,8 +303,10 @@ class JsonlShard(_SourceFile):
         return look_up(self._allowed_name(name))
 
     def _allowed_name(self, name: str) -> str:
-        """Return the name of a medium; raises Skip for an address on a store that no setting names."""
-        rows, bucket = self.row_settings, bucket_of(mapped_name(name, self.row_settings.media_map))
+        """Return the name of a medium; raises Skip for an address on a store that no setting names, and for a URL."""
+        rows, mapped = self.row_settings, mapped_name(name, self.row_settings.media_map)
+        refuse_address(mapped, "it names")
+        bucket = bucket_of(mapped)
         if not rows.remote_media and bucket not in ("", bucket_of(self.media_root), *mapped_buckets(rows.media_map)):
             detail = f"{name!r} is on another store than source.media_root; source.remote_media=true reads it there"
             raise Skip(Reason.MISSING_MEDIA, detail)
