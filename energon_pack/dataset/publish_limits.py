@@ -11,7 +11,7 @@ from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import Choices
 from energon_pack.plan.report import Report, num_lost_to_bad_data
 from energon_pack.plan.settings import CUTTING_POLICIES, Overlong, PackingConfig
-from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES
+from energon_pack.samples.media.kinds import IMAGE, KINDS, MEDIA_TYPES
 from energon_pack.samples.placeholders import PLACEHOLDERS
 from energon_pack.samples.skip import Reason
 
@@ -41,6 +41,8 @@ def why_too_much_lost(report: Report, max_skipped: float) -> str | None:
     by_medium = {name: medium.samples_in for name, medium in report.by_media.items()}
     if why := why_media_are_missing(report.placeholders_as_text or {}, by_medium, report.samples_in, max_skipped):
         return why
+    if why := why_every_picture_is_removed(report.removed, by_medium):
+        return why
     return None if report.samples_packed else "no sample is left to pack"
 
 
@@ -63,12 +65,27 @@ def why_media_are_missing(
     return None
 
 
+def why_every_picture_is_removed(removed: Mapping[str, int] | None, by_medium: Mapping[str, int]) -> str | None:
+    """Return a sentence if pictures lost their places, and no sample has one; else None.
+
+    `removed`: as in `Report`. `by_medium`: as in `why_media_are_missing`.
+    """
+    if not removed or by_medium.get(IMAGE.kind) or by_medium.get("mix"):
+        return None
+    lost = f"{amount(removed['pictures'], 'picture')} of {amount(removed['documents'], 'document')}"
+    return (
+        f"every picture is missing: {lost}, and no sample has one (source.media_root or source.media_map says where"
+        " they are; without source.missing_media=remove these documents are left out)"
+    )
+
+
 def why_measured_media_are_missing(lengths: Lengths, max_skipped: float) -> str | None:
-    """Return the same as `why_media_are_missing` of samples that were measured, before any plan."""
+    """Return the same as `why_media_are_missing`, or `why_every_picture_is_removed`, of measured samples."""
     media = lengths.items.media[: lengths.num_samples]
     by_medium = {name: int((media == code).sum()) for code, name in enumerate(MEDIA_TYPES)}
     as_text = lengths.noted.most_frequent_names("placeholders_as_text")
-    return why_media_are_missing(as_text, by_medium, lengths.num_samples, max_skipped)
+    why = why_media_are_missing(as_text, by_medium, lengths.num_samples, max_skipped)
+    return why or why_every_picture_is_removed(lengths.noted.removed_pictures, by_medium)
 
 
 def why_too_much_dropped(report: Report, packing: PackingConfig) -> str | None:

@@ -15,7 +15,7 @@ from energon_pack.plan.pack_lengths import Choice, Choices
 from energon_pack.plan.packs import empty_plan
 from energon_pack.plan.report import Report, num_lost_to_bad_data
 from energon_pack.plan.settings import Overlong, PackingConfig
-from energon_pack.report.terminal_summary import note_lines, part_lines
+from energon_pack.report.terminal_summary import note_lines, part_lines, removed_lines
 from energon_pack.run.console import say
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 
@@ -34,6 +34,7 @@ def print_losses(lengths: Lengths, examples: Mapping[str, tuple[str, str]]) -> N
     """Print each reason for which samples would be lost, with their number and one example; then what packing notes."""
     noted = lengths.noted
     notes = [*note_lines(noted.counts, *map(noted.most_frequent_names, ("image_modes", "unknown_keys")))]
+    notes += removed_lines(noted.removed_pictures)
     if not lengths.reasons:
         known = ", as far as texts and headers of media say" * bool((lengths.items.media > 0).any())
         nothing = "no sample" if notes else "nothing"

@@ -12,7 +12,7 @@ from energon_pack.run.context import Run
 from energon_pack.run.executors import Executor
 from energon_pack.run.seeded_random import Ints
 from energon_pack.samples.skip import Reason
-from energon_pack.sources.reader import state_of
+from energon_pack.sources.reader import NOT_THERE, state_of
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import FileState
 
@@ -91,7 +91,7 @@ def _stale_rows_of_chunk(job: _Job) -> _StaleRowsOfChunk:
     """Find the rows of a chunk with a changed medium, or with a reason to be left out that may no longer hold."""
     shards, chunk = job
     table = chunk.read(["reason", "detail", "files"])
-    states: dict[str, FileState | None] = {}  # path → size and version
+    states: dict[str, FileState] = {}  # path → size and version
     changes: _StaleRowsOfChunk = []
     columns = (table[name].to_pylist() for name in ("reason", "detail", "files"))
     for row, (number, reason, detail, files) in enumerate(zip(chunk.owners_of_rows.tolist(), *columns, strict=True)):
@@ -99,7 +99,7 @@ def _stale_rows_of_chunk(job: _Job) -> _StaleRowsOfChunk:
         for name, size, version in (file.values() for file in files or ()):
             path = shards[number].path_of(name)
             if path not in states:
-                states[path] = state_of(path)
+                states[path] = state_of(path) or NOT_THERE
             if states[path] != (size, version):
                 why, message = name, None
                 break

@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 from functools import partial
 
+import pyarrow as pa
+
+from energon_pack.lengths.schema import LENGTHS_SCHEMA, REMOVED_FIELD, SHARED_SCHEMA
 from energon_pack.run.context import Run
-from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.settings import MissingMedia, ReadSettings
 from energon_pack.templates.choose_rules import TemplateChoice
 from energon_pack.templates.identity import Identity
 from energon_pack.templates.processor import choice_of, identity_of, prepare_template, saved_template, template_lines
@@ -20,6 +23,13 @@ class Method:
     engine: str = "auto"  # the engine that counts tokens
     with_beginnings: bool = False  # for `packing.share`: media are read whole, and beginnings are hashed
     keep_damaged: bool = False  # samples whose media lie in a damaged file are left out; if False, the run ends
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Return the columns of its tables of lengths."""
+        removes = self.read.missing_media is MissingMedia.remove
+        schema = SHARED_SCHEMA if self.with_beginnings else LENGTHS_SCHEMA
+        return schema.append(REMOVED_FIELD) if removes else schema
 
     @property
     def identity(self) -> Identity:

@@ -75,3 +75,5 @@ _BEGINNINGS_TYPE = pa.list_(
 SHARED_SCHEMA = LENGTHS_SCHEMA.append(
     pa.field("beginnings", _BEGINNINGS_TYPE)  # beginnings of the sample, ascending (`templates.beginnings`); null: none
 ).append(pa.field("first_medium", pa.uint64()))  # hash of the first medium's bytes; null: a sample without media
+#: Lengths that are measured for `source.missing_media=remove` have one more: pictures whose places were removed.
+REMOVED_FIELD = pa.field("num_removed", pa.int32())

@@ -14,7 +14,6 @@ from energon_pack.lengths.kept_tokens import TokenWriter
 from energon_pack.lengths.media_counts import media_counts_of
 from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
-from energon_pack.lengths.schema import LENGTHS_SCHEMA, SHARED_SCHEMA
 from energon_pack.run.stores.requests import raising_store_errors
 from energon_pack.samples.conversation import ReadSample
 from energon_pack.samples.cut import CUT_TYPE, with_cut_type
@@ -81,6 +80,7 @@ class LengthsRow(MeasuredRow):
     words_left_out: bool = False
     nulls_dropped: bool = False
     num_empty_answers: int = 0
+    num_removed: int = 0
     checksum: int = 0
     kept: int = 0  # see `kept_tokens`
     reason: str | None = None
@@ -102,7 +102,7 @@ class _Uncounted:
 
 
 def measure(job: MeasureJob) -> pa.Table:
-    """Measure the samples of a job, in a worker process; return a table of `LENGTHS_SCHEMA`, a row for each sample."""
+    """Measure the samples of a job, in a worker process; return their table, a row for each sample."""
     template = load_saved_template(job.method.template_folder)
     warnings.filterwarnings("ignore", module="PIL")  # odd EXIF and the like; unreadable files are in the ledger
     with Reader() as reader, raising_store_errors():
@@ -112,7 +112,7 @@ def measure(job: MeasureJob) -> pa.Table:
             number = token_writer.write(job.tokens_folder)
             for row in rows:
                 row.kept = row.kept and number + row.kept
-        return lengths_table(rows, job.method.with_beginnings)
+        return lengths_table(rows, job.method)
 
 
 def render_and_count(
@@ -158,7 +158,7 @@ def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, Rea
             row.media_type = media_type(sample.kinds)
             positions = [part for part in sample.positions if part is not None]
             parts: list[AnyPart] = [*sample.parts, *positions]
-            row.files = reader.files_of_parts(shard, parts)
+            row.files = reader.files_of_parts(shard, parts, sample.removed)
         except Skip as skip:
             if isinstance(skip, DamagedFile) and not job.method.keep_damaged:
                 detail = f"{skip.path} {skip.defect}, or source.on_damaged=keep packs what is whole"
@@ -186,6 +186,7 @@ def set_warnings(row: LengthsRow, sample: ReadSample, settings: ReadSettings) ->
     row.unknown_keys = [*sample.unknown[:_MAX_UNKNOWN_KEYS]] or None
     row.image_modes = sorted({medium.mode for medium in sample.media if medium.mode}) or None
     row.nulls_dropped = sample.drops_nulls
+    row.num_removed = len(sample.removed)
 
 
 def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: ReadSettings) -> _Uncounted | None:
@@ -223,7 +224,7 @@ def leave_out(row: LengthsRow, skip: Skip) -> None:
     row.media_type = skip.media_type or row.media_type
     if row.media_type is None and skip.reason not in _MAY_HAVE_MEDIA:
         row.media_type = "text"
-    row.parts, row.positions, row.num_bytes, row.checksum = [], [], 0, 0
+    row.parts, row.positions, row.num_bytes, row.checksum, row.num_removed = [], [], 0, 0, 0
     row.placeholders_put_in = row.assistant_first = row.tools_left_out = row.nulls_dropped = False
     row.placeholders_as_text = row.unknown_keys = row.image_modes = None
 
@@ -256,15 +257,13 @@ def hash_beginnings(template: Template, samples: Sequence[tuple[LengthsRow, Rend
         row.beginnings = [beginning._asdict() for beginning in of_sample] or None
 
 
-def lengths_table(
-    rows: Sequence[LengthsRow], with_beginnings: bool = False, cuts: pa.StructType = CUT_TYPE
-) -> pa.Table:
-    """Convert rows to an Arrow table of `LENGTHS_SCHEMA`, or of `SHARED_SCHEMA` if `with_beginnings`.
+def lengths_table(rows: Sequence[LengthsRow], method: Method, cuts: pa.StructType = CUT_TYPE) -> pa.Table:
+    """Convert rows to an Arrow table of the columns that the method measures (`Method.schema`).
 
     Args:
         cuts: the type of the column `cut`; a cut with more fields than this type is shortened.
     """
-    schema = with_cut_type(SHARED_SCHEMA if with_beginnings else LENGTHS_SCHEMA, cuts)
+    schema = with_cut_type(method.schema, cuts)
     values = {field.name: list(map(attrgetter(field.name), rows)) for field in schema}
     values["cut"] = [cut and cut[: cuts.num_fields] for cut in values["cut"]]
     return pa.table([pa.array(values[field.name], field.type) for field in schema], schema=schema)

@@ -136,7 +136,7 @@ class _MeasuredSlices(Dataset[pa.Table]):
 
     def __getitem__(self, number: int) -> pa.Table:
         template = load_saved_template(self._method.template_folder)
-        return lengths_table(render_and_count(self._read(self._slices[number]), template, self._method))
+        return lengths_table(render_and_count(self._read(self._slices[number]), template, self._method), self._method)
 
     def _read(self, numbers: Ints) -> Iterator[tuple[LengthsRow, ReadSample | None]]:
         for number in numbers.tolist():

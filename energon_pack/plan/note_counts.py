@@ -24,7 +24,7 @@ NOTES = {
 #: columns with a list of names, which are counted
 NAME_LISTS = ("unknown_keys", "image_modes", "placeholders_as_text")
 #: the columns that `SampleNotes.add` reads
-COLUMNS = tuple(dict.fromkeys((*NOTES.values(), *NAME_LISTS, "num_supervised")))
+COLUMNS = tuple(dict.fromkeys((*NOTES.values(), *NAME_LISTS, "num_supervised", "num_removed")))
 _MAX_NAMES_COUNTED = 1000  # names that are counted: if names of people are keys, each sample has others
 _MAX_NAMES_SHOWN = 20
 
@@ -44,6 +44,8 @@ class SampleNotes:
         self.samples: Counter[str] = Counter()
         #: trained tokens, and how many of them have another weight than 1 in the loss
         self.num_supervised = self.num_weighted = 0
+        #: pictures that are missing and lost their places, and documents that had them
+        self.removed: Counter[str] = Counter()
         self._names: dict[str, Counter[str]] = {column: Counter() for column in NAME_LISTS}
         self._examples: dict[tuple[str, str], str] = {}
 
@@ -55,11 +57,20 @@ class SampleNotes:
         self.num_weighted += pc.sum(table["num_weighted"]).as_py() or 0
         for column in NAME_LISTS:
             self._count_names(column, table[column], id_of)
+        if "num_removed" in table.column_names:  # only where `source.missing_media=remove`
+            numbers = table["num_removed"]
+            self.removed["pictures"] += pc.sum(numbers).as_py() or 0
+            self.removed["documents"] += pc.sum(has_note(numbers)).as_py() or 0
 
     @property
     def counts(self) -> dict[str, int]:
         """The number of samples with each of `NOTES`, in their order."""
         return {note: self.samples[note] for note in NOTES}
+
+    @property
+    def removed_pictures(self) -> dict[str, int] | None:
+        """The number of `pictures` that are missing and lost their places, and of their `documents`; None: none."""
+        return dict(self.removed) if self.removed.total() else None
 
     def most_frequent_names(self, column: str) -> dict[str, dict[str, Any]]:
         """Return the most frequent names in a column of `NAME_LISTS`: the `samples` with each, and an `example`."""

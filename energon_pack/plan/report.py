@@ -113,6 +113,7 @@ class Report:
     steps: dict[str, Any] | None  # None, and not in the file: a step has one pack
     expanded: dict[str, Any] | None = None  # `Expansion`; None, and not in the file: `labels.expand=none`
     placeholders_as_text: dict[str, dict[str, Any]] | None = None  # by kind of media; None, and not in the file: none
+    removed: dict[str, int] | None = None  # `SampleNotes.removed_pictures`; None, and not in the file: none
     samples_cut_off: int = 0  # packed samples whose parts lack some of their tokens; each is in skipped.jsonl
     run: RunFacts | None = None  # in the file these facts are beside the figures
 
@@ -181,6 +182,7 @@ def summarize(
         unknown_keys=noted.most_frequent_names("unknown_keys"),
         image_modes=noted.most_frequent_names("image_modes"),
         placeholders_as_text=noted.most_frequent_names("placeholders_as_text") or None,
+        removed=noted.removed_pictures,
         weighted_share=round(noted.num_weighted / max(1, noted.num_supervised), 6),
         notes=noted.counts,
         by_media=_by_media(counted, media_of_packs(items, plan), lens, room),

@@ -239,7 +239,7 @@ def _parts_of_job(
                 parts.append(make(WholeSample(reader, shard, row, sample, template, job.method.engine, hashes)))
             except Skip:  # unlikely: it could be read when it was measured
                 raise SourceChanged(shard.path) from None
-    table = lengths_table([*chain.from_iterable(parts)], job.method.with_beginnings, cut_type)
+    table = lengths_table([*chain.from_iterable(parts)], job.method, cut_type)
     return table, list(map(len, parts))
 
 

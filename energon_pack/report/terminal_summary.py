@@ -76,10 +76,19 @@ def _source_lines(report: Report) -> Iterator[str]:
         drawn = f"{amount(entry['samples'], 'sample')}, each {entry['epochs']:.2f} times{many}"
         unit = "samples" if entry["share_of"] == "samples" else "trained tokens"
         yield f"mixture: {entry['name']} {entry['share']:.2%} of the {unit}{asked}, {drawn}"
+    yield from removed_lines(report.removed)
     if report.samples_excluded:
         yield f"excluded: {report.samples_excluded:,} by split, exclude, sample_ratio or source.limit"
     if report.samples_repeated:
         yield f"repeated: {amount(report.samples_repeated, 'draw')} by sample_ratio, a mixture or packing.epochs"
+
+
+def removed_lines(removed: Mapping[str, int] | None) -> Iterator[str]:
+    """Yield how many pictures lost their places; `removed` is `Report.removed`."""
+    if removed:
+        are = "is" if removed["pictures"] == 1 else "are"
+        documents = amount(removed["documents"], "document")
+        yield f"removed: {amount(removed['pictures'], 'picture')} that {are} missing, of {documents}"
 
 
 def shared_line(shared: Mapping[str, int], tokens: int) -> str:

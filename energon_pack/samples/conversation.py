@@ -101,6 +101,7 @@ class ReadSample(NamedTuple):
     unknown: Sequence[str] = ()  # unknown keys
     leaves_out_tools: bool = False  # `source.tools` leaves its tools out
     drops_nulls: bool = False  # nulls of a table were taken out of it
+    removed: Sequence[str] = ()  # names of pictures that are missing, whose places were removed
 
     @classmethod
     def of_record(
@@ -117,6 +118,7 @@ class ReadSample(NamedTuple):
         return cls(
             raw, placed.messages, timed, record.tools, record.fields, parts, positions, marks, bool(marks), media,
             placed.placeholders_put_in, tuple(record.unknown), record.leaves_out_tools, record.drops_nulls,
+            tuple(record.removed),
         )  # fmt: skip
 
     @property

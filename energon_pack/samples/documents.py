@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_pack.samples.sample import Message
-from energon_pack.samples.skip import Reason, Skip
 
 DOCUMENT = "document"
 #: fields that `text` may repeat, for example an instruction that `text` holds with its prompt written out
@@ -33,15 +32,6 @@ def text_without_chat(fields: Mapping[str, Any]) -> str | None:
     """Return the field `text` of a sample; None: it has none, or also has keys of a chat, such as `prompt`."""
     text = fields.get("text")
     return text if isinstance(text, str) and text.strip() and _CHAT_FIELDS.isdisjoint(fields) else None
-
-
-def refuse_texts_between_images(fields: Mapping[str, Any]) -> None:
-    """Raise Skip (`bad_message`) for lists that interleave texts and images: OBELICS' `texts`, MMC4's `text_list`."""
-    texts = fields.get("texts")
-    is_list_of_texts = isinstance(texts, list) and bool(texts) and all(isinstance(x, str | None) for x in texts)
-    if is_list_of_texts or fields.get("text_list"):
-        detail = "texts and images that take turns: write one text with <image> where each stands (source.map)"
-        raise Skip(Reason.BAD_MESSAGE, detail)
 
 
 def document_of_answer(messages: Sequence[Message]) -> list[Message] | None:

@@ -85,6 +85,7 @@ _HARMLESS_KEYS: tuple[Mapping[str, str], ...] = (
         **dict.fromkeys(("sha256", "md5", "NSFW", "LICENSE", "similarity", "punsafe", "pwatermark"), "LAION: an image"),
         **dict.fromkeys(("hash", "aesthetic", "watermark_score", "face_bboxes"), "LAION, DataComp: an image"),
         **dict.fromkeys(("clip_b32_similarity_score", "clip_l14_similarity_score"), "DataComp: an image"),
+        **dict.fromkeys(("general_metadata", "similarity_matrix", "could_have_url_duplicate"), "OBELICS, MMC4: a page"),
         **dict.fromkeys(("channel",), "ms-swift: the group in which the loss is logged"),
         **dict.fromkeys(("solution", "ground_truth", "reward_model", "ability", "verifier"), "for rewards"),
         **dict.fromkeys(("prompt", "completion", "instruction", "input", "output"), "the conversation in another form"),

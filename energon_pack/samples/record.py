@@ -14,12 +14,7 @@ from energon_pack.samples.dialects.pairs import question_and_answer_turns, turns
 from energon_pack.samples.dialects.pictures import media_name_in, replace_img_tags
 from energon_pack.samples.dialects.rewrite import rewrite_record
 from energon_pack.samples.dialects.table import conversation_of, no_conversation_skip
-from energon_pack.samples.documents import (
-    DOCUMENT,
-    document_of_answer,
-    is_document,
-    refuse_texts_between_images,
-)
+from energon_pack.samples.documents import DOCUMENT, document_of_answer, is_document
 from energon_pack.samples.frame_lists import frame_parts, without_frame_lists
 from energon_pack.samples.joined_turns import check_part_weights, joined_calls
 from energon_pack.samples.keys import similar_key_hint, unknown_keys, without_synonyms
@@ -71,6 +66,8 @@ class Record:
     declared: str | None = None
     #: the sample's other fields, unchanged
     fields: dict[str, Any] = field(default_factory=dict)
+    #: names of pictures whose places were removed, because they are missing
+    removed: list[str] = field(default_factory=list)
     #: unknown keys, as `keys.unknown_keys` names them, and the values of each
     unknown: Mapping[str, list[Any]] = field(default_factory=dict)
     #: by kind the key that lists its media and is empty
@@ -96,7 +93,6 @@ def parse_rewritten_record(value: Any, settings: ReadSettings, lists_media: bool
         value = {settings.messages_key or "messages": value}
     if not isinstance(value, dict):
         raise Skip(Reason.NOT_AN_OBJECT, f"the JSON is a {type(value).__name__}, not an object")
-    refuse_texts_between_images(value)
     if not PREFERENCE_KEYS.isdisjoint(value):
         value = without_rejected_answer(value, _conversation_fields(settings), settings.take)
     without = without_nulls_of_a_table(value, settings.nulls)

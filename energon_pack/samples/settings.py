@@ -51,6 +51,13 @@ class UnreadMedia(str, Enum):
     ignore = "ignore"
 
 
+class MissingMedia(str, Enum):
+    """What to do with a document between whose texts pictures stand, if one of them is missing."""
+
+    skip = "skip"
+    remove = "remove"
+
+
 class Nulls(str, Enum):
     """What to do with null values in the tools and tool calls of a record."""
 
@@ -124,6 +131,8 @@ class ReadSettings:
     map: str | None = None
     #: whether the sound of videos is heard, too, where a sample does not say; None: it is not
     use_audio_in_video: bool | None = None
+    #: a document of texts and pictures, one of which is missing: skip it, or remove the place of this picture
+    missing_media: MissingMedia = MissingMedia.skip
     #: nulls in calls and tools of JSON: drop or keep them; None: those go that a table's rows put in (`samples.nulls`)
     nulls: Nulls | None = None
     columns: Columns = field(default_factory=Columns)
@@ -147,11 +156,11 @@ def without_unset(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in _LATER_SETTINGS or not _is_unset(value)}
 
 
-_LATER_SETTINGS = ("map", "media", "nulls", "use_audio_in_video", "columns", "roles")
+_LATER_SETTINGS = ("map", "media", "missing_media", "nulls", "use_audio_in_video", "columns", "roles")
 
 
 def _is_unset(value: Any) -> bool:
-    return all(item is None for item in value.values()) if isinstance(value, Mapping) else value is None
+    return all(item is None for item in value.values()) if isinstance(value, Mapping) else value in (None, "skip")
 
 
 #: for conversations that packs store: an answer alone was not read as a document there

@@ -1,6 +1,7 @@
 """Read samples by their places: bytes of shards, and of media in separate files."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
@@ -108,13 +109,26 @@ class Reader:
             value = crc32(ends.last, crc32(ends.first, value))
         return value
 
-    def files_of_parts(self, shard: Shard, parts: Sequence[AnyPart]) -> list[dict[str, Any]] | None:
-        """Return `{name, size, version}` of each part that is a separate file; None: the shard itself holds them."""
+    def files_of_parts(
+        self, shard: Shard, parts: Sequence[AnyPart], removed: Sequence[str] = ()
+    ) -> list[dict[str, Any]] | None:
+        """Return `{name, size, version}` of each part that is a separate file; None: the shard itself holds them.
+
+        `removed`: names of pictures that are missing. A run that finds one of them measures the sample again.
+        """
         if shard.media_root is None:
             return None
         names = dict.fromkeys(part.name for part in parts if not shard.is_inside(part.name))
-        files = [(name, self._open_medium(shard, name)) for name in names]
-        return [{"name": name, "size": file.size, "version": file.version} for name, file in files]
+        files = {name: (file.size, file.version) for name in names if (file := self._open_medium(shard, name))}
+
+        def note(name: str) -> Part:
+            files[name] = state_of(shard.path_of(name)) or NOT_THERE
+            return Part(name, 0, 0)
+
+        for name in removed:
+            with suppress(Skip):  # nobody may look there
+                shard.part(name, "", (), note)
+        return [{"name": name, "size": size, "version": version} for name, (size, version) in files.items()]
 
     def part_file(self, shard: Shard, part: AnyPart) -> File:
         """Return the open file that holds a part: the shard, or the part's own file; raises PackError if it changed."""
@@ -169,6 +183,10 @@ def _ranges_ahead(shard: Shard, row: MeasuredRow, of_medium: RangesOf) -> Iterat
         for offset, size in ((row.record_offset, row.record_size), *media):
             if size <= _MAX_BYTES_AHEAD:
                 yield shard, offset - shard.lead, size + shard.lead
+
+
+#: size and version of a medium that is missing
+NOT_THERE = FileState(-1, "")
 
 
 def state_of(path: str) -> FileState | None:

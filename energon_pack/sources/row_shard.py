@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from energon_pack.errors import one_line
 from energon_pack.run.address import bucket_of
+from energon_pack.samples.dialects.pictures import refuse_address
 from energon_pack.samples.keys import similar_key_hint
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record
@@ -89,8 +90,10 @@ class RowShard(SourceFile):
         return look_up(self._allowed_name(name))
 
     def _allowed_name(self, name: str) -> str:
-        """Return the name of a medium; raises Skip for an address on a store that no setting names."""
-        rows, bucket = self.row_settings, bucket_of(mapped_name(name, self.row_settings.media_map))
+        """Return the name of a medium; raises Skip for an address on a store that no setting names, and for a URL."""
+        rows, mapped = self.row_settings, mapped_name(name, self.row_settings.media_map)
+        refuse_address(mapped, "it names")
+        bucket = bucket_of(mapped)
         if not rows.remote_media and bucket not in ("", bucket_of(self.media_root), *mapped_buckets(rows.media_map)):
             detail = f"{name!r} is on another store than source.media_root; source.remote_media=true reads it there"
             raise Skip(Reason.MISSING_MEDIA, detail)

@@ -21,12 +21,13 @@ from energon_pack.samples.media.kinds import KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe_part
 from energon_pack.samples.media.requested import with_requested_settings
+from energon_pack.samples.missing_pictures import found_pictures, names_pictures_in_place
 from energon_pack.samples.options import options_of
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import AnyPart, MediaPart, Part, media_type, media_type_by_name
-from energon_pack.samples.settings import ReadSettings
-from energon_pack.samples.skip import Skip
+from energon_pack.samples.settings import MissingMedia, ReadSettings
+from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.unread_media import media_file_names, refuse_unread_media, unread_media_skip
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow
@@ -60,7 +61,8 @@ def _read_indexed(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSet
         raw = reader.raw(shard, row)
         record = shard.read_record(raw, row.record_part, seems is not None, settings)
         seems = record.declared or seems or media_type_by_name(record.listed_media or ())
-        listed = reader.media(shard, record, row.key, row.parts)
+        find = partial(reader.media, shard, key=source_key(row.key), parts=row.parts)
+        record, listed = _find_media(record, settings, find)
         looked_at = _read_headers(reader, shard, listed)
         kinds = [medium.kind for medium in looked_at]
         seems = media_type(kinds)
@@ -75,6 +77,25 @@ def _read_indexed(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSet
     except Skip as skip:
         skip.media_type = skip.media_type or seems or _guess_media_type(raw)
         raise
+
+
+def _find_media(
+    record: Record, settings: ReadSettings, find: Callable[[Record], list[Part]]
+) -> tuple[Record, list[Part]]:
+    """Find the media that a record lists; return also the record, without pictures that `missing_media` removes.
+
+    `find`: returns the media that a record lists, in that order; raises Skip if one is missing.
+    """
+    if not names_pictures_in_place(record):
+        return record, find(record)
+
+    def picture(name: str) -> Part:
+        [part] = find(replace(record, listed_media=[name])) if name else [Part(name, 0, 0)]
+        if not part.size:
+            raise Skip(Reason.MISSING_MEDIA, f"{name!r} has no bytes")
+        return part
+
+    return found_pictures(record, settings.missing_media, picture)
 
 
 def _refuse_unread(reader: Reader, shard: Shard, row: IndexRow, record: Record, read: Sequence[str]) -> None:
@@ -127,11 +148,22 @@ def with_headers(reader: Reader, shard: Shard, sample: ReadSample) -> ReadSample
 def read_text_only(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings, raw: bytes) -> ReadSample:
     """Read a measured sample from its JSON or text, `raw`; its media are not opened, and `media` is empty."""
     kinds = row.cut.all_kinds if row.cut else [part.kind for part in row.parts]
-    record = shard.read_record(raw, row.record_part, bool(kinds), settings)
+    record, key = shard.read_record(raw, row.record_part, bool(kinds), settings), source_key(row.key)
+    if settings.missing_media is MissingMedia.remove and names_pictures_in_place(record):  # as when it was measured
+        find = partial(shard.media, key=key, parts=row.parts, look_up=partial(_measured_part, row.parts))
+        record, _ = _find_media(record, settings, find)
     placed = placed_record(record, kinds)
-    positions, marks = _read_positions_and_times(reader, shard, placed, source_key(row.key), row.positions)
+    positions, marks = _read_positions_and_times(reader, shard, placed, key, row.positions)
     sample = ReadSample.of_record(raw, placed, [] if row.cut else row.parts, [], positions, marks)
     return cut_part(sample, row.cut)._replace(parts=row.parts) if row.cut else sample
+
+
+def _measured_part(parts: Sequence[Part], name: str) -> Part:
+    """Return the part of a measured sample that has this name; Skip: it was missing."""
+    for part in parts:
+        if part.name == name:
+            return part
+    raise Skip(Reason.MISSING_MEDIA, f"{name!r} was missing when it was measured")
 
 
 def cut_part(whole: ReadSample, cut: Cut) -> ReadSample:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from energon_pack.run.address import bucket_of
 from energon_pack.samples.media.kinds import MEDIA_KEYS, kind_by_name
 from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.sample import Message
@@ -19,6 +20,14 @@ _OBJECT_MARKS = ("<ref-object>", "<bbox>")
 
 _IMG_TAG = re.compile(r"<img>([^<>\n]+)</img>")  # HTML has no </img>
 DOWNLOAD_ADVICE = "media are read from files: download it first (img2dataset does), and write the file's name"
+
+REMOVE_ADVICE = "source.missing_media=remove trains the rest of the document"
+
+
+def refuse_address(name: str, said: str) -> None:
+    """Raise Skip (`unsupported_media`) for a URL in a name's place. `said`: subject and verb, as `images lists`."""
+    if name.startswith("data:") or ("://" in name[:12].replace("file://", "") and not bucket_of(name)):
+        raise Skip(Reason.UNSUPPORTED_MEDIA, f"{said} {name[:80]!r}: {DOWNLOAD_ADVICE}")
 
 
 def img_tag_names(text: str) -> list[str]:

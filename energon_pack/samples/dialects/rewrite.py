@@ -4,8 +4,10 @@ JSON ──rewrite_record──► fields as `parse_record` knows them      mess
 """
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
+from energon_pack.samples.dialects.interleaved import INTERLEAVED_FIELDS, with_document
 from energon_pack.samples.dialects.pairs import question_and_answer_turns
 from energon_pack.samples.dialects.table import TURN_FIELDS
 from energon_pack.samples.keys import without_synonyms
@@ -21,20 +23,20 @@ _SHAREGPT_KEYS = {"role": "from", "content": "value"}
 #: fields of preference data that hold one turn or several
 _ANSWER_FIELDS = ("chosen", "rejected")
 #: fields whose list may be written as JSON text, as a cell of a table has it
-_LIST_FIELDS = frozenset((*MESSAGE_KEYS, *TURN_FIELDS, *MEDIA_KEYS))
+_LIST_FIELDS = frozenset((*MESSAGE_KEYS, *TURN_FIELDS, *MEDIA_KEYS, *chain(*INTERLEAVED_FIELDS.items())))
 
 
 def rewrite_record(value: Any, settings: ReadSettings) -> Any:
     """Rewrite a sample's JSON with the field names of this package.
 
-    Lists that are JSON text are parsed, fields and roles that the settings name are renamed, and of keys with the same
-    meaning one is kept.
+    Lists that are JSON text are parsed, fields and roles that the settings name are renamed, of keys with the same
+    meaning one is kept, and texts that take turns with pictures become one message.
     """
     if isinstance(value, dict):
         value = _with_parsed_lists(value, settings)
     if settings.has_renames:
         value = rename_fields_and_roles(value, settings)
-    value = without_synonyms(value) if isinstance(value, dict) else value
+    value = with_document(without_synonyms(value), settings) if isinstance(value, dict) else value
     is_named = isinstance(value, dict) and "file_name" in value and value.keys().isdisjoint(MEDIA_KEYS)
     return _from_image_folder(value) if is_named and kind_by_name(str(value["file_name"])) else value
 

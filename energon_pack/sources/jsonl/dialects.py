@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from energon_pack.run.address import bucket_of
-from energon_pack.samples.dialects.pictures import DOWNLOAD_ADVICE
+from energon_pack.samples.dialects.pictures import refuse_address
 from energon_pack.samples.dialects.rewrite import renamed, rewrite_record, with_renamed_turns
 from energon_pack.samples.dialects.table import history_turns, joined_question
 from energon_pack.samples.frame_lists import frame_list_settings
 from energon_pack.samples.lost_media import empty_media_keys
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, MEDIA_KEYS, PART_TYPES, VIDEO
 from energon_pack.samples.media.medium import RATE_KEYS
+from energon_pack.samples.missing_pictures import names_pictures_in_place
 from energon_pack.samples.placeholders import flat_content, num_placeholders
 from energon_pack.samples.record import Record, parse_rewritten_record
 from energon_pack.samples.sample import Message
@@ -80,7 +80,11 @@ def parse_row(value: Any, rows: RowSettings, settings: ReadSettings) -> Record:
     record = parse_rewritten_record(value, settings, bool(listed))
     record.empty_media = {**record.empty_media, **empty}
     if not listed:
-        record.listed_media = [_media_path(name, "a message") for name in record.listed_media or ()] or None
+        names = record.listed_media or []
+        if names_pictures_in_place(record):  # each is looked up where it stands
+            record.listed_media = [name.removeprefix("file://") for name in names]
+        else:
+            record.listed_media = [_media_path(name, "a message") for name in names] or None
         return record
     _refuse_other_names(record, [path for medium in listed for path in medium.paths])
     record.messages, placed = _with_images_for_frames(record.messages, listed)
@@ -122,10 +126,7 @@ def _media_path(entry: Any, key: str) -> str:
         entry = value_of_synonyms(entry, _PATH_KEYS, f"{key}[].") or entry
     if not isinstance(entry, str) or not entry:
         raise Skip(Reason.MISSING_MEDIA, f"{key} lists something that is no path: {str(entry)[:80]}")
-    if bucket_of(entry):
-        return entry
-    if entry.startswith("data:") or "://" in entry[:12].replace("file://", ""):
-        raise Skip(Reason.UNSUPPORTED_MEDIA, f"{key} lists {entry[:80]!r}: {DOWNLOAD_ADVICE}")
+    refuse_address(entry, f"{key} lists")
     return entry.removeprefix("file://")
 
 

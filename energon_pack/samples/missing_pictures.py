@@ -1,0 +1,66 @@
+"""Finds the pictures of a document, and takes out the places of those that are missing (`source.missing_media`). Pure.
+
+    A cat.<a.jpg>A dog.<gone.jpg>Both.  ──found_pictures──►  A cat.<a.jpg>A dog.⏎⏎Both.   removed: gone.jpg
+
+A picture is missing if no file, member or cell has its name, or if it has no bytes. One that is damaged is not missing.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from energon_pack.samples.dialects.interleaved import add_part
+from energon_pack.samples.dialects.pictures import REMOVE_ADVICE
+from energon_pack.samples.documents import is_document
+from energon_pack.samples.record import Record
+from energon_pack.samples.sample import Message
+from energon_pack.samples.settings import MissingMedia
+from energon_pack.samples.skip import Reason, Skip
+
+Found = TypeVar("Found")
+#: the reasons of pictures that are missing; nothing is downloaded, so an address is one
+_REASONS = (Reason.MISSING_MEDIA, Reason.UNSUPPORTED_MEDIA)
+
+
+def names_pictures_in_place(record: Record) -> bool:
+    """Tell whether a record is a document whose pictures are named where they stand."""
+    content = record.messages[0]["content"]
+    names = [part.get("name") for part in content if part["type"] != "text"] if isinstance(content, list) else []
+    return is_document(record.messages) and bool(names) and None not in names and len(names) == len(_listed(record))
+
+
+def found_pictures(record: Record, setting: MissingMedia, find: Callable[[str], Found]) -> tuple[Record, list[Found]]:
+    """Return a document without the places of pictures that are missing, and what `find` returned for the others.
+
+    Args:
+        record: one of `names_pictures_in_place`.
+        find: returns a picture by its name; Skip: it is missing, or can't be read.
+
+    Raises:
+        Skip: a picture is missing, and `setting` is not `remove`; or it can't be read.
+    """
+    [message], names = record.messages, iter(_listed(record))
+    found, kept, removed = list[Found](), list[Message](), list[str]()
+    for part in message["content"]:
+        name = None if part["type"] == "text" else next(names)
+        try:
+            found += [] if name is None else [find(name)]
+            add_part(kept, part)
+        except Skip as skip:
+            if skip.reason not in _REASONS:
+                raise
+            if setting is not MissingMedia.remove:
+                raise Skip(skip.reason, f"{skip.detail}; {REMOVE_ADVICE}") from None
+            removed.append(str(name))
+    if removed:
+        left = [name for name in _listed(record) if name not in removed]
+        text = "".join(part.get("text", "") for part in kept)
+        if not left and not text.strip():
+            raise Skip(Reason.NO_MESSAGES, "it has no text, and its pictures are missing")
+        message = {**message, "content": kept if left else text}
+        record = replace(record, messages=[message], listed_media=left, removed=removed)
+    return record, found
+
+
+def _listed(record: Record) -> list[str]:
+    return record.listed_media or []
