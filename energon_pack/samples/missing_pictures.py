@@ -42,16 +42,21 @@ def found_pictures(record: Record, setting: MissingMedia, find: Callable[[str], 
     [message], names = record.messages, iter(_listed(record))
     found, kept, removed = list[Found](), list[Message](), list[str]()
     for part in message["content"]:
-        name = None if part["type"] == "text" else next(names)
-        try:
-            found += [] if name is None else [find(name)]
+        if part["type"] == "text":
             add_part(kept, part)
+            continue
+        name = next(names)
+        try:
+            if not name:
+                raise Skip(Reason.MISSING_MEDIA, "a place of the document has no text, and no picture either")
+            found.append(find(name))
+            kept.append(part)
         except Skip as skip:
             if skip.reason not in _REASONS:
                 raise
             if setting is not MissingMedia.remove:
                 raise Skip(skip.reason, f"{skip.detail}; {REMOVE_ADVICE}") from None
-            removed.append(str(name))
+            removed.append(name)
     if removed:
         left = [name for name in _listed(record) if name not in removed]
         text = "".join(part.get("text", "") for part in kept)

@@ -90,7 +90,7 @@ def _find_media(
         return record, find(record)
 
     def picture(name: str) -> Part:
-        [part] = find(replace(record, listed_media=[name])) if name else [Part(name, 0, 0)]
+        [part] = find(replace(record, listed_media=[name]))
         if not part.size:
             raise Skip(Reason.MISSING_MEDIA, f"{name!r} has no bytes")
         return part

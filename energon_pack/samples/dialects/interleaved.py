@@ -80,7 +80,7 @@ def _by_sentence(texts: Sequence[str | None], infos: Sequence[Any]) -> Iterator[
     for place, text in enumerate(texts):
         yield from before[place]
         if text:
-            yield {"type": "text", "text": text if place == len(texts) - 1 else f"{text} "}
+            yield {"type": "text", "text": f"{text} " if any(texts[place + 1 :]) else text}
 
 
 def _picture(named: Any) -> Message:
