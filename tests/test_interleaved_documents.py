@@ -152,6 +152,8 @@ def test_a_set_of_which_every_picture_is_missing_is_not_published(
     made.stage = Stage.plan
     with pytest.raises(SamplesLost, match="every picture is missing"):
         pack(made)
+    with pytest.raises(SamplesLost, match="every picture is missing"):
+        LazyPackedDataset(made)
 
 
 def test_a_picture_that_comes_later_is_measured(config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +190,7 @@ def test_documents_in_memory(config: Make, tmp_path: Path, demo: tuple[Path, Pat
     given = UserSamples(items, remove, str(tmp_path / "made"))
     texts = [given.sample_for_measuring(number).messages[0]["content"] for number in range(len(items))]
     assert texts == ["A<image>", "A<image>B", "A\n\nB<image>", "A\n\nB"]
-    made = config(source__path=None, source__missing_media=MissingMedia.remove)
+    made = config(source__missing_media=MissingMedia.remove)
     made.source.path, made.source.media_root = None, str(tmp_path / "made")
     packs = LazyPackedDataset(made, items, fingerprint="documents")
     assert (packs.report.samples_packed, packs.report.removed) == (4, {"pictures": 3, "documents": 2})
