@@ -110,9 +110,8 @@ def test_what_is_trained_is_the_text_with_its_pictures(
     write: Callable[[Path], Path], config: Make, tmp_path: Path, demo: tuple[Path, Path]
 ) -> None:
     """Ids and labels equal those of the same documents as `text`, in which `<image>` stands where each picture does."""
-    texts = [{"text": text, "images": names} for *_, text, names in DOCUMENTS]
-    if write is as_mmc4:  # sentences are joined by a space
-        texts = [{**record, "text": record["text"].replace("\n\n", " ")} for record in texts]
+    between = " " if write is as_mmc4 else "\n\n"
+    texts = [{"text": text.replace("\n\n", between), "images": names} for *_, text, names in DOCUMENTS]
     as_texts = packed(config(write_jsonl(tmp_path / "text", *texts), output__name="texts"))
     made = config(write(tmp_path / "made"), source__missing_media=MissingMedia.remove)
     folder = packed(made)
@@ -193,5 +192,6 @@ def test_documents_in_memory(config: Make, tmp_path: Path, demo: tuple[Path, Pat
     made = config(source__missing_media=MissingMedia.remove)
     made.source.path, made.source.media_root = None, str(tmp_path / "made")
     packs = LazyPackedDataset(made, items, fingerprint="documents")
+    assert packs.report is not None
     assert (packs.report.samples_packed, packs.report.removed) == (4, {"pictures": 3, "documents": 2})
     assert sum(len(pack.members) for pack in (packs[number] for number in range(len(packs)))) == 4

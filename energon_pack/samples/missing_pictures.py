@@ -9,9 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from energon_pack.samples.dialects.interleaved import add_part
 from energon_pack.samples.dialects.pictures import REMOVE_ADVICE
-from energon_pack.samples.documents import is_document
+from energon_pack.samples.documents import is_document, with_joined_texts
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import MissingMedia
@@ -43,7 +42,7 @@ def found_pictures(record: Record, setting: MissingMedia, find: Callable[[str], 
     found, kept, removed = list[Found](), list[Message](), list[str]()
     for part in message["content"]:
         if part["type"] == "text":
-            add_part(kept, part)
+            kept.append(part)
             continue
         name = next(names)
         try:
@@ -58,7 +57,8 @@ def found_pictures(record: Record, setting: MissingMedia, find: Callable[[str], 
                 raise Skip(skip.reason, f"{skip.detail}; {REMOVE_ADVICE}") from None
             removed.append(name)
     if removed:
-        left = [name for name in _listed(record) if name not in removed]
+        kept, gone = [*with_joined_texts(kept)], {*removed}
+        left = [name for name in _listed(record) if name not in gone]
         text = "".join(part.get("text", "") for part in kept)
         if not left and not text.strip():
             raise Skip(Reason.NO_MESSAGES, "it has no text, and its pictures are missing")
