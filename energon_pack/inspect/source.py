@@ -120,6 +120,9 @@ def look_at_sample(
     ]
     unknown = ", ".join(f"{key}{similar_key_hint(key)}" for key in row.unknown_keys or ())
     remarks += [f"its keys are not known, and nothing reads them: {unknown}"] * bool(unknown)
+    if sample.removed:
+        gone = ", ".join(name or "one without a name" for name in sample.removed)
+        remarks.append(f"pictures that are missing have lost their places: {gone} (source.missing_media=remove)")
     if template is not None and view.refused is None:
         refused, more = _packing_verdict(config, row, sample)
         view, remarks = replace(view, refused=refused), remarks + more

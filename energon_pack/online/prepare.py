@@ -232,7 +232,7 @@ def prepare(
         with run.timed("rows"):
             make_once(folder / ITEMS_FOLDER, lambda part: _write(part, planned, config))
     if why := why_too_much_lost(planned.report, config.max_skipped) or why_too_much_dropped(planned.report, packing):
-        raise SamplesLost(f"{why}; {_first_skipped(folder / ITEMS_FOLDER / LEDGER, samples_given is not None, known)}")
+        raise SamplesLost(f"{why}{_first_skipped(folder / ITEMS_FOLDER / LEDGER, samples_given is not None, known)}")
     # measuring says of a shard whether its videos are decoded; source.limit may leave none of its samples
     shards = [*(item.shard for item in indexed), *(item.shard for item in measured.lengths.shards)]
     sources = Sources({shard.name: shard for shard in shards})
@@ -247,8 +247,11 @@ def prepare(
 
 def _first_skipped(skipped: Path, is_given: bool, known: str | None) -> str:
     with open(skipped, encoding="utf-8") as file:
-        entry = json.loads(file.readline())
-    first = f"the first: {entry['sample_id']}: {entry['reason']}: {entry['detail']}"
+        line = file.readline()
+    if not line:
+        return ""
+    entry = json.loads(line)
+    first = f"; the first: {entry['sample_id']}: {entry['reason']}: {entry['detail']}"
     if is_given and known is None:
         return first
     kept = f" (kept for fingerprint={known!r}: if items were changed, give another one)" if is_given else ""

@@ -17,6 +17,8 @@ from PIL import Image
 
 from energon_pack.errors import PackError
 from energon_pack.samples.conversation import ReadSample, placed_record
+from energon_pack.samples.dialects.interleaved import texts_field
+from energon_pack.samples.dialects.pictures import refuse_address
 from energon_pack.samples.hints import with_tried_hint
 from energon_pack.samples.lost_media import is_empty_listing
 from energon_pack.samples.media.image_probe import medium_of
@@ -25,6 +27,7 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.requested import with_requested_settings
 from energon_pack.samples.member import MemberInput
+from energon_pack.samples.missing_pictures import found_pictures, names_pictures_in_place
 from energon_pack.samples.options import options_of
 from energon_pack.samples.record import Record, with_use_audio_setting
 from energon_pack.samples.sample import MediaPart, media_type, media_type_by_name
@@ -33,7 +36,7 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.unread_media import leaf_values, media_file_names, refuse_unread_media
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from energon_pack.sources.media_map import MediaMap, mapped_name, media_map_of, why_missing
-from energon_pack.sources.reader import state_of
+from energon_pack.sources.reader import NOT_THERE, state_of
 from energon_pack.sources.rows import MeasuredRow
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.storage import open_file
@@ -106,15 +109,28 @@ class UserSamples:
 
     def media_files(self, read: ReadSample) -> list[dict[str, Any]]:
         """Return name, size in bytes and version (by the time of change) of each media file that a sample names."""
-        names = dict.fromkeys(part.name for part in read.parts if part.name)
-        states = [(name, state_of(self._path_of(name)) or (0, "")) for name in names]
+        removed = (name for name in read.removed if name and not name.startswith(_MEMORY_MARK))
+        names = dict.fromkeys([*(part.name for part in read.parts if part.name), *removed])
+        states = [(name, state_of(self._path_of(name)) or NOT_THERE) for name in names]
         return [{"name": name, "size": size, "version": version} for name, (size, version) in states]
 
     def _read(self, item: Any, settings: ReadSettings) -> tuple[ReadSample, list[bytes | Image.Image]]:
         try:
-            record, media = self._record(item, settings)
+            record, by_name = self._record(item, settings)
             record = with_use_audio_setting(record, settings)
-            opened = [self._open(medium) for medium in media]
+
+            def picture(name: str) -> tuple[str, bytes | Image.Image]:
+                if name not in by_name:
+                    refuse_address(mapped_name(name, self.media_map), "it names")
+                path, data = self._open(by_name.get(name, name))
+                if data == b"":
+                    raise Skip(Reason.MISSING_MEDIA, f"{name!r} has no bytes")
+                return path, data
+
+            if names_pictures_in_place(record):
+                record, opened = found_pictures(record, settings.missing_media, picture)
+            else:
+                opened = [self._open(by_name.get(name, name)) for name in record.listed_media or ()]
             media_found = [_probed_medium(medium) for _, medium in opened]
             placed = placed_record(record, [medium.kind for medium in media_found])
             fields = placed.record.fields
@@ -137,8 +153,8 @@ class UserSamples:
             named.media_type = skip.media_type or _guessed_media_type(item)
             raise named from None
 
-    def _record(self, item: Any, settings: ReadSettings) -> tuple[Record, list[Any]]:
-        """Return the conversation of an item, and its media in the form the dataset gives them."""
+    def _record(self, item: Any, settings: ReadSettings) -> tuple[Record, dict[str, Any]]:
+        """Return the conversation of an item, and by name its media in memory, in the form the dataset gives them."""
         held: list[Any] = []
         if isinstance(item, Mapping):
             item = {
@@ -155,7 +171,7 @@ class UserSamples:
         record.unknown = {key: _with_media_back(value, by_name) for key, value in record.unknown.items()}
         files = {name: medium for name, medium in by_name.items() if isinstance(medium, (bytes, Image.Image))}
         record.fields = _with_media_back(record.fields, files)  # an array is neither true nor false, and stays a name
-        return record, [by_name.get(name, name) for name in record.listed_media or ()]
+        return record, by_name
 
     def _kind_of(self, value: Any) -> str | None:
         try:
@@ -232,6 +248,7 @@ def _with_named_media(item: Any, held: list[Any], settings: ReadSettings) -> Any
     if not isinstance(item, Mapping):
         return _value_with_named_media(item, held)
     media_keys = (*MEDIA_KEYS, settings.columns.images, settings.columns.videos, settings.columns.audios)
+    media_keys = () if texts_field(item) else media_keys  # None stands where a text stands
     return {key: _value_with_named_media(value, held, key in media_keys) for key, value in item.items()}
 
 

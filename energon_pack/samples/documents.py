@@ -4,7 +4,9 @@
 {"messages": [{"role": "assistant", "content": "…"}]}      an answer without a question: ms-swift's spelling
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, groupby, pairwise
+from operator import itemgetter
 from typing import Any
 
 from energon_pack.samples.sample import Message
@@ -39,3 +41,14 @@ def document_of_answer(messages: Sequence[Message]) -> list[Message] | None:
     if len(messages) != 1 or messages[0]["role"] != "assistant" or any(map(messages[0].get, _KEYS_OF_MORE_THAN_TEXT)):
         return None
     return [{**messages[0], "role": DOCUMENT}]
+
+
+def with_joined_texts(parts: Iterable[Message]) -> Iterator[Message]:
+    """Yield the parts of a document; texts that meet become one, because a template may strip each part."""
+    for kind, run in groupby(parts, itemgetter("type")):
+        if kind != "text":
+            yield from run
+            continue
+        texts = [part["text"] for part in run]
+        seams = ("" if text[-1:].isspace() or after[:1].isspace() else "\n\n" for text, after in pairwise(texts))
+        yield {"type": "text", "text": "".join(chain.from_iterable(zip(texts, [*seams, ""], strict=True)))}

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from energon_pack.samples.dialects.interleaved import add_part
 from energon_pack.samples.dialects.pictures import REMOVE_ADVICE
-from energon_pack.samples.documents import is_document
+from energon_pack.samples.documents import is_document, with_joined_texts
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import MissingMedia
@@ -42,18 +41,24 @@ def found_pictures(record: Record, setting: MissingMedia, find: Callable[[str], 
     [message], names = record.messages, iter(_listed(record))
     found, kept, removed = list[Found](), list[Message](), list[str]()
     for part in message["content"]:
-        name = None if part["type"] == "text" else next(names)
+        if part["type"] == "text":
+            kept.append(part)
+            continue
+        name = next(names)
         try:
-            found += [] if name is None else [find(name)]
-            add_part(kept, part)
+            if not name:
+                raise Skip(Reason.MISSING_MEDIA, "a place of the document has no text, and no picture either")
+            found.append(find(name))
+            kept.append(part)
         except Skip as skip:
             if skip.reason not in _REASONS:
                 raise
             if setting is not MissingMedia.remove:
                 raise Skip(skip.reason, f"{skip.detail}; {REMOVE_ADVICE}") from None
-            removed.append(str(name))
+            removed.append(name)
     if removed:
-        left = [name for name in _listed(record) if name not in removed]
+        kept, gone = [*with_joined_texts(kept)], {*removed}
+        left = [name for name in _listed(record) if name not in gone]
         text = "".join(part.get("text", "") for part in kept)
         if not left and not text.strip():
             raise Skip(Reason.NO_MESSAGES, "it has no text, and its pictures are missing")

@@ -26,6 +26,7 @@ OVERRIDE_KEYS = (*_GROUPS, *_TEXT_KEYS, *_OPTION_KEYS)
 RUN_ONLY_SETTINGS = {
     "map": "source.map is code, which the run names",
     "control_tokens": "source.control_tokens is a rule of the model's text, and packs mix entries",
+    "missing_media": "source.missing_media is about documents alone, and one for the run",
     "media": "the run prepares all media in one way; max_pixels and min_pixels may differ",
     "model": "packs are for one model",
     "packing": "a pack holds samples of several entries",

@@ -7,7 +7,7 @@
 All three then do the same: JSON ─► record ─► placeholders ─► patch positions ─► times ─► `ReadSample`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO
@@ -90,7 +90,7 @@ def _find_media(
         return record, find(record)
 
     def picture(name: str) -> Part:
-        [part] = find(replace(record, listed_media=[name])) if name else [Part(name, 0, 0)]
+        [part] = find(replace(record, listed_media=[name]))
         if not part.size:
             raise Skip(Reason.MISSING_MEDIA, f"{name!r} has no bytes")
         return part
@@ -150,7 +150,8 @@ def read_text_only(reader: Reader, shard: Shard, row: MeasuredRow, settings: Rea
     kinds = row.cut.all_kinds if row.cut else [part.kind for part in row.parts]
     record, key = shard.read_record(raw, row.record_part, bool(kinds), settings), source_key(row.key)
     if settings.missing_media is MissingMedia.remove and names_pictures_in_place(record):  # as when it was measured
-        find = partial(shard.media, key=key, parts=row.parts, look_up=partial(_measured_part, row.parts))
+        parts = {part.name: Part(*part[:3]) for part in row.parts}
+        find = partial(shard.media, key=key, parts=[*parts.values()], look_up=partial(_measured_part, parts))
         record, _ = _find_media(record, settings, find)
     placed = placed_record(record, kinds)
     positions, marks = _read_positions_and_times(reader, shard, placed, key, row.positions)
@@ -158,12 +159,11 @@ def read_text_only(reader: Reader, shard: Shard, row: MeasuredRow, settings: Rea
     return cut_part(sample, row.cut)._replace(parts=row.parts) if row.cut else sample
 
 
-def _measured_part(parts: Sequence[Part], name: str) -> Part:
+def _measured_part(parts: Mapping[str, Part], name: str) -> Part:
     """Return the part of a measured sample that has this name; Skip: it was missing."""
-    for part in parts:
-        if part.name == name:
-            return part
-    raise Skip(Reason.MISSING_MEDIA, f"{name!r} was missing when it was measured")
+    if name not in parts:
+        raise Skip(Reason.MISSING_MEDIA, f"{name!r} was missing when it was measured")
+    return parts[name]
 
 
 def cut_part(whole: ReadSample, cut: Cut) -> ReadSample:

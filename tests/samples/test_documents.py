@@ -72,20 +72,6 @@ def test_what_is_no_document(value: dict[str, Any], settings: ReadSettings, said
         parse_record(value, settings)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"texts": ["a puppy", None], "images": [None, "a.jpg"]},  # OBELICS
-        {"texts": ["a puppy"], "messages": [{"role": "user", "content": "q"}, ANSWER]},
-        {"text_list": ["a puppy"], "image_info": [{"image_name": "a.jpg", "matched_text_index": 0}]},  # MMC4
-    ],
-)
-def test_texts_that_take_turns_with_images_are_refused_with_a_cure(value: dict[str, Any]) -> None:
-    """Beside messages, the texts would be left out in silence; alone, the reason would not say what to do."""
-    with pytest.raises(Skip, match=r"bad_message: texts and images that take turns: write one text with <image>"):
-        parse_record(value, ReadSettings())
-
-
 def test_media_stand_where_the_text_says() -> None:
     assert place_media(DOCUMENT, ["image", "image"])[0] == DOCUMENT
     for kinds in (["image"], ["image", "video"]):

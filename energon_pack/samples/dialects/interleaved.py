@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from energon_pack.samples.dialects.pictures import REMOVE_ADVICE, media_name_in
-from energon_pack.samples.documents import DOCUMENT
+from energon_pack.samples.documents import DOCUMENT, with_joined_texts
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import MissingMedia, ReadSettings, SampleType
@@ -39,22 +39,12 @@ def with_document(value: dict[str, Any], settings: ReadSettings) -> dict[str, An
     texts, listed = value[field], value.get(INTERLEAVED_FIELDS[field]) or []
     if not any(text and text.strip() for text in texts):
         raise Skip(Reason.NO_MESSAGES, f"the document in {field} has no text")
-    pictures, parts = listed if isinstance(listed, list) else [listed], list[Message]()
-    for part in _by_place(texts, pictures) if field == "texts" else _by_sentence(texts, pictures):
-        add_part(parts, part)
+    pictures = listed if isinstance(listed, list) else [listed]
+    parts = [*with_joined_texts((_by_place if field == "texts" else _by_sentence)(texts, pictures))]
     if settings.missing_media is MissingMedia.skip and any(part.get(IMAGE.kind) == "" for part in parts):
         raise Skip(Reason.MISSING_MEDIA, f"a place of {field} has no text, and no picture either; {REMOVE_ADVICE}")
     rest = {key: item for key, item in value.items() if key not in ("messages", field, INTERLEAVED_FIELDS[field])}
     return {own or "messages": [{"role": DOCUMENT, "content": parts}], **rest}
-
-
-def add_part(parts: list[Message], part: Message) -> None:
-    """Add a part to a document; texts that meet become one, because a template may strip each part."""
-    if part["type"] == "text" and parts and parts[-1]["type"] == "text":
-        before, text = parts.pop()["text"], part["text"]
-        between = "" if before[-1:].isspace() or text[:1].isspace() else "\n\n"
-        part = {"type": "text", "text": f"{before}{between}{text}"}
-    parts.append(part)
 
 
 def _by_place(texts: Sequence[str | None], pictures: Sequence[Any]) -> Iterator[Message]:
@@ -80,7 +70,7 @@ def _by_sentence(texts: Sequence[str | None], infos: Sequence[Any]) -> Iterator[
     for place, text in enumerate(texts):
         yield from before[place]
         if text:
-            yield {"type": "text", "text": text if place == len(texts) - 1 else f"{text} "}
+            yield {"type": "text", "text": f"{text} " if any(texts[place + 1 :]) else text}
 
 
 def _picture(named: Any) -> Message:
