@@ -19,7 +19,7 @@ from energon_pack.errors import PackError, amount
 from energon_pack.run.address import bucket_of, is_address, lies_in, local_paths
 from energon_pack.sources.media_map import absolute_places
 from energon_pack.sources.mixture import Mixture
-from energon_pack.sources.other_formats import COMPRESSED_NAME, PARQUET_ADVICE, compressed_error
+from energon_pack.sources.other_formats import COMPRESSED_NAME, TABLE_FILE, compressed_error
 from energon_pack.sources.row_shard import RowShard
 from energon_pack.sources.shard import Shard, TarShard
 from energon_pack.sources.storage import FileState, absolute, expand, folder_of, state_of, walk, walked
@@ -31,7 +31,8 @@ _SPLIT_ALIAS = {"training": "train", "valid": "validation", "val": "validation",
 
 
 JSON_FILE = re.compile(r"(?i)\.jsonl?$")
-_PARQUET_FILE = re.compile(r"(?i)\.parquet$")
+#: what `datasets` writes about a dataset
+_ABOUT_DATASET = re.compile(r"(?:^|/)(dataset_infos|dataset_dict|state)\.json$")
 
 
 def make_shard(
@@ -220,9 +221,18 @@ def shard_names(roots: Iterable[str], files: Sequence[str]) -> list[str]:
             depths[root] += 1
 
 
-def parquet_hint(folders: Sequence[str]) -> str:
-    """Return advice to read Parquet files, to put at the end of an error; "" if the folders have none."""
-    return f" but {PARQUET_ADVICE}" if any(walk(folder, _PARQUET_FILE) for folder in folders) else ""
+def json_files(folder: str) -> list[str]:
+    """Return the *.json of a folder, without those that `datasets` writes about a dataset."""
+    files = [file for file in walk(folder, re.compile(r"(?i)\.json$")) if not _ABOUT_DATASET.search(file)]
+    infos = [file for file in files if os.path.basename(file) == "dataset_info.json"]  # or LLaMA-Factory's
+    saved = {folder_of(file) for file in walk(folder, re.compile(r"(?i)\.arrow$"))} if infos else set()
+    return [file for file in files if file not in infos or folder_of(file) not in saved]
+
+
+def table_hint(folders: Sequence[str]) -> str:
+    """Return advice to read tables, to put at the end of an error; "" if the folders have none."""
+    first = next((file for folder in folders for file in without_plans(walk(folder, TABLE_FILE))), None)
+    return "" if first is None else f"; source=table reads {first}"
 
 
 def _rooted_path(path: str) -> str:
@@ -245,12 +255,19 @@ def _enclosing_folder(path: str, folders: Collection[str]) -> str | None:
     return None
 
 
-def files_of_split(folder: str, files: Sequence[str], split: str | None) -> list[str]:
+def files_of_split(
+    folder: str, files: Sequence[str], split: str | None, split_of_folder: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
     """Return the files whose paths name this split, as `train` or `validation`; plans of packed datasets are left out.
 
-    `split`: None: all files are returned; raises PackError if their paths name several splits.
+    Args:
+        split: None: all files are returned; raises PackError if their paths name several splits.
+        split_of_folder: folders whose split is known.
     """
-    split_of_file = {file: split_in_path(file.removeprefix(folder).lstrip("/")) for file in without_plans(files)}
+    split_of_file = {
+        file: split_of_folder.get(folder_of(file)) or split_in_path(file.removeprefix(folder).lstrip("/"))
+        for file in without_plans(files)
+    }
     counts = Counter(split_of_file.values())
     seen = ", ".join(f"{name or 'of no split'}: {amount(number, 'file')}" for name, number in counts.items())
     if split is None:
@@ -259,7 +276,7 @@ def files_of_split(folder: str, files: Sequence[str], split: str | None) -> list
                 f"source.path={folder}: {seen}; source.split=train takes one split, a list of globs several"
             )
         return list(split_of_file)
-    taken = [file for file, name in split_of_file.items() if name == _SPLIT_ALIAS.get(split, split)]
+    taken = [file for file, name in split_of_file.items() if name in (split, _SPLIT_ALIAS.get(split))]
     if split_of_file and not taken:
         raise PackError(f"source.split={split}: {folder} has {seen}")
     return taken

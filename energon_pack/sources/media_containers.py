@@ -15,7 +15,7 @@ from energon_pack.run.plain_data import json_value
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.named_bytes import medium_at
-from energon_pack.sources.other_formats import TABLE_SUFFIX
+from energon_pack.sources.other_formats import TABLE_SUFFIXES
 from energon_pack.sources.storage import File, InMemory, open_file, read_ahead, state_of
 
 _MAX_MEMBER_BYTES = 4 << 30  # bytes of a member of an archive
@@ -32,7 +32,9 @@ _LMDB, _ZIP = (".lmdb", ".mdb"), ".zip"
 def split_name(path: str) -> tuple[str, str | None]:
     """Split a path `FILE::KEY` into the file and the key; the key is None if the path names an ordinary file."""
     file, separator, key = path.partition(_SEPARATOR)
-    return (file, key) if separator and file.lower().endswith((*_LMDB, _ZIP, TABLE_SUFFIX, *_JSONL)) else (path, None)
+    return (
+        (file, key) if separator and file.lower().endswith((*_LMDB, _ZIP, *TABLE_SUFFIXES, *_JSONL)) else (path, None)
+    )
 
 
 def joined_name(file: str, key: str) -> str:
@@ -47,10 +49,8 @@ def archive_path(media_root: str, name: str) -> str | None:
 
 def open_inside(file: str, key: str) -> File:
     """Open a medium inside an LMDB, a zip archive, a table or a JSONL file; raises KeyError if there is no such key."""
-    if file.lower().endswith(TABLE_SUFFIX):
-        from energon_pack.sources.parquet_rows import (
-            open_cell,  # imports pyarrow, which loaders of other packs do not need
-        )
+    if file.lower().endswith(TABLE_SUFFIXES):
+        from energon_pack.sources.table_rows import open_cell  # imports pyarrow: loaders of other packs do without
 
         return open_cell(file, key)
     if file.lower().endswith(_ZIP):

@@ -6,11 +6,13 @@ images/0                  ──medium_at───► the image
 
 import base64
 import binascii
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
+from energon_pack.samples.nulls import without_nulls
 from energon_pack.samples.skip import Reason, Skip
 
 _MEDIA_FIELDS = {"bytes", "path"}  # the fields of an image, a video or an audio in `datasets`
@@ -39,23 +41,35 @@ def name_media(value: Any, name: str) -> Any:
     return name if isinstance(value, bytes) or (isinstance(value, str) and _BASE64.match(value)) else value
 
 
-def medium_at(
-    way: Sequence[str], item: Callable[[Any, str], Any], plain: Callable[[Any], Any] = lambda value: value
-) -> bytes:
-    """Return the bytes of the medium at a path in a record, decoded if they are base64; KeyError: there is none.
+def row_as_json(row: Mapping[str, Any], name: str) -> bytes:
+    """Return the JSON of a table's row, with names in place of media: `name` and the keys to each, as `a.csv::3/image`.
+
+    A column has a value in each row, so none of its nulls can be told from one that an author meant: none stays.
+    """
+    return json.dumps(without_nulls(name_media(row, name)), default=str).encode()
+
+
+def value_at(way: Sequence[str], item: Callable[[Any, str], Any]) -> Any:
+    """Return the value at a path in a record; KeyError: there is none.
 
     Args:
         way: the keys of the path, as `name_media` wrote them: `("images", "0")`.
         item: called as `item(value, key)`, returns the item of a value; the first value is None: the whole record.
-        plain: turns the last item into bytes or text.
     """
     value: Any = None
     try:
         for step in map(unquote, way):
             value = item(value, step)
-        medium = plain(value)
     except (IndexError, TypeError, ValueError, KeyError):
         raise KeyError("/".join(way)) from None
+    return value
+
+
+def decoded_medium(way: Sequence[str], medium: Any) -> bytes:
+    """Return the bytes of a medium, decoded if they are base64; KeyError: it is neither bytes nor text.
+
+    `way`: the path to it, for an error.
+    """
     if isinstance(medium, str):
         try:
             return base64.b64decode(medium.partition("base64,")[2] or medium)
@@ -64,3 +78,13 @@ def medium_at(
     if not isinstance(medium, bytes):
         raise KeyError("/".join(way))
     return medium
+
+
+def medium_at(
+    way: Sequence[str], item: Callable[[Any, str], Any], plain: Callable[[Any], Any] = lambda value: value
+) -> bytes:
+    """Return the bytes of the medium at a path in a record; arguments and errors as `value_at` and `decoded_medium`.
+
+    `plain`: turns the value into bytes or text.
+    """
+    return decoded_medium(way, plain(value_at(way, item)))

@@ -8,8 +8,8 @@ from energon_pack.errors import PackError
 from energon_pack.samples.bytes import Bytes
 from energon_pack.sources.storage import File, open_file
 
-#: names of compressed tars and lines
-COMPRESSED_NAME = re.compile(r"(?i)\.(tgz|tbz2?|txz|(tar|jsonl?)\.(gz|bz2|xz|zst|zstd|lz4))$")
+#: names of compressed tars, lines and tables
+COMPRESSED_NAME = re.compile(r"(?i)\.(tgz|tbz2?|txz|(tar|jsonl?|csv|tsv)\.(gz|bz2|xz|zst|zstd|lz4))$")
 
 
 def unpack_command(file: Bytes) -> str | None:
@@ -49,17 +49,20 @@ def open_uncompressed(path: str) -> Iterator[File]:
 
 
 _JSONL_ADVICE = "source=jsonl reads lines of JSON in UTF-8, with media as files of their own"
-#: advice for a folder of Parquet files
-PARQUET_ADVICE = "Parquet: source=table reads it"
-ARROW_ADVICE = "Arrow, which is not read: datasets.load_from_disk(FOLDER).to_parquet(FILE) writes Parquet of it"
+_PARQUET_ADVICE = "Parquet: source=table reads it"
+_ARROW_ADVICE = "Arrow: source=table reads it, if it is called *.arrow"
 _FORMAT_BY_MAGIC = (
-    (b"PAR1", PARQUET_ADVICE),
-    (b"ARROW1", ARROW_ADVICE),
+    (b"PAR1", _PARQUET_ADVICE),
+    (b"ARROW1", _ARROW_ADVICE),
     (b"PK\x03\x04", f"a zip archive: {_JSONL_ADVICE}"),
 )
 
-#: the extension of tables
+#: the extension of Parquet
 TABLE_SUFFIX = ".parquet"
+#: the extensions of tables
+TABLE_SUFFIXES = (TABLE_SUFFIX, ".arrow", ".csv", ".tsv")
+#: names of tables; those that are compressed as a whole are refused
+TABLE_FILE = re.compile(r"(?i)\.(parquet|arrow|(csv|tsv)(\.(gz|bz2|xz|zst|lz4))?)$")
 
 
 def other_format(head: bytes) -> str | None:

@@ -18,7 +18,7 @@ from energon_pack.samples.bytes import Bytes
 
 _MAX_PAGE_BYTES = 1 << 30  # bytes of a page, beside what it takes in the file
 _WINDOW_BYTES = 256  # bytes that are read at once to find elements
-_MAX_ELEMENTS = 4096  # elements of a page: if there are more, decompressing the page is faster
+_MIN_ELEMENTS, _MIN_ELEMENT_BYTES = 4096, 1024  # with more, and smaller elements, a page is decompressed whole
 _MAX_VISITED_ELEMENTS = 512  # elements for one part: with more (copies of copies of copies) the page is decompressed
 
 
@@ -149,6 +149,7 @@ def _find_elements(file: Bytes, whole: CompressedPage) -> SnappyPage | None:
     if size != whole.size:
         return None
     starts, places, start = [0], [], 0
+    most = max(_MIN_ELEMENTS, whole.size // _MIN_ELEMENT_BYTES)
     while place_of_tag < end:
         if place_of_tag - window_start + 5 > len(window) and window_start + len(window) < end:
             window_start, window = place_of_tag, file.read(place_of_tag, min(_WINDOW_BYTES, end - place_of_tag))
@@ -173,6 +174,6 @@ def _find_elements(file: Bytes, whole: CompressedPage) -> SnappyPage | None:
         start += length
         places.append(place)
         starts.append(start)
-        if len(places) > _MAX_ELEMENTS:
+        if len(places) > most:
             return None
     return SnappyPage(np.array(starts), np.array(places), whole) if start == size and place_of_tag == end else None

@@ -217,6 +217,17 @@ def _paths_inside(kind: pa.DataType, way: LeafPath) -> Iterator[LeafPath]:
         yield way
 
 
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the same values without dictionaries, at any depth."""
+    if pa.types.is_dictionary(kind):
+        return plain_type(kind.value_type)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(plain_type(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(plain_type(kind.value_type)))
+    return kind
+
+
 def put_placeholders(row: dict[str, Any], way: LeafPath, are_not_null: Sequence[bool]) -> None:
     """Put b"" into a row for each value of a column that was not read, or None for a value that is null.
 

@@ -17,9 +17,11 @@ from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.user_map import map_record
+from energon_pack.sources.jsonl import line_index
 from energon_pack.sources.jsonl.dialects import RowSettings, parse_row
 from energon_pack.sources.media_containers import archive_path, joined_name, split_name
 from energon_pack.sources.media_map import mapped_buckets, mapped_name
+from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.source_file import LookUp, SourceFile, relative_path
 from energon_pack.sources.storage import folder_of, path_in
 
@@ -51,13 +53,16 @@ class RowShard(SourceFile):
     def first(self, number: int) -> Iterator[bytes]:
         """Yield the JSON of each of the first `number` samples that can be read, without indexing the whole file."""
         with self.open() as file:
-            for place in self._first_places(number):
+            for row in self.first_rows(number):
                 with suppress(Skip):
-                    yield self.raw(file, *place)
+                    yield self.raw_of(file, row)
 
-    def _first_places(self, number: int) -> list[tuple[int, int]]:
-        """Return the places of the first `number` samples, as `raw` takes them."""
+    def first_rows(self, number: int) -> list[SampleRow]:
+        """Return the first `number` samples of the file; raises PackError if it can't be read."""
         raise NotImplementedError
+
+    def _row(self, key: int, place: tuple[int, int]) -> SampleRow:
+        return SampleRow(str(key), line_index.ROW_PART, *place)
 
     def path_of(self, name: str) -> str:
         file, key = split_name(name)

@@ -25,6 +25,7 @@ from energon_pack.sources.jsonl.coco import with_image_name
 from energon_pack.sources.media_containers import joined_name
 from energon_pack.sources.named_bytes import may_have_base64, name_media
 from energon_pack.sources.row_shard import RowShard
+from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.settings import Format
 from energon_pack.sources.source_file import LookUp, SourceFile, relative_path
 from energon_pack.sources.storage import File, folder_of
@@ -117,8 +118,8 @@ class JsonlShard(RowShard):
     def index(self) -> pa.Table:
         return line_index.index_lines(self.path)
 
-    def _first_places(self, number: int) -> list[tuple[int, int]]:
-        return line_index.first_places(self.path, number)
+    def first_rows(self, number: int) -> list[SampleRow]:
+        return [self._row(*row) for row in enumerate(line_index.first_places(self.path, number))]
 
     def raw(self, file: File, offset: int, size: int) -> bytes:
         """Read the JSON of a sample; media in base64, and the ids of COCO images, are replaced by names of media."""

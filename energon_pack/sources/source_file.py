@@ -33,8 +33,6 @@ class SourceFile:
     lead: ClassVar[int] = 0
     #: the `source.format` that finds such files
     format: ClassVar[Format]
-    #: whether a sample is a range of bytes
-    is_read_by_place: ClassVar[bool] = True
 
     name: str  # as `shard_names` returns it, with forward slashes
     path: str
@@ -49,6 +47,11 @@ class SourceFile:
     def real_path(self) -> str:
         """Return its path with links resolved."""
         return real_path(self.path)
+
+    @property
+    def is_read_by_place(self) -> bool:
+        """Tell whether a sample is a range of bytes."""
+        return True
 
     @property
     def identity(self) -> tuple[Any, ...]:

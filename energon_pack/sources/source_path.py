@@ -20,7 +20,7 @@ from energon_pack.samples.media.kinds import MEDIA_EXTENSIONS
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.entry_settings import EntrySettings, read_entry_settings
 from energon_pack.sources.field_map import read_field_map
-from energon_pack.sources.find import JSON_FILE, FileFinder, ListedFile, Source, find_files, parquet_hint, without_plans
+from energon_pack.sources.find import JSON_FILE, FileFinder, ListedFile, Source, find_files, json_files, table_hint
 from energon_pack.sources.jsonl.row_files import RowFileFinder, files_of_samples, without_extensions
 from energon_pack.sources.mixture import (
     Entry,
@@ -30,13 +30,13 @@ from energon_pack.sources.mixture import (
     mixture_entries,
     read_yaml_object,
 )
-from energon_pack.sources.other_formats import ARROW_ADVICE
 from energon_pack.sources.pack_shard import with_pack_shards
 from energon_pack.sources.prepared_folder import SplitSelection
 from energon_pack.sources.row_shard import RowShard
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.shard import JsonlShard, Shard, TarShard
 from energon_pack.sources.storage import expand, folder_of, real_path, walk
+from energon_pack.sources.table_files import TableFinder, is_parquet, say_left_out, tables_in
 from energon_pack.sources.table_shard import TableShard
 
 _MEDIA_FILE = re.compile(rf"(?i)\.({'|'.join(MEDIA_EXTENSIONS)})$")
@@ -76,7 +76,7 @@ def _finder_of(settings: SourceConfig, stems: Collection[str] | None = None) -> 
     if not (isinstance(kind, type) and issubclass(kind, RowShard)):
         why = "there is none of that name" if kind is None else f"{kind} is no class that derives from JsonlShard"
         raise PackError(f"source.format={settings.format}: {why}; auto, wds and jsonl are always there")
-    return RowFileFinder(settings, kind, stems)
+    return (TableFinder if kind is TableShard else RowFileFinder)(settings, kind, stems)
 
 
 # --------------------------------------------------------------------------------------------------------- mixtures
@@ -150,6 +150,7 @@ def find_forms(entry: str) -> EntryForms:
     """Return the formats of the files of an entry of `source.path`, by their extensions (unknown ones: JSONL)."""
     _, folders, files = expand(entry)
     forms, stems = set(map(_form_of_file, files)), set[str]()
+    tables, others = list[str](), list[str]()
     for folder in folders:
         tars = walk(folder, TAR_FILE)
         stems |= set(map(_tar_stem, tars))
@@ -159,20 +160,25 @@ def find_forms(entry: str) -> EntryForms:
                 f"source.path={entry}: {about} has the name of a tar beside it: source=wds reads the tars,"
                 " source=jsonl the lines, a list of globs in source.path both"
             )
-        tables = without_plans(files_of_samples(stems, walk(folder, TableShard.names)))
-        by_form = ((Format.wds, tars), (Format.jsonl, lines), (Format.table, tables))
-        forms |= {form for form, files_of_form in by_form if files_of_form}
-    if not forms and any(walk(folder, JSON_FILE) for folder in folders):  # a *.json alone is read, several are named
-        forms = {Format.jsonl}
+        forms |= {form for form, found in ((Format.wds, tars), (Format.jsonl, lines)) if found}
+        here, others_here = tables_in(folder, stems)
+        tables, others = tables + here, others + others_here
+    has_parquet = any(map(is_parquet, tables))
+    if not forms and not has_parquet and any(map(json_files, folders)):
+        forms = {Format.jsonl}  # a *.json alone is read, several are named
+    if forms and not has_parquet:
+        tables, others = [], others + tables
+    forms |= {Format.table} if tables else set()
+    say_left_out(entry, others if forms else ())
     if not forms and (media := next((file for folder in folders for file in walk(folder, _MEDIA_FILE)), None)):
         raise PackError(
             f"source.path={entry}: media as {media}, and nothing that says what to train: a metadata.jsonl beside them"
-            ' does, with lines as {"file_name": "a.jpg", "text": …}'
+            ' does, with lines as {"file_name": "a.jpg", "text": …}, or a metadata.csv with these columns'
         )
     if not forms:
         raise PackError(
-            f"source.path={entry}: no *.tar, *.jsonl or *.parquet there; Arrow, CSV, LMDB and others are not read:"
-            " write lines of JSON of them"
+            f"source.path={entry}: no *.tar, *.jsonl, *.parquet, *.arrow, *.csv or *.tsv there; LMDB and others are not"
+            " read: write lines of JSON of them"
         )
     return EntryForms([form for form in Format if form in forms], stems)
 
@@ -198,12 +204,6 @@ def source_format(source: Source) -> Format:
 def _form_of_file(file: str) -> Format:
     if TAR_FILE.search(file):
         return Format.wds
-    if file.lower().endswith((".csv", ".tsv")):
-        raise PackError(
-            f"source.path={file}: CSV and TSV are not read: csv.DictReader and json.dumps write lines of JSON of it"
-        )
-    if file.lower().endswith(".arrow"):
-        raise PackError(f"source.path={file}: {ARROW_ADVICE}")
     return Format.table if TableShard.names.search(file) else Format.jsonl
 
 
@@ -225,7 +225,7 @@ class TarFinder(FileFinder):
     def files_of_entry(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
         if not files:
             has_lines = any(walk(folder, JSON_FILE) for folder in folders)
-            other = "; source=jsonl reads JSONL" if has_lines else parquet_hint(folders)
+            other = "; source=jsonl reads JSONL" if has_lines else table_hint(folders)
             raise PackError(f"source.path={entry}: no *.tar there{other}")
         if lines := next(filter(JSON_FILE.search, files), None):
             raise PackError(f"source.path={entry}: {lines} is no tar; source=jsonl reads JSONL")

@@ -285,6 +285,45 @@ def test_the_head_of_an_image_costs_no_page(tmp_path: Path) -> None:
     assert num_bytes < path.stat().st_size // 10
 
 
+def test_a_shuffled_plan_costs_a_row_its_own_work_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row that was written made JSON of all rows of its group again, or opened its file again."""
+    named, opened = [], []
+    monkeypatch.setattr(parquet_rows, "name_media", lambda row, name: named.append(name) or row)
+    read = parquet_rows._read_table
+    monkeypatch.setattr(parquet_rows, "_read_table", lambda path, file: opened.append(path) or read(path, file))
+    paths = [tmp_path / f"{number}.parquet" for number in range(40)]
+    for path in paths:
+        pq.write_table(pa.table({"text": [f"{row}" for row in range(30)]}), path, row_group_size=10)
+    places = [(path, row) for row in range(29, -1, -1) for path in paths]
+    for path, row in places:
+        raw = parquet_rows.table_row(str(path), str(path.stat().st_mtime_ns), row)
+        assert json.loads(raw) == {"text": f"{row}"}
+    assert sorted(opened) == sorted(map(str, paths))
+    assert len(named) == len(places)
+
+
+def test_rows_read_in_order_become_json_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also across groups; their names are their own."""
+    path, together = tmp_path / "a.parquet", []
+    as_json = parquet_rows._rows_as_json
+    monkeypatch.setattr(parquet_rows, "_rows_as_json", lambda *about: together.append(about[2]) or as_json(*about))
+    pq.write_table(pa.table({"image": [PNG] * 50}), path, row_group_size=20)
+    rows = [parquet_rows.table_row(str(path), str(path.stat().st_mtime_ns), number) for number in range(50)]
+    assert [json.loads(row)["image"] for row in rows] == [f"a.parquet::{number}/image" for number in range(50)]
+    assert together == [0, 1, 17, 0, 16, 0]
+
+
+def test_a_large_snappy_page_is_read_in_place() -> None:
+    """pyarrow's pages of 1,024 images have more elements than 4,096, and each image decompressed 30 MB."""
+    drawn = random.Random(0)
+    plain = b"".join(bytes(1_000) + drawn.randbytes(20_000) for _ in range(400))
+    packed = pa.Codec("snappy").compress(plain, asbytes=True)
+    content = content_of(InMemory(packed, "1"), ("a", "1"), "snappy", 0, len(packed), len(plain))
+    assert isinstance(content, SnappyPage)
+    assert len(content.starts) > 5_000
+    assert content.read(InMemory(packed, "1"), 8_000_000, 9_000) == plain[8_000_000:8_009_000]
+
+
 def test_damage_in_a_parquet_file_costs_rows_or_cells(tmp_path: Path) -> None:
     """A page that can't be read ended the run; 800 files were damaged so, with two seeds."""
     drawn = random.Random(3)

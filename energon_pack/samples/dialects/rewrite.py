@@ -3,6 +3,10 @@
 JSON ──rewrite_record──► fields as `parse_record` knows them      messages ──replace_img_tags──► messages
 """
 
+import ast
+import json
+import re
+import warnings
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
@@ -22,6 +26,9 @@ _RENAMED_ROLES = ("user", "assistant", "system", "tool")
 _SHAREGPT_KEYS = {"role": "from", "content": "value"}
 #: fields of preference data that hold one turn or several
 _ANSWER_FIELDS = ("chosen", "rejected")
+_MAX_PYTHON_CHARS = 1 << 20  # of a list as Python writes it, whose syntax tree takes much memory
+#: what `datasets.ImageFolder` calls a column of names of files
+_FILE_NAME_KEY = re.compile(rf"({'|'.join(MEDIA_KEYS)})_file_names?")
 #: fields whose list may be written as JSON text, as a cell of a table has it
 _LIST_FIELDS = frozenset((*MESSAGE_KEYS, *TURN_FIELDS, *MEDIA_KEYS, *chain(*INTERLEAVED_FIELDS.items())))
 
@@ -37,8 +44,7 @@ def rewrite_record(value: Any, settings: ReadSettings) -> Any:
     if settings.has_renames:
         value = rename_fields_and_roles(value, settings)
     value = with_document(without_synonyms(value), settings) if isinstance(value, dict) else value
-    is_named = isinstance(value, dict) and "file_name" in value and value.keys().isdisjoint(MEDIA_KEYS)
-    return _from_image_folder(value) if is_named and kind_by_name(str(value["file_name"])) else value
+    return _from_image_folder(value) if isinstance(value, dict) and value.keys().isdisjoint(MEDIA_KEYS) else value
 
 
 def _with_parsed_lists(value: dict[str, Any], settings: ReadSettings) -> dict[str, Any]:
@@ -52,12 +58,23 @@ def _with_parsed_lists(value: dict[str, Any], settings: ReadSettings) -> dict[st
 
 
 def _parsed_list(text: str) -> list[Any] | None:
-    """Parse a text that is the JSON of a list; None: it is another text."""
+    """Parse a text that is a list, as JSON or as Python writes it (pandas, in a CSV); None: it is another text."""
     try:
         parsed = parse_json(text, RECORD_WEIGHT_KEYS)
     except Skip:
-        return None
+        parsed = _parsed_python(text)
     return parsed if isinstance(parsed, list) else None
+
+
+def _parsed_python(text: str) -> Any:
+    if len(text) > _MAX_PYTHON_CHARS:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of backslashes
+            return parse_json(json.dumps(ast.literal_eval(text)), RECORD_WEIGHT_KEYS)
+    except (Skip, ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
 
 
 def renamed(record: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
@@ -72,9 +89,14 @@ def renamed(record: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
 
 
 def _from_image_folder(value: dict[str, Any]) -> dict[str, Any]:
-    """Rename the fields of ImageFolder's metadata.jsonl: `{file_name, text}`."""
+    """Rename the fields of ImageFolder's metadata, as `{file_name, text}` or `{video_file_name, text}`."""
+    names = {match[1]: match[0] for match in map(_FILE_NAME_KEY.fullmatch, value) if match}
+    if kind_by_name(str(value.get("file_name"))):
+        names["image"] = "file_name"
+    if not names:
+        return value
     caption = value_of_synonyms(value, ("text", "caption"))
-    value = renamed(value, {"image": "file_name", "caption": "text"})
+    value = renamed(value, names | {"caption": "text"})
     return {**value, "caption": caption} if "caption" in value else value
 
 

@@ -31,7 +31,8 @@ from energon_pack.sources.wds import INDEX_SCHEMA
 
 _Place = tuple[int, int, int]  # number, offset, size
 _BLANK = b" \t\r\n"
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # byte order mark of UTF-8, at a file's start
+#: byte order mark of UTF-8, at the start of a file
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 #: the first two lines of an object that is printed over several lines; does not match two lines of JSONL, even if the
 #: first is broken
 _MULTILINE_OBJECT_START = re.compile(rb'\{\s*\n\s*"|\{.*\[\s*\n')
@@ -39,7 +40,8 @@ _MAX_FIRST_LINE_BYTES = 64 << 20  # bytes, for a file with a list on every line
 #: tokens that tell the elements of an array apart; a string is one token, so its content does not matter; its last
 #: quotation mark is missing where the text ends within it
 _JSON_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*("?)|[][{},]', re.DOTALL)
-_NUL_DAMAGE = "NUL bytes in place of text, as a copy leaves them that was not finished"
+#: how a damage is called
+NUL_DAMAGE = "NUL bytes in place of text, as a copy leaves them that was not finished"
 
 _BUFFER_BYTES = 1 << 20
 _TAR_MAGIC, _TAR_MAGIC_OFFSET = b"ustar", 257
@@ -169,7 +171,7 @@ def _detect_form(file: BinaryIO) -> _Form:
     """Tell whether each line of a file is a value, or the whole file is one."""
     file.seek(0)
     filled = (line for line in iter(lambda: file.readline(_MAX_FIRST_LINE_BYTES), b"") if line.strip(_BLANK))
-    first, second = next(filled, b"").removeprefix(_BYTE_ORDER_MARK).lstrip(_BLANK), next(filled, b"")
+    first, second = next(filled, b"").removeprefix(BYTE_ORDER_MARK).lstrip(_BLANK), next(filled, b"")
     file.seek(0)
     start = first[:1]
     if start not in (b"[", b"{"):
@@ -200,7 +202,7 @@ def _line_places(file: BinaryIO, bad: _FileDamage) -> Iterator[_Place]:
 
 def _place_of_line(number: int, offset: int, line: bytes, bad: _FileDamage) -> Iterator[_Place]:
     if (nul := line.find(b"\0")) >= 0:
-        bad.damage.append((offset + nul, _NUL_DAMAGE))
+        bad.damage.append((offset + nul, NUL_DAMAGE))
     yield number, offset, len(line.rstrip(_BLANK))
 
 
@@ -211,12 +213,12 @@ def _last_line(number: int, offset: int, line: bytes, bad: _FileDamage) -> Itera
     if is_cut(text):
         yield from bad.rest(number, offset, len(line), f"it breaks off within line {number}: {text[-40:]!r}")
     elif nul >= 0 and nul < len(text):
-        yield from bad.rest(number, offset, len(line), _NUL_DAMAGE)
+        yield from bad.rest(number, offset, len(line), NUL_DAMAGE)
     else:
         if text:
             yield number, offset, len(text)
         if nul >= 0 or line.endswith(b"\r"):
-            detail = _NUL_DAMAGE if nul >= 0 else "it breaks off between CR and LF"
+            detail = NUL_DAMAGE if nul >= 0 else "it breaks off between CR and LF"
             yield from bad.rest(number + bool(text), end, len(line) - len(text), detail)
 
 
@@ -270,7 +272,7 @@ def _element_places(file: File, bad: _FileDamage, field: bytes | None) -> Iterat
             offset, size = end, 0
         goes_on = not is_cut and size and (number or field is None)
         if is_cut or goes_on or nul >= 0:
-            detail = "it goes on behind the list" if goes_on else _NUL_DAMAGE if nul >= 0 else "it breaks off"
+            detail = "it goes on behind the list" if goes_on else NUL_DAMAGE if nul >= 0 else "it breaks off"
             detail = f"{detail}, after element {number}: {data[offset : offset + 40]!r}"
             yield from bad.rest(number + 1, offset, len(data) - offset, detail)
 

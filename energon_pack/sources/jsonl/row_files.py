@@ -11,7 +11,7 @@ from energon_pack.errors import PackError
 from energon_pack.run.address import bucket_of
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.find import FileFinder, ListedFile, files_of_split, parquet_hint
+from energon_pack.sources.find import FileFinder, ListedFile, files_of_split, json_files, table_hint
 from energon_pack.sources.jsonl.dialects import RowSettings
 from energon_pack.sources.jsonl.line_index import ROW_PART
 from energon_pack.sources.jsonl.meta_files import EntryChoice, listed_files
@@ -27,7 +27,6 @@ _MAX_PROBED_MEDIA, _MAX_PROBED_MEDIA_STORED = 8, 2  # names of media that are lo
 _MAX_FOLDERS = 64  # subfolders of one folder: if there are more, each probably holds one sample's media
 
 
-_JSON_FILE = re.compile(r"(?i)\.json$")
 _LEDGER_NAME = "skipped.jsonl"  # the ledger that packing and converting write beside their output
 
 
@@ -48,7 +47,7 @@ class RowFileFinder(FileFinder):
     def files_in(self, folder: str) -> list[str]:
         files = walk(folder, self._kind.names)
         files = files if self._stems is None else files_of_samples(self._stems, files)
-        lone = [] if files or self._kind.names is not JsonlShard.names else walk(folder, _JSON_FILE)
+        lone = [] if files or self._kind.names is not JsonlShard.names else json_files(folder)
         files = lone if len(lone) == 1 else files
         return files_of_split(folder, files, self._settings.split) if self._kind.has_splits else files
 
@@ -56,9 +55,9 @@ class RowFileFinder(FileFinder):
         if not files and self._kind.names is not JsonlShard.names:
             raise PackError(f"source.path={entry}: no file there is called {self._kind.names.pattern}")
         if not files:
-            several = sorted(file for folder in folders for file in walk(folder, _JSON_FILE))
+            several = sorted(file for folder in folders for file in json_files(folder))
             named = f", and several *.json ({', '.join(several[:3])}{', …' * (len(several) > 3)}): name the one to read"
-            raise PackError(f"source.path={entry}: no *.jsonl there{named if several else parquet_hint(folders)}")
+            raise PackError(f"source.path={entry}: no *.jsonl there{named * (len(several) > 1)}{table_hint(folders)}")
         for file in files:
             for listed, rows in listed_files(file, self._settings, self._entries):
                 real = real_path(listed)
@@ -79,8 +78,8 @@ def files_of_samples(stems: Collection[str], files: Sequence[str]) -> list[str]:
 
 
 def without_extensions(file: str) -> str:
-    """Return the path of a JSONL or Parquet file without its extensions: `a.jsonl.gz` → `a`."""
-    return re.sub(r"(?i)\.(parquet|jsonl(\.\w+)?)$", "", file)
+    """Return the path of a JSONL or a table without its extensions: `a.jsonl.gz` → `a`."""
+    return re.sub(r"(?i)\.(parquet|arrow|(csv|tsv|jsonl)(\.\w+)?)$", "", file)
 
 
 def _with_media_root(shard: Shard, settings: ReadSettings) -> Shard:

@@ -1,0 +1,288 @@
+"""Read rows and cells of Arrow: files, and streams as `datasets` writes them.
+
+    a.arrow ──messages──► batches ──at most 1,024 rows of one──► {"image": "a.arrow::17/image/bytes"} ──► the image
+
+The bytes of cells stay where they lie: a file of this machine is mapped into memory, and of one on a store one batch is
+read at a time.
+"""
+
+import mmap
+import os
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from energon_pack.errors import PackError, format_bytes, one_line
+from energon_pack.run.expansion_bounds import BoundExceeded, bounded
+from energon_pack.run.lru_cache import LruCache
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.sources.named_bytes import decoded_medium, row_as_json, value_at
+from energon_pack.sources.open_tables import OpenTables, as_pack_errors
+from energon_pack.sources.storage import File, FileState, InMemory
+
+_FILE_MAGIC = b"ARROW1\0\0"  # of a file: a stream lies behind it
+_CONTINUES = b"\xff\xff\xff\xff"  # before the length of a message, since Arrow 0.15
+_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # kinds of messages
+_GROUP_ROWS = 1024  # rows whose JSON is made at once
+_MAX_BATCH_BYTES = 1 << 30  # of a batch that is read at once
+_MEMORY_PER_BYTE = 64  # of a compressed batch
+_MAX_ROWS_PER_BYTE = 8  # a batch of nothing may have any number
+
+
+class _Message(NamedTuple):
+    kind: int
+    offset: int
+    size: int
+    num_rows: int  # of a batch
+    is_compressed: bool
+
+
+@dataclass
+class ArrowTable:
+    """An open Arrow file or stream."""
+
+    file: File
+    name: str
+    head: list[_Message]  # its schema and dictionaries
+    batches: list[_Message]
+    #: offset and description of the place where it breaks off
+    damage: list[tuple[int, str]]
+
+    @cached_property
+    def _mapped(self) -> "pa.Buffer | None":
+        mapped = None if self.file.fd is None else mmap.mmap(self.file.fd, 0, access=mmap.ACCESS_READ)
+        return mapped and pa.py_buffer(mapped)
+
+    def _bytes_of(self, message: _Message) -> pa.Buffer:
+        _, offset, size, *_ = message
+        return (
+            pa.py_buffer(self.file.read(offset, size)) if self._mapped is None else self._mapped[offset : offset + size]
+        )
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        return pa.ipc.read_schema(self._bytes_of(self.head[0]))
+
+    @cached_property
+    def first_rows(self) -> list[int]:
+        """Return the number, in the file, of each batch's first row, and at the end the number of all rows."""
+        return list(accumulate((batch.num_rows for batch in self.batches), initial=0))
+
+    @property
+    def group_lens(self) -> list[int]:
+        return [batch.num_rows for batch in self.batches]
+
+    @cached_property
+    def text_lens(self) -> list[int]:
+        """Return the approximate bytes of a row's text, for each batch: by the columns without bytes of the first."""
+        if not self.batches:
+            return []
+        first = self.read(0)
+        texts = sum(column.nbytes for column in first.columns if not _has_bytes(column.type)) / max(1, first.nbytes)
+        return [max(1, int(batch.size * texts) // max(1, batch.num_rows)) for batch in self.batches]
+
+    def is_copied(self, batch: _Message) -> bool:
+        """Tell whether reading a batch takes memory; else its values are those of the mapped file."""
+        return self._mapped is None or batch.is_compressed
+
+    def read(self, number: int) -> pa.RecordBatch:
+        """Read a batch, and check that its offsets and texts are valid."""
+        message = self.batches[number]
+        with bounded(_MAX_BATCH_BYTES + _MEMORY_PER_BYTE * message.size):
+            data = self._bytes_of(message)
+            if len(self.head) == 1:
+                batch = pa.ipc.read_record_batch(pa.ipc.read_message(data), self.schema)
+            else:
+                stream = pa.BufferReader(b"".join(map(memoryview, [*map(self._bytes_of, self.head), data])))
+                batch = pa.ipc.open_stream(stream).read_next_batch()
+            batch.validate(full=True)
+        return batch
+
+
+def _read_table(path: str, file: File) -> ArrowTable:
+    start = len(_FILE_MAGIC) if file.read(0, 6) == _FILE_MAGIC[:6] else 0
+    table = ArrowTable(file, os.path.basename(path), [], [], [])
+    try:
+        for message in _messages(file, start):
+            (table.batches if message.kind == _BATCH else table.head).append(message)
+    except (ValueError, struct.error) as error:
+        end = max((message.offset + message.size for message in (*table.head, *table.batches)), default=0)
+        table.damage.append(
+            (end, str(error) if isinstance(error, ValueError) else "it breaks off, without a mark of its end")
+        )
+    if not table.head or table.head[0].kind != _SCHEMA:
+        raise ValueError("it does not begin with a schema")
+    large = next((each for each in table.batches if table.is_copied(each) and each.size > _MAX_BATCH_BYTES), None)
+    if large is not None:
+        raise PackError(
+            f"{path} has a batch of {format_bytes(large.size)}, which is read at once: write smaller ones (in"
+            " datasets.save_to_disk more shards, num_shards=…)"
+        )
+    return table
+
+
+def _messages(file: File, start: int) -> Iterator[_Message]:
+    """Yield the messages of a stream; raises ValueError or struct.error if one is not whole, or no end is there."""
+    offset = start
+    while True:
+        head = file.read(offset, 8)
+        lead = 8 if head.startswith(_CONTINUES) else 4
+        (size,) = struct.unpack_from("<i", head, lead - 4)
+        if size == 0:
+            return
+        described = file.read(offset + lead, min(max(size, 0), file.size))
+        kind, header, body = _described(described)
+        whole = lead + size + body
+        if size < 0 or body < 0 or offset + whole > file.size:
+            raise ValueError(
+                f"it breaks off within a batch of {whole:,} bytes, of which {file.size - offset:,} are there"
+            )
+        is_batch = kind == _BATCH
+        num_rows = _field(described, header, 0, "<q") if is_batch else 0
+        if not 0 <= num_rows <= _MAX_ROWS_PER_BYTE * file.size:
+            raise ValueError(f"a batch has {num_rows:,} rows in {whole:,} bytes: that is no table of samples")
+        yield _Message(kind, offset, whole, num_rows, is_batch and _field(described, header, 3, "<I") != 0)
+        offset += whole
+
+
+def _described(message: bytes) -> tuple[int, int, int]:
+    """Return kind, place of the header, and bytes of the body of a message: a table of Message.fbs, in FlatBuffers."""
+    (root,) = struct.unpack_from("<I", message)
+    place = _place_of_field(message, root, 2)
+    return (
+        _field(message, root, 1, "<B"),
+        place + struct.unpack_from("<I", message, place)[0],
+        _field(message, root, 3, "<q"),
+    )
+
+
+def _field(message: bytes, table: int, slot: int, form: str) -> int:
+    """Return a number in a table of FlatBuffers; 0 if it is not there."""
+    place = _place_of_field(message, table, slot)
+    return int(struct.unpack_from(form, message, place)[0]) if place else 0
+
+
+def _place_of_field(message: bytes, table: int, slot: int) -> int:
+    names = table - struct.unpack_from("<i", message, table)[0]
+    (size,) = struct.unpack_from("<H", message, names)
+    offset = struct.unpack_from("<H", message, names + 4 + 2 * slot)[0] if 4 + 2 * slot < size else 0
+    return table + offset if offset else 0
+
+
+_BatchKey = tuple[str, str, int]  # path and version of a table, and number of a batch
+_open_tables = OpenTables(_read_table)
+#: the rows of a batch, and the bytes of memory that they take
+_kept_batches: LruCache[_BatchKey, tuple[pa.RecordBatch, int]] = LruCache(64 << 20, lambda kept: kept[1])
+#: the JSON of each row of a group, by the number of its first row in the batch
+_kept_jsons: LruCache[tuple[_BatchKey, int], list[bytes]] = LruCache(64 << 20, lambda rows: sum(map(len, rows)))
+
+
+def table_of(path: str) -> ArrowTable:
+    """Return the table of an Arrow file, opened if it was not; raises PackError if it can't be read as Arrow."""
+    with as_pack_errors(path, "Arrow"):
+        _, table = _open_tables.get(path)
+        _ = table.text_lens
+        return table
+
+
+def table_row(path: str, version: str, number: int) -> bytes:
+    """Return the JSON of a row, with names in place of bytes; raises Skip if the row can't be read.
+
+    `version`: the file's version when it was found; `number`: the row's number in the file, from 0.
+    """
+    try:
+        table, key, row = _find_row(path, version, number)
+        first = row - row % _GROUP_ROWS
+        rows = _kept_jsons.get((key, first))
+        rows = _kept_jsons.put((key, first), _rows_as_json(table, key, first)) if rows is None else rows
+        return rows[row - first]
+    except (pa.ArrowException, BoundExceeded, OSError, LookupError, ValueError) as error:
+        raise Skip(Reason.INVALID_JSON, f"row {number} can't be read: {one_line(error)}") from None
+
+
+def _rows_as_json(table: ArrowTable, key: _BatchKey, first: int) -> list[bytes]:
+    rows = _read_batch(table, key).slice(first, _GROUP_ROWS)
+    columns = [[*map(_plain, column)] if _has_bytes(column.type) else column.to_pylist() for column in rows.columns]
+    number = table.first_rows[key[2]] + first
+    return [
+        row_as_json(dict(zip(rows.schema.names, row, strict=True)), f"{table.name}::{number + index}")
+        for index, row in enumerate(zip(*columns, strict=True))
+    ]
+
+
+def _has_bytes(kind: pa.DataType) -> bool:
+    inner = (kind.field(number).type for number in range(kind.num_fields))
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or any(map(_has_bytes, inner))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of Arrow as Python has it, with b"" in place of any bytes, which are not copied."""
+    if not value.is_valid:
+        return None
+    if isinstance(value, pa.BinaryScalar | pa.LargeBinaryScalar) and not isinstance(value, pa.StringScalar):
+        return b""
+    if isinstance(value, pa.StructScalar):
+        return {name: _plain(value[name]) for name in value}
+    if isinstance(value, pa.ListScalar | pa.LargeListScalar | pa.FixedSizeListScalar):
+        return [*map(_plain, value.values)]
+    return value.as_py()
+
+
+class _CellFile(File):
+    """The bytes of a cell, of which only those that are read are copied."""
+
+    def __init__(self, data: pa.Buffer, version: str):
+        super().__init__(FileState(data.size, version))
+        self._data = memoryview(data)
+
+    def read(self, offset: int, size: int) -> bytes:
+        return bytes(self._data[offset : offset + size])
+
+
+def open_cell(path: str, key: str) -> File:
+    """Open one value of an Arrow file as a file of bytes, whose version is that of the Arrow file.
+
+    `key`: number of the row, and the keys to the value in it, as `17/images/0/bytes`; KeyError: there is no such value.
+    """
+    number, *way = key.split("/")
+    if not number.isdecimal():
+        raise KeyError(key)
+    file, _ = _open_tables.get(path)
+    try:
+        table, batch, row = _find_row(path, file.version, int(number))
+        value = value_at(way, partial(_item_at, _read_batch(table, batch), row))
+    except (pa.ArrowException, BoundExceeded) as error:
+        raise Skip(Reason.UNREADABLE_MEDIA, f"{key!r} of the table: {one_line(error)}") from None
+    if value.is_valid and hasattr(value, "as_buffer") and _has_bytes(value.type):
+        return _CellFile(value.as_buffer(), file.version)
+    return InMemory(decoded_medium(way, value.as_py()), file.version)
+
+
+def _item_at(batch: pa.RecordBatch, row: int, value: Any, step: str) -> Any:
+    if value is None:
+        return batch.column(step)[row]
+    return value[int(step) if isinstance(value, pa.ListScalar | pa.LargeListScalar | pa.FixedSizeListScalar) else step]
+
+
+def _find_row(path: str, version: str, number: int) -> tuple[ArrowTable, _BatchKey, int]:
+    """Return the table, the batch that a row of the file is in, and the row's number in that batch."""
+    _, table = _open_tables.get(path, version)
+    index = bisect_right(table.first_rows, number) - 1
+    if not 0 <= index < len(table.batches):
+        raise KeyError(f"no row {number}")
+    return table, (path, version, index), number - table.first_rows[index]
+
+
+def _read_batch(table: ArrowTable, key: _BatchKey) -> pa.RecordBatch:
+    kept = _kept_batches.get(key)
+    if kept is None:
+        batch = table.read(key[2])
+        memory = batch.nbytes if table.is_copied(table.batches[key[2]]) else 1 << 12
+        kept = _kept_batches.put(key, (batch, memory))
+    return kept[0]

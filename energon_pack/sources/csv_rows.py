@@ -1,0 +1,258 @@
+"""Read rows and cells of CSV and TSV: a record is found by the quotes before its end, and read by its place.
+
+    a.csv ──Records──► offset and size of each record ──csv_row──► {"image": "a.csv::17/image"} ──► the image
+
+The first record names the columns. As in RFC 4180 a cell may stand in quotes, and then hold delimiters, ends of lines
+and doubled quotes; a quote within any other cell is text. Blank lines are no records.
+"""
+
+import csv
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from energon_pack.errors import PackError, format_bytes
+from energon_pack.run.files import digest_of_rest
+from energon_pack.run.lru_cache import LruCache
+from energon_pack.samples.bytes import as_file
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.sources.jsonl.line_index import BYTE_ORDER_MARK, NUL_DAMAGE, index_table
+from energon_pack.sources.named_bytes import medium_at, row_as_json
+from energon_pack.sources.open_tables import OpenTables, as_pack_errors
+from energon_pack.sources.other_formats import open_uncompressed, other_format
+from energon_pack.sources.storage import File, InMemory
+
+_BLOCK_BYTES = 4 << 20
+_MAX_HEADER_BYTES = 1 << 20
+_MAX_ROW_BYTES = 256 << 20
+_QUOTE, _LF, _CR = b'"\n\r'
+_CALLED = {",": ",", ";": ";", "\t": "tab"}  # what may separate cells, and its name
+csv.field_size_limit(max(csv.field_size_limit(), _MAX_ROW_BYTES))  # it is 128 KiB by default
+
+_Places = tuple[np.ndarray, np.ndarray]  # offsets and sizes
+
+
+class Records:
+    """The records of a file from `start` on. `delimiters`: the bytes that may separate cells."""
+
+    def __init__(self, file: File, start: int, delimiters: str):
+        self._file, self._start = file, start
+        self._begins_cell = np.zeros(256, bool)
+        self._begins_cell[[*delimiters.encode(), _LF, _CR]] = True
+        #: whether the last record ends within quotes
+        self.is_open = False
+        #: offset of the first NUL byte
+        self.nul: int | None = None
+        self._last = -2  # offset of the last quote that opened or closed a cell
+        self._before = _LF  # the byte before the next block
+
+    def places(self) -> Iterator[_Places]:
+        """Yield the places of records, block by block, without ends of lines; empty records have none."""
+        start, offset, held = self._start, self._start, b""
+        while data := self._file.read(offset, _BLOCK_BYTES):
+            block, base = held + data, offset - len(held)
+            offset += len(data)
+            held = b"\r" if block.endswith(b"\r") and offset < self._file.size else b""  # LF may follow it
+            block = block.removesuffix(held)
+            if self.nul is None and (nul := block.find(b"\0")) >= 0:
+                self.nul = base + nul
+            if block:
+                ends, sizes = self._ends(np.frombuffer(block, np.uint8), base)
+                starts = np.concatenate([[start], ends + sizes])
+                start = int(starts[-1])
+                yield _filled(starts[:-1], ends - starts[:-1])
+        yield _filled(np.array([start]), np.array([self._file.size - start]))
+
+    def _ends(self, block: np.ndarray, base: int) -> _Places:
+        """Return the places of the ends of lines in a block that are not in quotes: LF, CR, or both."""
+        was_open = self.is_open
+        quotes = self._quotes(block, base)
+        ends = np.flatnonzero((block == _LF) | (block == _CR))
+        marks = block[ends]
+        is_pair = (np.diff(ends) == 1) & (marks[:-1] == _CR) & (marks[1:] == _LF)
+        is_end = (np.searchsorted(quotes, ends) + was_open) % 2 == 0
+        is_end[1:] &= ~is_pair
+        self._before = int(block[-1])
+        return base + ends[is_end], 1 + np.append(is_pair, False)[: len(ends)][is_end]
+
+    def _quotes(self, block: np.ndarray, base: int) -> np.ndarray:
+        """Return the offsets in a block of the quotes that open or close a cell; a doubled quote closes and opens."""
+        quotes = np.flatnonzero(block == _QUOTE)
+        if not len(quotes):
+            return quotes
+        may_open = self._begins_cell[np.where(quotes > 0, block[quotes - 1], self._before)]
+        is_doubled = np.diff(quotes, prepend=self._last - base) == 1
+        is_closing = (np.arange(len(quotes)) + self.is_open) % 2 == 1
+        if not np.all(is_closing | may_open | is_doubled):  # some are text
+            quotes = np.array([*self._quotes_one_by_one(quotes, may_open, self._last - base)], np.int64)
+        if len(quotes):
+            self._last = base + int(quotes[-1])
+            self.is_open ^= len(quotes) % 2 == 1
+        return quotes
+
+    def _quotes_one_by_one(self, quotes: np.ndarray, may_open: np.ndarray, last: int) -> Iterator[int]:
+        is_open = self.is_open
+        for place, may in zip(quotes.tolist(), may_open.tolist(), strict=True):
+            if is_open or may or place == last + 1:
+                is_open, last = not is_open, place
+                yield place
+
+
+def _filled(offsets: np.ndarray, sizes: np.ndarray) -> _Places:
+    return offsets[sizes > 0], sizes[sizes > 0]
+
+
+@dataclass(frozen=True)
+class CsvTable:
+    """An open CSV or TSV. An empty one has no columns."""
+
+    name: str
+    delimiter: str
+    columns: list[str]
+    #: where the record behind the header begins
+    start: int
+
+    def cells(self, raw: bytes) -> dict[str, str]:
+        """Return the cells of a record that are not empty, by their columns; raises Skip if it is no such record."""
+        cells, names = _split(raw, self.delimiter), self.columns
+        if len(cells) < len(names) or any(cells[len(names) :]):
+            named, found = f"{len(names)} columns ({', '.join(names)[:80]})", ", ".join(cells)[:80]
+            raise Skip(Reason.INVALID_JSON, f"{len(cells)} cells for {named}: {found!r}")
+        return {name: cell for name, cell in zip(names, cells, strict=False) if name and cell}
+
+
+def _split(raw: bytes, delimiter: str) -> list[str]:
+    """Return the cells of a record; raises Skip if it is not UTF-8, or its quotes are not as they should be."""
+    if b"\0" in raw:
+        raise Skip(Reason.INVALID_JSON, NUL_DAMAGE)
+    try:
+        text = raw.decode()
+        return next(csv.reader([text], delimiter=delimiter, strict=True), [])
+    except UnicodeDecodeError as error:
+        around = raw[max(0, error.start - 20) : error.start + 9]
+        detail = f"byte {raw[error.start]:#04x} is not UTF-8, in {around!r}: iconv -f LATIN1 -t UTF-8 may write it so"
+    except csv.Error as error:
+        detail = f"its quotes: {error}, in {text[:80]!r}"
+    raise Skip(Reason.INVALID_JSON, detail)
+
+
+def _read_table(path: str, file: File) -> CsvTable:
+    head = file.read(0, _MAX_HEADER_BYTES)
+    encoding = json.detect_encoding(head[:4])
+    if other := other_format(head):
+        raise PackError(f"{path} is {other}")
+    if not encoding.startswith("utf-8"):
+        raise PackError(f"{path} is {encoding.upper()}, and tables are read in UTF-8: iconv writes them so")
+    name, start = os.path.basename(path), len(BYTE_ORDER_MARK) if head.startswith(BYTE_ORDER_MARK) else 0
+    usual = "\t" if name.lower().endswith("tsv") else ","
+    records = Records(InMemory(head, ""), start, "".join(_CALLED))
+    offsets, sizes = _all_places(records)
+    if not len(offsets):
+        return CsvTable(name, usual, [], file.size)
+    end = int(offsets[0] + sizes[0])
+    if end == len(head) and (records.is_open or end < file.size):
+        raise ValueError(f"its first line, which names the columns, has no end: {head[start : start + 80]!r}")
+    header = head[offsets[0] : end]
+    others = [each for each in _CALLED if each.encode() in header]
+    delimiter = others[0] if usual not in others and len(others) == 1 else usual
+    try:
+        columns = [column.strip() for column in _split(header, delimiter)]
+    except Skip as skip:
+        raise PackError(f"{path}: its first line, which names the columns: {skip.detail}") from None
+    while columns and not columns[-1]:
+        columns.pop()
+    twice = next((column for column in columns if columns.count(column) > 1), None)
+    if not columns or twice is not None or "" in columns[1:]:  # the index of pandas comes first, and has no name
+        why = f"has the name {twice!r} twice" if twice else "has a column without a name"
+        raise PackError(
+            f"{path}: its first line, which names the columns, {why}: {', '.join(columns)[:200]!r}: put a line as"
+            " image,question,answer before it; source.columns.* takes other names"
+        )
+    return CsvTable(name, delimiter, columns, end)
+
+
+def _all_places(records: Records) -> _Places:
+    offsets, sizes = zip(*records.places(), strict=True)
+    return np.concatenate(offsets), np.concatenate(sizes)
+
+
+_open_tables = OpenTables(_read_table)
+#: path and version of a file → the places of its records
+_kept_places: LruCache[tuple[str, str], _Places] = LruCache(4)
+
+
+def csv_of(path: str) -> CsvTable:
+    """Return the table of a CSV or TSV, opened if it was not; raises PackError if it can't be read as one."""
+    with as_pack_errors(path, "CSV"):
+        return _open_tables.get(path)[1]
+
+
+def delimiter_of(path: str) -> str:
+    """Return what separates the cells of a CSV or TSV: `,`, `;`, `tab`; raises PackError as `csv_of`."""
+    return _CALLED[csv_of(path).delimiter]
+
+
+def index_csv(path: str) -> pa.Table:
+    """Index a file: a row of `wds.INDEX_SCHEMA` for each record behind the header; its key is its number, from 0."""
+    with open_uncompressed(path) as file:
+        digest = digest_of_rest(as_file(file, _BLOCK_BYTES))
+        table = csv_of(path)
+        records = Records(file, table.start, table.delimiter)
+        offsets, sizes = _all_places(records)
+        bad = _rest(file, table, records, offsets, sizes)
+    if not table.columns:
+        offsets, sizes, bad = np.array([0]), np.array([file.size]), ["it is empty"]
+    damage = [] if records.nul is None else [(records.nul, NUL_DAMAGE)]
+    damage += [(int(offsets[-1]), detail) for detail in bad]
+    return index_table(np.arange(len(offsets)), offsets, sizes, digest, bad, damage)
+
+
+def _rest(file: File, table: CsvTable, records: Records, offsets: np.ndarray, sizes: np.ndarray) -> list[str]:
+    """Return why the last record can't be read, if it is cut, or begins a cell in quotes that has no end."""
+    if records.is_open:
+        return [f"record {len(offsets) - 1} has a quote without an end, and all behind it is in this cell"]
+    if not len(offsets) or (end := int(offsets[-1] + sizes[-1])) < file.size or sizes[-1] > _MAX_ROW_BYTES:
+        return []
+    cells = file.read(int(offsets[-1]), int(sizes[-1])).decode(errors="replace").count(table.delimiter) + 1
+    few = cells < len(table.columns)
+    return [f"it breaks off within record {len(offsets) - 1}, at byte {end:,}: {cells} cells"] if few else []
+
+
+def first_csv_rows(path: str, number: int) -> list[tuple[int, int]]:
+    """Return offset and size of the first records behind the header."""
+    table = csv_of(path)
+    with open_uncompressed(path) as file:
+        found: list[tuple[int, int]] = []
+        for offsets, sizes in Records(file, table.start, table.delimiter).places():
+            found += zip(offsets.tolist(), sizes.tolist(), strict=True)
+            if len(found) >= number:
+                break
+    return found[:number]
+
+
+def csv_row(path: str, file: File, number: int, offset: int, size: int) -> bytes:
+    """Return the JSON of a record, with names in place of images in base64; raises Skip if it can't be read."""
+    if size > _MAX_ROW_BYTES:
+        detail = f"record {number} has {format_bytes(size)}, and {format_bytes(_MAX_ROW_BYTES)} are read"
+        raise Skip(Reason.INVALID_JSON, detail)
+    _, table = _open_tables.get(path, file.version)
+    return row_as_json(table.cells(file.read(offset, size)), f"{table.name}::{number}")
+
+
+def open_cell(path: str, key: str) -> File:
+    """Decode an image in base64 of a cell. `key`: number of the record, and the column; KeyError: there is none."""
+    file, table = _open_tables.get(path)
+    number, *way = key.split("/")
+    where = (path, file.version)
+    offsets, sizes = _kept_places.get(where) or _kept_places.put(
+        where, _all_places(Records(file, table.start, table.delimiter))
+    )
+    if not number.isdecimal() or int(number) >= len(offsets):
+        raise KeyError(key)
+    row = int(number)
+    cells = table.cells(file.read(int(offsets[row]), min(int(sizes[row]), _MAX_ROW_BYTES)))
+    return InMemory(medium_at(way, lambda value, step: (cells if value is None else value)[step]), file.version)

@@ -1,0 +1,63 @@
+"""Keep tables open by their paths, and make one error of all ways in which a file is no table."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+import pyarrow as pa
+
+from energon_pack.errors import PackError, one_line
+from energon_pack.run.expansion_bounds import BoundExceeded
+from energon_pack.run.lru_cache import LruCache
+from energon_pack.sources.storage import File, open_file, state_of
+
+T = TypeVar("T")
+
+
+class OpenTables(Generic[T]):
+    """Tables of one kind that are open, each with its file. `read`: makes a table of the path and the open file."""
+
+    def __init__(self, read: Callable[[str, File], T]):
+        self._read = read
+        self._open: LruCache[str, tuple[File, T]] = LruCache(16, close=lambda opened: opened[0].close())
+
+    def get(self, path: str, version: str | None = None) -> tuple[File, T]:
+        """Return the file and the table of a path, opened anew if the version differs.
+
+        `version`: None: the present one; FileNotFoundError: there is no such file.
+        """
+        opened = self._open.get(path)
+        if opened is None or opened[0].version != (version or _present_version(path, opened[0])):
+            self._open.drop(path)
+            file = open_file(path)
+            try:
+                opened = self._open.put(path, (file, self._read(path, file)))
+            except BaseException:
+                file.close()
+                raise
+        return opened
+
+
+def _present_version(path: str, file: File) -> str:
+    """Return the version of a file as it is now; requests for an object name the version that was opened."""
+    state = state_of(path) if file.fd is not None else file
+    if state is None:
+        raise FileNotFoundError(path)
+    return state.version
+
+
+@contextmanager
+def as_pack_errors(path: str, kind: str) -> Iterator[None]:
+    """Turn an error in the block into a PackError that says that `path` is no whole file of this kind."""
+    try:
+        yield
+    except BoundExceeded as error:
+        raise PackError(f"{path} can't be read: {error}") from None
+    except PackError:
+        raise
+    except (pa.ArrowException, ValueError, LookupError, OSError) as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise PackError(f"{path}: {error.strerror}") from None
+        raise PackError(
+            f"{path} is no whole {kind} file: {one_line(error)}; get it again, or name the others by a glob"
+        ) from None

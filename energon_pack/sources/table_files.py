@@ -1,0 +1,99 @@
+"""Find the tables of a folder: files of one kind, those that a saved dataset names, and of one split.
+
+A folder that `datasets.save_to_disk` wrote has a state.json, which names its files; others are caches of `map` and
+`filter`. A DatasetDict has a dataset_dict.json, and a subfolder for each split.
+"""
+
+import re
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from energon_pack.errors import PackError, amount
+from energon_pack.run.console import say
+from energon_pack.run.plain_data import json_value
+from energon_pack.sources.find import files_of_split, without_plans
+from energon_pack.sources.jsonl.row_files import RowFileFinder, files_of_samples, without_extensions
+from energon_pack.sources.other_formats import TABLE_FILE, TABLE_SUFFIX
+from energon_pack.sources.storage import folder_of, path_in, read_whole, walk
+
+#: kinds of tables: a folder's tables are those of the first kind that it has, for the others may be about these
+_KINDS = (re.compile(r"(?i)\.parquet$"), re.compile(r"(?i)\.arrow$"), re.compile(r""))
+#: what `datasets` writes beside tables while it works on them
+_CACHE_FILE = re.compile(r"(?:^|/)(cache-|tmp)[^/]*\.arrow$")
+_STATE = re.compile(r"(?:^|/)state\.json$")
+_SPLITS = re.compile(r"(?:^|/)dataset_dict\.json$")
+
+
+class TableFinder(RowFileFinder):
+    """Finds tables."""
+
+    def files_in(self, folder: str) -> list[str]:
+        files, others = tables_in(folder, self._stems or ())
+        say_left_out(folder, others if self._stems is None else ())
+        return files_of_split(folder, files, self._settings.split, split_folders(folder))
+
+
+def say_left_out(entry: str, others: Collection[str]) -> None:
+    """Print which tables of an entry of `source.path` are not read."""
+    if others:
+        named = f"{amount(len(others), 'table')} ({', '.join(sorted(others)[:3])}{', …' * (len(others) > 3)})"
+        say(f"{entry}: left out, for they may be about the other files: {named}; a glob names them")
+
+
+def is_parquet(file: str) -> bool:
+    """Tell whether a file is called Parquet."""
+    return file.lower().endswith(TABLE_SUFFIX)
+
+
+def tables_in(folder: str, stems: Collection[str]) -> tuple[list[str], list[str]]:
+    """Return the tables of a folder that hold samples, and those of other kinds, which may be about the samples.
+
+    `stems`: paths of tars without extensions; tables of these names are about the tars.
+    """
+    found = without_plans(files_of_samples(stems, walk(folder, TABLE_FILE)))
+    files = _without_caches(folder, found)
+    kind = next((kind for kind in _KINDS if any(map(kind.search, files))), _KINDS[-1])
+    chosen = list(filter(kind.search, files))
+    first_of_name: dict[str, str] = {}
+    for file in chosen:
+        if (first := first_of_name.setdefault(without_extensions(file), file)) is not file:
+            raise PackError(f"source.path={folder}: {first} and {file} may be the same rows: a glob names one of them")
+    return chosen, [file for file in files if file not in chosen]
+
+
+def _without_caches(folder: str, files: Collection[str]) -> list[str]:
+    """Leave out the Arrow files of saved datasets that their state.json does not name, and caches elsewhere."""
+    if not any(map(_KINDS[1].search, files)):
+        return [*files]
+    named = {folder_of(state): set(_saved_files(state)) for state in walk(folder, _STATE)}
+    for beside, names in named.items():
+        if lost := next((name for name in sorted(names) if name not in files), None):
+            raise PackError(f"{path_in(beside, 'state.json')} names {lost}, which is not there: get it again")
+    saved = [file for file in files if file in named.get(folder_of(file), {file})]
+    return [file for file in saved if not _KINDS[1].search(file) or not _CACHE_FILE.search(file)]
+
+
+def _saved_files(state: str) -> Iterator[str]:
+    value = _read_object(state)
+    if value.get("_indices_data_files"):
+        raise PackError(f"{state}: chosen rows of files, by an old version of datasets: save it again by a new one")
+    for item in value.get("_data_files") or ():
+        if isinstance(item, dict) and isinstance(item.get("filename"), str):
+            yield path_in(folder_of(state), item["filename"])
+
+
+def split_folders(folder: str) -> dict[str, str]:
+    """Return the folders in a folder that are splits of a saved DatasetDict, each with the name of its split."""
+    found: dict[str, str] = {}
+    for file in walk(folder, _SPLITS):
+        names = _read_object(file).get("splits")
+        found |= {path_in(folder_of(file), name): name for name in names or () if isinstance(name, str)}
+    return found
+
+
+def _read_object(path: str) -> dict[str, Any]:
+    try:
+        value = json_value(read_whole(path) or b"")
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,45 @@
+"""Read rows and cells of tables by number, whatever the file: Parquet, Arrow, CSV, TSV."""
+
+from energon_pack.errors import PackError
+from energon_pack.sources import arrow_rows, csv_rows, parquet_rows
+from energon_pack.sources.other_formats import TABLE_SUFFIXES
+from energon_pack.sources.storage import File
+
+
+def kind_of_table(path: str) -> str:
+    """Return the extension of a table in small letters, as `.csv`; raises PackError: it is called otherwise."""
+    kind = next(filter(path.lower().endswith, TABLE_SUFFIXES), None)
+    if kind is None:
+        raise PackError(f"{path}: source=table reads *{', *'.join(TABLE_SUFFIXES)}")
+    return kind
+
+
+def is_text_table(path: str) -> bool:
+    """Tell whether a table is a CSV or TSV, whose rows are texts at places of their own."""
+    return kind_of_table(path) in (".csv", ".tsv")
+
+
+def table_of(path: str) -> parquet_rows.Table | arrow_rows.ArrowTable:
+    """Return a table whose rows are read in groups; raises PackError if it can't be read."""
+    return arrow_rows.table_of(path) if kind_of_table(path) == ".arrow" else parquet_rows.table_of(path)
+
+
+def row_json(path: str, file: File, number: int, offset: int, size: int) -> bytes:
+    """Return the JSON of a row, with names in place of bytes; raises Skip if it can't be read.
+
+    `file`: the open table; `offset`, `size`: the place that the index names; only a CSV needs it.
+    """
+    if is_text_table(path):
+        return csv_rows.csv_row(path, file, number, offset, size)
+    rows = arrow_rows if kind_of_table(path) == ".arrow" else parquet_rows
+    return rows.table_row(path, file.version, number)
+
+
+def open_cell(path: str, key: str) -> File:
+    """Open one value of a table as a file of bytes, whose version is that of the table.
+
+    `key`: number of the row, and the keys to the value in it, as `17/images/0/bytes`; KeyError: there is no such value.
+    """
+    kind = kind_of_table(path)
+    rows = csv_rows if kind in (".csv", ".tsv") else arrow_rows if kind == ".arrow" else parquet_rows
+    return rows.open_cell(path, key)

@@ -1,0 +1,207 @@
+"""CSV and TSV: a record is a sample, found by the quotes before its end, and read by its place."""
+
+import base64
+import csv
+import io
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from energon_pack.errors import PackError
+from energon_pack.samples.skip import Skip
+from energon_pack.sources import csv_rows
+from energon_pack.sources.csv_rows import CsvTable, Records, csv_of, index_csv
+from energon_pack.sources.settings import SourceConfig
+from energon_pack.sources.source_path import find_source, source_line
+from energon_pack.sources.storage import InMemory
+from energon_pack.sources.wds import damage_of, index_metadata
+from support.read_source import Read, read
+from support.samples import picture
+
+PNG, WIDE = picture(56, 56, "PNG"), picture(112, 56, "PNG")
+
+
+def read_text(path: Path, text: str | bytes, **settings: Any) -> dict[str, Read]:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read(path, **settings)
+
+
+def records_of(data: bytes, delimiter: str = ",") -> tuple[list[bytes], bool]:
+    records = Records(InMemory(data, ""), 0, delimiter)
+    found = [zip(*map(np.ndarray.tolist, places), strict=True) for places in records.places()]
+    return [data[offset : offset + size] for block in found for offset, size in block], records.is_open
+
+
+@pytest.mark.parametrize(
+    ("text", "records"),
+    [
+        ("a,b\n1,2\n", ["a,b", "1,2"]),
+        ("a\r\n\r\n1\r\n", ["a", "1"]),
+        ("a\r1\r\r2", ["a", "1", "2"]),
+        ('a,"1\n2"\n3', ['a,"1\n2"', "3"]),
+        ('a,"say ""hi""\n"\nb', ['a,"say ""hi""\n"', "b"]),
+        ('a 5" screen\nb', ['a 5" screen', "b"]),
+        ('"",\n"x', ['"",', '"x']),
+    ],
+)
+def test_records_end_where_no_quote_is_open(text: str, records: list[str]) -> None:
+    assert records_of(text.encode())[0] == [record.encode() for record in records]
+
+
+@pytest.mark.parametrize("block_bytes", [1, 2, 3, 7, 1 << 20])
+def test_records_are_those_of_pythons_csv(block_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block may end in a doubled quote, or between CR and LF: a wrong end shifts all ids behind it."""
+    monkeypatch.setattr(csv_rows, "_BLOCK_BYTES", block_bytes)
+    drawn, num_compared = random.Random(block_bytes), 0
+    for _ in range(1500):
+        text = "".join(drawn.choices('ab,"\n\r"', k=drawn.randrange(1, 30)))
+        records, is_open = records_of(text.encode())
+        if not is_open:
+            expected = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
+            assert [next(csv.reader([record.decode()])) for record in records] == expected, text
+            num_compared += 1
+    assert num_compared > 300
+
+
+def test_a_table_of_questions(tmp_path: Path) -> None:
+    """As a spreadsheet writes it: a byte order mark, CRLF, a line end and quotes in a cell, "007", a blank line."""
+    (tmp_path / "a b.png").write_bytes(WIDE)
+    text = '\ufeffimage,question,answer\r\na b.png,"What, ""now""\r\nis it?",007\r\n\r\n,No image?,"ja, ä"\r\n'
+    assert read_text(tmp_path / "a.csv", text) == {
+        "0": (['<image>What, "now"\r\nis it?', "007"], [WIDE]),
+        "1": (["No image?", "ja, ä"], []),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "called"),
+    [
+        ("a.csv", "question,answer\nq;r,a\n", "CSV, 1 file"),
+        ("a.csv", "question;answer\nq;a\n", "CSV (;), 1 file"),
+        ("a.csv", "question\tanswer\nq\ta\n", "CSV (tab), 1 file"),
+        ("a.tsv", "question\tanswer\nq\ta\n", "TSV, 1 file"),
+        ("A.TSV", "question,answer\nq,a\n", "TSV (,), 1 file"),
+    ],
+)
+def test_the_header_tells_what_separates_cells(name: str, text: str, called: str, tmp_path: Path) -> None:
+    (texts, _), *_ = read_text(tmp_path / name, text).values()
+    assert (texts[0][0], texts[1]) == ("q", "a")
+    assert source_line(find_source(SourceConfig(), str(tmp_path / name))) == called
+
+
+def test_columns_are_those_of_the_dialects(tmp_path: Path) -> None:
+    """As JSONL has them; lists are JSON, or Python as pandas writes it."""
+    (tmp_path / "a.png").write_bytes(PNG)
+    turns = [{"role": "user", "content": "it's?"}, {"role": "assistant", "content": "yes"}]
+    tables = {
+        "instruction,input,output\ni,,o\n": ["i", "o"],
+        "prompt,completion\np,c\n": ["p", "c"],
+        "file_name,text\na.png,A cat.\n": ["<image>", "A cat."],
+        "image_file_name,question,answer\na.png,q,a\n": ["<image>q", "a"],
+        "image,caption\na.png,A cat.\n": ["<image>", "A cat."],
+        ",question,answer\n0,q,a\n": ["q", "a"],  # the index of pandas
+        "question,answer,,\nq,a,,\n": ["q", "a"],  # empty columns of a spreadsheet
+    }
+    for written in (json.dumps(turns), repr(turns)):
+        line = io.StringIO()
+        csv.writer(line).writerows([["messages"], [written]])
+        tables[line.getvalue()] = ["it's?", "yes"]
+    for text, expected in tables.items():
+        ((texts, _),) = read_text(tmp_path / "a.csv", text).values()
+        assert texts == expected, text
+
+
+def test_bad_rows_cost_themselves(tmp_path: Path) -> None:
+    rows = [b"q,a", b"q", b"q,a,b", b'"q" x,a', b"q,caf\xe9", b"messages,[{'role': array(1)}]", b'q,"b\n\xc3\xa4"']
+    found = read_text(tmp_path / "a.csv", b"question,answer\n" + b"\n".join(rows) + b"\n")
+    assert [*found] == [str(number) for number in range(7)]
+    assert [found[key] for key in ("0", "6")] == [(["q", "a"], []), (["q", "b\nä"], [])]
+    assert found["1"] == "invalid_json: 1 cells for 2 columns (question, answer): 'q'"
+    assert found["2"] == "invalid_json: 3 cells for 2 columns (question, answer): 'q, a, b'"
+    assert str(found["3"]).startswith("invalid_json: its quotes: ',' expected after '\"'")
+    assert (
+        found["4"] == "invalid_json: byte 0xe9 is not UTF-8, in b'q,caf\\xe9': iconv -f LATIN1 -t UTF-8 may write it so"
+    )
+    unread = read_text(tmp_path / "b.csv", "messages\n\"[{'role': array(1)}]\"\n")["0"]
+    assert str(unread).startswith(("no_messages", "bad_message"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b'q,a\n1,2\n3,"4\n5,6\n', "record 1 has a quote without an end, and all behind it is in this cell"),
+        (b"q,a\n1,2\n3,4\n5", "it breaks off within record 2, at byte 13: 1 cells"),
+        (b"", "it is empty"),
+        (b"q,a\n1,2\n3,4\n\0\0\0\0", "NUL bytes in place of text"),
+    ],
+)
+def test_a_cut_table_is_damaged(text: bytes, said: str, tmp_path: Path) -> None:
+    """`source.on_damaged=keep` packs the records before the damage."""
+    path = tmp_path / "a.csv"
+    with pytest.raises(PackError, match=said):
+        read_text(path, text)
+    index = index_csv(str(path))
+    assert said in damage_of(index_metadata(index))[0][1]
+    assert index["reason"].to_pylist()[:-1] == [None] * (len(index) - 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            b"q,a,q\n",
+            "has the name 'q' twice: 'q, a, q': put a line as image,question,answer before it; source.columns",
+        ),
+        (b"q,,a\n", "has a column without a name: 'q, , a'"),
+        (b",,\n1,2,3\n", "has a column without a name"),
+        ("q,a\n1,2\n".encode("utf-16"), "is UTF-16, and tables are read in UTF-8: iconv writes them so"),
+        (b"caf\xe9,a\n", "its first line, which names the columns: byte 0xe9 is not UTF-8"),
+        (b'q,"a\n1,2\n3,4\n', "has no end"),
+        (b"PAR1 and more", "is Parquet"),
+        (b"\x1f\x8b and more", "is compressed"),
+    ],
+)
+def test_a_file_that_names_no_columns_is_refused(text: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(text)
+    with pytest.raises(PackError) as raised:
+        index_csv(str(path))
+    assert said in str(raised.value)
+
+
+def test_images_in_base64_are_named_by_their_record(tmp_path: Path) -> None:
+    """As the TSVs of VLMEvalKit; a quote without an end in one file may not shift the images of another."""
+    text = "index\timage\tquestion\tanswer\n" + "".join(
+        f"{n}\t{base64.b64encode(image + bytes(300)).decode()}\tq\ta\n\n" for n, image in enumerate((PNG, WIDE))
+    )
+    found = read_text(tmp_path / "a.tsv", text)
+    assert found == {"0": (["<image>q", "a"], [PNG + bytes(300)]), "1": (["<image>q", "a"], [WIDE + bytes(300)])}
+    assert csv_rows.open_cell(str(tmp_path / "a.tsv"), "1/image").read(0, 99) == (WIDE + bytes(300))[:99]
+    for key in ("2/image", "1/picture", "x/image"):
+        with pytest.raises(KeyError):
+            csv_rows.open_cell(str(tmp_path / "a.tsv"), key)
+
+
+def test_a_huge_cell_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell of 2 GB took the memory of the whole run."""
+    monkeypatch.setattr(csv_rows, "_MAX_ROW_BYTES", 1000)
+    found = read_text(tmp_path / "a.csv", f"question,answer\nq,{'a' * 2000}\nq,a\n")
+    assert found["0"] == "invalid_json: record 0 has 2.0 kB, and 1.0 kB are read"
+    assert found["1"] == (["q", "a"], [])
+
+
+def test_cells_are_texts_and_empty_ones_are_none() -> None:
+    table = CsvTable("a.csv", ",", ["a", "b", "c"], 0)
+    assert table.cells(b'007,,"x, y"') == {"a": "007", "c": "x, y"}
+    with pytest.raises(Skip, match="2 cells for 3 columns"):
+        table.cells(b"1,2")
+
+
+def test_a_header_alone_has_no_samples(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("question,answer")
+    assert (csv_of(str(path)).columns, len(index_csv(str(path)))) == (["question", "answer"], 0)
