@@ -1,7 +1,7 @@
 """Indexes where each sample of a shard lies, keeps the index in the cache, and draws samples from it."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
@@ -104,7 +104,11 @@ def _damage_error(shard: Shard, offset: int, defect: str, num_others: int) -> Pa
 
 def _drawn(item: IndexedShard, seed: int) -> IndexedShard:
     rows = item.shard.drawn(item.num_rows, seed)
-    return item if rows is None else replace(item, rows=rows, draw_settings=(item.shard.ratio, seed, item.shard.name))
+    if rows is None:
+        return item
+    taken = item.shard.own.taken
+    by = (item.shard.ratio, seed, item.shard.name, *(() if taken is None else astuple(taken)))
+    return replace(item, rows=rows, draw_settings=by)
 
 
 def every_nth_sample(step: int, indexed: Sequence[IndexedShard]) -> list[IndexedShard]:

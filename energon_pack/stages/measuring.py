@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from energon_pack.config import OnDamaged, plain
-from energon_pack.errors import amount
+from energon_pack.errors import PackError, amount
 from energon_pack.lengths.drawn_videos import with_decoded_videos
 from energon_pack.lengths.index import IndexedShard, first_samples, index_shards
 from energon_pack.lengths.measure import measure_rows, measure_shards, with_trusted_engine
@@ -21,6 +21,7 @@ from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.shard import Shard
 from energon_pack.stages.pack_run import PackRun
 from energon_pack.templates.folder import local_folder
+from energon_pack.templates.processor import media_rules_of
 from energon_pack.templates.settings import TemplateSettings
 
 
@@ -51,8 +52,24 @@ def prepare_method(run: PackRun) -> Method:
         settings = TemplateSettings(model, config.media, config.labels.as_labels)
         with_beginnings = config.packing.share is not Share.none
         method = method_of_model(settings, config.source.reading, config.measure.engine.value, run, with_beginnings)
+        _check_tiles(run.source.mixture, method)
         keep = config.source.on_damaged is OnDamaged.keep
         return with_trusted_engine(replace(method, keep_damaged=keep), run)
+
+
+def _check_tiles(mixture: Mixture | None, method: Method) -> None:
+    """Raise PackError if the entry of a mixture is meant for images of more or fewer tiles than the model takes."""
+    asking = [entry for entry in mixture.entries if entry.max_tiles is not None] if mixture else []
+    rules = media_rules_of(method.template_folder) if asking else None
+    tiles = rules.settings.get("patches") if rules else None
+    if asking and tiles is None:
+        say(f"max_dynamic_patch of {asking[0].name} and others is not read: the model has no such tiles")
+    for entry in asking if tiles else ():
+        if entry.max_tiles != tiles[1]:
+            raise PackError(
+                f"mixture: {entry.name} has max_dynamic_patch={entry.max_tiles}, and the model takes {tiles[1]} tiles:"
+                f" +model.processor_kwargs.max_patches={entry.max_tiles} sets it for all, or remove it from the entry"
+            )
 
 
 def measure_source(run: PackRun, indexed: list[IndexedShard], method: Method) -> Measured:
