@@ -79,7 +79,8 @@ def read_mixture(path: str, settings: SourceConfig, cwd: str) -> list[Entry] | N
     if isinstance(value.get("splits"), dict):
         entries = [*_energon_entries(path, value["splits"], settings.split or "train", places)]
         names = _names_apart([str(entry.path) for entry in entries])
-        return [replace(entry, name=name) for entry, name in zip(entries, names, strict=True)]
+        once = [replace(entry, epochs=1.0) if entry.weight is entry.epochs is None else entry for entry in entries]
+        return [replace(entry, name=name) for entry, name in zip(once, names, strict=True)]
     if isinstance(listed := value.get("datasets"), list):
         if wrong := [item for item in listed if not isinstance(item, dict) or not item.get("json_path")]:
             raise PackError(f"{path}: an entry of `datasets` has no json_path: {str(wrong[0])[:80]}")
@@ -107,15 +108,15 @@ def _file_entries(
         say(f"{path}: data_augment is not done, media are packed as they are: {', '.join(augmented)}")
     for name, whole in chosen.items():
         where, item = f"{path}: {name}", {key: whole.get(key) for key in keys}
-        file = places.find(f"{where}: {keys[0]}", item[keys[0]], folders)
-        of_source: dict[str, Any] = {"datasets": None}
-        root = item.get("root") or ("" if "root" not in keys or os.path.isabs(item[keys[0]]) else ".")
+        named, of_source = str(item[keys[0]] or ""), dict[str, Any](datasets=None)
+        file = places.find(f"{where}: {keys[0]}", named, folders)
+        root = item.get("root") or ("" if "root" not in keys or os.path.isabs(named) else ".")
         if root:  # it lies in the same folder as the file, and media without a root do
-            near = sorted(folders, key=lambda base: absolute_in(base, item[keys[0]]) != file)
+            near = sorted(folders, key=lambda base: absolute_in(base, named) != file)
             try:
                 of_source["media_root"] = places.find(f"{where}: root", root, near)
             except PackError as error:  # a set of text has no media
-                say(f"{error}; media are looked for near {file}")
+                say(f"{error}; media are looked for as without it")
         times, tiles = read_number(where, item, "repeat_time"), item.get("max_dynamic_patch")
         if tiles is not None and (type(tiles) is not int or tiles < 1):
             raise PackError(f"{where}: max_dynamic_patch is {tiles!r}, not a number of tiles")
@@ -124,8 +125,8 @@ def _file_entries(
         taken = _taken_rows(where, item.get("sampling_strategy") or "all")
         if times is not None and times < 1:
             taken, times = TakenRows("first", times, "share"), 1.0
-        named = {"name": name.replace("/", "-").lstrip(".") or "source", "path": file, "epochs": times}
-        yield replace(read_entry(where, named), settings=of_source, taken=taken, max_tiles=tiles)
+        entry = {"name": name.replace("/", "-").lstrip(".") or "source", "path": file, "epochs": times}
+        yield replace(read_entry(where, entry), settings=of_source, taken=taken, max_tiles=tiles)
 
 
 def _taken_rows(where: str, strategy: Any) -> TakenRows | None:
@@ -134,9 +135,9 @@ def _taken_rows(where: str, strategy: Any) -> TakenRows | None:
         return None
     if matched := _STRATEGY.fullmatch(str(strategy)):
         place: Any = matched[1]
-        amount, unit = float(matched[2] or matched[3]), "rows" if matched[2] else "%"
+        amount = float(matched[2] or matched[3])
         if amount or place != "end":
-            return TakenRows(place, amount, unit)
+            return TakenRows(place, amount, "rows" if matched[2] else "%")
     raise PackError(
         f"{where}: sampling_strategy={strategy}: all, first:N, end:N and random:N are read; N is a number of rows or a"
         " share as 10%, and not 0 after end"
@@ -169,12 +170,14 @@ def _energon_entries(path: str, splits: Any, split: str, places: _Places, depth:
         of_source = {"split": None if os.path.isfile(place) or place.endswith(".jsonl") else part}
         alone = Entry("", place, None, None, settings=of_source, weight_of="samples")
         nested = [alone] if inside is None else _energon_entries(place, inside.get("splits"), part, places, depth + 1)
-        field = {"weight": "weight", "repetitions": "epochs"}.get(key, "")
         for entry in nested:
             own = entry.epochs if entry.weight is None else entry.weight
-            if field and own is not None and getattr(entry, field) is None:
+            times = (1.0 if own is None else own) * factor / (total or 1.0)
+            if key and own is not None and (entry.weight is None) is (key == "weight"):
                 raise PackError(f"{where}: {item['path']} has weights, and {form} has none, or the other way round")
-            yield replace(entry, **{field: (1.0 if own is None else own) * factor / (total or 1.0)}) if field else entry
+            if key:
+                entry = replace(entry, weight=times) if key == "weight" else replace(entry, epochs=times)
+            yield entry
 
 
 def _refuse_keys(where: str, item: Mapping[str, Any], *read: str) -> None:

@@ -110,7 +110,7 @@ def _find_mixture(settings: SourceConfig, entries: Sequence[Entry]) -> Source:
                 raise PackError(
                     f"mixture: {entry.name}: {before}{shard.name} has a sample_ratio: name the file with epochs"
                 )
-            if (other := seen.setdefault(shard.real_path, entry.name)) != entry.name:
+            if (other := seen.setdefault(repr((shard.identity, entry.taken)), entry.name)) != entry.name:
                 raise PackError(f"mixture: {shard.path} is in {other} and in {entry.name}: one of them may have it")
         shards = [replace(shard, name=f"{before}{shard.name}", own=own) for shard in part.shards]
         entry_of |= {shard.name: number for shard in shards}

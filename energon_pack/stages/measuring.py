@@ -61,13 +61,13 @@ def _check_tiles(mixture: Mixture | None, method: Method) -> None:
     """Raise PackError if the entry of a mixture is meant for images of more or fewer tiles than the model takes."""
     asking = [entry for entry in mixture.entries if entry.max_tiles is not None] if mixture else []
     rules = media_rules_of(method.template_folder) if asking else None
-    tiles = rules.settings.get("patches") if rules else None
+    _, tiles = (rules and rules.settings.get("patches")) or (1, None)
     if asking and tiles is None:
         say(f"max_dynamic_patch of {asking[0].name} and others is not read: the model has no such tiles")
-    for entry in asking if tiles else ():
-        if entry.max_tiles != tiles[1]:
+    for entry in asking:
+        if entry.max_tiles != (tiles or entry.max_tiles):
             raise PackError(
-                f"mixture: {entry.name} has max_dynamic_patch={entry.max_tiles}, and the model takes {tiles[1]} tiles:"
+                f"mixture: {entry.name} has max_dynamic_patch={entry.max_tiles}, and the model takes {tiles} tiles:"
                 f" +model.processor_kwargs.max_patches={entry.max_tiles} sets it for all, or remove it from the entry"
             )
 

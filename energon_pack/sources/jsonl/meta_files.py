@@ -96,8 +96,8 @@ def read_entries(path: str) -> _Entries | None:
         except ValueError as error:
             raise PackError(f"{path}: {error}") from None
         raise PackError(
-            f"{path}: no form of YAML that is read: a mixture, which is the only path of source.path, has a list"
-            " `mixture` of entries with a path, or is LLaVA-OneVision's or Energon's"
+            f"{path}: no form of YAML that is read: a mixture has a list `mixture` of entries with a path, or is"
+            " LLaVA-OneVision's or Energon's; it is the only path of source.path"
         )
     if not path.endswith(".json"):
         return None
