@@ -74,8 +74,9 @@ def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, run: Run) -
                 cache.add_file(path)
             run.progress.add(num_bytes=num_bytes)
             advance(num_shards, size)
-    read = [_indexed(cache, *each) if item is None else item for item, *each in zip(known, shards, keys, strict=True)]
-    indexed = [item for item in read if item is not None]
+    for number, item in enumerate(known):
+        known[number] = item or _indexed(cache, shards[number], keys[number])
+    indexed = [item for item in known if item is not None]
     assert len(indexed) == len(shards)
     if not keep_damaged:
         refuse_damaged((item.shard, item.index_metadata) for item in indexed)

@@ -25,7 +25,7 @@ from energon_pack.sources.storage import absolute, folder_of, open_file, path_in
 MAX_META_BYTES = 16 << 20
 _MAX_PHASES = 100
 WeightOf = Literal["tokens", "samples"]
-_SOURCE_SETTINGS = ("media_root", "split", "datasets")
+_SOURCE_SETTINGS = ("media_root", "media_map", "split", "datasets")
 _ENTRY_KEYS = ("name", "path", "weight", "epochs", "max_samples", "phase", *_SOURCE_SETTINGS, *OVERRIDE_KEYS)
 
 

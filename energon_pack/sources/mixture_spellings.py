@@ -18,7 +18,7 @@ from typing import Any
 from energon_pack.errors import PackError
 from energon_pack.run.address import is_address
 from energon_pack.run.console import say
-from energon_pack.sources.jsonl.meta_files import EntryChoice, read_entries
+from energon_pack.sources.jsonl.meta_files import EntryChoice, read_entries, refuse_other_store
 from energon_pack.sources.media_map import MediaMap, map_advice, mapped_name, media_map_of
 from energon_pack.sources.mixture import (
     Entry,
@@ -44,26 +44,32 @@ _ENERGON_DEFAULTS = {"dataset_config": "dataset.yaml", "split_config": "split.ya
 _MAX_DEPTH = 8  # of Metadatasets that name each other
 
 
+class _NotThere(PackError):
+    """A mixture names what is in none of the places that it may lie in."""
+
+
 @dataclass(frozen=True)
 class _Places:
-    """Finds what a mixture names: in the mixture's folder, or in that of the run."""
+    """Finds what a mixture of another tool names: in the mixture's folder, or in that of the run."""
 
     cwd: str
     media_map: MediaMap
+    remote_media: bool
 
     def around(self, path: str) -> list[str]:
         """Return the folders that names in a file are relative to."""
         return [folder_of(absolute(path)), self.cwd]
 
     def find(self, where: str, named: Any, folders: Sequence[str]) -> str:
-        """Return the path of a file or folder by its name, in the first folder that has it; PackError: none has it."""
+        """Return the path of a file or folder by its name, in the first folder that has it; raises _NotThere if none has it."""
         if not isinstance(named, str) or not named:
             raise PackError(f"{where}: no path: {named!r}")
-        named_here = mapped_name(os.path.expanduser(named), self.media_map)
+        if (named_here := mapped_name(os.path.expanduser(named), self.media_map)) == named:
+            refuse_other_store(where, named, folders[0], self.remote_media)
         places = [*dict.fromkeys(absolute_in(folder, named_here) for folder in folders)]
         found = next((place for place in places if is_address(place) or os.path.exists(place) or glob(place)), None)
         if found is None:
-            raise PackError(f"{where}: no {', and no '.join(places)} ({map_advice(os.path.dirname(named) or named)})")
+            raise _NotThere(f"{where}: no {', and no '.join(places)} ({map_advice(os.path.dirname(named) or named)})")
         return found
 
 
@@ -72,7 +78,7 @@ def read_mixture(path: str, settings: SourceConfig, cwd: str) -> list[Entry] | N
 
     `cwd`: where the paths in it are looked for, too; our own spelling has paths beside the file alone.
     """
-    path, places = os.path.expanduser(path), _Places(cwd, media_map_of(settings.media_map))
+    path, places = os.path.expanduser(path), _Places(cwd, media_map_of(settings.media_map), settings.remote_media)
     value = read_yaml_object(path) or {}
     if "mixture" in value:
         return mixture_entries(path, value)
@@ -115,7 +121,7 @@ def _file_entries(
             near = sorted(folders, key=lambda base: absolute_in(base, named) != file)
             try:
                 of_source["media_root"] = places.find(f"{where}: root", root, near)
-            except PackError as error:  # a set of text has no media
+            except _NotThere as error:  # a set of text has no media
                 say(f"{error}; media are looked for as without it")
         times, tiles = read_number(where, item, "repeat_time"), item.get("max_dynamic_patch")
         if tiles is not None and (type(tiles) is not int or tiles < 1):

@@ -127,12 +127,17 @@ def _folder(path: str) -> str:
 
 def _local_path(where: str, named: str, folder: str, remote_media: bool) -> str:
     """Return the path of a file or folder that a meta file names relative to its own folder, `folder`."""
+    refuse_other_store(where, named, folder, remote_media)
+    return path_in(folder, os.path.expanduser(named))
+
+
+def refuse_other_store(where: str, named: str, folder: str, remote_media: bool) -> None:
+    """Raise PackError if a file in `folder` names something on another object store, and the user did not allow it."""
     if not remote_media and bucket_of(named) not in ("", bucket_of(folder)):
         raise PackError(
             f"{where}: {named} is on an object store that source.path does not name; source.remote_media=true"
             " reads it with your keys"
         )
-    return path_in(folder, os.path.expanduser(named))
 
 
 def _sample_ratio_of(where: str, value: Mapping[str, Any]) -> float:
