@@ -61,7 +61,7 @@ class _Places:
         return [folder_of(absolute(path)), self.cwd]
 
     def find(self, where: str, named: Any, folders: Sequence[str]) -> str:
-        """Return the path of a file or folder by its name, in the first folder that has it; raises _NotThere if none has it."""
+        """Return the path of a file or folder by its name, in the first folder that has it; _NotThere: none has it."""
         if not isinstance(named, str) or not named:
             raise PackError(f"{where}: no path: {named!r}")
         if (named_here := mapped_name(os.path.expanduser(named), self.media_map)) == named:

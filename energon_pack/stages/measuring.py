@@ -20,6 +20,7 @@ from energon_pack.run.work_parts import EqualSpans, Part
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.shard import Shard
 from energon_pack.stages.pack_run import PackRun
+from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.folder import local_folder
 from energon_pack.templates.processor import media_rules_of
 from energon_pack.templates.settings import TemplateSettings
@@ -52,15 +53,18 @@ def prepare_method(run: PackRun) -> Method:
         settings = TemplateSettings(model, config.media, config.labels.as_labels)
         with_beginnings = config.packing.share is not Share.none
         method = method_of_model(settings, config.source.reading, config.measure.engine.value, run, with_beginnings)
-        _check_tiles(run.source.mixture, method)
+        if run.source.mixture is not None:
+            check_tiles(run.source.mixture, media_rules_of(method.template_folder))
         keep = config.source.on_damaged is OnDamaged.keep
         return with_trusted_engine(replace(method, keep_damaged=keep), run)
 
 
-def _check_tiles(mixture: Mixture | None, method: Method) -> None:
-    """Raise PackError if the entry of a mixture is meant for images of more or fewer tiles than the model takes."""
-    asking = [entry for entry in mixture.entries if entry.max_tiles is not None] if mixture else []
-    rules = media_rules_of(method.template_folder) if asking else None
+def check_tiles(mixture: Mixture, rules: MediaRules | None) -> None:
+    """Raise PackError if an entry of a mixture is meant for images of more or fewer tiles than the model takes.
+
+    `rules`: how the model counts tokens of media; None: its full processor does.
+    """
+    asking = [entry for entry in mixture.entries if entry.max_tiles is not None]
     _, tiles = (rules and rules.settings.get("patches")) or (1, None)
     if asking and tiles is None:
         say(f"max_dynamic_patch of {asking[0].name} and others is not read: the model has no such tiles")

@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 import yaml
 
-from energon_pack.config import SourceConfig
+from energon_pack.config import ModelConfig, SourceConfig
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.errors import PackError
 from energon_pack.sources.find import Source
 from energon_pack.sources.sample_ratio import TakenRows, drawn_rows
 from energon_pack.sources.source_path import find_source
+from energon_pack.stages.measuring import check_tiles
+from energon_pack.templates.families.internvl import InternVL
+from energon_pack.templates.families.rules import ProcessorSettings
 from support.packed import Make, json_lines, packed, prepare
 from support.running import command_here
 from support.samples import chat, picture, write_tar
@@ -140,6 +143,51 @@ def test_places_of_another_machine_are_mapped(tmp_path: Path) -> None:
     meta = write_meta(tmp_path / "meta.json", a={"annotation": "/mnt/old/a.jsonl", "root": "/mnt/old/coco"})
     (shard,) = find(meta, media_map=[f"/mnt/old={tmp_path}/here"]).shards
     assert (shard.path, shard.media_root) == (f"{tmp_path}/here/a.jsonl", f"{tmp_path}/here/coco")
+
+
+def test_an_entry_of_ours_has_a_media_map_of_its_own(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_rows(tmp_path / f"{name}.jsonl", 1)
+    moved = {"path": "a.jsonl", "media_map": ["/mnt/old=/data"]}
+    first, second = find(write_yaml(tmp_path / "mix.yaml", {"mixture": [moved, {"path": "b.jsonl"}]})).shards
+    assert (first.path_of("/mnt/old/1.jpg"), second.path_of("/mnt/old/1.jpg")) == ("/data/1.jpg", "/mnt/old/1.jpg")
+
+
+def test_a_bucket_of_the_metas_own_choosing_is_not_read(tmp_path: Path) -> None:
+    """A request would be signed with the keys of whoever packs a meta file that somebody else wrote."""
+    write_rows(tmp_path / "a.jsonl", 1)
+    for entry in ({"annotation": "s3://other/a.jsonl"}, {"annotation": "a.jsonl", "root": "s3://other/images"}):
+        with pytest.raises(PackError, match=r"s3://other/.* source\.remote_media=true reads it with your keys"):
+            find(write_meta(tmp_path / "meta.json", one=entry))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tiles", [12, 6])
+def test_tiles_that_are_not_the_models_are_refused(config: Make, tmp_path: Path, real: Path, tiles: int) -> None:
+    """Images would be cut into others than its training does; only the processor knows how many it makes."""
+    write_rows(tmp_path / "a.jsonl", 2)
+    meta = write_meta(tmp_path / "meta.json", one={"annotation": "a.jsonl", "max_dynamic_patch": tiles})
+    processor = str(real / "processors/internvl3_hf")
+    run = config(meta, source__format="auto", model=ModelConfig("internvl3", "internvl", "", processor))
+    if tiles == 12:
+        assert len(packed_ids(packed(run))) == 2
+        return
+    with pytest.raises(PackError, match=r"one has max_dynamic_patch=6, and the model takes 12 tiles: \+model.*=6 sets"):
+        packed(run)
+
+
+def test_both_numbers_of_tiles_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(tmp_path / "a.jsonl", 1)
+    meta = write_meta(tmp_path / "meta.json", one={"annotation": "a.jsonl", "max_dynamic_patch": 6})
+    mixture = find(meta).mixture
+    assert mixture is not None
+    image = {"size": {"height": 448, "width": 448}}
+    for_tiles = [InternVL(ProcessorSettings(image={**image, "max_patches": most})) for most in (6, 12)]
+    check_tiles(mixture, for_tiles[0])
+    with pytest.raises(PackError, match="one has max_dynamic_patch=6, and the model takes 12 tiles"):
+        check_tiles(mixture, for_tiles[1])
+    check_tiles(mixture, None)
+    assert capsys.readouterr().out == "max_dynamic_patch of one and others is not read: the model has no such tiles\n"
 
 
 # ---------------------------------------------------------------------------------------------------- LLaVA-OneVision
