@@ -25,7 +25,7 @@ _NON_CONTENT_KEYS = {
     "packing": {"max_dropped_tokens"},
     "output": {"dir", "name", "overwrite"},
 }
-_PLACE_KEYS = {"path", "media_root"}  # of an entry of a mixture
+_PLACE_KEYS = {"path", "media_root", "media_map"}  # of an entry of a mixture
 _KEYS_IN_NAME = {"packing.layout", "packing.max_token_len"}
 
 

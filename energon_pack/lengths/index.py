@@ -1,7 +1,7 @@
 """Indexes where each sample of a shard lies, keeps the index in the cache, and draws samples from it."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
@@ -60,7 +60,8 @@ def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, run: Run) -
     cache = index_cache(run)
     keys = [_key(shard) for shard in shards]
     known = [_indexed(cache, shard, key) for shard, key in zip(shards, keys, strict=True)]
-    todo = [number for number, item in enumerate(known) if item is None]
+    first = {key: number for number, key in reversed([*enumerate(keys)])}  # two entries of a mixture may have a file
+    todo = sorted(number for number in first.values() if known[number] is None)
     jobs = (
         (cache.folder, cache.number, [shards[number] for number in batch], [keys[number] for number in batch])
         for batch in group_shards(todo, shards)
@@ -73,8 +74,8 @@ def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, run: Run) -
                 cache.add_file(path)
             run.progress.add(num_bytes=num_bytes)
             advance(num_shards, size)
-    for number in todo:
-        known[number] = _indexed(cache, shards[number], keys[number])
+    for number, item in enumerate(known):
+        known[number] = item or _indexed(cache, shards[number], keys[number])
     indexed = [item for item in known if item is not None]
     assert len(indexed) == len(shards)
     if not keep_damaged:
@@ -104,7 +105,11 @@ def _damage_error(shard: Shard, offset: int, defect: str, num_others: int) -> Pa
 
 def _drawn(item: IndexedShard, seed: int) -> IndexedShard:
     rows = item.shard.drawn(item.num_rows, seed)
-    return item if rows is None else replace(item, rows=rows, draw_settings=(item.shard.ratio, seed, item.shard.name))
+    if rows is None:
+        return item
+    taken = item.shard.own.taken
+    by = (item.shard.ratio, seed, item.shard.name, *(() if taken is None else astuple(taken)))
+    return replace(item, rows=rows, draw_settings=by)
 
 
 def every_nth_sample(step: int, indexed: Sequence[IndexedShard]) -> list[IndexedShard]:

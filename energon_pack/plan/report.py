@@ -80,7 +80,7 @@ class Report:
     """
 
     samples_in: int  # samples that the source settings select, each as often as it is drawn
-    samples_excluded: int  # left out by split, exclude, sample_ratio or limit
+    samples_excluded: int  # left out by split, exclude, sample_ratio, a mixture or limit
     samples_repeated: int  # draws of samples that were drawn before
     samples_packed: int  # whole, or as their parts
     samples_skipped: int  # each is in skipped.jsonl

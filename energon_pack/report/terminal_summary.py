@@ -78,7 +78,7 @@ def _source_lines(report: Report) -> Iterator[str]:
         yield f"mixture: {entry['name']} {entry['share']:.2%} of the {unit}{asked}, {drawn}"
     yield from removed_lines(report.removed)
     if report.samples_excluded:
-        yield f"excluded: {report.samples_excluded:,} by split, exclude, sample_ratio or source.limit"
+        yield f"excluded: {report.samples_excluded:,} by split, exclude, sample_ratio, a mixture or source.limit"
     if report.samples_repeated:
         yield f"repeated: {amount(report.samples_repeated, 'draw')} by sample_ratio, a mixture or packing.epochs"
 

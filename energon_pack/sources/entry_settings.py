@@ -14,6 +14,7 @@ from energon_pack.errors import PackError
 from energon_pack.run.plain_data import node_of
 from energon_pack.samples.record import Record
 from energon_pack.samples.settings import Columns, ReadSettings, Roles
+from energon_pack.sources.sample_ratio import TakenRows
 
 _GROUPS = {"columns": Columns, "roles": Roles}
 _TEXT_KEYS = ("messages_key", "sample_type", "caption_prompt", "take", "tools", "frames", "nulls")
@@ -41,6 +42,8 @@ class EntrySettings:
     reading: ReadSettings | None = None
     #: fields that each sample gets
     options: Mapping[str, Any] = field(default_factory=dict)
+    #: which rows of its file are taken; None: all
+    taken: TakenRows | None = None
 
     @property
     def identity(self) -> list[Any]:

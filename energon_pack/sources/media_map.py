@@ -64,13 +64,13 @@ def why_missing(name: str, path: str) -> str:
         return f"{name!r} is a pipe, a socket or a device: only files are read"
     if _WINDOWS_PATH.match(name):
         old = name.rpartition("\\")[0] or name
-        return f"{name!r} is not there: a path of Windows ({_map_advice(old)})"
+        return f"{name!r} is not there: a path of Windows ({map_advice(old)})"
     if name.startswith("/") or bucket_of(name):
-        return f"{name!r} is not there: a path of another machine? ({_map_advice(os.path.dirname(name))})"
+        return f"{name!r} is not there: a path of another machine? ({map_advice(os.path.dirname(name))})"
     return f"{name!r} is not there (source.media_root)"
 
 
-def _map_advice(old: str) -> str:
+def map_advice(old: str) -> str:
     setting = f'source.media_map=["{old}=FOLDER"]'
     return f"{shlex.quote(setting)} says where it is here"
 

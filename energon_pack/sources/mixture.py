@@ -18,13 +18,14 @@ from typing import Any, Literal, get_args
 from energon_pack.errors import PackError
 from energon_pack.run.plain_data import yaml_value
 from energon_pack.sources.entry_settings import OVERRIDE_KEYS, RUN_ONLY_SETTINGS
+from energon_pack.sources.sample_ratio import TakenRows
 from energon_pack.sources.storage import absolute, folder_of, open_file, path_in
 
 #: bytes of a file that names others
 MAX_META_BYTES = 16 << 20
 _MAX_PHASES = 100
 WeightOf = Literal["tokens", "samples"]
-_SOURCE_SETTINGS = ("media_root", "split", "datasets")
+_SOURCE_SETTINGS = ("media_root", "media_map", "split", "datasets")
 _ENTRY_KEYS = ("name", "path", "weight", "epochs", "max_samples", "phase", *_SOURCE_SETTINGS, *OVERRIDE_KEYS)
 
 
@@ -48,6 +49,10 @@ class Entry:
     own: dict[str, Any] = field(default_factory=dict)
     #: whether `weight` is a share of trained tokens or of samples
     weight_of: WeightOf = "tokens"
+    #: which rows of its file are taken; None: all
+    taken: TakenRows | None = None
+    #: the most tiles of an image that it is meant for; None: not said
+    max_tiles: int | None = None
 
 
 def read_yaml(path: str) -> Any:
@@ -78,7 +83,7 @@ def mixture_entries(path: str, value: Mapping[str, Any]) -> list[Entry] | None:
     if weight_of not in get_args(WeightOf):
         raise PackError(f"{path}: weights={weight_of!r}: shares of {' or of '.join(get_args(WeightOf))}")
     folder = folder_of(absolute(path))
-    entries = [_read_entry(f"{path}: entry {number}", item, folder) for number, item in enumerate(listed, 1)]
+    entries = [read_entry(f"{path}: entry {number}", item, folder) for number, item in enumerate(listed, 1)]
     return [replace(entry, weight_of=weight_of) for entry in entries]
 
 
@@ -86,7 +91,7 @@ def entries_by_name(items: Mapping[str, Any]) -> list[Entry]:
     """Read the entries of a mixture in the config, name → settings; raises PackError if one is not valid."""
     if not items or not all(isinstance(item, Mapping) for item in items.values()):
         raise PackError(f"source.path: no entries by name, as {{charts: {{path: …, weight: …}}}}: {str(items)[:80]}")
-    return [_read_entry(f"source.path.{name}", {**item, "name": name}, os.getcwd()) for name, item in items.items()]
+    return [read_entry(f"source.path.{name}", {**item, "name": name}, os.getcwd()) for name, item in items.items()]
 
 
 def check_entries(path: str, entries: list[Entry]) -> list[Entry]:
@@ -102,7 +107,8 @@ def check_entries(path: str, entries: list[Entry]) -> list[Entry]:
     return entries
 
 
-def _read_entry(where: str, item: Any, folder: str) -> Entry:
+def read_entry(where: str, item: Any, folder: str = "") -> Entry:
+    """Read an entry; PackError: it is not valid. `where`: begins errors; `folder`: paths are relative to it."""
     if not isinstance(item, dict) or not item.get("path"):
         raise PackError(f"{where} has no path: {str(item)[:80]}")
     if common := next((key for key in item if key in RUN_ONLY_SETTINGS), None):
@@ -113,7 +119,7 @@ def _read_entry(where: str, item: Any, folder: str) -> Entry:
     if not all(isinstance(path, str) and path for path in paths):
         raise PackError(f"{where}: path is {str(item['path'])[:80]}: a folder, a file, a glob, or a list of these")
     paths = [absolute_in(folder, path) for path in paths]
-    weight, epochs = (_read_number(where, item, key) for key in ("weight", "epochs"))
+    weight, epochs = (read_number(where, item, key) for key in ("weight", "epochs"))
     if weight is not None and epochs is not None:
         raise PackError(f"{where} has a weight and epochs: one of them says how often its samples come")
     most = item.get("max_samples")
@@ -133,7 +139,8 @@ def _read_entry(where: str, item: Any, folder: str) -> Entry:
     return Entry(name, paths[0] if len(paths) == 1 else paths, weight, epochs, most, settings, phase, of_samples)
 
 
-def _read_number(where: str, item: dict[str, Any], key: str) -> float | None:
+def read_number(where: str, item: Mapping[str, Any], key: str) -> float | None:
+    """Read a number from 0 on; None: there is none; raises PackError if the value is something else."""
     value = item.get(key)
     if value is None:
         return None

@@ -122,8 +122,8 @@ class SourceFile:
         return 1.0
 
     def drawn(self, num_rows: int, seed: int) -> Ints | None:
-        """Draw rows of the index by `ratio`; return their numbers, ascending, with repeats; None: each row once."""
-        return None if self.ratio == 1 else drawn_rows(num_rows, self.ratio, self.name, seed)
+        """Draw rows of the index; return their numbers, ascending, with repeats; None: each row once."""
+        return drawn_rows(num_rows, self.own.taken or self.ratio, self.name, seed)
 
     def key_in_tar(self, key: str) -> str:
         """Return the key of a sample's parts in the tar: without the `@2` that marks a repeated draw."""

@@ -6,6 +6,7 @@
 A folder may hold several formats. `source=wds`, `jsonl` or `table` reads only one of them.
 """
 
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,14 +23,8 @@ from energon_pack.sources.entry_settings import EntrySettings, read_entry_settin
 from energon_pack.sources.field_map import read_field_map
 from energon_pack.sources.find import JSON_FILE, FileFinder, ListedFile, Source, find_files, json_files, table_hint
 from energon_pack.sources.jsonl.row_files import RowFileFinder, files_of_samples, without_extensions
-from energon_pack.sources.mixture import (
-    Entry,
-    Mixture,
-    check_entries,
-    entries_by_name,
-    mixture_entries,
-    read_yaml_object,
-)
+from energon_pack.sources.mixture import Entry, Mixture, check_entries, entries_by_name
+from energon_pack.sources.mixture_spellings import read_mixture
 from energon_pack.sources.pack_shard import with_pack_shards
 from energon_pack.sources.prepared_folder import SplitSelection
 from energon_pack.sources.row_shard import RowShard
@@ -43,12 +38,16 @@ _MEDIA_FILE = re.compile(rf"(?i)\.({'|'.join(MEDIA_EXTENSIONS)})$")
 TAR_FILE = re.compile(r"(?i)\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
 
 
-def find_source(settings: SourceConfig, path: Any) -> Source:
+def find_source(settings: SourceConfig, path: Any, cwd: str | None = None) -> Source:
     """Find the files of a source, of the format `source.format`, or if that is `auto`, by the names of the files.
 
-    `path`: a path, a list of paths, or the entries of a mixture by name; raises PackError if nothing is there.
+    Raises PackError if nothing is there.
+
+    Args:
+        path: a path, a list of paths, or the entries of a mixture by name.
+        cwd: the folder in which packing was started, for the paths in mixtures of other tools; None: this one.
     """
-    if entries := _read_entries(settings, path):
+    if entries := _read_entries(settings, path, cwd or os.getcwd()):
         return _find_mixture(settings, entries)
     listed = [path] if isinstance(path, str) else path
     if settings.format != Format.auto:
@@ -82,14 +81,12 @@ def _finder_of(settings: SourceConfig, stems: Collection[str] | None = None) -> 
 # --------------------------------------------------------------------------------------------------------- mixtures
 
 
-def _read_entries(settings: SourceConfig, path: Any) -> list[Entry] | None:
-    """Read the entries of a mixture from its YAML file or from the config; None: the path is no mixture."""
+def _read_entries(settings: SourceConfig, path: Any, cwd: str) -> list[Entry] | None:
+    """Read the entries of a mixture from its file or from the config; None: the path is no mixture."""
     if isinstance(path, Mapping):
         return check_entries("source.path", entries_by_name(path))
-    value = read_yaml_object(path) if isinstance(path, str) else None
-    if value is None:
-        return None
-    entries = mixture_entries(path, value)
+    path = path[0] if isinstance(path, list) and len(path) == 1 else path
+    entries = read_mixture(path, settings, cwd) if isinstance(path, str) else None
     return entries and check_entries(path, entries)
 
 
@@ -105,13 +102,16 @@ def _find_mixture(settings: SourceConfig, entries: Sequence[Entry]) -> Source:
             raise PackError(f"mixture: {entry.name}: {error}") from None
         if part.mixture is not None:
             raise PackError(f"mixture: {entry.name} is a mixture itself: write its entries here")
+        if entry.taken is not None and len(part.shards) > 1:
+            raise PackError(f"mixture: {entry.name}: {entry.path} has several files: rows are taken of one, name it")
+        own = replace(own, taken=entry.taken)
         before = f"{entry.name}/" if len(entries) > 1 else ""
         for shard in part.shards:
             if shard.ratio != 1:
                 raise PackError(
                     f"mixture: {entry.name}: {before}{shard.name} has a sample_ratio: name the file with epochs"
                 )
-            if (other := seen.setdefault(shard.real_path, entry.name)) != entry.name:
+            if (other := seen.setdefault(repr((shard.identity, entry.taken)), entry.name)) != entry.name:
                 raise PackError(f"mixture: {shard.path} is in {other} and in {entry.name}: one of them may have it")
         shards = [replace(shard, name=f"{before}{shard.name}", own=own) for shard in part.shards]
         entry_of |= {shard.name: number for shard in shards}

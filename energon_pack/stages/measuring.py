@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from energon_pack.config import OnDamaged, plain
-from energon_pack.errors import amount
+from energon_pack.errors import PackError, amount
 from energon_pack.lengths.drawn_videos import with_decoded_videos
 from energon_pack.lengths.index import IndexedShard, first_samples, index_shards
 from energon_pack.lengths.measure import measure_rows, measure_shards, with_trusted_engine
@@ -22,7 +22,9 @@ from energon_pack.sources.media_map import media_map_of
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.shard import Shard
 from energon_pack.stages.pack_run import PackRun
+from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.folder import local_folder
+from energon_pack.templates.processor import media_rules_of
 from energon_pack.templates.settings import TemplateSettings
 
 
@@ -53,8 +55,27 @@ def prepare_method(run: PackRun) -> Method:
         settings = TemplateSettings(model, config.media, config.labels.as_labels)
         with_beginnings = config.packing.share is not Share.none
         method = method_of_model(settings, config.source.reading, config.measure.engine.value, run, with_beginnings)
+        if run.source.mixture is not None:
+            check_tiles(run.source.mixture, media_rules_of(method.template_folder))
         keep = config.source.on_damaged is OnDamaged.keep
         return with_trusted_engine(replace(method, keep_damaged=keep), run)
+
+
+def check_tiles(mixture: Mixture, rules: MediaRules | None) -> None:
+    """Raise PackError if an entry of a mixture is meant for images of more or fewer tiles than the model takes.
+
+    `rules`: how the model counts tokens of media; None: its full processor does.
+    """
+    asking = [entry for entry in mixture.entries if entry.max_tiles is not None]
+    _, tiles = (rules and rules.settings.get("patches")) or (1, None)
+    if asking and tiles is None:
+        say(f"max_dynamic_patch of {asking[0].name} and others is not read: the model has no such tiles")
+    for entry in asking:
+        if entry.max_tiles != (tiles or entry.max_tiles):
+            raise PackError(
+                f"mixture: {entry.name} has max_dynamic_patch={entry.max_tiles}, and the model takes {tiles} tiles:"
+                f" +model.processor_kwargs.max_patches={entry.max_tiles} sets it for all, or remove it from the entry"
+            )
 
 
 def measure_source(run: PackRun, indexed: list[IndexedShard], method: Method) -> Measured:

@@ -75,7 +75,7 @@ def find_source(
     asked.media_root, asked.remote_media = media_root, settings.get("remote_media") is True
     asked.datasets, asked.media_map = settings.get("datasets"), media_map or settings.get("media_map")
     try:
-        return source_path.find_source(asked, path)
+        return source_path.find_source(asked, path, path_when_packed(report, "."))
     except PackError as error:
         raise PackError(f"{error} (--source PATH says where it is now, --media-root where its media are)") from None
 

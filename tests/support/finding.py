@@ -13,6 +13,7 @@ def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
 
 
 def find_lines(path: str | Sequence[str], media_root: str | None = None, **settings: Any) -> Source:
-    """Find files of lines; a meta file lists files here, and is no mixture."""
-    listed = [path] if isinstance(path, str) else path
-    return find_source(SourceConfig(format="jsonl", media_root=media_root, **settings), listed)
+    """Find files of lines, and those that a meta file lists."""
+    return find_source(
+        SourceConfig(format="jsonl", media_root=media_root, **settings), [path] if isinstance(path, str) else path
+    )

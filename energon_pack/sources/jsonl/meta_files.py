@@ -61,7 +61,7 @@ def listed_files(path: str, settings: SourceConfig, chosen: EntryChoice) -> Iter
     """Yield each file that a meta file lists, and how it is read; a file that is no meta file is yielded itself."""
     root, folder = settings.media_root, folder_of(absolute(path))
     places = RowSettings("", remote_media=settings.remote_media, media_map=media_map_of(settings.media_map))
-    meta = _read_entries(path)
+    meta = read_entries(path)
     if meta is None:
         yield absolute(path), replace(places, media_root=_folder(root or folder))
         return
@@ -70,7 +70,7 @@ def listed_files(path: str, settings: SourceConfig, chosen: EntryChoice) -> Iter
         if not isinstance(value.get("file_name"), str):
             raise PackError(
                 f"{where} has no file_name: only files that are here are read; source.datasets names others, and a"
-                " mixture says how often each file comes (InternVL's annotation and repeat_time: path and epochs)"
+                " mixture, as InternVL's meta is one, is the only path of source.path"
             )
         file = _local_path(where, value["file_name"], folder, settings.remote_media)
         if not is_file(file):
@@ -88,14 +88,17 @@ def listed_files(path: str, settings: SourceConfig, chosen: EntryChoice) -> Iter
         yield absolute(file), replace(root_and_ratio, columns=in_order[0], tags=in_order[1])
 
 
-def _read_entries(path: str) -> _Entries | None:
+def read_entries(path: str) -> _Entries | None:
     """Return the entries of a meta file; None: the file holds samples."""
     if path.endswith((".yaml", ".yml")):
         try:
             read_yaml(path)
         except ValueError as error:
             raise PackError(f"{path}: {error}") from None
-        raise PackError(f"{path}: no form of YAML that is read: a mixture has a list `mixture` of entries with a path")
+        raise PackError(
+            f"{path}: no form of YAML that is read: a mixture has a list `mixture` of entries with a path, or is"
+            " LLaVA-OneVision's or Energon's; it is the only path of source.path"
+        )
     if not path.endswith(".json"):
         return None
     with open_file(path) as file:
@@ -124,12 +127,17 @@ def _folder(path: str) -> str:
 
 def _local_path(where: str, named: str, folder: str, remote_media: bool) -> str:
     """Return the path of a file or folder that a meta file names relative to its own folder, `folder`."""
+    refuse_other_store(where, named, folder, remote_media)
+    return path_in(folder, os.path.expanduser(named))
+
+
+def refuse_other_store(where: str, named: str, folder: str, remote_media: bool) -> None:
+    """Raise PackError if a file in `folder` names something on another object store, and the user did not allow it."""
     if not remote_media and bucket_of(named) not in ("", bucket_of(folder)):
         raise PackError(
             f"{where}: {named} is on an object store that source.path does not name; source.remote_media=true"
             " reads it with your keys"
         )
-    return path_in(folder, os.path.expanduser(named))
 
 
 def _sample_ratio_of(where: str, value: Mapping[str, Any]) -> float:

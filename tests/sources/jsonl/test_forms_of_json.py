@@ -84,14 +84,17 @@ def test_entries_of_a_meta_file_are_chosen(tmp_path: Path, capsys: pytest.Captur
         find_lines(str(path), datasets=["c"])
 
 
-def test_meta_files_that_say_how_often_are_refused(tmp_path: Path) -> None:
-    """InternVL's and LLaVA-OneVision's: a mixture says it here."""
+def test_a_mixture_among_other_paths_is_refused(tmp_path: Path) -> None:
+    """Its shares would be those of a part of the source."""
+    write_lines(tmp_path, "b.jsonl")
     (tmp_path / "meta.json").write_text(json.dumps({"coco": {"root": "images", "annotation": "a.jsonl"}}))
-    with pytest.raises(PackError, match=r"coco has no file_name: .*annotation and repeat_time: path and epochs"):
-        find_lines(str(tmp_path / "meta.json"))
-    (tmp_path / "mix.yaml").write_text("datasets: [{json_path: a.json, sampling_strategy: all}]")
-    with pytest.raises(PackError, match="no form of YAML that is read: a mixture has a list `mixture`"):
-        find_lines(str(tmp_path / "mix.yaml"))
+    with pytest.raises(
+        PackError, match=r"coco has no file_name: .*InternVL's meta .* is the only path of source\.path"
+    ):
+        find_lines([str(tmp_path / "meta.json"), str(tmp_path / "b.jsonl")])
+    (tmp_path / "mix.yaml").write_text("datasets: [{json_path: b.jsonl, sampling_strategy: all}]")
+    with pytest.raises(PackError, match=r"no form of YAML that is read: a mixture .* is the only path of source"):
+        find_lines([str(tmp_path / "mix.yaml"), str(tmp_path / "b.jsonl")])
     (tmp_path / "mix.yaml").write_text("mixture:\n - path: a\n  weight: 1\n")
     with pytest.raises(PackError, match=r"mix\.yaml: .*line 3"):
         find_lines(str(tmp_path / "mix.yaml"))
