@@ -1,0 +1,28 @@
+"""What is trained of a packed dataset, by its tokens and its media: two datasets are compared by it, whatever they hold."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+from energon_pack.samples.pack_reader import pack_members
+from support.packed import json_lines, samples
+
+#: token ids, weights of their labels, and the bytes of the media
+Trained = tuple[tuple[int, ...], tuple[float, ...], tuple[bytes, ...]]
+
+
+def trained(folder: Path) -> dict[str, Trained]:
+    """Return every member of a dataset by its sample's id."""
+    members = {}
+    for parts in samples(folder).values():
+        for member in pack_members(parts, json.loads(parts["json"]), lambda *_: b""):
+            assert member.tokens is not None
+            assert member.sample_id not in members
+            media = tuple(data for of_kind in member.media.values() for data in of_kind)
+            members[member.sample_id] = tuple(member.tokens.ids.tolist()), tuple(member.tokens.token_weights), media
+    return members
+
+
+def skipped(folder: Path) -> dict[str, int]:
+    """Return how many samples the ledger has under each reason."""
+    return dict(Counter(line["reason"] for line in json_lines(folder / "skipped.jsonl")))
