@@ -3,12 +3,15 @@
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
+
+from PIL import Image
 
 from energon_pack.samples.pack_reader import pack_members
 from support.packed import json_lines, samples
 
-#: token ids, weights of their labels, and the bytes of the media
-Trained = tuple[tuple[int, ...], tuple[float, ...], tuple[bytes, ...]]
+#: token ids, weights of their labels, and the media: pixels, or bytes
+Trained = tuple[tuple[int, ...], tuple[float, ...], tuple[Any, ...]]
 
 
 def trained(folder: Path) -> dict[str, Trained]:
@@ -18,9 +21,13 @@ def trained(folder: Path) -> dict[str, Trained]:
         for member in pack_members(parts, json.loads(parts["json"]), lambda *_: b""):
             assert member.tokens is not None
             assert member.sample_id not in members
-            media = tuple(data for of_kind in member.media.values() for data in of_kind)
+            media = tuple(_content(medium) for of_kind in member.media.values() for medium in of_kind)
             members[member.sample_id] = tuple(member.tokens.ids.tolist()), tuple(member.tokens.token_weights), media
     return members
+
+
+def _content(medium: Any) -> Any:
+    return (medium.size, medium.tobytes()) if isinstance(medium, Image.Image) else medium
 
 
 def skipped(folder: Path) -> dict[str, int]:
