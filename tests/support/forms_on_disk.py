@@ -346,9 +346,9 @@ def saved_dataset(folder: Path) -> Expected:
     """Two Arrow streams of several record batches, and what `datasets` leaves beside them."""
     (one, first), (two, second) = image_table(folder, range(3), "a"), image_table(folder, range(3, 5), "b")
     save_to_disk(folder / "saved", [one, two])
-    with pa.OSFile(str(folder / "saved/cache-1a2b3c4d5e6f.arrow"), "wb") as sink:
-        with pa.ipc.new_stream(sink, one.schema) as stream:
-            stream.write_table(one)
+    left_over = str(folder / "saved/cache-1a2b3c4d5e6f.arrow")
+    with pa.OSFile(left_over, "wb") as sink, pa.ipc.new_stream(sink, one.schema) as stream:
+        stream.write_table(one)
     return Expected("saved", first + second, {"missing_media": 2})
 
 

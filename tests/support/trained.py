@@ -1,4 +1,4 @@
-"""What is trained of a packed dataset, by its tokens and its media: two datasets are compared by it, whatever they hold."""
+"""What is trained of a packed dataset, by its tokens and its media: two datasets are compared by it."""
 
 import json
 from collections import Counter
