@@ -137,6 +137,14 @@ def test_nonsense_in_a_meta_is_one_line(tmp_path: Path, entry: dict[str, Any], s
         find(write_meta(tmp_path / "meta/meta.json", ok={"annotation": "a.jsonl"}, bad=entry))
 
 
+def test_a_meta_that_is_no_json_says_where(tmp_path: Path) -> None:
+    """As InternVL's debug_mpo.json is shipped: "one JSON object over several lines" was no help."""
+    path = tmp_path / "meta.json"
+    path.write_text('{\n "a": {"root": "", "annotation": "a.jsonl", "repeat_time": 1},\n}')
+    with pytest.raises(PackError, match=r"meta\.json: a meta of InternVL, and no JSON: .*line [23]"):
+        find(str(path))
+
+
 def test_places_of_another_machine_are_mapped(tmp_path: Path) -> None:
     write_rows(tmp_path / "here/a.jsonl", 1)
     (tmp_path / "here/coco").mkdir()
