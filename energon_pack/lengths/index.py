@@ -60,8 +60,7 @@ def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, run: Run) -
     cache = index_cache(run)
     keys = [_key(shard) for shard in shards]
     known = [_indexed(cache, shard, key) for shard, key in zip(shards, keys, strict=True)]
-    first = {key: number for number, key in reversed([*enumerate(keys)])}  # two entries of a mixture may have a file
-    todo = sorted(number for number in first.values() if known[number] is None)
+    todo = [number for number, item in enumerate(known) if item is None]
     jobs = (
         (cache.folder, cache.number, [shards[number] for number in batch], [keys[number] for number in batch])
         for batch in group_shards(todo, shards)
@@ -74,8 +73,8 @@ def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, run: Run) -
                 cache.add_file(path)
             run.progress.add(num_bytes=num_bytes)
             advance(num_shards, size)
-    for number, item in enumerate(known):
-        known[number] = item or _indexed(cache, shards[number], keys[number])
+    for number in todo:
+        known[number] = _indexed(cache, shards[number], keys[number])
     indexed = [item for item in known if item is not None]
     assert len(indexed) == len(shards)
     if not keep_damaged:

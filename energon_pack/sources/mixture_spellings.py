@@ -31,7 +31,7 @@ from energon_pack.sources.mixture import (
 )
 from energon_pack.sources.sample_ratio import TakenRows
 from energon_pack.sources.settings import SourceConfig
-from energon_pack.sources.storage import absolute, folder_of
+from energon_pack.sources.storage import absolute, folder_of, is_file
 
 _INTERNVL_KEYS = ("annotation", "root", "repeat_time", "length", "data_augment", "max_dynamic_patch")
 _ONEVISION_KEYS = ("json_path", "sampling_strategy")
@@ -92,7 +92,7 @@ def read_mixture(path: str, settings: SourceConfig, cwd: str) -> list[Entry] | N
             raise PackError(f"{path}: an entry of `datasets` has no json_path: {str(wrong[0])[:80]}")
         names = _names_apart([str(item["json_path"]) for item in listed])
         return [*_file_entries(path, dict(zip(names, listed, strict=True)), _ONEVISION_KEYS, settings.datasets, places)]
-    meta = read_entries(path) if path.endswith(".json") and os.path.isfile(path) else None
+    meta = read_entries(path) if path.endswith(".json") and is_file(path) else None
     if meta and any("annotation" in item for item in meta.values()):
         return [*_file_entries(path, meta, _INTERNVL_KEYS, settings.datasets, places)]
     return None

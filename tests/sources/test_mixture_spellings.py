@@ -23,6 +23,7 @@ from energon_pack.templates.families.rules import ProcessorSettings
 from support.packed import Make, json_lines, packed, prepare
 from support.running import command_here
 from support.samples import chat, picture, write_tar
+from support.stores import Bucket
 from support.their_mixtures import INTERNVL, LLAVA_NEXT, file_of, rows_of_internvl, rows_of_llava
 
 
@@ -137,6 +138,14 @@ def test_nonsense_in_a_meta_is_one_line(tmp_path: Path, entry: dict[str, Any], s
         find(write_meta(tmp_path / "meta/meta.json", ok={"annotation": "a.jsonl"}, bad=entry))
 
 
+def test_a_meta_that_is_no_json_says_where(tmp_path: Path) -> None:
+    """As InternVL's debug_mpo.json is shipped: "one JSON object over several lines" was no help."""
+    path = tmp_path / "meta.json"
+    path.write_text('{\n "a": {"root": "", "annotation": "a.jsonl", "repeat_time": 1},\n}')
+    with pytest.raises(PackError, match=r"meta\.json: a meta of InternVL, and no JSON: .*line [23]"):
+        find(str(path))
+
+
 def test_places_of_another_machine_are_mapped(tmp_path: Path) -> None:
     write_rows(tmp_path / "here/a.jsonl", 1)
     (tmp_path / "here/coco").mkdir()
@@ -159,6 +168,14 @@ def test_a_bucket_of_the_metas_own_choosing_is_not_read(tmp_path: Path) -> None:
     for entry in ({"annotation": "s3://other/a.jsonl"}, {"annotation": "a.jsonl", "root": "s3://other/images"}):
         with pytest.raises(PackError, match=r"s3://other/.* source\.remote_media=true reads it with your keys"):
             find(write_meta(tmp_path / "meta.json", one=entry))
+
+
+def test_a_meta_on_a_store_names_objects_beside_it(bucket: Bucket) -> None:
+    entry = {"root": "images", "annotation": "ann/a.jsonl", "repeat_time": 0.5}
+    bucket.put("set/meta.json", json.dumps({"one": entry}).encode())
+    bucket.put("set/ann/a.jsonl", chat("?", "b") + b"\n" + chat("?", "c") + b"\n")
+    (shard,) = find(f"{bucket.address}/set/meta.json").shards
+    assert (shard.path, shard.media_root) == (f"{bucket.address}/set/ann/a.jsonl", f"{bucket.address}/set/images")
 
 
 @pytest.mark.slow

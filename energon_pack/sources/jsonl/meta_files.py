@@ -107,7 +107,9 @@ def read_entries(path: str) -> _Entries | None:
         return None
     try:
         value = json_value(raw)
-    except ValueError:
+    except ValueError as error:
+        if b'"annotation"' in raw and b'"repeat_time"' in raw:
+            raise PackError(f"{path}: a meta of InternVL, and no JSON: {error}") from None
         return None  # lines of samples, or nothing: indexing will tell
     holds_objects = isinstance(value, dict) and bool(value) and all(isinstance(item, dict) for item in value.values())
     return value if holds_objects else None
