@@ -213,3 +213,11 @@ def test_documents_in_memory(config: Make, tmp_path: Path, demo: tuple[Path, Pat
     assert packs.report is not None
     assert (packs.report.samples_packed, packs.report.removed) == (4, {"pictures": 3, "documents": 2})
     assert sum(len(pack.members) for pack in (packs[number] for number in range(len(packs)))) == 4
+
+
+@pytest.mark.slow
+def test_the_full_processor_of_a_real_model_counts_the_same(config: Make, tmp_path: Path, real: Path) -> None:
+    """Each document is compared with the call of Qwen2.5-VL's own processor."""
+    made = config(as_jsonl(tmp_path / "made"), source__missing_media=MissingMedia.remove, measure__verify=1.0)
+    made.model.processor = str(real / "processors" / "qwen2_5_vl")
+    assert pack(made)["samples_verified"] == len(DOCUMENTS)
