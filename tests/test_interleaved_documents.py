@@ -14,7 +14,9 @@ from energon_pack.config import PackConfig, Stage
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.online.user_dataset import UserSamples
 from energon_pack.pack import pack
+from energon_pack.samples.dialects import rewrite
 from energon_pack.samples.settings import MissingMedia, ReadSettings
+from energon_pack.samples.skip import Reason, Skip
 from energon_pack.stages import planning
 from energon_pack.trainers.on_disk import PackedDataset
 from support.packed import json_lines, lengths, packed
@@ -176,6 +178,22 @@ def test_a_picture_that_comes_later_is_measured(config: Make, tmp_path: Path, mo
         pack(made)
 
 
+def test_documents_that_a_version_before_refused_are_measured_again(
+    config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal is in the cache, under the same key: the new version would go on refusing."""
+
+    def refuse(value: Any, settings: ReadSettings) -> Any:
+        raise Skip(Reason.BAD_MESSAGE, "texts and images that take turns: write one text with <image> where each")
+
+    made = config(write_jsonl(tmp_path / "made", {"texts": ["A", None], "images": [None, "a.jpg"]}))
+    with monkeypatch.context() as patch:
+        patch.setattr(rewrite, "with_document", refuse)
+        with pytest.raises(SamplesLost):
+            pack(made)
+    assert pack(made)["samples_packed"] == 1
+
+
 def test_documents_in_memory(config: Make, tmp_path: Path, demo: tuple[Path, Path]) -> None:
     """A Hugging Face dataset has null where a text stands, and a picture, bytes or a path elsewhere."""
     write_jsonl(tmp_path / "made")
@@ -195,3 +213,11 @@ def test_documents_in_memory(config: Make, tmp_path: Path, demo: tuple[Path, Pat
     assert packs.report is not None
     assert (packs.report.samples_packed, packs.report.removed) == (4, {"pictures": 3, "documents": 2})
     assert sum(len(pack.members) for pack in (packs[number] for number in range(len(packs)))) == 4
+
+
+@pytest.mark.slow
+def test_the_full_processor_of_a_real_model_counts_the_same(config: Make, tmp_path: Path, real: Path) -> None:
+    """Each document is compared with the call of Qwen2.5-VL's own processor."""
+    made = config(as_jsonl(tmp_path / "made"), source__missing_media=MissingMedia.remove, measure__verify=1.0)
+    made.model.processor = str(real / "processors" / "qwen2_5_vl")
+    assert pack(made)["samples_verified"] == len(DOCUMENTS)

@@ -65,8 +65,8 @@ MMC4 = {
         ({"texts": ["a", "", None], "images": ["", None, {"bytes": None, "path": "b.jpg"}]}, "a<image>", ["b.jpg"]),
         ({"texts": '["a", null]', "images": '[null, "b.jpg"]'}, "a<image>", ["b.jpg"]),  # a cell of a table
         ({"texts": ["a ", "b", "\nc"], "images": [None, None, None]}, "a b\nc", []),
-        ({"texts": ["a", None, "b"], "images": None}, "a\n\nb", []),  # a table drops null cells
-        ({"text_list": ["a", None, "b"]}, "a b", []),
+        ({"texts": ["a", None, "b"], "images": None}, "a\n\nb", []),
+        ({"text_list": ["a", None, "b"], "image_info": []}, "a b", []),
         ({"texts": ["a", None, None], "images": [None, "b.jpg", "b.jpg"]}, "a<image><image>", ["b.jpg", "b.jpg"]),
     ],
 )
@@ -96,6 +96,7 @@ def test_letters_of_a_text_are_no_place_of_a_picture() -> None:
             "bad_message: image_info has an image without",
         ),
         ({"text_list": ["a"], "image_info": [{"matched_text_index": True}]}, "bad_message: image_info has an image"),
+        ({"texts": ["a", "b"]}, "bad_message: message 0 is a str"),  # turns that lost their roles, perhaps
         (OBELICS | {"messages": TURNS}, "bad_message: it has messages and a document in texts: source.messages_key"),
         (OBELICS | {"question": "q", "answer": "b"}, "bad_message: it can be read as"),
         (OBELICS | {"videos": ["v.mp4"]}, "bad_message: a content part names"),

@@ -25,7 +25,8 @@ _NAME_KEYS = ("image_base64", "image_name", "raw_url")
 
 def texts_field(value: Mapping[str, Any]) -> str | None:
     """Return the field of a record that holds texts between pictures; None: it holds no such document."""
-    lists = {key: texts for key in INTERLEAVED_FIELDS if (texts := value.get(key)) and isinstance(texts, list)}
+    both = [texts for texts, pictures in INTERLEAVED_FIELDS.items() if pictures in value]
+    lists = {key: texts for key in both if (texts := value.get(key)) and isinstance(texts, list)}
     return next((key for key, texts in lists.items() if all(isinstance(text, str | None) for text in texts)), None)
 
 
