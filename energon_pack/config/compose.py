@@ -17,7 +17,7 @@ from energon_pack.errors import PackError
 from energon_pack.run.command import TOOLS
 from energon_pack.samples.hint import setting_word
 
-_DATA_SUFFIXES = (".tar", ".jsonl", ".json", ".parquet", ".yaml", ".lmdb")
+_DATA_SUFFIXES = (".tar", ".jsonl", ".json", ".parquet", ".arrow", ".csv", ".tsv", ".yaml", ".lmdb")
 _LIST_KEYS = ("source.path", "report.lens")  # settings that are lists, and may be given as a single value
 
 

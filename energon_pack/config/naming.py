@@ -124,5 +124,5 @@ def _source_name(path: Any) -> str:
     for entry in path if isinstance(path, list) else [path]:
         fixed = re.split(r"[^/]*[*?\[]", entry)[0]  # the folders of a glob before its first wildcard
         name = Path(fixed).expanduser().resolve().name
-        names.append(re.sub(r"\.(tar|jsonl|json)$", "", name))
+        names.append(re.sub(r"\.(tar|jsonl|json|arrow|csv|tsv)$", "", name))
     return re.sub(r"[^\w.+-]+", "_", "+".join(dict.fromkeys(names)))[:80].strip(".") or "source"

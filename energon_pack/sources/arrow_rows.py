@@ -11,6 +11,7 @@ import os
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
@@ -81,11 +82,12 @@ class ArrowTable:
     @cached_property
     def text_lens(self) -> list[int]:
         """Return the approximate bytes of a row's text, for each batch: by the columns without bytes of the first."""
-        if not self.batches:
-            return []
-        first = self.read(0)
-        texts = sum(column.nbytes for column in first.columns if not _has_bytes(column.type)) / max(1, first.nbytes)
-        return [max(1, int(batch.size * texts) // max(1, batch.num_rows)) for batch in self.batches]
+        share = 1.0
+        with suppress(pa.ArrowException, BoundExceeded, OSError, ValueError):  # a damaged batch costs its own rows
+            first = self.read(0) if self.batches else pa.record_batch({})
+            texts = sum(column.nbytes for column in first.columns if not _has_bytes(column.type))
+            share = texts / max(1, first.nbytes)
+        return [max(1, int(batch.size * share) // max(1, batch.num_rows)) for batch in self.batches]
 
     def is_copied(self, batch: _Message) -> bool:
         """Tell whether reading a batch takes memory; else its values are those of the mapped file."""
@@ -257,7 +259,7 @@ def open_cell(path: str, key: str) -> File:
     try:
         table, batch, row = _find_row(path, file.version, int(number))
         value = value_at(way, partial(_item_at, _read_batch(table, batch), row))
-    except (pa.ArrowException, BoundExceeded) as error:
+    except (pa.ArrowException, BoundExceeded, OSError, ValueError) as error:
         raise Skip(Reason.UNREADABLE_MEDIA, f"{key!r} of the table: {one_line(error)}") from None
     if value.is_valid and hasattr(value, "as_buffer") and _has_bytes(value.type):
         return _CellFile(value.as_buffer(), file.version)

@@ -32,8 +32,8 @@ class OnDamaged(str, Enum):
 class SourceConfig(ReadSettings):
     """Where samples come from, which of them are taken, and how each is read."""
 
-    #: wds: uncompressed WebDataset tars; jsonl: SFT JSONL with media beside it; table: Parquet; auto: any of
-    #: these, as files are called; or what an installed package adds
+    #: wds: uncompressed WebDataset tars; jsonl: SFT JSONL with media beside it; table: Parquet, Arrow, CSV, TSV;
+    #: auto: any of these, as files are called; or what an installed package adds
     format: str = Format.auto.value
     #: a folder, a file, a glob, a mixture, or a list of these; entries of a mixture by name, each {path, weight, …};
     #: None: the built-in demo

@@ -31,8 +31,8 @@ def row_json(path: str, file: File, number: int, offset: int, size: int) -> byte
     """
     if is_text_table(path):
         return csv_rows.csv_row(path, file, number, offset, size)
-    rows = arrow_rows if kind_of_table(path) == ".arrow" else parquet_rows
-    return rows.table_row(path, file.version, number)
+    table_row = arrow_rows.table_row if kind_of_table(path) == ".arrow" else parquet_rows.table_row
+    return table_row(path, file.version, number)
 
 
 def open_cell(path: str, key: str) -> File:
@@ -40,6 +40,6 @@ def open_cell(path: str, key: str) -> File:
 
     `key`: number of the row, and the keys to the value in it, as `17/images/0/bytes`; KeyError: there is no such value.
     """
-    kind = kind_of_table(path)
-    rows = csv_rows if kind in (".csv", ".tsv") else arrow_rows if kind == ".arrow" else parquet_rows
-    return rows.open_cell(path, key)
+    if is_text_table(path):
+        return csv_rows.open_cell(path, key)
+    return arrow_rows.open_cell(path, key) if kind_of_table(path) == ".arrow" else parquet_rows.open_cell(path, key)

@@ -30,6 +30,13 @@ def read_text(path: Path, text: str | bytes, **settings: Any) -> dict[str, Read]
     return read(path, **settings)
 
 
+def texts_of(found: dict[str, Read]) -> list[str]:
+    """The texts of the only sample."""
+    (sample,) = found.values()
+    assert not isinstance(sample, str), sample
+    return sample[0]
+
+
 def records_of(data: bytes, delimiter: str = ",") -> tuple[list[bytes], bool]:
     records = Records(InMemory(data, ""), 0, delimiter)
     found = [zip(*map(np.ndarray.tolist, places), strict=True) for places in records.places()]
@@ -88,7 +95,7 @@ def test_a_table_of_questions(tmp_path: Path) -> None:
     ],
 )
 def test_the_header_tells_what_separates_cells(name: str, text: str, called: str, tmp_path: Path) -> None:
-    (texts, _), *_ = read_text(tmp_path / name, text).values()
+    texts = texts_of(read_text(tmp_path / name, text))
     assert (texts[0][0], texts[1]) == ("q", "a")
     assert source_line(find_source(SourceConfig(), str(tmp_path / name))) == called
 
@@ -111,8 +118,7 @@ def test_columns_are_those_of_the_dialects(tmp_path: Path) -> None:
         csv.writer(line).writerows([["messages"], [written]])
         tables[line.getvalue()] = ["it's?", "yes"]
     for text, expected in tables.items():
-        ((texts, _),) = read_text(tmp_path / "a.csv", text).values()
-        assert texts == expected, text
+        assert texts_of(read_text(tmp_path / "a.csv", text)) == expected, text
 
 
 def test_bad_rows_cost_themselves(tmp_path: Path) -> None:

@@ -1,0 +1,109 @@
+"""The same samples as Arrow, CSV, TSV and JSONL: on a disk and on a store, packed, packed while training, unpacked."""
+
+import base64
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from energon_pack.config import PackConfig
+from energon_pack.errors import PackError
+from energon_pack.online.lazy import LazyPackedDataset
+from energon_pack.pack import pack
+from energon_pack.sources.settings import SourceConfig
+from energon_pack.sources.source_path import find_source, source_line
+from energon_pack.unpack import unpack
+from support.packed import Make, files, samples
+from support.running import command_here
+from support.samples import picture
+from support.stores import Bucket
+
+IMAGES = [picture(28 * (2 + n % 3), 56, "PNG") + bytes(200) for n in range(20)]  # what base64 tells is not short
+TEXTS = [(f'Is it "{n}",\nor not?', "yes " * (n % 5 + 1)) for n in range(20)]
+KINDS = ["arrow", "csv", "tsv"]
+
+
+def write(folder: Path, kind: str) -> Path:
+    """Images are cells of bytes, files, or base64."""
+    folder.mkdir()
+    rows = [{"question": question, "answer": answer} for question, answer in TEXTS]
+    if kind == "arrow":
+        table = pa.Table.from_pylist([row | {"image": image} for row, image in zip(rows, IMAGES, strict=True)])
+        with pa.ipc.new_stream(str(folder / "a.arrow"), table.schema) as writer:
+            writer.write_table(table, max_chunksize=6)
+        return folder
+    for number, (row, image) in enumerate(zip(rows, IMAGES, strict=True)):
+        row["image"] = base64.b64encode(image).decode() if kind == "tsv" else f"{number}.png"
+        if kind != "tsv":
+            (folder / row["image"]).write_bytes(image)
+    if kind == "jsonl":
+        (folder / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        return folder
+    with (folder / f"a.{kind}").open("w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.DictWriter(file, ["image", "question", "answer"], delimiter="\t" if kind == "tsv" else ",")
+        writer.writeheader()
+        writer.writerows(rows)
+    return folder
+
+
+def out(run: PackConfig) -> Path:
+    return Path(run.output.dir) / str(run.output.name)
+
+
+def members(lazy: LazyPackedDataset) -> list[tuple[list[int], list[int]]]:
+    found = (member.tokens for pack in range(len(lazy)) for member in lazy[pack].members)
+    return sorted((tokens.ids.tolist(), tokens.labels.tolist()) for tokens in found)
+
+
+def test_ids_and_labels_are_those_of_jsonl(config: Make, tmp_path: Path) -> None:
+    found = {
+        kind: members(LazyPackedDataset(config(write(tmp_path / kind, kind), source__format="auto")))
+        for kind in ("jsonl", *KINDS)
+    }
+    assert len(found["jsonl"]) == 20
+    assert all(found[kind] == found["jsonl"] for kind in KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_in_a_bucket_is_packed_as_from_disk(kind: str, config: Make, bucket: Bucket, tmp_path: Path) -> None:
+    """With the same bytes; unpacked, it has its images again, and verify reads the source again."""
+    folder = write(tmp_path / "in", kind)
+    few: dict[str, Any] = {"source__format": "auto", "cache_dir": str(tmp_path / "cache")}
+    local, stored = (
+        config(folder, output__name="local", **few),
+        config(bucket.put_folder(folder, "data"), output__name="stored", **few),
+    )
+    pack(local)
+    pack(stored)
+    written = [
+        {name: data for name, data in files(out(run)).items() if "report" not in name} for run in (local, stored)
+    ]
+    assert written[0] == written[1]
+    assert unpack(out(local), tmp_path / "unpacked") == 20
+    parts = samples(tmp_path / "unpacked").values()
+    assert sorted(data for sample in parts for name, data in sample.items() if name != "json") == sorted(IMAGES)
+    verified = command_here("energon_pack.verify", str(out(local)), "--source", "--num-workers", "1", cwd=tmp_path)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def test_a_folder_is_read_in_one_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A CSV beside other samples may be about them: rows would be trained twice. It is named, not silently left out."""
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images/a.png").write_bytes(IMAGES[0])
+    forms = [
+        ("metadata.csv", "file_name,text\nimages/a.png,A cat.\n", "CSV, 1 file"),
+        ("notes.json", '[{"text": "t"}]', "JSONL, 1 file"),
+        ("a.jsonl", '{"text": "t"}\n', "JSONL, 1 file"),
+    ]
+    for name, text, expected in forms:
+        (tmp_path / name).write_text(text)
+        assert source_line(find_source(SourceConfig(), str(tmp_path))) == expected
+        said = capsys.readouterr().out
+        assert ("metadata.csv); a glob names them" in said) == (name != "metadata.csv")
+    assert source_line(find_source(SourceConfig(format="table"), str(tmp_path))) == "CSV, 1 file"
+    (tmp_path / "metadata.tsv").write_text("file_name\ttext\n")
+    with pytest.raises(PackError, match=r"metadata\.csv and .*metadata\.tsv may be the same rows: a glob names one"):
+        find_source(SourceConfig(format="table"), str(tmp_path))
