@@ -1,6 +1,6 @@
 """Read rows and cells of Arrow: files, and streams as `datasets` writes them.
 
-    a.arrow ──messages──► batches ──at most 1,024 rows of one──► {"image": "a.arrow::17/image/bytes"} ──► the image
+    a.arrow ──messages──► batches ──one row──► {"image": "a.arrow::17/image/bytes"} ──► the image
 
 The bytes of cells stay where they lie: a file of this machine is mapped into memory, and of one on a store one batch is
 read at a time.
@@ -24,13 +24,12 @@ from energon_pack.run.expansion_bounds import BoundExceeded, bounded
 from energon_pack.run.lru_cache import LruCache
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.named_bytes import decoded_medium, row_as_json, value_at
-from energon_pack.sources.open_tables import OpenTables, as_pack_errors
+from energon_pack.sources.open_tables import OpenTables, as_pack_errors, kept_row
 from energon_pack.sources.storage import File, FileState, InMemory
 
 _FILE_MAGIC = b"ARROW1\0\0"  # of a file: a stream lies behind it
 _CONTINUES = b"\xff\xff\xff\xff"  # before the length of a message, since Arrow 0.15
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # kinds of messages
-_GROUP_ROWS = 1024  # rows whose JSON is made at once
 _MAX_BATCH_BYTES = 1 << 30  # of a batch that is read at once
 _MEMORY_PER_BYTE = 64  # of a compressed batch
 _MAX_ROWS_PER_BYTE = 8  # a batch of nothing may have any number
@@ -181,8 +180,6 @@ _BatchKey = tuple[str, str, int]  # path and version of a table, and number of a
 _open_tables = OpenTables(_read_table)
 #: the rows of a batch, and the bytes of memory that they take
 _kept_batches: LruCache[_BatchKey, tuple[pa.RecordBatch, int]] = LruCache(64 << 20, lambda kept: kept[1])
-#: the JSON of each row of a group, by the number of its first row in the batch
-_kept_jsons: LruCache[tuple[_BatchKey, int], list[bytes]] = LruCache(64 << 20, lambda rows: sum(map(len, rows)))
 
 
 def table_of(path: str) -> ArrowTable:
@@ -200,22 +197,20 @@ def table_row(path: str, version: str, number: int) -> bytes:
     """
     try:
         table, key, row = _find_row(path, version, number)
-        first = row - row % _GROUP_ROWS
-        rows = _kept_jsons.get((key, first))
-        rows = _kept_jsons.put((key, first), _rows_as_json(table, key, first)) if rows is None else rows
-        return rows[row - first]
+        return kept_row(path, version, number, partial(_rows_as_json, table, key, row))
     except (pa.ArrowException, BoundExceeded, OSError, LookupError, ValueError) as error:
         raise Skip(Reason.INVALID_JSON, f"row {number} can't be read: {one_line(error)}") from None
 
 
-def _rows_as_json(table: ArrowTable, key: _BatchKey, first: int) -> list[bytes]:
-    rows = _read_batch(table, key).slice(first, _GROUP_ROWS)
-    columns = [[*map(_plain, column)] if _has_bytes(column.type) else column.to_pylist() for column in rows.columns]
-    number = table.first_rows[key[2]] + first
-    return [
-        row_as_json(dict(zip(rows.schema.names, row, strict=True)), f"{table.name}::{number + index}")
-        for index, row in enumerate(zip(*columns, strict=True))
-    ]
+def _rows_as_json(table: ArrowTable, key: _BatchKey, first: int, number: int) -> list[bytes]:
+    """Return the JSON of rows of a batch, with names in place of bytes; raises BoundExceeded."""
+    rows, start = _read_batch(table, key).slice(first, number), table.first_rows[key[2]] + first
+    with bounded(_MAX_BATCH_BYTES + _MEMORY_PER_BYTE * table.batches[key[2]].size):
+        columns = [[*map(_plain, column)] if _has_bytes(column.type) else column.to_pylist() for column in rows.columns]
+        return [
+            row_as_json(dict(zip(rows.schema.names, row, strict=True)), f"{table.name}::{start + index}")
+            for index, row in enumerate(zip(*columns, strict=True))
+        ]
 
 
 def _has_bytes(kind: pa.DataType) -> bool:

@@ -9,6 +9,7 @@ and doubled quotes; a quote within any other cell is text. Blank lines are no re
 import csv
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -165,7 +166,7 @@ def _read_table(path: str, file: File) -> CsvTable:
         raise PackError(f"{path}: its first line, which names the columns: {skip.detail}") from None
     while columns and not columns[-1]:
         columns.pop()
-    twice = next((column for column in columns if columns.count(column) > 1), None)
+    twice = next((column for column, number in Counter(columns).items() if number > 1), None)
     if not columns or twice is not None or "" in columns[1:]:  # the index of pandas comes first, and has no name
         why = f"has the name {twice!r} twice" if twice else "has a column without a name"
         raise PackError(
@@ -182,7 +183,7 @@ def _all_places(records: Records) -> _Places:
 
 _open_tables = OpenTables(_read_table)
 #: path and version of a file → the places of its records
-_kept_places: LruCache[tuple[str, str], _Places] = LruCache(4)
+_kept_places: LruCache[tuple[str, str], _Places] = LruCache(256 << 20, lambda places: 2 * places[0].nbytes)
 
 
 def csv_of(path: str) -> CsvTable:

@@ -19,7 +19,7 @@ class OpenTables(Generic[T]):
 
     def __init__(self, read: Callable[[str, File], T]):
         self._read = read
-        self._open: LruCache[str, tuple[File, T]] = LruCache(16, close=lambda opened: opened[0].close())
+        self._open: LruCache[str, tuple[File, T]] = LruCache(128, close=lambda opened: opened[0].close())
 
     def get(self, path: str, version: str | None = None) -> tuple[File, T]:
         """Return the file and the table of a path, opened anew if the version differs.
@@ -44,6 +44,33 @@ def _present_version(path: str, file: File) -> str:
     if state is None:
         raise FileNotFoundError(path)
     return state.version
+
+
+#: path and version of a table, and number of a row in it → the row's JSON; so few that the row before is there only if
+#: rows are read in order
+_kept_rows: LruCache[tuple[str, str, int], bytes] = LruCache(4 << 20, len)
+_ROWS_AT_ONCE = 16
+
+
+def kept_row(path: str, version: str, number: int, rows_from: Callable[[int], list[bytes]]) -> bytes:
+    """Return the JSON of a row; if rows are read in order, those after it are made with it, which costs less.
+
+    `rows_from`: returns the JSON of that row and of those after it, as many as it is told, or fewer.
+
+    Raises:
+        BoundExceeded: the row alone takes too much memory.
+    """
+    row = _kept_rows.get((path, version, number))
+    if row is None:
+        is_in_order = _kept_rows.get((path, version, number - 1)) is not None
+        try:
+            rows = rows_from(_ROWS_AT_ONCE if is_in_order else 1)
+        except BoundExceeded:
+            rows = rows_from(1)
+        for index, each in enumerate(rows):
+            _kept_rows.put((path, version, number + index), each)
+        row = rows[0]
+    return row
 
 
 @contextmanager

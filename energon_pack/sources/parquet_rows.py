@@ -5,7 +5,6 @@
 A row becomes the JSON of a sample. Bytes and images in base64 become names, which `open_cell` opens.
 """
 
-import json
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -23,9 +22,9 @@ from energon_pack.errors import PackError, format_bytes, one_line
 from energon_pack.run.expansion_bounds import BoundExceeded, bounded
 from energon_pack.run.lru_cache import LruCache
 from energon_pack.samples.bytes import as_file
-from energon_pack.samples.nulls import without_nulls
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.named_bytes import medium_at, name_media
+from energon_pack.sources.named_bytes import medium_at, row_as_json
+from energon_pack.sources.open_tables import kept_row
 from energon_pack.sources.other_formats import TABLE_SUFFIX
 from energon_pack.sources.parquet_footer import ColumnChunk, read_chunks
 from energon_pack.sources.parquet_pages import (
@@ -115,7 +114,6 @@ def _is_text(leaf: Any) -> bool:
 
 _ADVICE = "write it in groups of 200 rows (iter_batches of pyarrow's ParquetFile, ParquetWriter.write_batch)"
 _GroupKey = tuple[str, str, int]  # path and version of a table, and number of a group
-_RowKey = tuple[str, str, int]  # the same, and number of a row in the file
 #: open tables: path → version and table; opening one with 1,000 row groups takes 0.3 s, and 7 times its footer's bytes
 _open_tables: LruCache[str, tuple[str, Table]] = LruCache(
     256 << 20,
@@ -126,9 +124,6 @@ _open_tables: LruCache[str, tuple[str, Table]] = LruCache(
 _kept_groups: LruCache[tuple[_GroupKey, bool], pa.Table | BoundExceeded] = LruCache(
     128 << 20, lambda group: group.nbytes if isinstance(group, pa.Table) else 0
 )
-#: the JSON of rows that were read together; few, so that the row before is there only if rows are read in order
-_kept_jsons: LruCache[_RowKey, bytes] = LruCache(4 << 20, len)
-_ROWS_AT_ONCE = 16  # rows that are made JSON together, if they are read in order
 #: a group and a leaf → where its values are; None: only pyarrow can read it
 _kept_columns: LruCache[tuple[_GroupKey, int], tuple[BytesColumn | None]] = LruCache(
     256 << 20, lambda kept: kept[0].num_bytes if kept[0] else 0
@@ -148,9 +143,7 @@ def table_row(path: str, version: str, number: int) -> bytes:
     """
     try:
         table, key, row = _find_row(path, version, number)
-        is_in_order = _kept_jsons.get((path, version, number - 1)) is not None
-        data = _kept_jsons.get((path, version, number))
-        return data or _rows_as_json(table, key, row, _ROWS_AT_ONCE if is_in_order else 1)
+        return kept_row(path, version, number, partial(_rows_as_json, table, key, row))
     except BoundExceeded:
         raise Skip(
             Reason.INVALID_JSON, f"row group {key[2]} takes more than {format_bytes(MAX_GROUP_BYTES)}: {_ADVICE}"
@@ -159,24 +152,14 @@ def table_row(path: str, version: str, number: int) -> bytes:
         raise Skip(Reason.INVALID_JSON, f"row {number} can't be read: {one_line(error)}") from None
 
 
-def _rows_as_json(table: Table, key: _GroupKey, first: int, number: int) -> bytes:
-    """Return the JSON of a row of a group, and keep it with `number` - 1 rows after it; raises BoundExceeded."""
-    path, version, index = key
+def _rows_as_json(table: Table, key: _GroupKey, first: int, number: int) -> list[bytes]:
+    """Return the JSON of rows of a group, with names in place of bytes; raises BoundExceeded."""
+    path, _, index = key
     name, start = os.path.basename(path), table.first_rows[index] + first
-    try:
-        with bounded(table.max_group_memory(index)):
-            values = _rows_without_bytes(table, key, first, number)
-            values = _read_group(table, key).slice(first, number).to_pylist() if values is None else values
-            rows = [name_media(row, f"{name}::{start + place}") for place, row in enumerate(values)]
-            # A struct of Arrow has each field of any row, so no null of it can be told from one that an author meant.
-            jsons = [json.dumps(without_nulls(row), default=str).encode() for row in rows]
-    except BoundExceeded:
-        if number == 1:
-            raise
-        return _rows_as_json(table, key, first, 1)
-    for place, data in enumerate(jsons):
-        _kept_jsons.put((path, version, start + place), data)
-    return jsons[0]
+    with bounded(table.max_group_memory(index)):
+        values = _rows_without_bytes(table, key, first, number)
+        values = _read_group(table, key).slice(first, number).to_pylist() if values is None else values
+        return [row_as_json(row, f"{name}::{start + place}") for place, row in enumerate(values)]
 
 
 def _rows_without_bytes(table: Table, key: _GroupKey, first: int, number: int) -> list[Any] | None:

@@ -288,7 +288,7 @@ def test_the_head_of_an_image_costs_no_page(tmp_path: Path) -> None:
 def test_a_shuffled_plan_costs_a_row_its_own_work_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row that was written made JSON of all rows of its group again, or opened its file again."""
     named, opened = [], []
-    monkeypatch.setattr(parquet_rows, "name_media", lambda row, name: named.append(name) or row)
+    monkeypatch.setattr(parquet_rows, "row_as_json", lambda row, name: named.append(name) or json.dumps(row).encode())
     read = parquet_rows._read_table
     monkeypatch.setattr(parquet_rows, "_read_table", lambda path, file: opened.append(path) or read(path, file))
     paths = [tmp_path / f"{number}.parquet" for number in range(40)]
