@@ -64,14 +64,14 @@ def test_records_are_those_of_pythons_csv(block_bytes: int, monkeypatch: pytest.
     """A block may end in a doubled quote, or between CR and LF: a wrong end shifts all ids behind it."""
     monkeypatch.setattr(csv_rows, "_BLOCK_BYTES", block_bytes)
     drawn, num_compared = random.Random(block_bytes), 0
-    for _ in range(1500):
+    for _ in range(400):
         text = "".join(drawn.choices('ab,"\n\r"', k=drawn.randrange(1, 30)))
         records, is_open = records_of(text.encode())
         if not is_open:
             expected = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
             assert [next(csv.reader([record.decode()])) for record in records] == expected, text
             num_compared += 1
-    assert num_compared > 300
+    assert num_compared > 100
 
 
 def test_a_table_of_questions(tmp_path: Path) -> None:
