@@ -153,7 +153,7 @@ def test_ledgers_are_no_samples(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_neither_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PackError, match=r"no \*\.tar, \*\.jsonl, .* or \*\.tsv there"):
+    with pytest.raises(PackError, match=r"no \*\.tar, \*\.jsonl, \*\.parquet, \*\.arrow, \*\.csv or \*\.tsv there"):
         find_source(AUTO, str(tmp_path))
 
 
