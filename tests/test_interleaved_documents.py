@@ -14,9 +14,7 @@ from energon_pack.config import PackConfig, Stage
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.online.user_dataset import UserSamples
 from energon_pack.pack import pack
-from energon_pack.samples.dialects import rewrite
 from energon_pack.samples.settings import MissingMedia, ReadSettings
-from energon_pack.samples.skip import Reason, Skip
 from energon_pack.stages import planning
 from energon_pack.trainers.on_disk import PackedDataset
 from support.packed import json_lines, lengths, packed
@@ -176,22 +174,6 @@ def test_a_picture_that_comes_later_is_measured(config: Make, tmp_path: Path, mo
     monkeypatch.setattr(planning, "plan_source", plan_while_it_comes)
     with pytest.raises(PackError, match=r"gone\.jpg changed since it was measured: run again; not published"):
         pack(made)
-
-
-def test_documents_that_a_version_before_refused_are_measured_again(
-    config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The refusal is in the cache, under the same key: the new version would go on refusing."""
-
-    def refuse(value: Any, settings: ReadSettings) -> Any:
-        raise Skip(Reason.BAD_MESSAGE, "texts and images that take turns: write one text with <image> where each")
-
-    made = config(write_jsonl(tmp_path / "made", {"texts": ["A", None], "images": [None, "a.jpg"]}))
-    with monkeypatch.context() as patch:
-        patch.setattr(rewrite, "with_document", refuse)
-        with pytest.raises(SamplesLost):
-            pack(made)
-    assert pack(made)["samples_packed"] == 1
 
 
 def test_documents_in_memory(config: Make, tmp_path: Path, demo: tuple[Path, Path]) -> None:

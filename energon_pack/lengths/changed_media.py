@@ -19,8 +19,6 @@ from energon_pack.sources.storage import FileState
 _MEDIA_SKIP_REASONS = {
     reason.value for reason in (Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 }
-#: how a detail begins by which versions before left out documents with pictures, which are read now
-_REFUSED_BEFORE = "texts and images that take turns"
 _JOB_ROWS = 50_000
 
 _Job = tuple[dict[int, Shard], Chunk]  # the shards of a chunk by their numbers
@@ -97,8 +95,7 @@ def _stale_rows_of_chunk(job: _Job) -> _StaleRowsOfChunk:
     changes: _StaleRowsOfChunk = []
     columns = (table[name].to_pylist() for name in ("reason", "detail", "files"))
     for row, (number, reason, detail, files) in enumerate(zip(chunk.owners_of_rows.tolist(), *columns, strict=True)):
-        is_left_out = reason in _MEDIA_SKIP_REASONS or (detail or "").startswith(_REFUSED_BEFORE)
-        why, message = (reason, _message(reason, detail)) if is_left_out else (None, None)
+        why, message = (reason, _message(reason, detail)) if reason in _MEDIA_SKIP_REASONS else (None, None)
         for name, size, version in (file.values() for file in files or ()):
             path = shards[number].path_of(name)
             if path not in states:
