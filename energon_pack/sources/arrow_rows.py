@@ -198,7 +198,7 @@ def table_row(path: str, version: str, number: int) -> bytes:
     try:
         table, key, row = _find_row(path, version, number)
         return kept_row(path, version, number, partial(_rows_as_json, table, key, row))
-    except (pa.ArrowException, BoundExceeded, OSError, LookupError, ValueError) as error:
+    except (pa.ArrowException, BoundExceeded, OSError, LookupError, ValueError, ArithmeticError) as error:
         raise Skip(Reason.INVALID_JSON, f"row {number} can't be read: {one_line(error)}") from None
 
 

@@ -58,14 +58,14 @@ def kept_row(path: str, version: str, number: int, rows_from: Callable[[int], li
     `rows_from`: returns the JSON of that row and of those after it, as many as it is told, or fewer.
 
     Raises:
-        BoundExceeded: the row alone takes too much memory.
+        BoundExceeded: the row alone takes too much memory. Others as `rows_from`.
     """
     row = _kept_rows.get((path, version, number))
     if row is None:
         is_in_order = _kept_rows.get((path, version, number - 1)) is not None
         try:
             rows = rows_from(_ROWS_AT_ONCE if is_in_order else 1)
-        except BoundExceeded:
+        except (BoundExceeded, pa.ArrowException, ValueError, ArithmeticError):  # of a row after it, maybe
             rows = rows_from(1)
         for index, each in enumerate(rows):
             _kept_rows.put((path, version, number + index), each)

@@ -148,7 +148,7 @@ def table_row(path: str, version: str, number: int) -> bytes:
         raise Skip(
             Reason.INVALID_JSON, f"row group {key[2]} takes more than {format_bytes(MAX_GROUP_BYTES)}: {_ADVICE}"
         ) from None
-    except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, KeyError, ValueError, ArithmeticError) as error:
         raise Skip(Reason.INVALID_JSON, f"row {number} can't be read: {one_line(error)}") from None
 
 
