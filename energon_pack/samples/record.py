@@ -188,7 +188,8 @@ def _normalized_messages(value: Any) -> list[Message]:
     if isinstance(value, dict) and {"prompts", "captions"} <= value.keys():
         return turns_of_prompts_and_captions(value)
     if not isinstance(value, list):
-        raise Skip(Reason.BAD_MESSAGE, f"messages are a {type(value).__name__}, not a list")
+        meant = f": a text with turns is JSON, and this begins {value[:40]!r}" if isinstance(value, str) else ""
+        raise Skip(Reason.BAD_MESSAGE, f"messages are a {type(value).__name__}, not a list{meant}")
     messages: list[Message] = []
     for index, message in enumerate(value):
         for each in _normalized_turns(message, index):

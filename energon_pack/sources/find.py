@@ -225,7 +225,9 @@ def json_files(folder: str) -> list[str]:
     """Return the *.json of a folder, without those that `datasets` writes about a dataset."""
     files = [file for file in walk(folder, re.compile(r"(?i)\.json$")) if not _ABOUT_DATASET.search(file)]
     infos = [file for file in files if os.path.basename(file) == "dataset_info.json"]  # or LLaMA-Factory's
-    saved = {folder_of(file) for file in walk(folder, re.compile(r"(?i)\.arrow$"))} if infos else set()
+    saved = (
+        {folder_of(file) for file in walk(folder, re.compile(r"(?i)\.arrow$|(^|/)state\.json$"))} if infos else set()
+    )
     return [file for file in files if file not in infos or folder_of(file) not in saved]
 
 

@@ -53,6 +53,8 @@ class Entry:
     taken: TakenRows | None = None
     #: the most tiles of an image that it is meant for; None: not said
     max_tiles: int | None = None
+    #: whether other entries may read the same rows, as the loader of another tool lets them
+    may_repeat: bool = False
 
 
 def read_yaml(path: str) -> Any:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from glob import glob
+from itertools import takewhile
 from typing import Any
 
 from energon_pack.errors import PackError
@@ -86,7 +87,7 @@ def read_mixture(path: str, settings: SourceConfig, cwd: str) -> list[Entry] | N
         entries = [*_energon_entries(path, value["splits"], settings.split or "train", places)]
         names = _names_apart([str(entry.path) for entry in entries])
         once = [replace(entry, epochs=1.0) if entry.weight is entry.epochs is None else entry for entry in entries]
-        return [replace(entry, name=name) for entry, name in zip(once, names, strict=True)]
+        return [replace(entry, name=name, may_repeat=True) for entry, name in zip(once, names, strict=True)]
     if isinstance(listed := value.get("datasets"), list):
         if wrong := [item for item in listed if not isinstance(item, dict) or not item.get("json_path")]:
             raise PackError(f"{path}: an entry of `datasets` has no json_path: {str(wrong[0])[:80]}")
@@ -132,7 +133,7 @@ def _file_entries(
         if times is not None and times < 1:
             taken, times = TakenRows("first", times, "share"), 1.0
         entry = {"name": name.replace("/", "-").lstrip(".") or "source", "path": file, "epochs": times}
-        yield replace(read_entry(where, entry), settings=of_source, taken=taken, max_tiles=tiles)
+        yield replace(read_entry(where, entry), settings=of_source, taken=taken, max_tiles=tiles, may_repeat=True)
 
 
 def _taken_rows(where: str, strategy: Any) -> TakenRows | None:
@@ -196,11 +197,14 @@ def _refuse_keys(where: str, item: Mapping[str, Any], *read: str) -> None:
 
 
 def _names_apart(paths: Sequence[str]) -> list[str]:
-    """Name paths by their last part; where these are equal, with the folders above, and then by number."""
+    """Name paths by their last part; where these are equal, with the folders that differ, and then by number."""
     names = [*map(default_name, paths)]
-    for depth in (2, 3):
-        times = Counter(names)
-        above = [(path.rstrip("/").split("/")[-depth:-1] or [""])[0].lstrip(".") for path in paths]
-        names = [f"{up}-{name}" if up and times[name] > 1 else name for up, name in zip(above, names, strict=True)]
+    for name in [name for name, times in Counter(names).items() if times > 1]:
+        same = [number for number, each in enumerate(names) if each == name]
+        folders = [paths[number].rstrip("/").split("/")[:-1] for number in same]
+        common = takewhile(lambda steps: len({*steps}) == 1, zip(*folders, strict=False))
+        num_common = len([*common])  # no name tells where all of them lie
+        for number, steps in zip(same, folders, strict=True):
+            names[number] = "-".join([*filter(None, (step.strip(".") for step in steps[num_common:])), name])
     earlier = [names[:number].count(name) for number, name in enumerate(names)]
     return [f"{name}-{number + 1}" if number else name for name, number in zip(names, earlier, strict=True)]

@@ -16,6 +16,7 @@ from operator import or_
 from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError, amount
+from energon_pack.run.console import say
 from energon_pack.run.load_by_name import load_entry_point
 from energon_pack.samples.media.kinds import MEDIA_EXTENSIONS
 from energon_pack.samples.settings import ReadSettings
@@ -112,7 +113,10 @@ def _find_mixture(settings: SourceConfig, entries: Sequence[Entry]) -> Source:
                     f"mixture: {entry.name}: {before}{shard.name} has a sample_ratio: name the file with epochs"
                 )
             if (other := seen.setdefault(repr((shard.identity, entry.taken)), entry.name)) != entry.name:
-                raise PackError(f"mixture: {shard.path} is in {other} and in {entry.name}: one of them may have it")
+                twice = f"mixture: {shard.path} is in {other} and in {entry.name}"
+                if not entry.may_repeat:
+                    raise PackError(f"{twice}: one of them may have it")
+                say(f"{twice}: its samples come for both")
         shards = [replace(shard, name=f"{before}{shard.name}", own=own) for shard in part.shards]
         entry_of |= {shard.name: number for shard in shards}
         parts.append(replace(part, shards=shards))

@@ -110,12 +110,12 @@ def test_one_entry_has_no_prefix(tmp_path: Path) -> None:
     assert keys_of(find([meta])) == {"a.jsonl": [0, 1, 2]}  # type: ignore[arg-type]
 
 
-def test_an_entry_may_be_whatever_a_path_is(tmp_path: Path) -> None:
+def test_an_entry_may_be_whatever_a_path_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_rows(tmp_path / "folder/a.jsonl", 2)
     write_rows(tmp_path / "folder/b.jsonl", 2)
     meta = write_meta(tmp_path / "meta.json", f={"root": "", "annotation": "folder"}, g={"annotation": "folder/b.*"})
-    with pytest.raises(PackError, match=r"b\.jsonl is in f and in g"):
-        find(meta)
+    assert list(keys_of(find(meta))) == ["f/a.jsonl", "f/b.jsonl", "g/b.jsonl"]
+    assert "b.jsonl is in f and in g: its samples come for both" in capsys.readouterr().out
     assert list(keys_of(find(meta, datasets=["f"]))) == ["a.jsonl", "b.jsonl"]
     write_meta(tmp_path / "meta.json", f={"root": "", "annotation": "folder", "repeat_time": 0.5})
     with pytest.raises(PackError, match=r"folder has several files: rows are taken of one"):
@@ -254,6 +254,15 @@ def test_files_of_equal_names_and_one_file_twice_are_told_apart(config: Make, tm
     }  # fmt: skip
     ids = packed_ids(packed(config(path, source__format="auto")))
     assert sorted(ids) == ["one-x-train-2/train.json:4", "one-x-train-2/train.json:5", "one-x-train/train.json:1"]
+
+
+def test_no_name_tells_where_a_mixture_lies(tmp_path: Path) -> None:
+    """One dataset with two parts had names of folders above the mixture in its ids: each machine had others."""
+    write_rows(tmp_path / "home/coyo/a.jsonl", 2)
+    write_rows(tmp_path / "other/b.jsonl", 2)
+    items = [{"repetitions": times, "path": path} for times, path in ((2, "coyo"), (1, "coyo"), (1, "../other"))]
+    path = metadataset(tmp_path / "home/m.yaml", train={"blend_epochized": items})
+    assert list(shares(path)) == ["coyo", "coyo-2", "other"]
 
 
 def test_the_seed_draws_other_rows() -> None:

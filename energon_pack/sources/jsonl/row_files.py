@@ -11,7 +11,7 @@ from energon_pack.errors import PackError
 from energon_pack.run.address import bucket_of
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.find import FileFinder, ListedFile, files_of_split, json_files, table_hint
+from energon_pack.sources.find import FileFinder, ListedFile, files_of_split, json_files, split_in_path, table_hint
 from energon_pack.sources.jsonl.dialects import RowSettings
 from energon_pack.sources.jsonl.line_index import ROW_PART
 from energon_pack.sources.jsonl.meta_files import EntryChoice, listed_files
@@ -49,7 +49,9 @@ class RowFileFinder(FileFinder):
         files = files if self._stems is None else files_of_samples(self._stems, files)
         lone = [] if files or self._kind.names is not JsonlShard.names else json_files(folder)
         files = lone if len(lone) == 1 else files
-        return files_of_split(folder, files, self._settings.split) if self._kind.has_splits else files
+        split = self._settings.split  # lines without a split in their names are read as they are
+        has_splits = self._kind.has_splits or (split and any(split_in_path(file[len(folder) :]) for file in files))
+        return files_of_split(folder, files, split) if has_splits else files
 
     def files_of_entry(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[ListedFile]:
         if not files and self._kind.names is not JsonlShard.names:
