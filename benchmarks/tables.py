@@ -142,8 +142,9 @@ def main() -> None:
             for _ in range(arguments.rounds):
                 for case in cases:
                     command = [sys.executable, __file__, "--case", *case, str(path)]
-                    cpu, peak = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-                    found[case].append((float(cpu), float(peak)))
+                    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                    cpu, peak = map(float, printed.split())
+                    found[case].append((cpu, peak))
             for (way, stage), figures in found.items():
                 cpu, peak = min(figures)
                 print(f"| {end} | {group:,} | {codec} | {stage} | {way} | {cpu:,.0f} | {peak:,.0f} |", flush=True)

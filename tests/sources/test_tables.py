@@ -6,6 +6,7 @@ import random
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -287,10 +288,9 @@ def test_the_head_of_an_image_costs_no_page(tmp_path: Path) -> None:
 
 def test_a_shuffled_plan_costs_a_row_its_own_work_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row that was written made JSON of all rows of its group again, or opened its file again."""
-    named, opened = [], []
-    monkeypatch.setattr(parquet_rows, "row_as_json", lambda row, name: named.append(name) or json.dumps(row).encode())
-    read = parquet_rows._read_table
-    monkeypatch.setattr(parquet_rows, "_read_table", lambda path, file: opened.append(path) or read(path, file))
+    as_json, read = Mock(wraps=parquet_rows.row_as_json), Mock(wraps=parquet_rows._read_table)
+    monkeypatch.setattr(parquet_rows, "row_as_json", as_json)
+    monkeypatch.setattr(parquet_rows, "_read_table", read)
     paths = [tmp_path / f"{number}.parquet" for number in range(40)]
     for path in paths:
         pq.write_table(pa.table({"text": [f"{row}" for row in range(30)]}), path, row_group_size=10)
@@ -298,19 +298,18 @@ def test_a_shuffled_plan_costs_a_row_its_own_work_alone(tmp_path: Path, monkeypa
     for path, row in places:
         raw = parquet_rows.table_row(str(path), str(path.stat().st_mtime_ns), row)
         assert json.loads(raw) == {"text": f"{row}"}
-    assert sorted(opened) == sorted(map(str, paths))
-    assert len(named) == len(places)
+    assert sorted(call.args[0] for call in read.mock_calls) == sorted(map(str, paths))
+    assert as_json.call_count == len(places)
 
 
 def test_rows_read_in_order_become_json_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also across groups; their names are their own."""
-    path, together = tmp_path / "a.parquet", []
-    as_json = parquet_rows._rows_as_json
-    monkeypatch.setattr(parquet_rows, "_rows_as_json", lambda *about: together.append(about[2]) or as_json(*about))
+    path, as_json = tmp_path / "a.parquet", Mock(wraps=parquet_rows._rows_as_json)
+    monkeypatch.setattr(parquet_rows, "_rows_as_json", as_json)
     pq.write_table(pa.table({"image": [PNG] * 50}), path, row_group_size=20)
     rows = [parquet_rows.table_row(str(path), str(path.stat().st_mtime_ns), number) for number in range(50)]
     assert [json.loads(row)["image"] for row in rows] == [f"a.parquet::{number}/image" for number in range(50)]
-    assert together == [0, 1, 17, 0, 16, 0]
+    assert [call.args[2] for call in as_json.mock_calls] == [0, 1, 17, 0, 16, 0]
 
 
 def test_a_large_snappy_page_is_read_in_place() -> None:

@@ -311,7 +311,7 @@ def save_to_disk(folder: Path, batches: Sequence[pa.Table], split: str = "train"
     for name, table in zip(names, batches, strict=True):
         with pa.OSFile(str(folder / name), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
             stream.write_table(table, max_chunksize=2)
-    state = {
+    state: dict[str, Any] = {
         "_data_files": [{"filename": name} for name in names],
         "_fingerprint": "5f2ad1f9a1f1d1c4",
         "_format_columns": None,
@@ -479,7 +479,7 @@ def obelics_downloaded(folder: Path) -> Expected:
     """Parquet as on the hub, whose addresses were replaced by files; one page still has an address."""
     for n in range(2):
         image(folder / "images", f"{n}.jpg", n + 1)
-    pages = [
+    pages: list[tuple[list[str | None], list[str | None], str | None]] = [
         (["images/0.jpg", None, "images/1.jpg"], [None, "Ein Bär.", None], "<image>Ein Bär.<image>"),
         ([None, "images/1.jpg", None], ["First.", None, "Last."], "First.<image>Last."),
         (["https://a.com/x.jpg", None], [None, "An address."], None),
