@@ -49,7 +49,9 @@ def made_rows(kind: str) -> Iterator[dict[str, Any]]:
     """Yield conversations with weights of samples and turns, or with beginnings that several share."""
     rng = random.Random(0)
     for number in range(400):
-        words = " ".join(rng.choices("one two three four five six seven eight".split(), k=rng.randint(3, 60)))
+        words = " ".join(
+            rng.choices(["one", "two", "three", "four", "five", "six", "seven", "eight"], k=rng.randint(3, 60))
+        )
         if kind == "weights":
             answers = [{"role": "assistant", "content": words, "weight": rng.choice([0, 0.3, 1, 1.7])} for _ in "ab"]
             asked = [{"role": "user", "content": f"Say {number}."}, {"role": "user", "content": "And then?"}]
